@@ -1,0 +1,20 @@
+#include "csrc/base/build_info.h"
+
+#include "build_info_values.h"
+
+namespace aiacc {
+
+std::vector<std::pair<std::string, std::string>> build_info() {
+  return {
+      {"version", AIACC_BUILD_VERSION},
+      {"compiler", AIACC_BUILD_COMPILER},
+      {"build_type", AIACC_BUILD_TYPE},
+      {"cuda", AIACC_BUILD_CUDA},
+      {"mpi_flavour", AIACC_BUILD_MPI_FLAVOUR},
+      {"mpi_version", AIACC_BUILD_MPI_VERSION},
+      {"mpi_soname", AIACC_BUILD_MPI_SONAME},
+      {"mpi_reason", AIACC_BUILD_MPI_REASON},
+  };
+}
+
+}  // namespace aiacc

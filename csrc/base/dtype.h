@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace aiacc {
+
+/// Element types. The numbers are part of the Python boundary (`aiacc._core`) and of the wire.
+enum class DataType : std::uint8_t {
+  kUInt8 = 0,
+  kInt8 = 1,
+  kUInt16 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBool = 9,
+  kBFloat16 = 10,
+};
+inline constexpr int kDataTypes = 11;
+
+/// Reductions, numbered as in Horovod. Engines see only kSum, kMin, kMax and kProduct:
+/// kAverage is kSum with a postscale of 1/size, applied by the core.
+enum class ReduceOp : std::uint8_t {
+  kAverage = 0,
+  kSum = 1,
+  kAdasum = 2,
+  kMin = 3,
+  kMax = 4,
+  kProduct = 5,
+};
+
+/// Bytes of one element.
+std::size_t size_of(DataType dtype);
+
+/// "float32", "bfloat16", ...: NumPy's and torch's spelling.
+const char* name_of(DataType dtype);
+
+/// "Average", "Sum", ...
+const char* name_of(ReduceOp op);
+
+/// Throw Error(kInvalidArgument) on a number that names nothing.
+DataType dtype_from(int value);
+ReduceOp reduce_op_from(int value);
+
+}  // namespace aiacc

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace aiacc {
+
+/// What went wrong, in the terms a caller can act on. Python has one exception class per code.
+enum class Code {
+  kOk,
+  kInvalidArgument,  ///< bad input of this rank; nothing was submitted
+  kMismatch,  ///< ranks disagree on one tensor; that tensor fails everywhere, the job goes on
+  kTimeout,   ///< a deadline passed (start-up, stall limit)
+  kPeerLost,  ///< a rank died, froze, or its link is gone; fatal
+  kEngine,    ///< the data engine failed; fatal
+  kShutdown,  ///< the runtime was shut down while the operation was outstanding
+  kInternal,  ///< a broken invariant of aiacc itself; fatal
+};
+
+/// Copyable outcome that crosses threads; exceptions never do.
+class Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == Code::kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+/// The only exception type that the core throws. Text form:
+/// "[component] what happened: value (expected ...); ranks; what to do".
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  explicit Error(const Status& status) : Error(status.code(), status.message()) {}
+
+  Code code() const { return code_; }
+  Status status() const { return {code_, what()}; }
+
+ private:
+  Code code_;
+};
+
+/// Converts the exception being handled to a Status. Call inside a catch block only.
+Status current_exception_status();
+
+/// Error(kEngine-like code) whose text ends in the name of the failed system call and errno's text.
+Error system_error(Code code, const std::string& what, int error_number);
+
+[[noreturn]] void check_failed(const char* condition, const char* file, int line);
+
+}  // namespace aiacc
+
+/// Internal invariant, always on.
+#define AIACC_CHECK(condition)                               \
+  do {                                                       \
+    if (!(condition)) {                                      \
+      ::aiacc::check_failed(#condition, __FILE__, __LINE__); \
+    }                                                        \
+  } while (false)

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+namespace aiacc {
+
+using Clock = std::chrono::steady_clock;
+
+/// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept;
+  ~Socket();
+
+  int fd() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void close() noexcept;
+  /// Ends both directions without freeing the descriptor: wakes every thread that polls it.
+  void shutdown() noexcept;
+
+  /// Sets what is needed to notice a dead link: TCP_USER_TIMEOUT, keepalive, TCP_NODELAY.
+  void set_options(double peer_timeout_s);
+
+  /// Bytes moved now, 0 if the call would block. Throw Error(kPeerLost) when the connection is
+  /// gone; `peer` names it in the text. Never raise SIGPIPE.
+  std::size_t send_some(const void* data, std::size_t bytes, const std::string& peer);
+  std::size_t recv_some(void* data, std::size_t bytes, const std::string& peer);
+
+ private:
+  int fd_ = -1;
+};
+
+/// Resolves and connects before `deadline`; throws Error(kTimeout or kPeerLost) naming the address.
+/// A refused connection is tried again until the deadline: the listener may not be up yet.
+Socket connect_to(const std::string& address, Clock::time_point deadline);
+
+/// "host:port" with IPv6 hosts in brackets. Throws Error(kInvalidArgument).
+std::pair<std::string, int> split_address(const std::string& address);
+
+/// Bound, listening socket on the chosen interface (name such as "eth0", an IP address, or "" for
+/// the default route's) and a port of the kernel's choice.
+class Listener {
+ public:
+  explicit Listener(const std::string& interface = "");
+  const std::string& address() const { return address_; }
+  int fd() const { return socket_.fd(); }
+  /// Accepts one connection if there is one, else an invalid Socket. Never blocks.
+  Socket accept();
+
+ private:
+  Socket socket_;
+  std::string address_;
+};
+
+}  // namespace aiacc

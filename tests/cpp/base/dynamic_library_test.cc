@@ -1,0 +1,47 @@
+#include "csrc/base/dynamic_library.h"
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+TEST(DynamicLibrary, CallsAFunctionOfALibrary) {
+  const DynamicLibrary math("libm.so.6");
+  EXPECT_DOUBLE_EQ(math.function<double(double)>("cbrt")(27.0), 3.0);
+  EXPECT_EQ(math.find("aiacc_no_such_symbol"), nullptr);
+}
+
+TEST(DynamicLibrary, MissingLibraryNamesPathAndReason) {
+  try {
+    const DynamicLibrary library("/nowhere/libnothing.so");
+    FAIL() << "was loaded";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kEngine);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("cannot load /nowhere/libnothing.so"), std::string::npos) << text;
+    EXPECT_NE(text.find("No such file"), std::string::npos) << text;
+  }
+}
+
+TEST(DynamicLibrary, MissingSymbolNamesItAndTheLibrary) {
+  const DynamicLibrary math("libm.so.6");
+  try {
+    math.function<void()>("aiacc_no_such_symbol");
+    FAIL() << "was found";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("libm.so.6 has no symbol \"aiacc_no_such_symbol\""), std::string::npos);
+  }
+}
+
+TEST(DynamicLibrary, MovesItsHandle) {
+  DynamicLibrary first("libm.so.6");
+  const DynamicLibrary second(std::move(first));
+  EXPECT_NE(second.find("cbrt"), nullptr);
+  EXPECT_EQ(first.find("cbrt"), nullptr);  // NOLINT(bugprone-use-after-move): that is the test
+}
+
+}  // namespace
+}  // namespace aiacc

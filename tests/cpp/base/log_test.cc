@@ -1,0 +1,58 @@
+#include "csrc/base/log.h"
+
+#include <regex>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+class Log : public testing::Test {
+ protected:
+  void TearDown() override { configure_log(LogLevel::kWarning, -1); }
+};
+
+TEST_F(Log, LineHasClockRankAndLevel) {
+  const std::regex with_rank(R"(\[aiacc \d\d:\d\d:\d\d\.\d{3} rank 3 warning\] text\n)");
+  EXPECT_TRUE(std::regex_match(format_log_line(LogLevel::kWarning, 3, "text"), with_rank));
+  const std::regex without(R"(\[aiacc \d\d:\d\d:\d\d\.\d{3} error\] text\n)");
+  EXPECT_TRUE(std::regex_match(format_log_line(LogLevel::kError, -1, "text"), without));
+}
+
+TEST_F(Log, WritesFromTheLevelUp) {
+  configure_log(LogLevel::kInfo, 2);
+  testing::internal::CaptureStderr();
+  AIACC_LOG(kDebug) << "hidden";
+  AIACC_LOG(kInfo) << "shown " << 7;
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(text.find("hidden"), std::string::npos);
+  EXPECT_NE(text.find("rank 2 info] shown 7\n"), std::string::npos);
+}
+
+TEST_F(Log, HiddenTextIsNotEvaluated) {
+  int evaluated = 0;
+  AIACC_LOG(kDebug) << ++evaluated;
+  EXPECT_EQ(evaluated, 0);
+}
+
+TEST_F(Log, IsOneStatement) {
+  testing::internal::CaptureStderr();
+  bool other = false;
+  if (log_enabled(LogLevel::kTrace))
+    AIACC_LOG(kError) << "not reached";
+  else
+    other = true;
+  EXPECT_TRUE(other);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+TEST_F(Log, LevelsByName) {
+  EXPECT_EQ(log_level_from("trace"), LogLevel::kTrace);
+  EXPECT_EQ(log_level_from("fatal"), LogLevel::kFatal);
+  EXPECT_THROW(log_level_from("loud"), Error);
+}
+
+}  // namespace
+}  // namespace aiacc

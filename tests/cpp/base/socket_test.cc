@@ -1,0 +1,182 @@
+#include "csrc/base/socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "csrc/base/event.h"
+
+namespace aiacc {
+namespace {
+
+Clock::time_point in(int milliseconds) {
+  return Clock::now() + std::chrono::milliseconds(milliseconds);
+}
+
+Code code_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  return Code::kOk;
+}
+
+bool readable(int fd, int timeout_ms = 0) {
+  pollfd entry{fd, POLLIN, 0};
+  return poll(&entry, 1, timeout_ms) == 1;
+}
+
+std::pair<Socket, Socket> connected_pair() {
+  Listener listener("127.0.0.1");
+  Socket one = connect_to(listener.address(), in(10'000));
+  readable(listener.fd(), 10'000);
+  Socket other = listener.accept();
+  EXPECT_TRUE(other.valid());
+  return {std::move(one), std::move(other)};
+}
+
+TEST(SplitAddress, HostsAndPorts) {
+  using Address = std::pair<std::string, int>;
+  EXPECT_EQ(split_address("10.0.0.1:29500"), Address("10.0.0.1", 29500));
+  EXPECT_EQ(split_address("node-7.example:0"), Address("node-7.example", 0));
+  EXPECT_EQ(split_address("[::1]:65535"), Address("::1", 65535));
+  EXPECT_EQ(split_address("[fe80::1%eth0]:1"), Address("fe80::1%eth0", 1));
+}
+
+TEST(SplitAddress, AnythingElseIsAnErrorThatQuotesIt) {
+  for (const char* bad : {"",
+                          ":",
+                          "host",
+                          "host:",
+                          ":80",
+                          "host:http",
+                          "host:65536",
+                          "host:99999999999999999999",
+                          "host:-1",
+                          "host: 80",
+                          "host:8 0"}) {
+    try {
+      split_address(bad);
+      ADD_FAILURE() << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kInvalidArgument) << bad;
+      EXPECT_NE(std::string(error.what()).find("'" + std::string(bad) + "'"), std::string::npos);
+    }
+  }
+}
+
+TEST(Listener, HasAnAddressThatConnects) {
+  for (const char* interface : {"127.0.0.1", "lo", ""}) {
+    Listener listener(interface);
+    EXPECT_GT(split_address(listener.address()).second, 0);
+    EXPECT_FALSE(listener.accept().valid()) << "accept must not block";
+    const Socket socket = connect_to(listener.address(), in(10'000));
+    EXPECT_TRUE(readable(listener.fd(), 10'000));
+    EXPECT_TRUE(listener.accept().valid());
+  }
+}
+
+TEST(Listener, AnUnknownInterfaceIsAnErrorThatListsTheKnown) {
+  try {
+    const Listener listener("nosuch0");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("nosuch0"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("lo"), std::string::npos);
+  }
+  EXPECT_EQ(code_of([] { const Listener listener("192.0.2.1"); }), Code::kInvalidArgument);
+}
+
+TEST(ConnectTo, ARefusedConnectionIsTriedUntilTheDeadline) {
+  std::string address;
+  {
+    const Listener gone("127.0.0.1");
+    address = gone.address();
+  }
+  const auto deadline = in(50);
+  EXPECT_EQ(code_of([&] { connect_to(address, deadline); }), Code::kTimeout);
+}
+
+TEST(ConnectTo, ANameThatDoesNotResolveIsAnError) {
+  EXPECT_EQ(code_of([] { connect_to("no.such.host.invalid:80", in(100)); }),
+            Code::kInvalidArgument);
+}
+
+TEST(Socket, MovesBytesWithoutBlocking) {
+  auto [one, other] = connected_pair();
+  char byte = 0;
+  EXPECT_EQ(other.recv_some(&byte, 1, "peer"), 0U) << "nothing there yet";
+  EXPECT_EQ(other.recv_some(&byte, 0, "peer"), 0U);
+  EXPECT_EQ(one.send_some("x", 1, "peer"), 1U);
+  EXPECT_TRUE(readable(other.fd(), 10'000));
+  EXPECT_EQ(other.recv_some(&byte, 1, "peer"), 1U);
+  EXPECT_EQ(byte, 'x');
+  const std::vector<char> much(1 << 20, 'y');
+  while (one.send_some(much.data(), much.size(), "peer") > 0) {
+  }
+}
+
+TEST(Socket, AClosedPeerIsLostAndNamed) {
+  auto [one, other] = connected_pair();
+  other.close();
+  EXPECT_TRUE(readable(one.fd(), 10'000));
+  char byte = 0;
+  try {
+    one.recv_some(&byte, 1, "rank 7");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kPeerLost);
+    EXPECT_NE(std::string(error.what()).find("rank 7"), std::string::npos);
+  }
+  // The second send at the latest meets the reset; it must not raise SIGPIPE.
+  EXPECT_EQ(code_of([&, &socket = one] {
+              for (int i = 0; i < 1000; ++i) {
+                socket.send_some("x", 1, "rank 7");
+              }
+            }),
+            Code::kPeerLost);
+}
+
+TEST(Socket, ShutdownWakesTheOtherEndAndThisOne) {
+  auto [one, other] = connected_pair();
+  one.shutdown();
+  EXPECT_TRUE(readable(one.fd(), 10'000));
+  EXPECT_TRUE(readable(other.fd(), 10'000));
+}
+
+TEST(Socket, MovingLeavesNothingBehind) {
+  auto [one, other] = connected_pair();
+  const int fd = one.fd();
+  Socket moved = std::move(one);
+  EXPECT_EQ(moved.fd(), fd);
+  EXPECT_FALSE(one.valid());  // NOLINT(bugprone-use-after-move)
+  other = std::move(moved);
+  EXPECT_EQ(other.fd(), fd);
+  other.set_options(0.4);
+  other.close();
+  other.close();
+  EXPECT_FALSE(other.valid());
+}
+
+TEST(Event, IsReadableFromSetToClear) {
+  Event event;
+  EXPECT_FALSE(readable(event.fd()));
+  event.clear();
+  event.set();
+  event.set();
+  EXPECT_TRUE(readable(event.fd()));
+  event.clear();
+  EXPECT_FALSE(readable(event.fd()));
+}
+
+}  // namespace
+}  // namespace aiacc
