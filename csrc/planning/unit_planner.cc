@@ -1,0 +1,82 @@
+#include "csrc/planning/unit_planner.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+/// Equal parts of at most `unit_bytes`, each starting on the alignment and on a whole element.
+void split(std::uint32_t index,
+           const PlanItem& item,
+           std::uint64_t unit_bytes,
+           std::vector<PlannedUnit>& units) {
+  const std::uint64_t grain =
+      std::lcm(std::uint64_t{kSliceAlignment}, std::uint64_t{item.element_bytes});
+  std::uint64_t part = item.bytes;
+  if (item.splittable && item.bytes > unit_bytes) {
+    // Rounding a part up to the grain must not take it beyond the limit.
+    const std::uint64_t limit = std::max(unit_bytes / grain * grain, grain);
+    const std::uint64_t parts = (item.bytes + limit - 1) / limit;
+    part = ((item.bytes + parts - 1) / parts + grain - 1) / grain * grain;
+  }
+  for (std::uint64_t offset = 0; offset < item.bytes; offset += part) {
+    const std::uint64_t bytes = std::min(part, item.bytes - offset);
+    units.push_back({0, 0, bytes, {{index, offset, bytes}}});
+  }
+}
+
+}  // namespace
+
+Parameters next_parameters(const Parameters& current, const std::vector<Parameters>& proposals) {
+  for (const Parameters& proposal : proposals) {
+    if (proposal.epoch == current.epoch + 1) {
+      return proposal;
+    }
+  }
+  return current;
+}
+
+std::vector<PlannedUnit> plan_units(const std::vector<PlanItem>& items,
+                                    const Parameters& parameters,
+                                    std::uint64_t first_seq,
+                                    std::uint32_t express_lane) {
+  if (parameters.unit_bytes == 0 || parameters.lanes == 0) {
+    throw Error(Code::kInvalidArgument,
+                "[planning] unit_bytes " + std::to_string(parameters.unit_bytes) + ", lanes " +
+                    std::to_string(parameters.lanes) + " (expected both > 0)");
+  }
+  std::vector<PlannedUnit> units;
+  std::map<std::uint32_t, std::size_t> open;  // pack class -> index of the unit being filled
+  for (std::uint32_t index = 0; index < items.size(); ++index) {
+    const PlanItem& item = items[index];
+    if (item.bytes == 0) {
+      continue;
+    }
+    if (!item.packable || item.bytes >= (parameters.unit_bytes + 1) / 2) {
+      split(index, item, parameters.unit_bytes, units);
+      continue;
+    }
+    const auto found = open.find(item.pack_class);
+    if (found != open.end() && units[found->second].bytes + item.bytes <= parameters.unit_bytes) {
+      PlannedUnit& unit = units[found->second];
+      unit.slices.push_back({index, 0, item.bytes});
+      unit.bytes += item.bytes;
+      continue;
+    }
+    open[item.pack_class] = units.size();
+    units.push_back({0, 0, item.bytes, {{index, 0, item.bytes}}});
+  }
+  for (PlannedUnit& unit : units) {
+    unit.seq = first_seq++;
+    unit.lane = unit.bytes <= kExpressBytes
+                    ? express_lane
+                    : static_cast<std::uint32_t>(unit.seq % parameters.lanes);
+  }
+  return units;
+}
+
+}  // namespace aiacc

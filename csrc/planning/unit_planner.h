@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "csrc/planning/parameters.h"
+
+namespace aiacc {
+
+/// Buffers of at most this many bytes take the express lane: their cost is latency.
+inline constexpr std::size_t kExpressBytes = 32 << 10;
+
+/// Slices start at multiples of this many bytes of their tensor.
+inline constexpr std::size_t kSliceAlignment = 256;
+
+/// One agreed tensor as the planner sees it.
+struct PlanItem {
+  std::uint64_t bytes = 0;
+  std::uint32_t element_bytes = 1;
+  /// Items travel together only if their class is equal: it stands for kind, dtype, op, scales,
+  /// root, device and process set.
+  std::uint32_t pack_class = 0;
+  bool packable = true;    ///< may share a unit with others
+  bool splittable = true;  ///< may be cut into several units
+};
+
+/// A part of one tensor, in bytes.
+struct Slice {
+  std::uint32_t item = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// One engine operation.
+struct PlannedUnit {
+  std::uint64_t seq = 0;
+  std::uint32_t lane = 0;  ///< seq mod lanes in use, or `express_lane`
+  std::uint64_t bytes = 0;
+  std::vector<Slice> slices;
+};
+
+/// Packs small tensors and splits large ones into units (AIACC-Training, ICDCS 2022, section on
+/// packing and splitting of all-reduce units).
+///
+/// A tensor of at least half a unit travels alone, cut into equal parts of at most
+/// `parameters.unit_bytes` (but at least one alignment): no copy is needed. Smaller ones of one pack class share a unit in the
+/// order of `items`. Numbers start at `first_seq`; a unit's lane is its number mod
+/// `parameters.lanes`, except that units of at most kExpressBytes use `express_lane`.
+/// Pure: same arguments, same units on every rank, with no further message. Empty tensors get no
+/// unit. Throws Error(kInvalidArgument) if unit_bytes or lanes is 0.
+std::vector<PlannedUnit> plan_units(const std::vector<PlanItem>& items,
+                                    const Parameters& parameters,
+                                    std::uint64_t first_seq,
+                                    std::uint32_t express_lane);
+
+}  // namespace aiacc

@@ -1,0 +1,206 @@
+#include "csrc/planning/unit_planner.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::uint32_t kExpress = 99;
+
+struct Case {
+  std::vector<PlanItem> items;
+  Parameters parameters;
+  std::uint64_t first_seq = 0;
+};
+
+/// Tensors as models have them: many small, some large, a few empty, of several classes.
+Case random_case(std::uint32_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::uint64_t limit) { return random() % limit; };
+  Case result;
+  static constexpr std::uint64_t kUnits[] = {1, 256, 300, 1000, 4096, 65536, 100000, 2 << 20};
+  result.parameters.unit_bytes = kUnits[below(std::size(kUnits))];
+  result.parameters.lanes = static_cast<std::uint32_t>(1 + below(5));
+  result.first_seq = below(1000);
+  const std::size_t count = below(60);
+  for (std::size_t i = 0; i < count; ++i) {
+    static constexpr std::uint32_t kElements[] = {1, 2, 4, 8};
+    PlanItem item;
+    item.pack_class = static_cast<std::uint32_t>(below(4));
+    item.element_bytes = kElements[item.pack_class];
+    const std::uint64_t scale = below(4) == 0 ? 300000 : 300;
+    item.bytes = below(8) == 0 ? 0 : item.element_bytes * below(scale);
+    item.packable = below(6) != 0;
+    item.splittable = item.packable || below(2) == 0;
+    result.items.push_back(item);
+  }
+  return result;
+}
+
+void expect_covered_once(const Case& c, const std::vector<PlannedUnit>& units) {
+  std::vector<std::vector<Slice>> slices(c.items.size());
+  for (const PlannedUnit& unit : units) {
+    std::uint64_t bytes = 0;
+    ASSERT_FALSE(unit.slices.empty());
+    for (const Slice& slice : unit.slices) {
+      ASSERT_LT(slice.item, c.items.size());
+      ASSERT_GT(slice.bytes, 0U);
+      slices[slice.item].push_back(slice);
+      bytes += slice.bytes;
+    }
+    EXPECT_EQ(unit.bytes, bytes);
+  }
+  for (std::size_t i = 0; i < c.items.size(); ++i) {
+    std::uint64_t at = 0;
+    for (const Slice& slice : slices[i]) {
+      EXPECT_EQ(slice.offset, at) << "item " << i;
+      at += slice.bytes;
+    }
+    EXPECT_EQ(at, c.items[i].bytes) << "item " << i;
+  }
+}
+
+void expect_cut_well(const Case& c, const std::vector<PlannedUnit>& units) {
+  for (const PlannedUnit& unit : units) {
+    for (const Slice& slice : unit.slices) {
+      const PlanItem& item = c.items[slice.item];
+      EXPECT_EQ(slice.offset % kSliceAlignment, 0U);
+      EXPECT_EQ(slice.offset % item.element_bytes, 0U);
+      EXPECT_EQ(slice.bytes % item.element_bytes, 0U);
+      if (!item.splittable) {
+        EXPECT_EQ(slice.bytes, item.bytes);
+      }
+    }
+  }
+}
+
+void expect_sizes(const Case& c, const std::vector<PlannedUnit>& units) {
+  // Nothing can be cut finer than the alignment.
+  const std::uint64_t limit = std::max<std::uint64_t>(c.parameters.unit_bytes, kSliceAlignment);
+  for (const PlannedUnit& unit : units) {
+    if (c.items[unit.slices.front().item].splittable) {
+      EXPECT_LE(unit.bytes, limit);
+    }
+  }
+}
+
+void expect_classes(const Case& c, const std::vector<PlannedUnit>& units) {
+  for (const PlannedUnit& unit : units) {
+    const PlanItem& first = c.items[unit.slices.front().item];
+    for (const Slice& slice : unit.slices) {
+      EXPECT_EQ(c.items[slice.item].pack_class, first.pack_class);
+      EXPECT_TRUE(unit.slices.size() == 1 || c.items[slice.item].packable);
+    }
+  }
+}
+
+void expect_lanes(const Case& c, const std::vector<PlannedUnit>& units) {
+  std::uint64_t seq = c.first_seq;
+  for (const PlannedUnit& unit : units) {
+    EXPECT_EQ(unit.seq, seq);
+    EXPECT_EQ(unit.lane, unit.bytes <= kExpressBytes ? kExpress : seq % c.parameters.lanes);
+    ++seq;
+  }
+}
+
+/// Small tensors of a class come in order and do not leave units needlessly empty: two
+/// consecutive shared units of a class could not have been one.
+void expect_packed(const Case& c, const std::vector<PlannedUnit>& units) {
+  std::map<std::uint32_t, const PlannedUnit*> last;
+  for (const PlannedUnit& unit : units) {
+    const PlanItem& first = c.items[unit.slices.front().item];
+    if (!first.packable || first.bytes >= (c.parameters.unit_bytes + 1) / 2) {
+      EXPECT_EQ(unit.slices.size(), 1U) << "a large tensor shares a unit";
+      continue;
+    }
+    const auto found = last.find(first.pack_class);
+    if (found != last.end()) {
+      EXPECT_GT(found->second->bytes + first.bytes, c.parameters.unit_bytes);
+    }
+    last[first.pack_class] = &unit;
+  }
+}
+
+TEST(PlanUnits, HoldsItsPromisesOnRandomTensors) {
+  for (std::uint32_t seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Case c = random_case(seed);
+    const auto units = plan_units(c.items, c.parameters, c.first_seq, kExpress);
+    expect_covered_once(c, units);
+    expect_cut_well(c, units);
+    expect_sizes(c, units);
+    expect_classes(c, units);
+    expect_lanes(c, units);
+    expect_packed(c, units);
+    if (HasFailure()) {
+      return;
+    }
+  }
+}
+
+TEST(PlanUnits, SplitsALargeTensorIntoEqualParts) {
+  const auto units = plan_units({{10 << 20, 4, 0, true, true}}, {0, 4 << 20, 2}, 7, kExpress);
+  ASSERT_EQ(units.size(), 3U);
+  for (const PlannedUnit& unit : units) {
+    EXPECT_LE(unit.bytes, (10 << 20) / 3 + kSliceAlignment);
+  }
+  EXPECT_EQ(units[0].lane, 1U);
+  EXPECT_EQ(units[1].lane, 0U);
+  EXPECT_EQ(units[2].lane, 1U);
+}
+
+TEST(PlanUnits, PartsRespectAUnitThatIsNoMultipleOfTheAlignment) {
+  for (const PlannedUnit& unit :
+       plan_units({{2000, 4, 0, true, true}}, {0, 1000, 1}, 0, kExpress)) {
+    EXPECT_LE(unit.bytes, 1000U);
+  }
+}
+
+TEST(PlanUnits, PacksSmallTensorsInOrderPerClass) {
+  const std::vector<PlanItem> items = {
+      {100, 4, 0}, {100, 4, 1}, {100, 4, 0}, {0, 4, 0}, {100, 4, 1}, {100, 4, 0}};
+  const auto units = plan_units(items, {0, 1 << 20, 1}, 0, kExpress);
+  ASSERT_EQ(units.size(), 2U);
+  const auto items_of = [](const PlannedUnit& unit) {
+    std::vector<std::uint32_t> result;
+    for (const Slice& slice : unit.slices) {
+      result.push_back(slice.item);
+    }
+    return result;
+  };
+  EXPECT_EQ(items_of(units[0]), (std::vector<std::uint32_t>{0, 2, 5}));
+  EXPECT_EQ(items_of(units[1]), (std::vector<std::uint32_t>{1, 4}));
+}
+
+TEST(PlanUnits, RefusesNoUnitAndNoLane) {
+  EXPECT_THROW(plan_units({}, {0, 0, 1}, 0, 0), Error);
+  EXPECT_THROW(plan_units({}, {0, 1, 0}, 0, 0), Error);
+  EXPECT_TRUE(plan_units({}, {0, 1, 1}, 0, 0).empty());
+}
+
+TEST(NextParameters, TheLowestRanksProposalForTheNextEpochWins) {
+  const Parameters now{5, 100, 1};
+  EXPECT_EQ(next_parameters(now, {}).epoch, 5U);
+  EXPECT_EQ(next_parameters(now, {}).unit_bytes, 100U);
+  const auto next = next_parameters(now, {{6, 200, 2}, {6, 300, 3}});
+  EXPECT_EQ(next.epoch, 6U);
+  EXPECT_EQ(next.unit_bytes, 200U);
+  EXPECT_EQ(next.lanes, 2U);
+}
+
+TEST(NextParameters, ProposalsForAnotherEpochAreDropped) {
+  const Parameters now{5, 100, 1};
+  EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {7, 300, 3}}).unit_bytes, 100U);
+  EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {6, 300, 3}}).unit_bytes, 300U);
+}
+
+}  // namespace
+}  // namespace aiacc
