@@ -1,0 +1,96 @@
+#include "csrc/kernels/scale.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <tuple>
+
+#include <gtest/gtest.h>
+
+#include "csrc/kernels/vector_level.h"
+#include "tests/cpp/kernels/elements.h"
+
+namespace aiacc {
+namespace {
+
+template <class T>
+T scale_plainly(T value, double factor) {
+  if constexpr (kIs16Bit<T>) {
+    return T::from(static_cast<float>(value) * static_cast<float>(factor));
+  } else if constexpr (std::is_same_v<T, Bool>) {
+    return {static_cast<std::uint8_t>(value.bits != 0 && std::trunc(factor) != 0)};
+  } else if constexpr (std::is_same_v<T, float>) {
+    return value * static_cast<float>(factor);
+  } else if constexpr (std::is_same_v<T, double>) {
+    return value * factor;
+  } else {
+    const double exact = std::trunc(static_cast<double>(value) * factor);
+    if (exact >= static_cast<double>(std::numeric_limits<T>::max())) {
+      return std::numeric_limits<T>::max();
+    }
+    if (exact <= static_cast<double>(std::numeric_limits<T>::min())) {
+      return std::numeric_limits<T>::min();
+    }
+    return static_cast<T>(exact);
+  }
+}
+
+using Case = std::tuple<const VectorLevel*, DataType>;
+
+class ScaleTest : public testing::TestWithParam<Case> {};
+
+TEST_P(ScaleTest, EqualsThePlainReference) {
+  const auto [level, dtype] = GetParam();
+  visit_dtype(dtype, [level = level, dtype = dtype](auto element) {
+    using T = decltype(element);
+    for (const double factor : {1.0, 0.5, 1.0 / 3, -2.0, 1e6, 0.0}) {
+      for (const std::size_t count : {0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 511, 513, 3001}) {
+        for (const std::size_t offset : {0, 1, 5}) {
+          const std::vector<T> in = any_elements<T>(count, 7);
+          const std::size_t bytes = count * sizeof(T);
+          std::vector<unsigned char> source(bytes + offset + 1, 0x5a);
+          std::copy_n(
+              reinterpret_cast<const unsigned char*>(in.data()), bytes, source.data() + offset);
+          std::vector<unsigned char> out(bytes + offset + 1, 0x5a);
+          level->scale(out.data() + offset, source.data() + offset, count, dtype, factor);
+          level->scale(source.data() + offset, source.data() + offset, count, dtype, factor);
+          for (std::size_t i = 0; i < count; ++i) {
+            T got;
+            T in_place;
+            std::memcpy(&got, out.data() + offset + i * sizeof(T), sizeof got);
+            std::memcpy(&in_place, source.data() + offset + i * sizeof(T), sizeof in_place);
+            const T expected = scale_plainly(in[i], factor);
+            ASSERT_TRUE(same(expected, got)) << "element " << i << " times " << factor;
+            ASSERT_TRUE(same(expected, in_place)) << "element " << i << " times " << factor;
+          }
+          ASSERT_EQ(0x5a, out.back());
+        }
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All,
+                         ScaleTest,
+                         testing::Combine(testing::ValuesIn(runnable_vector_levels()),
+                                          testing::ValuesIn(all_dtypes())),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param)->name) + "_" +
+                                  name_of(std::get<1>(test.param));
+                         });
+
+TEST(ScaleApiTest, IntegersTruncateTowardZero) {
+  // Horovod's average over two ranks of [1,2,3] and [2,4,6].
+  std::vector<std::int32_t> sums = {3, 6, 9, -3};
+  scale(sums.data(), sums.data(), sums.size(), DataType::kInt32, 0.5);
+  EXPECT_EQ((std::vector<std::int32_t>{1, 3, 4, -1}), sums);
+}
+
+TEST(ScaleApiTest, IntegersAndNanFactor) {
+  std::vector<std::int32_t> values = {3, -3};
+  scale(values.data(), values.data(), values.size(), DataType::kInt32, NAN);
+  EXPECT_EQ((std::vector<std::int32_t>{0, 0}), values);
+}
+
+}  // namespace
+}  // namespace aiacc
