@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/base/socket.h"
+
+namespace aiacc {
+
+using Bytes = std::vector<std::uint8_t>;
+
+/// Small messages between the coordinators of all ranks.
+///
+/// Threads: one thread at a time is the *driver*; which one is the coordinator's business. Methods
+/// are the driver's unless they say "any thread".
+/// Nothing is sent while no rank has work: an idle plane uses no CPU.
+class ControlPlane {
+ public:
+  /// Folds `theirs` into `mine`. Associative and commutative, so that every rank ends up with
+  /// the same bytes whatever the order.
+  using Combine = std::function<void(Bytes& mine, const Bytes& theirs)>;
+
+  ControlPlane() = default;
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
+  virtual ~ControlPlane() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// One round. Collective; a rank that is not driving yet sees `round_pending`.
+  /// Blocks until every rank has joined. Throws the fatal Error (peer lost, aborted, protocol).
+  virtual void all_reduce(Bytes& message, const Combine& combine) = 0;
+
+  /// Takes in what has arrived, without blocking: answers pings, throws if a peer is gone or
+  /// aborted.
+  virtual void service() = 0;
+
+  /// True when some rank has started the next round.
+  virtual bool round_pending() const = 0;
+
+  /// Sleeps until there is something to `service`, `wake` was called, or the deadline has come.
+  /// Any thread, several at once; reads nothing itself. What ended it goes on ending every wait
+  /// until the driver takes it in (`service`, `take_wakes`): a thread that sleeps here and then has
+  /// to queue for its turn as driver must not keep the wake-up from the one whose turn it is.
+  virtual void wait(Clock::time_point deadline) = 0;
+  /// Forgets the wake-ups so far; look at all that they may have been for afterwards.
+  virtual void take_wakes() noexcept = 0;
+
+  /// Ends a `wait`; remembered when nobody waits. Any thread, async-signal-safe.
+  virtual void wake() noexcept = 0;
+
+  /// Makes one `wait` return at `deadline`; a later deadline replaces nothing. Any thread.
+  virtual void wake_at(Clock::time_point deadline) noexcept = 0;
+
+  /// While claimed, arriving messages do not end `wait`, only `wait_claimed`, `wake` and the end of
+  /// the grace period do: a thread that comes back soon is not raced by the one in `wait`.
+  virtual void claim() = 0;
+  virtual void unclaim() noexcept = 0;
+  /// Starts the grace period: unless `claim` is called again, `wait` returns after `grace`.
+  virtual void unclaim_after(std::chrono::microseconds grace) noexcept = 0;
+  /// The driver's `wait`, with `take_wakes`.
+  virtual void wait_claimed(Clock::time_point deadline) = 0;
+
+  /// Asks peers that were silent for long whether they live; throws Error(kPeerLost) when one did
+  /// not answer. Driver only, called while operations are outstanding.
+  virtual void check_peers() = 0;
+
+  /// Makes the running and every later `all_reduce` of this rank throw `status`; the first one
+  /// wins. Any thread.
+  virtual void interrupt(const Status& status) noexcept = 0;
+
+  /// Tells all ranks that the job ends here and why (kShutdown: orderly), best effort, once; they
+  /// pass it on. Driver only. Nothing can be sent afterwards.
+  virtual void abort(const Status& status) noexcept = 0;
+
+  /// Rounds completed and bytes sent since the start, heartbeats included.
+  virtual std::uint64_t rounds() const = 0;
+  virtual std::uint64_t bytes_sent() const = 0;
+};
+
+}  // namespace aiacc

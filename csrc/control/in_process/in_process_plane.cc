@@ -1,0 +1,152 @@
+#include "csrc/control/in_process/in_process_plane.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace aiacc {
+
+InProcessPlane::InProcessPlane(std::shared_ptr<InProcessHub> hub, int rank)
+    : hub_(std::move(hub)), rank_(rank) {}
+
+void InProcessPlane::all_reduce(Bytes& message, const Combine& combine) {
+  std::unique_lock lock(hub_->mutex_);
+  throw_if_over();
+  const std::uint64_t round = hub_->round_;
+  hub_->shares_[static_cast<std::size_t>(rank_)] = std::move(message);
+  if (++hub_->arrived_ == hub_->size_) {
+    hub_->result_ = std::move(*hub_->shares_[0]);
+    for (int r = 1; r < hub_->size_; ++r) {
+      combine(hub_->result_, *hub_->shares_[static_cast<std::size_t>(r)]);
+    }
+    hub_->left_ = hub_->size_;
+    ++hub_->round_;
+  }
+  hub_->changed_.notify_all();
+  hub_->changed_.wait(lock, [&] {
+    return hub_->round_ != round || hub_->aborted_.has_value() || interrupted_.has_value();
+  });
+  if (hub_->round_ == round) {
+    throw_if_over();
+  }
+  message = hub_->result_;
+  ++joined_;
+  // The last one to read the result opens the door for the next round.
+  if (--hub_->left_ == 0) {
+    std::fill(hub_->shares_.begin(), hub_->shares_.end(), std::nullopt);
+    hub_->arrived_ = 0;
+    hub_->changed_.notify_all();
+  } else {
+    hub_->changed_.wait(lock, [&] { return hub_->left_ == 0 || hub_->aborted_.has_value(); });
+  }
+}
+
+void InProcessPlane::service() {
+  const std::lock_guard lock(hub_->mutex_);
+  throw_if_over();
+}
+
+bool InProcessPlane::round_pending() const {
+  const std::lock_guard lock(hub_->mutex_);
+  return hub_->arrived_ > 0 && hub_->round_ == joined_;
+}
+
+void InProcessPlane::sleep(Clock::time_point deadline, bool driving) {
+  std::unique_lock lock(hub_->mutex_);
+  while (!woken_ && !hub_->aborted_ && !interrupted_) {
+    const bool sees_messages = driving || !claimed_;
+    if (sees_messages && hub_->arrived_ > 0 && hub_->round_ == joined_) {
+      return;
+    }
+    auto until = sees_messages ? std::min(deadline, timer_) : deadline;
+    until = driving ? until : std::min(until, grace_);
+    if (until <= Clock::now()) {
+      break;
+    }
+    if (until == Clock::time_point::max()) {
+      hub_->changed_.wait(lock);
+    } else {
+      hub_->changed_.wait_until(lock, until);
+    }
+  }
+  if (!driving && grace_ <= Clock::now()) {
+    grace_ = Clock::time_point::max();
+  }
+}
+
+void InProcessPlane::wait(Clock::time_point deadline) { sleep(deadline, false); }
+
+void InProcessPlane::wait_claimed(Clock::time_point deadline) {
+  sleep(deadline, true);
+  take_wakes();
+}
+
+void InProcessPlane::take_wakes() noexcept {
+  const std::lock_guard lock(hub_->mutex_);
+  woken_ = false;
+  if (timer_ <= Clock::now()) {
+    timer_ = Clock::time_point::max();
+  }
+}
+
+void InProcessPlane::wake() noexcept {
+  const std::lock_guard lock(hub_->mutex_);
+  woken_ = true;
+  hub_->changed_.notify_all();
+}
+
+void InProcessPlane::wake_at(Clock::time_point deadline) noexcept {
+  const std::lock_guard lock(hub_->mutex_);
+  timer_ = std::min(timer_, deadline);
+  hub_->changed_.notify_all();
+}
+
+void InProcessPlane::claim() {
+  const std::lock_guard lock(hub_->mutex_);
+  claimed_ = true;
+}
+
+void InProcessPlane::unclaim() noexcept {
+  const std::lock_guard lock(hub_->mutex_);
+  claimed_ = false;
+  hub_->changed_.notify_all();
+}
+
+void InProcessPlane::unclaim_after(std::chrono::microseconds grace) noexcept {
+  const std::lock_guard lock(hub_->mutex_);
+  if (grace_ == Clock::time_point::max()) {
+    grace_ = Clock::now() + grace;
+    hub_->changed_.notify_all();
+  }
+}
+
+void InProcessPlane::interrupt(const Status& status) noexcept {
+  const std::lock_guard lock(hub_->mutex_);
+  if (!interrupted_) {
+    interrupted_ = status;
+  }
+  hub_->changed_.notify_all();
+}
+
+void InProcessPlane::abort(const Status& status) noexcept {
+  const std::lock_guard lock(hub_->mutex_);
+  if (!hub_->aborted_) {
+    hub_->aborted_ = status;
+  }
+  hub_->changed_.notify_all();
+}
+
+std::uint64_t InProcessPlane::rounds() const {
+  const std::lock_guard lock(hub_->mutex_);
+  return joined_;
+}
+
+void InProcessPlane::throw_if_over() const {
+  if (interrupted_) {
+    throw Error(*interrupted_);
+  }
+  if (hub_->aborted_) {
+    throw Error(*hub_->aborted_);
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "csrc/control/control_plane.h"
+
+namespace aiacc {
+
+/// What the ranks of one process share: create one, give it to every InProcessPlane.
+class InProcessHub {
+ public:
+  explicit InProcessHub(int size) : size_(size), shares_(static_cast<std::size_t>(size)) {}
+
+ private:
+  friend class InProcessPlane;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int size_;
+  int arrived_ = 0;
+  int left_ = 0;
+  std::uint64_t round_ = 0;
+  std::vector<std::optional<Bytes>> shares_;
+  Bytes result_;
+  std::optional<Status> aborted_;
+};
+
+/// Control plane between threads, for tests: ranks = threads, no sockets, no clock.
+class InProcessPlane : public ControlPlane {
+ public:
+  InProcessPlane(std::shared_ptr<InProcessHub> hub, int rank);
+
+  int rank() const override { return rank_; }
+  int size() const override { return hub_->size_; }
+  void all_reduce(Bytes& message, const Combine& combine) override;
+  void service() override;
+  bool round_pending() const override;
+  void wait(Clock::time_point deadline) override;
+  void wake() noexcept override;
+  void wake_at(Clock::time_point deadline) noexcept override;
+  void claim() override;
+  void unclaim() noexcept override;
+  void unclaim_after(std::chrono::microseconds grace) noexcept override;
+  void wait_claimed(Clock::time_point deadline) override;
+  void take_wakes() noexcept override;
+  void check_peers() override {}
+  void interrupt(const Status& status) noexcept override;
+  void abort(const Status& status) noexcept override;
+  std::uint64_t rounds() const override;
+  std::uint64_t bytes_sent() const override { return 0; }
+
+ private:
+  void throw_if_over() const;
+  void sleep(Clock::time_point deadline, bool driving);
+
+  std::shared_ptr<InProcessHub> hub_;
+  int rank_;
+  std::uint64_t joined_ = 0;  ///< rounds this rank has completed
+  bool woken_ = false;
+  bool claimed_ = false;
+  Clock::time_point timer_ = Clock::time_point::max();
+  Clock::time_point grace_ = Clock::time_point::max();
+  std::optional<Status> interrupted_;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "csrc/control/control_plane.h"
+
+namespace aiacc {
+
+enum class FrameType : std::uint8_t {
+  kRound = 1,  ///< a rank's share of round `round`, doubling stage `stage`
+  kJoin = 2,   ///< round `round` has started: send your share (to a rank beyond the power of two)
+  kPing = 3,
+  kPong = 4,
+  kAbort = 5,  ///< the job ends; payload is a code and a text
+};
+
+struct Frame {
+  FrameType type = FrameType::kRound;
+  std::uint8_t stage = 0;
+  std::uint32_t round = 0;
+  Bytes payload;
+};
+
+/// Appends the encoded frame to `out`.
+void encode_frame(const Frame& frame, Bytes& out);
+
+/// Turns a byte stream into frames. Bytes come from the network: anything that is not exactly a
+/// frame of this protocol throws Error(kPeerLost), whatever its length claims to be.
+class FrameDecoder {
+ public:
+  /// Upper bound of a payload; a larger claim is an attack or a broken stream.
+  static constexpr std::size_t kMaxPayload = std::size_t{64} << 20;
+
+  explicit FrameDecoder(std::string peer) : peer_(std::move(peer)) {}
+
+  /// Adds bytes in any cut; complete frames are appended to `frames`.
+  void feed(const std::uint8_t* data, std::size_t bytes, std::deque<Frame>& frames);
+
+ private:
+  std::string peer_;
+  Bytes buffer_;
+};
+
+/// Status <-> payload of a kAbort frame. Decoding never throws: an unreadable one is kPeerLost.
+Bytes encode_status(const Status& status);
+Status decode_status(const Bytes& payload);
+
+}  // namespace aiacc

@@ -1,0 +1,453 @@
+#include "csrc/control/tcp/tcp_plane.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::uint8_t kFoldIn = 254;
+constexpr std::uint8_t kResult = 255;
+constexpr std::size_t kReadBytes = 64 << 10;
+
+void watch(int epoll, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw system_error(Code::kInternal, "[control] epoll_ctl", errno);
+  }
+}
+
+/// Sets a one-shot timer unless it is running already.
+void arm(int timer, std::atomic<bool>& armed, long long nanoseconds) noexcept {
+  if (armed.exchange(true)) {
+    return;
+  }
+  itimerspec when{};
+  when.it_value.tv_sec = nanoseconds / 1'000'000'000;
+  when.it_value.tv_nsec = nanoseconds % 1'000'000'000;
+  timerfd_settime(timer, 0, &when, nullptr);
+}
+
+/// Makes an expired timer unreadable again.
+void expire(int timer, std::atomic<bool>& armed) noexcept {
+  std::uint64_t expirations = 0;
+  if (read(timer, &expirations, sizeof expirations) > 0) {
+    // An exchange, to see what was done before an `arm` that found the timer running.
+    armed.exchange(false);
+  }
+}
+
+std::string seconds_text(std::chrono::nanoseconds duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+}  // namespace
+
+DoublingPlan DoublingPlan::of(int rank, int size) {
+  int power = 1;
+  while (power * 2 <= size) {
+    power *= 2;
+  }
+  DoublingPlan plan;
+  if (rank >= power) {
+    plan.proxy = rank - power;
+    return plan;
+  }
+  for (int bit = 1; bit < power; bit *= 2) {
+    plan.stages.push_back(rank ^ bit);
+  }
+  plan.extra = rank + power < size ? rank + power : -1;
+  return plan;
+}
+
+TcpPlane::TcpPlane(Connector& connector, double peer_timeout_s, double spin_us)
+    : rank_(connector.rank()),
+      size_(connector.size()),
+      plan_(DoublingPlan::of(rank_, size_)),
+      peer_timeout_(static_cast<long long>(peer_timeout_s * 1e9)),
+      spin_(std::chrono::nanoseconds(static_cast<long long>(spin_us * 1e3))),
+      read_buffer_(kReadBytes) {
+  std::vector<int> partners = plan_.stages;
+  for (const int other : {plan_.extra, plan_.proxy}) {
+    if (other >= 0) {
+      partners.push_back(other);
+    }
+  }
+  std::vector<ChannelSpec> specs;
+  specs.reserve(partners.size());
+  for (const int partner : partners) {
+    specs.push_back({partner, ChannelKind::kControl, 0, partner < rank_});
+  }
+  std::vector<Socket> sockets = connector.establish(specs);
+  for (std::size_t i = 0; i < partners.size(); ++i) {
+    peers_.push_back(std::make_unique<Peer>(partners[i], std::move(sockets[i])));
+  }
+  timer_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  grace_timer_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  inner_ = epoll_create1(EPOLL_CLOEXEC);
+  outer_ = epoll_create1(EPOLL_CLOEXEC);
+  if (timer_ < 0 || grace_timer_ < 0 || inner_ < 0 || outer_ < 0) {
+    throw system_error(Code::kInternal, "[control] epoll or timerfd", errno);
+  }
+  for (const auto& peer : peers_) {
+    watch(inner_, peer->socket.fd());
+  }
+  watch(inner_, event_.fd());
+  watch(inner_, timer_);
+  watch(outer_, inner_);
+  watch(outer_, grace_timer_);
+  watch(outer_, event_.fd());
+}
+
+TcpPlane::~TcpPlane() {
+  // Closing with unread bytes resets the connection and may destroy what the peer has not read
+  // yet: read until it closes too. A live peer's background thread answers an abort at once.
+  const auto deadline = Clock::now() + std::chrono::milliseconds(500);
+  for (const auto& peer : peers_) {
+    ::shutdown(peer->socket.fd(), SHUT_WR);
+  }
+  for (const auto& peer : peers_) {
+    try {
+      while (Clock::now() < deadline) {
+        if (peer->socket.recv_some(read_buffer_.data(), read_buffer_.size(), peer->name) == 0) {
+          pollfd entry{peer->socket.fd(), POLLIN, 0};
+          poll(&entry, 1, 50);
+        }
+      }
+    } catch (const Error&) {
+      // Closed on the other side as well: done.
+    }
+  }
+  for (const int fd : {timer_, grace_timer_, inner_, outer_}) {
+    if (fd >= 0) {
+      close(fd);
+    }
+  }
+}
+
+void TcpPlane::all_reduce(Bytes& message, const Combine& combine) {
+  throw_if_interrupted();
+  if (plan_.proxy >= 0) {
+    Peer& proxy = peer_of(plan_.proxy);
+    send(proxy, FrameType::kRound, kFoldIn, message);
+    message = receive(proxy, kResult);
+  } else {
+    if (plan_.extra >= 0) {
+      Peer& extra = peer_of(plan_.extra);
+      read_from(extra);
+      if (extra.rounds.empty()) {
+        send(extra, FrameType::kJoin, 0, {});
+      }
+      combine(message, receive(extra, kFoldIn));
+    }
+    for (std::size_t k = 0; k < plan_.stages.size(); ++k) {
+      Peer& partner = *peers_[k];
+      send(partner, FrameType::kRound, static_cast<std::uint8_t>(k), message);
+      combine(message, receive(partner, static_cast<std::uint8_t>(k)));
+    }
+    if (plan_.extra >= 0) {
+      send(peer_of(plan_.extra), FrameType::kRound, kResult, message);
+    }
+  }
+  ++round_;
+  rounds_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void TcpPlane::service() {
+  read_all();
+  // Who left had finished all rounds that it was in. What these decided holds on every rank, so
+  // a round that has reached this one comes before the end.
+  if (!leaving_.ok() && !round_pending()) {
+    throw Error(leaving_);
+  }
+}
+
+void TcpPlane::read_all() {
+  throw_if_interrupted();
+  for (const auto& peer : peers_) {
+    read_from(*peer);
+  }
+}
+
+bool TcpPlane::round_pending() const {
+  return std::any_of(peers_.begin(), peers_.end(), [this](const auto& peer) {
+    return !peer->rounds.empty() && peer->rounds.front().round == round_;
+  });
+}
+
+TcpPlane::Peer& TcpPlane::peer_of(int rank) {
+  for (const auto& peer : peers_) {
+    if (peer->rank == rank) {
+      return *peer;
+    }
+  }
+  throw Error(Code::kInternal, "[control] no connection to rank " + std::to_string(rank));
+}
+
+void TcpPlane::send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload) {
+  scratch_.clear();
+  // The payload is copied once more here; rounds are a few hundred bytes.
+  encode_frame({type, stage, round_, payload}, scratch_);
+  send_bytes(peer, scratch_);
+}
+
+void TcpPlane::send_bytes(Peer& peer, const Bytes& bytes) {
+  if (peer.left) {
+    throw Error(leaving_);
+  }
+  bytes_sent_.fetch_add(bytes.size(), std::memory_order_relaxed);
+  peer.sending = true;
+  std::size_t sent = 0;
+  while (true) {
+    sent += peer.socket.send_some(bytes.data() + sent, bytes.size() - sent, peer.name);
+    if (sent == bytes.size()) {
+      break;
+    }
+    // Both ends may be sending more than the buffers hold: keep reading while the pipe is full.
+    throw_if_interrupted();
+    read_from(peer);
+    pollfd entry{peer.socket.fd(), POLLIN | POLLOUT, 0};
+    poll(&entry, 1, 100);
+  }
+  peer.sending = false;
+  while (peer.pongs_due > 0 && !peer.left) {
+    --peer.pongs_due;
+    send_pong(peer);
+  }
+}
+
+void TcpPlane::send_pong(Peer& peer) {
+  Bytes pong;
+  encode_frame({FrameType::kPong, 0, round_, {}}, pong);
+  send_bytes(peer, pong);
+}
+
+/// Waits for this round's frame of `peer`; spins briefly, then sleeps and looks after the peers.
+Bytes TcpPlane::receive(Peer& peer, std::uint8_t stage) {
+  Bytes payload;
+  const auto start = Clock::now();
+  spin_.begin();
+  while (true) {
+    // What has come counts, also when its sender is gone by now.
+    bool there = take_round(peer, stage, payload);
+    if (!there) {
+      read_from(peer);
+      there = take_round(peer, stage, payload);
+    }
+    if (there) {
+      spin_.end();
+      return payload;
+    }
+    if (peer.left) {
+      throw Error(leaving_);
+    }
+    throw_if_interrupted();
+    if (spin_.again()) {
+      continue;
+    }
+    wait_claimed(Clock::now() + peer_timeout_ / 4);
+    read_all();
+    if (Clock::now() - start >= peer_timeout_ / 4) {
+      check_peers();
+    }
+  }
+}
+
+bool TcpPlane::take_round(Peer& peer, std::uint8_t stage, Bytes& payload) {
+  while (!peer.rounds.empty() && peer.rounds.front().type == FrameType::kJoin &&
+         peer.rounds.front().round <= round_) {
+    peer.rounds.pop_front();
+  }
+  if (peer.rounds.empty()) {
+    return false;
+  }
+  Frame& frame = peer.rounds.front();
+  if (frame.type != FrameType::kRound || frame.round != round_ || frame.stage != stage) {
+    throw Error(Code::kInternal,
+                "[control] expected round " + std::to_string(round_) + " stage " +
+                    std::to_string(stage) + " from " + peer.name + ", got round " +
+                    std::to_string(frame.round) + " stage " + std::to_string(frame.stage));
+  }
+  payload = std::move(frame.payload);
+  peer.rounds.pop_front();
+  return true;
+}
+
+void TcpPlane::read_from(Peer& peer) {
+  if (peer.left) {
+    return;
+  }
+  const std::size_t got =
+      peer.socket.recv_some(read_buffer_.data(), read_buffer_.size(), peer.name);
+  if (got == 0) {
+    return;
+  }
+  peer.heard = Clock::now();
+  peer.asked = {};
+  peer.decoder.feed(read_buffer_.data(), got, peer.arrived);
+  while (!peer.arrived.empty()) {
+    Frame frame = std::move(peer.arrived.front());
+    peer.arrived.pop_front();
+    handle(peer, std::move(frame));
+  }
+}
+
+void TcpPlane::handle(Peer& peer, Frame&& frame) {
+  switch (frame.type) {
+    case FrameType::kRound:
+    case FrameType::kJoin:
+      peer.rounds.push_back(std::move(frame));
+      return;
+    case FrameType::kPing:
+      if (peer.sending) {
+        ++peer.pongs_due;  // not into the middle of a frame
+      } else {
+        send_pong(peer);
+      }
+      return;
+    case FrameType::kPong:
+      return;
+    case FrameType::kAbort: {
+      const Status status = decode_status(frame.payload);
+      if (status.code() != Code::kShutdown) {
+        throw Error(status);
+      }
+      if (leaving_.ok()) {
+        leaving_ = status;
+      }
+      peer.left = true;
+      epoll_ctl(inner_, EPOLL_CTL_DEL, peer.socket.fd(), nullptr);  // it stays readable
+      return;
+    }
+  }
+}
+
+void TcpPlane::check_peers() {
+  const auto now = Clock::now();
+  for (const auto& peer : peers_) {
+    if (peer->left) {
+      continue;
+    }
+    if (peer->asked != Clock::time_point{}) {
+      if (now - peer->asked >= peer_timeout_ / 2) {
+        throw Error(Code::kPeerLost,
+                    "[control] " + peer->name + " has not answered within " +
+                        seconds_text(peer_timeout_) +
+                        " s (AIACC_PEER_TIMEOUT_S): it is frozen or its link is down");
+      }
+    } else if (now - peer->heard >= peer_timeout_ / 4) {
+      Bytes ping;
+      encode_frame({FrameType::kPing, 0, round_, {}}, ping);
+      peer->asked = now;
+      send_bytes(*peer, ping);
+    }
+  }
+}
+
+void TcpPlane::sleep_on(int epoll, Clock::time_point deadline) {
+  int timeout_ms = -1;
+  if (deadline != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    timeout_ms = static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
+  }
+  epoll_event events[4];
+  epoll_wait(epoll, events, 4, timeout_ms);
+}
+
+void TcpPlane::wait(Clock::time_point deadline) {
+  sleep_on(outer_, deadline);
+  expire(grace_timer_, grace_armed_);
+}
+
+void TcpPlane::wait_claimed(Clock::time_point deadline) {
+  sleep_on(inner_, deadline);
+  take_wakes();
+}
+
+void TcpPlane::take_wakes() noexcept {
+  event_.clear();
+  expire(timer_, timer_armed_);
+}
+
+void TcpPlane::wake_at(Clock::time_point deadline) noexcept {
+  const auto left = std::chrono::nanoseconds(deadline - Clock::now()).count();
+  arm(timer_, timer_armed_, std::max<long long>(left, 1));
+}
+
+void TcpPlane::watch_inner(bool enabled) noexcept {
+  epoll_event event{};
+  event.events = enabled ? EPOLLIN : 0U;
+  event.data.fd = inner_;
+  epoll_ctl(outer_, EPOLL_CTL_MOD, inner_, &event);
+}
+
+void TcpPlane::claim() {
+  if (!claimed_) {
+    claimed_ = true;
+    watch_inner(false);
+  }
+}
+
+void TcpPlane::unclaim() noexcept {
+  if (claimed_) {
+    claimed_ = false;
+    watch_inner(true);
+  }
+}
+
+void TcpPlane::unclaim_after(std::chrono::microseconds grace) noexcept {
+  arm(grace_timer_, grace_armed_, std::chrono::nanoseconds(grace).count());
+}
+
+void TcpPlane::interrupt(const Status& status) noexcept {
+  {
+    const std::lock_guard lock(interrupt_mutex_);
+    if (interrupted_.load(std::memory_order_relaxed)) {
+      return;
+    }
+    interrupt_status_ = status;
+    interrupted_.store(true, std::memory_order_release);
+  }
+  event_.set();
+}
+
+void TcpPlane::throw_if_interrupted() const {
+  if (interrupted_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(interrupt_mutex_);
+    throw Error(interrupt_status_);
+  }
+}
+
+void TcpPlane::abort(const Status& status) noexcept {
+  if (aborted_) {
+    return;
+  }
+  aborted_ = true;
+  for (const auto& peer : peers_) {
+    try {
+      Bytes frame;
+      encode_frame({FrameType::kAbort, 0, round_, encode_status(status)}, frame);
+      // Whatever does not fit into the socket's buffer would have to wait for a peer that may be
+      // frozen; it learns from the closed connection instead.
+      peer->socket.send_some(frame.data(), frame.size(), peer->name);
+      ::shutdown(peer->socket.fd(), SHUT_WR);
+    } catch (const Error&) {
+      // That peer is the lost one.
+    }
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,314 @@
+#include "csrc/control/control_plane.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/log.h"
+#include "csrc/control/in_process/in_process_plane.h"
+#include "csrc/control/tcp/tcp_plane.h"
+#include "tests/cpp/support/coordinators.h"
+
+namespace aiacc {
+namespace {
+
+Clock::time_point never() { return Clock::time_point::max(); }
+
+/// Shares are sorted lists of numbers, folding merges them: nothing may be lost or come twice.
+void merge(Bytes& mine, const Bytes& theirs) {
+  Bytes both(mine.size() + theirs.size());
+  std::merge(mine.begin(), mine.end(), theirs.begin(), theirs.end(), both.begin());
+  mine = both;
+}
+
+/// Lets threads through one after the other, in a given order.
+class Turnstile {
+ public:
+  void await(int turn) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return turn_ >= turn; });
+  }
+  void advance() {
+    const std::lock_guard lock(mutex_);
+    ++turn_;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int turn_ = 0;
+};
+
+/// What all transports promise.
+class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
+ protected:
+  ControlPlaneTest() { configure_log(LogLevel::kFatal, -1); }
+
+  int size() const { return GetParam().size; }
+
+  /// `body(rank, plane)`; the failure of one rank interrupts the others.
+  template <class Body>
+  void with_planes(Body body) {
+    const auto hub = std::make_shared<InProcessHub>(size());
+    std::unique_ptr<TcpWorld> world;
+    if (GetParam().transport == Transport::kTcp) {
+      world = std::make_unique<TcpWorld>(size());
+    }
+    run_as_ranks(size(), [&](int rank, RankGroup& group) {
+      std::unique_ptr<ControlPlane> plane;
+      if (world != nullptr) {
+        plane = std::make_unique<TcpPlane>(world->connector(rank), 20, 50);
+      } else {
+        plane = std::make_unique<InProcessPlane>(hub, rank);
+      }
+      const auto guard = group.on_failure([&](const Status& status) { plane->interrupt(status); });
+      body(rank, *plane);
+      plane->abort({Code::kShutdown, "rank " + std::to_string(rank) + " is done"});
+    });
+  }
+
+  Bytes everybody() const {
+    Bytes ranks(static_cast<std::size_t>(size()));
+    std::iota(ranks.begin(), ranks.end(), std::uint8_t{0});
+    return ranks;
+  }
+};
+
+/// What needs others to be seen.
+class ControlPlanesTest : public ControlPlaneTest {};
+
+TEST_P(ControlPlaneTest, EveryRoundFoldsEveryShareOnce) {
+  with_planes([&](int rank, ControlPlane& plane) {
+    EXPECT_EQ(plane.rank(), rank);
+    EXPECT_EQ(plane.size(), size());
+    for (std::uint64_t round = 0; round < 200; ++round) {
+      EXPECT_EQ(plane.rounds(), round);
+      Bytes message = {static_cast<std::uint8_t>(rank)};
+      plane.all_reduce(message, merge);
+      ASSERT_EQ(message, everybody());
+    }
+  });
+}
+
+TEST_P(ControlPlaneTest, TheOrderOfArrivalDoesNotMatter) {
+  constexpr int kRounds = 60;
+  std::vector<Turnstile> turnstiles(kRounds);
+  std::vector<std::vector<int>> turns(kRounds, std::vector<int>(static_cast<std::size_t>(size())));
+  std::mt19937 random(1);
+  for (auto& turn : turns) {
+    std::iota(turn.begin(), turn.end(), 0);
+    std::shuffle(turn.begin(), turn.end(), random);
+  }
+  with_planes([&](int rank, ControlPlane& plane) {
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      turnstiles[round].await(turns[round][static_cast<std::size_t>(rank)]);
+      turnstiles[round].advance();
+      Bytes message = {static_cast<std::uint8_t>(rank)};
+      plane.all_reduce(message, merge);
+      ASSERT_EQ(message, everybody()) << "round " << round;
+    }
+  });
+}
+
+TEST_P(ControlPlaneTest, IdleRanksSleepUntilSomebodyStartsARound) {
+  with_planes([&](int rank, ControlPlane& plane) {
+    for (int round = 0; round < 60; ++round) {
+      if (rank != round % size()) {
+        while (!plane.round_pending()) {
+          plane.wait(never());
+          plane.take_wakes();
+          plane.service();
+        }
+      }
+      Bytes message = {static_cast<std::uint8_t>(rank)};
+      plane.all_reduce(message, merge);
+      ASSERT_EQ(message, everybody());
+    }
+  });
+}
+
+TEST_P(ControlPlaneTest, LargeSharesOfAllRanksPassEachOther) {
+  constexpr std::size_t kBytes = 1 << 20;
+  with_planes([&](int rank, ControlPlane& plane) {
+    for (int round = 0; round < 2; ++round) {
+      Bytes message(kBytes, static_cast<std::uint8_t>(rank));
+      plane.all_reduce(message, [](Bytes& mine, const Bytes& theirs) {
+        mine.insert(mine.end(), theirs.begin(), theirs.end());
+      });
+      ASSERT_EQ(message.size(), static_cast<std::size_t>(size()) * kBytes);
+      Bytes ranks;
+      for (std::size_t at = 0; at < message.size(); at += kBytes) {
+        ranks.push_back(message[at]);
+        EXPECT_EQ(std::memcmp(&message[at], &message[at + 1], kBytes - 1), 0);
+      }
+      std::sort(ranks.begin(), ranks.end());
+      ASSERT_EQ(ranks, everybody());
+    }
+  });
+}
+
+TEST_P(ControlPlaneTest, AWakeIsRememberedUntilItIsTaken) {
+  with_planes([&](int, ControlPlane& plane) {
+    plane.wake();
+    plane.wait(never());
+    plane.wait(never());
+    plane.wait_claimed(never());  // takes it
+    const auto deadline = Clock::now() + std::chrono::milliseconds(20);
+    plane.wait(deadline);
+    plane.wait_claimed(deadline);
+    if (size() == 1) {  // others may be leaving, which ends a wait
+      EXPECT_GE(Clock::now(), deadline);
+    }
+  });
+}
+
+TEST_P(ControlPlaneTest, TheDriverAndTheWaiterBothSeeEveryWake) {
+  with_planes([&](int, ControlPlane& plane) {
+    std::atomic<int> driven{0};
+    std::atomic<bool> stop{false};
+    std::mutex driver;
+    plane.claim();
+    std::thread waiter([&] {
+      while (!stop.load()) {
+        plane.wait(never());
+        const std::lock_guard lock(driver);  // as the background thread, it queues for its turn
+      }
+    });
+    std::thread sleeper([&] {
+      const std::lock_guard lock(driver);
+      for (int i = 1; i <= 300; ++i) {
+        plane.wait_claimed(never());
+        driven.store(i);
+      }
+    });
+    for (int i = 1; i <= 300; ++i) {
+      plane.wake();
+      while (driven.load() < i) {
+        std::this_thread::yield();
+      }
+    }
+    sleeper.join();
+    stop.store(true);
+    plane.wake();
+    waiter.join();
+  });
+}
+
+TEST_P(ControlPlaneTest, ATimerEndsAWait) {
+  with_planes([&](int, ControlPlane& plane) {
+    for (int i = 0; i < 20; ++i) {
+      plane.wake_at(Clock::now() + std::chrono::milliseconds(1));
+      plane.wait(never());
+      plane.take_wakes();
+      plane.wake_at(Clock::now());
+      plane.wait_claimed(never());
+    }
+  });
+}
+
+TEST_P(ControlPlanesTest, AClaimHidesMessagesFromTheWaiter) {
+  with_planes([&](int rank, ControlPlane& plane) {
+    Bytes message = {static_cast<std::uint8_t>(rank)};
+    if (rank == 0) {
+      plane.claim();
+      plane.wait_claimed(never());  // the others have started a round
+      const auto deadline = Clock::now() + std::chrono::milliseconds(20);
+      plane.wait(deadline);
+      EXPECT_GE(Clock::now(), deadline);
+      plane.wake();
+      plane.wait(never());
+      plane.take_wakes();
+      plane.unclaim();
+      plane.wait(never());
+    }
+    plane.all_reduce(message, merge);
+    EXPECT_EQ(message, everybody());
+  });
+}
+
+TEST_P(ControlPlanesTest, AClaimEndsAfterItsGrace) {
+  with_planes([&](int rank, ControlPlane& plane) {
+    Bytes message = {static_cast<std::uint8_t>(rank)};
+    if (rank == 0) {
+      plane.claim();
+      plane.wait_claimed(never());
+      plane.unclaim_after(std::chrono::microseconds(500));
+      plane.wait(never());
+    }
+    plane.all_reduce(message, merge);
+    EXPECT_EQ(message, everybody());
+  });
+}
+
+TEST_P(ControlPlanesTest, AnInterruptEndsARunningRound) {
+  Turnstile turnstile;
+  with_planes([&](int rank, ControlPlane& plane) {
+    if (rank != 0) {
+      turnstile.await(1);  // without this rank's share the round cannot end
+      return;
+    }
+    std::thread killer([&] { plane.interrupt({Code::kShutdown, "enough"}); });
+    for (int i = 0; i < 2; ++i) {  // and every later one
+      Bytes message = {0};
+      const Status status = status_of([&] { plane.all_reduce(message, merge); });
+      EXPECT_EQ(status.code(), Code::kShutdown);
+      EXPECT_EQ(status.message(), "enough");
+    }
+    plane.interrupt({Code::kInternal, "later"});
+    EXPECT_EQ(status_of([&] { plane.service(); }).message(), "enough") << "the first one wins";
+    killer.join();
+    turnstile.advance();
+  });
+}
+
+TEST_P(ControlPlaneTest, AnAbortFloodsAllRanksWithItsReason) {
+  with_planes([&](int rank, ControlPlane& plane) {
+    const Status reason(Code::kTimeout, "[stall] tensor 'x' has waited long enough");
+    if (rank == size() - 1) {
+      plane.abort(reason);
+      plane.abort({Code::kInternal, "once is enough"});
+      return;
+    }
+    Status status;
+    while (status.ok()) {
+      plane.wait(never());
+      plane.take_wakes();
+      status = status_of([&] { plane.service(); });
+    }
+    plane.abort(status);  // as the coordinator does: not everybody knows everybody
+    EXPECT_EQ(status.code(), reason.code());
+    EXPECT_EQ(status.message(), reason.message());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Alone,
+                         ControlPlaneTest,
+                         testing::Values(WorldSetting{1, Transport::kInProcess},
+                                         WorldSetting{1, Transport::kTcp}),
+                         setting_name);
+
+const auto kTogether = testing::Values(WorldSetting{2, Transport::kInProcess},
+                                       WorldSetting{7, Transport::kInProcess},
+                                       WorldSetting{2, Transport::kTcp},
+                                       WorldSetting{3, Transport::kTcp},
+                                       WorldSetting{4, Transport::kTcp},
+                                       WorldSetting{5, Transport::kTcp},
+                                       WorldSetting{6, Transport::kTcp},
+                                       WorldSetting{7, Transport::kTcp},
+                                       WorldSetting{8, Transport::kTcp});
+INSTANTIATE_TEST_SUITE_P(Together, ControlPlaneTest, kTogether, setting_name);
+INSTANTIATE_TEST_SUITE_P(Together, ControlPlanesTest, kTogether, setting_name);
+
+}  // namespace
+}  // namespace aiacc

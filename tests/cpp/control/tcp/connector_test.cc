@@ -1,0 +1,260 @@
+#include "csrc/control/tcp/connector.h"
+
+#include <poll.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "csrc/base/log.h"
+#include "tests/cpp/support/mutator.h"
+#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/tcp_world.h"
+
+namespace aiacc {
+namespace {
+
+const JobToken kToken{1, 2, 3};  // TcpWorld's
+
+ChannelSpec control(int peer, bool connect, std::uint16_t lane = 0) {
+  return {peer, ChannelKind::kControl, lane, connect};
+}
+
+void send_all(Socket& socket, const void* data, std::size_t bytes) {
+  ASSERT_EQ(socket.send_some(data, bytes, "rank 0"), bytes);
+}
+
+std::uint8_t receive_byte(Socket& socket) {
+  std::uint8_t byte = 0;
+  while (socket.recv_some(&byte, 1, "the other rank") == 0) {
+    pollfd entry{socket.fd(), POLLIN, 0};
+    poll(&entry, 1, 1000);
+  }
+  return byte;
+}
+
+Clock::time_point soon() { return Clock::now() + std::chrono::seconds(20); }
+
+class ConnectorTest : public testing::Test {
+ protected:
+  ConnectorTest() { configure_log(LogLevel::kFatal, -1); }
+
+  /// A process that is no good rank 1, on its way to rank 0's listener.
+  Hello good_hello() const {
+    Hello hello{};
+    hello.magic = 0x43414941;
+    hello.version = 1;
+    hello.epoch = 1;
+    hello.from = 1;
+    hello.to = 0;
+    hello.kind = static_cast<std::uint8_t>(ChannelKind::kControl);
+    hello.token = kToken;
+    return hello;
+  }
+
+  /// Rank 0 accepts from rank 1 while `intrude` does what it wants, then rank 1 connects.
+  void expect_undisturbed(const std::function<void(const std::string& address)>& intrude) {
+    Listener listener("127.0.0.1");
+    const std::vector<std::string> addresses = {listener.address(), "127.0.0.1:1"};
+    Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
+    Connector one(listener, addresses, 1, kToken, 1, 20, 20);
+    std::vector<Socket> accepted;
+    std::thread acceptor([&] { accepted = zero.establish({control(1, false)}); });
+    intrude(listener.address());
+    std::vector<Socket> connected = one.establish({control(0, true)});
+    acceptor.join();
+    ASSERT_EQ(accepted.size(), 1U);
+    const std::uint8_t byte = 42;
+    send_all(connected[0], &byte, 1);
+    EXPECT_EQ(receive_byte(accepted[0]), 42);
+  }
+
+  /// What rank 1, made by `make`, is told by rank 0.
+  std::string refusal(JobToken token, std::uint32_t epoch, int believed_rank) {
+    Listener listener("127.0.0.1");
+    const std::vector<std::string> addresses = {listener.address(), listener.address(), ""};
+    Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
+    Connector one(listener, addresses, 1, token, epoch, 20, 20);
+    std::thread acceptor([&] {
+      // Goes on accepting until the good rank 2 is there.
+      EXPECT_EQ(zero.establish({control(2, false)}).size(), 1U);
+    });
+    std::string text;
+    try {
+      one.establish({control(believed_rank, true)});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kPeerLost);
+      text = error.what();
+    }
+    Connector(listener, addresses, 2, kToken, 1, 20, 20).establish({control(0, true)});
+    acceptor.join();
+    return text;
+  }
+};
+
+TEST_F(ConnectorTest, ConnectsAllRanksOnSeveralLanes) {
+  for (const int size : {2, 3, 5}) {
+    TcpWorld world(size);
+    run_as_ranks(size, [&](int rank) {
+      // Twice, as the control plane and the engine do; some may be late.
+      for (const ChannelKind kind : {ChannelKind::kControl, ChannelKind::kRing}) {
+        std::vector<ChannelSpec> specs;
+        for (int peer = 0; peer < size; ++peer) {
+          for (std::uint16_t lane = 0; peer != rank && lane < 3; ++lane) {
+            specs.push_back({peer, kind, lane, rank < peer});
+          }
+        }
+        std::vector<Socket> sockets = world.connector(rank).establish(specs);
+        ASSERT_EQ(sockets.size(), specs.size());
+        for (std::size_t i = 0; i < specs.size(); ++i) {
+          const auto mine = static_cast<std::uint8_t>(rank * 16 + specs[i].lane);
+          send_all(sockets[i], &mine, 1);
+        }
+        for (std::size_t i = 0; i < specs.size(); ++i) {
+          EXPECT_EQ(receive_byte(sockets[i]), specs[i].peer * 16 + specs[i].lane);
+        }
+      }
+    });
+  }
+}
+
+TEST_F(ConnectorTest, StrangersDoNotDisturb) {
+  expect_undisturbed([](const std::string& address) {
+    const std::string request = "GET / HTTP/1.1\r\nHost: example.org\r\n\r\n";
+    Socket browser = connect_to(address, soon());
+    send_all(browser, request.data(), request.size());
+    Socket scanner = connect_to(address, soon());
+    scanner.close();
+    Socket half = connect_to(address, soon());
+    send_all(half, "AI", 2);
+    half.close();
+  });
+}
+
+TEST_F(ConnectorTest, SilentStrangersDoNotDisturb) {
+  std::vector<Socket> silent;
+  expect_undisturbed([&](const std::string& address) {
+    for (int i = 0; i < 20; ++i) {
+      silent.push_back(connect_to(address, soon()));
+    }
+    send_all(silent[0], "AIAC", 4);
+  });
+}
+
+TEST_F(ConnectorTest, DamagedHellosDoNotDisturb) {
+  const Hello good = good_hello();
+  Bytes valid(sizeof good);
+  std::memcpy(valid.data(), &good, sizeof good);
+  expect_undisturbed([&](const std::string& address) {
+    for (std::uint32_t seed = 0; seed < 500; ++seed) {
+      const Bytes bytes = Mutator(seed).damage(valid);
+      Hello hello{};
+      std::memcpy(&hello, bytes.data(), std::min(bytes.size(), sizeof hello));
+      std::memset(hello.reserved, 0, sizeof hello.reserved);
+      if (bytes.size() >= sizeof hello && std::memcmp(&hello, &good, sizeof hello) == 0) {
+        continue;  // still rank 1's own
+      }
+      Socket socket = connect_to(address, soon());
+      if (!bytes.empty()) {
+        send_all(socket, bytes.data(), bytes.size());
+      }
+    }
+  });
+}
+
+TEST_F(ConnectorTest, AWrongTokenIsRefused) {
+  EXPECT_NE(refusal({9, 9, 9}, 1, 0).find("job token mismatch"), std::string::npos);
+}
+
+TEST_F(ConnectorTest, AnotherEpochIsRefused) {
+  EXPECT_NE(refusal(kToken, 2, 0).find("another init/shutdown cycle"), std::string::npos);
+}
+
+TEST_F(ConnectorTest, AnAddressOfAnotherRankIsRefused) {
+  // The address of rank 1 leads to rank 0.
+  EXPECT_NE(refusal(kToken, 1, 1).find("another rank than its address says"), std::string::npos);
+}
+
+TEST_F(ConnectorTest, AnotherVersionIsRefused) {
+  Hello hello = good_hello();
+  hello.version = 77;
+  Socket socket;
+  expect_undisturbed([&](const std::string& address) {
+    socket = connect_to(address, soon());
+    send_all(socket, &hello, sizeof hello);
+    EXPECT_EQ(receive_byte(socket), 2);
+  });
+}
+
+TEST_F(ConnectorTest, TheSecondProcessOfOneRankIsRefused) {
+  Listener listener("127.0.0.1");
+  const std::vector<std::string> addresses = {listener.address(), "", ""};
+  Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
+  Connector one(listener, addresses, 1, kToken, 1, 20, 20);
+  Connector twin(listener, addresses, 1, kToken, 1, 20, 20);
+  Connector two(listener, addresses, 2, kToken, 1, 20, 20);
+  std::thread acceptor([&] { zero.establish({control(1, false), control(2, false)}); });
+  one.establish({control(0, true)});
+  try {
+    twin.establish({control(0, true)});
+    ADD_FAILURE() << "two processes with one rank";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("two processes have the same rank"), std::string::npos)
+        << error.what();
+  }
+  two.establish({control(0, true)});
+  acceptor.join();
+}
+
+TEST_F(ConnectorTest, MissingRanksAreNamedAtTheDeadline) {
+  Listener listener("127.0.0.1");
+  Connector zero(listener, {listener.address(), "", "", ""}, 0, kToken, 1, 0.1, 20);
+  try {
+    zero.establish({control(1, false), control(3, false)});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("rank(s) 1, 3"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(ConnectorTest, AnAddressThatNobodyListensAtIsNamed) {
+  std::string closed;
+  {
+    const Listener gone("127.0.0.1");
+    closed = gone.address();
+  }
+  Listener listener("127.0.0.1");
+  Connector one(listener, {closed, listener.address()}, 1, kToken, 1, 0.1, 20);
+  try {
+    one.establish({control(0, true)});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_NE(std::string(error.what()).find(closed), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(ConnectorTest, AListenerThatNeverAnswersIsNamed) {
+  Listener listener("127.0.0.1");
+  Listener deaf("127.0.0.1");
+  Connector one(listener, {deaf.address(), listener.address()}, 1, kToken, 1, 0.1, 20);
+  try {
+    one.establish({control(0, true)});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("rank 0 at " + deaf.address()), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,145 @@
+#include "csrc/control/tcp/frame.h"
+
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/cpp/support/largest_allocation.h"
+#include "tests/cpp/support/mutator.h"
+
+namespace aiacc {
+namespace {
+
+std::vector<Frame> some_frames() {
+  std::vector<Frame> frames = {{FrameType::kRound, 3, 7, Bytes(1000, 0xab)},
+                               {FrameType::kJoin, 0, 8, {}},
+                               {FrameType::kPing, 0, 0, {}},
+                               {FrameType::kPong, 255, 0xffffffff, {}}};
+  frames.push_back({FrameType::kAbort, 0, 9, encode_status({Code::kPeerLost, "rank 3 is gone"})});
+  return frames;
+}
+
+Bytes encoded(const std::vector<Frame>& frames) {
+  Bytes bytes;
+  for (const Frame& frame : frames) {
+    encode_frame(frame, bytes);
+  }
+  return bytes;
+}
+
+void expect_equal(const std::vector<Frame>& expected, const std::deque<Frame>& got) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(got[i].type, expected[i].type);
+    EXPECT_EQ(got[i].stage, expected[i].stage);
+    EXPECT_EQ(got[i].round, expected[i].round);
+    EXPECT_EQ(got[i].payload, expected[i].payload);
+  }
+}
+
+TEST(FrameDecoder, TakesFramesInAnyCut) {
+  const Bytes bytes = encoded(some_frames());
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    FrameDecoder decoder("rank 1");
+    std::deque<Frame> frames;
+    for (std::size_t at = 0; at < bytes.size();) {
+      const std::size_t piece = std::min<std::size_t>(bytes.size() - at, 1 + random() % 40);
+      decoder.feed(bytes.data() + at, piece, frames);
+      at += piece;
+    }
+    expect_equal(some_frames(), frames);
+  }
+}
+
+TEST(FrameDecoder, NothingComesOutBeforeTheLastByte) {
+  const Bytes bytes = encoded({{FrameType::kRound, 0, 0, Bytes(10, 1)}});
+  FrameDecoder decoder("rank 1");
+  std::deque<Frame> frames;
+  decoder.feed(bytes.data(), bytes.size() - 1, frames);
+  EXPECT_TRUE(frames.empty());
+  decoder.feed(bytes.data() + bytes.size() - 1, 1, frames);
+  EXPECT_EQ(frames.size(), 1U);
+}
+
+TEST(FrameDecoder, AnAbsurdLengthIsRefusedAtOnce) {
+  for (const std::uint32_t length :
+       {static_cast<std::uint32_t>(FrameDecoder::kMaxPayload) + 1, 0x7fffffffU, 0xffffffffU}) {
+    Bytes bytes = encoded({{FrameType::kRound, 0, 0, {}}});
+    std::memcpy(bytes.data(), &length, sizeof length);
+    FrameDecoder decoder("rank 5");
+    std::deque<Frame> frames;
+    largest_allocation.store(0);
+    try {
+      decoder.feed(bytes.data(), bytes.size(), frames);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kPeerLost);
+      EXPECT_NE(std::string(error.what()).find("rank 5"), std::string::npos);
+    }
+    EXPECT_LT(largest_allocation.load(), 4096U);
+  }
+}
+
+TEST(FrameDecoder, ALongPayloadIsBelievedOnlyAsItComes) {
+  Bytes bytes = encoded({{FrameType::kRound, 0, 0, {}}});
+  const auto length = static_cast<std::uint32_t>(FrameDecoder::kMaxPayload);
+  std::memcpy(bytes.data(), &length, sizeof length);
+  FrameDecoder decoder("rank 5");
+  std::deque<Frame> frames;
+  largest_allocation.store(0);
+  decoder.feed(bytes.data(), bytes.size(), frames);
+  EXPECT_TRUE(frames.empty());
+  EXPECT_LT(largest_allocation.load(), 4096U);
+}
+
+TEST(FrameDecoderFuzz, DamagedStreamsDecodeOrThrow) {
+  const Bytes valid = encoded(some_frames());
+  for (std::uint32_t seed = 0; seed < 20000; ++seed) {
+    Mutator mutator(seed);
+    const Bytes bytes = mutator.damage(valid);
+    FrameDecoder decoder("rank 1");
+    std::deque<Frame> frames;
+    largest_allocation.store(0);
+    try {
+      for (std::size_t at = 0; at < bytes.size();) {
+        const std::size_t piece = std::min<std::size_t>(bytes.size() - at, 1 + mutator.below(600));
+        decoder.feed(bytes.data() + at, piece, frames);
+        at += piece;
+      }
+    } catch (const Error& error) {
+      ASSERT_EQ(error.code(), Code::kPeerLost) << "seed " << seed;
+    }
+    ASSERT_LT(largest_allocation.load(), 4 * bytes.size() + 4096) << "seed " << seed;
+    for (const Frame& frame : frames) {
+      decode_status(frame.payload);
+    }
+  }
+}
+
+TEST(AbortStatus, ComesBackAsItWasEncoded) {
+  for (const Code code :
+       {Code::kInvalidArgument, Code::kPeerLost, Code::kShutdown, Code::kInternal}) {
+    for (const std::string& text :
+         {std::string(), std::string("[core] rank 3"), std::string(5000, 'x')}) {
+      const Status status = decode_status(encode_status({code, text}));
+      EXPECT_EQ(status.code(), code);
+      EXPECT_EQ(status.message(), text);
+    }
+  }
+}
+
+TEST(AbortStatus, AnUnreadableOneIsALostPeer) {
+  for (const Bytes& payload : {Bytes{}, Bytes{0}, Bytes{8, 'x'}, Bytes{255}}) {
+    const Status status = decode_status(payload);
+    EXPECT_EQ(status.code(), Code::kPeerLost);
+    EXPECT_FALSE(status.message().empty());
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

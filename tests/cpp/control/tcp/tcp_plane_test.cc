@@ -1,0 +1,305 @@
+#include "csrc/control/tcp/tcp_plane.h"
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/log.h"
+#include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/mutator.h"
+#include "tests/cpp/support/raw_peer.h"
+
+namespace aiacc {
+namespace {
+
+void join(Bytes& mine, const Bytes& theirs) {
+  mine.insert(mine.end(), theirs.begin(), theirs.end());
+}
+
+TEST(DoublingPlan, PartnersMeetInTheSameStage) {
+  for (int size = 1; size <= 40; ++size) {
+    for (int rank = 0; rank < size; ++rank) {
+      const DoublingPlan mine = DoublingPlan::of(rank, size);
+      for (std::size_t stage = 0; stage < mine.stages.size(); ++stage) {
+        const int partner = mine.stages[stage];
+        ASSERT_TRUE(partner >= 0 && partner < size);
+        EXPECT_EQ(DoublingPlan::of(partner, size).stages[stage], rank);
+      }
+      if (mine.proxy >= 0) {
+        EXPECT_TRUE(mine.stages.empty());
+        EXPECT_EQ(DoublingPlan::of(mine.proxy, size).extra, rank);
+      }
+      if (mine.extra >= 0) {
+        EXPECT_EQ(DoublingPlan::of(mine.extra, size).proxy, rank);
+      }
+    }
+  }
+}
+
+TEST(DoublingPlan, EverySharesReachesEveryRank) {
+  for (int size = 1; size <= 40; ++size) {
+    std::vector<std::set<int>> known(static_cast<std::size_t>(size));
+    const auto of = [&](int rank) -> std::set<int>& {
+      return known[static_cast<std::size_t>(rank)];
+    };
+    std::size_t stages = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      const DoublingPlan plan = DoublingPlan::of(rank, size);
+      of(rank).insert(rank);
+      if (plan.extra >= 0) {
+        of(rank).insert(plan.extra);
+      }
+      stages = std::max(stages, plan.stages.size());
+    }
+    for (std::size_t stage = 0; stage < stages; ++stage) {
+      const auto before = known;
+      for (int rank = 0; rank < size; ++rank) {
+        const DoublingPlan plan = DoublingPlan::of(rank, size);
+        if (stage < plan.stages.size()) {
+          const auto& theirs = before[static_cast<std::size_t>(plan.stages[stage])];
+          of(rank).insert(theirs.begin(), theirs.end());
+        }
+      }
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      const int proxy = DoublingPlan::of(rank, size).proxy;
+      EXPECT_EQ(of(proxy >= 0 ? proxy : rank).size(), static_cast<std::size_t>(size));
+    }
+  }
+}
+
+/// Rank 0 is a plane, rank 1 a raw connection.
+void with_raw_peer(const std::function<void(TcpPlane&)>& zero,
+                   const std::function<void(RawPeer&)>& one,
+                   double peer_timeout_s = 20) {
+  configure_log(LogLevel::kFatal, -1);
+  TcpWorld world(2);
+  run_as_ranks(2, [&](int rank, RankGroup& group) {
+    if (rank == 1) {
+      RawPeer peer = std::move(raw_peers(world.connector(1), {0})[0]);
+      one(peer);
+      return;
+    }
+    TcpPlane plane(world.connector(0), peer_timeout_s, 50);
+    const auto guard = group.on_failure([&](const Status& status) { plane.interrupt(status); });
+    zero(plane);
+  });
+}
+
+TEST(TcpPlane, AnswersPingsBetweenRounds) {
+  with_raw_peer(
+      [](TcpPlane& plane) {
+        while (plane.bytes_sent() == 0) {
+          plane.wait(Clock::time_point::max());
+          plane.service();
+        }
+      },
+      [](RawPeer& peer) {
+        peer.send(Frame{FrameType::kPing, 0, 0, {}});
+        EXPECT_EQ(peer.receive().type, FrameType::kPong);
+      });
+}
+
+TEST(TcpPlane, APingDoesNotCutAFrameInTwo) {
+  // Much more than the buffers of a connection hold.
+  const Bytes large(32 << 20, 7);
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        Bytes message = large;
+        plane.all_reduce(message, join);
+        EXPECT_EQ(message.size(), large.size() + 1);
+      },
+      [&](RawPeer& peer) {
+        for (int i = 0; i < 3; ++i) {
+          peer.send(Frame{FrameType::kPing, 0, 0, {}});
+        }
+        const Frame round = peer.receive();
+        EXPECT_EQ(round.type, FrameType::kRound);
+        EXPECT_EQ(round.payload, large);
+        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+        for (int i = 0; i < 3; ++i) {
+          EXPECT_EQ(peer.receive().type, FrameType::kPong);
+        }
+      });
+}
+
+TEST(TcpPlane, ASilentPeerIsAskedBeforeItIsGivenUp) {
+  with_raw_peer(
+      [](TcpPlane& plane) {
+        Bytes message = {0};
+        plane.all_reduce(message, join);  // takes longer than the timeout, but rank 1 lives
+        EXPECT_EQ(message, (Bytes{0, 1}));
+      },
+      [](RawPeer& peer) {
+        EXPECT_EQ(peer.receive().type, FrameType::kRound);
+        for (int i = 0; i < 6; ++i) {
+          EXPECT_EQ(peer.receive().type, FrameType::kPing);
+          peer.send(Frame{FrameType::kPong, 0, 0, {}});
+        }
+        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+      },
+      0.4);
+}
+
+TEST(TcpPlane, EndsThoughAFrozenPeerNeverCloses) {
+  with_raw_peer([](TcpPlane& plane) { plane.abort({Code::kShutdown, "done"}); },
+                [](RawPeer& peer) { peer.await_close(); });
+}
+
+TEST(TcpPlane, AFarewellIsTheLastThingSent) {
+  with_raw_peer(
+      [](TcpPlane& plane) { plane.abort({Code::kShutdown, "[core] rank 0 has shut down"}); },
+      [](RawPeer& peer) {
+        const Frame frame = peer.receive();
+        EXPECT_EQ(frame.type, FrameType::kAbort);
+        EXPECT_EQ(decode_status(frame.payload).message(), "[core] rank 0 has shut down");
+        peer.await_close();
+      });
+}
+
+TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
+  Bytes valid;
+  for (std::uint32_t round = 0; round < 4; ++round) {
+    encode_frame({FrameType::kPing, 0, round, {}}, valid);
+    encode_frame({FrameType::kRound, 0, round, Bytes(20, 1)}, valid);
+  }
+  encode_frame({FrameType::kAbort, 0, 4, encode_status({Code::kShutdown, "rank 1 left"})}, valid);
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    with_raw_peer(
+        [](TcpPlane& plane) {
+          Status status;
+          while (status.ok()) {
+            status = status_of([&] {
+              Bytes message = {0};
+              plane.all_reduce(message, join);
+            });
+          }
+          EXPECT_TRUE(status.message().find("rank 1") != std::string::npos ||
+                      status.code() != Code::kPeerLost)
+              << status.message();
+        },
+        [&](RawPeer& peer) {
+          try {
+            peer.send(Mutator(seed).damage(valid));
+          } catch (const Error&) {
+            // The plane has given up already.
+          }
+          peer.close();
+        });
+  }
+}
+
+/// Rank `size - 1` misbehaves after one good round; all others must name it.
+struct Misdeed {
+  const char* name;
+  std::function<void(std::vector<RawPeer>&)> commit;
+  const char* text;
+};
+
+void PrintTo(const Misdeed& misdeed, std::ostream* out) { *out << misdeed.name; }
+
+class TcpPlaneFailureTest : public testing::TestWithParam<std::tuple<int, Misdeed>> {};
+
+void to_all(std::vector<RawPeer>& peers, const Bytes& bytes) {
+  for (RawPeer& peer : peers) {
+    peer.send(bytes);
+  }
+}
+
+Bytes frame_bytes(const Frame& frame) {
+  Bytes bytes;
+  encode_frame(frame, bytes);
+  return bytes;
+}
+
+std::vector<Misdeed> misdeeds() {
+  return {
+      {"Closes",
+       [](std::vector<RawPeer>& peers) {
+         for (RawPeer& peer : peers) {
+           peer.close();
+         }
+       },
+       "the connection"},
+      {"SendsGarbage",
+       [](std::vector<RawPeer>& peers) { to_all(peers, Bytes(100, 0x47)); },
+       "not aiacc's protocol"},
+      {"SendsAnAbsurdLength",
+       [](std::vector<RawPeer>& peers) {
+         Bytes bytes = frame_bytes({FrameType::kRound, 0, 0, {}});
+         bytes[3] = 0xff;
+         to_all(peers, bytes);
+       },
+       "not aiacc's protocol"},
+      {"StartsAnotherRound",
+       [](std::vector<RawPeer>& peers) {
+         to_all(peers, frame_bytes({FrameType::kRound, 0, 77, {}}));
+       },
+       "got round 77"},
+      {"IsInAnotherStage",
+       [](std::vector<RawPeer>& peers) {
+         to_all(peers, frame_bytes({FrameType::kRound, 99, 0, {}}));
+       },
+       "stage 99"},
+      {"IsSilent", [](std::vector<RawPeer>&) {}, "has not answered within"},
+      {"SaysWhy",
+       [](std::vector<RawPeer>& peers) {
+         const Status status(Code::kEngine, "[test] rank of the raw end is broken");
+         to_all(peers, frame_bytes({FrameType::kAbort, 0, 0, encode_status(status)}));
+       },
+       "is broken"},
+  };
+}
+
+TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
+  configure_log(LogLevel::kFatal, -1);
+  const auto& [size, misdeed] = GetParam();
+  const int culprit = size - 1;
+  const std::string name = "rank " + std::to_string(culprit);
+  TcpWorld world(size);
+  run_as_ranks(size, [&, size = size, &misdeed = misdeed](int rank, RankGroup& group) {
+    if (rank == culprit) {
+      const DoublingPlan plan = DoublingPlan::of(rank, size);
+      std::vector<int> partners = plan.stages;
+      if (plan.proxy >= 0) {
+        partners.push_back(plan.proxy);
+      }
+      std::vector<RawPeer> peers = raw_peers(world.connector(rank), partners);
+      misdeed.commit(peers);
+      if (std::string(misdeed.name) != "Closes") {
+        for (RawPeer& peer : peers) {
+          peer.await_close();
+        }
+      }
+      return;
+    }
+    TcpPlane plane(world.connector(rank), 0.4, 50);
+    const auto guard = group.on_failure([&](const Status& status) { plane.interrupt(status); });
+    Bytes message = {0};
+    const Status status = status_of([&] { plane.all_reduce(message, join); });
+    plane.abort(status);  // as the coordinator does
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(misdeed.text), std::string::npos) << status.message();
+    if (std::string(misdeed.name) != "SaysWhy") {
+      EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Misdeeds,
+                         TcpPlaneFailureTest,
+                         testing::Combine(testing::Values(2, 3, 4, 5, 8),
+                                          testing::ValuesIn(misdeeds())),
+                         [](const auto& test) {
+                           return std::get<1>(test.param).name +
+                                  std::to_string(std::get<0>(test.param));
+                         });
+
+}  // namespace
+}  // namespace aiacc
