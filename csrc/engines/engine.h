@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/dtype.h"
+#include "csrc/base/error.h"
+
+namespace aiacc {
+
+class Connector;
+
+/// What an engine is given to come up. Everything here is equal on all ranks except `rank`.
+struct EngineContext {
+  int rank = 0;
+  int size = 1;
+  int lanes = 1;                   ///< concurrent lanes, numbered 0 .. lanes-1
+  double peer_timeout_s = 5.0;     ///< TCP_USER_TIMEOUT and keepalive are derived from it
+  double spin_us = 50.0;           ///< how long a wait may spin before it sleeps
+  Connector* connector = nullptr;  ///< opens authenticated sockets to peers; null at size 1
+};
+
+/// Moves tensor bytes between ranks.
+///
+/// Threads: a lane is used by one thread at a time, different lanes concurrently. Besides the
+/// numbered lanes there is the *express lane*, `express_lane()`, for small buffers: built for latency.
+/// Order: all ranks issue the same operations in the same order on one lane; nothing is assumed
+/// between lanes.
+/// Blocking: every operation returns when `recv` holds the result, or throws Error. A wait may spin
+/// for at most 50 us before it sleeps.
+/// Failure: `abort` makes running and later operations throw the given status in < 10 ms.
+class Engine {
+ public:
+  Engine() = default;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  virtual ~Engine() = default;
+
+  virtual const char* name() const = 0;
+  virtual int lanes() const = 0;
+  int express_lane() const { return lanes(); }
+
+  /// recv[i] = op over ranks of send[i]; `send` may equal `recv` (in place), else no overlap.
+  /// `op` is kSum, kMin, kMax or kProduct. 16-bit floats are added in fp32. Bit-identical results
+  /// on all ranks. `count` may be 0.
+  virtual void all_reduce(
+      int lane, const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) = 0;
+
+  /// `buffer` of `root` is copied to all ranks.
+  virtual void broadcast(int lane, void* buffer, std::size_t bytes, int root) = 0;
+
+  /// Concatenates `bytes_of[r]` bytes of every rank r, in rank order, into `recv` on every rank.
+  virtual void all_gather(int lane,
+                          const void* send,
+                          void* recv,
+                          const std::vector<std::size_t>& bytes_of) = 0;
+
+  /// From any thread, any number of times; the first status wins.
+  virtual void abort(const Status& status) noexcept = 0;
+};
+
+/// Whether an engine can run in this process, and if not, why and what to do about it.
+struct Viability {
+  bool viable = false;
+  std::string detail;  ///< version when viable, otherwise the reason and the remedy
+};
+
+}  // namespace aiacc

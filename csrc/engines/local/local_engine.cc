@@ -1,0 +1,55 @@
+#include "csrc/engines/local/local_engine.h"
+
+#include <cstring>
+#include <string>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  if (to != from && bytes > 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+LocalEngine::LocalEngine(const EngineContext& context) : lanes_(context.lanes) {
+  if (context.size != 1) {
+    throw Error(Code::kInvalidArgument,
+                "[local] the local engine serves one rank, but the job has " +
+                    std::to_string(context.size) + "; set AIACC_ENGINE=auto, or to tcp or mpi");
+  }
+}
+
+void LocalEngine::check(int lane) const {
+  AIACC_CHECK(lane >= 0 && lane <= lanes_);
+  cancellation_.check();
+}
+
+void LocalEngine::all_reduce(
+    int lane, const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
+  check(lane);
+  AIACC_CHECK(op != ReduceOp::kAverage && op != ReduceOp::kAdasum);
+  copy(recv, send, count * size_of(dtype));
+}
+
+void LocalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
+  static_cast<void>(buffer);
+  static_cast<void>(bytes);
+  check(lane);
+  AIACC_CHECK(root == 0);
+}
+
+void LocalEngine::all_gather(int lane,
+                             const void* send,
+                             void* recv,
+                             const std::vector<std::size_t>& bytes_of) {
+  check(lane);
+  AIACC_CHECK(bytes_of.size() == 1);
+  copy(recv, send, bytes_of[0]);
+}
+
+}  // namespace aiacc

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <vector>
+
+#include "csrc/engines/cancellation.h"
+#include "csrc/engines/engine.h"
+
+namespace aiacc {
+
+/// The world of one rank: every operation is a copy, or nothing when it is in place.
+class LocalEngine : public Engine {
+ public:
+  explicit LocalEngine(const EngineContext& context);
+
+  const char* name() const override { return "local"; }
+  int lanes() const override { return lanes_; }
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  DataType dtype,
+                  ReduceOp op) override;
+  void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
+  void all_gather(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& bytes_of) override;
+  void abort(const Status& status) noexcept override { cancellation_.set(status); }
+
+ private:
+  void check(int lane) const;
+
+  int lanes_;
+  Cancellation cancellation_;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "csrc/engines/cancellation.h"
+#include "csrc/engines/engine.h"
+#include "csrc/engines/mpi/mpi_session.h"
+#include "csrc/engines/mpi/node_channel.h"
+
+namespace aiacc {
+
+/// CPU tensors under mpirun.
+///
+/// Within a node the ranks work through memory that MPI lets them share (NodeChannel), without
+/// calls into MPI; between nodes each rank combines its share with nonblocking all-reduces on a
+/// communicator of the lane's own. MPI sees only memory of the session, never a tensor, so that
+/// nothing writes to a tensor after an aborted operation has thrown, although MPI cannot cancel.
+/// The first failure of a lane is latched: all lanes throw it from then on.
+class MpiEngine : public Engine {
+ public:
+  /// Collective, blocks. Throws Error(kInvalidArgument) if MPI numbers the ranks differently.
+  MpiEngine(MpiSession& session, const EngineContext& context);
+  ~MpiEngine() override;
+
+  const char* name() const override { return "mpi"; }
+  int lanes() const override { return lanes_; }
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  DataType dtype,
+                  ReduceOp op) override;
+  void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
+  void all_gather(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& bytes_of) override;
+  void abort(const Status& status) noexcept override;
+
+ private:
+  class Lane;
+  template <class Operation>
+  void run(int lane, Operation operation);
+
+  MpiSession& session_;
+  const int lanes_;
+  Cancellation cancellation_;
+  std::vector<std::unique_ptr<Lane>> channels_;
+};
+
+}  // namespace aiacc

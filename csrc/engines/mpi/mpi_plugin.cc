@@ -1,0 +1,284 @@
+#include "csrc/engines/mpi/mpi_plugin.h"
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "csrc/base/dtype.h"
+#include "csrc/engines/mpi/mpi_types.h"
+
+// Together with mpi_types.cc all that is compiled against an MPI. It is linked to no MPI library: its
+// symbols are resolved against the one that the loader has opened, whatever its file is called.
+
+#define AIACC_MPI_TEXT_OF(x) #x
+#define AIACC_MPI_TEXT(x) AIACC_MPI_TEXT_OF(x)
+#if defined(MPICH_VERSION)
+#define AIACC_MPI_FLAVOUR "mpich"
+#define AIACC_MPI_HEADERS MPICH_VERSION
+#elif defined(OMPI_MAJOR_VERSION)
+#define AIACC_MPI_FLAVOUR "openmpi"
+#define AIACC_MPI_HEADERS            \
+  AIACC_MPI_TEXT(OMPI_MAJOR_VERSION) \
+  "." AIACC_MPI_TEXT(OMPI_MINOR_VERSION) "." AIACC_MPI_TEXT(OMPI_RELEASE_VERSION)
+#else
+#define AIACC_MPI_FLAVOUR "unknown"
+#define AIACC_MPI_HEADERS AIACC_MPI_TEXT(MPI_VERSION) "." AIACC_MPI_TEXT(MPI_SUBVERSION)
+#endif
+
+namespace aiacc {
+namespace {
+
+constexpr const char* kMarkedFlavour = "aiacc-mpi-flavour=" AIACC_MPI_FLAVOUR;
+
+template <class Native>
+MpiHandle to_handle(Native native) {
+  static_assert(sizeof(Native) <= sizeof(MpiHandle));
+  MpiHandle handle = 0;
+  std::memcpy(&handle, &native, sizeof native);
+  return handle;
+}
+
+template <class Native>
+Native to_native(MpiHandle handle) {
+  Native native;
+  std::memcpy(&native, &handle, sizeof native);
+  return native;
+}
+
+/// Runs an MPI function that starts a request and stores the request's bits.
+template <class Start>
+int started(MpiHandle* handle, Start start) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  const int code = start(&request);
+  *handle = to_handle(request);
+  return code;
+}
+
+// ---- life -------------------------------------------------------------------------------------
+
+void describe(int code, char* text, std::size_t bytes) {
+  char buffer[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  if (MPI_Error_string(code, buffer, &length) != MPI_SUCCESS) {
+    length = 0;
+  }
+  std::snprintf(text, bytes, "%.*s", length, length > 0 ? buffer : "unknown MPI error");
+}
+
+/// MPICH opens one connection per peer and *virtual communication interface*, and spreads
+/// communicators over the interfaces in the order of their creation. Only its ofi network module
+/// is known to work with several. What the user has set stays.
+void set_network_lanes(int network_lanes) {
+#if defined(MPICH_VERSION)
+  if (network_lanes > 0) {
+    setenv("MPIR_CVAR_CH4_NUM_VCIS", std::to_string(network_lanes).c_str(), 0);
+    setenv("MPIR_CVAR_CH4_NETMOD", "ofi", 0);
+  }
+#else
+  static_cast<void>(network_lanes);
+#endif
+}
+
+int initialize(int network_lanes, int* ours, int* multiple) {
+  int before = 0;
+  int code = MPI_Initialized(&before);
+  if (code != MPI_SUCCESS) {
+    return code;
+  }
+  int provided = MPI_THREAD_SINGLE;
+  if (before == 0) {
+    set_network_lanes(network_lanes);
+    code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  } else {
+    code = MPI_Query_thread(&provided);
+  }
+  *ours = before == 0 ? 1 : 0;
+  *multiple = provided == MPI_THREAD_MULTIPLE ? 1 : 0;
+  return code != MPI_SUCCESS ? code : create_mpi_types();
+}
+
+void forget_files() {
+#if defined(MPICH_VERSION)
+  static const std::string kPrefix = "/dev/shm/mpich_";
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const std::size_t at = line.find(kPrefix);
+    if (at != std::string::npos && line.find(" (deleted)") == std::string::npos) {
+      unlink(line.substr(at).c_str());  // another rank of the node may have been faster
+    }
+  }
+#endif
+}
+
+int is_finalized() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag;
+}
+
+// ---- communicators ----------------------------------------------------------------------------
+
+/// Hands a new communicator out with errors that are returned instead of ending the process.
+int handed_out(int code, MPI_Comm communicator, MpiHandle* handle) {
+  *handle = to_handle(communicator);
+  return code != MPI_SUCCESS ? code : MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN);
+}
+
+int comm_rank(MpiHandle communicator, int* rank) {
+  return MPI_Comm_rank(to_native<MPI_Comm>(communicator), rank);
+}
+
+int comm_size(MpiHandle communicator, int* size) {
+  return MPI_Comm_size(to_native<MPI_Comm>(communicator), size);
+}
+
+int return_errors_of(MpiHandle communicator) {
+  return MPI_Comm_set_errhandler(to_native<MPI_Comm>(communicator), MPI_ERRORS_RETURN);
+}
+
+int start_duplicate(MpiHandle communicator, MpiHandle* duplicate, MpiHandle* request) {
+  static_assert(sizeof(MPI_Comm) <= sizeof(MpiHandle));
+  *duplicate = 0;
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Comm_idup(
+        to_native<MPI_Comm>(communicator), reinterpret_cast<MPI_Comm*>(duplicate), native);
+  });
+}
+
+int duplicate(MpiHandle communicator, MpiHandle* copy) {
+  MPI_Comm native = MPI_COMM_NULL;
+  const int code = MPI_Comm_dup(to_native<MPI_Comm>(communicator), &native);
+  return handed_out(code, native, copy);
+}
+
+int split(MpiHandle communicator, int color, int key, MpiHandle* part) {
+  MPI_Comm native = MPI_COMM_NULL;
+  const int code = MPI_Comm_split(to_native<MPI_Comm>(communicator), color, key, &native);
+  return handed_out(code, native, part);
+}
+
+int split_by_node(MpiHandle communicator, MpiHandle* node) {
+  MPI_Comm native = MPI_COMM_NULL;
+  const int code = MPI_Comm_split_type(
+      to_native<MPI_Comm>(communicator), MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &native);
+  return handed_out(code, native, node);
+}
+
+int share_memory(MpiHandle node, std::size_t bytes, void** segments, MpiHandle* window) {
+  const auto communicator = to_native<MPI_Comm>(node);
+  MPI_Info info = MPI_INFO_NULL;
+  MPI_Info_create(&info);
+  MPI_Info_set(info, "alloc_shared_noncontig", "true");  // each segment on pages of its own
+  void* own = nullptr;
+  MPI_Win native = MPI_WIN_NULL;
+  int code = MPI_Win_allocate_shared(
+      static_cast<MPI_Aint>(bytes), 1, info, communicator, static_cast<void*>(&own), &native);
+  MPI_Info_free(&info);
+  int size = 0;
+  if (code == MPI_SUCCESS) {
+    code = MPI_Comm_size(communicator, &size);
+  }
+  for (int rank = 0; rank < size && code == MPI_SUCCESS; ++rank) {
+    MPI_Aint length = 0;
+    int unit = 0;
+    code = MPI_Win_shared_query(native, rank, &length, &unit, static_cast<void*>(&segments[rank]));
+  }
+  *window = to_handle(native);
+  return code;
+}
+
+// ---- collectives ------------------------------------------------------------------------------
+
+int start_all_reduce(
+    MpiHandle communicator, void* data, int count, int dtype, int op, MpiHandle* request) {
+  const auto type = static_cast<DataType>(dtype);
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Iallreduce(MPI_IN_PLACE,
+                          data,
+                          count,
+                          mpi_type(type),
+                          mpi_op(type, static_cast<ReduceOp>(op)),
+                          to_native<MPI_Comm>(communicator),
+                          native);
+  });
+}
+
+int start_broadcast(MpiHandle communicator, void* data, int bytes, int root, MpiHandle* request) {
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Ibcast(data, bytes, MPI_BYTE, root, to_native<MPI_Comm>(communicator), native);
+  });
+}
+
+int start_all_gather(MpiHandle communicator,
+                     void* data,
+                     const int* bytes_of,
+                     const int* offsets,
+                     MpiHandle* request) {
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Iallgatherv(MPI_IN_PLACE,
+                           0,
+                           MPI_DATATYPE_NULL,
+                           data,
+                           bytes_of,
+                           offsets,
+                           MPI_BYTE,
+                           to_native<MPI_Comm>(communicator),
+                           native);
+  });
+}
+
+int start_barrier(MpiHandle communicator, MpiHandle* request) {
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Ibarrier(to_native<MPI_Comm>(communicator), native);
+  });
+}
+
+int test(MpiHandle* request, int* done) {
+  auto native = to_native<MPI_Request>(*request);
+  const int code = MPI_Test(&native, done, MPI_STATUS_IGNORE);
+  *request = to_handle(native);
+  return code;
+}
+
+constexpr MpiPlugin kPlugin = {
+    kMpiPluginAbi,
+    AIACC_MPI_FLAVOUR,
+    AIACC_MPI_HEADERS,
+    describe,
+    initialize,
+    forget_files,
+    is_finalized,
+    [] { return MPI_Finalize(); },
+    [] { return to_handle(MPI_COMM_WORLD); },
+    comm_rank,
+    comm_size,
+    start_duplicate,
+    return_errors_of,
+    duplicate,
+    split,
+    split_by_node,
+    share_memory,
+    start_all_reduce,
+    start_broadcast,
+    start_all_gather,
+    start_barrier,
+    test,
+};
+
+}  // namespace
+}  // namespace aiacc
+
+extern "C" __attribute__((visibility("default"))) const aiacc::MpiPlugin* aiacc_mpi_plugin(
+    int abi, aiacc::MpiReduceFunction reduce) {
+  static const char* const volatile mark = aiacc::kMarkedFlavour;  // keeps the text in the file
+  if (abi != aiacc::kMpiPluginAbi || mark == nullptr) {
+    return nullptr;
+  }
+  aiacc::set_reduce_function(reduce);
+  return &aiacc::kPlugin;
+}

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// The only way from the core to MPI. The plug-in (mpi_plugin.cc) is compiled against one MPI and
+/// loaded at run time; the core is compiled without. Plain C types: no exception and no C++ object
+/// crosses, and MPI's handles travel as bits.
+namespace aiacc {
+
+using MpiHandle = std::uint64_t;
+
+/// acc[i] = acc[i] op in[i]; numbers are those of DataType and ReduceOp.
+using MpiReduceFunction = void (*)(void* acc, const void* in, std::size_t count, int dtype, int op);
+
+inline constexpr int kMpiPluginAbi = 1;
+
+/// Functions return 0 or an MPI error code that `describe` explains, and never end the process.
+/// Those that start a request return at once; buffers belong to MPI until `test` says done.
+struct MpiPlugin {
+  int abi;
+  const char* flavour;  ///< "mpich" or "openmpi": whose headers it was compiled with
+  const char* headers;  ///< their version
+
+  void (*describe)(int code, char* text, std::size_t bytes);
+
+  /// Initialises MPI with MPI_THREAD_MULTIPLE unless somebody did. `ours`: whether it was us;
+  /// `multiple`: whether threads may call concurrently. `network_lanes` > 0 asks for that many
+  /// independent channels to other hosts, where the flavour has them.
+  int (*initialize)(int network_lanes, int* ours, int* multiple);
+  /// Removes the names of the shared memory that MPI created, which it would leave behind if this
+  /// process were killed. To be called when every rank has initialised.
+  void (*forget_files)();
+  int (*is_finalized)();
+  int (*finalize)();
+
+  MpiHandle (*world)();
+  int (*rank)(MpiHandle communicator, int* rank);
+  int (*size)(MpiHandle communicator, int* size);
+  /// `*duplicate` is written when the request completes; pass it to `return_errors` then.
+  int (*start_duplicate)(MpiHandle communicator, MpiHandle* duplicate, MpiHandle* request);
+  /// Errors of this communicator are returned from now on; before, they end the process.
+  int (*return_errors)(MpiHandle communicator);
+  /// Collective and blocking, like the next three. New communicators return errors.
+  int (*duplicate)(MpiHandle communicator, MpiHandle* duplicate);
+  int (*split)(MpiHandle communicator, int color, int key, MpiHandle* part);
+  int (*split_by_node)(MpiHandle communicator, MpiHandle* node);
+  /// `bytes` of memory for each rank that all ranks of `node` can address; fills `segments[rank]`.
+  int (*share_memory)(MpiHandle node, std::size_t bytes, void** segments, MpiHandle* window);
+
+  /// In place.
+  int (*start_all_reduce)(
+      MpiHandle communicator, void* data, int count, int dtype, int op, MpiHandle* request);
+  int (*start_broadcast)(
+      MpiHandle communicator, void* data, int bytes, int root, MpiHandle* request);
+  /// In place: the caller's part lies at its offset already.
+  int (*start_all_gather)(MpiHandle communicator,
+                          void* data,
+                          const int* bytes_of,
+                          const int* offsets,
+                          MpiHandle* request);
+  int (*start_barrier)(MpiHandle communicator, MpiHandle* request);
+  int (*test)(MpiHandle* request, int* done);
+};
+
+/// Name of the one exported function and its type. Returns null if it does not speak `abi`.
+inline constexpr const char* kMpiPluginSymbol = "aiacc_mpi_plugin";
+using MpiPluginFactory = const MpiPlugin* (*)(int abi, MpiReduceFunction reduce);
+
+/// Found in the plug-in's file followed by the flavour: readable without loading it.
+inline constexpr const char* kMpiFlavourMark = "aiacc-mpi-flavour=";
+
+}  // namespace aiacc

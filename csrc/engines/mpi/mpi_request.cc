@@ -1,0 +1,58 @@
+#include "csrc/engines/mpi/mpi_request.h"
+
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+constexpr auto kNap = std::chrono::microseconds(20);
+constexpr unsigned long kTimerSlackNs = 1000;
+
+/// The kernel's default lets a sleep of 20 us take 70.
+void sharpen_timer() {
+  thread_local const bool sharp = prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0, 0, 0) == 0;
+  static_cast<void>(sharp);
+}
+
+}  // namespace
+
+void check_mpi(const MpiPlugin& plugin, int code, const char* call) {
+  if (code != 0) {
+    char text[512] = "";
+    plugin.describe(code, text, sizeof text);
+    throw Error(Code::kEngine,
+                std::string("[mpi] ") + call + " failed: " + text + " (error " +
+                    std::to_string(code) + "); see the messages of mpirun and of the other ranks");
+  }
+}
+
+void wait_for_request(const MpiPlugin& plugin,
+                      MpiHandle* request,
+                      Spin& spin,
+                      const std::function<void()>& check) {
+  const auto is_done = [&] {
+    int done = 0;
+    check_mpi(plugin, plugin.test(request, &done), "MPI_Test");
+    return done != 0;
+  };
+  spin.begin();
+  do {
+    if (is_done()) {
+      spin.end();
+      return;
+    }
+  } while (spin.again());
+  sharpen_timer();
+  while (!is_done()) {
+    check();
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,249 @@
+#include "csrc/engines/mpi/node_channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "csrc/kernels/reduce.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+/// Up to here every rank reduces everything: one exchange of flags instead of two.
+constexpr std::size_t kSmallBytes = std::size_t{8} << 10;
+constexpr std::size_t kMinBlockBytes = std::size_t{32} << 10;
+/// A buffer is cut into at least this many blocks, as far as kMinBlockBytes allows, so that copying
+/// one overlaps with waiting for another.
+constexpr std::size_t kMinBlocks = 4;
+
+std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+/// One all-reduce, cut into blocks and pieces in the same way on every rank.
+struct NodeChannel::Plan {
+  const std::byte* send;
+  std::byte* recv;
+  std::size_t count;
+  DataType dtype;
+  ReduceOp op;
+  std::size_t element;      ///< bytes
+  std::size_t block_elems;  ///< of every block but the last
+  std::uint64_t blocks;
+  std::uint64_t first;  ///< sequence number of the first block
+  std::size_t ranks;
+
+  struct Range {
+    std::size_t offset;   ///< bytes from the start of the buffer
+    std::size_t in_slot;  ///< bytes from the start of the slot
+    std::size_t elems;
+    std::size_t bytes;
+  };
+
+  Range piece(std::uint64_t block, std::size_t rank) const {
+    const std::size_t start = static_cast<std::size_t>(block - first) * block_elems;
+    const std::size_t elems = std::min(block_elems, count - start);
+    const std::size_t share = round_up((elems + ranks - 1) / ranks, kCacheLine / element);
+    const std::size_t from = std::min(elems, share * rank);
+    const std::size_t to = std::min(elems, from + share);
+    return {(start + from) * element, from * element, to - from, (to - from) * element};
+  }
+};
+
+std::size_t NodeChannel::segment_bytes(std::size_t slot_bytes) {
+  return NodeProgress::header_bytes() + kSlots * slot_bytes;
+}
+
+NodeChannel::NodeChannel(std::vector<void*> segments,
+                         int rank,
+                         std::size_t slot_bytes,
+                         double spin_us,
+                         const Cancellation& cancellation)
+    : progress_(segments, rank, spin_us, cancellation),
+      segments_(std::move(segments)),
+      rank_(rank),
+      slot_bytes_(slot_bytes),
+      cancellation_(cancellation) {
+  AIACC_CHECK(slot_bytes % kCacheLine == 0);
+}
+
+std::byte* NodeChannel::slot(int rank, std::uint64_t block) const {
+  auto* base = static_cast<std::byte*>(segments_[static_cast<std::size_t>(rank)]);
+  return base + NodeProgress::header_bytes() + (block % kSlots) * slot_bytes_;
+}
+
+void NodeChannel::all_reduce(const void* send,
+                             void* recv,
+                             std::size_t count,
+                             DataType dtype,
+                             ReduceOp op,
+                             CrossNodeReduce* cross) {
+  cancellation_.check();
+  if (count == 0) {
+    return;
+  }
+  const std::size_t element = size_of(dtype);
+  const std::size_t bytes = count * element;
+  if (bytes <= kSmallBytes && cross == nullptr) {
+    small_all_reduce(send, recv, count, dtype, op);
+    return;
+  }
+  const std::size_t block_bytes =
+      std::clamp(round_up(bytes / kMinBlocks, kCacheLine), kMinBlockBytes, slot_bytes_);
+  const std::size_t block_elems = block_bytes / element;
+  const std::uint64_t blocks = (count + block_elems - 1) / block_elems;
+  const Plan plan{static_cast<const std::byte*>(send),
+                  static_cast<std::byte*>(recv),
+                  count,
+                  dtype,
+                  op,
+                  element,
+                  block_elems,
+                  blocks,
+                  blocks_,
+                  segments_.size()};
+  const std::uint64_t end = blocks_ + blocks;
+  const auto mine = static_cast<std::size_t>(rank_);
+  // Each turn of the loop works on four consecutive blocks, the newest first: what a step waits for
+  // was set going by the other ranks at least one turn earlier.
+  for (std::uint64_t turn = blocks_; turn < end + 3; ++turn) {
+    cancellation_.check();
+    if (turn < end) {
+      publish(plan, turn);
+    }
+    if (turn >= plan.first + 1 && turn - 1 < end) {
+      reduce_piece(plan, turn - 1);
+      if (cross != nullptr) {
+        const Plan::Range piece = plan.piece(turn - 1, mine);
+        cross->start(static_cast<int>((turn - 1) % kSlots),
+                     slot(rank_, turn - 1) + piece.in_slot,
+                     piece.elems,
+                     dtype,
+                     op);
+      } else {
+        progress_.announce(NodeProgress::kReduced, turn);
+      }
+    }
+    if (cross != nullptr && turn >= plan.first + 2 && turn - 2 < end) {
+      cross->finish(static_cast<int>((turn - 2) % kSlots));
+      progress_.announce(NodeProgress::kReduced, turn - 1);
+    }
+    const std::uint64_t lag = cross != nullptr ? 3 : 2;
+    if (turn >= plan.first + lag && turn - lag < end) {
+      gather(plan, turn - lag);
+    }
+  }
+  blocks_ = end;
+}
+
+void NodeChannel::publish(const Plan& plan, std::uint64_t block) {
+  if (block >= kSlots) {
+    progress_.wait_for_others(NodeProgress::kConsumed, block - kSlots + 1);
+  }
+  std::byte* target = slot(rank_, block);
+  for (std::size_t rank = 0; rank < plan.ranks; ++rank) {
+    if (static_cast<int>(rank) != rank_) {
+      const Plan::Range piece = plan.piece(block, rank);
+      std::memcpy(target + piece.in_slot, plan.send + piece.offset, piece.bytes);
+    }
+  }
+  progress_.announce(NodeProgress::kPublished, block + 1);
+}
+
+void NodeChannel::reduce_piece(const Plan& plan, std::uint64_t block) {
+  const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(rank_));
+  std::byte* result = slot(rank_, block) + piece.in_slot;
+  const std::byte* left = plan.send + piece.offset;
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank_ + step) % size();
+    progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
+    reduce_into(result, left, slot(peer, block) + piece.in_slot, piece.elems, plan.dtype, plan.op);
+    left = result;
+  }
+  if (size() == 1) {
+    std::memcpy(result, left, piece.bytes);
+  }
+}
+
+void NodeChannel::gather(const Plan& plan, std::uint64_t block) {
+  for (int step = 0; step < size(); ++step) {
+    const int owner = (rank_ + step) % size();
+    progress_.wait_for(owner, NodeProgress::kReduced, block + 1);
+    const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(owner));
+    std::memcpy(plan.recv + piece.offset, slot(owner, block) + piece.in_slot, piece.bytes);
+  }
+  progress_.announce(NodeProgress::kConsumed, block + 1);
+}
+
+void NodeChannel::small_all_reduce(
+    const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
+  const std::size_t bytes = count * size_of(dtype);
+  const std::uint64_t block = blocks_++;
+  if (block >= kSlots) {
+    progress_.wait_for_others(NodeProgress::kConsumed, block - kSlots + 1);
+  }
+  std::memcpy(slot(rank_, block), send, bytes);
+  progress_.announce(NodeProgress::kPublished, block + 1);
+  // In rank order on every rank: sums of floats must be bit-identical.
+  progress_.wait_for(0, NodeProgress::kPublished, block + 1);
+  std::memcpy(recv, slot(0, block), bytes);
+  for (int rank = 1; rank < size(); ++rank) {
+    progress_.wait_for(rank, NodeProgress::kPublished, block + 1);
+    reduce(recv, slot(rank, block), count, dtype, op);
+  }
+  progress_.announce(NodeProgress::kReduced, block + 1);
+  progress_.announce(NodeProgress::kConsumed, block + 1);
+}
+
+void NodeChannel::exchange(const void* send,
+                           const std::vector<std::size_t>& bytes_of,
+                           const std::vector<void*>& recv) {
+  cancellation_.check();
+  const std::size_t longest = *std::max_element(bytes_of.begin(), bytes_of.end());
+  const std::uint64_t blocks = (longest + slot_bytes_ - 1) / slot_bytes_;
+  const std::uint64_t first = blocks_;
+  const auto part = [&](int rank, std::uint64_t block) {
+    const std::size_t total = bytes_of[static_cast<std::size_t>(rank)];
+    const std::size_t from = std::min(total, static_cast<std::size_t>(block - first) * slot_bytes_);
+    return std::pair<std::size_t, std::size_t>{from, std::min(slot_bytes_, total - from)};
+  };
+  for (std::uint64_t turn = first; turn < first + blocks + 1; ++turn) {
+    cancellation_.check();
+    if (turn < first + blocks) {
+      if (turn >= kSlots) {
+        progress_.wait_for_others(NodeProgress::kConsumed, turn - kSlots + 1);
+      }
+      const auto [from, bytes] = part(rank_, turn);
+      if (bytes > 0) {
+        std::memcpy(slot(rank_, turn), static_cast<const std::byte*>(send) + from, bytes);
+      }
+      progress_.announce(NodeProgress::kPublished, turn + 1);
+    }
+    if (turn == first) {
+      continue;
+    }
+    const std::uint64_t block = turn - 1;
+    for (int step = 1; step < size(); ++step) {
+      const int peer = (rank_ + step) % size();
+      const auto [from, bytes] = part(peer, block);
+      if (bytes > 0) {
+        progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
+        std::memcpy(static_cast<std::byte*>(recv[static_cast<std::size_t>(peer)]) + from,
+                    slot(peer, block),
+                    bytes);
+      }
+    }
+    progress_.announce(NodeProgress::kReduced, block + 1);
+    progress_.announce(NodeProgress::kConsumed, block + 1);
+  }
+  blocks_ = first + blocks;
+  const auto mine = static_cast<std::size_t>(rank_);
+  if (recv[mine] != send && bytes_of[mine] > 0) {
+    std::memcpy(recv[mine], send, bytes_of[mine]);
+  }
+}
+
+}  // namespace aiacc

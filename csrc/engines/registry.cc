@@ -1,0 +1,52 @@
+#include "csrc/engines/registry.h"
+
+#include "csrc/base/error.h"
+#include "csrc/engines/local/local_engine.h"
+#include "csrc/engines/mpi/mpi_loader.h"
+#include "csrc/engines/nccl/nccl_engine.h"
+#include "csrc/engines/tcp/tcp_engine.h"
+
+namespace aiacc {
+namespace {
+
+template <class E>
+std::unique_ptr<Engine> make(const EngineContext& context) {
+  return std::make_unique<E>(context);
+}
+
+}  // namespace
+
+const std::vector<EngineEntry>& engine_registry() {
+  static const std::vector<EngineEntry> entries = {
+      {"local", [] { return Viability{true, "one rank: copies only"}; }, &make<LocalEngine>},
+      {"tcp", [] { return Viability{true, "built in"}; }, &make<TcpEngine>},
+      {"mpi", &mpi_viability, &create_mpi_engine},
+      {"nccl", &nccl_viability, &create_nccl_engine},
+  };
+  return entries;
+}
+
+const EngineEntry& find_engine(const std::string& name) {
+  std::string known;
+  for (const EngineEntry& entry : engine_registry()) {
+    if (name == entry.name) {
+      return entry;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  throw Error(
+      Code::kInvalidArgument,
+      "[engines] no engine is called '" + name + "' (expected " + known + "); check AIACC_ENGINE");
+}
+
+std::unique_ptr<Engine> create_engine(const std::string& name, const EngineContext& context) {
+  const EngineEntry& entry = find_engine(name);
+  const Viability viability = entry.viability();
+  if (!viability.viable) {
+    throw Error(Code::kEngine,
+                "[engines] the engine '" + name + "' cannot run here: " + viability.detail);
+  }
+  return entry.create(context);
+}
+
+}  // namespace aiacc

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "csrc/base/dtype.h"
+#include "csrc/base/spin.h"
+#include "csrc/engines/tcp/channel.h"
+
+namespace aiacc {
+
+/// Connections of the express lane: rank r < P, P the largest power of two <= size, has one to
+/// r ^ 1, r ^ 2, r ^ 4 ... below P; a rank r >= P has one to r - P, its *home*.
+std::vector<int> mesh_partners(int rank, int size);
+
+/// Collectives of the express lane by recursive doubling: log2(size) exchanges of whole messages,
+/// for few bytes the fastest way there is. Any size works; bulk belongs on a Ring.
+/// One thread at a time; contracts as in Engine.
+class Mesh {
+ public:
+  /// `channels` in the order of mesh_partners. A wait spins for `spin_us` before it sleeps.
+  Mesh(int rank,
+       int size,
+       std::vector<Channel> channels,
+       const Cancellation& cancellation,
+       double spin_us);
+
+  void all_reduce(const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op);
+  void broadcast(void* buffer, std::size_t bytes, int root);
+  void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
+
+ private:
+  /// Up to a header and two stretches of payload.
+  struct Parts {
+    iovec list[3] = {};
+    int count = 0;
+    std::size_t header_left = 0;  // bytes of a header in front that are still to come
+
+    void add(const void* data, std::size_t bytes);
+    void advance(std::size_t bytes);
+    bool done() const { return count == 0; }
+  };
+
+  void begin(OpHeader::Kind kind, std::size_t bytes);
+  Parts with_header() const;
+  Parts expecting_header();
+  /// Sends and receives until both are empty.
+  void exchange(Channel& channel, Parts outgoing, Parts incoming);
+
+  void reduce_piece(const char* send, char* recv, std::size_t bytes);
+
+  bool is_extra() const { return rank_ >= power_; }
+  bool has_extra() const { return rank_ + power_ < size_; }
+  Channel& home() { return channels_.front(); }
+  Channel& extra() { return channels_.back(); }
+
+  int rank_;
+  int size_;
+  int power_;  // P
+  std::vector<Channel> channels_;
+  const Cancellation& cancellation_;
+  Spin spin_;
+
+  OpHeader header_;
+  OpHeader their_header_;
+  std::uint32_t sequence_ = 0;
+  std::vector<char> theirs_;
+};
+
+}  // namespace aiacc

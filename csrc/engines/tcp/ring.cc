@@ -1,0 +1,96 @@
+#include "csrc/engines/tcp/ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace aiacc {
+
+std::pair<std::size_t, std::size_t> chunk_of(std::size_t count,
+                                             std::size_t element_bytes,
+                                             int chunks,
+                                             int index) {
+  const std::size_t line = 64 / element_bytes;
+  const std::size_t lines = (count + line - 1) / line;
+  const auto n = static_cast<std::size_t>(chunks);
+  const auto bound = [&](std::size_t i) {
+    return std::min(count, (lines / n * i + std::min(i, lines % n)) * line);
+  };
+  const auto i = static_cast<std::size_t>(index);
+  return {bound(i), bound(i + 1) - bound(i)};
+}
+
+Ring::Ring(int rank, int size, Channel next, Channel previous, const Cancellation& cancellation)
+    : rank_(rank), size_(size), stream_(std::move(next), std::move(previous), cancellation) {}
+
+void Ring::begin(OpHeader::Kind kind, std::size_t bytes) {
+  schedule_.clear();
+  schedule_.header = OpHeader{};
+  schedule_.header.kind = kind;
+  schedule_.header.sequence = sequence_++;
+  schedule_.header.bytes = bytes;
+}
+
+void Ring::all_reduce(
+    const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
+  const std::size_t element = size_of(dtype);
+  begin(OpHeader::kAllReduce, count * element);
+  schedule_.header.dtype = static_cast<std::uint8_t>(dtype);
+  schedule_.header.detail = static_cast<std::uint8_t>(op);
+  schedule_.dtype = dtype;
+  schedule_.op = op;
+  const auto* source = static_cast<const char*>(send);
+  auto* target = static_cast<char*>(recv);
+  // 2 (size - 1) steps; the chunk received in one step is the chunk sent in the next.
+  for (int step = 0; step < 2 * (size_ - 1); ++step) {
+    const auto [first, length] = chunk_of(count, element, size_, wrap(rank_ - step));
+    const char* from = step == 0 ? source : target;
+    schedule_.out.push_back({from + first * element, length * element});
+    const auto [next_first, next_length] = chunk_of(count, element, size_, wrap(rank_ - step - 1));
+    const bool reduces = step < size_ - 1;
+    schedule_.in.push_back({target + next_first * element,
+                            reduces ? source + next_first * element : nullptr,
+                            next_length * element});
+  }
+  schedule_.ready = schedule_.out.front().bytes;
+  stream_.run(schedule_);
+}
+
+void Ring::broadcast(void* buffer, std::size_t bytes, int root) {
+  begin(OpHeader::kBroadcast, bytes);
+  schedule_.receives = rank_ != root;
+  schedule_.sends = wrap(rank_ + 1) != root;
+  auto* data = static_cast<char*>(buffer);
+  if (schedule_.receives) {
+    schedule_.in.push_back({data, nullptr, bytes});
+  } else {
+    schedule_.ready = bytes;
+  }
+  if (schedule_.sends) {
+    schedule_.out.push_back({data, bytes});
+  }
+  stream_.run(schedule_);
+}
+
+void Ring::all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of) {
+  std::vector<std::size_t> offsets(bytes_of.size() + 1, 0);
+  for (std::size_t i = 0; i < bytes_of.size(); ++i) {
+    offsets[i + 1] = offsets[i] + bytes_of[i];
+  }
+  begin(OpHeader::kAllGather, offsets.back());
+  auto* target = static_cast<char*>(recv);
+  for (int step = 0; step < size_ - 1; ++step) {
+    const auto mine = static_cast<std::size_t>(wrap(rank_ - step));
+    const auto theirs = static_cast<std::size_t>(wrap(rank_ - step - 1));
+    const char* from = step == 0 ? static_cast<const char*>(send) : target + offsets[mine];
+    schedule_.out.push_back({from, bytes_of[mine]});
+    schedule_.in.push_back({target + offsets[theirs], nullptr, bytes_of[theirs]});
+  }
+  schedule_.ready = schedule_.out.front().bytes;
+  char* own = target + offsets[static_cast<std::size_t>(rank_)];
+  if (own != send && schedule_.ready > 0) {
+    std::memcpy(own, send, schedule_.ready);
+  }
+  stream_.run(schedule_);
+}
+
+}  // namespace aiacc

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/dtype.h"
+#include "csrc/engines/tcp/ring_stream.h"
+
+namespace aiacc {
+
+/// Collectives of one bulk lane on a ring of all ranks. One thread at a time; contracts as in
+/// Engine.
+class Ring {
+ public:
+  /// `next` leads to rank + 1, `previous` to rank - 1 (modulo size); size is at least 2.
+  Ring(int rank, int size, Channel next, Channel previous, const Cancellation& cancellation);
+
+  /// Reduce-scatter, then all-gather. Every element is reduced along the ring in one order and then
+  /// copied, hence the same bits everywhere.
+  void all_reduce(const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op);
+
+  /// A pipeline from root around the ring.
+  void broadcast(void* buffer, std::size_t bytes, int root);
+
+  void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
+
+ private:
+  int wrap(int rank) const { return (rank % size_ + size_) % size_; }
+  void begin(OpHeader::Kind kind, std::size_t bytes);
+
+  int rank_;
+  int size_;
+  RingStream stream_;
+  RingSchedule schedule_;
+  std::uint32_t sequence_ = 0;
+};
+
+/// First element and number of elements of chunk `index` when `count` elements are cut into
+/// `chunks`: as equal as possible at a granularity of whole cache lines, possibly empty.
+std::pair<std::size_t, std::size_t> chunk_of(std::size_t count,
+                                             std::size_t element_bytes,
+                                             int chunks,
+                                             int index);
+
+}  // namespace aiacc

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/engine.h"
+#include "tests/cpp/kernels/elements.h"
+
+/// What every engine must do, as checks that all ranks run with the same arguments.
+namespace aiacc {
+
+/// Small integers, so that sums and products of up to 8 ranks are exact in every type (integers
+/// wrap around, as the reference does).
+template <class T>
+std::vector<T> rank_numbers(std::size_t count, int rank) {
+  std::vector<T> elements(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<int>((i * 7 + static_cast<std::size_t>(rank) * 3) % 5);
+    if constexpr (kIs16Bit<T>) {
+      elements[i] = T::from(static_cast<float>(1 << (value % 2)));
+    } else if constexpr (std::is_same_v<T, Bool>) {
+      elements[i].bits = static_cast<std::uint8_t>(value % 2);
+    } else {
+      elements[i] = static_cast<T>(value + 1);
+    }
+  }
+  return elements;
+}
+
+template <class T>
+std::vector<T> reduced_numbers(std::size_t count, int size, ReduceOp op) {
+  std::vector<T> result = rank_numbers<T>(count, 0);
+  for (int rank = 1; rank < size; ++rank) {
+    const std::vector<T> more = rank_numbers<T>(count, rank);
+    for (std::size_t i = 0; i < count; ++i) {
+      result[i] = combine_plainly(result[i], more[i], op);
+    }
+  }
+  return result;
+}
+
+template <class T>
+void expect_equal_bits(const std::vector<T>& expected,
+                       const std::vector<T>& got,
+                       const std::string& what) {
+  ASSERT_EQ(expected.size(), got.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(0, std::memcmp(&expected[i], &got[i], sizeof(T)))
+        << what << ": element " << i << " of " << got.size() << " differs";
+  }
+}
+
+/// `all_reduce(send, recv)` is called once out of place and once in place.
+template <class T, class AllReduce>
+void check_all_reduce_call(
+    int rank, int size, std::size_t count, DataType dtype, ReduceOp op, AllReduce all_reduce) {
+  const std::string what = "rank " + std::to_string(rank) + " of " + std::to_string(size) + " " +
+                           name_of(dtype) + " " + name_of(op) + " count " + std::to_string(count);
+  const std::vector<T> expected = reduced_numbers<T>(count, size, op);
+  const std::vector<T> input = rank_numbers<T>(count, rank);
+  std::vector<T> out(count);
+  all_reduce(input.data(), out.data());
+  expect_equal_bits(expected, out, what);
+  expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
+  out = input;
+  all_reduce(out.data(), out.data());
+  expect_equal_bits(expected, out, what + " in place");
+}
+
+inline void check_all_reduce(
+    Engine& engine, int lane, int rank, int size, std::size_t count, DataType dtype, ReduceOp op) {
+  visit_dtype(dtype, [&](auto element) {
+    check_all_reduce_call<decltype(element)>(
+        rank, size, count, dtype, op, [&](const void* send, void* recv) {
+          engine.all_reduce(lane, send, recv, count, dtype, op);
+        });
+  });
+}
+
+inline void check_broadcast(Engine& engine, int lane, int rank, int root, std::size_t bytes) {
+  const auto expected = any_elements<std::uint8_t>(bytes, static_cast<unsigned>(root));
+  auto buffer = rank == root ? expected : std::vector<std::uint8_t>(bytes, 0);
+  engine.broadcast(lane, buffer.data(), bytes, root);
+  expect_equal_bits(
+      expected, buffer, "root " + std::to_string(root) + " rank " + std::to_string(rank));
+}
+
+/// Rank 1 has nothing to give, the others different lengths around `scale`.
+inline void check_all_gather(Engine& engine, int lane, int rank, int size, std::size_t scale) {
+  std::vector<std::size_t> bytes_of;
+  std::vector<std::uint8_t> expected;
+  std::vector<std::uint8_t> own;
+  std::size_t own_offset = 0;
+  for (int r = 0; r < size; ++r) {
+    bytes_of.push_back(r == 1 ? 0 : scale * (static_cast<std::size_t>(r) + 1));
+    const auto part = any_elements<std::uint8_t>(bytes_of.back(), static_cast<unsigned>(r));
+    if (r == rank) {
+      own = part;
+      own_offset = expected.size();
+    }
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  std::vector<std::uint8_t> out(expected.size(), 0xee);
+  engine.all_gather(lane, own.data(), out.data(), bytes_of);
+  expect_equal_bits(expected, out, "all_gather rank " + std::to_string(rank));
+
+  std::vector<std::uint8_t> in_place(expected.size(), 0xee);
+  std::copy(own.begin(), own.end(), in_place.begin() + static_cast<std::ptrdiff_t>(own_offset));
+  engine.all_gather(lane, in_place.data() + own_offset, in_place.data(), bytes_of);
+  expect_equal_bits(expected, in_place, "all_gather in place, rank " + std::to_string(rank));
+}
+
+}  // namespace aiacc

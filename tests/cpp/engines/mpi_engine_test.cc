@@ -1,0 +1,246 @@
+// Every rank of an MPI job runs the same tests in the same order:
+//
+//   mpirun -np N mpi_engine_test PLUGIN MPI_LIBRARY
+//
+// tests/parallel/test_mpi_engine.py starts it in several shapes of a job.
+
+#include "csrc/engines/mpi/mpi_engine.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/mpi/mpi_loader.h"
+#include "tests/cpp/engines/engine_checks.h"
+
+namespace aiacc {
+namespace {
+
+constexpr int kLanes = 3;
+
+MpiIdentity identity;
+
+int rank() { return identity.rank; }
+
+int size() { return identity.size; }
+
+std::unique_ptr<Engine> create(int lanes = kLanes) {
+  EngineContext context;
+  context.rank = rank();
+  context.size = size();
+  context.lanes = lanes;
+  return create_mpi_engine(context);
+}
+
+TEST(MpiEngineTest, AllReduceEveryTypeAndOp) {
+  const auto engine = create();
+  for (const DataType dtype : all_dtypes()) {
+    for (const ReduceOp op : engine_ops()) {
+      for (const std::size_t count : {7, 30011}) {
+        for (const int lane : {0, engine->express_lane()}) {
+          check_all_reduce(*engine, lane, rank(), size(), count, dtype, op);
+        }
+      }
+    }
+  }
+}
+
+TEST(MpiEngineTest, AllReduceEveryCount) {
+  const auto engine = create();
+  for (const std::size_t count : {0, 1, 2, 3, 63, 2048, 2049, 65536, 300001, 5000011}) {
+    for (const int lane : {1, engine->express_lane()}) {
+      check_all_reduce(*engine, lane, rank(), size(), count, DataType::kFloat32, ReduceOp::kSum);
+      check_all_reduce(*engine, lane, rank(), size(), count, DataType::kBool, ReduceOp::kMin);
+    }
+  }
+}
+
+TEST(MpiEngineTest, NotANumberWins) {
+  const auto engine = create();
+  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    std::vector<float> data(40000, static_cast<float>(rank()));
+    data[3] = rank() == size() - 1 ? NAN : 1.0f;
+    data[39999] = rank() == 0 ? NAN : 1.0f;
+    engine->all_reduce(0, data.data(), data.data(), data.size(), DataType::kFloat32, op);
+    EXPECT_TRUE(std::isnan(data[3]));
+    EXPECT_TRUE(std::isnan(data[39999]));
+    EXPECT_EQ(op == ReduceOp::kMin ? 0.0f : static_cast<float>(size() - 1), data[5]);
+  }
+}
+
+TEST(MpiEngineTest, LanesWorkAtTheSameTime) {
+  const auto engine = create();
+  std::vector<std::thread> threads;
+  for (int lane = 0; lane <= kLanes; ++lane) {
+    threads.emplace_back([&, lane] {
+      try {
+        for (std::size_t i = 0; i < 20; ++i) {
+          const std::size_t count = lane == kLanes ? 100 + i : 100000 + i * 1000;
+          check_all_reduce(*engine, lane, rank(), size(), count, DataType::kInt32, ReduceOp::kSum);
+        }
+      } catch (const Error& error) {
+        ADD_FAILURE() << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+/// Rounding depends on the order of additions, so this fails unless all ranks share one order.
+TEST(MpiEngineTest, BitsAreEqualOnAllRanks) {
+  const auto engine = create();
+  const auto ranks = static_cast<std::size_t>(size());
+  for (const std::size_t count : {500, 300001}) {
+    auto data = any_elements<float>(count, static_cast<unsigned>(rank()));
+    engine->all_reduce(0, data.data(), data.data(), count, DataType::kFloat32, ReduceOp::kSum);
+    std::vector<float> all(count * ranks);
+    engine->all_gather(
+        1, data.data(), all.data(), std::vector<std::size_t>(ranks, count * sizeof(float)));
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const auto start = all.begin() + static_cast<std::ptrdiff_t>(r * count);
+      const std::vector<float> theirs(start, start + static_cast<std::ptrdiff_t>(count));
+      expect_equal_bits(data, theirs, "rank " + std::to_string(r));
+    }
+  }
+}
+
+TEST(MpiEngineTest, BroadcastFromEveryRoot) {
+  const auto engine = create();
+  for (int root = 0; root < size(); ++root) {
+    for (const std::size_t bytes : {0, 1, 1000, 700001, 9000001}) {
+      check_broadcast(*engine, 2, rank(), root, bytes);
+      check_broadcast(*engine, engine->express_lane(), rank(), root, bytes);
+    }
+  }
+}
+
+TEST(MpiEngineTest, AllGatherOfUnequalParts) {
+  const auto engine = create();
+  for (const std::size_t scale : {0, 3, 100003, 3000001}) {
+    check_all_gather(*engine, 1, rank(), size(), scale);
+    check_all_gather(*engine, engine->express_lane(), rank(), size(), scale);
+  }
+}
+
+TEST(MpiEngineTest, EnginesComeAndGo) {
+  for (int i = 0; i < 50; ++i) {
+    const auto engine = create(1 + i % 4);
+    ASSERT_EQ(1 + i % 4, engine->lanes());
+    check_all_reduce(*engine, 0, rank(), size(), 50001, DataType::kFloat32, ReduceOp::kSum);
+    check_broadcast(*engine, engine->express_lane(), rank(), 0, 100);
+  }
+}
+
+/// Rank 0 joins the first operation of every lane only, so the others are stuck until the abort.
+/// Afterwards MPI is as good as new.
+TEST(MpiEngineTest, AbortReachesEveryBlockedLane) {
+  if (size() == 1) {
+    GTEST_SKIP() << "one rank is never blocked";
+  }
+  for (int round = 0; round < 5; ++round) {
+    const auto engine = create();
+    std::vector<Status> seen(kLanes + 1);
+    std::atomic<int> done_once{0};
+    std::vector<std::thread> threads;
+    for (int lane = 0; lane <= kLanes; ++lane) {
+      threads.emplace_back([&, lane] {
+        std::vector<float> data(1 << 18, 1.0f);
+        try {
+          for (int i = 0; i == 0 || rank() != 0; ++i) {
+            engine->all_reduce(
+                lane, data.data(), data.data(), data.size(), DataType::kFloat32, ReduceOp::kMax);
+            done_once += i == 0 ? 1 : 0;
+          }
+        } catch (const Error& error) {
+          seen[static_cast<std::size_t>(lane)] = error.status();
+        }
+      });
+    }
+    while (done_once <= kLanes) {
+      std::this_thread::yield();
+    }
+    engine->abort(Status(Code::kShutdown, "stop now"));
+    engine->abort(Status(Code::kInternal, "too late"));
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    for (const Status& status : seen) {
+      EXPECT_EQ(rank() == 0 ? Code::kOk : Code::kShutdown, status.code());
+      EXPECT_EQ(rank() == 0 ? "" : "stop now", status.message());
+    }
+    float value = 0;
+    EXPECT_THROW(engine->broadcast(0, &value, sizeof value, 0), Error);
+  }
+  const auto engine = create();
+  check_all_reduce(*engine, 0, rank(), size(), 300001, DataType::kFloat32, ReduceOp::kSum);
+}
+
+TEST(MpiEngineTest, RefusesAnotherNumbering) {
+  EngineContext context;
+  context.rank = rank();
+  context.size = size() + 1;
+  try {
+    create_mpi_engine(context);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(Code::kInvalidArgument, error.code());
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("mpirun")) << error.what();
+  }
+}
+
+TEST(MpiLoaderTest, GathersPayloadsOfAnyLength) {
+  for (int round = 0; round < 3; ++round) {
+    const auto payload_of = [&](int r) {
+      return std::string(static_cast<std::size_t>(r * 1000 * round), static_cast<char>('a' + r));
+    };
+    const std::vector<std::string> all = mpi_all_gather(payload_of(rank()));
+    ASSERT_EQ(static_cast<std::size_t>(size()), all.size());
+    for (int r = 0; r < size(); ++r) {
+      EXPECT_EQ(payload_of(r), all[static_cast<std::size_t>(r)]);
+    }
+  }
+}
+
+TEST(MpiLoaderTest, IsIdempotent) {
+  EXPECT_TRUE(mpi_viability().viable);
+  EXPECT_EQ("", load_mpi("no such plug-in", "no such library"));
+  const MpiIdentity again = mpi_initialize(4, 1);
+  EXPECT_EQ(identity.rank, again.rank);
+  EXPECT_EQ(identity.version, again.version);
+}
+
+}  // namespace
+
+/// Returns the exit status.
+int run_tests(const char* plugin, const char* library) {
+  const std::string reason = load_mpi(plugin, library);
+  if (!reason.empty()) {
+    std::fprintf(stderr, "%s\n", reason.c_str());
+    return 1;
+  }
+  identity = mpi_initialize(0, 30);
+  if (identity.rank == 0) {
+    std::printf(
+        "%s: %d ranks on %d nodes\n", identity.version.c_str(), identity.size, identity.nodes);
+  }
+  return RUN_ALL_TESTS();
+}
+
+}  // namespace aiacc
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: mpirun -np N %s PLUGIN MPI_LIBRARY\n", argv[0]);
+    return 2;
+  }
+  return aiacc::run_tests(argv[1], argv[2]);
+}

@@ -1,0 +1,62 @@
+#include "csrc/engines/mpi/mpi_loader.h"
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+
+// AIACC_FAKE_MPI, from CMake: path of the library made of fake_mpi.cc.
+
+namespace aiacc {
+namespace {
+
+/// A file whose content starts like a plug-in's.
+std::string file_with(const std::string& name, const std::string& content) {
+  const std::string path = testing::TempDir() + name;
+  std::ofstream(path, std::ios::binary) << content;
+  return path;
+}
+
+void expect_reason(const std::string& reason, const std::string& part) {
+  EXPECT_NE(std::string::npos, reason.find(part)) << reason;
+  EXPECT_FALSE(mpi_viability().viable);
+  EXPECT_EQ(reason, mpi_viability().detail);
+}
+
+TEST(MpiLoaderTest, SaysThatThereIsNoPlugin) {
+  expect_reason(load_mpi("/nowhere/libaiacc_mpi.so", AIACC_FAKE_MPI), "/nowhere/libaiacc_mpi.so");
+}
+
+TEST(MpiLoaderTest, SaysThatAFileIsNoPlugin) {
+  const std::string path = file_with("no_plugin", "something else");
+  expect_reason(load_mpi(path, AIACC_FAKE_MPI), "not an aiacc MPI plug-in");
+}
+
+TEST(MpiLoaderTest, SaysThatThereIsNoLibrary) {
+  expect_reason(load_mpi(AIACC_FAKE_MPI, "/nowhere/libmpi.so.40"), "/nowhere/libmpi.so.40");
+}
+
+TEST(MpiLoaderTest, NamesBothFlavoursWhenTheyDiffer) {
+  const std::string content = "ELF aiacc-mpi-flavour=mpich";
+  const std::string path = file_with("mpich_plugin", content + '\0' + "more");
+  const std::string reason = load_mpi(path, AIACC_FAKE_MPI);
+  expect_reason(reason, "Open MPI v5.0.8, package: a fake,");
+  expect_reason(reason, "built for mpich;");
+  expect_reason(reason, "AIACC_MPI_LIBRARY");
+}
+
+TEST(MpiLoaderTest, RefusesAPluginOfAnotherVersion) {
+  expect_reason(load_mpi(AIACC_FAKE_MPI, AIACC_FAKE_MPI), "another version of aiacc");
+}
+
+TEST(MpiLoaderTest, NothingWorksWithoutPlugin) {
+  EXPECT_THROW(mpi_initialize(0, 1), Error);
+  EXPECT_THROW(mpi_all_gather("payload"), Error);
+  EXPECT_THROW(create_mpi_engine(EngineContext{}), Error);
+}
+
+}  // namespace
+}  // namespace aiacc
