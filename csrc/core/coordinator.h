@@ -1,0 +1,135 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/control/control_plane.h"
+#include "csrc/core/lane.h"
+#include "csrc/core/negotiator.h"
+#include "csrc/core/stall_inspector.h"
+#include "csrc/core/tensor_table.h"
+#include "csrc/core/timeline.h"
+#include "csrc/engines/engine.h"
+
+namespace aiacc {
+
+struct CoordinatorOptions {
+  Parameters parameters;
+  std::size_t cache_capacity = 4096;
+  std::chrono::microseconds linger{500};  ///< how long a lonely submission waits for company
+  double peer_timeout_s = 4.0;
+  double stall_warn_s = 60.0;
+  double stall_fail_s = 0.0;
+  std::string stall_file;  ///< JSON lines of every stall are appended here; "" for none
+};
+
+/// Counters since the start.
+struct CoordinatorStats {
+  std::uint64_t tensors = 0;     ///< operations dispatched
+  std::uint64_t units = 0;       ///< engine operations
+  std::uint64_t data_bytes = 0;  ///< payload of those units
+  std::uint64_t wait_ns = 0;     ///< time that callers spent in `wait`
+};
+
+/// From submission to result: negotiate -> plan -> dispatch.
+///
+/// Threads: public methods from any. Inside, one thread at a time is the *driver*: the background
+/// thread, or a thread in `wait`, which saves two thread switches. Whoever holds `driver_` is it.
+/// A round starts when there is news worth it: a unit's worth of bytes, a flush or wait, the
+/// linger's end, another rank's round. Otherwise everything sleeps.
+/// Failure: the first fatal status is latched; everything outstanding and all later calls fail
+/// with it, on every rank.
+class Coordinator {
+ public:
+  Coordinator(ControlPlane& plane, Engine& engine, Timeline& timeline, CoordinatorOptions options);
+  ~Coordinator() { shutdown(); }
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  /// A blank operation for the caller to fill: request, input, output.
+  std::shared_ptr<Operation> acquire() { return table_.acquire(); }
+  Handle submit(std::shared_ptr<Operation> operation);
+  bool poll(Handle handle) const;
+  /// Blocks until done; throws its error. The operation, with its results, is the caller's then.
+  /// `on_tick` is called about once a second meanwhile; what it throws ends the wait, not the
+  /// operation.
+  std::shared_ptr<Operation> wait(Handle handle, const std::function<void()>& on_tick = {});
+  void release(Handle handle) { table_.release(handle); }
+  void flush();
+  /// Proposes new parameters to all ranks; they take effect together, after a later round. Throws
+  /// Error(kInvalidArgument) if the engine has not that many lanes. Blocks: never.
+  void propose(const Parameters& parameters);
+
+  /// Ends the background thread and tells the other ranks. Idempotent.
+  void shutdown();
+
+  CoordinatorStats stats() const;
+
+ private:
+  struct LaneFailure {
+    Status status;
+    Clock::time_point when;
+  };
+
+  void background();
+  void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
+  void drive_for(const Operation& operation, Clock::time_point deadline);
+  void leave_to_callers();
+  void step(Lane** helped, const Operation* wanted);
+  bool want_round();
+  void run_round(Lane** helped);
+  void dispatch(const std::vector<Agreement>& ready, Lane** helped);
+  void plan(const std::vector<Operation*>& ready, Lane** helped);
+  void run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
+  void throw_lane_failure();
+  void report_stalls(const std::vector<Report>& answers);
+  void look_after_peers_and_stalls();
+  Clock::time_point next_deadline();
+  void fail(const Status& status) noexcept;
+
+  ControlPlane& plane_;
+  Engine& engine_;
+  Timeline& timeline_;
+  const CoordinatorOptions options_;
+  const Clock::duration tick_;  ///< how often to look around while something is outstanding
+
+  TensorTable table_;
+  std::atomic<bool> flush_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<int> waiting_callers_{0};
+  std::atomic<Clock::time_point> claim_expiry_{};  ///< until then rounds are left to callers
+  std::atomic<std::uint64_t> unit_bytes_;          ///< of the current epoch, for submitters
+
+  std::mutex proposal_mutex_;
+  std::optional<Parameters> proposal_;  ///< on its way to the negotiator
+
+  std::mutex driver_;  ///< guards what follows, down to the scratch
+  Negotiator negotiator_;
+  StallInspector stalls_;
+  std::uint64_t next_seq_ = 0;
+  Clock::time_point looked_{};
+  Bytes message_;
+  std::vector<Operation*> drained_;
+
+  std::mutex lane_failure_mutex_;
+  std::optional<LaneFailure> lane_failure_;
+
+  std::atomic<std::uint64_t> tensors_{0};
+  std::atomic<std::uint64_t> units_{0};
+  std::atomic<std::uint64_t> data_bytes_{0};
+  std::atomic<std::uint64_t> wait_ns_{0};
+
+  std::vector<std::unique_ptr<Lane>> lanes_;  ///< the engine's lanes, then the express lane
+  std::mutex shutdown_mutex_;
+  std::thread background_;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "csrc/base/socket.h"
+#include "csrc/core/unit.h"
+
+namespace aiacc {
+
+/// One of the K concurrent lanes: a queue of units, executed one at a time in order.
+///
+/// Threads: `push` is the driver's. Units are run by the lane's own worker thread, or by a thread
+/// that waits for a result anyway and calls `help`: never by two at once.
+class Lane {
+ public:
+  /// Runs a unit; must not throw. Called by whichever thread runs the lane.
+  using Run = std::function<void(Unit& unit, PackBuffer& buffer)>;
+
+  Lane(std::string name, Run run);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  /// Appends a unit. With `notify` the worker starts on it at once; without, the caller must
+  /// `help` or `start` before it waits for anything.
+  void push(Unit&& unit, bool notify);
+  /// Lets the worker run what is queued.
+  void start();
+  /// Runs what is queued in the calling thread; returns at once if another thread is doing so.
+  void help();
+  /// Blocks until nothing is queued or running, or the deadline has come; true if it is idle.
+  bool quiesce(Clock::time_point deadline);
+
+  const std::string& name() const { return name_; }
+
+ private:
+  void work();
+  void run_queued(std::unique_lock<std::mutex>& lock);
+
+  const std::string name_;
+  const Run run_;
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable idle_;
+  std::deque<Unit> queue_;
+  bool running_ = false;
+  bool notified_ = false;
+  bool stopping_ = false;
+  PackBuffer buffer_;
+  std::thread worker_;
+};
+
+}  // namespace aiacc

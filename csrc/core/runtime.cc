@@ -1,0 +1,122 @@
+#include "csrc/core/runtime.h"
+
+#include <utility>
+
+#include "csrc/base/log.h"
+#include "csrc/control/in_process/in_process_plane.h"
+#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/engines/registry.h"
+
+namespace aiacc {
+namespace {
+
+CoordinatorOptions coordinator_options(const Config& config, const SessionOptions& session) {
+  CoordinatorOptions options;
+  options.parameters = {0, session.unit_bytes, static_cast<std::uint32_t>(session.lanes)};
+  options.cache_capacity = static_cast<std::size_t>(config.cache_capacity);
+  options.linger = std::chrono::microseconds(config.linger_us);
+  options.peer_timeout_s = config.peer_timeout_s;
+  options.stall_warn_s = config.stall_warn_s;
+  options.stall_fail_s = config.stall_fail_s;
+  options.stall_file = config.stall_file;
+  return options;
+}
+
+}  // namespace
+
+Session::Session(const Config& config, SessionOptions options, std::shared_ptr<Listener> listener)
+    : options_(std::move(options)),
+      listener_(std::move(listener)),
+      timeline_(options_.placement.rank) {
+  const Placement& place = options_.placement;
+  if (place.size < 1 || place.rank < 0 || place.rank >= place.size) {
+    throw Error(Code::kInvalidArgument,
+                "[core] rank " + std::to_string(place.rank) + " of " + std::to_string(place.size) +
+                    " (expected 0 <= rank < size)");
+  }
+  configure_log(log_level_from(config.log_level), place.rank);
+  EngineContext context;
+  context.rank = place.rank;
+  context.size = place.size;
+  context.lanes = options_.lanes;
+  context.peer_timeout_s = config.peer_timeout_s;
+  context.spin_us = config.spin_us;
+  if (place.size == 1) {
+    plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
+  } else {
+    if (listener_ == nullptr || options_.addresses.size() != static_cast<std::size_t>(place.size)) {
+      throw Error(Code::kInvalidArgument,
+                  "[core] " + std::to_string(options_.addresses.size()) + " addresses for " +
+                      std::to_string(place.size) + " ranks, or no listener");
+    }
+    connector_ = std::make_unique<Connector>(*listener_,
+                                             options_.addresses,
+                                             place.rank,
+                                             options_.token,
+                                             options_.epoch,
+                                             config.connect_timeout_s,
+                                             config.peer_timeout_s);
+    plane_ = std::make_unique<TcpPlane>(*connector_, config.peer_timeout_s, config.spin_us);
+    context.connector = connector_.get();
+  }
+  engine_ = create_engine(options_.engine, context);
+  coordinator_ = std::make_unique<Coordinator>(
+      *plane_, *engine_, timeline_, coordinator_options(config, options_));
+  if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
+    timeline_.start(config.timeline, config.timeline_mark_cycles);
+  }
+}
+
+Session::~Session() {
+  // The coordinator first: its threads use everything else. The plane last: it says goodbye.
+  coordinator_.reset();
+  timeline_.stop();
+  engine_.reset();
+  plane_.reset();
+}
+
+Runtime& Runtime::instance() {
+  // Leaked on purpose: threads of a process that exits without shutdown may still use it.
+  static auto* const runtime = new Runtime;
+  return *runtime;
+}
+
+void Runtime::init(SessionOptions options, std::shared_ptr<Listener> listener) {
+  const std::lock_guard transition(transition_);
+  if (initialized()) {
+    return;
+  }
+  const Config config = Config::from_environment();
+  auto session = std::make_shared<Session>(config, std::move(options), std::move(listener));
+  const std::lock_guard lock(mutex_);
+  session_ = std::move(session);
+}
+
+void Runtime::shutdown() {
+  const std::lock_guard transition(transition_);
+  std::shared_ptr<Session> session;
+  {
+    const std::lock_guard lock(mutex_);
+    session = std::move(session_);
+    session_ = nullptr;
+  }
+  if (session != nullptr) {
+    // Ends every wait first: other threads may hold the session a moment longer.
+    session->coordinator().shutdown();
+  }
+}
+
+bool Runtime::initialized() const {
+  const std::lock_guard lock(mutex_);
+  return session_ != nullptr;
+}
+
+std::shared_ptr<Session> Runtime::session() const {
+  const std::lock_guard lock(mutex_);
+  if (session_ == nullptr) {
+    throw Error(Code::kShutdown, "[core] aiacc has not been initialized; use hvd.init().");
+  }
+  return session_;
+}
+
+}  // namespace aiacc

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/base/env.h"
+#include "csrc/base/socket.h"
+#include "csrc/control/tcp/connector.h"
+#include "csrc/core/coordinator.h"
+
+namespace aiacc {
+
+/// What the ranks agreed on at bootstrap, and where this one stands.
+struct Placement {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  int cross_rank = 0;
+  int cross_size = 1;
+};
+
+struct SessionOptions {
+  Placement placement;
+  std::string engine = "local";
+  int lanes = 1;
+  std::uint64_t unit_bytes = 1 << 20;
+  JobToken token{};
+  std::uint32_t epoch = 0;
+  std::vector<std::string> addresses;  ///< of every rank's listener; may be empty at size 1
+};
+
+/// Everything that exists between one `init` and its `shutdown`.
+///
+/// Construction is collective and blocks until all ranks are connected; it throws Error and leaves
+/// nothing behind when that fails.
+class Session {
+ public:
+  Session(const Config& config, SessionOptions options, std::shared_ptr<Listener> listener);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const SessionOptions& options() const { return options_; }
+  const Placement& placement() const { return options_.placement; }
+  Coordinator& coordinator() { return *coordinator_; }
+  Timeline& timeline() { return timeline_; }
+  const ControlPlane& plane() const { return *plane_; }
+  const Engine& engine() const { return *engine_; }
+
+ private:
+  const SessionOptions options_;
+  std::shared_ptr<Listener> listener_;
+  std::unique_ptr<Connector> connector_;
+  Timeline timeline_;
+  std::unique_ptr<ControlPlane> plane_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Coordinator> coordinator_;
+};
+
+/// The one process-wide object: the session of the moment. Threads: any; a call that runs while
+/// another thread shuts down fails with the shutdown, it does not crash.
+class Runtime {
+ public:
+  static Runtime& instance();
+
+  void init(SessionOptions options, std::shared_ptr<Listener> listener);
+  void shutdown();
+  bool initialized() const;
+  /// Throws Error(kShutdown) that says how to start when there is none.
+  std::shared_ptr<Session> session() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::mutex transition_;  ///< one init or shutdown at a time
+  std::shared_ptr<Session> session_;
+};
+
+}  // namespace aiacc

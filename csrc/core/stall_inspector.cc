@@ -1,0 +1,105 @@
+#include "csrc/core/stall_inspector.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace aiacc {
+namespace {
+
+Clock::duration seconds(double value) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return text;
+}
+
+std::string fixed(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  return text;
+}
+
+}  // namespace
+
+Clock::time_point StallInspector::next_check(const Pending& pending) const {
+  if (pending.empty()) {
+    return Clock::time_point::max();
+  }
+  auto oldest = Clock::time_point::max();
+  for (const auto& [name, submitted] : pending) {
+    oldest = std::min(oldest, submitted);
+  }
+  auto check = Clock::time_point::max();
+  for (const double limit : {warn_s_, fail_s_}) {
+    if (limit > 0) {
+      // Ask when the limit is reached, then once per period, however long the stall lasts.
+      const auto reached = oldest + seconds(limit);
+      check = std::min(check, reached > asked_ ? reached : asked_ + seconds(limit));
+    }
+  }
+  return check;
+}
+
+bool StallInspector::should_ask(const Pending& pending, Clock::time_point now) {
+  if (now < next_check(pending)) {
+    return false;
+  }
+  asked_ = now;
+  return true;
+}
+
+std::vector<Stall> StallInspector::inspect(const Pending& pending,
+                                           const std::vector<Report>& answers,
+                                           Clock::time_point now) const {
+  const double limit = std::min(warn_s_ > 0 ? warn_s_ : fail_s_, fail_s_ > 0 ? fail_s_ : warn_s_);
+  std::vector<Stall> stalls;
+  if (limit <= 0) {
+    return stalls;
+  }
+  for (const auto& [name, submitted] : pending) {
+    Stall stall;
+    stall.name = name;
+    stall.waited_s = std::chrono::duration<double>(now - submitted).count();
+    if (stall.waited_s < limit) {
+      continue;
+    }
+    for (const Report& answer : answers) {
+      const bool has = std::binary_search(answer.pending.begin(), answer.pending.end(), name);
+      (has ? stall.submitted : stall.missing).push_back(answer.rank);
+    }
+    stalls.push_back(std::move(stall));
+  }
+  std::sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
+    return a.waited_s > b.waited_s;
+  });
+  return stalls;
+}
+
+std::string stall_text(const Stall& stall) {
+  return "[stall] tensor '" + stall.name + "' has waited " + fixed(stall.waited_s) +
+         " s for rank(s) " + list(stall.missing) + "; rank(s) " + list(stall.submitted) +
+         " have submitted it. Do all ranks run the same operations? (AIACC_STALL_WARN_S, "
+         "AIACC_STALL_FAIL_S)";
+}
+
+std::string stall_json(const Stall& stall) {
+  std::string name;
+  for (const char c : stall.name) {
+    if (c == '"' || c == '\\') {
+      name += '\\';
+    }
+    if (static_cast<unsigned char>(c) >= 0x20) {
+      name += c;
+    }
+  }
+  return R"({"tensor": ")" + name + R"(", "waited_s": )" + fixed(stall.waited_s) +
+         R"(, "missing_ranks": [)" + list(stall.missing) + R"(], "submitted_ranks": [)" +
+         list(stall.submitted) + "]}";
+}
+
+}  // namespace aiacc

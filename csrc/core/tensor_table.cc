@@ -1,0 +1,179 @@
+#include "csrc/core/tensor_table.h"
+
+#include <utility>
+
+namespace aiacc {
+namespace {
+
+/// Recycled operations kept for reuse; more than this many in flight at once are allocated anew.
+constexpr std::size_t kPoolSize = 4096;
+
+/// Of the whole process: a handle from before a shutdown must not name an operation after it.
+std::atomic<Handle> next_handle{1};
+
+void reset(Operation& operation) {
+  operation.request.name.clear();
+  operation.request.shape.clear();
+  operation.first_extents.clear();
+  operation.gathered = {};
+  operation.units_left.store(0, std::memory_order_relaxed);
+  operation.dispatched.store(false, std::memory_order_relaxed);
+  operation.done.store(false, std::memory_order_relaxed);
+  operation.status = {};
+}
+
+}  // namespace
+
+std::shared_ptr<Operation> TensorTable::acquire() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pool_.empty()) {
+      auto operation = std::move(pool_.back());
+      pool_.pop_back();
+      return operation;
+    }
+  }
+  return std::make_shared<Operation>();
+}
+
+Handle TensorTable::submit(std::shared_ptr<Operation> operation,
+                           std::uint64_t& queued_bytes,
+                           bool& first) {
+  Operation& entry = *operation;
+  Request& request = entry.request;
+  entry.submitted = Clock::now();
+  const std::lock_guard lock(mutex_);
+  if (!closed_.ok()) {
+    throw Error(closed_);
+  }
+  request.cacheable = !request.name.empty();
+  if (request.name.empty()) {
+    request.name = std::string(name_of(request.kind)) + ".noname." +
+                   std::to_string(automatic_[static_cast<int>(request.kind)]++);
+  }
+  if (!in_flight_.emplace(request.name, &entry).second) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] tensor '" + request.name +
+                    "' is already in flight on this rank; synchronize it first, or give the two " +
+                    "operations different names");
+  }
+  entry.handle = next_handle.fetch_add(1, std::memory_order_relaxed);
+  by_handle_.emplace(entry.handle, std::move(operation));
+  first = queue_.empty();
+  if (first) {
+    queued_since_.store(entry.submitted, std::memory_order_release);
+  }
+  queue_.push_back(&entry);
+  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + request.bytes();
+  queued_bytes_.store(queued_bytes, std::memory_order_release);
+  queued_count_.store(queue_.size(), std::memory_order_release);
+  in_flight_count_.store(in_flight_.size(), std::memory_order_release);
+  return entry.handle;
+}
+
+void TensorTable::drain(std::vector<Operation*>& out) {
+  out.clear();
+  const std::lock_guard lock(mutex_);
+  out.swap(queue_);
+  queued_bytes_.store(0, std::memory_order_release);
+  queued_count_.store(0, std::memory_order_release);
+}
+
+void TensorTable::complete(const std::vector<Operation*>& operations, const Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (Operation* operation : operations) {
+      in_flight_.erase(operation->request.name);
+    }
+    in_flight_count_.store(in_flight_.size(), std::memory_order_release);
+    // After `done` the operation may be recycled at any moment by whoever waited for it.
+    for (Operation* operation : operations) {
+      operation->status = status;
+      operation->done.store(true);
+    }
+  }
+  if (sleepers_.load() > 0) {
+    const std::lock_guard lock(done_mutex_);
+    done_.notify_all();
+  }
+}
+
+std::shared_ptr<Operation> TensorTable::find(Handle handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_handle_.find(handle);
+  if (found == by_handle_.end()) {
+    throw Error(Code::kInvalidArgument,
+                "[handle] " + std::to_string(handle) +
+                    " is not an outstanding handle; every handle can be synchronized once");
+  }
+  return found->second;
+}
+
+void TensorTable::release(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_handle_.find(handle);
+  if (found == by_handle_.end()) {
+    return;
+  }
+  if (!found->second->done.load()) {
+    // The driver and the lanes work with it, and its buffers are in use.
+    throw Error(Code::kInvalidArgument,
+                "[handle] " + std::to_string(handle) +
+                    " is still in flight; synchronize it before forgetting it");
+  }
+  auto node = by_handle_.extract(found);
+  std::shared_ptr<Operation>& operation = node.mapped();
+  if (operation.use_count() == 1 && pool_.size() < kPoolSize) {
+    reset(*operation);
+    pool_.push_back(std::move(operation));
+  }
+}
+
+bool TensorTable::wait(const Operation& operation, Clock::time_point deadline) {
+  if (operation.done.load()) {
+    return true;
+  }
+  sleepers_.fetch_add(1);
+  bool done = false;
+  {
+    std::unique_lock lock(done_mutex_);
+    done = done_.wait_until(lock, deadline, [&] { return operation.done.load(); });
+  }
+  sleepers_.fetch_sub(1);
+  return done;
+}
+
+void TensorTable::close(const Status& status) {
+  std::vector<Operation*> lost;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_.ok()) {
+      closed_ = status;
+    }
+    queue_.clear();
+    queued_bytes_.store(0);
+    queued_count_.store(0);
+    for (const auto& [name, operation] : in_flight_) {
+      lost.push_back(operation);
+    }
+  }
+  complete(lost, status);
+}
+
+Status TensorTable::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+std::vector<std::pair<std::string, Clock::time_point>> TensorTable::undispatched() const {
+  std::vector<std::pair<std::string, Clock::time_point>> pending;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, operation] : in_flight_) {
+    if (!operation->dispatched.load()) {
+      pending.emplace_back(name, operation->submitted);
+    }
+  }
+  return pending;
+}
+
+}  // namespace aiacc

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/base/socket.h"
+#include "csrc/core/message.h"
+
+namespace aiacc {
+
+using Handle = std::int64_t;
+
+/// One submitted operation, from submit to wait.
+///
+/// Written by the submitting thread before it enters the table, by the driver until it is
+/// dispatched, then by the lane that finishes it; `done` publishes the result.
+struct Operation {
+  Request request;
+  const void* input = nullptr;
+  void* output = nullptr;
+  Handle handle = 0;
+  Clock::time_point submitted;
+  Clock::time_point ready;
+  std::vector<std::int64_t> first_extents;  ///< all-gather: dimension 0 of every rank
+  std::vector<std::uint8_t> gathered;       ///< all-gather: the output
+  std::atomic<std::uint32_t> units_left{0};
+  std::atomic<bool> dispatched{false};
+  std::atomic<bool> done{false};
+  Status status;
+};
+
+/// Operations in flight, by name, and results not yet collected, by handle.
+///
+/// Threads: any. Handles are never reused in a process, whatever table they are from.
+class TensorTable {
+ public:
+  TensorTable() = default;
+  TensorTable(const TensorTable&) = delete;
+  TensorTable& operator=(const TensorTable&) = delete;
+
+  /// Takes a recycled or new operation to be filled in.
+  std::shared_ptr<Operation> acquire();
+
+  /// Queues it and returns its handle. An empty name is replaced by an automatic one. Throws
+  /// Error(kInvalidArgument) if the name is in flight already, or the fatal error after `close`.
+  /// `queued_bytes` receives the bytes waiting for negotiation, `first` whether nothing did before.
+  Handle submit(std::shared_ptr<Operation> operation, std::uint64_t& queued_bytes, bool& first);
+
+  /// Moves what was queued since the last call to `out`. The driver's.
+  void drain(std::vector<Operation*>& out);
+  bool has_queued() const { return queued_count_.load(std::memory_order_acquire) > 0; }
+  std::uint64_t queued_bytes() const { return queued_bytes_.load(std::memory_order_acquire); }
+  /// When the oldest queued operation was submitted; meaningful while something is queued.
+  Clock::time_point queued_since() const { return queued_since_.load(std::memory_order_acquire); }
+
+  /// Publishes results and wakes who waits for them.
+  void complete(const std::vector<Operation*>& operations, const Status& status);
+
+  /// The operation behind a handle; throws Error(kInvalidArgument) for an unknown one.
+  std::shared_ptr<Operation> find(Handle handle) const;
+  /// Forgets a handle; an unknown one is ignored. Throws Error(kInvalidArgument) while it is in flight.
+  void release(Handle handle);
+
+  /// Sleeps until the operation is done or the deadline has come; true when done.
+  bool wait(const Operation& operation, Clock::time_point deadline);
+
+  /// Fails everything in flight and all later submissions with `status`; the first one wins.
+  void close(const Status& status);
+  Status closed() const;
+
+  /// Operations submitted and not done.
+  std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
+  /// Name and time of submission of everything that is not dispatched yet.
+  std::vector<std::pair<std::string, Clock::time_point>> undispatched() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<std::string, Operation*> in_flight_;
+  std::unordered_map<Handle, std::shared_ptr<Operation>> by_handle_;
+  std::vector<Operation*> queue_;
+  std::vector<std::shared_ptr<Operation>> pool_;
+  std::uint64_t automatic_[kOpKinds] = {};
+  Status closed_;
+  std::atomic<std::uint64_t> queued_bytes_{0};
+  std::atomic<Clock::time_point> queued_since_{};
+  std::atomic<std::size_t> queued_count_{0};
+  std::atomic<std::size_t> in_flight_count_{0};
+
+  std::mutex done_mutex_;
+  std::condition_variable done_;
+  std::atomic<int> sleepers_{0};
+};
+
+}  // namespace aiacc

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/socket.h"
+
+namespace aiacc {
+
+/// Writes what happened as Chrome trace events (chrome://tracing, Perfetto).
+///
+/// Off: one atomic load per event and no thread. On: events are queued and a writer thread that
+/// sleeps between batches appends them. Threads: any. The file is a JSON array; it is valid after
+/// `stop`, and readable by the viewers also when the process died before.
+class Timeline {
+ public:
+  explicit Timeline(int rank) : rank_(rank) {}
+  ~Timeline() { stop(); }
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+
+  /// "{rank}" in the path is replaced by the rank; without it only rank 0 writes. Throws
+  /// Error(kInvalidArgument) if the file cannot be opened or a timeline is on already.
+  void start(const std::string& path, bool mark_rounds);
+  void stop();
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  bool marks_rounds() const { return on() && mark_rounds_.load(std::memory_order_relaxed); }
+
+  /// One finished phase: `name` in row `row` ("lane 0", "negotiation") from `begin` to `end`.
+  void record(const std::string& name,
+              const std::string& row,
+              Clock::time_point begin,
+              Clock::time_point end,
+              std::uint64_t bytes);
+
+ private:
+  struct Event {
+    std::string name;
+    std::string row;
+    Clock::time_point begin;
+    Clock::time_point end;
+    std::uint64_t bytes;
+  };
+  void write(int file);
+
+  const int rank_;
+  std::atomic<bool> on_{false};
+  std::atomic<bool> mark_rounds_{false};
+  std::mutex control_mutex_;  ///< serialises start and stop
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Event> queue_;
+  bool stopping_ = false;
+  std::thread writer_;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,304 @@
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/core/coordinator.h"
+#include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/json.h"
+
+namespace aiacc {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class CoordinatorFailuresTest : public testing::TestWithParam<WorldSetting> {
+ protected:
+  CoordinatorFailuresTest() {
+    world_.size = GetParam().size;
+    world_.transport = GetParam().transport;
+  }
+  int size() const { return world_.size; }
+
+  CoordinatorWorld world_;
+};
+
+TEST_P(CoordinatorFailuresTest, DisagreementFailsOnAllRanksAndTheJobGoesOn) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const bool odd = rank == size() - 1;
+    const std::vector<std::function<void(Request&)>> changes = {
+        [](Request& r) { r.shape = {2}; },
+        [](Request& r) { r.dtype = DataType::kInt32; },
+        [](Request& r) { r.op = ReduceOp::kMax; },
+        [](Request& r) { r.kind = OpKind::kAllgather; },
+        [](Request& r) { r.prescale = 2; },
+        [](Request& r) { r.postscale = 0.5; },
+        [](Request& r) { r.root = 1; },
+    };
+    for (std::size_t i = 0; i < changes.size() * 2; ++i) {
+      float value[2] = {1, 1};
+      Request request = make_request("w", {1});
+      if (odd) {
+        changes[i % changes.size()](request);
+      }
+      const Status status =
+          status_of([&] { finish(coordinator, submit(coordinator, request, value, value)); });
+      EXPECT_EQ(status.code(), Code::kMismatch) << i;
+      EXPECT_TRUE(contains(status.message(), "'w'")) << status.message();
+      EXPECT_TRUE(contains(status.message(), "rank 0 ")) << status.message();
+      EXPECT_TRUE(contains(status.message(), "rank " + std::to_string(size() - 1)));
+      EXPECT_EQ(value[0], 1.0F) << "the buffer of a failed operation was touched";
+      EXPECT_EQ(sum(coordinator, "w", 1), static_cast<float>(size())) << "same name again";
+    }
+  });
+}
+
+TEST_P(CoordinatorFailuresTest, ShutdownFailsWhatIsOutstandingOnEveryRank) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    float value = 1;
+    const std::string mine = "only on rank " + std::to_string(rank);
+    const Handle waited = submit(coordinator, make_request(mine, {1}), &value, &value);
+    barrier(coordinator, "all have submitted");
+    std::thread waiter;
+    if (rank == 0) {
+      waiter = std::thread(
+          [&] { EXPECT_EQ(status_of([&] { coordinator.wait(waited); }).code(), Code::kShutdown); });
+      coordinator.shutdown();
+      waiter.join();
+      coordinator.shutdown();
+    } else {
+      const Status status = status_of([&] { coordinator.wait(waited); });
+      EXPECT_EQ(status.code(), Code::kShutdown);
+      EXPECT_TRUE(contains(status.message(), "rank 0 has shut down")) << status.message();
+    }
+    const Status later = status_of([&] { sum(coordinator, "later", 1); });
+    EXPECT_EQ(later.code(), Code::kShutdown);
+    EXPECT_TRUE(contains(later.message(), "rank 0 ")) << later.message();
+    EXPECT_EQ(status_of([&] { coordinator.poll(waited); }).code(), Code::kInvalidArgument);
+  });
+}
+
+TEST_P(CoordinatorFailuresTest, WaitersOfManyThreadsAreAllReleased) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    std::vector<float> values(8, 1);
+    std::vector<Handle> handles;
+    for (std::size_t t = 0; t < values.size(); ++t) {
+      const std::string name = std::to_string(rank) + "." + std::to_string(t);
+      handles.push_back(submit(coordinator, make_request(name, {1}), &values[t], &values[t]));
+    }
+    barrier(coordinator, "all have submitted");
+    std::vector<std::thread> threads;
+    for (const Handle handle : handles) {
+      threads.emplace_back([&coordinator, handle] {
+        EXPECT_EQ(status_of([&] { coordinator.wait(handle); }).code(), Code::kShutdown);
+      });
+    }
+    if (rank == size() - 1) {
+      coordinator.shutdown();
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  });
+}
+
+/// Whoever is done leaves at once; what was agreed must still be done on the slower ranks.
+TEST_P(CoordinatorFailuresTest, TheFirstToLeaveSparesTheOthers) {
+  for (int i = 0; i < 25; ++i) {
+    with_coordinators(world_, [&](int rank, RankParts& parts) {
+      EXPECT_EQ(sum(*parts.coordinator, "x", 1), static_cast<float>(size()));
+      float value = static_cast<float>(rank);
+      Request request = make_request("y", OpKind::kBroadcast, {1});
+      request.root = i % size();
+      finish(*parts.coordinator, submit(*parts.coordinator, request, &value, &value));
+      EXPECT_EQ(value, static_cast<float>(i % size()));
+      barrier(*parts.coordinator, "z");
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds,
+                         CoordinatorFailuresTest,
+                         testing::Values(WorldSetting{2, Transport::kInProcess},
+                                         WorldSetting{5, Transport::kInProcess},
+                                         WorldSetting{2, Transport::kTcp},
+                                         WorldSetting{3, Transport::kTcp},
+                                         WorldSetting{5, Transport::kTcp}),
+                         setting_name);
+
+TEST(CoordinatorLanes, AnEngineErrorFailsEverythingOnEveryRank) {
+  for (int i = 0; i < 20; ++i) {
+    std::atomic<int> left{i};
+    CoordinatorWorld world;
+    world.size = 3;
+    world.before = [&](int rank, int, std::size_t) {
+      if (rank == 1 && left.fetch_sub(1) <= 0) {
+        throw Error(Code::kEngine, "[test] the network card is on fire");
+      }
+    };
+    with_coordinators(world, [&](int, RankParts& parts) {
+      Coordinator& coordinator = *parts.coordinator;
+      Status status;
+      for (int round = 0; status.ok() && round < 100; ++round) {
+        // Fresh buffers, freed as soon as the handle has failed: nobody may touch them then.
+        std::vector<std::vector<float>> tensors(6, std::vector<float>(3000, 1));
+        std::vector<Handle> handles;
+        status = status_of([&] {
+          for (std::size_t t = 0; t < tensors.size(); ++t) {
+            const Request request = make_request(std::to_string(t), {3000});
+            handles.push_back(submit(coordinator, request, tensors[t].data(), tensors[t].data()));
+          }
+        });
+        for (const Handle handle : handles) {
+          const Status one = status_of([&] { finish(coordinator, handle); });
+          status = status.ok() ? one : status;
+        }
+      }
+      EXPECT_EQ(status.code(), Code::kEngine);
+      EXPECT_EQ(status.message(), "[test] the network card is on fire");
+      EXPECT_EQ(status_of([&] { sum(coordinator, "later", 1); }).message(), status.message());
+    });
+  }
+}
+
+TEST(CoordinatorLanes, ALostConnectionIsReportedWhenNobodyKnowsTheCause) {
+  CoordinatorWorld world;
+  world.before = [](int rank, int, std::size_t) {
+    if (rank == 0) {
+      throw Error(Code::kPeerLost, "[test] rank 1 closed the connection");
+    }
+  };
+  with_coordinators(world, [&](int, RankParts& parts) {
+    const Status status = status_of([&] { sum(*parts.coordinator, "x", 1); });
+    EXPECT_EQ(status.code(), Code::kPeerLost);
+    EXPECT_EQ(status.message(), "[test] rank 1 closed the connection");
+  });
+}
+
+/// A lane hangs in its engine; another rank leaves. The engine is aborted after a while.
+TEST(CoordinatorLanes, ShutdownEndsALaneThatHangs) {
+  CoordinatorWorld world;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool reached = false;
+  bool ended = false;
+  world.before = [&](int rank, int, std::size_t) {
+    if (rank == 1) {  // as if stuck in a system call, until rank 0 has given up
+      std::unique_lock lock(mutex);
+      reached = true;
+      changed.notify_all();
+      changed.wait(lock, [&] { return ended; });
+    }
+  };
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    float value = 1;
+    const Handle handle = submit(coordinator, make_request("x", {1}), &value, &value);
+    coordinator.flush();
+    if (rank == 0) {
+      {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return reached; });
+      }
+      coordinator.shutdown();
+      EXPECT_EQ(status_of([&] { coordinator.wait(handle); }).code(), Code::kShutdown);
+      const std::lock_guard lock(mutex);
+      ended = true;
+      changed.notify_all();
+    } else {
+      EXPECT_EQ(status_of([&] { coordinator.wait(handle); }).code(), Code::kShutdown);
+    }
+  });
+}
+
+TEST(CoordinatorCycles, StartsAndStopsTwoHundredTimes) {
+  for (int i = 0; i < 200; ++i) {
+    CoordinatorWorld world;
+    world.transport = i % 2 == 0 ? Transport::kInProcess : Transport::kTcp;
+    with_coordinators(world, [&](int, RankParts& parts) {
+      if (i % 3 != 0) {
+        EXPECT_EQ(sum(*parts.coordinator, "x", 1), 2.0F);
+      }
+    });
+  }
+}
+
+class StallTest : public testing::Test {
+ protected:
+  StallTest()
+      : path_(std::filesystem::temp_directory_path() /
+              ("aiacc_stall_" + std::to_string(getpid()) + ".json")) {}
+  ~StallTest() override { std::filesystem::remove(path_); }
+
+  std::vector<std::string> lines() const {
+    std::ifstream file(path_);
+    std::vector<std::string> result;
+    for (std::string line; std::getline(file, line);) {
+      result.push_back(line);
+    }
+    return result;
+  }
+
+  std::filesystem::path path_;
+};
+
+TEST_F(StallTest, WarnsWithNamesAndRanksAndGoesOn) {
+  for (const Transport transport : {Transport::kInProcess, Transport::kTcp}) {
+    std::filesystem::remove(path_);
+    CoordinatorWorld world;
+    world.size = 3;
+    world.transport = transport;
+    world.options.stall_warn_s = 0.02;
+    world.options.stall_file = path_.string();
+    with_coordinators(world, [&](int rank, RankParts& parts) {
+      Coordinator& coordinator = *parts.coordinator;
+      if (rank == 1) {
+        while (lines().empty()) {  // a file has no event
+          std::this_thread::yield();
+        }
+      }
+      EXPECT_EQ(sum(coordinator, "late", 1), 3.0F);
+      barrier(coordinator, "end");
+    });
+    const std::string line = lines().front();
+    EXPECT_TRUE(JsonChecker::valid(line)) << line;
+    EXPECT_TRUE(contains(line, R"("tensor": "late")")) << line;
+    EXPECT_TRUE(contains(line, R"("missing_ranks": [1)")) << line;
+  }
+}
+
+TEST_F(StallTest, FailsTheJobOnEveryRankWhenTheLimitIsReached) {
+  for (const Transport transport : {Transport::kInProcess, Transport::kTcp}) {
+    CoordinatorWorld world;
+    world.size = 3;
+    world.transport = transport;
+    world.options.stall_fail_s = 0.05;
+    with_coordinators(world, [&](int rank, RankParts& parts) {
+      const std::string name = rank == 2 ? "other" : "common";
+      const Status status = status_of([&] { sum(*parts.coordinator, name, 1); });
+      EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+      EXPECT_TRUE(contains(status.message(), "'common' has waited") ||
+                  contains(status.message(), "'other' has waited"))
+          << status.message();
+      EXPECT_TRUE(contains(status.message(), "for rank(s) 2") ||
+                  contains(status.message(), "for rank(s) 0, 1"))
+          << status.message();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

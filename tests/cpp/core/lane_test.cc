@@ -1,0 +1,156 @@
+#include "csrc/core/lane.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace aiacc {
+namespace {
+
+Unit unit_of(std::uint64_t seq) {
+  Unit unit;
+  unit.plan.seq = seq;
+  return unit;
+}
+
+Clock::time_point never() { return Clock::time_point::max(); }
+
+/// Closed until opened; tells how many have arrived.
+class Gate {
+ public:
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+  }
+  void await(int arrivals) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return arrived_ >= arrivals; });
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int arrived_ = 0;
+  bool open_ = false;
+};
+
+TEST(Lane, RunsUnitsInOrderOneAtATime) {
+  std::vector<std::uint64_t> order;  // guarded by the lane itself: never two at once
+  std::atomic<int> inside{0};
+  Lane lane("test", [&](Unit& unit, PackBuffer&) {
+    EXPECT_EQ(inside.fetch_add(1), 0);
+    order.push_back(unit.plan.seq);
+    inside.fetch_sub(1);
+  });
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> helpers;
+  for (int i = 0; i < 3; ++i) {
+    helpers.emplace_back([&] {
+      while (!stop.load()) {
+        lane.help();
+      }
+    });
+  }
+  for (std::uint64_t seq = 0; seq < 2000; ++seq) {
+    lane.push(unit_of(seq), seq % 2 == 0);
+  }
+  EXPECT_TRUE(lane.quiesce(never()));
+  stop.store(true);
+  for (std::thread& helper : helpers) {
+    helper.join();
+  }
+  ASSERT_EQ(order.size(), 2000U);
+  for (std::uint64_t seq = 0; seq < 2000; ++seq) {
+    ASSERT_EQ(order[seq], seq);
+  }
+}
+
+TEST(Lane, WithoutNotificationTheCallerRunsIt) {
+  std::thread::id runner;
+  Lane lane("test", [&](Unit&, PackBuffer&) { runner = std::this_thread::get_id(); });
+  lane.push(unit_of(0), false);
+  lane.help();
+  EXPECT_EQ(runner, std::this_thread::get_id());
+}
+
+TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
+  Gate gate;
+  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  lane.push(unit_of(0), false);
+  lane.start();
+  gate.await(1);
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, HelpReturnsAtOnceWhileAnotherThreadRunsIt) {
+  Gate gate;
+  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  lane.push(unit_of(0), true);
+  gate.await(1);
+  lane.help();  // would wait for the gate otherwise
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
+  Gate gate;
+  std::atomic<int> ran{0};
+  Lane lane("test", [&](Unit&, PackBuffer&) {
+    gate.pass();
+    ran.fetch_add(1);
+  });
+  lane.push(unit_of(0), false);
+  std::thread helper([&] { lane.help(); });
+  gate.await(1);
+  lane.push(unit_of(1), true);
+  lane.push(unit_of(2), false);
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+  EXPECT_EQ(ran.load(), 3);
+  helper.join();
+}
+
+TEST(Lane, QuiesceKeepsItsDeadline) {
+  Gate gate;
+  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  EXPECT_TRUE(lane.quiesce(never())) << "an empty lane is idle";
+  lane.push(unit_of(0), false);
+  EXPECT_FALSE(lane.quiesce(Clock::now()));
+  gate.await(1);
+  EXPECT_FALSE(lane.quiesce(Clock::now()));
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, EndsWithWorkLeftInTheQueue) {
+  std::atomic<int> ran{0};
+  {
+    Lane lane("test", [&](Unit&, PackBuffer&) { ran.fetch_add(1); });
+    lane.push(unit_of(0), false);
+  }
+  EXPECT_EQ(ran.load(), 0);
+}
+
+TEST(PackBuffer, GrowsAndIsAligned) {
+  PackBuffer buffer;
+  for (const std::size_t bytes : {1, 1000, 10, 100000}) {
+    std::byte* memory = buffer.reserve(bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory) % 256, 0U);
+    memory[bytes - 1] = std::byte{1};
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,194 @@
+#include "csrc/core/runtime.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/tcp/tcp_engine.h"
+#include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/json.h"
+
+namespace aiacc {
+namespace {
+
+Config defaults() {
+  Config config = Config::from([](const char*) -> const char* { return nullptr; });
+  config.log_level = "fatal";
+  config.connect_timeout_s = 20;
+  config.peer_timeout_s = 20;
+  return config;
+}
+
+/// Two sessions of one process that reach each other over loopback.
+class Pair {
+ public:
+  Pair() : listeners_{listener(), listener()} {}
+
+  SessionOptions options(int rank) const {
+    SessionOptions options;
+    options.placement.rank = rank;
+    options.placement.size = 2;
+    options.engine = "tcp";
+    options.lanes = 2;
+    options.token = {7};
+    options.addresses = {listeners_[0]->address(), listeners_[1]->address()};
+    return options;
+  }
+  std::unique_ptr<Session> session(int rank, const Config& config) const {
+    return std::make_unique<Session>(
+        config, options(rank), listeners_[static_cast<std::size_t>(rank)]);
+  }
+
+ private:
+  static std::shared_ptr<Listener> listener() { return std::make_shared<Listener>("127.0.0.1"); }
+  std::vector<std::shared_ptr<Listener>> listeners_;
+};
+
+std::size_t open_descriptors() {
+  std::size_t number = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++number;
+  }
+  return number;
+}
+
+TEST(Session, TwoRanksWorkAndLeave) {
+  const Pair pair;
+  run_as_ranks(2, [&](int rank) {
+    const auto session = pair.session(rank, defaults());
+    EXPECT_EQ(session->placement().rank, rank);
+    EXPECT_STREQ(session->engine().name(), "tcp");
+    EXPECT_EQ(sum(session->coordinator(), "x", 1), 2.0F);
+    EXPECT_GT(session->plane().rounds(), 0U);
+  });
+}
+
+TEST(Session, ComesAndGoesWithoutLeavingDescriptorsOrThreads) {
+  const std::size_t before = open_descriptors();
+  for (int cycle = 0; cycle < 50; ++cycle) {
+    const Pair pair;
+    run_as_ranks(2, [&](int rank) {
+      const auto session = pair.session(rank, defaults());
+      barrier(session->coordinator(), "b");
+    });
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(Session, WritesItsTimeline) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("aiacc_runtime_" + std::to_string(getpid()) + ".{rank}.json");
+  const Pair pair;
+  Config config = defaults();
+  config.timeline = path.string();
+  config.timeline_mark_cycles = true;
+  run_as_ranks(2, [&](int rank) {
+    const auto session = pair.session(rank, config);
+    sum(session->coordinator(), "x", 1);
+  });
+  for (const char* rank : {"0", "1"}) {
+    std::string name = path.string();
+    name.replace(name.find("{rank}"), 6, rank);
+    std::ostringstream text;
+    text << std::ifstream(name).rdbuf();
+    EXPECT_TRUE(JsonChecker::valid(text.str())) << text.str();
+    for (const char* part : {R"("name": "x")", R"("name": "round")", R"("name": "express")"}) {
+      EXPECT_NE(text.str().find(part), std::string::npos) << part;
+    }
+    std::filesystem::remove(name);
+  }
+}
+
+TEST(Session, BadPlacementsAreRefused) {
+  const Pair pair;
+  for (const auto& [rank, size] : {std::pair(-1, 2), {2, 2}, {0, 0}}) {
+    SessionOptions options = pair.options(0);
+    options.placement.rank = rank;
+    options.placement.size = size;
+    EXPECT_EQ(status_of([&] { Session(defaults(), options, nullptr); }).code(),
+              Code::kInvalidArgument);
+  }
+  SessionOptions options = pair.options(0);
+  EXPECT_EQ(status_of([&] { Session(defaults(), options, nullptr); }).code(),
+            Code::kInvalidArgument)
+      << "no listener";
+}
+
+TEST(Session, AMissingRankIsATimeoutThatLeavesNothingBehind) {
+  const std::size_t before = open_descriptors();
+  {
+    const Pair pair;
+    Config config = defaults();
+    config.connect_timeout_s = 0.1;
+    const Status status = status_of([&] { pair.session(0, config); });
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_NE(status.message().find("1"), std::string::npos);
+  }
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+SessionOptions alone() {
+  SessionOptions options;
+  options.engine = "local";
+  return options;
+}
+
+TEST(Runtime, SaysHowToStart) {
+  const Status status = status_of([] { Runtime::instance().session(); });
+  EXPECT_EQ(status.code(), Code::kShutdown);
+  EXPECT_NE(status.message().find("hvd.init()"), std::string::npos);
+}
+
+TEST(Runtime, StartsAndStopsAgainAndAgain) {
+  Runtime& runtime = Runtime::instance();
+  for (int cycle = 0; cycle < 100; ++cycle) {
+    EXPECT_FALSE(runtime.initialized());
+    runtime.init(alone(), nullptr);
+    runtime.init(alone(), nullptr);  // the second one changes nothing
+    EXPECT_TRUE(runtime.initialized());
+    EXPECT_EQ(sum(runtime.session()->coordinator(), "x", 3), 3.0F);
+    runtime.shutdown();
+    runtime.shutdown();
+  }
+}
+
+TEST(Runtime, ShutdownReleasesThreadsThatWait) {
+  Runtime& runtime = Runtime::instance();
+  for (int cycle = 0; cycle < 20; ++cycle) {
+    runtime.init(alone(), nullptr);
+    std::atomic<int> started{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        // Holds its session, as every call from Python does, until its call returns.
+        Status status;
+        for (int i = 0; status.ok(); ++i) {
+          status = status_of([&] {
+            sum(runtime.session()->coordinator(), std::to_string(t), static_cast<float>(i));
+          });
+          started.fetch_add(i == 0 ? 1 : 0);
+        }
+        EXPECT_EQ(status.code(), Code::kShutdown) << status.message();
+      });
+    }
+    while (started.load() < 3) {
+      std::this_thread::yield();
+    }
+    runtime.shutdown();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,170 @@
+#include "csrc/core/timeline.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "tests/cpp/support/json.h"
+
+namespace aiacc {
+namespace {
+
+class TimelineTest : public testing::Test {
+ protected:
+  TimelineTest() {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::temp_directory_path() /
+              ("aiacc_timeline_" + std::to_string(getpid()) + "_" + test->name());
+    std::filesystem::create_directory(folder_);
+  }
+  ~TimelineTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string read(const std::string& name) const {
+    std::ifstream file(path(name));
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+  bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+void record(Timeline& timeline, const std::string& name, const std::string& row = "lane 0") {
+  const auto now = Clock::now();
+  timeline.record(name, row, now, now + std::chrono::microseconds(5), 64);
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+std::size_t threads() {
+  std::size_t number = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    ++number;
+  }
+  return number;
+}
+
+TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), true);
+  EXPECT_TRUE(timeline.on());
+  EXPECT_TRUE(timeline.marks_rounds());
+  for (int i = 0; i < 1000; ++i) {
+    record(timeline, "tensor" + std::to_string(i), "lane " + std::to_string(i % 3));
+  }
+  record(timeline, "odd \"name\" \\ \n\t\x01 \xc3\xa4");
+  timeline.stop();
+  EXPECT_FALSE(timeline.on());
+  const std::string text = read("t.json");
+  EXPECT_TRUE(JsonChecker::valid(text));
+  EXPECT_EQ(count(text, R"("ph": "X")"), 1001U);
+  EXPECT_EQ(count(text, R"("thread_name")"), 3U);
+}
+
+TEST_F(TimelineTest, AnEmptyOneIsValidToo) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  EXPECT_FALSE(timeline.marks_rounds());
+  timeline.stop();
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+}
+
+TEST_F(TimelineTest, OffItRecordsNothingAndHasNoThread) {
+  const std::size_t before = threads();
+  Timeline timeline(0);
+  record(timeline, "x");
+  EXPECT_EQ(threads(), before);
+  timeline.start(path("t.json"), false);
+  EXPECT_EQ(threads(), before + 1);
+  timeline.stop();
+  EXPECT_EQ(threads(), before);
+  timeline.stop();
+  EXPECT_EQ(read("t.json").find("\"x\""), std::string::npos);
+}
+
+TEST_F(TimelineTest, StartsAndStopsAgainAndAgain) {
+  Timeline timeline(0);
+  for (int i = 0; i < 50; ++i) {
+    timeline.start(path("t.json"), false);
+    record(timeline, "run" + std::to_string(i));
+    timeline.stop();
+    const std::string text = read("t.json");
+    ASSERT_TRUE(JsonChecker::valid(text)) << text;
+    ASSERT_NE(text.find("\"run" + std::to_string(i) + "\""), std::string::npos);
+    ASSERT_EQ(count(text, R"("ph": "X")"), 1U) << text;
+  }
+}
+
+TEST_F(TimelineTest, OneAtATime) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  EXPECT_THROW(timeline.start(path("other.json"), false), Error);
+  EXPECT_FALSE(exists("other.json"));
+}
+
+TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
+  Timeline timeline(0);
+  EXPECT_THROW(timeline.start(path("no/such/folder.json"), false), Error);
+  EXPECT_FALSE(timeline.on());
+  timeline.start(path("t.json"), false);
+}
+
+TEST_F(TimelineTest, WithoutRankInThePathOnlyRankZeroWrites) {
+  Timeline one(1);
+  one.start(path("t.json"), false);
+  record(one, "x");
+  one.stop();
+  EXPECT_FALSE(exists("t.json"));
+  one.start(path("t.{rank}.json"), false);
+  record(one, "x");
+  one.stop();
+  EXPECT_TRUE(JsonChecker::valid(read("t.1.json")));
+}
+
+TEST_F(TimelineTest, ThreadsRecordWhileItStartsAndStops) {
+  Timeline timeline(0);
+  std::atomic<bool> stop{false};
+  std::atomic<int> marked{0};
+  std::vector<std::thread> recorders;
+  for (int i = 0; i < 3; ++i) {
+    recorders.emplace_back([&] {
+      while (!stop.load()) {
+        record(timeline, "x");
+        marked.fetch_add(timeline.marks_rounds() ? 1 : 0);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    timeline.start(path("t.json"), i % 2 == 0);
+    timeline.stop();
+    ASSERT_TRUE(JsonChecker::valid(read("t.json")));
+  }
+  stop.store(true);
+  for (std::thread& recorder : recorders) {
+    recorder.join();
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
