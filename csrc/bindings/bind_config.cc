@@ -1,0 +1,28 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "csrc/base/env.h"
+#include "csrc/bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace aiacc {
+
+void bind_config(py::module_& module) {
+  module.def("env_table", [] {
+    py::list rows;
+    for (const VariableText& row : environment_table()) {
+      rows.append(py::make_tuple(row.name, row.alias, row.type, row.default_value, row.meaning));
+    }
+    return rows;
+  });
+  module.def("config", [] {
+    py::dict result;
+    for (const auto& [name, value] : values_of(Config::from_environment())) {
+      result[py::str(name)] = value;
+    }
+    return result;
+  });
+}
+
+}  // namespace aiacc

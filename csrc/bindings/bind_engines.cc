@@ -1,0 +1,52 @@
+#include <string>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "csrc/bindings/bindings.h"
+#include "csrc/engines/mpi/mpi_loader.h"
+#include "csrc/engines/registry.h"
+
+namespace py = pybind11;
+
+namespace aiacc {
+
+void bind_engines(py::module_& module) {
+  module.def("engines", [] {
+    py::list rows;
+    for (const EngineEntry& entry : engine_registry()) {
+      const Viability viability = entry.viability();
+      rows.append(py::make_tuple(entry.name, viability.viable, viability.detail));
+    }
+    return rows;
+  });
+  module.def("load_mpi", &load_mpi, py::arg("plugin"), py::arg("library"));
+  module.def(
+      "mpi_initialize",
+      [](int network_lanes, double timeout_s) {
+        MpiIdentity identity;
+        {
+          const py::gil_scoped_release release;
+          identity = mpi_initialize(network_lanes, timeout_s);
+        }
+        return py::make_tuple(identity.rank, identity.size, identity.version);
+      },
+      py::arg("network_lanes") = 0,
+      py::arg("timeout_s") = 30.0);
+  module.def("mpi_all_gather", [](const py::bytes& payload) {
+    const std::string mine = payload;
+    std::vector<std::string> all;
+    {
+      const py::gil_scoped_release release;
+      all = mpi_all_gather(mine);
+    }
+    py::list result;
+    for (const std::string& one : all) {
+      result.append(py::bytes(one));
+    }
+    return result;
+  });
+}
+
+}  // namespace aiacc

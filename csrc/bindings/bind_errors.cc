@@ -1,0 +1,53 @@
+#include <pybind11/pybind11.h>
+
+#include "csrc/base/error.h"
+#include "csrc/bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace aiacc {
+namespace {
+
+const char* class_of(Code code) {
+  switch (code) {
+    case Code::kMismatch:
+      return "MismatchError";
+    case Code::kTimeout:
+      return "CollectiveTimeoutError";
+    case Code::kPeerLost:
+      return "PeerLostError";
+    case Code::kEngine:
+      return "EngineError";
+    case Code::kShutdown:
+      return "ShutdownError";
+    case Code::kOk:
+    case Code::kInvalidArgument:
+    case Code::kInternal:
+      return "CollectiveError";
+  }
+  return "CollectiveError";
+}
+
+}  // namespace
+
+void bind_errors(py::module_& module) {
+  static_cast<void>(module);
+  py::register_local_exception_translator(
+      [](std::exception_ptr pointer) {  // NOLINT(performance-unnecessary-value-param)
+        try {
+          if (pointer) {
+            std::rethrow_exception(pointer);
+          }
+        } catch (const Error& error) {
+          if (error.code() == Code::kInvalidArgument) {
+            PyErr_SetString(PyExc_ValueError, error.what());
+            return;
+          }
+          const py::object type =
+              py::module_::import("aiacc.exceptions").attr(class_of(error.code()));
+          PyErr_SetString(type.ptr(), error.what());
+        }
+      });
+}
+
+}  // namespace aiacc

@@ -1,0 +1,159 @@
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "csrc/base/build_info.h"
+#include "csrc/bindings/bindings.h"
+#include "csrc/core/runtime.h"
+
+namespace py = pybind11;
+
+namespace aiacc {
+namespace {
+
+/// A Listener that Python may close before the core takes it over.
+struct PyListener {
+  explicit PyListener(const std::string& interface)
+      : listener(std::make_shared<Listener>(interface)) {}
+  const std::string& address() const {
+    if (listener == nullptr) {
+      throw Error(Code::kInvalidArgument, "[core] this listener is closed");
+    }
+    return listener->address();
+  }
+  std::shared_ptr<Listener> listener;
+};
+
+JobToken token_from(const std::string& bytes) {
+  JobToken token{};
+  if (bytes.size() != token.size()) {
+    throw Error(Code::kInvalidArgument,
+                "[core] a job token of " + std::to_string(bytes.size()) + " bytes (expected " +
+                    std::to_string(token.size()) + ")");
+  }
+  std::copy(bytes.begin(), bytes.end(), token.begin());
+  return token;
+}
+
+void init(int rank,
+          int size,
+          int local_rank,
+          int local_size,
+          int cross_rank,
+          int cross_size,
+          std::string engine,
+          int lanes,
+          std::uint64_t unit_bytes,
+          const py::bytes& token,
+          std::uint32_t epoch,
+          std::vector<std::string> addresses,
+          const PyListener* listener) {
+  SessionOptions options;
+  options.placement = {rank, size, local_rank, local_size, cross_rank, cross_size};
+  options.engine = std::move(engine);
+  options.lanes = lanes;
+  options.unit_bytes = unit_bytes;
+  options.token = token_from(token);
+  options.epoch = epoch;
+  options.addresses = std::move(addresses);
+  std::shared_ptr<Listener> owned = listener != nullptr ? listener->listener : nullptr;
+  const py::gil_scoped_release release;
+  Runtime::instance().init(std::move(options), std::move(owned));
+}
+
+py::dict stats() {
+  const auto session = Runtime::instance().session();
+  const CoordinatorStats counters = session->coordinator().stats();
+  py::dict result;
+  result["rounds"] = session->plane().rounds();
+  result["control_bytes"] = session->plane().bytes_sent();
+  result["tensors"] = counters.tensors;
+  result["units"] = counters.units;
+  result["data_bytes"] = counters.data_bytes;
+  result["wait_ns"] = counters.wait_ns;
+  return result;
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& module) {
+  const auto info = build_info();
+  for (const auto& [key, value] : info) {
+    if (key == "version") {
+      module.attr("__version__") = value;
+    }
+  }
+  module.def("build_info", [] {
+    py::dict result;
+    for (const auto& [key, value] : build_info()) {
+      result[py::str(key)] = value;
+    }
+    return result;
+  });
+  py::class_<PyListener>(module, "Listener")
+      .def(py::init<const std::string&>(), py::arg("interface") = "")
+      .def_property_readonly("address", &PyListener::address)
+      .def("close", [](PyListener& self) { self.listener.reset(); });
+  module.def("init",
+             &init,
+             py::kw_only(),
+             py::arg("rank"),
+             py::arg("size"),
+             py::arg("local_rank"),
+             py::arg("local_size"),
+             py::arg("cross_rank"),
+             py::arg("cross_size"),
+             py::arg("engine"),
+             py::arg("lanes"),
+             py::arg("unit_bytes"),
+             py::arg("token"),
+             py::arg("epoch"),
+             py::arg("addresses"),
+             py::arg("listener").none(true));
+  module.def(
+      "shutdown", [] { Runtime::instance().shutdown(); }, py::call_guard<py::gil_scoped_release>());
+  module.def("is_initialized", [] { return Runtime::instance().initialized(); });
+  module.def("rank", [] { return Runtime::instance().session()->placement().rank; });
+  module.def("size", [] { return Runtime::instance().session()->placement().size; });
+  module.def("local_rank", [] { return Runtime::instance().session()->placement().local_rank; });
+  module.def("local_size", [] { return Runtime::instance().session()->placement().local_size; });
+  module.def("cross_rank", [] { return Runtime::instance().session()->placement().cross_rank; });
+  module.def("cross_size", [] { return Runtime::instance().session()->placement().cross_size; });
+  module.def("engine", [] { return std::string(Runtime::instance().session()->engine().name()); });
+  module.def("lanes", [] { return Runtime::instance().session()->engine().lanes(); });
+  module.def("stats", &stats);
+  module.def(
+      "start_timeline",
+      [](const std::string& path, bool mark_cycles) {
+        Runtime::instance().session()->timeline().start(path, mark_cycles);
+      },
+      py::arg("path"),
+      py::arg("mark_cycles") = false);
+  module.def(
+      "stop_timeline",
+      [] { Runtime::instance().session()->timeline().stop(); },
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "propose_parameters",
+      [](std::uint64_t unit_bytes, std::uint32_t lanes) {
+        const auto session = Runtime::instance().session();
+        if (unit_bytes == 0 || lanes == 0 ||
+            lanes > static_cast<std::uint32_t>(session->engine().lanes())) {
+          throw Error(Code::kInvalidArgument,
+                      "[core] unit_bytes " + std::to_string(unit_bytes) + ", lanes " +
+                          std::to_string(lanes) + " (expected unit_bytes > 0 and lanes 1.." +
+                          std::to_string(session->engine().lanes()) + ")");
+        }
+        session->coordinator().propose({0, unit_bytes, lanes});
+      },
+      py::arg("unit_bytes"),
+      py::arg("lanes"),
+      py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace aiacc

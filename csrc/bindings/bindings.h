@@ -1,0 +1,14 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace aiacc {
+
+/// One file per topic; each adds its part to the module.
+void bind_errors(pybind11::module_& module);
+void bind_runtime(pybind11::module_& module);
+void bind_operations(pybind11::module_& module);
+void bind_engines(pybind11::module_& module);
+void bind_config(pybind11::module_& module);
+
+}  // namespace aiacc

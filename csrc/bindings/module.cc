@@ -1,0 +1,10 @@
+#include "csrc/bindings/bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The compiled core of aiacc; see _core.pyi.";
+  aiacc::bind_errors(module);
+  aiacc::bind_runtime(module);
+  aiacc::bind_operations(module);
+  aiacc::bind_engines(module);
+  aiacc::bind_config(module);
+}
