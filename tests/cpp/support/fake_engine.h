@@ -1,0 +1,184 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/engines/engine.h"
+#include "csrc/kernels/reduce.h"
+
+namespace aiacc {
+
+/// What the fake engines of all ranks share. A lane is a barrier: whoever comes last does the
+/// operation for all. Ranks that issue different operations on a lane are found out.
+class FakeHub {
+ public:
+  FakeHub(int size, int lanes)
+      : size_(size), lanes_(static_cast<std::size_t>(lanes) + 1), numbered_(lanes) {
+    for (Lane& lane : lanes_) {
+      lane.calls.resize(static_cast<std::size_t>(size));
+    }
+  }
+
+ private:
+  friend class FakeEngine;
+  struct Call {
+    std::string what;  ///< equal on all ranks
+    const void* send = nullptr;
+    void* recv = nullptr;
+  };
+  /// Does the operation for all ranks; `calls[r]` is rank r's.
+  using Perform = std::function<void(std::vector<std::optional<Call>>& calls)>;
+  struct Lane {
+    std::vector<std::optional<Call>> calls;
+    int arrived = 0;
+    std::uint64_t finished = 0;
+    std::string disagreement;
+  };
+
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Lane> lanes_;
+  const int numbered_;
+};
+
+/// Engine between threads of one process: exact, and strict about the order on every lane.
+class FakeEngine : public Engine {
+ public:
+  /// Called before each operation, outside of any lock; may block or throw.
+  using Before = std::function<void(int lane, std::size_t bytes)>;
+
+  FakeEngine(std::shared_ptr<FakeHub> hub, int rank, Before before = {})
+      : hub_(std::move(hub)), rank_(rank), before_(std::move(before)) {}
+
+  const char* name() const override { return "fake"; }
+  int lanes() const override { return hub_->numbered_; }
+
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  DataType dtype,
+                  ReduceOp op) override {
+    const std::size_t bytes = count * size_of(dtype);
+    const std::string what = std::string("all_reduce of ") + std::to_string(count) + " " +
+                             name_of(dtype) + " " + name_of(op);
+    run(lane, bytes, {what, send, recv}, [&](auto& calls) {
+      std::vector<std::byte> result(bytes);
+      std::memcpy(result.data(), calls[0]->send, bytes);
+      for (std::size_t rank = 1; rank < calls.size(); ++rank) {
+        reduce(result.data(), calls[rank]->send, count, dtype, op);
+      }
+      for (auto& call : calls) {
+        std::memcpy(call->recv, result.data(), bytes);
+      }
+    });
+  }
+
+  void broadcast(int lane, void* buffer, std::size_t bytes, int root) override {
+    const std::string what =
+        "broadcast of " + std::to_string(bytes) + " bytes from " + std::to_string(root);
+    run(lane, bytes, {what, buffer, buffer}, [&](auto& calls) {
+      for (auto& call : calls) {
+        std::memmove(call->recv, calls[static_cast<std::size_t>(root)]->send, bytes);
+      }
+    });
+  }
+
+  void all_gather(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& bytes_of) override {
+    std::string what = "all_gather of";
+    std::size_t total = 0;
+    for (const std::size_t bytes : bytes_of) {
+      what += " " + std::to_string(bytes);
+      total += bytes;
+    }
+    run(lane, total, {what, send, recv}, [&](auto& calls) {
+      for (auto& call : calls) {
+        auto* target = static_cast<std::byte*>(call->recv);
+        for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+          if (bytes_of[rank] > 0) {
+            std::memcpy(target, calls[rank]->send, bytes_of[rank]);
+          }
+          target += bytes_of[rank];
+        }
+      }
+    });
+  }
+
+  void abort(const Status& status) noexcept override {
+    const std::lock_guard lock(hub_->mutex_);
+    if (!aborted_) {
+      aborted_ = status;
+    }
+    hub_->changed_.notify_all();
+  }
+
+ private:
+  void run(int lane_number,
+           std::size_t bytes,
+           FakeHub::Call call,
+           const FakeHub::Perform& perform) {
+    AIACC_CHECK(lane_number >= 0 && lane_number <= lanes());
+    if (before_) {
+      before_(lane_number, bytes);
+    }
+    std::unique_lock lock(hub_->mutex_);
+    if (aborted_) {
+      throw Error(*aborted_);
+    }
+    FakeHub::Lane& lane = hub_->lanes_[static_cast<std::size_t>(lane_number)];
+    std::optional<FakeHub::Call>& mine = lane.calls[static_cast<std::size_t>(rank_)];
+    AIACC_CHECK(!mine.has_value());  // one thread at a time on a lane
+    mine = std::move(call);
+    const std::uint64_t number = lane.finished;
+    if (++lane.arrived == hub_->size_) {
+      finish(lane, lane_number, perform);
+    }
+    hub_->changed_.wait(lock, [&] { return lane.finished != number || aborted_; });
+    if (lane.finished == number) {
+      mine.reset();  // Nobody may touch this rank's buffers any more.
+      --lane.arrived;
+      throw Error(*aborted_);
+    }
+    if (!lane.disagreement.empty()) {
+      throw Error(Code::kEngine, lane.disagreement);
+    }
+  }
+
+  void finish(FakeHub::Lane& lane, int lane_number, const FakeHub::Perform& perform) {
+    for (const auto& call : lane.calls) {
+      if (call->what != lane.calls[0]->what) {
+        lane.disagreement = "[test] lane " + std::to_string(lane_number) + ": " +
+                            lane.calls[0]->what + " meets " + call->what;
+      }
+    }
+    if (lane.disagreement.empty()) {
+      perform(lane.calls);
+    }
+    for (auto& call : lane.calls) {
+      call.reset();
+    }
+    lane.arrived = 0;
+    ++lane.finished;
+    hub_->changed_.notify_all();
+  }
+
+  std::shared_ptr<FakeHub> hub_;
+  const int rank_;
+  const Before before_;
+  std::optional<Status> aborted_;
+};
+
+}  // namespace aiacc

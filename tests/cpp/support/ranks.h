@@ -1,0 +1,156 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+
+/// Ranks as threads of one process, for tests.
+///
+/// The first rank that throws decides: every hook registered with `on_failure` is called with its
+/// status, so that ranks which wait for it return, and `run` rethrows its exception after all
+/// threads ended. Ranks that do not end within the deadline are aborted with Error(kTimeout) that
+/// names them; if that does not end them either, the process is ended, because a thread cannot be.
+class RankGroup {
+ public:
+  using Abort = std::function<void(const Status&)>;
+
+  explicit RankGroup(int size, std::chrono::seconds deadline = std::chrono::seconds(60))
+      : size_(size), deadline_(deadline), ended_(static_cast<std::size_t>(size), false) {}
+
+  int size() const { return size_; }
+
+  /// While it lives, another rank's failure calls the hook; destroy it before what the hook uses.
+  class Guard {
+   public:
+    Guard(RankGroup& group, std::list<Abort>::iterator hook) : group_(&group), hook_(hook) {}
+    Guard(Guard&& other) noexcept
+        : group_(std::exchange(other.group_, nullptr)), hook_(other.hook_) {}
+    Guard& operator=(Guard&&) = delete;
+    ~Guard() {
+      if (group_ != nullptr) {
+        const std::lock_guard lock(group_->mutex_);
+        group_->hooks_.erase(hook_);
+      }
+    }
+
+   private:
+    RankGroup* group_;
+    std::list<Abort>::iterator hook_;
+  };
+
+  /// Called at once if a rank failed already.
+  [[nodiscard]] Guard on_failure(Abort abort) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) {
+      abort(failure_);
+    }
+    return {*this, hooks_.insert(hooks_.end(), std::move(abort))};
+  }
+
+  /// Calls `body(rank)` or `body(rank, group)` on one thread per rank.
+  template <class Body>
+  void run(Body body) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size_; ++rank) {
+      threads.emplace_back([this, rank, &body] {
+        try {
+          if constexpr (std::is_invocable_v<Body&, int, RankGroup&>) {
+            body(rank, *this);
+          } else {
+            body(rank);
+          }
+        } catch (...) {
+          fail(current_exception_status(), std::current_exception());
+        }
+        const std::lock_guard lock(mutex_);
+        ended_[static_cast<std::size_t>(rank)] = true;
+        changed_.notify_all();
+      });
+    }
+    watch();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    if (first_) {
+      std::rethrow_exception(first_);
+    }
+  }
+
+ private:
+  bool all_ended() const {
+    for (const bool ended : ended_) {
+      if (!ended) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::string running() const {
+    std::string names;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!ended_[static_cast<std::size_t>(rank)]) {
+        names += (names.empty() ? "" : ", ") + std::to_string(rank);
+      }
+    }
+    return names;
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, deadline_, [this] { return all_ended(); })) {
+      return;
+    }
+    const Status late(Code::kTimeout, "[test] ranks still running at the deadline: " + running());
+    lock.unlock();
+    fail(late, std::make_exception_ptr(Error(late)));
+    lock.lock();
+    if (!changed_.wait_for(lock, std::chrono::seconds(10), [this] { return all_ended(); })) {
+      std::fprintf(stderr, "[test] ranks hang even after an abort: %s\n", running().c_str());
+      std::abort();
+    }
+  }
+
+  void fail(const Status& status, std::exception_ptr exception) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) {
+      return;
+    }
+    failure_ = status;
+    first_ = std::move(exception);
+    for (const Abort& abort : hooks_) {
+      abort(status);
+    }
+  }
+
+  const int size_;
+  const std::chrono::seconds deadline_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> ended_;
+  std::list<Abort> hooks_;
+  Status failure_;
+  std::exception_ptr first_;
+};
+
+/// `body(rank)` or `body(rank, group)` on `size` threads; see RankGroup.
+template <class Body>
+void run_as_ranks(int size, Body body) {
+  RankGroup(size).run(std::move(body));
+}
+
+}  // namespace aiacc

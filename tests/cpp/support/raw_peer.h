@@ -1,0 +1,92 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/base/socket.h"
+#include "csrc/control/tcp/connector.h"
+#include "csrc/control/tcp/frame.h"
+
+namespace aiacc {
+
+/// The other end of a TcpPlane's connection, for tests that misbehave on it.
+class RawPeer {
+ public:
+  explicit RawPeer(Socket socket) : socket_(std::move(socket)), decoder_("the plane") {}
+
+  void send(const Bytes& bytes) {
+    for (std::size_t sent = 0; sent < bytes.size();) {
+      sent += socket_.send_some(bytes.data() + sent, bytes.size() - sent, "the plane");
+      if (sent < bytes.size()) {
+        wait_for(POLLOUT);
+      }
+    }
+  }
+  void send(const Frame& frame) {
+    Bytes bytes;
+    encode_frame(frame, bytes);
+    send(bytes);
+  }
+
+  /// The next frame; throws Error(kTimeout) after 30 s, Error(kPeerLost) when the plane closed.
+  Frame receive() {
+    while (frames_.empty()) {
+      std::uint8_t buffer[4096];
+      const std::size_t got = socket_.recv_some(buffer, sizeof buffer, "the plane");
+      decoder_.feed(buffer, got, frames_);
+      if (got == 0) {
+        wait_for(POLLIN);
+      }
+    }
+    Frame frame = std::move(frames_.front());
+    frames_.pop_front();
+    return frame;
+  }
+
+  /// Blocks until the plane has closed the connection.
+  void await_close() {
+    try {
+      while (true) {
+        receive();
+      }
+    } catch (const Error& error) {
+      if (error.code() != Code::kPeerLost) {
+        throw;
+      }
+    }
+  }
+
+  void close() { socket_.close(); }
+
+ private:
+  void wait_for(short events) {
+    pollfd entry{socket_.fd(), events, 0};
+    if (poll(&entry, 1, 30'000) == 0) {
+      throw Error(Code::kTimeout, "[test] the plane was silent for 30 s");
+    }
+  }
+
+  Socket socket_;
+  FrameDecoder decoder_;
+  std::deque<Frame> frames_;
+};
+
+/// The raw ends of the control connections that a TcpPlane of this rank would have.
+inline std::vector<RawPeer> raw_peers(Connector& connector, const std::vector<int>& partners) {
+  std::vector<ChannelSpec> specs;
+  for (const int partner : partners) {
+    specs.push_back({partner, ChannelKind::kControl, 0, partner < connector.rank()});
+  }
+  std::vector<RawPeer> peers;
+  for (Socket& socket : connector.establish(specs)) {
+    peers.emplace_back(std::move(socket));
+  }
+  return peers;
+}
+
+}  // namespace aiacc

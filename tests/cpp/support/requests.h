@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/core/message.h"
+
+namespace aiacc {
+
+/// A float32 all-reduce (sum) of `name`, to be changed as a test needs it.
+inline Request make_request(std::string name, std::vector<std::int64_t> shape = {4}) {
+  Request request;
+  request.name = std::move(name);
+  request.shape = std::move(shape);
+  return request;
+}
+
+inline Request make_request(std::string name, OpKind kind, std::vector<std::int64_t> shape) {
+  Request request = make_request(std::move(name), std::move(shape));
+  request.kind = kind;
+  return request;
+}
+
+}  // namespace aiacc

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/base/socket.h"
+#include "csrc/control/tcp/connector.h"
+
+namespace aiacc {
+
+/// Listeners and connectors of all ranks in one process, over real loopback sockets.
+class TcpWorld {
+ public:
+  explicit TcpWorld(int size, double connect_timeout_s = 20, double peer_timeout_s = 20) {
+    std::vector<std::string> addresses;
+    for (int rank = 0; rank < size; ++rank) {
+      listeners_.push_back(std::make_unique<Listener>("127.0.0.1"));
+      addresses.push_back(listeners_.back()->address());
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      connectors_.push_back(std::make_unique<Connector>(*listeners_[static_cast<std::size_t>(rank)],
+                                                        addresses,
+                                                        rank,
+                                                        JobToken{1, 2, 3},
+                                                        1,
+                                                        connect_timeout_s,
+                                                        peer_timeout_s));
+    }
+  }
+
+  int size() const { return static_cast<int>(connectors_.size()); }
+  /// For the thread of `rank` alone.
+  Connector& connector(int rank) { return *connectors_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  std::vector<std::unique_ptr<Connector>> connectors_;
+};
+
+}  // namespace aiacc
