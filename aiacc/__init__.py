@@ -1,0 +1,66 @@
+"""Synchronous data-parallel training for clusters whose network is the bottleneck.
+
+Training scripts import a front-end: ``import aiacc.torch as hvd``. This package itself imports no
+framework.
+"""
+
+from __future__ import annotations
+
+from aiacc._core import __version__
+from aiacc.basics import (
+    cross_rank,
+    cross_size,
+    engine,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stats,
+    stop_timeline,
+)
+from aiacc.exceptions import (
+    AiaccError,
+    BootstrapError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    EngineError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    PeerLostError,
+    ShutdownError,
+)
+from aiacc.process_sets import ProcessSet, global_process_set
+
+__all__ = [
+    "AiaccError",
+    "BootstrapError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "EngineError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "MismatchError",
+    "PeerLostError",
+    "ProcessSet",
+    "ShutdownError",
+    "__version__",
+    "cross_rank",
+    "cross_size",
+    "engine",
+    "global_process_set",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stats",
+    "stop_timeline",
+]

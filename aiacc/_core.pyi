@@ -1,0 +1,130 @@
+"""The compiled core. Integers, strings and addresses cross this boundary, never tensors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+
+# Operation kinds of `submit`.
+ALLREDUCE: int
+ALLGATHER: int
+BROADCAST: int
+BARRIER: int
+
+class Listener:
+    """A bound, listening socket of this rank; its address goes to the other ranks at bootstrap."""
+
+    def __init__(self, interface: str = "") -> None: ...
+    @property
+    def address(self) -> str: ...
+    def close(self) -> None: ...
+
+def init(
+    *,
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    cross_rank: int,
+    cross_size: int,
+    engine: str,
+    lanes: int,
+    unit_bytes: int,
+    token: bytes,
+    epoch: int,
+    addresses: Sequence[str],
+    listener: Listener | None,
+) -> None:
+    """Connect to the other ranks and start the runtime.
+
+    Collective. Blocks until every rank is connected. The values except the ranks are equal
+    everywhere; everything else comes from the configuration (`config`). Raises on failure, leaving
+    nothing open.
+    """
+
+def shutdown() -> None:
+    """End the runtime; outstanding handles fail. Not collective, idempotent."""
+
+def is_initialized() -> bool: ...
+def rank() -> int: ...
+def size() -> int: ...
+def local_rank() -> int: ...
+def local_size() -> int: ...
+def cross_rank() -> int: ...
+def cross_size() -> int: ...
+def engine() -> str: ...
+def lanes() -> int: ...
+def submit(
+    kind: int,
+    name: str,
+    input: int,
+    output: int,
+    shape: tuple[int, ...],
+    dtype: int,
+    op: int = 1,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+) -> int:
+    """Queue one operation and return its handle at once.
+
+    An empty `name` is replaced by "<kind>.noname.<n>", n counting the unnamed calls of this kind
+    since `init`.
+    `input` and `output` are addresses of contiguous memory that must stay alive and untouched until
+    `wait` returns; equal for in-place. ALLGATHER and BARRIER take output 0: the core allocates
+    (`take_output`). BROADCAST reads `input` on the root only.
+    Raises ValueError for bad input (also a name that is already in flight), HorovodInternalError
+    (`aiacc.CollectiveError`) when not initialised or after a fatal error.
+    """
+
+def poll(handle: int) -> bool:
+    """Whether `wait` would return at once. ValueError for an unknown handle."""
+
+def wait(handle: int) -> None:
+    """Block (without the GIL) until done; raise what went wrong.
+
+    Releases the handle unless it is an ALLGATHER, which `take_output` releases. ValueError for an
+    unknown handle.
+    """
+
+def take_output(handle: int) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
+    """Bytes and shape that a finished ALLGATHER produced; the array owns its memory."""
+
+def flush() -> None:
+    """Tell the coordinator that this rank will wait now: negotiate what is queued."""
+
+def start_timeline(path: str, mark_cycles: bool = False) -> None: ...
+def stop_timeline() -> None: ...
+def propose_parameters(unit_bytes: int, lanes: int) -> None:
+    """Change the planner's parameters on all ranks, together, after a later round."""
+
+def stats() -> dict[str, int | float]:
+    """Counters since `init`: rounds, control_bytes, units, tensors, data_bytes, wait_ns, ..."""
+
+def engines() -> list[tuple[str, bool, str]]:
+    """(name, viable, version or reason and remedy) of every engine this build knows."""
+
+def load_mpi(plugin: str, library: str) -> str:
+    """Load the `mpi` plug-in against this MPI library; "" or the reason why not."""
+
+def mpi_initialize(network_lanes: int = 0, timeout_s: float = 30.0) -> tuple[int, int, str]:
+    """MPI_Init if nobody did; (rank, size, library version). Collective, blocks.
+
+    `network_lanes`: independent channels to other hosts, 0 when all ranks share one.
+    """
+
+def mpi_all_gather(payload: bytes) -> list[bytes]:
+    """Every rank's payload over MPI, for bootstrap. Collective, blocks."""
+
+def build_info() -> dict[str, str]:
+    """Compiler, build type, CUDA and MPI found at build time (or why not)."""
+
+# Configuration: the one table of environment variables lives in csrc/base/env.cc.
+def env_table() -> list[tuple[str, str, str, str, str]]:
+    """(name, Horovod alias or "", type, default, meaning) of every variable."""
+
+def config() -> dict[str, str | int | float | bool]:
+    """Parsed values by lower-case name without the AIACC_ prefix; ValueError if one is wrong."""

@@ -1,0 +1,353 @@
+"""Collectives on NumPy arrays and whatever else has NumPy's array interface.
+
+Every collective has to be called by all ranks with equal names, shapes (except the first dimension
+of an all-gather), dtypes and parameters, in any order. Calls without a name are paired by counting
+them, so those need the same order everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiacc import _core
+from aiacc.array.arrays import Array, view_of, writable_view_of
+from aiacc.exceptions import CollectiveError
+from aiacc.process_sets import ProcessSet, global_process_set, set_id
+from aiacc.reduce_ops import resolve_op
+
+
+class _Pending(NamedTuple):
+    """What the core reads and writes until a handle is synchronised, so that it stays alive."""
+
+    source: Array
+    #: What `synchronize` returns; None for an all-gather, whose result the core allocates.
+    result: Any
+
+
+_pending: dict[int, _Pending] = {}
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start reducing ``tensor`` over all ranks into a new array, which `synchronize` returns.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: never. Do not write ``tensor`` until `synchronize` returns.
+
+    Args:
+        tensor: C-contiguous array of any shape, of a dtype in `arrays.DTYPE_CODES`.
+        average: Deprecated; True means op=Average, False op=Sum.
+        name: Pairs this call with the calls of the other ranks.
+        op: Average (default), Sum, Min, Max or Product.
+        prescale_factor: Multiplies the input of every rank; integers are truncated.
+        postscale_factor: Multiplies the result.
+        process_set: Ranks that take part.
+
+    Returns:
+        Handle for `poll` and `synchronize`.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    op = resolve_op(average, op)
+    source, address, code = view_of(tensor, f"allreduce of {name!r}")
+    result = np.empty_like(source, subok=False)
+    handle = _core.submit(
+        _core.ALLREDUCE,
+        _wire_name("allreduce", name),
+        address,
+        result.__array_interface__["data"][0],
+        source.shape,
+        code,
+        op,
+        0,
+        prescale_factor,
+        postscale_factor,
+        set_id(process_set),
+    )
+    _pending[handle] = _Pending(source, result)
+    return handle
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start reducing ``tensor`` over all ranks in place.
+
+    Arguments and errors are those of `allreduce_async`. Leave ``tensor``, which has to be writable,
+    alone until `synchronize` returns it.
+    """
+    op = resolve_op(average, op)
+    source, address, code = writable_view_of(tensor, f"allreduce of {name!r}")
+    handle = _core.submit(
+        _core.ALLREDUCE,
+        _wire_name("allreduce", name),
+        address,
+        address,
+        source.shape,
+        code,
+        op,
+        0,
+        prescale_factor,
+        postscale_factor,
+        set_id(process_set),
+    )
+    _pending[handle] = _Pending(source, tensor)
+    return handle
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """Reduce ``tensor`` over all ranks into a new array.
+
+    Arguments are those of `allreduce_async`.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: until the result is there.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    op = resolve_op(average, op)
+    result: Array = synchronize(
+        allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+    )
+    return result
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce ``tensor`` over all ranks in place and return it; otherwise like `allreduce`."""
+    op = resolve_op(average, op)
+    return synchronize(
+        allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def allgather_async(
+    tensor: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start concatenating the arrays of all ranks along the first dimension.
+
+    Collective: every rank, with the same name, dtype and shape except the first dimension.
+    Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
+
+    Raises:
+        ValueError: Bad argument, among them an array without dimensions.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    source, address, code = view_of(tensor, f"allgather of {name!r}")
+    if source.ndim == 0:
+        raise ValueError(
+            f"[array] allgather of {name!r}: array without dimensions (expected at least one, "
+            "along which to concatenate); use array.reshape(1)"
+        )
+    handle = _core.submit(
+        _core.ALLGATHER,
+        _wire_name("allgather", name),
+        address,
+        0,
+        source.shape,
+        code,
+        1,
+        0,
+        1.0,
+        1.0,
+        set_id(process_set),
+    )
+    _pending[handle] = _Pending(source, None)
+    return handle
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """Concatenate the arrays of all ranks along the first dimension, in rank order.
+
+    Collective: every rank, with the same name, dtype and shape except the first dimension.
+    Blocks: until the result is there.
+
+    Returns:
+        New array whose first dimension is the sum of those of all ranks.
+
+    Raises:
+        ValueError: Bad argument, among them an array without dimensions.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    result: Array = synchronize(allgather_async(tensor, name, process_set))
+    return result
+
+
+def broadcast_async(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start copying ``tensor`` of ``root_rank`` into a new array, which `synchronize` returns.
+
+    Collective: every rank, with the same name, shape, dtype and root, a global rank.
+    Blocks: never. Do not write ``tensor`` until `synchronize` returns.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    source, address, code = view_of(tensor, f"broadcast of {name!r}")
+    result = np.empty_like(source, subok=False)
+    handle = _core.submit(
+        _core.BROADCAST,
+        _wire_name("broadcast", name),
+        address,
+        result.__array_interface__["data"][0],
+        source.shape,
+        code,
+        1,
+        root_rank,
+        1.0,
+        1.0,
+        set_id(process_set),
+    )
+    _pending[handle] = _Pending(source, result)
+    return handle
+
+
+def broadcast_async_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start overwriting ``tensor`` with that of ``root_rank``; otherwise like `broadcast_async`."""
+    source, address, code = writable_view_of(tensor, f"broadcast of {name!r}")
+    handle = _core.submit(
+        _core.BROADCAST,
+        _wire_name("broadcast", name),
+        address,
+        address,
+        source.shape,
+        code,
+        1,
+        root_rank,
+        1.0,
+        1.0,
+        set_id(process_set),
+    )
+    _pending[handle] = _Pending(source, tensor)
+    return handle
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """Copy ``tensor`` of ``root_rank``, a global rank, into a new array on every rank.
+
+    Collective: every rank, with the same name, shape, dtype and root.
+    Blocks: until the result is there.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    result: Array = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+    return result
+
+
+def broadcast_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Overwrite ``tensor`` with that of ``root_rank`` and return it; otherwise like `broadcast`."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait for all ranks.
+
+    Collective: every rank.
+    Blocks: until every rank has called it.
+
+    Raises:
+        CollectiveError: Not initialised, or a rank was lost.
+    """
+    _core.wait(_core.submit(_core.BARRIER, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, set_id(process_set)))
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize` would return at once. Never blocks.
+
+    Raises:
+        ValueError: The handle was synchronised before, or never existed.
+    """
+    return _core.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for an operation and return its result.
+
+    Blocks: until the operation is done or failed.
+
+    Returns:
+        The output array (for an in-place operation what was given to it); None for a handle that
+        was synchronised before or never existed, as in Horovod.
+
+    Raises:
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    pending = _pending.get(handle)
+    if pending is None:
+        return None
+    try:
+        _core.wait(handle)
+    except (CollectiveError, ValueError):  # else an interrupt: the core still uses the memory
+        _pending.pop(handle, None)
+        raise
+    del _pending[handle]
+    if pending.result is not None:
+        return pending.result
+    data, shape = _core.take_output(handle)
+    return data.view(pending.source.dtype).reshape(shape)
+
+
+def _wire_name(kind: str, name: str | None) -> str:
+    return f"{kind}.{name}" if name else ""

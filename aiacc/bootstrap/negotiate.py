@@ -1,0 +1,224 @@
+"""What the ranks agree on before the core connects: pure decisions over one table of all ranks.
+
+Every rank contributes one `Contribution`, every rank gets all of them, and `agree` returns the same
+`Agreement` everywhere, or raises the same error.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiacc.exceptions import BootstrapError
+
+#: Launchers under which the MPI library of every process finds the others.
+MPI_LAUNCHERS = frozenset({"pmi", "pmix", "mpi"})
+
+#: Lanes unless AIACC_LANES asks for a number. A flow of a cloud network is capped, so several
+#: hosts profit from several lanes; on one host a few keep the cores busy while one lane waits.
+LANES = 4
+
+AUTO = "auto"
+TOKEN_BYTES = 16
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one rank brings to the negotiation."""
+
+    rank: int
+    size: int
+    #: Equal for two ranks exactly if they run on the same host; see `host_id`.
+    host: str
+    #: Where the core of this rank listens, "host:port".
+    address: str
+    #: AIACC_ENGINE: a name, or "auto".
+    engine: str
+    #: Reason why not, by the name of every engine of this rank's build; "" for a viable one.
+    engines: Mapping[str, str]
+    #: AIACC_LANES, 0 for automatic.
+    lanes: int
+    unit_bytes: int
+    version: str
+    #: Name of the provider that found this rank.
+    launcher: str
+    #: From the provider; increases with every initialisation.
+    generation: int
+    local_rank: int | None = None
+    local_size: int | None = None
+    #: Random bytes; those of rank 0 become the token of the job.
+    token: bytes = b""
+    #: Other settings that only work if they are equal everywhere, by the name of their variable.
+    equal: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Payload for `Provider.all_gather`."""
+        fields = dataclasses.asdict(self) | {"token": base64.b64encode(self.token).decode()}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @staticmethod
+    def decode(payload: bytes) -> Contribution:
+        """Inverse of `encode`. Raises BootstrapError for anything else."""
+        try:
+            fields = json.loads(payload)
+            contribution = Contribution(**fields | {"token": base64.b64decode(fields["token"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise BootstrapError(
+                f"[bootstrap] a rank sent a table row that cannot be read ({error}); install the "
+                "same aiacc on every host"
+            ) from error
+        return contribution
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands among those of its host, and among the hosts."""
+
+    local_rank: int
+    local_size: int
+    #: Position among the ranks that have the same `local_rank` on their hosts.
+    cross_rank: int
+    cross_size: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks will run; equal on every rank."""
+
+    engine: str
+    lanes: int
+    unit_bytes: int
+    #: Listener of every rank, in rank order.
+    addresses: tuple[str, ...]
+    #: Secret of this job and epoch.
+    token: bytes
+    epoch: int
+    #: By rank.
+    places: tuple[Place, ...]
+    #: Whether every host has the same number of ranks.
+    homogeneous: bool
+
+
+def host_id() -> str:
+    """Name of the machine this process runs on; differs between containers with own host names."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
+def new_token() -> bytes:
+    """Random bytes for `Contribution.token`."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def agree(table: Sequence[Contribution]) -> Agreement:
+    """Decide what the job runs.
+
+    Pure: the same table gives the same result or error on every rank.
+
+    Args:
+        table: One row per rank, in rank order.
+
+    Raises:
+        BootstrapError: Two ranks contradict each other, or a requested engine cannot run on a
+            rank; the text names ranks and values.
+    """
+    _check_world(table)
+    for name in sorted({key for row in table for key in row.equal}):
+        _check_equal(name, [row.equal.get(name, "(absent)") for row in table])
+    places = _places(table)
+    engine = _engine(table)
+    return Agreement(
+        engine=engine,
+        lanes=table[0].lanes or (1 if engine == "local" else LANES),
+        unit_bytes=table[0].unit_bytes,
+        addresses=tuple(row.address for row in table),
+        token=table[0].token,
+        epoch=max(row.generation for row in table),
+        places=places,
+        homogeneous=len({place.local_size for place in places}) == 1,
+    )
+
+
+def _check_world(table: Sequence[Contribution]) -> None:
+    for position, row in enumerate(table):
+        if row.size != len(table):
+            raise BootstrapError(
+                f"[bootstrap] rank {row.rank} was started with size {row.size}, but {len(table)} "
+                "ranks came (expected equal); start every rank with the same size"
+            )
+        if row.rank != position:
+            raise BootstrapError(
+                f"[bootstrap] the row of rank {position} says rank {row.rank} (expected equal); "
+                "give every process its own rank"
+            )
+    _check_equal("version of aiacc", [row.version for row in table])
+    _check_equal("AIACC_ENGINE", [row.engine for row in table])
+    _check_equal("AIACC_LANES", [row.lanes for row in table])
+    _check_equal("AIACC_UNIT_BYTES", [row.unit_bytes for row in table])
+
+
+def _check_equal(name: str, values: Sequence[Scalar]) -> None:
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise BootstrapError(
+                f"[bootstrap] ranks disagree about {name}: {values[0]} on rank 0, {value} on rank "
+                f"{rank} (expected equal); set the same on every rank"
+            )
+
+
+def _engine(table: Sequence[Contribution]) -> str:
+    requested = table[0].engine
+    if requested == AUTO:
+        if len(table) == 1:
+            return "local"
+        launched_by_mpi = all(row.launcher in MPI_LAUNCHERS for row in table)
+        if launched_by_mpi and all(row.engines.get("mpi") == "" for row in table):
+            return "mpi"
+        requested = "tcp"
+    for row in table:
+        reason = row.engines.get(requested, "this build does not know it")
+        if reason:
+            raise BootstrapError(
+                f"[bootstrap] engine {requested} cannot run on rank {row.rank}: {reason} (expected "
+                "viable on every rank); remedy that, or choose another AIACC_ENGINE"
+            )
+    return requested
+
+
+def _places(table: Sequence[Contribution]) -> tuple[Place, ...]:
+    if all(row.local_rank is not None and row.local_size is not None for row in table):
+        local = [(row.local_rank or 0, row.local_size or 0) for row in table]
+        for rank, (local_rank, local_size) in enumerate(local):
+            if not 0 <= local_rank < local_size <= len(table):
+                raise BootstrapError(
+                    f"[bootstrap] rank {rank} was given local rank {local_rank} of {local_size} "
+                    f"(expected 0 <= local rank < local size <= {len(table)}); correct "
+                    "AIACC_LOCAL_RANK and AIACC_LOCAL_SIZE, or unset them"
+                )
+    else:
+        local = _count_equal([row.host for row in table])
+    cross = _count_equal([local_rank for local_rank, _ in local])
+    return tuple(Place(*in_host, *across) for in_host, across in zip(local, cross, strict=True))
+
+
+def _count_equal(values: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """For each value: how many equal ones come before it, and how many there are."""
+    totals = Counter(values)
+    before: Counter[Hashable] = Counter()
+    counts = []
+    for value in values:
+        counts.append((before[value], totals[value]))
+        before[value] += 1
+    return counts

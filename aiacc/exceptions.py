@@ -1,0 +1,56 @@
+"""What aiacc raises. The core maps its error codes to these classes by name."""
+
+from __future__ import annotations
+
+
+class AiaccError(RuntimeError):
+    """Base class of every error that aiacc defines."""
+
+
+class CollectiveError(AiaccError):
+    """A collective operation failed, or could not be started.
+
+    Raised as this class itself when the runtime is not initialised or a broken invariant was found.
+    Unless it is a `MismatchError` the runtime is of no more use: call ``shutdown()`` and ``init()``
+    to go on in this process.
+    """
+
+
+class MismatchError(CollectiveError):
+    """The ranks disagree about one operation. It failed on every rank; the job may go on."""
+
+
+class PeerLostError(CollectiveError):
+    """A rank died, froze, or can no longer be reached."""
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """A deadline passed: a rank did not come to the start, or an operation stalled too long."""
+
+
+class EngineError(CollectiveError):
+    """The engine that moves the data failed."""
+
+
+class ShutdownError(CollectiveError):
+    """The runtime was shut down while the operation was outstanding."""
+
+
+class BootstrapError(CollectiveError):
+    """The ranks could not find each other, or do not agree about the job."""
+
+
+#: Horovod's name for `CollectiveError`.
+HorovodInternalError = CollectiveError
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
+    """The set of hosts changed; an elastic job leaves its loop to take up the new one.
+
+    Attributes:
+        skip_sync: Hosts only left, so the state of the remaining ranks needs no synchronisation.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__()
+        self.skip_sync = skip_sync

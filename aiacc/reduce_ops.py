@@ -1,0 +1,56 @@
+"""Reductions, numbered as in Horovod and in the core, and what all front-ends accept for them."""
+
+from __future__ import annotations
+
+import warnings
+
+#: Sum over the ranks, divided by their number; integers are truncated toward zero.
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+
+_NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+
+
+def resolve_op(average: bool | None, op: int | None) -> int:
+    """The reduction that the arguments ``average`` (deprecated) and ``op`` mean together.
+
+    Raises:
+        ValueError: Both are given, or ``op`` is none that this version offers.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError(
+                f"average={average!r} and op={op!r} (expected at most one); "
+                "'average' is deprecated, give 'op' alone"
+            )
+        warnings.warn(
+            "the argument 'average' is deprecated; use op=Average or op=Sum",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return Average if average else Sum
+    if op is None:
+        return Average
+    return check_op(op)
+
+
+def check_op(op: int) -> int:
+    """``op`` itself.
+
+    Raises:
+        ValueError: It is none that this version offers.
+    """
+    if op == Adasum:
+        raise ValueError("op=Adasum is not available yet (expected Average or Sum); use op=Average")
+    if op not in (Average, Sum, Min, Max, Product):
+        raise ValueError(f"op={op!r} (expected Average, Sum, Min, Max or Product)")
+    return op
+
+
+def name_of_op(op: int) -> str:
+    """``"Average"``, ``"Sum"``, ..."""
+    return _NAMES[op]
