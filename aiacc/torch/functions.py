@@ -1,0 +1,167 @@
+"""Collectives on models, optimizers and Python objects, made of those on tensors."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from aiacc import _core
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.mpi_ops import broadcast_, broadcast_async_, synchronize
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor], root_rank: int
+) -> None:
+    """Overwrite parameters with those of ``root_rank``, as one does before training starts.
+
+    Collective: every rank, with the same names, shapes and dtypes.
+    Blocks: until all are there.
+
+    Args:
+        params: A ``state_dict()``, or a list of tensors or of (name, tensor) such as
+            ``list(model.named_parameters())``. Entries that are None are left out.
+        root_rank: Global rank to copy from.
+
+    Raises:
+        ValueError: ``params`` is something else, a generator among others.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, list | tuple):
+        named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    else:
+        raise ValueError(
+            f"params of type {type(params).__name__} (expected a state_dict() or a list of "
+            "(name, tensor)); wrap a generator in list(...)"
+        )
+    with torch.no_grad():
+        _broadcast_tensors([(n, t) for n, t in named if t is not None], root_rank)
+
+
+def _broadcast_tensors(named: list[tuple[Any, torch.Tensor]], root_rank: int) -> None:
+    """In place, whatever the layout of the tensors; all are under way at the same time."""
+    copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    for name, tensor in named:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"parameter {name!r} is a {type(tensor).__name__} (expected torch.Tensor); "
+                "use broadcast_object for it"
+            )
+        contiguous = tensor.detach().contiguous()
+        copies.append((broadcast_async_(contiguous, root_rank, name), contiguous, tensor))
+    _core.flush()
+    for handle, contiguous, tensor in copies:
+        synchronize(handle)
+        if contiguous.data_ptr() != tensor.data_ptr():
+            tensor.copy_(contiguous)
+
+
+class _Tensor(NamedTuple):
+    """Stands for a tensor while the structure around it travels."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+) -> None:
+    """Give every rank the state and the options of the optimizer of ``root_rank``.
+
+    The other ranks need no state of their own; what they have is replaced.
+
+    Collective: every rank, with optimizers of the same class and parameter groups.
+    Blocks: until the state is there.
+
+    Args:
+        optimizer: Any but LBFGS.
+        root_rank: Global rank to copy from.
+        model: Not needed; accepted because Horovod has it.
+
+    Raises:
+        ValueError: The optimizer is LBFGS, or has other parameter groups than the root's.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    del model
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "broadcast_optimizer_state got an LBFGS optimizer (expected one with a state per "
+            "parameter); LBFGS keeps closures that cannot be sent, so start it anew on every rank"
+        )
+    is_root = _core.rank() == root_rank
+    tensors: list[torch.Tensor] = []
+    state = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    state = broadcast_object(state, root_rank, name="optimizer_state")
+    if not is_root:
+        state = _put_tensors(state, tensors)
+    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+    with torch.no_grad():
+        _broadcast_tensors(named, root_rank)
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """``value`` with a `_Tensor` in the place of every tensor, which is appended to ``tensors``."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Tensor(tuple(value.shape), value.dtype)
+    if isinstance(value, dict):
+        return {key: _take_tensors(entry, tensors) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_take_tensors(entry, tensors) for entry in value])
+    return value
+
+
+def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `_take_tensors` with new tensors, in the same order."""
+    if isinstance(value, _Tensor):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _put_tensors(entry, tensors) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_put_tensors(entry, tensors) for entry in value])
+    return value
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a Python object to every rank.
+
+    Collective: every rank, with the same name and root.
+    Blocks: until the object is there.
+
+    Args:
+        obj: Anything that pickle takes; ignored except on the root.
+        root_rank: Global rank to copy from.
+        name: Pairs this call with the calls of the other ranks.
+        process_set: Ranks that take part.
+
+    Returns:
+        ``obj`` itself on the root, a copy of it elsewhere.
+
+    Raises:
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    is_root = _core.rank() == root_rank
+    payload = bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)) if is_root else bytearray()
+    size = torch.tensor([len(payload)], dtype=torch.int64)
+    broadcast_(size, root_rank, name and name + ".sz", process_set)
+    if is_root:
+        data = torch.frombuffer(payload, dtype=torch.uint8)
+    else:
+        data = torch.empty(int(size), dtype=torch.uint8)
+    broadcast_(data, root_rank, name and name + ".t", process_set)
+    return obj if is_root else pickle.loads(cast(Any, data.numpy().data))
