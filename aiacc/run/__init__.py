@@ -1,0 +1,1 @@
+"""`aiaccrun`: starts the ranks of a job, here or through mpirun or torchrun."""

@@ -1,0 +1,93 @@
+"""Hosts and how many ranks each takes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and the number of ranks that it takes."""
+
+    name: str
+    slots: int
+
+    def is_local(self) -> bool:
+        """Whether the name says that this is the machine itself."""
+        return self.name in _LOCAL_NAMES
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read ``h1:2,h2:4``, the form of ``--hosts``; a host without a number takes one rank.
+
+    Raises:
+        ValueError: The text is not of that form, or names a host twice.
+    """
+    return _checked(_parse_host(part.strip()) for part in text.split(","))
+
+
+def parse_hostfile(text: str) -> list[Host]:
+    """Read the lines ``h1 slots=2`` (or ``h1:2``) of a host file; ``#`` starts a comment.
+
+    Raises:
+        ValueError: A line is not of that form, or no host is named, or one twice.
+    """
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return _checked(_parse_line(line) for line in lines if line)
+
+
+def take(hosts: list[Host], ranks: int) -> list[Host]:
+    """The hosts that ``ranks`` ranks fill in order, with the slots used of each.
+
+    Raises:
+        ValueError: The hosts have too few slots.
+    """
+    taken: list[Host] = []
+    left = ranks
+    for host in hosts:
+        if left == 0:
+            break
+        taken.append(Host(host.name, min(host.slots, left)))
+        left -= taken[-1].slots
+    if left > 0:
+        raise ValueError(
+            f"{ranks} ranks were asked for, but the hosts have {ranks - left} slots (expected at "
+            "least as many); give them more slots, as in --hosts h1:2,h2:2"
+        )
+    return taken
+
+
+def _parse_host(text: str) -> Host:
+    name, colon, slots = text.rpartition(":")
+    if text.startswith("[") and text.endswith("]"):
+        name, colon, slots = text, "", ""
+    if not colon:
+        name, slots = text, "1"
+    return _host(name, slots, text)
+
+
+def _parse_line(line: str) -> Host:
+    match = re.fullmatch(r"(\S+)\s+slots\s*=\s*(\S+)(\s+max[-_]slots\s*=\s*\S+)?", line)
+    return _host(match[1], match[2], line) if match else _parse_host(line)
+
+
+def _host(name: str, slots: str, text: str) -> Host:
+    name = name.strip("[]")
+    if not re.fullmatch(r"[A-Za-z0-9._:-]+", name) or not slots.isdecimal() or int(slots) < 1:
+        raise ValueError(f"host {text!r} (expected name or name:slots, with at least one slot)")
+    return Host(name, int(slots))
+
+
+def _checked(hosts: Iterable[Host]) -> list[Host]:
+    found = list(hosts)
+    names = [host.name for host in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"host {twice[0]!r} is named twice (expected once, with all its slots)")
+    if not found:
+        raise ValueError("no host is named (expected at least one, as in h1:2,h2:2)")
+    return found

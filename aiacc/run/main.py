@@ -1,0 +1,131 @@
+"""The command `aiaccrun`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiacc
+from aiacc import _core
+from aiacc.config import child_environment
+from aiacc.run.command import (
+    Launch,
+    default_threads,
+    local_environment,
+    mpirun_command,
+    torchrun_command,
+)
+from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take
+from aiacc.run.local import run_local
+from aiacc.run.options import parser, settings_of
+from aiacc.run.programs import choose_mpi_launcher, resolve_command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `aiaccrun`; returns its exit code."""
+    options = parser().parse_args(arguments)
+    if options.version:
+        print(aiacc.__version__)
+        return 0
+    try:
+        if options.help_env:
+            from aiacc.run.help_env import as_text
+
+            print(as_text(_core.env_table()), end="")
+            return 0
+        if options.check_build:
+            from aiacc.run.check_build import report
+
+            print(report(), end="")
+            return 0
+        return _run(options)
+    except (ValueError, OSError) as error:
+        _say(str(error))
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    launch = _launch_of(options)
+    # A wrong variable should be reported once, here, not by every rank.
+    _core.config()
+    if options.mpi:
+        flavour = _core.build_info()["mpi_flavour"]
+        command = mpirun_command(
+            launch,
+            choose_mpi_launcher(flavour),
+            child_environment({}),
+            as_root=os.geteuid() == 0,
+        )
+        return _become(command, launch, options)
+    if options.torchrun:
+        return _become(torchrun_command(launch, sys.executable), launch, options)
+    if not launch.is_local():
+        raise ValueError(
+            f"hosts {', '.join(host.name for host in launch.hosts if not host.is_local())} are not "
+            "this machine; use --mpi to start ranks on other hosts"
+        )
+    if options.dry_run:
+        print(shlex.join(launch.command))
+        return 0
+    base = child_environment({})
+    base.update(default_threads(base, launch.ranks, len(os.sched_getaffinity(0))))
+    if options.verbose:
+        _say(f"{launch.ranks} x {shlex.join(launch.command)}")
+    return run_local(
+        launch.ranks,
+        launch.command,
+        lambda rank, address, token: {**base, **local_environment(rank, launch, address, token)},
+        tag_output=options.tag_output,
+        grace_s=options.grace_s,
+        say=_say,
+    )
+
+
+def _launch_of(options: argparse.Namespace) -> Launch:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise ValueError("no command (expected one, as in `aiaccrun -np 2 python train.py`)")
+    hosts = _hosts_of(options)
+    ranks = options.num_proc
+    if ranks is None:
+        ranks = sum(host.slots for host in hosts)
+    if ranks < 1:
+        raise ValueError("how many ranks? (expected -np N with N >= 1, or --hosts)")
+    if hosts:
+        hosts = take(hosts, ranks)
+    return Launch(
+        ranks=ranks,
+        command=tuple(resolve_command(command)),
+        hosts=tuple(hosts),
+        interface=options.network_interface or "",
+        tag_output=options.tag_output,
+        settings=settings_of(options),
+        extra_arguments=tuple(shlex.split(options.mpi_args or "")) if options.mpi else (),
+    )
+
+
+def _hosts_of(options: argparse.Namespace) -> list[Host]:
+    if options.hosts and options.hostfile:
+        raise ValueError("--hosts and --hostfile are both given (expected one of them)")
+    if options.hosts:
+        return parse_hosts(options.hosts)
+    if options.hostfile:
+        return parse_hostfile(Path(options.hostfile).read_text())
+    return []
+
+
+def _become(command: list[str], launch: Launch, options: argparse.Namespace) -> int:
+    """Show the exact command and turn this process into it."""
+    if not options.dry_run:
+        _say(shlex.join(command))
+        os.execve(command[0], command, child_environment(launch.settings))
+    print(shlex.join(command))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"aiaccrun: {text}", file=sys.stderr, flush=True)
