@@ -1,0 +1,47 @@
+"""Every test leaves the process as it found it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+#: What pytest and torch set themselves, whenever they please.
+_NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_")
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
+
+
+def _sockets() -> set[str]:
+    targets = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            targets.add(str(entry.readlink()))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return {target for target in targets if target.startswith("socket:")}
+
+
+def _children() -> set[str]:
+    return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing_behind():
+    environment, threads, sockets = _environment(), set(threading.enumerate()), _sockets()
+    children = _children()
+    yield
+    aiacc = sys.modules.get("aiacc")
+    if aiacc is not None and aiacc.is_initialized():
+        aiacc.shutdown()
+        pytest.fail("the test left the runtime initialised; call shutdown()")
+    assert _environment() == environment, "the test changed the environment; use monkeypatch"
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert not left, f"the test left threads: {left}"
+    assert not _children() - children, "the test left processes"
+    assert not _sockets() - sockets, "the test left sockets"

@@ -1,0 +1,194 @@
+"""A rank dies or freezes: every survivor gets the error, and may go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from tests.support.ranks import free_port, run_ranks
+
+#: Seconds after which a survivor that has heard nothing hangs. Detection itself takes less than 1
+#: (death) or AIACC_PEER_TIMEOUT_S (freeze); the rest is for a machine that is busy.
+PATIENCE_S = 30
+
+
+def _reduce_until_it_fails():
+    hvd.barrier()
+    while True:
+        hvd.allreduce(np.ones(1000), name="warm")
+
+
+def _survive(victim, sent_signal, clock):
+    """What the survivors saw: the text of the error, and seconds from the signal to it."""
+    hvd.init()
+    hvd.allreduce(np.ones(1000), name="warm")
+    if hvd.rank() == victim:
+        hvd.barrier()
+        clock.write_text(str(time.time()))
+        os.kill(os.getpid(), sent_signal)
+        threading.Event().wait()  # not reached by a dead or frozen process
+    with pytest.raises(aiacc.PeerLostError) as first:
+        _reduce_until_it_fails()
+    seconds = time.time() - float(clock.read_text())
+    # The first failure is latched: everything later fails in the same way.
+    with pytest.raises(aiacc.PeerLostError) as later:
+        hvd.allreduce(np.ones(3), name="later")
+    assert str(later.value) == str(first.value)
+    hvd.shutdown()
+    return str(first.value), seconds
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_survivors_of_a_lost_rank_name_it(size, sent, tmp_path):
+    victim = size - 1
+    results = run_ranks(
+        size,
+        _survive,
+        victim,
+        sent,
+        tmp_path / "clock",
+        missing=[victim],
+        timeout=PATIENCE_S,
+        env={"AIACC_PEER_TIMEOUT_S": "1"},
+    )
+    for rank, (message, seconds) in enumerate(results[:victim]):
+        print(f"rank {rank} had the error after {seconds:.3f} s")  # noqa: T201 - for pytest -rP
+        assert f"rank {victim}" in message
+
+
+def _wait_for_the_dead(victim):
+    """The error reaches a rank that waits for nothing but this operation of the dead one."""
+    hvd.init()
+    if hvd.rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(aiacc.PeerLostError):
+        hvd.barrier()
+    hvd.shutdown()
+
+
+def test_blocked_barrier_ends_when_a_rank_dies():
+    run_ranks(3, _wait_for_the_dead, 0, missing=[0], timeout=PATIENCE_S)
+
+
+def _go_on_without(victim, port):
+    hvd.init()
+    if hvd.rank() == victim:
+        hvd.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(aiacc.CollectiveError):
+        _reduce_until_it_fails()
+    assert hvd.is_initialized()
+    hvd.shutdown()
+    # The survivors of a job of three start anew as a job of two.
+    rank = [r for r in range(3) if r != victim].index(int(os.environ["AIACC_RANK"]))
+    os.environ.update(AIACC_RANK=str(rank), AIACC_SIZE="2", AIACC_ADDR=f"127.0.0.1:{port}")
+    hvd.init()
+    assert (hvd.rank(), hvd.size()) == (rank, 2)
+    total = hvd.allreduce(np.full(4, rank + 1.0), name="x", op=hvd.Sum)
+    hvd.shutdown()
+    return total.tolist()
+
+
+def test_survivors_shut_down_and_start_anew():
+    results = run_ranks(3, _go_on_without, 1, free_port(), missing=[1], timeout=PATIENCE_S)
+    assert results == [[3.0] * 4, None, [3.0] * 4]
+
+
+def _one_leaves_early():
+    hvd.init()
+    if hvd.rank() == 1:
+        hvd.barrier()
+        hvd.shutdown()
+        return ""
+    with pytest.raises(aiacc.CollectiveError) as failure:
+        _reduce_until_it_fails()
+    hvd.shutdown()
+    return type(failure.value).__name__
+
+
+def test_shutdown_of_one_rank_ends_the_operations_of_the_others():
+    assert run_ranks(2, _one_leaves_early, timeout=PATIENCE_S) == ["ShutdownError", ""]
+
+
+def _leave_after_a_barrier():
+    """What all ranks have agreed on is done, however fast the first one leaves."""
+    for number in range(20):
+        hvd.init()
+        if number % 2:
+            hvd.barrier()
+        else:
+            total = hvd.allreduce(np.full(3, number), op=hvd.Sum)
+            assert total.tolist() == [number * hvd.size()] * 3
+        hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_shutdown_of_a_fast_rank_spares_what_was_agreed(size):
+    run_ranks(size, _leave_after_a_barrier, timeout=PATIENCE_S)
+
+
+def _outstanding_at_shutdown():
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(np.ones(4), name="never")
+        hvd.shutdown()
+        with pytest.raises(aiacc.ShutdownError):
+            hvd.synchronize(handle)
+    else:
+        with pytest.raises(aiacc.ShutdownError):
+            hvd.barrier()  # which rank 0 never enters
+    hvd.shutdown()
+    with pytest.raises(aiacc.CollectiveError, match="init"):
+        hvd.allreduce(np.ones(4))
+
+
+def test_outstanding_operation_fails_at_shutdown():
+    run_ranks(2, _outstanding_at_shutdown, timeout=PATIENCE_S)
+
+
+def _only_one_comes():
+    with pytest.raises(aiacc.CollectiveError) as failure:
+        hvd.init()
+    assert not hvd.is_initialized()
+    return str(failure.value)
+
+
+def test_rank_that_never_comes_is_named():
+    env = {"AIACC_SIZE": "2", "AIACC_CONNECT_TIMEOUT_S": "1"}
+    (message,) = run_ranks(1, _only_one_comes, env=env, timeout=PATIENCE_S)
+    assert "rank 1" in message
+
+
+def _different_sizes():
+    if os.environ["AIACC_RANK"] == "1":
+        os.environ["AIACC_SIZE"] = "3"
+    with pytest.raises(aiacc.BootstrapError) as failure:
+        hvd.init()
+    return str(failure.value)
+
+
+def test_different_sizes_are_an_error_on_both_ranks():
+    env = {"AIACC_CONNECT_TIMEOUT_S": "10"}
+    for message in run_ranks(2, _different_sizes, env=env, timeout=PATIENCE_S):
+        assert "size 2" in message
+        assert "size 3" in message
+
+
+def _different_settings():
+    if os.environ["AIACC_RANK"] == "1":
+        os.environ["AIACC_UNIT_BYTES"] = "4096"
+    with pytest.raises(aiacc.BootstrapError, match="AIACC_UNIT_BYTES"):
+        hvd.init()
+
+
+def test_different_settings_are_an_error_on_both_ranks():
+    run_ranks(2, _different_settings, timeout=PATIENCE_S)

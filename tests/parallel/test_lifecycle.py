@@ -1,0 +1,207 @@
+"""Start, idleness and end of the runtime."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from aiacc import _core
+from tests.support.ranks import ROOT, rank_environment, run_ranks
+
+
+def _open_things():
+    """Threads, descriptors by kind and shared memory of this process."""
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    descriptors = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            descriptors.append(str(entry.readlink()).partition(":")[0])
+        except OSError:  # that of the listing
+            continue
+    return threads, sorted(descriptors), sorted(p.name for p in Path("/dev/shm").glob("*aiacc*"))
+
+
+def _init_and_shut_down(times):
+    hvd.init()  # what stays for good, such as the lock of atexit, is there after the first
+    hvd.shutdown()
+    before = _open_things()
+    for number in range(times):
+        hvd.init()
+        hvd.init()
+        assert _core.is_initialized()
+        total = hvd.allreduce(np.full(3, number), op=hvd.Sum)
+        assert total.tolist() == [number * hvd.size()] * 3
+        hvd.shutdown()
+        hvd.shutdown()
+    assert _open_things() == before
+
+
+def test_initialise_and_shut_down_many_times_leaves_nothing():
+    run_ranks(2, _init_and_shut_down, 200, timeout=100)
+
+
+def test_initialise_and_shut_down_of_three_ranks_leaves_nothing():
+    run_ranks(3, _init_and_shut_down, 5)
+
+
+def _idle(seconds):
+    hvd.init()
+    hvd.allreduce(np.ones(10), name="warm")
+    hvd.barrier()
+    # All the traffic of the barrier has come: whoever returned from a second one sent it.
+    hvd.barrier()
+    threading.Event().wait(0.2)  # for the last round of the other rank, whose end has no event
+    before = _core.stats()["rounds"]
+    threading.Event().wait(seconds)
+    after = _core.stats()["rounds"]
+    hvd.barrier()
+    hvd.shutdown()
+    return before, after
+
+
+def test_idle_ranks_exchange_no_rounds():
+    for before, after in run_ranks(2, _idle, 1.0):
+        assert before > 0
+        assert after == before
+
+
+def _who_am_i():
+    with pytest.raises(ValueError, match=r"^aiacc has not been initialized; use hvd\.init\(\)\.$"):
+        hvd.rank()
+    with pytest.raises(aiacc.CollectiveError):
+        hvd.allreduce(np.ones(1))
+    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.is_initialized()
+    assert hvd.global_process_set.ranks == list(range(hvd.size()))
+    assert hvd.global_process_set.size() == hvd.size()
+    assert hvd.global_process_set.rank() == hvd.rank()
+    assert hvd.global_process_set.included()
+    answer = (
+        hvd.rank(),
+        hvd.size(),
+        hvd.local_rank(),
+        hvd.local_size(),
+        hvd.cross_rank(),
+        hvd.cross_size(),
+    )
+    hvd.shutdown()
+    assert hvd.global_process_set.ranks is None
+    return answer
+
+
+@pytest.mark.parametrize("launcher", ["explicit", "mpirun", "torchrun", "aiaccrun"])
+def test_ranks_and_sizes(launcher):
+    answers = run_ranks(2, _who_am_i, launcher=launcher)
+    assert answers == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
+
+
+def test_alone_is_a_job_of_one():
+    assert run_ranks(1, _who_am_i, launcher="python") == [(0, 1, 0, 1, 0, 1)]
+
+
+_NO_SHUTDOWN = """
+import numpy, aiacc.array as hvd
+hvd.init()
+hvd.allreduce(numpy.ones(3))
+print("done", flush=True)
+"""
+
+
+def test_process_that_forgets_shutdown_ends_cleanly():
+    ended = subprocess.run(
+        [sys.executable, "-c", _NO_SHUTDOWN],
+        env=rank_environment({}),
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")
+
+
+def _fork_and_exit():
+    hvd.init()
+    child = os.fork()
+    if child == 0:
+        atexit._run_exitfuncs()  # what sys.exit would run; must not touch the parent's runtime
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    total = hvd.allreduce(np.ones(2), op=hvd.Sum)
+    hvd.shutdown()
+    return os.waitstatus_to_exitcode(status), total.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_forked_child_does_not_end_the_job():
+    assert run_ranks(2, _fork_and_exit) == [(0, [2.0, 2.0])] * 2
+
+
+_IMPORTS = """
+import sys
+import aiacc, aiacc.array
+names = {name.partition(".")[0] for name in sys.modules}
+assert not names & {"torch", "tensorflow", "keras", "mpi4py"}, names
+maps = open("/proc/self/maps").read()
+assert "libmpi" not in maps
+"""
+
+
+def test_importing_aiacc_imports_no_framework_and_no_mpi():
+    subprocess.run([sys.executable, "-c", _IMPORTS], cwd=ROOT, env=rank_environment({}), check=True)
+
+
+class _AlarmError(Exception):
+    pass
+
+
+def _interrupted_wait():
+    def ring(_number, _frame):
+        raise _AlarmError
+
+    hvd.init()
+    mine = np.ones(4)
+    if hvd.rank() == 0:
+        signal.signal(signal.SIGALRM, ring)
+        handle = hvd.allreduce_async_(mine, name="lonely")
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(_AlarmError):
+            hvd.synchronize(handle)
+        assert not hvd.poll(handle)
+    # The job goes on, and so does the operation that was waited for.
+    assert hvd.allreduce(np.ones(2), op=hvd.Sum, name="next").tolist() == [2, 2]
+    if hvd.rank() == 1:
+        handle = hvd.allreduce_async_(mine, name="lonely")
+    assert hvd.synchronize(handle).tolist() == [1] * 4
+    hvd.shutdown()
+
+
+def test_a_signal_reaches_python_during_a_wait():
+    run_ranks(2, _interrupted_wait)
+
+
+def _stale_handle():
+    hvd.init()
+    handle = hvd.allreduce_async(np.ones(2), name="before")
+    hvd.synchronize(handle)
+    hvd.shutdown()
+    hvd.init()
+    later = hvd.allreduce_async(np.ones(2), name="after")
+    with pytest.raises(ValueError, match="handle"):
+        _core.wait(handle)
+    hvd.synchronize(later)
+    hvd.shutdown()
+
+
+def test_a_handle_of_an_earlier_life_names_nothing():
+    run_ranks(2, _stale_handle)

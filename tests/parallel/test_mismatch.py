@@ -1,0 +1,75 @@
+"""Ranks that disagree learn it on every rank, by name, and the job goes on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from tests.support.ranks import run_ranks
+
+
+def _disagree(call, *texts):
+    """Every rank gets the error; afterwards all still work together."""
+    rank = hvd.rank()
+    with pytest.raises(aiacc.MismatchError) as failure:
+        call(rank)
+    message = str(failure.value)
+    for text in ("odd.one", "rank 0", f"rank {hvd.size() - 1}", *texts):
+        assert text in message, f"{text!r} is not in {message!r}"
+    total = hvd.allreduce(np.ones(2), name="afterwards", op=hvd.Sum)
+    np.testing.assert_array_equal(total, np.full(2, hvd.size()))
+    return message
+
+
+def _all_disagreements():
+    hvd.init()
+    last = hvd.size() - 1
+    ones = np.ones(6, np.float32)
+    messages = [
+        _disagree(lambda r: hvd.allreduce(ones[: 5 if r == last else 6], name="odd.one"), "5", "6"),
+        _disagree(
+            lambda r: hvd.allreduce(ones.astype("f8" if r == last else "f4"), name="odd.one"),
+            "float64",
+            "float32",
+        ),
+        _disagree(
+            lambda r: hvd.allreduce(ones, name="odd.one", op=hvd.Min if r == last else hvd.Max),
+            "Min",
+            "Max",
+        ),
+        _disagree(lambda r: hvd.broadcast(ones, int(r == last), name="odd.one"), "root"),
+        _disagree(
+            lambda r: hvd.allreduce(
+                ones, name="odd.one", op=hvd.Sum, prescale_factor=2.0 if r == last else 1.0
+            ),
+            "prescale",
+        ),
+        _disagree(
+            lambda r: hvd.allgather(ones.reshape(2, 3) if r != last else ones, name="odd.one"),
+            "shape",
+        ),
+        _disagree(
+            lambda r: hvd.allgather(
+                ones.reshape(2, 3) if r != last else ones.reshape(3, 2), name="odd.one"
+            ),
+            "shape",
+        ),
+    ]
+    # A name that was fine (and is cached) may go wrong later, and be fine again.
+    hvd.allreduce(ones, name="odd.one")
+    hvd.allreduce(ones, name="odd.one")
+    messages.append(
+        _disagree(lambda r: hvd.allreduce(ones[: 4 if r == last else 6], name="odd.one"), "4", "6")
+    )
+    np.testing.assert_array_equal(hvd.allreduce(ones, name="odd.one"), ones)
+    np.testing.assert_array_equal(hvd.allreduce(ones[:2], name="odd.one"), ones[:2])
+    hvd.shutdown()
+    return messages
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_disagreement_is_an_error_on_every_rank_and_not_fatal(size):
+    results = run_ranks(size, _all_disagreements)
+    assert all(messages == results[0] for messages in results)

@@ -1,0 +1,221 @@
+"""aiacc.torch against torch itself: operations, gradients, models and objects."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+import aiacc
+import aiacc.torch as hvd
+from aiacc.torch.tensors import DTYPE_CODES
+from tests.support.ranks import run_ranks
+
+OPS = {
+    hvd.Sum: torch.add,
+    hvd.Min: torch.minimum,
+    hvd.Max: torch.maximum,
+    hvd.Product: torch.mul,
+}
+#: torch computes with these; the wider unsigned ones it only stores.
+DTYPES = [dtype for dtype in DTYPE_CODES if dtype != torch.uint16]
+
+
+def _input(rank, shape, dtype, seed=0):
+    """Small whole numbers: sums and products of four are exact in every dtype."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randint(0, 4, shape, generator=generator).to(dtype)
+
+
+def _everyones(shape, dtype, seed=0):
+    return [_input(rank, shape, dtype, seed) for rank in range(hvd.size())]
+
+
+def _reference(op, inputs):
+    if inputs[0].dtype == torch.bool:
+        combine = torch.logical_or if op in (hvd.Sum, hvd.Max) else torch.logical_and
+    else:
+        combine = OPS[op]
+    return functools.reduce(combine, inputs)
+
+
+def _equal(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def _reduce():
+    for seed, (dtype, op, shape) in enumerate(
+        itertools.product(DTYPES, OPS, [(), (0,), (5,), (3, 4)])
+    ):
+        inputs = _everyones(shape, dtype, seed)
+        mine, expected = inputs[hvd.rank()], _reference(op, inputs)
+        given = mine.clone()
+        _equal(hvd.allreduce(mine, op=op), expected)
+        _equal(hvd.synchronize(hvd.allreduce_async(mine, name=f"a{seed}", op=op)), expected)
+        _equal(mine, given)
+        assert hvd.allreduce_(mine, name=f"b{seed}", op=op) is mine
+        _equal(mine, expected)
+
+
+def _average_scale_and_compress():
+    size, rank = hvd.size(), hvd.rank()
+    twelve = torch.full((3,), 12.0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32):
+        _equal(hvd.allreduce(twelve.to(dtype)), twelve.to(dtype))
+    _equal(hvd.allreduce(torch.tensor([rank + 1])), torch.tensor([(size + 1) // 2]))
+    _equal(
+        hvd.allreduce(twelve, None, None, hvd.Compression.none, hvd.Sum, 0.5, 4.0),
+        twelve * 2 * size,
+    )
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
+        for tensor in (twelve, twelve.double(), twelve.long()):
+            _equal(hvd.allreduce(tensor, op=hvd.Sum, compression=compression), tensor * size)
+    # bfloat16 keeps the range of float32, float16 does not.
+    large = torch.tensor([2.0**20])
+    _equal(hvd.allreduce(large, compression=hvd.Compression.bf16), large)
+    assert hvd.allreduce(large, compression=hvd.Compression.fp16).isinf().all()
+    # 16-bit numbers are added in 32 bits, and rounded once per addition.
+    third = torch.full((100,), 1 / 3, dtype=torch.bfloat16)
+    if size == 2:
+        _equal(hvd.allreduce(third, op=hvd.Sum), (third.float() * 2).bfloat16())
+
+
+def _gather_and_broadcast():
+    size, rank = hvd.size(), hvd.rank()
+    for seed, dtype in enumerate(DTYPES):
+        ragged = [_input(r, (2 * r, 3), dtype, seed) for r in range(size)]  # none from rank 0
+        _equal(hvd.allgather(ragged[rank], name=f"g{seed}"), torch.cat(ragged))
+        nothing = torch.zeros((0, 2), dtype=dtype)
+        _equal(hvd.allgather(nothing), nothing)
+        for root in range(size):
+            inputs = _everyones((2, 2), dtype, seed)
+            given = inputs[rank].clone()
+            _equal(hvd.broadcast(given, root), inputs[root])
+            _equal(given, inputs[rank])
+            assert hvd.broadcast_(given, root, name="b") is given
+            _equal(given, inputs[root])
+
+
+def _differentiate():
+    size, rank = hvd.size(), hvd.rank()
+    weight = torch.arange(3.0) + 1
+
+    def gradient(function, *args, **kwargs):
+        leaf = torch.full((3,), float(rank + 1), requires_grad=True)
+        output = function(leaf, *args, **kwargs)
+        (output * weight.repeat(len(output) // 3) * (rank + 1)).sum().backward()
+        return leaf.grad
+
+    ranks = sum(range(1, size + 1))  # of rank + 1
+    _equal(gradient(hvd.allreduce, op=hvd.Sum), weight * ranks)
+    torch.testing.assert_close(gradient(hvd.allreduce, name="n"), weight * ranks / size)
+    scaled = gradient(hvd.allreduce, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
+    _equal(scaled, weight * ranks * 6)
+    _equal(gradient(hvd.allreduce, op=hvd.Sum, compression=hvd.Compression.bf16), weight * ranks)
+    torch.testing.assert_close(gradient(hvd.allgather), weight * ranks / size)
+    torch.testing.assert_close(gradient(hvd.allgather, name="n"), weight * ranks / size)
+    for root in range(size):
+        expected = weight * ranks / size if rank == root else torch.zeros(3)
+        torch.testing.assert_close(gradient(hvd.broadcast, root), expected)
+    # Rows of different number: each rank gets back those that it gave.
+    leaf = torch.ones((rank + 1, 2), requires_grad=True)
+    rows = torch.arange(float(ranks)).reshape(-1, 1)
+    (hvd.allgather(leaf) * rows).sum().backward()
+    begin = rank * (rank + 1) // 2
+    _equal(leaf.grad, rows[begin : begin + rank + 1].expand(-1, 2))
+    with torch.no_grad():
+        assert not hvd.allreduce(leaf, op=hvd.Max).requires_grad if size == 1 else True
+
+
+def _models_and_objects():
+    size, rank = hvd.size(), hvd.rank()
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Linear(4, 2)
+    ).to(memory_format=torch.channels_last)
+    for params in (model.state_dict(), list(model.named_parameters()), list(model.parameters())):
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.uniform_()
+        root = size - 1
+        hvd.broadcast_parameters(params, root)
+        for tensor in model.parameters():
+            everyones = hvd.allgather(tensor.detach().contiguous().reshape(1, -1))
+            _equal(everyones, everyones[root].expand_as(everyones))
+    with pytest.raises(ValueError, match=r"list\(\.\.\.\)"):
+        hvd.broadcast_parameters(model.named_parameters(), 0)
+    with pytest.raises(ValueError, match="broadcast_object"):
+        hvd.broadcast_parameters({"a": 3}, 0)
+
+    for root, value in itertools.product(range(size), [None, {"a": [1, "x"] * 5000}, b""]):
+        mine = value if rank == root else object()
+        assert hvd.broadcast_object(mine, root, name="o") == value
+
+
+def _optimizer_states():
+    size, rank = hvd.size(), hvd.rank()
+    for kind, options in [
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.SGD, {}),
+    ]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = kind(model.parameters(), lr=0.1 * (rank + 1), **options)
+        if rank == 0:  # the others have no state
+            for _ in range(3):
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        state = optimizer.state_dict()
+        for other, expected in zip(
+            _leaves(state), _leaves(hvd.broadcast_object(state, 0)), strict=True
+        ):
+            torch.testing.assert_close(other, expected, rtol=0, atol=0)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+        assert optimizer.param_groups[0]["params"][0] is model.weight
+    del size
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.zeros(1)]), 0)
+
+
+def _leaves(value):
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value, key=str) for leaf in _leaves(value[key])]
+    if isinstance(value, list | tuple):
+        return [leaf for entry in value for leaf in _leaves(entry)]
+    return [value]
+
+
+def _disagree():
+    if hvd.size() == 1:
+        return
+    rank, last = hvd.rank(), hvd.size() - 1
+    handle = hvd.allreduce_async_(torch.ones(3 + (rank == last)), name="odd")
+    with pytest.raises(aiacc.MismatchError, match=r"allreduce\.odd(?s:.*)rank"):
+        hvd.synchronize(handle)
+    assert hvd.synchronize(handle) is None
+    with pytest.raises(hvd.HorovodInternalError, match="root"):
+        hvd.broadcast_(torch.ones(2), int(rank == last), name="odd")
+    _equal(hvd.allreduce(torch.ones(2), name="odd", op=hvd.Sum), torch.full((2,), hvd.size() * 1.0))
+
+
+def _check_everything():
+    torch.set_num_threads(1)
+    hvd.init()
+    _reduce()
+    _average_scale_and_compress()
+    _gather_and_broadcast()
+    _differentiate()
+    _models_and_objects()
+    _optimizer_states()
+    _disagree()
+    hvd.barrier()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_operation(size):
+    run_ranks(size, _check_everything)

@@ -1,0 +1,195 @@
+"""Negotiation is a pure function of the table, so it is tested as one."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from aiacc.bootstrap.negotiate import Contribution, Place, agree, host_id, new_token
+from aiacc.exceptions import BootstrapError
+
+ENGINES = {"local": "only for size 1", "tcp": "", "mpi": "no MPI library; pip install mpich"}
+
+
+def row(rank, size, **changes):
+    standard = Contribution(
+        rank=rank,
+        size=size,
+        host="a/boot",
+        address=f"10.0.0.1:{5000 + rank}",
+        engine="auto",
+        engines=ENGINES,
+        lanes=0,
+        unit_bytes=2097152,
+        version="0.1.0",
+        launcher="rendezvous",
+        generation=0,
+        token=bytes([rank] * 16),
+    )
+    return dataclasses.replace(standard, **changes)
+
+
+def table(size, **changes):
+    return [row(rank, size, **changes) for rank in range(size)]
+
+
+def change(rows, rank, **changes):
+    rows[rank] = dataclasses.replace(rows[rank], **changes)
+    return rows
+
+
+def test_addresses_token_and_epoch_of_the_job():
+    got = agree(change(table(3), 2, generation=7))
+    assert got.addresses == ("10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.1:5002")
+    assert got.token == bytes(16)
+    assert got.epoch == 7
+    assert got.unit_bytes == 2097152
+
+
+def test_a_row_survives_the_wire():
+    full = row(3, 5, local_rank=1, local_size=2, equal={"AIACC_CACHE_CAPACITY": 4096, "B": True})
+    assert Contribution.decode(full.encode()) == full
+
+
+@pytest.mark.parametrize("payload", [b"", b"{}", b"[]", b"\xff", b'{"token": 3}', b"null"])
+def test_a_row_that_cannot_be_read(payload):
+    with pytest.raises(BootstrapError, match="cannot be read"):
+        Contribution.decode(payload)
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "name"),
+    [
+        ("engine", ("tcp", "mpi"), "AIACC_ENGINE"),
+        ("lanes", (2, 3), "AIACC_LANES"),
+        ("unit_bytes", (1024, 2048), "AIACC_UNIT_BYTES"),
+        ("version", ("0.1.0", "0.2.0"), "version of aiacc"),
+    ],
+)
+def test_settings_that_differ_name_both_ranks_and_values(field, values, name):
+    rows = change(table(4, **{field: values[0]}), 2, **{field: values[1]})
+    with pytest.raises(BootstrapError) as raised:
+        agree(rows)
+    assert f"{name}: {values[0]} on rank 0, {values[1]} on rank 2" in str(raised.value)
+
+
+def test_other_settings_that_must_be_equal():
+    rows = table(3, equal={"AIACC_CACHE_CAPACITY": 16})
+    assert agree(rows)
+    with pytest.raises(BootstrapError, match="AIACC_CACHE_CAPACITY: 16 on rank 0, 8 on rank 1"):
+        agree(change(rows, 1, equal={"AIACC_CACHE_CAPACITY": 8}))
+    with pytest.raises(BootstrapError, match=r"16 on rank 0, \(absent\) on rank 2"):
+        agree(change(table(3, equal={"AIACC_CACHE_CAPACITY": 16}), 2, equal={}))
+
+
+def test_wrong_sizes_and_ranks():
+    with pytest.raises(BootstrapError, match="rank 1 was started with size 3, but 2 ranks came"):
+        agree(change(table(2), 1, size=3))
+    with pytest.raises(BootstrapError, match="the row of rank 1 says rank 0"):
+        agree([row(0, 2), row(0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("size", "launcher", "mpi", "expected"),
+    [
+        (1, "alone", "", "local"),
+        (1, "pmi", "", "local"),
+        (2, "rendezvous", "", "tcp"),
+        (2, "torchrun", "", "tcp"),
+        (2, "pmi", "", "mpi"),
+        (2, "pmix", "", "mpi"),
+        (2, "pmi", "no MPI library", "tcp"),
+    ],
+)
+def test_automatic_engine(size, launcher, mpi, expected):
+    assert agree(table(size, launcher=launcher, engines=ENGINES | {"mpi": mpi})).engine == expected
+
+
+def test_automatic_engine_takes_mpi_only_if_every_rank_can():
+    rows = table(4, launcher="pmi", engines=ENGINES | {"mpi": ""})
+    assert agree(change(rows, 3, engines=ENGINES)).engine == "tcp"
+
+
+def test_a_requested_engine_must_run_on_every_rank():
+    rows = table(4, engine="mpi", engines=ENGINES | {"mpi": ""})
+    assert agree(rows).engine == "mpi"
+    with pytest.raises(BootstrapError, match="engine mpi cannot run on rank 2: no MPI library"):
+        agree(change(rows, 2, engines=ENGINES))
+    with pytest.raises(BootstrapError, match="engine nccl cannot run on rank 0: this build"):
+        agree(table(2, engine="nccl"))
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aabb"])
+def test_automatic_lanes(hosts):
+    rows = table(len(hosts))
+    for rank, host in enumerate(hosts):
+        change(rows, rank, host=host)
+    assert agree(rows).lanes == 4
+
+
+def test_lanes_of_the_other_engines_and_explicit_ones():
+    assert agree(table(1)).lanes == 1
+    assert agree(table(2, launcher="pmi", engines={"mpi": ""})).lanes == 4
+    assert agree(table(2, lanes=7)).lanes == 7
+
+
+def test_places_follow_the_hosts_in_rank_order():
+    rows = table(5)
+    for rank, host in enumerate("abaab"):
+        change(rows, rank, host=host)
+    got = agree(rows)
+    assert got.places == (
+        Place(0, 3, 0, 2),
+        Place(0, 2, 1, 2),
+        Place(1, 3, 0, 2),
+        Place(2, 3, 0, 1),
+        Place(1, 2, 1, 2),
+    )
+    assert not got.homogeneous
+
+
+def test_places_that_the_launcher_gave():
+    rows = table(4)
+    for rank in range(4):
+        change(rows, rank, local_rank=rank % 2, local_size=2)
+    got = agree(rows)
+    assert got.places == (
+        Place(0, 2, 0, 2),
+        Place(1, 2, 0, 2),
+        Place(0, 2, 1, 2),
+        Place(1, 2, 1, 2),
+    )
+    assert got.homogeneous
+
+
+def test_places_of_a_launcher_count_only_if_every_rank_has_them():
+    rows = change(table(3), 1, local_rank=0, local_size=1)
+    assert [place.local_rank for place in agree(rows).places] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("local_rank", "local_size"), [(2, 2), (-1, 2), (0, 0), (0, 3)])
+def test_impossible_places(local_rank, local_size):
+    rows = table(2, local_rank=0, local_size=2)
+    with pytest.raises(BootstrapError, match=rf"rank 1 was given local rank {local_rank} of"):
+        agree(change(rows, 1, local_rank=local_rank, local_size=local_size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+def test_places_are_consistent_for_every_spread_over_two_hosts(size):
+    for hosts in itertools.product("ab", repeat=size):
+        rows = table(size)
+        for rank, host in enumerate(hosts):
+            change(rows, rank, host=host)
+        places = agree(rows).places
+        keys = [(hosts[rank], place.local_rank) for rank, place in enumerate(places)]
+        assert len(set(keys)) == size
+        crosses = [(place.local_rank, place.cross_rank) for place in places]
+        assert len(set(crosses)) == size
+        assert all(place.local_rank < place.local_size for place in places)
+        assert all(place.cross_rank < place.cross_size for place in places)
+
+
+def test_names_and_tokens_of_this_process():
+    assert host_id() == host_id()
+    assert len(new_token()) == 16
+    assert new_token() != new_token()

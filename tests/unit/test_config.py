@@ -1,0 +1,91 @@
+import pytest
+
+from aiacc.config import (
+    UNKNOWN,
+    MpiEnvironment,
+    TorchrunEnvironment,
+    child_environment,
+    launcher_environment,
+)
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_RUN_ID": "job-7",
+}
+
+
+def test_no_launcher():
+    found = launcher_environment({"PATH": "/bin", "RANK": "0"})
+    assert found.torchrun is None
+    assert found.mpi is None
+
+
+def test_torchrun():
+    assert launcher_environment(TORCHRUN).torchrun == TorchrunEnvironment(
+        rank=3,
+        size=4,
+        local_rank=1,
+        local_size=2,
+        master_addr="node0",
+        master_port=29500,
+        agent_store=True,
+        restart_count=2,
+        run_id="job-7",
+    )
+
+
+def test_torchs_convention_without_the_agent():
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    found = launcher_environment({name: TORCHRUN[name] for name in names}).torchrun
+    assert found is not None
+    assert not found.agent_store
+    assert found.local_rank == UNKNOWN
+    assert found.restart_count == 0
+
+
+def test_hydra():
+    found = launcher_environment(
+        {
+            "PMI_RANK": "1",
+            "PMI_SIZE": "2",
+            "PMI_FD": "9",
+            "MPI_LOCALRANKID": "0",
+            "MPI_LOCALNRANKS": "1",
+        }
+    )
+    assert found.mpi == MpiEnvironment("mpich", 1, 2, 0, 1, pmi_fd=9, pmix_namespace="")
+
+
+def test_open_mpi():
+    found = launcher_environment(
+        {
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "PMIX_NAMESPACE": "job",
+        }
+    )
+    assert found.mpi == MpiEnvironment("openmpi", 1, 2, 1, 2, UNKNOWN, "job")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", "one"), ("MASTER_PORT", "http"), ("RANK", "4"), ("WORLD_SIZE", "0")],
+)
+def test_bad_number_is_named(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r}|{name}={value} "):
+        launcher_environment({**TORCHRUN, name: value})
+
+
+def test_child_environment_adds_without_changing():
+    base = {"A": "1", "B": "2"}
+    assert child_environment({"B": "3"}, base) == {"A": "1", "B": "3"}
+    assert base == {"A": "1", "B": "2"}

@@ -1,0 +1,128 @@
+"""Folders are the architecture: who may include, import and read what."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Folder to the folders it may include from, itself aside.
+LAYERS = {
+    "base": set(),
+    "planning": {"base"},
+    "control": {"base"},
+    "kernels": {"base"},
+    "engines": {"base", "planning", "control", "kernels"},
+    "core": {"base", "planning", "control", "kernels", "engines"},
+    "bindings": {"base", "planning", "control", "kernels", "engines", "core"},
+}
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")
+FRAMEWORK_HEADER = re.compile(r"^(torch|ATen|c10|tensorflow|pybind11|Python\.h|numpy)")
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+SOURCES = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cc", ".cu"})
+MODULES = sorted((ROOT / "aiacc").rglob("*.py"))
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def violations(folder, text):
+    """What of ``text``, a file of ``folder``, breaks the rules for C++."""
+    for include in INCLUDE.findall(text):
+        if include.startswith("csrc/"):
+            layer = include.split("/")[1]
+            if layer != folder and layer not in LAYERS[folder]:
+                yield f"{folder} must not include {include}"
+        elif FRAMEWORK_HEADER.match(include) and folder != "bindings":
+            yield f"{include} may be included in bindings only"
+        elif include == "mpi.h" and folder != "engines":
+            yield "mpi.h may be included in engines only"
+    if folder != "base" and re.search(r"\bgetenv\s*\(", COMMENT.sub("", text)):
+        yield "getenv may be called in base/env.cc only"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_includes_point_downwards(path):
+    folder = path.relative_to(ROOT / "csrc").parts[0]
+    text = path.read_text()
+    assert list(violations(folder, text)) == []
+    if folder == "base" and path.name != "env.cc":
+        assert "getenv" not in COMMENT.sub("", text)
+
+
+@pytest.mark.parametrize(
+    ("folder", "text"),
+    [
+        ("base", '#include "csrc/core/runtime.h"'),
+        ("planning", '#include "csrc/control/control_plane.h"'),
+        ("engines", "#  include <torch/extension.h>"),
+        ("core", "#include <pybind11/pybind11.h>"),
+        ("core", "#include <mpi.h>"),
+        ("core", 'const char* x = std::getenv("X");'),
+    ],
+)
+def test_the_rule_notices(folder, text):
+    assert list(violations(folder, text))
+
+
+def test_every_source_is_built():
+    built = "".join(p.read_text() for p in [ROOT / "CMakeLists.txt", *(ROOT / "cmake").iterdir()])
+    missing = [
+        name_of(path) for path in SOURCES if path.suffix == ".cc" and name_of(path) not in built
+    ]
+    assert missing == []
+
+
+def test_every_cpp_test_is_registered():
+    listed = (ROOT / "tests/cpp/CMakeLists.txt").read_text()
+    tests = sorted((ROOT / "tests/cpp").rglob("*_test.cc"))
+    names = [str(path.relative_to(ROOT / "tests/cpp").with_suffix("")) for path in tests]
+    built = [name for name in names if f"aiacc_test({name})" in listed or f" {name}.cc" in listed]
+    assert built == names
+
+
+def uses_environment(tree):
+    """Whether a module touches the environment of the process."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "os"
+            and node.attr in {"environ", "environb", "getenv", "putenv", "unsetenv"}
+        ):
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            return any(alias.name in {"environ", "getenv"} for alias in node.names)
+    return False
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_environment_is_read_in_one_module(path):
+    allowed = path == ROOT / "aiacc" / "config.py"
+    assert uses_environment(ast.parse(path.read_text())) == allowed
+
+
+@pytest.mark.parametrize("module", ["aiacc", "aiacc.array", "aiacc.run.main", "aiacc.bootstrap"])
+def test_importing_aiacc_imports_no_framework(module):
+    program = (
+        f"import sys, {module}\n"
+        f"print(*(name for name in {FRAMEWORKS!r} + ('mpi4py',) if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split() == []

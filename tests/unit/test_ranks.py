@@ -1,0 +1,97 @@
+"""The harness itself: a failing, dying or hanging rank is named, and nothing is left running."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tests.support.ranks import RankFailedError, run_ranks
+
+
+def _rank() -> int:
+    return int(os.environ["AIACC_RANK"])
+
+
+def _double(value):
+    return _rank(), os.getpid(), 2 * value
+
+
+def test_results_come_in_rank_order_and_no_process_is_left():
+    results = run_ranks(3, _double, 21)
+    assert [(rank, value) for rank, _, value in results] == [(0, 42), (1, 42), (2, 42)]
+    for _, pid, _ in results:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def _raise_on_rank_one():
+    if _rank() == 1:
+        raise KeyError("the cause")
+    threading.Event().wait()
+
+
+def test_first_failure_ends_the_others_at_once_with_its_traceback():
+    # Were it not at once, the text would name rank 0, which hangs.
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2 failed:(?s:.*)KeyError: 'the cause'"):
+        run_ranks(2, _raise_on_rank_one)
+
+
+def _exit_on_rank_zero():
+    if _rank() == 0:
+        os._exit(7)
+    threading.Event().wait()
+
+
+def test_dead_rank_shows_its_exit_code():
+    with pytest.raises(RankFailedError, match=r"rank 0 of 2 died: exit code 7"):
+        run_ranks(2, _exit_on_rank_zero)
+
+
+def _kill_rank_one():
+    if _rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+def test_dead_rank_shows_its_signal():
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2 died: signal SIGKILL"):
+        run_ranks(2, _kill_rank_one)
+
+
+def test_rank_may_die_on_purpose():
+    assert run_ranks(2, _kill_rank_one, missing=[1]) == ["survived", None]
+
+
+def _stop_rank_one():
+    if _rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return os.getpid()
+
+
+def test_rank_may_freeze_on_purpose_and_is_not_left():
+    assert run_ranks(2, _stop_rank_one, missing=[1])[1] is None
+
+
+def _hang_in_a_named_function():
+    if _rank() != 1:
+        threading.Event().wait()
+
+
+def test_hang_names_the_ranks_and_shows_their_stacks():
+    with pytest.raises(RankFailedError, match="rank 0, 2") as failure:
+        run_ranks(3, _hang_in_a_named_function, timeout=3)
+    assert str(failure.value).count("_hang_in_a_named_function") == 2
+    assert "--- rank 1" not in str(failure.value)
+
+
+def _not_importable():
+    raise AssertionError("never called")
+
+
+_not_importable.__qualname__ = "no_such_function"
+
+
+def test_function_that_cannot_be_imported_fails_at_once():
+    with pytest.raises(Exception, match="no_such_function"):
+        run_ranks(1, _not_importable)

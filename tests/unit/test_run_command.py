@@ -1,0 +1,111 @@
+import pytest
+
+from aiacc.run.command import (
+    Launch,
+    MpiLauncher,
+    default_threads,
+    local_environment,
+    mpirun_command,
+    torchrun_command,
+)
+from aiacc.run.hosts import Host
+from aiacc.run.programs import version_of
+
+SCRIPT = ("/usr/bin/python3", "train.py", "--lr", "0.1")
+HYDRA = MpiLauncher("/opt/mpich/bin/mpirun", "mpich", "5.0.2")
+OPEN_MPI_4 = MpiLauncher("/usr/bin/mpirun", "openmpi", "4.1.4")
+OPEN_MPI_5 = MpiLauncher("/usr/bin/mpirun", "openmpi", "5.0.11")
+TWO_HOSTS = (Host("h1", 2), Host("h2", 2))
+
+
+def test_mpich_here():
+    command = mpirun_command(Launch(2, SCRIPT), HYDRA, {})
+    assert command == ["/opt/mpich/bin/mpirun", "-np", "2", "-bind-to", "none", *SCRIPT]
+
+
+def test_mpich_on_hosts():
+    launch = Launch(
+        4,
+        SCRIPT,
+        hosts=TWO_HOSTS,
+        interface="eth1",
+        tag_output=True,
+        settings={"AIACC_LANES": "4"},
+        extra_arguments=("-launcher", "ssh"),
+    )
+    assert mpirun_command(launch, HYDRA, {"PATH": "/bin"}) == [
+        *("/opt/mpich/bin/mpirun", "-np", "4", "-hosts", "h1:2,h2:2", "-bind-to", "none"),
+        *("-prepend-rank", "-iface", "eth1", "-genv", "AIACC_LANES", "4", "-launcher", "ssh"),
+        *SCRIPT,
+    ]
+
+
+def test_open_mpi_here_names_its_slots():
+    assert mpirun_command(Launch(4, SCRIPT), OPEN_MPI_4, {"PATH": "/bin"}, as_root=True) == [
+        *("/usr/bin/mpirun", "--allow-run-as-root", "-np", "4", "-H", "localhost:4"),
+        *("--bind-to", "none", "--map-by", "slot", "--mca", "pml", "ob1"),
+        *("--mca", "btl", "^openib"),
+        *SCRIPT,
+    ]
+
+
+def test_open_mpi_on_hosts_forwards_what_matters_but_no_rank():
+    environment = {
+        "PATH": "/bin",
+        "HOME": "/root",
+        "NCCL_DEBUG": "INFO",
+        "AIACC_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+    }
+    launch = Launch(4, SCRIPT, hosts=TWO_HOSTS, interface="eth1", settings={"AIACC_ENGINE": "mpi"})
+    command = mpirun_command(launch, OPEN_MPI_5, environment)
+    assert command[:5] == ["/usr/bin/mpirun", "-np", "4", "-H", "h1:2,h2:2"]
+    forwarded = [command[i + 1] for i, word in enumerate(command) if word == "-x"]
+    assert forwarded == ["AIACC_ENGINE=mpi", "NCCL_DEBUG", "PATH"]
+    assert "^openib" not in command
+    assert command[command.index("--prtemca") + 1 :][:2] == ["prte_if_include", "eth1"]
+
+
+def test_open_mpi_tags_by_version():
+    launch = Launch(2, SCRIPT, tag_output=True)
+    assert "--tag-output" in mpirun_command(launch, OPEN_MPI_4, {})
+    assert "--tag-output" not in mpirun_command(launch, OPEN_MPI_5, {})
+
+
+def test_torchrun():
+    assert torchrun_command(Launch(2, SCRIPT), "/usr/bin/python3") == [
+        *("/usr/bin/python3", "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", "2", "--no-python"),
+        *SCRIPT,
+    ]
+    with pytest.raises(ValueError, match="this machine only"):
+        torchrun_command(Launch(4, SCRIPT, hosts=TWO_HOSTS), "/usr/bin/python3")
+
+
+def test_local_environment():
+    launch = Launch(2, SCRIPT, settings={"AIACC_LANES": "4"})
+    assert local_environment(1, launch, "127.0.0.1:5", "secret") == {
+        "AIACC_LANES": "4",
+        "AIACC_RANK": "1",
+        "AIACC_SIZE": "2",
+        "AIACC_LOCAL_RANK": "1",
+        "AIACC_LOCAL_SIZE": "2",
+        "AIACC_CROSS_RANK": "0",
+        "AIACC_CROSS_SIZE": "1",
+        "AIACC_ADDR": "127.0.0.1:5",
+        "AIACC_TOKEN": "secret",
+        "AIACC_RENDEZVOUS_FILE": "",
+    }
+
+
+def test_ranks_share_the_cores_unless_told():
+    assert default_threads({}, ranks=2, cores=8) == {"OMP_NUM_THREADS": "4"}
+    assert default_threads({}, ranks=4, cores=2) == {"OMP_NUM_THREADS": "1"}
+    assert default_threads({"OMP_NUM_THREADS": "3"}, ranks=2, cores=8) == {}
+
+
+def test_version_of_mpirun():
+    assert version_of("mpirun (Open MPI) 4.1.4\n\nReport bugs") == ("openmpi", "4.1.4")
+    hydra = "HYDRA build details:\n    Version:                                 5.0.2\n"
+    assert version_of(hydra) == ("mpich", "5.0.2")
+    assert version_of("Intel(R) MPI Library") is None

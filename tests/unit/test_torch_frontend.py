@@ -1,0 +1,258 @@
+"""aiacc.torch in a job of one rank: what it refuses and why, names, optimizers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc
+import aiacc.torch as hvd
+from aiacc.process_sets import ProcessSet
+from aiacc.torch import mpi_ops
+
+
+@pytest.fixture(autouse=True)
+def _job_of_one():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+GOOD = torch.ones(2, 3)
+REFUSED = [
+    (GOOD.T, ValueError, r"strides \(1, 3\).*contiguous\(\)"),
+    (GOOD.to(torch.complex64), ValueError, r"complex64.*bfloat16.*tensor\.to\("),
+    (GOOD.to("meta"), ValueError, r"device meta.*tensor\.cpu\(\)"),
+    ([1.0], TypeError, r"list.*torch\.as_tensor"),
+]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        hvd.allreduce,
+        hvd.allreduce_,
+        hvd.allreduce_async,
+        hvd.allreduce_async_,
+        hvd.allgather,
+        hvd.allgather_async,
+        lambda tensor, name: hvd.broadcast(tensor, 0, name),
+        lambda tensor, name: hvd.broadcast_(tensor, 0, name),
+        lambda tensor, name: hvd.broadcast_async(tensor, 0, name),
+        lambda tensor, name: hvd.broadcast_async_(tensor, 0, name),
+    ],
+)
+@pytest.mark.parametrize(("tensor", "kind", "text"), REFUSED)
+def test_refusal_names_value_expectation_and_remedy(call, tensor, kind, text):
+    with pytest.raises(kind, match=rf"'bad'.*{text}"):
+        call(tensor, name="bad")
+    assert not mpi_ops._pending
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_sparse_tensor_is_refused():
+    with pytest.raises(ValueError, match=r"sparse_coo.*to_dense\(\)"):
+        hvd.allreduce(GOOD.to_sparse())
+
+
+def test_scalar_cannot_be_gathered():
+    with pytest.raises(ValueError, match=r"reshape\(1\)"):
+        hvd.allgather(torch.tensor(1.0))
+
+
+def test_average_is_deprecated_and_excludes_op():
+    with pytest.raises(ValueError, match="average=True and op=1"):
+        hvd.allreduce(GOOD, average=True, op=hvd.Sum)
+    with pytest.raises(ValueError, match="average=False and op=1"):
+        hvd.allreduce_async_(GOOD.clone(), False, None, hvd.Sum)
+    with pytest.warns(DeprecationWarning, match="op=Average") as record:
+        hvd.allreduce(GOOD, average=True)
+    assert record[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="op=Average") as record:
+        hvd.synchronize(hvd.allreduce_async_(GOOD.clone(), False))
+    assert record[0].filename == __file__
+
+
+@pytest.mark.parametrize("op", [2, 6, -1])
+@pytest.mark.parametrize("call", [hvd.allreduce, hvd.allreduce_async_])
+def test_unknown_op_is_refused(call, op):
+    with pytest.raises(ValueError, match="Adasum" if op == 2 else "op"):
+        call(GOOD, op=op)
+
+
+def test_other_process_set_is_refused():
+    other = ProcessSet([0])
+    assert (other.size(), other.rank(), other.included()) == (None, None, None)
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.allreduce(GOOD, process_set=other)
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.allreduce_async_(GOOD.clone(), process_set=other)
+
+
+def test_handles_are_forgotten_once():
+    handle = hvd.allreduce_async(GOOD)
+    assert hvd.synchronize(handle) is not GOOD
+    assert hvd.synchronize(handle) is None
+    with pytest.raises(ValueError, match=str(handle)):
+        hvd.poll(handle)
+    assert not mpi_ops._pending
+
+
+def test_tensors_live_until_their_operation_is_done():
+    handles = [hvd.allreduce_async_(torch.full((1000,), float(n)), name=f"{n}") for n in range(50)]
+    gc.collect()
+    for number, handle in enumerate(handles):
+        assert hvd.synchronize(handle).eq(number).all()
+
+
+def test_subset_arguments_of_init_are_refused_clearly():
+    hvd.shutdown()
+    with pytest.raises(ValueError, match=r"comm=\[0\].*expected None"):
+        hvd.init(comm=[0])
+    with pytest.raises(ValueError, match="process_sets='dynamic'"):
+        hvd.init(process_sets="dynamic")
+    hvd.init(None, [])
+
+
+def test_calls_before_init_fail():
+    hvd.shutdown()
+    with pytest.raises(ValueError, match=r"aiacc has not been initialized; use hvd\.init\(\)\."):
+        hvd.size()
+    with pytest.raises(ValueError, match="not been initialized"):
+        hvd.start_timeline("x")
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.allreduce(GOOD)
+    with pytest.raises(aiacc.CollectiveError):
+        hvd.barrier()
+    with pytest.raises(ValueError, match="not been initialized"):
+        hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    assert not mpi_ops._pending
+
+
+@pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
+def test_compression_keeps_dtype_and_leaves_integers_alone(name):
+    compression = getattr(hvd.Compression, name)
+    for tensor in (GOOD, GOOD.double(), GOOD.half(), GOOD.long()):
+        compressed, ctx = compression.compress(tensor)
+        restored = compression.decompress(compressed, ctx)
+        assert restored.dtype == tensor.dtype
+        assert torch.equal(restored, tensor)
+        if name != "none" and tensor.is_floating_point():
+            assert compressed.element_size() == 2
+
+
+# --- DistributedOptimizer
+
+
+def _model():
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+
+
+def test_optimizer_is_of_the_wrapped_class_and_shares_its_state():
+    model = _model()
+    sgd = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    sgd.step()
+    wrapped = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    assert isinstance(wrapped, torch.optim.SGD)
+    assert type(wrapped).__name__ == "SGD"
+    assert wrapped.state is sgd.state
+    assert wrapped.defaults == sgd.defaults
+    assert list(wrapped._parameter_names.values()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert wrapped._parameter_names[model[1].bias] == "1.bias"
+
+
+def test_optimizer_of_a_class_with_required_arguments():
+    class Odd(torch.optim.SGD):
+        def __init__(self, params, *, lr, secret):
+            super().__init__(params, lr)
+            self.secret = secret
+
+    wrapped = hvd.DistributedOptimizer(Odd(_model().parameters(), lr=0.1, secret=7))
+    assert wrapped.secret == 7
+
+
+def test_hooks_of_the_wrapped_optimizer_run_once_per_step():
+    model = _model()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    calls = []
+    sgd.register_step_pre_hook(lambda *_: calls.append("before"))
+    wrapped = hvd.DistributedOptimizer(sgd)
+    wrapped.register_step_post_hook(lambda *_: calls.append("after"))
+    wrapped.step()
+    assert calls == ["before", "after"]
+
+
+def test_scheduler_may_come_before_or_after():
+    model = _model()
+    sgd = torch.optim.SGD(model.parameters(), 1.0)
+    before = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
+    wrapped = hvd.DistributedOptimizer(sgd)
+    after = torch.optim.lr_scheduler.StepLR(wrapped, 1, gamma=0.1)
+    weight = model[0].weight.clone()
+    model(torch.ones(1, 2)).sum().backward()
+    wrapped.step()
+    assert not torch.equal(model[0].weight, weight)
+    after.step()
+    assert wrapped.param_groups[0]["lr"] == pytest.approx(0.1)
+    with pytest.warns(UserWarning, match="optimizer.step"):  # torch's; it watches the inner one
+        before.step()
+    assert wrapped.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_zero_grad_takes_the_arguments_of_torch():
+    model = _model()
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+    model(torch.ones(1, 2)).sum().backward()
+    wrapped.zero_grad(set_to_none=False)
+    assert model[0].weight.grad.eq(0).all()
+    wrapped.zero_grad(True)
+    assert model[0].weight.grad is None
+
+
+def test_state_survives_pickling_of_the_state_dict():
+    wrapped = hvd.DistributedOptimizer(torch.optim.Adam(_model().parameters()))
+    wrapped.load_state_dict(pickle.loads(pickle.dumps(copy.deepcopy(wrapped.state_dict()))))
+
+
+MISTAKES = [
+    ({"backward_passes_per_step": 0}, r"backward_passes_per_step=0 \(expected at least 1\)"),
+    ({"gradient_predivide_factor": 2.0, "op": 1}, r"op=Sum \(expected op=Average\)"),
+    ({"op": 2}, "Adasum"),
+    ({"op": 9}, "op=9"),
+    ({"groups": -1}, "groups=-1"),
+    ({"groups": "two"}, "groups='two'"),
+    ({"groups": [[1]]}, "groups"),
+    ({"named_parameters": [("a",)]}, r"\(name, parameter\)"),
+    ({"named_parameters": [torch.ones(1)]}, r"\(name, parameter\)"),
+    ({"named_parameters": []}, r"leaves out 4 of the optimizer's 4"),
+    ({"process_set": ProcessSet([0])}, "not registered"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), MISTAKES)
+def test_mistakes_are_explained(options, text):
+    with pytest.raises(ValueError, match=text):
+        hvd.DistributedOptimizer(torch.optim.SGD(_model().parameters(), 0.1), **options)
+
+
+def test_mistaken_names_and_groups_are_explained():
+    model = _model()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    twice = [("same", parameter) for parameter in model.parameters()]
+    with pytest.raises(ValueError, match="same more than once"):
+        hvd.DistributedOptimizer(sgd, twice)
+    with pytest.raises(ValueError, match="twice"):
+        hvd.DistributedOptimizer(sgd, groups=[[model[0].weight], [model[0].weight]])
+    with pytest.raises(ValueError, match="wrap it once"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd))
+    with pytest.warns(DeprecationWarning, match="num_groups") as record:
+        hvd.DistributedOptimizer(sgd, num_groups=2)
+    assert record[0].filename == __file__
+    with pytest.raises(ValueError, match="backward_passes_per_step=-1"):
+        hvd.DistributedOptimizer(sgd).set_backward_passes_per_step(-1)
