@@ -1,0 +1,156 @@
+"""Starts the ranks of one job and collects what they wrote."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.machine import ROOT
+
+_TAIL_LINES = 40
+_GRACE_S = 5.0
+_PREFIXES = ("AIACC_", "HOROVOD_", "GLOO_", "TORCH_GLOO_", "MPIR_CVAR_", "OMP_", "MKL_")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ranks that run together.
+
+    Attributes:
+        engine: "tcp" or "mpi", or "none" for the peers alone.
+        rows: Keys of the rows to measure.
+        ranks: Number of processes, all on this machine.
+        iterations: Rounds of each row.
+        idle_seconds: Length of the idle row.
+        timeout_s: The job is killed after this.
+        variables: Added to the environment of the ranks, for experiments.
+    """
+
+    engine: str
+    rows: Sequence[str]
+    ranks: int
+    iterations: int
+    idle_seconds: float
+    timeout_s: float
+    variables: dict[str, str]
+
+
+class JobError(RuntimeError):
+    """A rank failed, or the job took too long; the text holds the end of its output."""
+
+
+def run(job: Job) -> list[dict[str, Any]]:
+    """Run the job and return what its ranks wrote, by rank. Blocks until all have ended.
+
+    Raises:
+        JobError: Also when a result that a rank received was wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
+        out = Path(folder)
+        log = out / "log"
+        processes = []
+        with log.open("wb") as stream:
+            try:
+                for command, environment in _commands(job, out):
+                    processes.append(_start(command, environment, stream))
+                _wait(processes, job, log)
+            finally:
+                _end(processes)
+        files = [out / f"rank{rank}.json" for rank in range(job.ranks)]
+        missing = [file.stem for file in files if not file.exists()]
+        if missing:
+            raise JobError(f"{job.engine}: no result from {', '.join(missing)}\n{_tail(log)}")
+        return [json.loads(file.read_text()) for file in files]
+
+
+def mpirun() -> Path:
+    """The launcher that the mpich wheel puts beside the interpreter."""
+    found = Path(sys.executable).parent / "mpirun"
+    if not found.exists():
+        raise JobError(f"{found} does not exist; install the wheel: pip install 'aiacc[mpi]'")
+    return found
+
+
+def _commands(job: Job, out: Path) -> list[tuple[list[str], dict[str, str]]]:
+    """Command line and environment of each process to start: the ranks, or one mpirun."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_PREFIXES)
+    }
+    environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **job.variables}
+    worker = [sys.executable, "-m", "bench.collectives.worker", "--engine", job.engine]
+    worker += ["--rows", ",".join(job.rows), "--size", str(job.ranks)]
+    worker += ["--iterations", str(job.iterations), "--idle-seconds", str(job.idle_seconds)]
+    worker += ["--timeout", str(job.timeout_s), "--out", str(out)]
+    if job.engine == "mpi":
+        environment["AIACC_ENGINE"] = "mpi"
+        return [([str(mpirun()), "-np", str(job.ranks), *worker], environment)]
+    if job.engine != "none":
+        environment |= {
+            "AIACC_ENGINE": job.engine,
+            "AIACC_RENDEZVOUS_FILE": str(out / "rendezvous"),
+            "AIACC_SIZE": str(job.ranks),
+        }
+    return [
+        ([*worker, "--rank", str(rank)], environment | {"AIACC_RANK": str(rank)})
+        for rank in range(job.ranks)
+    ]
+
+
+def _start(command: list[str], environment: dict[str, str], stream: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=stream,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # so that killing the group takes mpirun's children along
+    )
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], job: Job, log: Path) -> None:
+    """Until all have ended well, the first fails, or the time is over."""
+    end = time.monotonic() + job.timeout_s
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for index, process in enumerate(processes):
+            descriptor = os.pidfd_open(process.pid)
+            stack.callback(os.close, descriptor)
+            selector.register(descriptor, selectors.EVENT_READ, index)
+        while selector.get_map():
+            ended = selector.select(max(0.0, end - time.monotonic()))
+            if not ended:
+                text = f"{job.engine}: not finished after {job.timeout_s:g} s"
+                raise JobError(f"{text}\n{_tail(log)}")
+            for key, _ in ended:
+                selector.unregister(key.fileobj)
+                status = processes[key.data].wait()
+                if status != 0:
+                    text = f"{job.engine}: process {key.data} ended with {status}"
+                    raise JobError(f"{text}\n{_tail(log)}")
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Stop what still runs; mpirun gets the time to stop its ranks."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        os.killpg(process.pid, signal.SIGTERM)
+    for process in running:
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,96 @@
+"""The rows that are measured and the bars that they are held to. Imports nothing heavy."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload.
+
+    Attributes:
+        key: What ``--rows`` takes.
+        title: What the table shows.
+        scope: "collective": a sample lasts from the arrival of the last rank to the departure of
+            the last one. "caller": a sample is the time that one rank's calling thread spent.
+        unit: Unit of the samples.
+        divisor: Operations in one timed call; samples are per operation.
+        calls: Timed calls, back to back, in each round.
+        rounds: Multiplies ``--iterations``, for rows that are short.
+    """
+
+    key: str
+    title: str
+    scope: str = "collective"
+    unit: str = "ms"
+    divisor: int = 1
+    calls: int = 1
+    rounds: int = 1
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit that a row must reach.
+
+    Attributes:
+        row: Key of the row.
+        engine: Engine of aiacc that it holds for.
+        limit: Highest ratio to ``peer``, or highest value in the row's unit when ``peer`` is "".
+        peer: Contender that is divided by.
+    """
+
+    row: str
+    engine: str
+    limit: float
+    peer: str
+
+
+LATENCY_BYTES = {"latency_4B": 4, "latency_256K": 256 * 1024, "latency_4M": 4 * 1024 * 1024}
+SMALL_TENSORS = 400
+SMALL_BYTES = 1024
+
+ROWS = (
+    Row("resnet50", "161 gradients of ResNet-50, 97.5 MiB, averaged"),
+    Row("small", f"{SMALL_TENSORS} tensors of 1 KB, one by one"),
+    Row("small_async", f"{SMALL_TENSORS} tensors of 1 KB, one by one on both sides"),
+    Row("latency_4B", "one blocking all-reduce, 4 B", calls=50, rounds=2),
+    Row("latency_256K", "one blocking all-reduce, 256 KB", calls=20, rounds=2),
+    Row("latency_4M", "one blocking all-reduce, 4 MB", calls=5, rounds=2),
+    Row("step", "training step, ResNet-50's shapes, free backward"),
+    Row("submit", "submit from Python, per tensor", "caller", "us", SMALL_TENSORS, rounds=2),
+)
+IDLE = "idle"
+KEYS = (*(row.key for row in ROWS), IDLE)
+
+BARS = (
+    Bar("resnet50", "mpi", 0.2, "gloo"),
+    Bar("resnet50", "tcp", 0.7, "gloo"),
+    Bar("small", "mpi", 0.5, "gloo_coalesced"),
+    Bar("small", "tcp", 0.5, "gloo_coalesced"),
+    Bar("latency_4B", "mpi", 0.2, "gloo"),
+    Bar("latency_4B", "tcp", 0.6, "gloo"),
+    Bar("latency_4M", "mpi", 0.3, "gloo"),
+    Bar("latency_4M", "tcp", 0.9, "gloo"),
+    Bar("step", "mpi", 0.42, "ddp"),
+    Bar("step", "tcp", 0.42, "ddp"),
+    Bar("submit", "mpi", 2.5, ""),
+    Bar("submit", "tcp", 2.5, ""),
+    Bar("submit_cpp", "", 2.0, ""),
+)
+
+CONTENDERS = {
+    "aiacc": "aiacc",
+    "gloo": "torch gloo",
+    "gloo_multi": "torch gloo, 4 contexts",
+    "gloo_coalesced": "torch gloo, coalesced call",
+    "gloo_flat": "torch gloo, copied into one tensor by hand",
+    "gloo_buckets": "torch gloo, 25 MiB buckets by hand",
+    "ddp": "DDP/gloo",
+    "ddp_multi": "DDP/gloo, 4 contexts",
+    "ddp_view": "DDP/gloo, gradient_as_bucket_view",
+    "none": "no communication",
+}
+
+
+def row_of(key: str) -> Row:
+    """The row with this key."""
+    return next(row for row in ROWS if row.key == key)

@@ -1,0 +1,65 @@
+"""What a result file says about where and from what it was measured."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("aiacc", "torch", "numpy", "mpich")
+
+
+def describe() -> dict[str, object]:
+    """CPU, usable cores, memory and kernel of this machine."""
+    return {
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_kib": int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]),
+        "kernel": platform.release(),
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of Python and of the packages that take part."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def commit() -> dict[str, object]:
+    """Commit of this checkout, and whether files that matter differ from it."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--", "aiacc", "csrc", "bench", ":!bench/results")
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": "unknown", "dirty": True}
+    return {"commit": head, "dirty": bool(changed)}
+
+
+def load() -> list[float]:
+    """Load averages over 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _field(path: str, name: str) -> str | None:
+    """Value of the first ``name : value`` line of a /proc file."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None

@@ -1,0 +1,175 @@
+// Two processes on this host over loopback TCP: latency of the express lane, and bandwidth of
+// all-reduces cut into units on one or more lanes, one thread per lane, without coordinator.
+// Prints one line per case: median and minimum wall milliseconds, CPU milliseconds per rank.
+//
+//   tcp_bench [repetitions]
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/socket.h"
+#include "csrc/control/tcp/connector.h"
+#include "csrc/engines/tcp/tcp_engine.h"
+
+namespace {
+
+using aiacc::Clock;
+using aiacc::DataType;
+using aiacc::ReduceOp;
+
+constexpr int kLanes = 4;
+
+double cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+class Bench {
+ public:
+  Bench(aiacc::Engine& engine, int rank, int repetitions)
+      : engine_(engine), rank_(rank), repetitions_(repetitions) {}
+
+  void express(std::size_t bytes) {
+    std::vector<float> data(bytes / sizeof(float), 0.0f);
+    measure("express " + std::to_string(bytes) + " B", 50 * repetitions_, [&] {
+      engine_.all_reduce(engine_.express_lane(),
+                         data.data(),
+                         data.data(),
+                         data.size(),
+                         DataType::kFloat32,
+                         ReduceOp::kSum);
+    });
+  }
+
+  void bulk(std::size_t bytes, std::size_t unit_bytes, int lanes) {
+    std::vector<float> data(bytes / sizeof(float), 0.0f);
+    const std::size_t unit = std::min(unit_bytes, bytes) / sizeof(float);
+    const auto drive = [&](int lane) {
+      std::size_t number = 0;
+      for (std::size_t at = 0; at < data.size(); at += unit, ++number) {
+        if (static_cast<int>(number % static_cast<std::size_t>(lanes)) == lane) {
+          const std::size_t count = std::min(unit, data.size() - at);
+          engine_.all_reduce(
+              lane, data.data() + at, data.data() + at, count, DataType::kFloat32, ReduceOp::kSum);
+        }
+      }
+    };
+    char title[64];
+    std::snprintf(title,
+                  sizeof title,
+                  "%.1f MiB, units of %.1f MiB, %d lanes",
+                  static_cast<double>(bytes) / (1 << 20),
+                  static_cast<double>(unit * sizeof(float)) / (1 << 20),
+                  lanes);
+    measure(title, repetitions_, [&] {
+      std::vector<std::thread> threads;
+      for (int lane = 1; lane < lanes; ++lane) {
+        threads.emplace_back(drive, lane);
+      }
+      drive(0);
+      for (std::thread& thread : threads) {
+        thread.join();
+      }
+    });
+  }
+
+ private:
+  template <class Operation>
+  void measure(const std::string& title, int repetitions, Operation operation) {
+    std::vector<double> samples;
+    double cpu = 0;
+    for (int i = -2; i < repetitions; ++i) {
+      float ready = 0;
+      engine_.all_reduce(
+          engine_.express_lane(), &ready, &ready, 1, DataType::kFloat32, ReduceOp::kSum);
+      const double cpu_before = cpu_seconds();
+      const auto start = Clock::now();
+      operation();
+      const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+      if (i >= 0) {
+        samples.push_back(took.count());
+        cpu += cpu_seconds() - cpu_before;
+      }
+    }
+    std::sort(samples.begin(), samples.end());
+    if (rank_ == 0) {
+      std::printf("%-44s median %8.3f  min %8.3f  p95 %8.3f ms   cpu %8.3f ms\n",
+                  title.c_str(),
+                  samples[samples.size() / 2],
+                  samples.front(),
+                  samples[samples.size() * 95 / 100],
+                  cpu * 1e3 / repetitions);
+      std::fflush(stdout);
+    }
+  }
+
+  aiacc::Engine& engine_;
+  int rank_;
+  int repetitions_;
+};
+
+void run_rank(int rank, aiacc::Connector& connector, int repetitions) {
+  aiacc::EngineContext context;
+  context.rank = rank;
+  context.size = 2;
+  context.lanes = kLanes;
+  context.connector = &connector;
+  aiacc::TcpEngine engine(context);
+  Bench bench(engine, rank, repetitions);
+  for (const std::size_t bytes : {4, 1024, 32768}) {
+    bench.express(bytes);
+  }
+  constexpr std::size_t kMiB = 1 << 20;
+  bench.bulk(kMiB / 4, kMiB / 4, 1);
+  for (const int lanes : {1, 2, 4}) {
+    bench.bulk(4 * kMiB, 4 * kMiB / static_cast<std::size_t>(lanes), lanes);
+  }
+  for (const std::size_t unit : {kMiB, 2 * kMiB, 4 * kMiB}) {
+    for (const int lanes : {1, 2, 4}) {
+      bench.bulk(195 * kMiB / 2, unit, lanes);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 20;
+  std::vector<std::unique_ptr<aiacc::Listener>> listeners;
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 2; ++rank) {
+    listeners.push_back(std::make_unique<aiacc::Listener>("127.0.0.1"));
+    addresses.push_back(listeners.back()->address());
+  }
+  const pid_t child = fork();
+  const int rank = child == 0 ? 1 : 0;
+  int outcome = 0;
+  try {
+    aiacc::Connector connector(
+        *listeners[static_cast<std::size_t>(rank)], addresses, rank, {}, 1, 10, 10);
+    run_rank(rank, connector, repetitions);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    outcome = 1;
+  }
+  if (child == 0) {
+    _exit(outcome);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return outcome != 0 || status != 0 ? 1 : 0;
+}

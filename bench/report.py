@@ -1,0 +1,182 @@
+"""``python -m bench.report``: tables of the documents, from the result file of the collectives."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.collectives.rows import BARS, CONTENDERS, ROWS, Bar, Row
+from bench.machine import ROOT
+
+RESULTS = ROOT / "bench" / "results" / "collectives.json"
+_ENGINES = ("tcp", "mpi")
+_MARK = "bench:collectives"
+_UNITS = {"ms": "ms", "us": "µs"}
+
+Results = dict[tuple[str, str, str], dict[str, Any]]
+
+
+def summary(report: dict[str, Any]) -> str:
+    """Markdown: each row against the peer that its bar names, and whether the bar is reached."""
+    results = _by_key(report)
+    lines = [
+        "| work | engine | aiacc (p95) | peer (p95) | ratio (per job) | to reach | reached |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in ROWS:
+        for engine in _ENGINES:
+            ours = results.get((row.key, engine, "aiacc"))
+            if ours is not None:
+                lines.append(_line(row, engine, ours, results))
+    if report.get("submit_cpp"):
+        bar = next(bar for bar in BARS if bar.row == "submit_cpp")
+        value = float(report["submit_cpp"]["median_us"])
+        reached = _yes(value <= bar.limit)
+        limit = f"<= {bar.limit:g} µs"
+        lines.append(f"| submit in C++, per tensor | | {value:.2f} µs | | | {limit} | {reached} |")
+    return "\n".join([*lines, "", *_idle(report), "", _provenance(report)])
+
+
+def everything(report: dict[str, Any]) -> str:
+    """Markdown: all contenders of all rows, with CPU time."""
+    results = _by_key(report)
+    lines = [
+        "| work | job | contender | median | p95 | CPU, all ranks | aiacc / contender |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (key, engine, name), found in results.items():
+        row = next(row for row in ROWS if row.key == key)
+        ours = results.get((key, engine, "aiacc"))
+        ratio = (
+            "" if ours is None or name == "aiacc" else f"{ours['median'] / found['median']:.2f}x"
+        )
+        unit = row.unit
+        cpu = found["cpu_ms"] * (1 if unit == "ms" else 1000)
+        lines.append(
+            f"| {row.title} | {engine} | {CONTENDERS[name]} | {_time(found['median'], unit)} "
+            f"| {_time(found['p95'], unit)} | {_time(cpu, unit)} | {ratio} |"
+        )
+    return "\n".join([*lines, "", _provenance(report)])
+
+
+def main() -> int:
+    """Print the tables, or put them between the markers of the documents."""
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser.add_argument("--json", type=Path, default=RESULTS, help="result file (%(default)s)")
+    parser.add_argument("--all", action="store_true", help="print all contenders, not the summary")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--write", action="store_true", help="update README.md and bench/README.md")
+    group.add_argument("--check", action="store_true", help="fail if they are out of date")
+    options = parser.parse_args()
+    report = json.loads(options.json.read_text())
+    if not options.write and not options.check:
+        print(everything(report) if options.all else summary(report))
+        return 0
+    tables = {ROOT / "README.md": summary(report), ROOT / "bench/README.md": everything(report)}
+    stale = []
+    for path, table in tables.items():
+        old = path.read_text()
+        new = between_markers(old, table, str(path))
+        if new != old:
+            stale.append(path)
+            if options.write:
+                path.write_text(new)
+    if options.check and stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        print(f"out of date: {names}; run python -m bench.report --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+def between_markers(text: str, table: str, where: str) -> str:
+    """``text`` with ``table`` between the two lines that mark its place.
+
+    Raises:
+        ValueError: If ``text``, which came from ``where``, does not have both markers once.
+    """
+    start, end = f"<!-- {_MARK} -->", f"<!-- /{_MARK} -->"
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise ValueError(f"{where}: expected the lines {start} and {end} once each; add them")
+    head, rest = text.split(start)
+    _, tail = rest.split(end)
+    return f"{head}{start}\n{table}\n{end}{tail}"
+
+
+def _line(row: Row, engine: str, ours: dict[str, Any], results: Results) -> str:
+    """One line of the summary."""
+    bar = next((bar for bar in BARS if (bar.row, bar.engine) == (row.key, engine)), None)
+    peer_name = bar.peer if bar and bar.peer else "gloo"
+    peer = results[row.key, engine, peer_name]
+    ratio = ours["median"] / peer["median"]
+    jobs = [
+        median(mine) / median(theirs)
+        for mine, theirs in zip(ours["samples"], peer["samples"], strict=True)
+    ]
+    spread = f" ({min(jobs):.2f}-{max(jobs):.2f})" if len(jobs) > 1 else ""
+    limit, reached = _judge(bar, row, ratio, ours["median"])
+    return (
+        f"| {row.title} | {engine} | {_with_p95(ours, row)} "
+        f"| {CONTENDERS[peer_name]}: {_with_p95(peer, row)} "
+        f"| {ratio:.2f}x{spread} | {limit} | {reached} |"
+    )
+
+
+def _judge(bar: Bar | None, row: Row, ratio: float, value: float) -> tuple[str, str]:
+    """The bar in words, and whether it is reached."""
+    if bar is None:
+        return "", ""
+    if bar.peer:
+        return f"<= {bar.limit:g}x", _yes(ratio <= bar.limit)
+    return f"<= {bar.limit:g} {_UNITS[row.unit]}", _yes(value <= bar.limit)
+
+
+def _idle(report: dict[str, Any]) -> list[str]:
+    """A sentence for each idle measurement."""
+    lines = []
+    for entry in report["idle"]:
+        cpu = ", ".join(f"{value:.2f}" for value in entry["cpu_ms"])
+        text = f"Idle for {entry['seconds']:g} s, `{entry['engine']}` used {cpu} ms of CPU per rank"
+        if entry["engine"] != "gloo":
+            text += f" and exchanged {max(entry['rounds']):g} rounds"
+        lines.append(f"{text}.")
+    return [" ".join(lines)] if lines else []
+
+
+def _provenance(report: dict[str, Any]) -> str:
+    """Where, when and from what."""
+    machine, versions = report["machine"], report["versions"]
+    load = report["load_average"]
+    commit = report["commit"][:12] + (" with local changes" if report["dirty"] else "")
+    return (
+        f"Measured {report['began']} at commit {commit}: {report['ranks']} ranks on "
+        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
+        f"torch {versions['torch']}, mpich {versions['mpich']}; load average "
+        f"{load['before'][0]} before, {load['after'][0]} after; medians over {report['repeats']} "
+        f"jobs per engine. Samples: `bench/results`; command: `{' '.join(report['command'])}`."
+    )
+
+
+def _by_key(report: dict[str, Any]) -> Results:
+    return {(item["row"], item["engine"], item["contender"]): item for item in report["results"]}
+
+
+def _with_p95(found: dict[str, Any], row: Row) -> str:
+    return f"{_time(found['median'], row.unit)} ({_time(found['p95'], row.unit)})"
+
+
+def _time(value: float, unit: str) -> str:
+    """Three significant digits and the unit; microseconds below 0.1 ms."""
+    if unit == "ms" and value < 0.1:
+        value, unit = value * 1000, "us"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {_UNITS[unit]}"
+
+
+def _yes(reached: bool) -> str:
+    return "yes" if reached else "**no**"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
