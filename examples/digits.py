@@ -1,0 +1,256 @@
+"""Trains a small convolutional network on handwritten digits, on any number of ranks.
+
+    aiaccrun -np 2 python examples/digits.py
+    mpirun -np 2 python examples/digits.py
+    torchrun --nproc-per-node 2 examples/digits.py
+    python examples/digits.py
+
+What makes a script for one process a distributed one is marked (1) to (6).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+
+import aiacc.torch as hvd
+
+#: Peak learning rate for a global batch of 32 images.
+BASE_LR = 0.05
+
+
+class Net(nn.Module):
+    """Two convolutions and a linear layer; none depends on how a batch is divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.fc = nn.Linear(32 * 4 * 4, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits, of shape (N, 10), for images of shape (N, 1, 8, 8)."""
+        hidden = F.relu(self.conv1(images))
+        hidden = F.max_pool2d(F.relu(self.conv2(hidden)), 2)
+        return self.fc(hidden.flatten(1))
+
+
+@dataclass
+class Split:
+    """Images of shape (N, 1, 8, 8) in 0 .. 1, and their labels."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass
+class Result:
+    """What a training run came to; equal on all ranks except the waiting time."""
+
+    model: nn.Module
+    accuracy: float
+    images_per_s: float
+    waited_s: float
+
+
+def load_data() -> tuple[Split, Split]:
+    """1437 images to learn from and 360 to test with; every digit has its share in both."""
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
+    train_images, test_images, train_labels, test_labels = map(torch.from_numpy, parts)
+    return tuple(
+        Split(images.float().reshape(-1, 1, 8, 8) / 16, labels.long())
+        for images, labels in ((train_images, train_labels), (test_images, test_labels))
+    )
+
+
+class Progress:
+    """A bar on a terminal, a line per epoch elsewhere; only on rank 0."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._bar = sys.stdout.isatty()
+
+    def step(self, step: int, loss: float) -> None:
+        """Redraw the bar."""
+        if hvd.rank() == 0 and self._bar:
+            filled = 40 * step // self._steps
+            bar = "#" * filled + "." * (40 - filled)
+            print(f"\r[{bar}] step {step}/{self._steps}  loss {loss:.4f} ", end="", flush=True)
+
+    def line(self, text: str, *, lasting: bool = True) -> None:
+        """Print a line, in the place of the bar; one that is not ``lasting`` only without bar."""
+        if hvd.rank() == 0 and (lasting or not self._bar):
+            print(f"\r\033[K{text}" if self._bar else text, flush=True)
+
+
+class Trainer:
+    """Model, optimizer and everything else that a checkpoint has to restore."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.train, self.test = load_data()
+        # (2) Each rank computes its part of a global batch.
+        self.global_batch = options.batch_size * hvd.size()
+        self.steps_per_epoch = len(self.train.labels) // self.global_batch
+        if self.steps_per_epoch == 0:
+            sys.exit(
+                f"--batch-size {options.batch_size} on {hvd.size()} ranks (expected at most "
+                f"{len(self.train.labels)} images together); choose a smaller one"
+            )
+        total = options.epochs * self.steps_per_epoch
+        self.steps = min(total, total if options.max_steps is None else options.max_steps)
+        self.step = 0
+        torch.manual_seed(options.seed)
+        self.model = Net()
+        # (3) A larger batch deserves larger steps; its noise shrinks with the root of its size.
+        peak = BASE_LR * math.sqrt(self.global_batch / 32)
+        sgd = torch.optim.SGD(
+            self.model.parameters(), peak, momentum=0.9, weight_decay=5e-4, nesterov=True
+        )
+        # (4) The optimizer averages the gradients of all ranks.
+        self.optimizer = hvd.DistributedOptimizer(sgd, self.model.named_parameters())
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, peak, total_steps=total, cycle_momentum=False
+        )
+        # The same numbers on every rank: all shuffle alike and take different parts.
+        self.random = torch.Generator().manual_seed(options.seed)
+        self.waited_s = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Everything that training depends on."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "random": self.random.get_state(),
+            "step": self.step,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint on rank 0; an interruption leaves the previous one."""
+        if hvd.rank() == 0:
+            unfinished = path.with_name(path.name + ".unfinished")
+            with unfinished.open("wb") as file:
+                torch.save(self.state(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+
+    def resume(self, path: Path) -> None:
+        """Read a checkpoint on rank 0, and bring its contents to every rank."""
+        # (5) Only rank 0 needs to see the file; the others receive what it holds.
+        found = hvd.broadcast_object(path.exists())
+        if not found:
+            sys.exit(f"--resume {path}: no such file (expected a checkpoint of this script)")
+        rest = None
+        if hvd.rank() == 0:
+            state = torch.load(path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            rest = state["schedule"], state["random"], state["step"]
+        schedule, random, self.step = hvd.broadcast_object(rest)
+        self.schedule.load_state_dict(schedule)
+        self.random.set_state(random)
+
+    def batches(self) -> Iterator[Split]:
+        """This rank's part of every global batch of an epoch, moved by up to one pixel."""
+        order = torch.randperm(len(self.train.labels), generator=self.random)
+        for step in range(self.steps_per_epoch):
+            begin = step * self.global_batch + hvd.rank() * self.options.batch_size
+            part = order[begin : begin + self.options.batch_size]
+            down, right = torch.randint(-1, 2, (2,), generator=self.random).tolist()
+            images = self.train.images[part].roll((down, right), (2, 3))
+            yield Split(images, self.train.labels[part])
+
+    def learn(self, batch: Split) -> float:
+        """One step; the loss of this rank's part."""
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(batch.images), batch.labels)
+        loss.backward()  # gradients travel while it runs
+        begin = time.perf_counter()
+        self.optimizer.synchronize()  # step() alone would do; this way the wait can be measured
+        self.waited_s += time.perf_counter() - begin
+        with self.optimizer.skip_synchronize():
+            self.optimizer.step()
+        self.schedule.step()
+        self.step += 1
+        return loss.item()
+
+    def accuracy(self) -> float:
+        """Share of the test images that the model knows; every rank tests its part."""
+        part = slice(hvd.rank(), None, hvd.size())
+        with torch.no_grad():
+            guesses = self.model(self.test.images[part]).argmax(1)
+        right = (guesses == self.test.labels[part]).sum().reshape(1)
+        # (6) Counts are added up over the ranks.
+        return hvd.allreduce(right, op=hvd.Sum).item() / len(self.test.labels)
+
+
+def train(options: argparse.Namespace) -> Result:
+    """Train as ``options`` say. Collective: every rank, after `hvd.init`."""
+    torch.set_num_threads(1)  # images of 64 pixels are not worth dividing among threads
+    trainer = Trainer(options)
+    if options.resume:
+        trainer.resume(options.resume)
+    # Everybody starts from the parameters of rank 0.
+    hvd.broadcast_parameters(trainer.model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(trainer.optimizer, root_rank=0)
+
+    progress = Progress(trainer.steps)
+    first, begin = trainer.step, time.perf_counter()
+    while trainer.step < trainer.steps:
+        for batch in trainer.batches():
+            loss = trainer.learn(batch)
+            progress.step(trainer.step, loss)
+            if trainer.step == trainer.steps:
+                break
+        epoch = -(-trainer.step // trainer.steps_per_epoch)
+        progress.line(f"epoch {epoch}/{options.epochs}  loss {loss:.4f}", lasting=False)
+        if options.checkpoint:
+            trainer.save(options.checkpoint)
+    seconds = time.perf_counter() - begin
+    images_per_s = (trainer.step - first) * trainer.global_batch / max(seconds, 1e-9)
+    result = Result(trainer.model, trainer.accuracy(), images_per_s, trainer.waited_s)
+    progress.line(
+        f"test accuracy {result.accuracy:.2%}  {images_per_s:.0f} images/s on {hvd.size()} rank(s)"
+        f"  waited {trainer.waited_s:.2f} s of {seconds:.2f} s for communication"
+    )
+    return result
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Options of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
+    parser.add_argument("--max-steps", type=int, help="stop after this many steps in all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--checkpoint", type=Path, help="file to write after every epoch")
+    parser.add_argument("--resume", type=Path, help="checkpoint to continue from")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Train as the command line says."""
+    options = parse()
+    hvd.init()  # (1) Find the other ranks; without a launcher there are none.
+    train(options)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
