@@ -1,0 +1,111 @@
+# Everything from a fresh clone: `make demo`, `make test`. Needs g++, make, python3 >= 3.10 with venv.
+# Done work leaves a stamp under build/stamps, so that running again is quick.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := build/stamps
+PYTEST_ARGS ?=
+CMAKE_FLAGS ?=
+JOBS ?= $(shell nproc)
+
+BUILD_TOOLS := setuptools==80.9.0 pybind11==3.1.0 cmake==3.31.10 ninja==1.13.0 mpich==5.0.2
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# Ranks share the cores: one thread per rank unless the user says otherwise.
+export OMP_NUM_THREADS ?= 1
+
+CXX_FILES = $(shell git ls-files --cached --others --exclude-standard 'csrc/*.h' 'csrc/*.cc' 'tests/*.h' 'tests/*.cc')
+
+# Configures and builds one preset: $(call cmake,preset,flags).
+define cmake
+@mkdir -p build
+@$(BIN)/cmake --preset $(1) $(2) $(CMAKE_FLAGS) >build/configure.log || (cat build/configure.log; exit 1)
+$(BIN)/cmake --build --preset $(1)
+endef
+
+.PHONY: help
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
+
+.PHONY: demo
+demo: build  ## train on real digits, two ranks
+	$(BIN)/aiaccrun -np 2 python examples/digits.py
+
+.PHONY: test
+test: test-cpp test-python  ## C++ and Python tests
+
+.PHONY: build
+build: $(STAMPS)/package  ## the core, in place (aiacc/_core*.so)
+	$(call cmake,dev)
+
+.PHONY: test-cpp
+test-cpp: gtest $(STAMPS)/package  ## C++ tests
+	$(call cmake,dev,-DAIACC_TESTS=ON)
+	$(BIN)/ctest --preset dev -j $(JOBS)
+
+.PHONY: test-python
+test-python: build  ## Python tests, PYTEST_ARGS are passed on
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: asan tsan
+asan tsan: gtest $(STAMPS)/tools  ## C++ tests under sanitizers
+	$(call cmake,$@)
+	$(BIN)/ctest --preset $@ -j $(JOBS)
+
+.PHONY: lint
+lint: $(STAMPS)/package  ## formatting, ruff, mypy; changes nothing
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(STAMPS)/package  ## rewrite the files as the formatters want them
+	@$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: tidy
+tidy: $(STAMPS)/tidy build  ## clang-tidy over the C++ sources
+	$(BIN)/python .ci/tidy.py --jobs $(JOBS)
+
+.PHONY: bench
+bench: gtest build  ## measure against the peers, write bench/results and the tables
+	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/configure.log
+	$(BIN)/cmake --build --preset dev --target submit_bench
+	$(BIN)/python -m bench.collectives --submit-binary build/dev/bench/micro/submit_bench
+	$(BIN)/python -m bench.report --write
+
+.PHONY: docs
+docs: build  ## regenerate the generated pages
+	$(BIN)/python -m aiacc.run.help_env --markdown >docs/environment.md
+
+.PHONY: gtest
+gtest:
+	@.ci/install_gtest
+
+.PHONY: clean
+clean:  ## remove what was built, keep .venv
+	rm -rf build dist *.egg-info aiacc/*.so
+
+# Interpreter, build tools and torch. torch comes first and pinned: whatever depends on it must not
+# choose another.
+$(STAMPS)/tools: Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(BUILD_TOOLS)
+	$(BIN)/python -m pip install -q $(TORCH)
+	@mkdir -p $(@D) && touch $@
+
+# The package in place with its development tools; C++ changes only need `cmake --build`.
+$(STAMPS)/package: $(STAMPS)/tools pyproject.toml setup.py
+	AIACC_SKIP_CMAKE=1 $(BIN)/python -m pip install -q --no-build-isolation -e '.[dev,examples,mpi]'
+	@touch $@
+
+$(STAMPS)/tidy: $(STAMPS)/package
+	$(BIN)/python -m pip install -q --no-build-isolation 'clang-tidy==20.1.0'
+	@touch $@
