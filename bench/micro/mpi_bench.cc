@@ -89,7 +89,7 @@ class Bench {
 
  private:
   void reduce(int lane, float* data, std::size_t count, ReduceOp op) {
-    engine_->all_reduce(lane, data, data, count, DataType::kFloat32, op);
+    engine_->all_reduce(lane, data, data, count, {DataType::kFloat32, op});
   }
 
   template <class Body>

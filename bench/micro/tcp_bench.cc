@@ -50,8 +50,7 @@ class Bench {
                          data.data(),
                          data.data(),
                          data.size(),
-                         DataType::kFloat32,
-                         ReduceOp::kSum);
+                         {DataType::kFloat32, ReduceOp::kSum});
     });
   }
 
@@ -64,7 +63,7 @@ class Bench {
         if (static_cast<int>(number % static_cast<std::size_t>(lanes)) == lane) {
           const std::size_t count = std::min(unit, data.size() - at);
           engine_.all_reduce(
-              lane, data.data() + at, data.data() + at, count, DataType::kFloat32, ReduceOp::kSum);
+              lane, data.data() + at, data.data() + at, count, {DataType::kFloat32, ReduceOp::kSum});
         }
       }
     };
@@ -95,7 +94,7 @@ class Bench {
     for (int i = -2; i < repetitions; ++i) {
       float ready = 0;
       engine_.all_reduce(
-          engine_.express_lane(), &ready, &ready, 1, DataType::kFloat32, ReduceOp::kSum);
+          engine_.express_lane(), &ready, &ready, 1, {DataType::kFloat32, ReduceOp::kSum});
       const double cpu_before = cpu_seconds();
       const auto start = Clock::now();
       operation();

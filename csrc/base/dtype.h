@@ -32,6 +32,14 @@ enum class ReduceOp : std::uint8_t {
   kProduct = 5,
 };
 
+/// The arithmetic of one all-reduce: factor * (a op b op ...). What the factor does to integers and
+/// 16-bit floats is said in kernels/scale.h.
+struct Reduction {
+  DataType dtype = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1.0;
+};
+
 /// Bytes of one element.
 std::size_t size_of(DataType dtype);
 

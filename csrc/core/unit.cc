@@ -38,20 +38,13 @@ const std::byte* at(const void* base, std::uint64_t offset) {
 
 std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
 
-/// Copy with a factor; a copy onto itself without one costs nothing.
-void move_scaled(void* out, const void* in, std::uint64_t bytes, DataType dtype, double factor) {
-  if (factor != 1.0) {
-    scale(out, in, bytes / size_of(dtype), dtype, factor);
-  } else if (out != in) {
-    std::memcpy(out, in, bytes);
-  }
-}
-
 void all_reduce_unit(const Unit& unit, Engine& engine, int lane, int size, PackBuffer& buffer) {
   const Request& request = unit.operations.front()->request;
   const bool average = request.op == ReduceOp::kAverage;
-  const ReduceOp op = average ? ReduceOp::kSum : request.op;
-  const double post = request.postscale * (average ? average_factor(request.dtype, size) : 1.0);
+  const Reduction reduction{
+      request.dtype,
+      average ? ReduceOp::kSum : request.op,
+      request.postscale * (average ? average_factor(request.dtype, size) : 1.0)};
   const std::size_t count = unit.plan.bytes / size_of(request.dtype);
   if (unit.operations.size() == 1) {
     const Slice& slice = unit.plan.slices.front();
@@ -62,27 +55,25 @@ void all_reduce_unit(const Unit& unit, Engine& engine, int lane, int size, PackB
       scale(recv, send, count, request.dtype, request.prescale);
       send = recv;
     }
-    engine.all_reduce(lane, send, recv, count, request.dtype, op);
-    move_scaled(recv, recv, slice.bytes, request.dtype, post);
+    engine.all_reduce(lane, send, recv, count, reduction);
     return;
   }
   std::byte* packed = buffer.reserve(unit.plan.bytes);
   std::byte* cursor = packed;
   for (std::size_t i = 0; i < unit.operations.size(); ++i) {
     const Slice& slice = unit.plan.slices[i];
-    move_scaled(cursor,
+    copy_scaled(cursor,
                 at(unit.operations[i]->input, slice.offset),
-                slice.bytes,
+                slice.bytes / size_of(request.dtype),
                 request.dtype,
                 request.prescale);
     cursor += slice.bytes;
   }
-  engine.all_reduce(lane, packed, packed, count, request.dtype, op);
+  engine.all_reduce(lane, packed, packed, count, reduction);
   cursor = packed;
   for (std::size_t i = 0; i < unit.operations.size(); ++i) {
     const Slice& slice = unit.plan.slices[i];
-    move_scaled(
-        at(unit.operations[i]->output, slice.offset), cursor, slice.bytes, request.dtype, post);
+    std::memcpy(at(unit.operations[i]->output, slice.offset), cursor, slice.bytes);
     cursor += slice.bytes;
   }
 }

@@ -33,7 +33,7 @@ class PackBuffer {
 /// exact quotients survive the truncation of `scale`.
 double average_factor(DataType dtype, int size);
 
-/// Moves one unit: pack and scale, engine operation, unpack and scale. A single slice is worked on
+/// Moves one unit: pack and prescale, engine operation, unpack. A single slice is worked on
 /// in place, without the pack buffer. Blocks; throws what the engine throws. Buffers of the
 /// operations are written only while this runs.
 void execute_unit(

@@ -42,11 +42,11 @@ class Engine {
   virtual int lanes() const = 0;
   int express_lane() const { return lanes(); }
 
-  /// recv[i] = op over ranks of send[i]; `send` may equal `recv` (in place), else no overlap.
-  /// `op` is kSum, kMin, kMax or kProduct. 16-bit floats are added in fp32. Bit-identical results
-  /// on all ranks. `count` may be 0.
+  /// recv[i] = factor * (op over ranks of send[i]); `send` may equal `recv` (in place), else no
+  /// overlap. `op` is kSum, kMin, kMax or kProduct. 16-bit floats are added in fp32. Bit-identical
+  /// results on all ranks. `count` may be 0.
   virtual void all_reduce(
-      int lane, const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) = 0;
+      int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) = 0;
 
   /// `buffer` of `root` is copied to all ranks.
   virtual void broadcast(int lane, void* buffer, std::size_t bytes, int root) = 0;

@@ -15,4 +15,8 @@ void reduce(void* acc, const void* in, std::size_t count, DataType dtype, Reduce
 void reduce_into(
     void* out, const void* a, const void* b, std::size_t count, DataType dtype, ReduceOp op);
 
+/// As reduce_into and then scale of the result, in one pass over memory.
+void reduce_scaled(
+    void* out, const void* a, const void* b, std::size_t count, const Reduction& reduction);
+
 }  // namespace aiacc

@@ -10,4 +10,7 @@ namespace aiacc {
 /// Integers and bool: multiplied in double and truncated toward zero (Horovod's rule).
 void scale(void* out, const void* in, std::size_t count, DataType dtype, double factor);
 
+/// As scale, but a factor of 1 copies, and costs nothing when `out` is `in`.
+void copy_scaled(void* out, const void* in, std::size_t count, DataType dtype, double factor);
+
 }  // namespace aiacc

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "csrc/base/error.h"
+#include "csrc/kernels/scale.h"
 
 namespace aiacc {
 namespace {
@@ -30,10 +31,10 @@ void LocalEngine::check(int lane) const {
 }
 
 void LocalEngine::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
   check(lane);
-  AIACC_CHECK(op != ReduceOp::kAverage && op != ReduceOp::kAdasum);
-  copy(recv, send, count * size_of(dtype));
+  AIACC_CHECK(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kAdasum);
+  copy_scaled(recv, send, count, reduction.dtype, reduction.factor);
 }
 
 void LocalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {

@@ -38,8 +38,8 @@ class MpiEngine::Lane : public CrossNodeReduce {
 
   void wake() noexcept { channel_.wake(); }
 
-  void all_reduce(const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
-    channel_.all_reduce(send, recv, count, dtype, op, one_node() ? nullptr : this);
+  void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+    channel_.all_reduce(send, recv, count, reduction, one_node() ? nullptr : this);
   }
 
   void broadcast(void* buffer, std::size_t bytes, int root) {
@@ -204,11 +204,11 @@ void MpiEngine::run(int lane, Operation operation) {
 }
 
 void MpiEngine::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
-  AIACC_CHECK(op != ReduceOp::kAverage && op != ReduceOp::kAdasum);
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  AIACC_CHECK(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kAdasum);
   run(lane, [&](Lane& on) {
     if (count > 0) {
-      on.all_reduce(send, recv, count, dtype, op);
+      on.all_reduce(send, recv, count, reduction);
     }
   });
 }

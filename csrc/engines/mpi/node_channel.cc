@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "csrc/kernels/reduce.h"
+#include "csrc/kernels/scale.h"
 
 namespace aiacc {
 namespace {
@@ -28,8 +29,8 @@ struct NodeChannel::Plan {
   const std::byte* send;
   std::byte* recv;
   std::size_t count;
-  DataType dtype;
-  ReduceOp op;
+  Reduction reduction;
+  bool leaves_node;         ///< another node's part is still to come when this node's is reduced
   std::size_t element;      ///< bytes
   std::size_t block_elems;  ///< of every block but the last
   std::uint64_t blocks;
@@ -78,17 +79,16 @@ std::byte* NodeChannel::slot(int rank, std::uint64_t block) const {
 void NodeChannel::all_reduce(const void* send,
                              void* recv,
                              std::size_t count,
-                             DataType dtype,
-                             ReduceOp op,
+                             const Reduction& reduction,
                              CrossNodeReduce* cross) {
   cancellation_.check();
   if (count == 0) {
     return;
   }
-  const std::size_t element = size_of(dtype);
+  const std::size_t element = size_of(reduction.dtype);
   const std::size_t bytes = count * element;
   if (bytes <= kSmallBytes && cross == nullptr) {
-    small_all_reduce(send, recv, count, dtype, op);
+    small_all_reduce(send, recv, count, reduction);
     return;
   }
   const std::size_t block_bytes =
@@ -98,8 +98,8 @@ void NodeChannel::all_reduce(const void* send,
   const Plan plan{static_cast<const std::byte*>(send),
                   static_cast<std::byte*>(recv),
                   count,
-                  dtype,
-                  op,
+                  reduction,
+                  cross != nullptr,
                   element,
                   block_elems,
                   blocks,
@@ -121,14 +121,17 @@ void NodeChannel::all_reduce(const void* send,
         cross->start(static_cast<int>((turn - 1) % kSlots),
                      slot(rank_, turn - 1) + piece.in_slot,
                      piece.elems,
-                     dtype,
-                     op);
+                     reduction.dtype,
+                     reduction.op);
       } else {
         progress_.announce(NodeProgress::kReduced, turn);
       }
     }
     if (cross != nullptr && turn >= plan.first + 2 && turn - 2 < end) {
       cross->finish(static_cast<int>((turn - 2) % kSlots));
+      const Plan::Range piece = plan.piece(turn - 2, mine);
+      std::byte* result = slot(rank_, turn - 2) + piece.in_slot;
+      copy_scaled(result, result, piece.elems, reduction.dtype, reduction.factor);
       progress_.announce(NodeProgress::kReduced, turn - 1);
     }
     const std::uint64_t lag = cross != nullptr ? 3 : 2;
@@ -160,11 +163,20 @@ void NodeChannel::reduce_piece(const Plan& plan, std::uint64_t block) {
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank_ + step) % size();
     progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
-    reduce_into(result, left, slot(peer, block) + piece.in_slot, piece.elems, plan.dtype, plan.op);
+    const bool last = step == size() - 1 && !plan.leaves_node;
+    reduce_scaled(result,
+                  left,
+                  slot(peer, block) + piece.in_slot,
+                  piece.elems,
+                  {plan.reduction.dtype, plan.reduction.op, last ? plan.reduction.factor : 1.0});
     left = result;
   }
   if (size() == 1) {
-    std::memcpy(result, left, piece.bytes);
+    copy_scaled(result,
+                left,
+                piece.elems,
+                plan.reduction.dtype,
+                plan.leaves_node ? 1.0 : plan.reduction.factor);
   }
 }
 
@@ -178,8 +190,11 @@ void NodeChannel::gather(const Plan& plan, std::uint64_t block) {
   progress_.announce(NodeProgress::kConsumed, block + 1);
 }
 
-void NodeChannel::small_all_reduce(
-    const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
+void NodeChannel::small_all_reduce(const void* send,
+                                   void* recv,
+                                   std::size_t count,
+                                   const Reduction& reduction) {
+  const auto& [dtype, op, factor] = reduction;
   const std::size_t bytes = count * size_of(dtype);
   const std::uint64_t block = blocks_++;
   if (block >= kSlots) {
@@ -194,6 +209,7 @@ void NodeChannel::small_all_reduce(
     progress_.wait_for(rank, NodeProgress::kPublished, block + 1);
     reduce(recv, slot(rank, block), count, dtype, op);
   }
+  copy_scaled(recv, recv, count, dtype, factor);
   progress_.announce(NodeProgress::kReduced, block + 1);
   progress_.announce(NodeProgress::kConsumed, block + 1);
 }

@@ -57,8 +57,7 @@ class NodeChannel {
   void all_reduce(const void* send,
                   void* recv,
                   std::size_t count,
-                  DataType dtype,
-                  ReduceOp op,
+                  const Reduction& reduction,
                   CrossNodeReduce* cross);
 
   /// Copies `bytes_of[r]` bytes of every rank r from its `send` to `recv[r]` of all ranks.
@@ -72,8 +71,10 @@ class NodeChannel {
  private:
   struct Plan;
 
-  void small_all_reduce(
-      const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op);
+  void small_all_reduce(const void* send,
+                        void* recv,
+                        std::size_t count,
+                        const Reduction& reduction);
   void publish(const Plan& plan, std::uint64_t block);
   void reduce_piece(const Plan& plan, std::uint64_t block);
   void gather(const Plan& plan, std::uint64_t block);

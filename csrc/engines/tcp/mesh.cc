@@ -50,24 +50,29 @@ Mesh::Mesh(int rank,
       cancellation_(cancellation),
       spin_(std::chrono::nanoseconds(static_cast<long long>(spin_us * 1e3))) {}
 
-void Mesh::all_reduce(
-    const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
-  const std::size_t total = count * size_of(dtype);
+void Mesh::all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  const std::size_t element = size_of(reduction.dtype);
+  const std::size_t total = count * element;
   begin(OpHeader::kAllReduce, total);
-  header_.dtype = static_cast<std::uint8_t>(dtype);
-  header_.detail = static_cast<std::uint8_t>(op);
+  header_.dtype = static_cast<std::uint8_t>(reduction.dtype);
+  header_.detail = static_cast<std::uint8_t>(reduction.op);
   std::size_t at = 0;
   do {
     const std::size_t bytes = std::min(total - at, kPieceBytes);
-    reduce_piece(static_cast<const char*>(send) + at, static_cast<char*>(recv) + at, bytes);
+    reduce_piece(static_cast<const char*>(send) + at,
+                 static_cast<char*>(recv) + at,
+                 bytes / element,
+                 reduction);
     at += bytes;
   } while (at < total);
 }
 
-void Mesh::reduce_piece(const char* send, char* recv, std::size_t bytes) {
-  const auto dtype = static_cast<DataType>(header_.dtype);
-  const auto op = static_cast<ReduceOp>(header_.detail);
-  const std::size_t count = bytes / size_of(dtype);
+void Mesh::reduce_piece(const char* send,
+                        char* recv,
+                        std::size_t count,
+                        const Reduction& reduction) {
+  const auto& [dtype, op, factor] = reduction;
+  const std::size_t bytes = count * size_of(dtype);
   if (send != recv && bytes > 0) {
     std::memcpy(recv, send, bytes);
   }
@@ -96,7 +101,8 @@ void Mesh::reduce_piece(const char* send, char* recv, std::size_t bytes) {
     const bool lower = (rank_ & bit) == 0;
     const void* first = lower ? recv : theirs_.data();
     const void* second = lower ? theirs_.data() : recv;
-    reduce_into(recv, first, second, count, dtype, op);
+    const bool last = 2 * bit >= power_;
+    reduce_scaled(recv, first, second, count, {dtype, op, last ? factor : 1.0});
   }
   if (has_extra()) {
     exchange(extra(), mine, Parts{});

@@ -26,7 +26,7 @@ class Mesh {
        const Cancellation& cancellation,
        double spin_us);
 
-  void all_reduce(const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op);
+  void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
   void broadcast(void* buffer, std::size_t bytes, int root);
   void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
 
@@ -48,7 +48,7 @@ class Mesh {
   /// Sends and receives until both are empty.
   void exchange(Channel& channel, Parts outgoing, Parts incoming);
 
-  void reduce_piece(const char* send, char* recv, std::size_t bytes);
+  void reduce_piece(const char* send, char* recv, std::size_t count, const Reduction& reduction);
 
   bool is_extra() const { return rank_ >= power_; }
   bool has_extra() const { return rank_ + power_ < size_; }

@@ -30,14 +30,12 @@ void Ring::begin(OpHeader::Kind kind, std::size_t bytes) {
   schedule_.header.bytes = bytes;
 }
 
-void Ring::all_reduce(
-    const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
-  const std::size_t element = size_of(dtype);
+void Ring::all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  const std::size_t element = size_of(reduction.dtype);
   begin(OpHeader::kAllReduce, count * element);
-  schedule_.header.dtype = static_cast<std::uint8_t>(dtype);
-  schedule_.header.detail = static_cast<std::uint8_t>(op);
-  schedule_.dtype = dtype;
-  schedule_.op = op;
+  schedule_.header.dtype = static_cast<std::uint8_t>(reduction.dtype);
+  schedule_.header.detail = static_cast<std::uint8_t>(reduction.op);
+  schedule_.reduction = reduction;
   const auto* source = static_cast<const char*>(send);
   auto* target = static_cast<char*>(recv);
   // 2 (size - 1) steps; the chunk received in one step is the chunk sent in the next.
@@ -49,7 +47,8 @@ void Ring::all_reduce(
     const bool reduces = step < size_ - 1;
     schedule_.in.push_back({target + next_first * element,
                             reduces ? source + next_first * element : nullptr,
-                            next_length * element});
+                            next_length * element,
+                            step == size_ - 2});
   }
   schedule_.ready = schedule_.out.front().bytes;
   stream_.run(schedule_);
@@ -61,7 +60,7 @@ void Ring::broadcast(void* buffer, std::size_t bytes, int root) {
   schedule_.sends = wrap(rank_ + 1) != root;
   auto* data = static_cast<char*>(buffer);
   if (schedule_.receives) {
-    schedule_.in.push_back({data, nullptr, bytes});
+    schedule_.in.push_back({data, nullptr, bytes, false});
   } else {
     schedule_.ready = bytes;
   }
@@ -83,7 +82,7 @@ void Ring::all_gather(const void* send, void* recv, const std::vector<std::size_
     const auto theirs = static_cast<std::size_t>(wrap(rank_ - step - 1));
     const char* from = step == 0 ? static_cast<const char*>(send) : target + offsets[mine];
     schedule_.out.push_back({from, bytes_of[mine]});
-    schedule_.in.push_back({target + offsets[theirs], nullptr, bytes_of[theirs]});
+    schedule_.in.push_back({target + offsets[theirs], nullptr, bytes_of[theirs], false});
   }
   schedule_.ready = schedule_.out.front().bytes;
   char* own = target + offsets[static_cast<std::size_t>(rank_)];

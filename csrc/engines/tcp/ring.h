@@ -19,7 +19,7 @@ class Ring {
 
   /// Reduce-scatter, then all-gather. Every element is reduced along the ring in one order and then
   /// copied, hence the same bits everywhere.
-  void all_reduce(const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op);
+  void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
 
   /// A pipeline from root around the ring.
   void broadcast(void* buffer, std::size_t bytes, int root);

@@ -27,8 +27,7 @@ void RingSchedule::clear() {
   out.clear();
   in.clear();
   ready = 0;
-  dtype = DataType::kUInt8;
-  op = ReduceOp::kSum;
+  reduction = {DataType::kUInt8, ReduceOp::kSum};
 }
 
 RingStream::RingStream(Channel next, Channel previous, const Cancellation& cancellation)
@@ -51,7 +50,7 @@ void RingStream::run(const RingSchedule& schedule) {
 
 void RingStream::start(const RingSchedule& schedule) {
   schedule_ = &schedule;
-  element_ = size_of(schedule.dtype);
+  element_ = size_of(schedule.reduction.dtype);
   out_total_ = schedule.sends ? sizeof(OpHeader) : 0;
   for (const RingSchedule::Out& piece : schedule.out) {
     out_total_ += piece.bytes;
@@ -183,12 +182,12 @@ void RingStream::fold(bool everything) {
   }
   const std::size_t count = held_ / element_;
   const std::size_t bytes = count * element_;
-  reduce_into(piece.into + in_offset_,
-              piece.operand + in_offset_,
-              block_.data(),
-              count,
-              schedule_->dtype,
-              schedule_->op);
+  const Reduction& all = schedule_->reduction;
+  reduce_scaled(piece.into + in_offset_,
+                piece.operand + in_offset_,
+                block_.data(),
+                count,
+                {all.dtype, all.op, piece.last ? all.factor : 1.0});
   held_ -= bytes;
   std::memmove(block_.data(), block_.data() + bytes, held_);  // part of an element
   in_offset_ += bytes;

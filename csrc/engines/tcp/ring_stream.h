@@ -23,6 +23,7 @@ struct RingSchedule {
     char* into;
     const char* operand;  ///< into[i] = operand[i] op received[i]; null: into[i] = received[i]
     std::size_t bytes;
+    bool last;  ///< the reduction is complete with this: apply its factor
   };
 
   OpHeader header;
@@ -31,8 +32,7 @@ struct RingSchedule {
   std::vector<Out> out;
   std::vector<In> in;
   std::size_t ready = 0;
-  DataType dtype = DataType::kUInt8;
-  ReduceOp op = ReduceOp::kSum;
+  Reduction reduction{DataType::kUInt8, ReduceOp::kSum};
 
   void clear();
 };

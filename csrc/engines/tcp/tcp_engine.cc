@@ -5,6 +5,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/control/tcp/connector.h"
+#include "csrc/kernels/scale.h"
 
 namespace aiacc {
 
@@ -61,15 +62,12 @@ void TcpEngine::run(int lane, Operation operation) {
 }
 
 void TcpEngine::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, DataType dtype, ReduceOp op) {
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
   if (size_ == 1) {
     cancellation_.check();
-    if (send != recv && count > 0) {
-      std::memcpy(recv, send, count * size_of(dtype));
-    }
-    return;
+    return copy_scaled(recv, send, count, reduction.dtype, reduction.factor);
   }
-  run(lane, [&](auto& topology) { topology.all_reduce(send, recv, count, dtype, op); });
+  run(lane, [&](auto& topology) { topology.all_reduce(send, recv, count, reduction); });
 }
 
 void TcpEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {

@@ -27,8 +27,7 @@ class TcpEngine : public Engine {
                   const void* send,
                   void* recv,
                   std::size_t count,
-                  DataType dtype,
-                  ReduceOp op) override;
+                  const Reduction& reduction) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane,
                   const void* send,

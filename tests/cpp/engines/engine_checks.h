@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/engines/engine.h"
+#include "csrc/kernels/scale.h"
 #include "tests/cpp/kernels/elements.h"
 
 /// What every engine must do, as checks that all ranks run with the same arguments.
@@ -54,7 +55,7 @@ void expect_equal_bits(const std::vector<T>& expected,
   }
 }
 
-/// `all_reduce(send, recv)` is called once out of place and once in place.
+/// `all_reduce(send, recv, reduction)` is called out of place, in place, and with a factor.
 template <class T, class AllReduce>
 void check_all_reduce_call(
     int rank, int size, std::size_t count, DataType dtype, ReduceOp op, AllReduce all_reduce) {
@@ -63,20 +64,31 @@ void check_all_reduce_call(
   const std::vector<T> expected = reduced_numbers<T>(count, size, op);
   const std::vector<T> input = rank_numbers<T>(count, rank);
   std::vector<T> out(count);
-  all_reduce(input.data(), out.data());
+  Reduction reduction{dtype, op};
+  all_reduce(input.data(), out.data(), reduction);
   expect_equal_bits(expected, out, what);
   expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
   out = input;
-  all_reduce(out.data(), out.data());
+  all_reduce(out.data(), out.data(), reduction);
   expect_equal_bits(expected, out, what + " in place");
+  reduction.factor = 0.3;
+  std::vector<T> scaled(count);
+  scale(scaled.data(), expected.data(), count, dtype, reduction.factor);
+  all_reduce(input.data(), out.data(), reduction);
+  expect_equal_bits(scaled, out, what + " with a factor");
 }
 
 inline void check_all_reduce(
     Engine& engine, int lane, int rank, int size, std::size_t count, DataType dtype, ReduceOp op) {
   visit_dtype(dtype, [&](auto element) {
     check_all_reduce_call<decltype(element)>(
-        rank, size, count, dtype, op, [&](const void* send, void* recv) {
-          engine.all_reduce(lane, send, recv, count, dtype, op);
+        rank,
+        size,
+        count,
+        dtype,
+        op,
+        [&](const void* send, void* recv, const Reduction& reduction) {
+          engine.all_reduce(lane, send, recv, count, reduction);
         });
   });
 }

@@ -22,16 +22,16 @@ TEST(LocalEngineTest, CopiesWhatIsNotInPlace) {
   for (int lane = 0; lane <= engine.express_lane(); ++lane) {
     const std::vector<float> in = {1, 2, 3};
     std::vector<float> out(3);
-    engine.all_reduce(lane, in.data(), out.data(), 3, DataType::kFloat32, ReduceOp::kSum);
+    engine.all_reduce(lane, in.data(), out.data(), 3, {DataType::kFloat32, ReduceOp::kSum});
     EXPECT_EQ(in, out);
     out = {7, 8, 9};
-    engine.all_reduce(lane, out.data(), out.data(), 3, DataType::kFloat32, ReduceOp::kMax);
+    engine.all_reduce(lane, out.data(), out.data(), 3, {DataType::kFloat32, ReduceOp::kMax});
     EXPECT_EQ((std::vector<float>{7, 8, 9}), out);
     engine.all_gather(lane, in.data(), out.data(), {2 * sizeof(float)});
     EXPECT_EQ((std::vector<float>{1, 2, 9}), out);
     engine.broadcast(lane, out.data(), 3 * sizeof(float), 0);
     EXPECT_EQ((std::vector<float>{1, 2, 9}), out);
-    engine.all_reduce(lane, nullptr, nullptr, 0, DataType::kFloat32, ReduceOp::kSum);
+    engine.all_reduce(lane, nullptr, nullptr, 0, {DataType::kFloat32, ReduceOp::kSum});
   }
 }
 

@@ -67,7 +67,7 @@ TEST(MpiEngineTest, NotANumberWins) {
     std::vector<float> data(40000, static_cast<float>(rank()));
     data[3] = rank() == size() - 1 ? NAN : 1.0f;
     data[39999] = rank() == 0 ? NAN : 1.0f;
-    engine->all_reduce(0, data.data(), data.data(), data.size(), DataType::kFloat32, op);
+    engine->all_reduce(0, data.data(), data.data(), data.size(), {DataType::kFloat32, op});
     EXPECT_TRUE(std::isnan(data[3]));
     EXPECT_TRUE(std::isnan(data[39999]));
     EXPECT_EQ(op == ReduceOp::kMin ? 0.0f : static_cast<float>(size() - 1), data[5]);
@@ -100,7 +100,7 @@ TEST(MpiEngineTest, BitsAreEqualOnAllRanks) {
   const auto ranks = static_cast<std::size_t>(size());
   for (const std::size_t count : {500, 300001}) {
     auto data = any_elements<float>(count, static_cast<unsigned>(rank()));
-    engine->all_reduce(0, data.data(), data.data(), count, DataType::kFloat32, ReduceOp::kSum);
+    engine->all_reduce(0, data.data(), data.data(), count, {DataType::kFloat32, ReduceOp::kSum});
     std::vector<float> all(count * ranks);
     engine->all_gather(
         1, data.data(), all.data(), std::vector<std::size_t>(ranks, count * sizeof(float)));
@@ -156,7 +156,7 @@ TEST(MpiEngineTest, AbortReachesEveryBlockedLane) {
         try {
           for (int i = 0; i == 0 || rank() != 0; ++i) {
             engine->all_reduce(
-                lane, data.data(), data.data(), data.size(), DataType::kFloat32, ReduceOp::kMax);
+                lane, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kMax});
             done_once += i == 0 ? 1 : 0;
           }
         } catch (const Error& error) {

@@ -91,9 +91,10 @@ class TwinNode : public CrossNodeReduce {
 template <class T>
 void check(
     NodeChannel& channel, int rank, int size, std::size_t count, DataType dtype, ReduceOp op) {
-  check_all_reduce_call<T>(rank, size, count, dtype, op, [&](const void* send, void* recv) {
-    channel.all_reduce(send, recv, count, dtype, op, nullptr);
-  });
+  check_all_reduce_call<T>(
+      rank, size, count, dtype, op, [&](const void* send, void* recv, const Reduction& reduction) {
+        channel.all_reduce(send, recv, count, reduction, nullptr);
+      });
 }
 
 class NodeChannelTest : public testing::TestWithParam<int> {
@@ -157,11 +158,12 @@ TEST_P(NodeChannelTest, OtherNodesJoinIn) {
     TwinNode twin;
     for (const std::size_t count : {1, 100, 5000, 100001}) {
       std::vector<std::int64_t> data = rank_numbers<std::int64_t>(count, rank);
-      channel.all_reduce(data.data(), data.data(), count, DataType::kInt64, ReduceOp::kSum, &twin);
+      const Reduction reduction{DataType::kInt64, ReduceOp::kSum, 3.0};
+      channel.all_reduce(data.data(), data.data(), count, reduction, &twin);
       std::vector<std::int64_t> expected =
           reduced_numbers<std::int64_t>(count, size(), ReduceOp::kSum);
       for (std::int64_t& value : expected) {
-        value *= 2;
+        value *= 2 * 3;
       }
       expect_equal_bits(expected, data, "count " + std::to_string(count));
     }
@@ -175,7 +177,7 @@ TEST_P(NodeChannelTest, BitsAreEqualOnAllRanks) {
     Node(size()).run([&](int rank, NodeChannel& channel) {
       auto data = any_elements<float>(count, static_cast<unsigned>(rank));
       channel.all_reduce(
-          data.data(), data.data(), count, DataType::kFloat32, ReduceOp::kSum, nullptr);
+          data.data(), data.data(), count, {DataType::kFloat32, ReduceOp::kSum}, nullptr);
       results[static_cast<std::size_t>(rank)] = std::move(data);
     });
     for (const std::vector<float>& result : results) {
@@ -191,7 +193,7 @@ TEST(NodeChannelAbortTest, EndsASleepingCallAndEveryLaterOne) {
   std::vector<float> data(100000, 1.0f);
   const auto call = [&] {
     node[0].all_reduce(
-        data.data(), data.data(), data.size(), DataType::kFloat32, ReduceOp::kSum, nullptr);
+        data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum}, nullptr);
   };
   Status seen;
   std::thread blocked([&] {

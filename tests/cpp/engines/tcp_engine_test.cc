@@ -10,6 +10,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/engines/tcp/ring.h"
+#include "csrc/kernels/scale.h"
 #include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
@@ -105,12 +106,16 @@ void check_all_reduce(Engine& engine,
   const std::vector<T> original = numbers<T>(count, rank);
   const std::vector<T> input = original;
   std::vector<T> out(count);
-  engine.all_reduce(lane, input.data(), out.data(), count, dtype, op);
+  engine.all_reduce(lane, input.data(), out.data(), count, {dtype, op});
   expect_same(expected, out, what);
   expect_same(original, input, what + " (input)");
   out = input;
-  engine.all_reduce(lane, out.data(), out.data(), count, dtype, op);
+  engine.all_reduce(lane, out.data(), out.data(), count, {dtype, op});
   expect_same(expected, out, what + " in place");
+  std::vector<T> scaled(count);
+  scale(scaled.data(), expected.data(), count, dtype, 0.3);
+  engine.all_reduce(lane, input.data(), out.data(), count, {dtype, op, 0.3});
+  expect_same(scaled, out, what + " with a factor");
 }
 
 TEST_P(TcpEngineTest, AllReduceEveryTypeAndOp) {
@@ -160,7 +165,7 @@ TEST_P(TcpEngineTest, LanesWorkAtTheSameTime) {
             const std::size_t count = lane == kLanes ? 100 : 100000;
             std::vector<std::int32_t> data(count, rank * 100 + lane + i);
             engine.all_reduce(
-                lane, data.data(), data.data(), count, DataType::kInt32, ReduceOp::kSum);
+                lane, data.data(), data.data(), count, {DataType::kInt32, ReduceOp::kSum});
             const int expected = 100 * size() * (size() - 1) / 2 + (lane + i) * size();
             EXPECT_EQ(std::vector<std::int32_t>(count, expected), data) << "lane " << lane;
           }
@@ -194,8 +199,7 @@ TEST_P(TcpEngineTest, BitsAreEqualOnAllRanksAndInEveryRun) {
                           input.data(),
                           out.data(),
                           count,
-                          DataType::kFloat32,
-                          ReduceOp::kSum);
+                          {DataType::kFloat32, ReduceOp::kSum});
         results[static_cast<std::size_t>((i * 2 + run) * size() + rank)] = std::move(out);
       }
     });
@@ -273,7 +277,7 @@ TEST_P(TcpEngineTest, AbortReachesEveryBlockedLane) {
           // Rank 0 never joins, so everybody else is stuck until the abort.
           while (rank != 0) {
             engine.all_reduce(
-                lane, data.data(), data.data(), data.size(), DataType::kFloat32, ReduceOp::kSum);
+                lane, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum});
           }
         } catch (const Error& error) {
           seen[static_cast<std::size_t>(lane)] = error.status();
@@ -316,7 +320,7 @@ TEST_P(LostPeerTest, IsNamed) {
     const int lane = express ? engine->express_lane() : 0;
     const auto reduce_all = [&] {
       engine->all_reduce(
-          lane, data.data(), data.data(), data.size(), DataType::kFloat32, ReduceOp::kSum);
+          lane, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum});
     };
     reduce_all();
     if (rank == leaver) {
@@ -349,9 +353,11 @@ TEST(TcpEngineOrderTest, RanksThatDisagreeGetAnErrorInsteadOfGarbage) {
         std::vector<float> data(64, 1.0f);
         const int lane = express ? engine.express_lane() : 0;
         if (rank == 0) {
-          engine.all_reduce(lane, data.data(), data.data(), 64, DataType::kFloat32, ReduceOp::kSum);
+          engine.all_reduce(
+              lane, data.data(), data.data(), 64, {DataType::kFloat32, ReduceOp::kSum});
         } else {
-          engine.all_reduce(lane, data.data(), data.data(), 32, DataType::kFloat32, ReduceOp::kSum);
+          engine.all_reduce(
+              lane, data.data(), data.data(), 32, {DataType::kFloat32, ReduceOp::kSum});
         }
       });
       FAIL() << "no error";

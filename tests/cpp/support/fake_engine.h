@@ -14,7 +14,7 @@
 #include "csrc/base/error.h"
 #include "csrc/engines/engine.h"
 #include "csrc/kernels/reduce.h"
-
+#include "csrc/kernels/scale.h"
 namespace aiacc {
 
 /// What the fake engines of all ranks share. A lane is a barrier: whoever comes last does the
@@ -67,8 +67,8 @@ class FakeEngine : public Engine {
                   const void* send,
                   void* recv,
                   std::size_t count,
-                  DataType dtype,
-                  ReduceOp op) override {
+                  const Reduction& reduction) override {
+    const auto [dtype, op, factor] = reduction;
     const std::size_t bytes = count * size_of(dtype);
     const std::string what = std::string("all_reduce of ") + std::to_string(count) + " " +
                              name_of(dtype) + " " + name_of(op);
@@ -78,6 +78,7 @@ class FakeEngine : public Engine {
       for (std::size_t rank = 1; rank < calls.size(); ++rank) {
         reduce(result.data(), calls[rank]->send, count, dtype, op);
       }
+      copy_scaled(result.data(), result.data(), count, dtype, factor);
       for (auto& call : calls) {
         std::memcpy(call->recv, result.data(), bytes);
       }
