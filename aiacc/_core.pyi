@@ -63,11 +63,12 @@ def submit(
     output: int,
     shape: tuple[int, ...],
     dtype: int,
-    op: int = 1,
-    root: int = 0,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: int = 0,
+    op: int,
+    root: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+    /,
 ) -> int:
     """Queue one operation and return its handle at once.
 
@@ -83,7 +84,7 @@ def submit(
 def poll(handle: int) -> bool:
     """Whether `wait` would return at once. ValueError for an unknown handle."""
 
-def wait(handle: int) -> None:
+def wait(handle: int, /) -> None:
     """Block (without the GIL) until done; raise what went wrong.
 
     Releases the handle unless it is an ALLGATHER, which `take_output` releases. ValueError for an

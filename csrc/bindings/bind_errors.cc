@@ -30,6 +30,15 @@ const char* class_of(Code code) {
 
 }  // namespace
 
+void set_python_error(const Error& error) {
+  if (error.code() == Code::kInvalidArgument) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+    return;
+  }
+  const py::object type = py::module_::import("aiacc.exceptions").attr(class_of(error.code()));
+  PyErr_SetString(type.ptr(), error.what());
+}
+
 void bind_errors(py::module_& module) {
   static_cast<void>(module);
   py::register_local_exception_translator(
@@ -39,13 +48,7 @@ void bind_errors(py::module_& module) {
             std::rethrow_exception(pointer);
           }
         } catch (const Error& error) {
-          if (error.code() == Code::kInvalidArgument) {
-            PyErr_SetString(PyExc_ValueError, error.what());
-            return;
-          }
-          const py::object type =
-              py::module_::import("aiacc.exceptions").attr(class_of(error.code()));
-          PyErr_SetString(type.ptr(), error.what());
+          set_python_error(error);
         }
       });
 }

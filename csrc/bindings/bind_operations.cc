@@ -43,41 +43,74 @@ void check(const Request& request, int size) {
   }
 }
 
-Handle submit(int kind,
-              const std::string& name,
-              std::uintptr_t input,
-              std::uintptr_t output,
-              const py::tuple& shape,
-              int dtype,
-              int op,
-              int root,
-              double prescale,
-              double postscale,
-              std::uint32_t process_set) {
+constexpr Py_ssize_t kSubmitArguments = 11;
+
+long long integer(PyObject* object) {
+  const long long value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+void* address(PyObject* object) {
+  void* value = PyLong_AsVoidPtr(object);
+  if (value == nullptr && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+double number(PyObject* object) {
+  const double value = PyFloat_AsDouble(object);
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+void assign_text(std::string& target, PyObject* object) {
+  Py_ssize_t bytes = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(object, &bytes);
+  if (text == nullptr) {
+    throw py::error_already_set();
+  }
+  target.assign(text, static_cast<std::size_t>(bytes));
+}
+
+void assign_shape(std::vector<std::int64_t>& target, PyObject* object) {
+  if (!PyTuple_Check(object)) {
+    throw py::type_error("[submit] shape: expected a tuple");
+  }
+  target.clear();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+    target.push_back(integer(PyTuple_GET_ITEM(object, i)));
+    if (target.back() < 0) {
+      throw Error(Code::kInvalidArgument,
+                  "[submit] shape with extent " + std::to_string(target.back()) +
+                      " (expected extents >= 0)");
+    }
+  }
+}
+
+Handle submit(PyObject* const* arguments) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
   std::shared_ptr<Operation> operation = coordinator.acquire();
   Request& request = operation->request;
-  request.kind = kind_from(kind);
-  request.name = name;
-  request.dtype = dtype_from(dtype);
-  request.op = reduce_op_from(op);
-  request.root = root;
+  request.kind = kind_from(static_cast<int>(integer(arguments[0])));
+  assign_text(request.name, arguments[1]);
+  operation->input = address(arguments[2]);
+  operation->output = address(arguments[3]);
+  assign_shape(request.shape, arguments[4]);
+  request.dtype = dtype_from(static_cast<int>(integer(arguments[5])));
+  request.op = reduce_op_from(static_cast<int>(integer(arguments[6])));
+  request.root = static_cast<int>(integer(arguments[7]));
   request.device = -1;
-  request.process_set = process_set;
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.shape.clear();
-  for (const py::handle extent : shape) {
-    const long long value = PyLong_AsLongLong(extent.ptr());
-    if (value < 0) {
-      throw py::error_already_set();
-    }
-    request.shape.push_back(value);
-  }
+  request.prescale = number(arguments[8]);
+  request.postscale = number(arguments[9]);
+  request.process_set = static_cast<std::uint32_t>(integer(arguments[10]));
   check(request, session->placement().size);
-  operation->input = reinterpret_cast<const void*>(input);
-  operation->output = reinterpret_cast<void*>(output);
   return coordinator.submit(std::move(operation));
 }
 
@@ -89,7 +122,8 @@ void check_signals() {
   }
 }
 
-void wait(Handle handle) {
+void wait(PyObject* argument) {
+  const Handle handle = integer(argument);
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
   if (coordinator.poll(handle)) {
@@ -136,6 +170,49 @@ py::tuple take_output(Handle handle) {
   return py::make_tuple(py::array_t<std::uint8_t>(bytes, data, owner), py::tuple(py::cast(shape)));
 }
 
+/// What pybind11's dispatcher does for other functions: no C++ exception reaches Python.
+template <class Body>
+PyObject* guarded(Body body) noexcept {
+  try {
+    return body();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const Error& error) {
+    set_python_error(error);
+  } catch (const py::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* call_submit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    if (count != kSubmitArguments) {
+      throw py::type_error("[submit] " + std::to_string(count) + " arguments (expected " +
+                           std::to_string(kSubmitArguments) + ")");
+    }
+    return PyLong_FromLongLong(submit(arguments));
+  });
+}
+
+PyObject* call_wait(PyObject*, PyObject* argument) {
+  return guarded([&] {
+    wait(argument);
+    Py_INCREF(Py_None);
+    return Py_None;
+  });
+}
+
+/// Called once per tensor and step: without the argument loader of pybind11, which costs as much as
+/// the submission itself.
+PyMethodDef hot_path[] = {
+    {"submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_submit)), METH_FASTCALL, nullptr},
+    {"wait", &call_wait, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 }  // namespace
 
 void bind_operations(py::module_& module) {
@@ -143,23 +220,10 @@ void bind_operations(py::module_& module) {
   module.attr("ALLGATHER") = static_cast<int>(OpKind::kAllgather);
   module.attr("BROADCAST") = static_cast<int>(OpKind::kBroadcast);
   module.attr("BARRIER") = static_cast<int>(OpKind::kBarrier);
-  module.def("submit",
-             &submit,
-             py::arg("kind"),
-             py::arg("name"),
-             py::arg("input"),
-             py::arg("output"),
-             py::arg("shape"),
-             py::arg("dtype"),
-             py::arg("op") = static_cast<int>(ReduceOp::kSum),
-             py::arg("root") = 0,
-             py::arg("prescale") = 1.0,
-             py::arg("postscale") = 1.0,
-             py::arg("process_set") = 0);
+  PyModule_AddFunctions(module.ptr(), hot_path);
   module.def("poll", [](Handle handle) {
     return Runtime::instance().session()->coordinator().poll(handle);
   });
-  module.def("wait", &wait);
   module.def("take_output", &take_output);
   module.def("flush", [] { Runtime::instance().session()->coordinator().flush(); });
 }

@@ -4,6 +4,11 @@
 
 namespace aiacc {
 
+class Error;
+
+/// The Python exception that stands for `error`. Needs the GIL.
+void set_python_error(const Error& error);
+
 /// One file per topic; each adds its part to the module.
 void bind_errors(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
