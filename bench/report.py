@@ -36,7 +36,9 @@ def summary(report: dict[str, Any]) -> str:
         reached = _yes(value <= bar.limit)
         limit = f"<= {bar.limit:g} µs"
         lines.append(f"| submit in C++, per tensor | | {value:.2f} µs | | | {limit} | {reached} |")
-    return "\n".join([*lines, "", *_idle(report), "", _provenance(report)])
+    return "\n".join(
+        [*lines, "", *_idle(report), "", *_floor(report, results), _provenance(report)]
+    )
 
 
 def everything(report: dict[str, Any]) -> str:
@@ -142,6 +144,25 @@ def _idle(report: dict[str, Any]) -> list[str]:
             text += f" and exchanged {max(entry['rounds']):g} rounds"
         lines.append(f"{text}.")
     return [" ".join(lines)] if lines else []
+
+
+def _floor(report: dict[str, Any], results: Results) -> list[str]:
+    """What a step over TCP cannot be faster than when all cores are busy, if it was measured."""
+    alone = results.get(("step", "tcp", "none"))
+    carried = results.get(("resnet50", "tcp", "sockets"))
+    if alone is None or carried is None:
+        return []
+    ours, ddp = results["step", "tcp", "aiacc"], results["step", "tcp", "ddp"]
+    cores = report["machine"]["cores"]
+    floor = (alone["cpu_ms"] + carried["cpu_ms"]) / cores
+    return [
+        f"What bounds the step over `tcp` here: without communication it uses "
+        f"{alone['cpu_ms']:.0f} ms of CPU on all ranks together, and plain sockets that carry the "
+        f"bytes of a ring, and reduce nothing, {carried['cpu_ms']:.0f} ms. On {cores} cores that "
+        f"is {floor:.1f} ms, {floor / ddp['median']:.2f}x DDP/gloo, before a single number is "
+        f"added; aiacc's whole step uses {ours['cpu_ms']:.0f} ms of CPU.",
+        "",
+    ]
 
 
 def _provenance(report: dict[str, Any]) -> str:

@@ -84,6 +84,7 @@ CONTENDERS = {
     "gloo_coalesced": "torch gloo, coalesced call",
     "gloo_flat": "torch gloo, copied into one tensor by hand",
     "gloo_buckets": "torch gloo, 25 MiB buckets by hand",
+    "sockets": "plain sockets: the bytes of a ring, not reduced",
     "ddp": "DDP/gloo",
     "ddp_multi": "DDP/gloo, 4 contexts",
     "ddp_view": "DDP/gloo, gradient_as_bucket_view",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bench.collectives import peers, training
+from bench.collectives import peers, sockets, training
 from bench.collectives.measure import Contender, interleave
 from bench.collectives.rows import IDLE, LATENCY_BYTES, ROWS, SMALL_BYTES, SMALL_TENSORS
 from bench.collectives.tensors import Tensors
@@ -68,7 +68,11 @@ def _contenders(
     if key == "resnet50":
         tensors = data(resnet50())
         mine = [ours.one_by_one(tensors, True, key)] if with_aiacc else []
-        theirs = [*peers.one_by_one(gloo, tensors, True), peers.buckets(gloo, tensors)]
+        theirs = [
+            *peers.one_by_one(gloo, tensors, True),
+            peers.buckets(gloo, tensors),
+            sockets.ring(rank, size, sum(tensor.nbytes for tensor in tensors.tensors)),
+        ]
     elif key == "small":
         tensors = data(small)
         mine = [ours.one_by_one(tensors, False, key)] if with_aiacc else []
