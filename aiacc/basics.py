@@ -5,15 +5,20 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 
 from aiacc import _core, startup
+from aiacc.bootstrap import Provider
+from aiacc.config import horovod_variables
+from aiacc.horovod_variables import warning_about
 from aiacc.process_sets import ProcessSet, global_process_set
 
 _lock = threading.Lock()
 _observers: list[weakref.WeakMethod[Callable[[], None]]] = []
 _atexit_pid = 0
+_homogeneous = False
 
 
 def init(
@@ -46,17 +51,20 @@ def init(
         raise ValueError(
             f"process_sets={process_sets!r} (expected None); process sets are not available yet"
         )
-    with _lock:
-        if _core.is_initialized():
-            return
-        startup.start()
-        global_process_set.ranks = list(range(_core.size()))
-        _shut_down_at_exit()
-        observers = [method() for method in _observers]
-        _observers[:] = [m for m, o in zip(_observers, observers, strict=True) if o is not None]
-    for observer in observers:
-        if observer is not None:
-            observer()
+    _begin(None)
+
+
+def init_through(provider: Provider) -> None:
+    """`init` by ranks that find each other through ``provider``, whatever launched them.
+
+    Collective: every rank.
+    Blocks: as `init` does.
+
+    Raises:
+        BootstrapError: The ranks do not fit together.
+        CollectiveError: The ranks could not connect. Nothing is left open.
+    """
+    _begin(provider)
 
 
 def at_init(method: Callable[[], None]) -> None:
@@ -119,6 +127,12 @@ def cross_size() -> int:
     return _core.cross_size()
 
 
+def is_homogeneous() -> bool:
+    """Whether all hosts run equally many processes of the job. ValueError before `init`."""
+    _check_initialized()
+    return _homogeneous
+
+
 def engine() -> str:
     """Name of the engine that moves tensors in this job. ValueError before `init`."""
     _check_initialized()
@@ -153,6 +167,30 @@ def stop_timeline() -> None:
     """End the recording and close its file. ValueError before `init`."""
     _check_initialized()
     _core.stop_timeline()
+
+
+def _begin(provider: Provider | None) -> None:
+    global _homogeneous
+    with _lock:
+        if _core.is_initialized():
+            return
+        _homogeneous = startup.start(provider)
+        global_process_set.ranks = list(range(_core.size()))
+        _shut_down_at_exit()
+        observers = [method() for method in _observers]
+        _observers[:] = [m for m, o in zip(_observers, observers, strict=True) if o is not None]
+    for observer in observers:
+        if observer is not None:
+            observer()
+    if _core.rank() == 0:
+        _warn_about_horovods_variables()
+
+
+def _warn_about_horovods_variables() -> None:
+    honoured = {alias for _, alias, *_ in _core.env_table()} | {"HOROVOD_STALL_CHECK_DISABLE"}
+    text = warning_about(horovod_variables(), honoured)
+    if text is not None:
+        warnings.warn(text, stacklevel=4)
 
 
 def _check_initialized() -> None:
