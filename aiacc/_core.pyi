@@ -12,6 +12,9 @@ ALLREDUCE: int
 ALLGATHER: int
 BROADCAST: int
 BARRIER: int
+ALLTOALL: int
+REDUCESCATTER: int
+JOIN: int
 
 class Listener:
     """A bound, listening socket of this rank; its address goes to the other ranks at bootstrap."""
@@ -81,6 +84,32 @@ def submit(
     (`aiacc.CollectiveError`) when not initialised or after a fatal error.
     """
 
+def submit_alltoall(
+    name: str,
+    input: int,
+    shape: tuple[int, ...],
+    dtype: int,
+    splits: tuple[int, ...],
+    process_set: int,
+    /,
+) -> int:
+    """Queue an all-to-all; `splits` are the rows for each rank of the set. See `submit`."""
+
+def submit_group(
+    kind: int,
+    name: str,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[int, ...],
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+    /,
+) -> int:
+    """Queue an ALLREDUCE, ALLGATHER or REDUCESCATTER of several tensors as one. See `submit`."""
+
 def poll(handle: int) -> bool:
     """Whether `wait` would return at once. ValueError for an unknown handle."""
 
@@ -94,6 +123,25 @@ def wait(handle: int, /) -> None:
 def take_output(handle: int) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
     """Bytes and shape that a finished ALLGATHER produced; the array owns its memory."""
 
+def take_outputs(handle: int) -> list[tuple[npt.NDArray[np.uint8], tuple[int, ...]]]:
+    """The same for a grouped ALLGATHER."""
+
+def take_alltoall(
+    handle: int,
+) -> tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[int, ...]]:
+    """Bytes and shape that a finished ALLTOALL produced, and the rows that came from each rank."""
+
+def take_join(handle: int) -> int:
+    """The rank that joined last."""
+
+def add_process_set(ranks: tuple[int, ...]) -> int:
+    """Collective over all ranks, blocks (without the GIL)."""
+
+def remove_process_set(id: int) -> bool:
+    """Collective over all ranks, blocks (without the GIL)."""
+
+def process_set_ranks(id: int) -> tuple[int, ...]: ...
+def process_set_ids() -> tuple[int, ...]: ...
 def flush() -> None:
     """Tell the coordinator that this rank will wait now: negotiate what is queued."""
 

@@ -6,6 +6,7 @@ So far there is one, `global_process_set`, which every collective takes by defau
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from aiacc import _core
 
@@ -82,3 +83,28 @@ def set_id(process_set: ProcessSet) -> int:
             "leave out the argument process_set"
         )
     return process_set.process_set_id
+
+
+class Place(NamedTuple):
+    """Where this process is in a set."""
+
+    rank: int
+    size: int
+
+
+def place_in(process_set: ProcessSet) -> Place:
+    """Index of this rank among the members of ``process_set``, and how many those are.
+
+    Raises:
+        ValueError: The set is not registered, or this rank is no member.
+        CollectiveError: Not initialised.
+    """
+    if process_set is global_process_set:
+        return Place(_core.rank(), _core.size())
+    ranks = _core.process_set_ranks(set_id(process_set))
+    if _core.rank() not in ranks:
+        raise ValueError(
+            f"rank {_core.rank()} is not in {process_set} (expected a member); "
+            "check included() first"
+        )
+    return Place(ranks.index(_core.rank()), len(ranks))

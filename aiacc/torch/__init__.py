@@ -9,6 +9,7 @@ from aiacc.basics import (
     cross_rank,
     cross_size,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
@@ -18,15 +19,30 @@ from aiacc.basics import (
     start_timeline,
     stop_timeline,
 )
-from aiacc.exceptions import CollectiveError, HorovodInternalError
+from aiacc.capabilities import (
+    ccl_built,
+    check_extension,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from aiacc.exceptions import (
+    CollectiveError,
+    HorovodInternalError,
+    HorovodVersionMismatchError,
+    HostsUpdatedInterrupt,
+)
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from aiacc.torch import elastic, process_group
 from aiacc.torch.compression import Compression
-from aiacc.torch.functions import (
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from aiacc.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from aiacc.torch.mpi_ops import (
     allgather,
     allgather_async,
@@ -34,15 +50,30 @@ from aiacc.torch.mpi_ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall,
+    alltoall_async,
     barrier,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
     poll,
+    reducescatter,
+    reducescatter_async,
     synchronize,
 )
 from aiacc.torch.optimizer import DistributedOptimizer
+
+process_group.register()
 
 __all__ = [
     "Adasum",
@@ -51,6 +82,8 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
     "Max",
     "Min",
     "ProcessSet",
@@ -62,6 +95,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -70,15 +105,39 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
+    "check_extension",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
+    "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "rocm_built",
     "shutdown",
     "size",
     "start_timeline",

@@ -13,7 +13,7 @@ from torch import nn
 import aiacc
 import aiacc.torch as hvd
 from aiacc.process_sets import ProcessSet
-from aiacc.torch import mpi_ops
+from aiacc.torch import handles
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ REFUSED = [
 def test_refusal_names_value_expectation_and_remedy(call, tensor, kind, text):
     with pytest.raises(kind, match=rf"'bad'.*{text}"):
         call(tensor, name="bad")
-    assert not mpi_ops._pending
+    assert not handles.pending
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -100,7 +100,7 @@ def test_handles_are_forgotten_once():
     assert hvd.synchronize(handle) is None
     with pytest.raises(ValueError, match=str(handle)):
         hvd.poll(handle)
-    assert not mpi_ops._pending
+    assert not handles.pending
 
 
 def test_tensors_live_until_their_operation_is_done():
@@ -131,7 +131,7 @@ def test_calls_before_init_fail():
         hvd.barrier()
     with pytest.raises(ValueError, match="not been initialized"):
         hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
-    assert not mpi_ops._pending
+    assert not handles.pending
 
 
 @pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
