@@ -36,7 +36,12 @@ from aiacc.exceptions import (
     PeerLostError,
     ShutdownError,
 )
-from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 
 __all__ = [
     "AiaccError",
@@ -52,6 +57,7 @@ __all__ = [
     "ProcessSet",
     "ShutdownError",
     "__version__",
+    "add_process_set",
     "cross_rank",
     "cross_size",
     "engine",
@@ -62,6 +68,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "remove_process_set",
     "shutdown",
     "size",
     "start_timeline",
