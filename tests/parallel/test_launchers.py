@@ -206,7 +206,8 @@ def test_a_second_program_under_one_mpirun_ends_well_or_is_told(goodbye):
     programs = [f"{sys.executable} -c 'import os; {EXCHANGE}{end}'" for end in (goodbye, "")]
     done = run_under_mpirun("sh", "-c", " && ".join(programs))
     if goodbye:
-        assert done.stdout.split() == ["pmi"] * 4
+        # hydra may put one rank's word before another's line end.
+        assert "".join(done.stdout.split()) == "pmi" * 4
     else:
         assert done.stdout.count("the connection to mpirun (PMI_FD=") == 2
 
