@@ -208,7 +208,10 @@ PyObject* call_wait(PyObject*, PyObject* argument) {
 /// Called once per tensor and step: without the argument loader of pybind11, which costs as much as
 /// the submission itself.
 PyMethodDef hot_path[] = {
-    {"submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_submit)), METH_FASTCALL, nullptr},
+    {"submit",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_submit)),
+     METH_FASTCALL,
+     nullptr},
     {"wait", &call_wait, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
