@@ -29,6 +29,8 @@ from aiacc.bootstrap.rendezvous_server import RendezvousServer
 from aiacc.exceptions import BootstrapError
 
 _RESET = struct.pack("ii", 1, 0)
+#: Seconds of silence after which the kernel asks whether the other end still knows a connection.
+_KEEPALIVE_S = 1
 _CONNECT_ATTEMPT_S = 3.0
 _LAST_QUESTION_S = 1.0
 
@@ -172,6 +174,11 @@ class _Client:
             # Equal when nobody listens, and the kernel chose that very port for this end.
             alone = sock.getsockname() == sock.getpeername()
             if not alone:
+                # A listener that closes while a connection comes up may drop it without a word
+                # (Linux): this end believes in it and would wait for the challenge for ever.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
                 return Channel(sock, limit=frames.MAX_HELLO_BYTES)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # free the port at once
         except OSError:

@@ -1,4 +1,4 @@
-"""The floor of a ring over TCP: the bytes of an all-reduce through plain sockets, and nothing else."""
+"""The floor of a ring over TCP: the bytes of an all-reduce through plain sockets, not reduced."""
 
 import socket
 import threading
