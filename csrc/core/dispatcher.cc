@@ -52,6 +52,8 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
       table_.complete({operation}, agreement.status);
     } else if (request.kind == OpKind::kAddProcessSet ||
                request.kind == OpKind::kRemoveProcessSet) {
+      // What was agreed on before a set is removed still needs its team.
+      plan(std::exchange(moving, {}), parameters, helped);
       change_process_sets(*operation, agreement);
     } else if (is_empty(*operation)) {
       if (request.kind == OpKind::kJoin) {
@@ -65,9 +67,7 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
   if (!finished.empty()) {
     table_.complete(finished, {});
   }
-  if (!moving.empty()) {
-    plan(moving, parameters, helped);
-  }
+  plan(std::move(moving), parameters, helped);
 }
 
 void Dispatcher::change_process_sets(Operation& operation, const Agreement& agreement) {
@@ -130,9 +130,7 @@ Operation* Dispatcher::answer_with_zeros(const Request& request) {
   return raw;
 }
 
-void Dispatcher::plan(std::vector<Operation*>& moving,
-                      const Parameters& parameters,
-                      Lane** helped) {
+void Dispatcher::plan(std::vector<Operation*> moving, const Parameters& parameters, Lane** helped) {
   const auto before = [](const Operation* a, const Operation* b) {
     return a->request.process_set < b->request.process_set;
   };
@@ -257,15 +255,15 @@ void Dispatcher::drain(Clock::time_point deadline) {
   for (const auto& lane : lanes_) {
     lane->quiesce(deadline);
   }
+  if (changes_ != nullptr) {
+    changes_->quiesce(deadline);
+  }
 }
 
 void Dispatcher::stop(const Status& status) noexcept {
   stopped_.store(true);
   teams_.abort(status);
   drain(Clock::time_point::max());
-  if (changes_ != nullptr) {
-    changes_->quiesce(Clock::time_point::max());
-  }
 }
 
 }  // namespace aiacc

@@ -46,7 +46,7 @@ class Dispatcher {
   };
   std::optional<Failure> failure() const;
 
-  /// Lets units in flight end until the deadline.
+  /// Lets units in flight, and new process sets that connect, end until the deadline.
   void drain(Clock::time_point deadline);
   /// Aborts the engines; when this returns no buffer of an operation is touched any more.
   void stop(const Status& status) noexcept;
@@ -59,7 +59,7 @@ class Dispatcher {
  private:
   void change_process_sets(Operation& operation, const Agreement& agreement);
   Operation* answer_with_zeros(const Request& request);
-  void plan(std::vector<Operation*>& moving, const Parameters& parameters, Lane** helped);
+  void plan(std::vector<Operation*> moving, const Parameters& parameters, Lane** helped);
   void plan_team(const std::shared_ptr<const Team>& team,
                  const std::vector<Operation*>& moving,
                  const Parameters& parameters,

@@ -54,7 +54,7 @@ def _add_use_remove(engine):
     return results
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [3, 4])
 def test_sets_come_and_go(size):
     run_ranks(size, _add_use_remove, "tcp")
 
@@ -94,6 +94,7 @@ def _static():
         rank = hvd.rank()
         if rank < 2:
             assert hvd.allreduce(np.array([rank]), op=hvd.Sum, process_set=sets[0])[0] == 1
+        hvd.barrier()
         hvd.shutdown()
         assert [s.process_set_id for s in sets] == [None, None]
     with pytest.raises(ValueError, match="process set 1"):

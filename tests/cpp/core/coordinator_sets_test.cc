@@ -137,6 +137,25 @@ TEST_P(CoordinatorSetsTest, WhatNotAllMembersGaveFailsWhenTheSetIsRemoved) {
   });
 }
 
+TEST_P(CoordinatorSetsTest, WhatAllMembersGaveIsDoneThoughTheSetIsRemoved) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    for (int i = 0; i < 20; ++i) {
+      const std::uint32_t id = coordinator.add_process_set({0, 2});
+      std::vector<float> data(20000, 1);
+      Handle handle = 0;
+      if (rank == 0 || rank == 2) {
+        handle = submit(coordinator, request_in(id, "x", 20000), data.data(), data.data());
+      }
+      EXPECT_TRUE(coordinator.remove_process_set(id));
+      if (handle != 0) {
+        finish(coordinator, handle);
+        EXPECT_EQ(std::count(data.begin(), data.end(), 2.0F), 20000);
+      }
+    }
+  });
+}
+
 /// Overlapping sets, many tensors each, submitted in an order of every rank's own, while sets come
 /// and go.
 TEST_P(CoordinatorSetsTest, OverlappingSetsDoNotWaitForEachOtherCrosswise) {
