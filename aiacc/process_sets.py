@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiacc import _core
 
@@ -60,6 +60,12 @@ class ProcessSet:
         if self.process_set_id is None or not _core.is_initialized():
             return None
         return self.ranks
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The global set has no copies: a copied or unpickled reference is to the same."""
+        return (
+            "global_process_set" if self is global_process_set else super().__reduce_ex__(protocol)
+        )
 
     def __repr__(self) -> str:
         """``ProcessSet(process_set_id=0, ranks=[0, 1])``."""
