@@ -41,8 +41,15 @@ from aiacc.exceptions import (
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.torch import elastic, process_group
+from aiacc.torch.compile import compile_blocks
 from aiacc.torch.compression import Compression
-from aiacc.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from aiacc.torch.ddp_hook import allreduce_hook
+from aiacc.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from aiacc.torch.mpi_ops import (
     allgather,
     allgather_async,
@@ -72,6 +79,8 @@ from aiacc.torch.mpi_ops import (
     synchronize,
 )
 from aiacc.torch.optimizer import DistributedOptimizer
+from aiacc.torch.sparse import sparse_allreduce_async
+from aiacc.torch.sync_batch_norm import SyncBatchNorm
 
 process_group.register()
 
@@ -89,12 +98,15 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "allreduce_hook",
     "alltoall",
     "alltoall_async",
     "barrier",
@@ -107,6 +119,7 @@ __all__ = [
     "broadcast_parameters",
     "ccl_built",
     "check_extension",
+    "compile_blocks",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -140,6 +153,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",

@@ -64,6 +64,7 @@ from aiacc.torch.grouped_ops import (
     grouped_reducescatter_async,
 )
 from aiacc.torch.handles import poll, synchronize
+from aiacc.torch.sparse import sparse_allreduce_async
 
 __all__ = [
     "Adasum",
@@ -121,6 +122,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",

@@ -25,12 +25,8 @@ CONSTANTS, OBJECTS = TABLE["constants"], TABLE["objects"]
 
 #: Names of the table that are still to come; a name that is there must not stand here.
 OWED = {
-    "SyncBatchNorm",
     "add_process_set",
-    "allgather_object",
     "remove_process_set",
-    "sparse_allreduce_async",
-    "sync_batch_norm",
 }
 
 
