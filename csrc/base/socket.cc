@@ -81,10 +81,7 @@ in_addr find_interface(const std::string& wanted) {
 }
 
 /// One attempt on one resolved address; returns 0 or the errno of the failure, EINTR if interrupted.
-int try_connect(const addrinfo& target,
-                Clock::time_point deadline,
-                int interrupt,
-                Socket& result) {
+int try_connect(const addrinfo& target, Clock::time_point deadline, int interrupt, Socket& result) {
   Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) {
     return errno;

@@ -65,7 +65,7 @@ class Engine {
                               const void* send,
                               void* recv,
                               const std::vector<std::size_t>& counts,
-                              const Reduction& reduction);
+                              const Reduction& reduction) = 0;
 
   /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; pieces lie one
   /// after another in rank order on both sides. What rank a sends to b is what b expects from a.
@@ -73,13 +73,13 @@ class Engine {
                           const void* send,
                           void* recv,
                           const std::vector<std::size_t>& send_bytes,
-                          const std::vector<std::size_t>& recv_bytes);
+                          const std::vector<std::size_t>& recv_bytes) = 0;
 
   /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
   /// their place in `members`, which is ascending and names this rank. `group` is a number that no
-  /// other split of this engine has had. Collective over `members`, blocks until all are connected.
+  /// other split of this engine, or of one that came from it, has had. Collective over `members`, blocks until all are connected.
   /// The new engine must end before this one; `abort` of this one does not reach it.
-  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group);
+  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
 
   /// From any thread, any number of times; the first status wins.
   virtual void abort(const Status& status) noexcept = 0;

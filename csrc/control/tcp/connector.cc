@@ -230,8 +230,7 @@ void Connector::throw_timeout(const std::set<int>& missing, int silent) const {
   if (missing.empty()) {
     throw Error(Code::kTimeout,
                 "[control] rank " + std::to_string(rank_) + " connected to rank " +
-                    std::to_string(silent) + " at " +
-                    addresses_[static_cast<std::size_t>(silent)] +
+                    std::to_string(silent) + " at " + addresses_[static_cast<std::size_t>(silent)] +
                     " but got no answer in time; is that rank alive?");
   }
   std::string names;
@@ -284,10 +283,8 @@ bool Connector::advance(Greeting& greeting) {
 void Connector::verify(Greeting& greeting) {
   Hello hello{};
   std::memcpy(&hello, greeting.bytes.data(), sizeof hello);
-  const Key key{static_cast<int>(hello.from),
-                static_cast<ChannelKind>(hello.kind),
-                hello.lane,
-                hello.group};
+  const Key key{
+      static_cast<int>(hello.from), static_cast<ChannelKind>(hello.kind), hello.lane, hello.group};
   const std::lock_guard lock(mutex_);
   std::uint8_t answer = kWelcome;
   if (hello.version != kVersion) {

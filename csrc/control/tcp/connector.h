@@ -98,11 +98,11 @@ class Connector {
   const double connect_timeout_s_;
   const double peer_timeout_s_;
 
-  std::mutex mutex_;                ///< protects what follows, save that `greetings_` is the leader's
-  std::vector<Waiter*> waiters_;    ///< calls of `establish` that are under way
-  Waiter* leader_ = nullptr;        ///< the one of them that accepts
+  std::mutex mutex_;              ///< protects what follows, save that `greetings_` is the leader's
+  std::vector<Waiter*> waiters_;  ///< calls of `establish` that are under way
+  Waiter* leader_ = nullptr;      ///< the one of them that accepts
   std::vector<Greeting> greetings_;
-  std::map<Key, Socket> waiting_;   ///< accepted and verified before they were asked for
+  std::map<Key, Socket> waiting_;  ///< accepted and verified before they were asked for
 };
 
 }  // namespace aiacc

@@ -63,9 +63,10 @@ class ConnectorTest : public testing::Test {
   /// Rank 0 accepts from rank 1 while `intrude` does what it wants, then rank 1 connects.
   void expect_undisturbed(const std::function<void(const std::string& address)>& intrude) {
     Listener listener("127.0.0.1");
-    const std::vector<std::string> addresses = {listener.address(), "127.0.0.1:1"};
+    Listener other("127.0.0.1");  // who waits for an answer accepts meanwhile
+    const std::vector<std::string> addresses = {listener.address(), other.address()};
     Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-    Connector one(listener, addresses, 1, kToken, 1, 20, 20);
+    Connector one(other, addresses, 1, kToken, 1, 20, 20);
     std::vector<Socket> accepted;
     std::thread acceptor([&] { accepted = zero.establish({control(1, false)}); });
     intrude(listener.address());
@@ -80,9 +81,10 @@ class ConnectorTest : public testing::Test {
   /// What rank 1, made by `make`, is told by rank 0.
   std::string refusal(JobToken token, std::uint32_t epoch, int believed_rank) {
     Listener listener("127.0.0.1");
+    Listener other("127.0.0.1");
     const std::vector<std::string> addresses = {listener.address(), listener.address(), ""};
     Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-    Connector one(listener, addresses, 1, token, epoch, 20, 20);
+    Connector one(other, addresses, 1, token, epoch, 20, 20);
     std::thread acceptor([&] {
       // Goes on accepting until the good rank 2 is there.
       EXPECT_EQ(zero.establish({control(2, false)}).size(), 1U);
@@ -94,7 +96,7 @@ class ConnectorTest : public testing::Test {
       EXPECT_EQ(error.code(), Code::kPeerLost);
       text = error.what();
     }
-    Connector(listener, addresses, 2, kToken, 1, 20, 20).establish({control(0, true)});
+    Connector(other, addresses, 2, kToken, 1, 20, 20).establish({control(0, true)});
     acceptor.join();
     return text;
   }
@@ -254,11 +256,12 @@ TEST_F(ConnectorTest, AnotherVersionIsRefused) {
 
 TEST_F(ConnectorTest, TheSecondProcessOfOneRankIsRefused) {
   Listener listener("127.0.0.1");
+  Listener others("127.0.0.1");
   const std::vector<std::string> addresses = {listener.address(), "", ""};
   Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-  Connector one(listener, addresses, 1, kToken, 1, 20, 20);
-  Connector twin(listener, addresses, 1, kToken, 1, 20, 20);
-  Connector two(listener, addresses, 2, kToken, 1, 20, 20);
+  Connector one(others, addresses, 1, kToken, 1, 20, 20);
+  Connector twin(others, addresses, 1, kToken, 1, 20, 20);
+  Connector two(others, addresses, 2, kToken, 1, 20, 20);
   std::thread acceptor([&] { zero.establish({control(1, false), control(2, false)}); });
   one.establish({control(0, true)});
   try {
