@@ -114,8 +114,6 @@ def test_subset_arguments_of_init_are_refused_clearly():
     hvd.shutdown()
     with pytest.raises(ValueError, match=r"comm=\[0\].*expected None"):
         hvd.init(comm=[0])
-    with pytest.raises(ValueError, match="process_sets='dynamic'"):
-        hvd.init(process_sets="dynamic")
     hvd.init(None, [])
 
 
