@@ -33,7 +33,9 @@ class StoreProvider:
         """Exchange one payload per rank; see `provider.Provider.all_gather`."""
         check_payload(payload, self.name)
         deadline = Deadline(timeout_s)
-        keys = [f"aiacc/{self._round}/{rank}" for rank in range(self.size)]
+        # A store may outlive the group: torchrun's agent keeps it for the next one of this process.
+        prefix = f"aiacc/{self.generation}/{self._round}"
+        keys = [f"{prefix}/{rank}" for rank in range(self.size)]
         self._round += 1
         try:
             self._store.set(keys[self.rank], payload)
