@@ -57,7 +57,12 @@ from aiacc.capabilities import (
 )
 from aiacc.control_ops import barrier, join
 from aiacc.exceptions import CollectiveError, HorovodInternalError
-from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -70,6 +75,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -113,6 +119,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

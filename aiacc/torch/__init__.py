@@ -38,7 +38,12 @@ from aiacc.exceptions import (
     HorovodVersionMismatchError,
     HostsUpdatedInterrupt,
 )
-from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.torch import elastic, process_group
 from aiacc.torch.compile import compile_blocks
@@ -99,6 +104,7 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -150,6 +156,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

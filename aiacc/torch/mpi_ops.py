@@ -35,7 +35,12 @@ from aiacc.capabilities import (
 )
 from aiacc.control_ops import barrier, join
 from aiacc.exceptions import HorovodInternalError
-from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.torch.allreduce_ops import allreduce, allreduce_, allreduce_async, allreduce_async_
 from aiacc.torch.compression import Compression
@@ -76,6 +81,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -119,6 +125,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

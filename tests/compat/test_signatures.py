@@ -23,12 +23,6 @@ TABLE = json.loads(Path(__file__).with_name("horovod_torch_signatures.json").rea
 SIGNATURES, MEMBERS, MODULES = TABLE["signatures"], TABLE["members"], TABLE["modules"]
 CONSTANTS, OBJECTS = TABLE["constants"], TABLE["objects"]
 
-#: Names of the table that are still to come; a name that is there must not stand here.
-OWED = {
-    "add_process_set",
-    "remove_process_set",
-}
-
 
 def text_of(function):
     """The signature as the table writes it, without what is keyword-only."""
@@ -62,23 +56,12 @@ def look_up(module, path):
     return module
 
 
-def skip_owed(name):
-    if name in OWED:
-        pytest.skip(f"{name} is still to come")
-
-
 def test_table_has_every_public_name():
     assert len({*SIGNATURES, *CONSTANTS, *OBJECTS} - {"is_homogeneous"}) == 67
 
 
-def test_what_is_owed_is_missing():
-    """A name that has come has to be compared, so it leaves the list."""
-    assert {name for name in OWED if hasattr(hvd, name)} == set()
-
-
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature_is_horovods(name):
-    skip_owed(name)
     assert name in hvd.__all__
     assert text_of(getattr(hvd, name)) == SIGNATURES[name]
 
@@ -117,12 +100,11 @@ def test_objects_are_of_horovods_kind():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_submodule_is_imported_and_has_its_names(module):
-    skip_owed(module)
     found = importlib.import_module(f"aiacc.torch.{module}")
     assert getattr(hvd, module) is found
     missing = [name for name in MODULES[module] if not hasattr(found, name)]
-    assert sorted(set(missing) - OWED) == []
-    for name in set(MODULES[module]) - OWED & set(dir(hvd)):
+    assert missing == []
+    for name in set(MODULES[module]) & set(dir(hvd)):
         assert getattr(found, name) is getattr(hvd, name), name
 
 
