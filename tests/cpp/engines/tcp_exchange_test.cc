@@ -41,7 +41,7 @@ TEST_P(TcpExchangeTest, ReduceScatterEveryCount) {
   only_last.back() = 100003;
   with_engines(size(), [&](int rank, Engine& engine) {
     for (const int lane : {1, engine.express_lane()}) {
-      for (const std::size_t scale : {0, 1, 17, 4096, 65537}) {
+      for (const std::size_t scale : {0, 1, 17, 4096, 9001}) {
         check_reduce_scatter(
             engine, lane, rank, uneven_counts(size(), scale), DataType::kFloat32, ReduceOp::kSum);
       }
@@ -56,7 +56,7 @@ TEST_P(TcpExchangeTest, ReduceScatterOfManyBlocks) {
     check_reduce_scatter(engine,
                          0,
                          rank,
-                         uneven_counts(size(), 6000001 / static_cast<std::size_t>(size())),
+                         uneven_counts(size(), 3000001 / static_cast<std::size_t>(size())),
                          DataType::kUInt8,
                          ReduceOp::kSum);
   });
