@@ -31,13 +31,23 @@ std::string join_problem(const Request& request, const std::vector<int>&) {
              : "";
 }
 
-std::string op_problem(const Request& request, const std::vector<int>&) {
+std::string op_problem(const Request& request, const std::vector<int>& members) {
   if (request.kind == OpKind::kReducescatter && request.op != ReduceOp::kSum &&
       request.op != ReduceOp::kAverage) {
     return std::string("op=") + name_of(request.op) + " (expected Sum or Average)";
   }
-  if (request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum) {
-    return "op=Adasum is not available yet (expected Average, Sum, Min, Max or Product)";
+  if (request.kind != OpKind::kAllreduce || request.op != ReduceOp::kAdasum) {
+    return "";
+  }
+  if ((members.size() & (members.size() - 1)) != 0) {
+    return "op=Adasum over " + std::to_string(members.size()) +
+           " ranks (expected a power of two); use Average, or a process set of that many ranks";
+  }
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    if (!is_floating(request.tensor(i).dtype)) {
+      return std::string("op=Adasum of ") + name_of(request.tensor(i).dtype) +
+             " (expected a floating-point dtype)";
+    }
   }
   return "";
 }

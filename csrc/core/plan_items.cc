@@ -70,6 +70,8 @@ std::vector<PlanItem> plan_items(const std::vector<Operation*>& operations,
   for (Operation* operation : operations) {
     const OpKind kind = operation->request.kind;
     const bool elementwise = kind == OpKind::kAllreduce || kind == OpKind::kBroadcast;
+    // The weights of an adaptive summation are those of the whole tensor.
+    const bool whole = kind == OpKind::kAllreduce && operation->request.op == ReduceOp::kAdasum;
     for (std::uint32_t i = 0; i < operation->request.tensors(); ++i) {
       const Piece piece{operation, i};
       std::size_t pack_class = 0;
@@ -84,7 +86,7 @@ std::vector<PlanItem> plan_items(const std::vector<Operation*>& operations,
                        static_cast<std::uint32_t>(size_of(piece.spec().dtype)),
                        static_cast<std::uint32_t>(pack_class),
                        elementwise,
-                       elementwise});
+                       elementwise && !whole});
     }
   }
   return items;

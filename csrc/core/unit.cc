@@ -6,31 +6,13 @@
 #include <limits>
 #include <new>
 
+#include "csrc/engines/adasum.h"
 #include "csrc/kernels/scale.h"
 
 namespace aiacc {
 namespace {
 
 constexpr std::align_val_t kAlignment{256};
-
-bool is_integral(DataType dtype) {
-  switch (dtype) {
-    case DataType::kFloat16:
-    case DataType::kBFloat16:
-    case DataType::kFloat32:
-    case DataType::kFloat64:
-      return false;
-    case DataType::kUInt8:
-    case DataType::kInt8:
-    case DataType::kUInt16:
-    case DataType::kInt16:
-    case DataType::kInt32:
-    case DataType::kInt64:
-    case DataType::kBool:
-      return true;
-  }
-  return false;
-}
 
 const std::byte* at(const void* base, std::uint64_t offset) {
   return static_cast<const std::byte*>(base) + offset;
@@ -83,6 +65,27 @@ void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
     const Slice& slice = unit.plan.slices[i];
     std::memcpy(at(unit.pieces[i].buffers().output, slice.offset), cursor, slice.bytes);
     cursor += slice.bytes;
+  }
+}
+
+/// Every tensor of the unit is whole, and combined with weights of its own.
+void adasum_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  const Request& request = unit.pieces.front().request();
+  const DataType dtype = unit.pieces.front().spec().dtype;
+  std::byte* packed = buffer.reserve(unit.plan.bytes);
+  std::byte* cursor = packed;
+  std::vector<std::size_t> counts;
+  for (const Piece& piece : unit.pieces) {
+    counts.push_back(piece.spec().elements());
+    copy_scaled(cursor, piece.buffers().input, counts.back(), dtype, request.prescale);
+    cursor += piece.spec().bytes();
+  }
+  adasum(
+      *unit.team->engine, lane, packed, packed, counts, dtype, unit.team->rank, unit.team->size());
+  cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    copy_scaled(unit.pieces[i].buffers().output, cursor, counts[i], dtype, request.postscale);
+    cursor += unit.pieces[i].spec().bytes();
   }
 }
 
@@ -186,7 +189,7 @@ std::byte* PackBuffer::reserve(std::size_t bytes) {
 
 double average_factor(DataType dtype, int size) {
   const double factor = 1.0 / size;
-  return is_integral(dtype) && size > 1
+  return !is_floating(dtype) && size > 1
              ? std::nextafter(factor, std::numeric_limits<double>::infinity())
              : factor;
 }
@@ -194,7 +197,11 @@ double average_factor(DataType dtype, int size) {
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   switch (unit.pieces.front().request().kind) {
     case OpKind::kAllreduce:
-      all_reduce_unit(unit, lane, buffer);
+      if (unit.pieces.front().request().op == ReduceOp::kAdasum) {
+        adasum_unit(unit, lane, buffer);
+      } else {
+        all_reduce_unit(unit, lane, buffer);
+      }
       return;
     case OpKind::kBroadcast:
       broadcast_unit(unit, lane, buffer);

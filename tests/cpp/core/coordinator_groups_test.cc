@@ -169,6 +169,45 @@ TEST_P(CoordinatorGroupsTest, RowsGoWhereTheSplitsSay) {
   });
 }
 
+/// Orthogonal tensors add up, equal ones stay: each tensor of a unit for itself, and whole.
+TEST_P(CoordinatorGroupsTest, AdaptiveSumsWeighWholeTensors) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const auto count = static_cast<std::size_t>(size());
+    std::vector<float> orthogonal(count, 0);
+    orthogonal[static_cast<std::size_t>(rank)] = 3;
+    std::vector<double> equal(3000, 2);  // several units, were it cut
+    auto operation = coordinator.acquire();
+    operation->request = make_request("a", {size()});
+    operation->request.op = ReduceOp::kAdasum;
+    operation->request.postscale = 0.5;
+    operation->request.more = {{DataType::kFloat64, {3000}}};
+    operation->input = operation->output = orthogonal.data();
+    operation->more = {{equal.data(), equal.data(), {}, {}}};
+    if ((size() & (size() - 1)) != 0) {
+      const Status status = status_of([&] { coordinator.submit(operation); });
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_NE(status.message().find("power of two"), std::string::npos);
+      sum(coordinator, "x", 1);
+      return;
+    }
+    finish(coordinator, coordinator.submit(std::move(operation)));
+    for (const float value : orthogonal) {
+      EXPECT_FLOAT_EQ(value, 1.5F);
+    }
+    for (const double value : equal) {
+      ASSERT_DOUBLE_EQ(value, 1);
+    }
+    Request integers = make_request("i", {1});
+    integers.op = ReduceOp::kAdasum;
+    integers.dtype = DataType::kInt32;
+    EXPECT_EQ(status_of([&] {
+                submit(coordinator, integers, orthogonal.data(), orthogonal.data());
+              }).code(),
+              Code::kInvalidArgument);
+  });
+}
+
 TEST_P(CoordinatorGroupsTest, WhatCannotBeDistributedIsRefused) {
   with_coordinators(world_, [&](int, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
