@@ -12,6 +12,9 @@ ALLREDUCE: int
 ALLGATHER: int
 BROADCAST: int
 BARRIER: int
+ALLTOALL: int
+REDUCESCATTER: int
+JOIN: int
 
 class Listener:
     """A bound, listening socket of this rank; its address goes to the other ranks at bootstrap."""
@@ -72,13 +75,46 @@ def submit(
 ) -> int:
     """Queue one operation and return its handle at once.
 
-    An empty `name` is replaced by "<kind>.noname.<n>", n counting the unnamed calls of this kind
-    since `init`.
+    An empty `name` is replaced by "<kind>.noname.<generation>.<n>", n counting the unnamed calls of
+    this kind in the process set since `init` or the last join, which is what generation counts.
     `input` and `output` are addresses of contiguous memory that must stay alive and untouched until
     `wait` returns; equal for in-place. ALLGATHER and BARRIER take output 0: the core allocates
-    (`take_output`). BROADCAST reads `input` on the root only.
-    Raises ValueError for bad input (also a name that is already in flight), HorovodInternalError
-    (`aiacc.CollectiveError`) when not initialised or after a fatal error.
+    (`take_output`). BROADCAST reads `input` on the root only; `root` is a global rank. The output
+    of REDUCESCATTER has d0 // n rows and one more on the first d0 % n members; Sum and Average
+    only. JOIN has no name, memory or process set (`take_join`).
+    Raises ValueError for bad input (also a name that is already in flight in the process set, and a
+    process set without this rank), HorovodInternalError (`aiacc.CollectiveError`) when not
+    initialised or after a fatal error.
+    """
+
+def submit_alltoall(
+    name: str,
+    input: int,
+    shape: tuple[int, ...],
+    dtype: int,
+    splits: tuple[int, ...],
+    process_set: int,
+    /,
+) -> int:
+    """Queue an all-to-all: `splits[i]` rows for the i-th member. Otherwise like `submit`."""
+
+def submit_group(
+    kind: int,
+    name: str,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[int, ...],
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+    /,
+) -> int:
+    """Queue an ALLREDUCE, ALLGATHER or REDUCESCATTER of several tensors under one name.
+
+    They become ready together. The tuples are equally long; outputs of ALLGATHER are 0
+    (`take_outputs`). Otherwise like `submit`.
     """
 
 def poll(handle: int) -> bool:
@@ -87,12 +123,43 @@ def poll(handle: int) -> bool:
 def wait(handle: int, /) -> None:
     """Block (without the GIL) until done; raise what went wrong.
 
-    Releases the handle unless it is an ALLGATHER, which `take_output` releases. ValueError for an
-    unknown handle.
+    Releases the handle unless it is an ALLGATHER, an ALLTOALL or a JOIN, which `take_output` and so
+    on release. ValueError for an unknown handle.
     """
 
 def take_output(handle: int) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
     """Bytes and shape that a finished ALLGATHER produced; the array owns its memory."""
+
+def take_outputs(handle: int) -> list[tuple[npt.NDArray[np.uint8], tuple[int, ...]]]:
+    """Bytes and shapes that a finished ALLGATHER of a group produced."""
+
+def take_alltoall(
+    handle: int,
+) -> tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[int, ...]]:
+    """Bytes, shape and the rows received from every member of a finished ALLTOALL."""
+
+def take_join(handle: int) -> int:
+    """The last rank that joined, once all have."""
+
+def add_process_set(ranks: tuple[int, ...], /) -> int:
+    """Register a process set and return its id.
+
+    Collective over all ranks of the job. Blocks (without the GIL) until the members are connected.
+    ValueError if the ranks do not exist or are a set already.
+    """
+
+def remove_process_set(id: int, /) -> bool:
+    """Forget a process set; False for the global one and one that is not registered.
+
+    Collective over all ranks of the job. Blocks (without the GIL). What is not ready in the set by
+    then fails on its members.
+    """
+
+def process_set_ranks(id: int, /) -> tuple[int, ...]:
+    """Global ranks of a process set, ascending. ValueError for an unknown one."""
+
+def process_set_ids() -> tuple[int, ...]:
+    """Ids of the registered process sets, ascending; 0 is all ranks."""
 
 def flush() -> None:
     """Tell the coordinator that this rank will wait now: negotiate what is queued."""

@@ -5,15 +5,25 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 
 from aiacc import _core, startup
-from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.bootstrap import Provider
+from aiacc.config import horovod_variables
+from aiacc.horovod_variables import warning_about
+from aiacc.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    unregister_all,
+)
 
 _lock = threading.Lock()
 _observers: list[weakref.WeakMethod[Callable[[], None]]] = []
 _atexit_pid = 0
+_homogeneous = False
 
 
 def init(
@@ -28,35 +38,36 @@ def init(
     Blocks: until all ranks have come, at most AIACC_CONNECT_TIMEOUT_S.
 
     Args:
-        comm: Only None, all ranks that the launcher started, is available yet.
-        process_sets: Only None or an empty list is available yet.
+        comm: None, a list of all ranks, or an MPI communicator of all ranks.
+        process_sets: Process sets to register, the same on every rank; or "dynamic", which is how
+            it always is: they can be added at any time.
 
     Raises:
-        ValueError: An argument that is not available, or a variable of the environment that does
-            not parse.
+        ValueError: A communicator or list of some ranks only, process sets that are equal or not
+            valid, or a variable of the environment that does not parse.
         BootstrapError: The ranks could not find each other, or do not fit together.
         CollectiveError: The ranks could not connect. Nothing is left open.
     """
-    if comm is not None:
-        raise ValueError(
-            f"comm={comm!r} (expected None); subsets of ranks and MPI communicators are not "
-            "available yet: start the job with exactly the ranks that it should have"
-        )
-    if process_sets:
-        raise ValueError(
-            f"process_sets={process_sets!r} (expected None); process sets are not available yet"
-        )
-    with _lock:
-        if _core.is_initialized():
-            return
-        startup.start()
-        global_process_set.ranks = list(range(_core.size()))
-        _shut_down_at_exit()
-        observers = [method() for method in _observers]
-        _observers[:] = [m for m, o in zip(_observers, observers, strict=True) if o is not None]
-    for observer in observers:
-        if observer is not None:
-            observer()
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ValueError(
+                f'process_sets={process_sets!r} (expected "dynamic" or a list of ProcessSet)'
+            )
+        process_sets = ()
+    _begin(None, comm, process_sets or ())
+
+
+def init_through(provider: Provider) -> None:
+    """`init` by ranks that find each other through ``provider``, whatever launched them.
+
+    Collective: every rank.
+    Blocks: as `init` does.
+
+    Raises:
+        BootstrapError: The ranks do not fit together.
+        CollectiveError: The ranks could not connect. Nothing is left open.
+    """
+    _begin(provider)
 
 
 def at_init(method: Callable[[], None]) -> None:
@@ -75,7 +86,7 @@ def shutdown() -> None:
     """
     with _lock:
         _core.shutdown()
-        global_process_set.ranks = None
+        unregister_all()
 
 
 def is_initialized() -> bool:
@@ -119,6 +130,12 @@ def cross_size() -> int:
     return _core.cross_size()
 
 
+def is_homogeneous() -> bool:
+    """Whether all hosts run equally many processes of the job. ValueError before `init`."""
+    _check_initialized()
+    return _homogeneous
+
+
 def engine() -> str:
     """Name of the engine that moves tensors in this job. ValueError before `init`."""
     _check_initialized()
@@ -153,6 +170,59 @@ def stop_timeline() -> None:
     """End the recording and close its file. ValueError before `init`."""
     _check_initialized()
     _core.stop_timeline()
+
+
+def _begin(
+    provider: Provider | None,
+    comm: Sequence[int] | object | None = None,
+    process_sets: Sequence[ProcessSet] = (),
+) -> None:
+    global _homogeneous
+    with _lock:
+        if _core.is_initialized():
+            return
+        _homogeneous = startup.start(provider)
+        global_process_set.ranks = list(range(_core.size()))
+        try:
+            _check_comm(comm)
+            for process_set in process_sets:
+                add_process_set(process_set)
+        except BaseException:
+            _core.shutdown()
+            unregister_all()
+            raise
+        _shut_down_at_exit()
+        observers = [method() for method in _observers]
+        _observers[:] = [m for m, o in zip(_observers, observers, strict=True) if o is not None]
+    for observer in observers:
+        if observer is not None:
+            observer()
+    if _core.rank() == 0:
+        _warn_about_horovods_variables()
+
+
+def _warn_about_horovods_variables() -> None:
+    honoured = {alias for _, alias, *_ in _core.env_table()} | {"HOROVOD_STALL_CHECK_DISABLE"}
+    text = warning_about(horovod_variables(), honoured)
+    if text is not None:
+        warnings.warn(text, stacklevel=4)
+
+
+def _check_comm(comm: Sequence[int] | object | None) -> None:
+    """Raise ValueError unless ``comm`` stands for all ranks of the job."""
+    if comm is None:
+        return
+    everyone = list(range(_core.size()))
+    size = getattr(comm, "Get_size", None)
+    if size is not None:
+        fits = size() == len(everyone)
+    else:
+        fits = isinstance(comm, Sequence) and list(comm) == everyone
+    if not fits:
+        raise ValueError(
+            f"comm={comm!r} (expected None, or all ranks, {everyone}); start the job with exactly "
+            "the ranks that it should have, or use process sets for parts of them"
+        )
 
 
 def _check_initialized() -> None:

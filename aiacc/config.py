@@ -70,6 +70,11 @@ def launcher_environment(environ: Mapping[str, str] | None = None) -> LauncherEn
     return LauncherEnvironment(torchrun=_torchrun(variables), mpi=_mpi(variables))
 
 
+def horovod_variables() -> dict[str, str]:
+    """Everything in the environment whose name begins like Horovod's variables."""
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+
+
 def child_environment(
     changes: Mapping[str, str], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:

@@ -54,3 +54,23 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__()
         self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework has another version than the one that an extension was built for.
+
+    aiacc has no extension of that kind and never raises this; scripts may name it.
+
+    Attributes:
+        name: The framework.
+        version: The version that the extension was built for.
+        installed_version: The version that is installed.
+    """
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(
+            f"{name} {installed_version} is installed (expected {version}); install that version"
+        )
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version

@@ -1,11 +1,13 @@
 """Sets of ranks that communicate among themselves.
 
-So far there is one, `global_process_set`, which every collective takes by default.
+`global_process_set` is all ranks, and what every collective takes by default. Others are given to
+`aiacc.init`, or added later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from aiacc import _core
 
@@ -20,7 +22,12 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        """Describe a set of these global ranks."""
+        """Describe a set of these global ranks, which `add_process_set` or `init` registers."""
+        if not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(
+                f"ProcessSet({ranks_or_comm!r}): an MPI communicator (expected global ranks); pass "
+                "the ranks of its members"
+            )
         self.process_set_id: int | None = None
         self.ranks: list[int] | None = sorted(ranks_or_comm)
         self.mpi_comm: object | None = None
@@ -54,6 +61,12 @@ class ProcessSet:
             return None
         return self.ranks
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The global set has no copies: a copied or unpickled reference is to the same."""
+        return (
+            "global_process_set" if self is global_process_set else super().__reduce_ex__(protocol)
+        )
+
     def __repr__(self) -> str:
         """``ProcessSet(process_set_id=0, ranks=[0, 1])``."""
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -70,6 +83,67 @@ def _all_ranks() -> ProcessSet:
 global_process_set = _all_ranks()
 
 
+#: What is registered besides `global_process_set`.
+_registered: list[ProcessSet] = []
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Register a process set, from now on usable by every collective, and return it.
+
+    Collective: every rank of the job, also those outside the set, in the same order as other
+        changes of process sets.
+    Blocks: until the members are connected to each other.
+
+    Args:
+        process_set: The set, or its global ranks.
+
+    Raises:
+        ValueError: Before `init`; ranks that do not exist; ranks that are a registered set already.
+        CollectiveError: The ranks could not connect; `MismatchError` if they gave different ranks.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if not _core.is_initialized():
+        raise ValueError("aiacc has not been initialized; use hvd.init().")
+    if process_set.process_set_id is not None:
+        raise ValueError(f"{process_set} is registered already (expected a set that is not)")
+    process_set.process_set_id = _core.add_process_set(tuple(process_set.ranks or ()))
+    _registered.append(process_set)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a process set. Operations that not all members have submitted by then fail.
+
+    Collective: every rank of the job, also those outside the set.
+    Blocks: until all ranks have called it.
+
+    Returns:
+        False for `global_process_set` and for a set that is not registered, which stay as they are.
+
+    Raises:
+        CollectiveError: The ranks removed different sets (`MismatchError`), or a rank was lost.
+    """
+    if process_set.process_set_id in (None, 0) or not _core.is_initialized():
+        return False
+    removed = _core.remove_process_set(set_id(process_set))
+    if removed:
+        _unregister(process_set)
+    return removed
+
+
+def unregister_all() -> None:
+    """What `shutdown` does to process sets. The objects can be registered again."""
+    for process_set in tuple(_registered):
+        _unregister(process_set)
+    global_process_set.ranks = None
+
+
+def _unregister(process_set: ProcessSet) -> None:
+    process_set.process_set_id = None
+    _registered[:] = [other for other in _registered if other is not process_set]
+
+
 def set_id(process_set: ProcessSet) -> int:
     """Number of ``process_set`` in the core.
 
@@ -78,7 +152,32 @@ def set_id(process_set: ProcessSet) -> int:
     """
     if process_set.process_set_id is None:
         raise ValueError(
-            f"{process_set} is not registered (expected global_process_set); "
-            "leave out the argument process_set"
+            f"{process_set} is not registered (expected a set that add_process_set or init has "
+            "registered since the last shutdown)"
         )
     return process_set.process_set_id
+
+
+class Place(NamedTuple):
+    """Where this process is in a set."""
+
+    rank: int
+    size: int
+
+
+def place_in(process_set: ProcessSet) -> Place:
+    """Index of this rank among the members of ``process_set``, and how many those are.
+
+    Raises:
+        ValueError: The set is not registered, or this rank is no member.
+        CollectiveError: Not initialised.
+    """
+    if process_set is global_process_set:
+        return Place(_core.rank(), _core.size())
+    ranks = _core.process_set_ranks(set_id(process_set))
+    if _core.rank() not in ranks:
+        raise ValueError(
+            f"rank {_core.rank()} is not in {process_set} (expected a member); "
+            "check included() first"
+        )
+    return Place(ranks.index(_core.rank()), len(ranks))

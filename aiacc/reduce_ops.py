@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from aiacc.exceptions import CollectiveError
+
 #: Sum over the ranks, divided by their number; integers are truncated toward zero.
 Average = 0
 Sum = 1
@@ -48,6 +50,18 @@ def check_op(op: int) -> int:
         raise ValueError("op=Adasum is not available yet (expected Average or Sum); use op=Average")
     if op not in (Average, Sum, Min, Max, Product):
         raise ValueError(f"op={op!r} (expected Average, Sum, Min, Max or Product)")
+    return op
+
+
+def check_scatter_op(op: int) -> int:
+    """``op`` itself, for a reducescatter.
+
+    Raises:
+        CollectiveError: It is neither Average nor Sum. (Horovod raises the same class.)
+    """
+    if op not in (Average, Sum):
+        shown = name_of_op(op) if 0 <= op < len(_NAMES) else repr(op)
+        raise CollectiveError(f"reducescatter with op={shown} (expected Average or Sum)")
     return op
 
 

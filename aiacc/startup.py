@@ -18,11 +18,14 @@ from aiacc.config import LauncherEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError, CollectiveError
 
 
-def start() -> None:
-    """Start the runtime of this process.
+def start(provider: Provider | None = None) -> bool:
+    """Start the runtime of this process; whether all hosts have equally many ranks.
 
     Collective: every rank, equally often.
     Blocks: until all ranks have come, at most AIACC_CONNECT_TIMEOUT_S.
+
+    Args:
+        provider: How the ranks find each other; None: as the environment says.
 
     Raises:
         ValueError: A variable of the environment does not parse.
@@ -31,7 +34,8 @@ def start() -> None:
     """
     environment = launcher_environment()
     config = _core.config()
-    provider = select_provider(environment, config)
+    if provider is None:
+        provider = select_provider(environment, config)
     listener: _core.Listener | None = None
     try:
         if provider.size > 1:
@@ -53,6 +57,7 @@ def start() -> None:
             addresses=agreement.addresses,
             listener=listener,
         )
+        return len({place.local_size for place in agreement.places}) == 1
     except BaseException:
         if listener is not None:
             listener.close()

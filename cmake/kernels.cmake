@@ -1,7 +1,9 @@
-# The vector kernels: one template, compiled once per instruction set and chosen at run time.
+# The kernels. The vector kernels are one template, compiled once per instruction set and chosen at
+# run time.
 # Sets AIACC_KERNEL_SOURCES.
 
 set(AIACC_KERNEL_SOURCES
+  csrc/kernels/adasum.cc
   csrc/kernels/half.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc
@@ -10,7 +12,7 @@ set(AIACC_KERNEL_SOURCES
 # Contraction to fused multiply-add would make the levels differ; without the assumption that
 # comparisons trap, Min and Max become vector code. -O3 also where the build type says less.
 set(AIACC_KERNEL_OPTIONS -O3 -ffp-contract=off -fno-trapping-math)
-set_source_files_properties(csrc/kernels/vector_baseline.cc PROPERTIES
+set_source_files_properties(csrc/kernels/adasum.cc csrc/kernels/vector_baseline.cc PROPERTIES
   COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS}")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")

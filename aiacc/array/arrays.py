@@ -70,3 +70,12 @@ def writable_view_of(array: Any, what: str) -> tuple[Array, int, int]:
             "use the operation without underscore, or array.copy()"
         )
     return view, address, code
+
+
+def check_rows(array: Array, what: str) -> None:
+    """Raise ValueError for an array that has no first dimension."""
+    if array.ndim == 0:
+        raise ValueError(
+            f"[array] {what}: array without dimensions (expected at least one, the first of which "
+            "is divided among the ranks); use array.reshape(1)"
+        )

@@ -7,26 +7,15 @@ them, so those need the same order everywhere.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from aiacc import _core
-from aiacc.array.arrays import Array, view_of, writable_view_of
-from aiacc.exceptions import CollectiveError
+from aiacc.array.arrays import Array, check_rows, view_of, writable_view_of
+from aiacc.array.handles import Pending, address_of, from_bytes, pending, synchronize
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import resolve_op
-
-
-class _Pending(NamedTuple):
-    """What the core reads and writes until a handle is synchronised, so that it stays alive."""
-
-    source: Array
-    #: What `synchronize` returns; None for an all-gather, whose result the core allocates.
-    result: Any
-
-
-_pending: dict[int, _Pending] = {}
 
 
 def allreduce_async(
@@ -66,7 +55,7 @@ def allreduce_async(
         _core.ALLREDUCE,
         _wire_name("allreduce", name),
         address,
-        result.__array_interface__["data"][0],
+        address_of(result),
         source.shape,
         code,
         op,
@@ -75,7 +64,7 @@ def allreduce_async(
         postscale_factor,
         set_id(process_set),
     )
-    _pending[handle] = _Pending(source, result)
+    pending[handle] = Pending(source, result)
     return handle
 
 
@@ -108,7 +97,7 @@ def allreduce_async_(
         postscale_factor,
         set_id(process_set),
     )
-    _pending[handle] = _Pending(source, tensor)
+    pending[handle] = Pending(source, tensor)
     return handle
 
 
@@ -170,11 +159,7 @@ def allgather_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     source, address, code = view_of(tensor, f"allgather of {name!r}")
-    if source.ndim == 0:
-        raise ValueError(
-            f"[array] allgather of {name!r}: array without dimensions (expected at least one, "
-            "along which to concatenate); use array.reshape(1)"
-        )
+    check_rows(source, f"allgather of {name!r}")
     handle = _core.submit(
         _core.ALLGATHER,
         _wire_name("allgather", name),
@@ -188,7 +173,9 @@ def allgather_async(
         1.0,
         set_id(process_set),
     )
-    _pending[handle] = _Pending(source, None)
+    pending[handle] = Pending(
+        source, lambda handle: from_bytes(*_core.take_output(handle), source.dtype)
+    )
     return handle
 
 
@@ -234,7 +221,7 @@ def broadcast_async(
         _core.BROADCAST,
         _wire_name("broadcast", name),
         address,
-        result.__array_interface__["data"][0],
+        address_of(result),
         source.shape,
         code,
         1,
@@ -243,7 +230,7 @@ def broadcast_async(
         1.0,
         set_id(process_set),
     )
-    _pending[handle] = _Pending(source, result)
+    pending[handle] = Pending(source, result)
     return handle
 
 
@@ -268,7 +255,7 @@ def broadcast_async_(
         1.0,
         set_id(process_set),
     )
-    _pending[handle] = _Pending(source, tensor)
+    pending[handle] = Pending(source, tensor)
     return handle
 
 
@@ -299,54 +286,6 @@ def broadcast_(
 ) -> Any:
     """Overwrite ``tensor`` with that of ``root_rank`` and return it; otherwise like `broadcast`."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for all ranks.
-
-    Collective: every rank.
-    Blocks: until every rank has called it.
-
-    Raises:
-        CollectiveError: Not initialised, or a rank was lost.
-    """
-    _core.wait(_core.submit(_core.BARRIER, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, set_id(process_set)))
-
-
-def poll(handle: int) -> bool:
-    """Whether `synchronize` would return at once. Never blocks.
-
-    Raises:
-        ValueError: The handle was synchronised before, or never existed.
-    """
-    return _core.poll(handle)
-
-
-def synchronize(handle: int) -> Any:
-    """Wait for an operation and return its result.
-
-    Blocks: until the operation is done or failed.
-
-    Returns:
-        The output array (for an in-place operation what was given to it); None for a handle that
-        was synchronised before or never existed, as in Horovod.
-
-    Raises:
-        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
-    """
-    pending = _pending.get(handle)
-    if pending is None:
-        return None
-    try:
-        _core.wait(handle)
-    except (CollectiveError, ValueError):  # else an interrupt: the core still uses the memory
-        _pending.pop(handle, None)
-        raise
-    del _pending[handle]
-    if pending.result is not None:
-        return pending.result
-    data, shape = _core.take_output(handle)
-    return data.view(pending.source.dtype).reshape(shape)
 
 
 def _wire_name(kind: str, name: str | None) -> str:

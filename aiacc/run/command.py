@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aiacc.config import MpiFlavour
 from aiacc.run.hosts import Host
@@ -21,6 +23,9 @@ FORWARDED_PREFIXES = (
     "PYTHON",
 )
 FORWARDED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+#: Holds the `sitecustomize` that makes aiacc stand in for Horovod.
+SITE = Path(__file__).resolve().parents[1] / "compat" / "site"
 
 #: What only concerns one process, set by whoever starts it.
 _PER_RANK = frozenset(
@@ -42,6 +47,8 @@ class Launch:
     #: Settings as variables, "AIACC_ENGINE" and so on.
     settings: Mapping[str, str] = field(default_factory=dict)
     extra_arguments: tuple[str, ...] = ()
+    #: Scripts find aiacc under Horovod's name, and their ranks where Horovod tells them.
+    as_horovod: bool = False
 
     def is_local(self) -> bool:
         """Whether every rank runs on this machine."""
@@ -104,18 +111,28 @@ def torchrun_command(launch: Launch, python: str) -> list[str]:
 
 def local_environment(rank: int, launch: Launch, address: str, token: str) -> dict[str, str]:
     """Variables that make a process rank ``rank`` of a job on this machine."""
+    place = {
+        "RANK": str(rank),
+        "SIZE": str(launch.ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_SIZE": str(launch.ranks),
+        "CROSS_RANK": "0",
+        "CROSS_SIZE": "1",
+    }
+    prefixes = ("AIACC_", "HOROVOD_") if launch.as_horovod else ("AIACC_",)
     return {
         **launch.settings,
-        "AIACC_RANK": str(rank),
-        "AIACC_SIZE": str(launch.ranks),
-        "AIACC_LOCAL_RANK": str(rank),
-        "AIACC_LOCAL_SIZE": str(launch.ranks),
-        "AIACC_CROSS_RANK": "0",
-        "AIACC_CROSS_SIZE": "1",
+        **{prefix + name: value for prefix in prefixes for name, value in place.items()},
         "AIACC_ADDR": address,
         "AIACC_TOKEN": token,
         "AIACC_RENDEZVOUS_FILE": "",
     }
+
+
+def as_horovod(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that make `import horovod` find aiacc in a Python program and its children."""
+    paths = [str(SITE), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def default_threads(environment: Mapping[str, str], ranks: int, cores: int) -> dict[str, str]:

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
 
 from aiacc.run.output import LineTagger, tag_of
 
@@ -72,8 +74,16 @@ class Job:
     processes, output and signals.
     """
 
-    def __init__(self, *, tag_output: bool, grace_s: float, say: Callable[[str], None]) -> None:
-        self._tag_output = tag_output
+    def __init__(
+        self,
+        *,
+        tag_output: bool,
+        output_folder: Path | None,
+        grace_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._tag_output = tag_output and output_folder is None
+        self._output_folder = output_folder
         self._grace_s = grace_s
         self._say = say
         self._ranks: list[Rank] = []
@@ -83,16 +93,17 @@ class Job:
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one rank; OSError if that is impossible."""
-        output = subprocess.PIPE if self._tag_output else None
-        process = subprocess.Popen(
-            command,
-            env={**environment, **({"PYTHONUNBUFFERED": "1"} if self._tag_output else {})},
-            stdin=None if rank == 0 else subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
+        with ExitStack() as files:
+            stdout, stderr = (self._output(rank, name, files) for name in ("stdout", "stderr"))
+            process = subprocess.Popen(
+                command,
+                env={**environment, **({"PYTHONUNBUFFERED": "1"} if self._tag_output else {})},
+                stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
         started = Rank(rank, process)
         self._ranks.append(started)
         self._selector.register(started.descriptor, selectors.EVENT_READ, started)
@@ -104,6 +115,14 @@ class Job:
                 os.set_blocking(stream.fileno(), False)
                 tagger = LineTagger(tag_of(rank, name), sink)
                 self._selector.register(stream.fileno(), selectors.EVENT_READ, tagger)
+
+    def _output(self, rank: int, name: str, files: ExitStack) -> int | IO[bytes] | None:
+        """Where one stream of a rank goes."""
+        if self._output_folder is None:
+            return subprocess.PIPE if self._tag_output else None
+        folder = self._output_folder / f"rank.{rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return files.enter_context((folder / name).open("wb"))
 
     def wait(self) -> int:
         """Block until every rank has ended; the exit code of the job."""
@@ -204,6 +223,7 @@ def run_local(
     environment: Environment,
     *,
     tag_output: bool = False,
+    output_folder: Path | None = None,
     grace_s: float = 5.0,
     say: Callable[[str], None],
 ) -> int:
@@ -213,6 +233,8 @@ def run_local(
     after ``grace_s`` seconds. SIGINT, SIGTERM and SIGHUP go on to the ranks, a second SIGINT kills
     them. Whatever the ranks started in their sessions is killed at the end.
 
+    With an ``output_folder`` rank N writes to the files ``rank.N/stdout`` and ``stderr`` in it.
+
     Blocks: until all ranks have ended.
 
     Returns:
@@ -220,7 +242,7 @@ def run_local(
     """
     address, token = f"127.0.0.1:{free_port()}", secrets.token_hex(16)
     with ExitStack() as stack:
-        job = Job(tag_output=tag_output, grace_s=grace_s, say=say)
+        job = Job(tag_output=tag_output, output_folder=output_folder, grace_s=grace_s, say=say)
         stack.callback(job.close)
         for rank in range(ranks):
             try:

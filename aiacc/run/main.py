@@ -14,12 +14,14 @@ from aiacc import _core
 from aiacc.config import child_environment
 from aiacc.run.command import (
     Launch,
+    as_horovod,
     default_threads,
     local_environment,
     mpirun_command,
     torchrun_command,
 )
 from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take
+from aiacc.run.ignored import message_about
 from aiacc.run.local import run_local
 from aiacc.run.options import parser, settings_of
 from aiacc.run.programs import choose_mpi_launcher, resolve_command
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     launch = _launch_of(options)
+    if options.ignored:
+        _say(message_about(options.ignored))
     # A wrong variable should be reported once, here, not by every rank.
     _core.config()
     if options.mpi:
@@ -80,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
         launch.command,
         lambda rank, address, token: {**base, **local_environment(rank, launch, address, token)},
         tag_output=options.tag_output,
+        output_folder=Path(options.output_filename) if options.output_filename else None,
         grace_s=options.grace_s,
         say=_say,
     )
@@ -89,6 +94,13 @@ def _launch_of(options: argparse.Namespace) -> Launch:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ValueError("no command (expected one, as in `aiaccrun -np 2 python train.py`)")
+    if options.mpi + options.torchrun + options.gloo > 1:
+        raise ValueError("--mpi, --torchrun and --gloo exclude each other (expected at most one)")
+    if options.output_filename and (options.mpi or options.torchrun):
+        raise ValueError(
+            "--output-filename without aiaccrun's own ranks; give mpirun's option for it by "
+            "--mpi-args, or leave out --mpi and --torchrun"
+        )
     hosts = _hosts_of(options)
     ranks = options.num_proc
     if ranks is None:
@@ -101,9 +113,13 @@ def _launch_of(options: argparse.Namespace) -> Launch:
         ranks=ranks,
         command=tuple(resolve_command(command)),
         hosts=tuple(hosts),
-        interface=options.network_interface or "",
+        interface=(options.network_interface or "").partition(",")[0],
         tag_output=options.tag_output,
-        settings=settings_of(options),
+        settings={
+            **settings_of(options),
+            **(as_horovod(child_environment({})) if options.as_horovod else {}),
+        },
+        as_horovod=options.as_horovod,
         extra_arguments=tuple(shlex.split(options.mpi_args or "")) if options.mpi else (),
     )
 

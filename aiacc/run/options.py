@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from aiacc.run.ignored import add_ignored
+
 #: Option to variable: these only set what the user could set in the environment.
 _SETTINGS = {
     "engine": "AIACC_ENGINE",
-    "network_interface": "AIACC_IFACE",
     "num_nccl_streams": "AIACC_LANES",
-    "fusion_threshold_mb": "AIACC_UNIT_BYTES",
     "cache_capacity": "AIACC_CACHE_CAPACITY",
     "start_timeout": "AIACC_CONNECT_TIMEOUT_S",
     "log_level": "AIACC_LOG_LEVEL",
@@ -38,7 +38,18 @@ def parser() -> argparse.ArgumentParser:
     add("--mpi-args", metavar="ARGS", help="further arguments of mpirun, in one string")
     add("--torchrun", action="store_true", help="start the ranks by torchrun; prints the command")
     add("--dry-run", action="store_true", help="print the command, start nothing")
+    add("--gloo", action="store_true", help="start them without mpirun, as is the default")
+    add(
+        "--as-horovod",
+        action="store_true",
+        help="let `import horovod` find aiacc in the ranks; see docs/migrating-from-horovod.md",
+    )
     add("--tag-output", action="store_true", help="mark every line with the rank that printed it")
+    add(
+        "--output-filename",
+        metavar="DIR",
+        help="write what rank N prints to DIR/rank.N/stdout and stderr",
+    )
     add(
         "--grace-s",
         type=float,
@@ -48,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--verbose", action="store_true", help="print what is started")
     _add_settings(result)
+    add_ignored(result)
     add("command", nargs=argparse.REMAINDER, help="program and arguments, the same on every rank")
     return result
 
@@ -59,10 +71,12 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
         for option, variable in _SETTINGS.items()
         if getattr(options, option) is not None
     }
-    if options.fusion_threshold_mb is not None:
-        settings["AIACC_UNIT_BYTES"] = f"{options.fusion_threshold_mb}MiB"
+    if options.network_interface:
+        settings["AIACC_IFACE"] = options.network_interface.partition(",")[0]
     if options.timeline_mark_cycles:
         settings["AIACC_TIMELINE_MARK_CYCLES"] = "1"
+    if options.no_stall_check:
+        settings["AIACC_STALL_WARN_S"] = "0"
     return settings
 
 
@@ -70,14 +84,15 @@ def _add_settings(result: argparse.ArgumentParser) -> None:
     group = result.add_argument_group("settings", "each sets one variable, see --help-env")
     add = group.add_argument
     add("--engine", metavar="NAME", help="AIACC_ENGINE")
-    add("--network-interface", "--network-interfaces", metavar="IF", help="AIACC_IFACE")
+    add("--network-interface", "--network-interfaces", metavar="IF",
+        help="AIACC_IFACE; the first of several")  # fmt: skip
     add("--num-nccl-streams", "--lanes", type=int, metavar="N", help="AIACC_LANES")
-    add("--fusion-threshold-mb", type=int, metavar="MIB", help="AIACC_UNIT_BYTES")
     add("--cache-capacity", type=int, metavar="N", help="AIACC_CACHE_CAPACITY")
     add("--start-timeout", "--gloo-timeout-seconds", type=float, metavar="S",
         help="AIACC_CONNECT_TIMEOUT_S")  # fmt: skip
     add("--log-level", metavar="LEVEL", help="AIACC_LOG_LEVEL")
     add("--timeline-filename", metavar="FILE", help="AIACC_TIMELINE")
     add("--timeline-mark-cycles", action="store_true", help="AIACC_TIMELINE_MARK_CYCLES")
+    add("--no-stall-check", action="store_true", help="AIACC_STALL_WARN_S=0")
     add("--stall-check-warning-time-seconds", type=float, metavar="S", help="AIACC_STALL_WARN_S")
     add("--stall-check-shutdown-time-seconds", type=float, metavar="S", help="AIACC_STALL_FAIL_S")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
@@ -10,7 +11,7 @@ import torch
 
 from aiacc import _core
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.mpi_ops import broadcast_, broadcast_async_, synchronize
+from aiacc.torch.mpi_ops import allgather, broadcast_, broadcast_async_, synchronize
 
 
 def broadcast_parameters(
@@ -144,7 +145,8 @@ def broadcast_object(
     Blocks: until the object is there.
 
     Args:
-        obj: Anything that pickle takes; ignored except on the root.
+        obj: Anything that cloudpickle takes, or pickle if that is not installed; ignored except on
+            the root.
         root_rank: Global rank to copy from.
         name: Pairs this call with the calls of the other ranks.
         process_set: Ranks that take part.
@@ -156,7 +158,7 @@ def broadcast_object(
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     is_root = _core.rank() == root_rank
-    payload = bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)) if is_root else bytearray()
+    payload = _pickled(obj) if is_root else bytearray()
     size = torch.tensor([len(payload)], dtype=torch.int64)
     broadcast_(size, root_rank, name and name + ".sz", process_set)
     if is_root:
@@ -165,3 +167,32 @@ def broadcast_object(
         data = torch.empty(int(size), dtype=torch.uint8)
     broadcast_(data, root_rank, name and name + ".t", process_set)
     return obj if is_root else pickle.loads(cast(Any, data.numpy().data))
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Collect a Python object of every rank.
+
+    Collective: every rank, with the same name.
+    Blocks: until all objects are there.
+
+    Args:
+        obj: Anything that cloudpickle takes, or pickle if that is not installed.
+        name: Pairs this call with the calls of the other ranks.
+
+    Returns:
+        Copies of the objects in rank order.
+
+    Raises:
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    payload = torch.frombuffer(_pickled(obj), dtype=torch.uint8)
+    sizes = allgather(torch.tensor([len(payload)], dtype=torch.int64), name and name + ".sz")
+    payloads = torch.split(allgather(payload, name and name + ".t"), sizes.tolist())
+    return [pickle.loads(cast(Any, one.numpy().data)) for one in payloads]
+
+
+def _pickled(obj: Any) -> bytearray:
+    if importlib.util.find_spec("cloudpickle") is None:
+        return bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL))
+    cloudpickle = importlib.import_module("cloudpickle")  # also takes functions and classes
+    return bytearray(cloudpickle.dumps(obj, pickle.HIGHEST_PROTOCOL))

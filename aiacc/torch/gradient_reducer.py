@@ -11,7 +11,9 @@ from torch.utils.hooks import RemovableHandle
 
 from aiacc import _core, basics
 from aiacc.exceptions import CollectiveError
+from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import Average
+from aiacc.torch import sparse
 from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.tensors import DTYPE_CODES, address_and_code, refusal
 
@@ -22,15 +24,16 @@ class ReductionOptions(NamedTuple):
     op: int = Average
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
-    process_set_id: int = 0
+    process_set: ProcessSet = global_process_set
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
 
 
-#: A submitted gradient: its handle; the tensor whose memory the core uses until that is done; where
-#: the result goes if that is a converted copy of the gradient, else None; what `decompress` needs.
-#: (A plain tuple, which takes a tenth of the time of a named one.)
-_InFlight: TypeAlias = tuple[int, torch.Tensor, torch.Tensor | None, object]
+NamedParameters: TypeAlias = Sequence[tuple[str, torch.Tensor]]
+
+#: What is under way: its handle; what has to stay alive because the core uses its memory; what to
+#: do once it is done, or None. (A plain tuple, which takes a tenth of the time of a named one.)
+_InFlight: TypeAlias = tuple[int, object, Callable[[], None] | None]
 
 
 class GradientReducer:
@@ -42,7 +45,7 @@ class GradientReducer:
 
     def __init__(
         self,
-        named_parameters: Sequence[tuple[str, torch.Tensor]],
+        named_parameters: NamedParameters,
         options: ReductionOptions,
         backward_passes_per_step: int,
     ) -> None:
@@ -56,21 +59,37 @@ class GradientReducer:
         self._left: list[int] = []
         self._in_flight: deque[_InFlight] = deque()
         self._hooks: dict[int, RemovableHandle] = {}
+        #: Parameters whose gradients have been sparse: they have none in a form of zeros.
+        self._sparse: set[int] = set()
         self.add(named_parameters)
         basics.at_init(self.reset)
 
-    def add(self, named_parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+    @property
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """Name and parameter of every gradient that is reduced."""
+        return list(zip(self._names, self._parameters, strict=True))
+
+    @property
+    def options(self) -> ReductionOptions:
+        """How gradients are reduced."""
+        return self._options
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is anything to reduce; never in a job of one rank."""
+        return bool(self._hooks)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What its class is to be called with to get another one like it."""
+        return self.named, self._options, self._passes
+
+    def add(self, named_parameters: NamedParameters) -> None:
         """Reduce the gradients of these parameters too."""
         for name, parameter in named_parameters:
             self._names.append(name)
             self._parameters.append(parameter)
             self._left.append(self._passes)
         self._attach()
-
-    @property
-    def active(self) -> bool:
-        """Whether there is anything to reduce; never in a job of one rank."""
-        return bool(self._hooks)
 
     @property
     def under_way(self) -> bool:
@@ -80,19 +99,19 @@ class GradientReducer:
     def set_passes(self, backward_passes_per_step: int) -> None:
         """Accumulate this many backward passes before a gradient is submitted."""
         self._passes = backward_passes_per_step
-        self._left[:] = [self._passes] * len(self._left)
+        self._start_step()
 
     def reset(self) -> None:
         """Forget what was under way, without waiting. Call it when the core has let go of it."""
         self._in_flight.clear()
-        self._left[:] = [self._passes] * len(self._left)
+        self._start_step()
         self._attach()
 
     def drop(self) -> None:
         """Wait for what is under way, whatever comes of it, and start the step anew."""
         _core.flush()
         self._wait()
-        self._left[:] = [self._passes] * len(self._left)
+        self._start_step()
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -105,7 +124,7 @@ class GradientReducer:
 
         A parameter without gradient takes part with zeros, for another rank may have one.
 
-        Collective: every rank.
+        Collective: every rank of the process set.
         Blocks: until every gradient is reduced or failed.
 
         Raises:
@@ -114,55 +133,95 @@ class GradientReducer:
         if not self._hooks:
             return
         self._attach()  # parameters that were frozen until now
-        failure: Exception | None = None
-        if len(self._in_flight) < len(self._parameters):
-            try:
-                self._submit_missing()
-            except Exception as error:  # raised below, after the others are done
-                failure = error
-            _core.flush()
+        failure = self._submit_missing()
+        _core.flush()
         failure = self._wait() or failure
-        self._left[:] = [self._passes] * len(self._left)
+        self._start_step()
         if failure is not None:
             raise failure
 
-    def _submit_missing(self) -> None:
-        for index, parameter in enumerate(self._parameters):
-            if self._left[index] > 0 and index in self._hooks and parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter, requires_grad=False)
-                self._submit_converted(index)
+    def _start_step(self) -> None:
+        self._left[:] = [self._passes] * len(self._left)
+
+    def _submit_missing(self) -> Exception | None:
+        """The first failure, or None. The others are submitted, for other ranks wait for them."""
+        failure: Exception | None = None
+        if len(self._in_flight) == len(self._parameters):
+            return None
+        for index in self._hooks:
+            if self._left[index] > 0:
+                try:
+                    self._submit_what_is_there(index)
+                except (CollectiveError, ValueError) as error:
+                    failure = failure or error
+        return failure
+
+    def _submit_what_is_there(self, index: int) -> None:
+        """Submit a gradient that the backward pass has not: that of an earlier pass, or zeros."""
+        parameter = self._parameters[index]
+        if parameter.grad is not None:
+            self._submit(index)
+        elif index in self._sparse:
+            self._submit_sparse(index, sparse.empty_like(parameter))
+        else:
+            self._send(index, *self._zeros(index))
+
+    def _zeros(self, index: int) -> tuple[torch.Tensor, Callable[[], None] | None]:
+        """A gradient for a parameter that has none, and what to do when it is reduced."""
+        parameter = self._parameters[index]
+        zeros = self._new_zeros(index)
+        if parameter.requires_grad:
+            parameter.grad = zeros
+            return zeros, None
+
+        # Frozen, perhaps on this rank only. If it is everywhere, no step shall touch it.
+        def adopt() -> None:
+            if zeros.any():
+                parameter.grad = zeros
+
+        return zeros, adopt
+
+    def _new_zeros(self, index: int) -> torch.Tensor:
+        return torch.zeros_like(self._parameters[index], requires_grad=False)
 
     def _wait(self) -> Exception | None:
         """The first failure, or None. What an interrupt leaves can be waited for again."""
         wait, in_flight = _core.wait, self._in_flight
         failure: Exception | None = None
         while in_flight:
-            handle, sent, gradient, ctx = in_flight[0]
+            handle, _, then = in_flight[0]
             try:
                 wait(handle)
-                if gradient is not None:
-                    with torch.no_grad():
-                        gradient.copy_(self._options.compression.decompress(sent, ctx))
+                if then is not None:
+                    then()
             except (CollectiveError, ValueError) as error:  # later: the others still use memory
                 failure = failure or error
             in_flight.popleft()
         return failure
 
     def _attach(self) -> None:
-        if len(self._hooks) == len(self._parameters) or basics.size() == 1:
+        """Put hooks on the parameters that need one and have none."""
+        if len(self._hooks) == len(self._parameters) or not self._has_company():
             return
         for index, parameter in enumerate(self._parameters):
             if parameter.requires_grad and index not in self._hooks:
                 register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
                 self._hooks[index] = register(self._hook(index, parameter))
 
+    def _has_company(self) -> bool:
+        return (
+            basics.is_initialized()
+            and basics.size() > 1
+            and bool(self._options.process_set.included())
+        )
+
     def _hook(self, index: int, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
         """What autograd calls with the parameter, once per backward pass."""
         # Locals of a closure are the fastest names that Python has.
         kind, submit, flush = _core.ALLREDUCE, _core.submit, _core.flush
         name, shape = "allreduce." + self._names[index], tuple(parameter.shape)
-        op, prescale, postscale, process_set_id, compression, _ = self._options
+        op, prescale, postscale, process_set, compression, _ = self._options
+        process_set_id = set_id(process_set)
         left, in_flight, parameters = self._left, self._in_flight, self._parameters
         codes = DTYPE_CODES if compression is Compression.none else {}
 
@@ -170,11 +229,7 @@ class GradientReducer:
             passes = left[index] - 1
             if passes != 0:
                 if passes < 0:
-                    raise AssertionError(
-                        f"gradient of {self._names[index]!r} was computed more than "
-                        f"backward_passes_per_step={self._passes} times before step(); increase "
-                        "backward_passes_per_step to accumulate gradients locally"
-                    )
+                    raise self._overrun(index)
                 left[index] = passes
                 return
             gradient = parameter.grad
@@ -195,30 +250,49 @@ class GradientReducer:
                     postscale,
                     process_set_id,
                 )
-                in_flight.append((handle, gradient, None, None))
+                in_flight.append((handle, gradient, None))
                 left[index] = 0
             else:
-                self._submit_converted(index)
+                self._submit(index)
             if len(in_flight) == len(parameters):
                 flush()
 
         return hook
 
-    def _submit_converted(self, index: int) -> None:
-        """Submit a gradient of any form: compressed, of another layout, sparse."""
-        parameter, options = self._parameters[index], self._options
+    def _overrun(self, index: int) -> AssertionError:
+        return AssertionError(
+            f"gradient of {self._names[index]!r} was computed more than "
+            f"backward_passes_per_step={self._passes} times before step(); increase "
+            "backward_passes_per_step to accumulate gradients locally"
+        )
+
+    def _submit(self, index: int) -> None:
+        """Submit the gradient of a parameter, whatever its form."""
+        gradient = self._parameters[index].grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided and not self._options.sparse_as_dense:
+            self._submit_sparse(index, gradient)
+        else:
+            self._send(index, self._dense(index))
+
+    def _dense(self, index: int) -> torch.Tensor:
+        """The gradient of a parameter, which this makes dense if it has to."""
+        parameter = self._parameters[index]
         gradient = parameter.grad
         assert gradient is not None
-        what = f"gradient of {self._names[index]!r}"
-        with torch.no_grad():
-            if gradient.layout is not torch.strided:
-                if not options.sparse_as_dense:
-                    raise refusal(gradient, what)
-                gradient = parameter.grad = gradient.to_dense()
-            gradient = gradient.detach()
-            compressed, ctx = options.compression.compress(gradient)
-            sent = compressed.contiguous()
-        address, code = address_and_code(sent, what)
+        if gradient.layout is not torch.strided:
+            if not self._options.sparse_as_dense:
+                raise refusal(gradient, f"gradient of {self._names[index]!r}")
+            gradient = parameter.grad = gradient.to_dense()
+        return gradient.detach()
+
+    def _send(
+        self, index: int, gradient: torch.Tensor, then: Callable[[], None] | None = None
+    ) -> None:
+        """Submit a dense gradient to be reduced in place; ``then`` runs after that."""
+        sent, restore = self._compressed(gradient)
+        address, code = address_and_code(sent, f"gradient of {self._names[index]!r}")
+        options = self._options
         handle = _core.submit(
             _core.ALLREDUCE,
             "allreduce." + self._names[index],
@@ -230,8 +304,55 @@ class GradientReducer:
             0,
             options.prescale_factor,
             options.postscale_factor,
-            options.process_set_id,
+            set_id(options.process_set),
         )
-        in_place = address == gradient.data_ptr() and ctx is None
-        self._in_flight.append((handle, sent, None if in_place else gradient, ctx))
+        self._in_flight.append((handle, sent, _both(restore, then)))
         self._left[index] = 0
+
+    def _compressed(self, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
+        """The contiguous tensor to send, and what puts the result into ``gradient`` if needed."""
+        compression = self._options.compression
+        with torch.no_grad():
+            compressed, ctx = compression.compress(gradient)
+            sent = compressed.contiguous()
+        if ctx is None and sent.data_ptr() == gradient.data_ptr():
+            return sent, None
+
+        def restore() -> None:
+            with torch.no_grad():
+                gradient.copy_(compression.decompress(sent, ctx))
+
+        return sent, restore
+
+    def _submit_sparse(self, index: int, gradient: torch.Tensor) -> None:
+        """Gather the entries of all ranks, under the name that a dense gradient would have.
+
+        So ranks that disagree on the form get an error, and do not wait for one another.
+        """
+        options, parameter = self._options, self._parameters[index]
+        what = f"gradient of {self._names[index]!r}"
+        sparse.check_sparse(gradient, what)
+        sparse.check_sparse_op(options.op, what)
+        rows = sparse.pack_rows(gradient)
+        handle = sparse.submit_rows("allreduce." + self._names[index], rows, options.process_set)
+        divide_by = sparse.divisor(options.op, options.process_set)
+
+        def store() -> None:
+            parameter.grad = sparse.take_rows(handle, gradient, divide_by)
+
+        self._in_flight.append((handle, rows, store))
+        self._sparse.add(index)
+        self._left[index] = 0
+
+
+def _both(
+    first: Callable[[], None] | None, second: Callable[[], None] | None
+) -> Callable[[], None] | None:
+    if first is None or second is None:
+        return first or second
+
+    def run() -> None:
+        first()
+        second()
+
+    return run

@@ -3,133 +3,23 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 import torch
 
+from aiacc import basics
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import Average, check_op, name_of_op
+from aiacc.reduce_ops import Adasum, Average, check_op, name_of_op
+from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression import Compression, Compressor
-from aiacc.torch.gradient_reducer import GradientReducer, ReductionOptions
+from aiacc.torch.gradient_batches import GroupReducer
+from aiacc.torch.gradient_buckets import BucketReducer
+from aiacc.torch.gradient_reducer import GradientReducer, NamedParameters, ReductionOptions
+from aiacc.torch.optimizer_methods import Distributed, check_passes, default_names, distribute
 
-if TYPE_CHECKING:
-    from torch.optim import Optimizer as _Base
-else:
-    # At run time the class of the wrapped optimizer follows in the MRO.
-    _Base = object
-
-NamedParameters = list[tuple[str, torch.Tensor]]
-
-
-class _Distributed(_Base):
-    """What `DistributedOptimizer` adds to the class of the wrapped optimizer."""
-
-    #: Names by parameter, as Horovod offers them.
-    _parameter_names: dict[torch.Tensor, str]
-    _reducer: GradientReducer
-    _synchronized: bool
-    _should_synchronize: bool
-
-    def synchronize(self) -> None:
-        """Wait until the gradients are reduced, for example to clip them before `step`.
-
-        Call `step` inside `skip_synchronize` afterwards.
-
-        Collective: every rank.
-        Blocks: until every gradient is reduced.
-
-        Raises:
-            CollectiveError: A gradient could not be reduced.
-        """
-        self._reducer.finish()
-        self._synchronized = True
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """In this context `step` does not synchronise, because `synchronize` was called before."""
-        self._should_synchronize = False
-        try:
-            yield
-        finally:
-            self._should_synchronize = True
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronise, then update the parameters.
-
-        Collective: every rank, unless inside `skip_synchronize`.
-        Blocks: until every gradient is reduced.
-
-        Args:
-            closure: Computes the loss and its gradients anew; they are reduced each time.
-
-        Raises:
-            CollectiveError: A gradient could not be reduced; no parameter was changed.
-        """
-        if self._should_synchronize:
-            if self._synchronized:
-                warnings.warn(
-                    "step() after synchronize() reduces the gradients again; call it inside "
-                    "'with optimizer.skip_synchronize():'",
-                    stacklevel=2,
-                )
-            if closure is not None:
-                closure = self._reduced(closure)
-            if closure is None or self._reducer.under_way:
-                self.synchronize()
-        self._synchronized = False
-        return super().step(closure)
-
-    # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
-    step.hooked = True  # type: ignore[attr-defined]
-
-    def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def compute() -> Any:
-            loss = closure()
-            self._reducer.finish()
-            return loss
-
-        return compute
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clear the gradients; arguments as of the wrapped optimizer.
-
-        Raises:
-            AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
-        """
-        if self._reducer.under_way:
-            raise AssertionError(
-                "zero_grad() was called after backward() and before step() or synchronize() "
-                "(expected after one of them): the gradients are being reduced"
-            )
-        super().zero_grad(*args, **kwargs)
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Accumulate ``passes`` backward passes locally before each reduction.
-
-        Raises:
-            ValueError: ``passes`` is not positive.
-        """
-        self._reducer.set_passes(_check_passes(passes))
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over ``state_dict``; gradients that were under way are waited for and dropped."""
-        if self._reducer.under_way:
-            self._reducer.drop()
-        self._synchronized = False
-        self._should_synchronize = True
-        super().load_state_dict(state_dict)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Optimize these parameters too; their gradients are reduced under default names."""
-        super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        named = _default_names(index, self.param_groups[index]["params"])
-        self._parameter_names.update((parameter, name) for name, parameter in named)
-        self._reducer.add(named)
+#: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
+DEFAULT_BUCKET_BYTES = 8 << 20
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -143,7 +33,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | list[list[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> _Distributed:
+    *,
+    gradient_as_bucket_view: bool = False,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> Distributed | AdasumDistributed:
     """An optimizer like ``optimizer`` whose `step` uses the gradients of all ranks.
 
     Each gradient is submitted as soon as the backward pass has computed it, so that communication
@@ -164,14 +57,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             the gradients of the ranks. Default: names by position.
         compression: Form in which gradients travel.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
-        op: Average, Sum, Min, Max or Product.
+        op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
+            would make to the parameters, in `step`.
         gradient_predivide_factor: Divide by this before the sum and multiply by it afterwards;
             with op=Average only.
         num_groups: Deprecated form of ``groups``.
-        groups: Number of groups, or lists of parameters, that Horovod would reduce together. It is
-            checked, and without further effect: the core packs gradients as they get ready.
-        sparse_as_dense: Reduce sparse gradients as dense ones.
-        process_set: Ranks that take part.
+        groups: Number of groups, or disjoint lists of parameters, whose gradients are reduced
+            together as soon as the last of a group is there; those in no list are reduced singly.
+        sparse_as_dense: Reduce sparse gradients as dense ones; otherwise the entries of all ranks
+            are gathered.
+        process_set: Ranks that take part; on other ranks the optimizer steps with its own
+            gradients.
+        gradient_as_bucket_view: Let gradients live in persistent flat buckets from the second step
+            on, laid out in the order in which the backward pass computes them. A bucket is one
+            operation without copies before or after, and no step allocates memory for gradients.
+            Parameters' ``grad`` are views of buckets: change them in place. ``zero_grad()`` drops
+            the views and the next backward pass brings them back, at the price of one copy each;
+            with ``set_to_none=False`` the buckets are zeroed and autograd adds to them.
+        bucket_bytes: Size of a bucket; a larger gradient has one of its own.
 
     Returns:
         Instance of a subclass of the class of ``optimizer``, of the same name, that has
@@ -181,36 +84,36 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: A bad argument, or aiacc is not initialised.
     """
     prescale_factor, postscale_factor = _factors(check_op(op), gradient_predivide_factor)
+    set_id(process_set)  # refuses one that is not registered
     options = ReductionOptions(
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
-        process_set_id=set_id(process_set),
+        process_set=process_set,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
     )
-    passes = _check_passes(backward_passes_per_step)
-    if isinstance(optimizer, _Distributed):
+    passes = check_passes(backward_passes_per_step)
+    if isinstance(optimizer, Distributed | AdasumDistributed):
         raise ValueError(
             f"optimizer is a DistributedOptimizer ({type(optimizer).__name__}) already (expected "
             "one of torch's); wrap it once"
         )
-    _check_groups(num_groups, groups)
+    groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
-
-    wrapped: Any = type(optimizer)
-    subclass: Any = type(wrapped.__name__, (_Distributed, wrapped), {"__doc__": wrapped.__doc__})
-    distributed: _Distributed = subclass.__new__(subclass)
-    # Not __init__, whose arguments are unknown. A scheduler may have put a step() of its own on
-    # the instance, which would call the wrapped optimizer's.
-    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    distributed.__dict__.update(attributes)
-    distributed._parameter_names = {parameter: name for name, parameter in named}
-    distributed._synchronized = False
-    distributed._should_synchronize = True
-    distributed._reducer = reducer = GradientReducer(named, options, passes)
-    weakref.finalize(distributed, reducer.detach)
-    return distributed
+    basics.size()  # ValueError before init
+    if op == Adasum:
+        _check_adasum(process_set, groups, gradient_as_bucket_view)
+        return distribute_adasum(optimizer, named, compression)
+    reducer: GradientReducer
+    if gradient_as_bucket_view:
+        _check_buckets(bucket_bytes, groups)
+        reducer = BucketReducer(named, options, passes, bucket_bytes)
+    elif groups is not None:
+        reducer = GroupReducer(named, options, passes, _numbered(groups, named))
+    else:
+        reducer = GradientReducer(named, options, passes)
+    return distribute(optimizer, reducer)
 
 
 def _factors(op: int, gradient_predivide_factor: float) -> tuple[float, float]:
@@ -224,13 +127,9 @@ def _factors(op: int, gradient_predivide_factor: float) -> tuple[float, float]:
     return 1.0 / gradient_predivide_factor, gradient_predivide_factor
 
 
-def _check_passes(passes: int) -> int:
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step={passes} (expected at least 1)")
-    return passes
-
-
-def _check_groups(num_groups: int, groups: object) -> None:
+def _resolve_groups(
+    num_groups: int, groups: int | list[list[torch.Tensor]] | None
+) -> int | list[list[torch.Tensor]] | None:
     if num_groups != 0:
         warnings.warn(
             "the argument 'num_groups' is deprecated; use 'groups'",
@@ -238,32 +137,60 @@ def _check_groups(num_groups: int, groups: object) -> None:
             stacklevel=3,
         )
         groups = num_groups if groups is None else groups
-    if groups is None or (isinstance(groups, int) and groups >= 0):
-        return
+    if groups is None or (isinstance(groups, int) and groups > 0):
+        return groups
     if isinstance(groups, list) and all(
-        isinstance(group, list) and all(isinstance(entry, torch.Tensor) for entry in group)
+        isinstance(group, list | tuple) and all(isinstance(entry, torch.Tensor) for entry in group)
         for group in groups
     ):
         members = [entry for group in groups for entry in group]
         if len(set(members)) != len(members):
             raise ValueError("groups contain a parameter twice (expected disjoint lists)")
-        return
+        return groups
     raise ValueError(
-        f"groups={groups!r} (expected a non-negative number or a list of lists of parameters)"
+        f"groups={groups!r:.100} (expected a positive number or a list of lists of parameters)"
     )
 
 
-def _default_names(group: int, parameters: list[torch.Tensor]) -> NamedParameters:
-    return [(f"allreduce.noname.{group}.{index}", p) for index, p in enumerate(parameters)]
+def _numbered(
+    groups: int | list[list[torch.Tensor]], named: NamedParameters
+) -> int | list[list[int]]:
+    """``groups`` with the positions of their parameters in ``named``; others are left out."""
+    if isinstance(groups, int):
+        return groups
+    number_of = {parameter: number for number, (_, parameter) in enumerate(named)}
+    return [[number_of[p] for p in group if p in number_of] for group in groups]
+
+
+def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool) -> None:
+    if process_set.process_set_id != 0:
+        raise NotImplementedError(  # Horovod's class
+            f"op=Adasum with {process_set} (expected global_process_set); use op=Average"
+        )
+    if groups is not None or buckets:
+        raise ValueError(
+            "op=Adasum with groups or gradient_as_bucket_view (expected neither, for changes of "
+            "parameters are combined one by one); leave them out"
+        )
+
+
+def _check_buckets(bucket_bytes: int, groups: object) -> None:
+    if groups is not None:
+        raise ValueError(
+            "gradient_as_bucket_view=True and groups are given (expected at most one of them, for "
+            "buckets are groups); leave out one"
+        )
+    if bucket_bytes <= 0:
+        raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
 
 
 def _name_parameters(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-) -> NamedParameters:
+) -> list[tuple[str, torch.Tensor]]:
     """Name and parameter of everything that ``optimizer`` updates."""
     groups = [group["params"] for group in optimizer.param_groups]
-    defaults = [pair for index, group in enumerate(groups) for pair in _default_names(index, group)]
+    defaults = [pair for index, group in enumerate(groups) for pair in default_names(index, group)]
     named = defaults if named_parameters is None else list(named_parameters)
     for entry in named:
         if not (

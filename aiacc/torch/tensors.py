@@ -69,3 +69,12 @@ def address_and_code(tensor: torch.Tensor, what: str) -> tuple[int, int]:
     except (AttributeError, KeyError, RuntimeError):
         pass
     raise refusal(tensor, what)
+
+
+def check_rows(tensor: torch.Tensor, what: str) -> None:
+    """Raise ValueError for a tensor that has no first dimension."""
+    if tensor.dim() == 0:
+        raise ValueError(
+            f"[torch] {what}: tensor without dimensions (expected at least one, the first of which "
+            "is divided among the ranks); use tensor.reshape(1)"
+        )

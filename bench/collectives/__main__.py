@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r"\[\s+(-?\d[-\d.,e\s]*?)\s+\]")
 def main() -> int:
     """Run the jobs of all engines in turn, write the file, print a summary."""
     options = _options()
-    rows = [key for key in options.rows if key != IDLE]
+    rows = [key for key in options.rows if key != IDLE and row_of(key).ranks <= options.ranks]
     began = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before = machine.load()
     jobs: list[dict[str, Any]] = []

@@ -16,6 +16,7 @@ class Row:
         divisor: Operations in one timed call; samples are per operation.
         calls: Timed calls, back to back, in each round.
         rounds: Multiplies ``--iterations``, for rows that are short.
+        ranks: With fewer ranks the row is left out.
     """
 
     key: str
@@ -25,6 +26,7 @@ class Row:
     divisor: int = 1
     calls: int = 1
     rounds: int = 1
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class Bar:
 LATENCY_BYTES = {"latency_4B": 4, "latency_256K": 256 * 1024, "latency_4M": 4 * 1024 * 1024}
 SMALL_TENSORS = 400
 SMALL_BYTES = 1024
+GROUPED_TENSORS = 100
+GROUPED_BYTES = 64 * 1024
+#: Rows of `exchange`.
+EXCHANGE = ("grouped", "alltoall", "reducescatter", "process_set")
 
 ROWS = (
     Row("resnet50", "161 gradients of ResNet-50, 97.5 MiB, averaged"),
@@ -55,6 +61,10 @@ ROWS = (
     Row("latency_4B", "one blocking all-reduce, 4 B", calls=50, rounds=2),
     Row("latency_256K", "one blocking all-reduce, 256 KB", calls=20, rounds=2),
     Row("latency_4M", "one blocking all-reduce, 4 MB", calls=5, rounds=2),
+    Row("grouped", f"{GROUPED_TENSORS} tensors of 64 KB as one group, averaged"),
+    Row("alltoall", "all-to-all, 4 MB on every rank"),
+    Row("reducescatter", "reduce-scatter, 4 MB on every rank"),
+    Row("process_set", "all-reduce of 4 MB in a process set of all ranks but one", ranks=3),
     Row("step", "training step, ResNet-50's shapes, free backward"),
     Row("submit", "submit from Python, per tensor", "caller", "us", SMALL_TENSORS, rounds=2),
 )
@@ -70,6 +80,14 @@ BARS = (
     Bar("latency_4B", "tcp", 0.6, "gloo"),
     Bar("latency_4M", "mpi", 0.3, "gloo"),
     Bar("latency_4M", "tcp", 0.9, "gloo"),
+    Bar("grouped", "mpi", 1.0, "gloo_coalesced"),
+    Bar("grouped", "tcp", 1.0, "gloo_coalesced"),
+    Bar("alltoall", "mpi", 1.0, "gloo"),
+    Bar("alltoall", "tcp", 1.0, "gloo"),
+    Bar("reducescatter", "mpi", 1.0, "gloo"),
+    Bar("reducescatter", "tcp", 1.0, "gloo"),
+    Bar("process_set", "mpi", 1.0, "gloo"),
+    Bar("process_set", "tcp", 1.0, "gloo"),
     Bar("step", "mpi", 0.42, "ddp"),
     Bar("step", "tcp", 0.42, "ddp"),
     Bar("submit", "mpi", 2.5, ""),

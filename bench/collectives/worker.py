@@ -9,9 +9,16 @@ from pathlib import Path
 
 import torch
 
-from bench.collectives import peers, sockets, training
+from bench.collectives import exchange, peers, sockets, training
 from bench.collectives.measure import Contender, interleave
-from bench.collectives.rows import IDLE, LATENCY_BYTES, ROWS, SMALL_BYTES, SMALL_TENSORS
+from bench.collectives.rows import (
+    EXCHANGE,
+    IDLE,
+    LATENCY_BYTES,
+    ROWS,
+    SMALL_BYTES,
+    SMALL_TENSORS,
+)
 from bench.collectives.tensors import Tensors
 from bench.shapes import Shape, resnet50
 
@@ -61,6 +68,8 @@ def _contenders(
     def data(shapes: Sequence[tuple[str, Shape]]) -> Tensors:
         return Tensors(shapes, rank, size)
 
+    if key in EXCHANGE:
+        return exchange.contenders(key, with_aiacc, gloo, rank, size)
     if with_aiacc:
         from bench.collectives import ours
     count = SMALL_BYTES // _FLOAT_BYTES

@@ -22,6 +22,12 @@ class BitVector {
   bool test(std::size_t bit) const { return ((words_[bit / 64] >> (bit % 64)) & 1U) != 0; }
   void set(std::size_t bit) { words_[bit / 64] |= std::uint64_t{1} << (bit % 64); }
   void clear(std::size_t bit) { words_[bit / 64] &= ~(std::uint64_t{1} << (bit % 64)); }
+  /// Sets every bit that is set in `other`, which has as many words.
+  void merge(const BitVector& other) {
+    for (std::size_t index = 0; index < words_.size(); ++index) {
+      words_[index] |= other.words_[index];
+    }
+  }
   void assign(std::size_t words, std::uint64_t value) { words_.assign(words, value); }
 
   /// Calls visit(bit) for every 1, ascending.

@@ -27,6 +27,25 @@ std::size_t size_of(DataType dtype) {
   throw Error(Code::kInternal, "[core] unknown data type");
 }
 
+bool is_floating(DataType dtype) {
+  switch (dtype) {
+    case DataType::kFloat16:
+    case DataType::kBFloat16:
+    case DataType::kFloat32:
+    case DataType::kFloat64:
+      return true;
+    case DataType::kUInt8:
+    case DataType::kInt8:
+    case DataType::kUInt16:
+    case DataType::kInt16:
+    case DataType::kInt32:
+    case DataType::kInt64:
+    case DataType::kBool:
+      return false;
+  }
+  return false;
+}
+
 const char* name_of(DataType dtype) {
   switch (dtype) {
     case DataType::kUInt8:

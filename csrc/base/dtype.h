@@ -43,6 +43,9 @@ struct Reduction {
 /// Bytes of one element.
 std::size_t size_of(DataType dtype);
 
+/// Whether elements have fractions; bool and integers have none.
+bool is_floating(DataType dtype);
+
 /// "float32", "bfloat16", ...: NumPy's and torch's spelling.
 const char* name_of(DataType dtype);
 

@@ -53,7 +53,7 @@ const std::vector<Variable>& table() {
      "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads, else tcp."},
     {"LANES", "HOROVOD_NUM_NCCL_STREAMS", &Config::lanes, "0", 0, 64, "",
      "Concurrent all-reduces; 0 lets the engine choose. The ranks must agree."},
-    {"UNIT_BYTES", "HOROVOD_FUSION_THRESHOLD", &Config::unit_bytes, "1MiB", 256, kGiB, "",
+    {"UNIT_BYTES", "", &Config::unit_bytes, "1MiB", 256, kGiB, "",
      "Size of one unit of work: smaller tensors are packed, larger ones split. The ranks must agree."},
     text("IFACE", "HOROVOD_GLOO_IFACE", &Config::iface, "",
          "Network interface (eth0) or own IP address to use; empty: the one of the default route."),
@@ -93,7 +93,8 @@ const std::vector<Variable>& table() {
     {"TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", &Config::timeline_mark_cycles, "false", 0, 0, "",
      "Mark every round of agreement in the timeline."},
     {"STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS", &Config::stall_warn_s, "60", 0, 1e6, "",
-     "Seconds after which a tensor that some rank has not submitted is reported; 0: never."},
+     "Seconds after which a tensor that some rank has not submitted is reported; 0: never. "
+     "HOROVOD_STALL_CHECK_DISABLE=1 means 0."},
     {"STALL_FAIL_S", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", &Config::stall_fail_s, "0", 0, 1e6, "",
      "Seconds after which such a tensor is an error on every rank; 0: never."},
     text("STALL_FILE", "", &Config::stall_file, "",
@@ -223,12 +224,28 @@ bool parse(const Variable& /*variable*/, const std::string& value, bool& out) {
   return out || std::find(kFalse.begin(), kFalse.end(), word) != kFalse.end();
 }
 
+constexpr const char* kStallCheckDisable = "HOROVOD_STALL_CHECK_DISABLE";
+
 /// The variable that decides and its value; the name is empty when the default holds.
 std::pair<std::string, std::string> find(const Variable& variable,
                                          const std::function<const char*(const char*)>& lookup) {
   const std::string name = std::string("AIACC_") + variable.name;
   if (const char* value = lookup(name.c_str()); value != nullptr && *value != '\0') {
     return {name, value};
+  }
+  // Horovod switches the reports off by a variable of its own, whose value is a boolean.
+  if (std::strcmp(variable.name, "STALL_WARN_S") == 0) {
+    const char* disable = lookup(kStallCheckDisable);
+    bool disabled = false;
+    if (disable != nullptr && *disable != '\0' && !parse(variable, disable, disabled)) {
+      throw Error(
+          Code::kInvalidArgument,
+          std::string("[config] ") + kStallCheckDisable + "=\"" + disable +
+              "\" (expected a boolean: 1/0, true/false, yes/no, on/off); correct or unset it");
+    }
+    if (disabled) {
+      return {kStallCheckDisable, "0"};
+    }
   }
   const char* value = *variable.alias ? lookup(variable.alias) : nullptr;
   // Horovod's HOROVOD_TIMELINE=DYNAMIC asks for a timeline that can be started later: always so.

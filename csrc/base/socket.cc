@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "csrc/base/error.h"
 
@@ -81,8 +80,8 @@ in_addr find_interface(const std::string& wanted) {
                   "with one (this host has: " + known + ")");
 }
 
-/// One attempt on one resolved address; returns 0 or the errno of the failure.
-int try_connect(const addrinfo& target, Clock::time_point deadline, Socket& result) {
+/// One attempt on one resolved address; returns 0 or the errno of the failure, EINTR if interrupted.
+int try_connect(const addrinfo& target, Clock::time_point deadline, int interrupt, Socket& result) {
   Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) {
     return errno;
@@ -91,13 +90,16 @@ int try_connect(const addrinfo& target, Clock::time_point deadline, Socket& resu
     if (errno != EINPROGRESS) {
       return errno;
     }
-    pollfd entry{socket.fd(), POLLOUT, 0};
+    pollfd entries[2] = {{socket.fd(), POLLOUT, 0}, {interrupt, POLLIN, 0}};
     int ready = 0;
     do {
-      ready = poll(&entry, 1, milliseconds_until(deadline));
+      ready = poll(entries, 2, milliseconds_until(deadline));
     } while (ready < 0 && errno == EINTR);  // a signal is no connection
     if (ready == 0) {
       return ETIMEDOUT;
+    }
+    if (entries[0].revents == 0) {
+      return EINTR;
     }
     int failure = 0;
     socklen_t length = sizeof failure;
@@ -224,7 +226,7 @@ std::pair<std::string, int> split_address(const std::string& address) {
   return {host, port};
 }
 
-Socket connect_to(const std::string& address, Clock::time_point deadline) {
+Socket connect_to(const std::string& address, Clock::time_point deadline, int interrupt) {
   const auto [host, port] = split_address(address);
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -242,7 +244,7 @@ Socket connect_to(const std::string& address, Clock::time_point deadline) {
     int last = 0;
     for (const addrinfo* target = head; target != nullptr; target = target->ai_next) {
       Socket socket;
-      last = try_connect(*target, deadline, socket);
+      last = try_connect(*target, deadline, interrupt, socket);
       if (last == 0) {
         return socket;
       }
@@ -255,7 +257,10 @@ Socket connect_to(const std::string& address, Clock::time_point deadline) {
               " before the deadline; is that host reachable on that port (firewall, AIACC_IFACE)?",
           last);
     }
-    std::this_thread::sleep_for(pause);
+    pollfd entry{interrupt, POLLIN, 0};
+    if (poll(&entry, 1, static_cast<int>(pause.count())) > 0) {
+      throw Error(Code::kShutdown, "[socket] connecting to " + address + " was interrupted");
+    }
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   }
 }

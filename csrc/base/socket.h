@@ -37,8 +37,9 @@ class Socket {
 };
 
 /// Resolves and connects before `deadline`; throws Error(kTimeout or kPeerLost) naming the address.
-/// A refused connection is tried again until the deadline: the listener may not be up yet.
-Socket connect_to(const std::string& address, Clock::time_point deadline);
+/// A refused connection is tried again until the deadline: the listener may not be up yet. Throws
+/// Error(kShutdown) when `interrupt`, a descriptor unless it is -1, becomes readable meanwhile.
+Socket connect_to(const std::string& address, Clock::time_point deadline, int interrupt = -1);
 
 /// "host:port" with IPv6 hosts in brackets. Throws Error(kInvalidArgument).
 std::pair<std::string, int> split_address(const std::string& address);

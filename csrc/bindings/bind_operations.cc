@@ -3,11 +3,11 @@
 #include <utility>
 #include <vector>
 
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "csrc/bindings/bindings.h"
+#include "csrc/bindings/guarded.h"
 #include "csrc/core/runtime.h"
 
 namespace py = pybind11;
@@ -16,31 +16,13 @@ namespace aiacc {
 namespace {
 
 OpKind kind_from(int kind) {
-  if (kind < 0 || kind >= kOpKinds) {
+  // Process sets change through functions of their own.
+  if (kind < 0 || kind > static_cast<int>(OpKind::kJoin)) {
     throw Error(Code::kInvalidArgument,
                 "[submit] operation kind " + std::to_string(kind) + " (expected 0.." +
-                    std::to_string(kOpKinds - 1) + ")");
+                    std::to_string(static_cast<int>(OpKind::kJoin)) + ")");
   }
   return static_cast<OpKind>(kind);
-}
-
-/// Local checks: what needs no other rank to be known as wrong.
-void check(const Request& request, int size) {
-  if (request.kind == OpKind::kAllgather && request.shape.empty()) {
-    throw Error(Code::kInvalidArgument,
-                "[submit] allgather of a 0-dimensional tensor (expected at least 1 dimension to "
-                "concatenate along; reshape it to [1])");
-  }
-  if (request.kind == OpKind::kBroadcast && (request.root < 0 || request.root >= size)) {
-    throw Error(Code::kInvalidArgument,
-                "[submit] root_rank " + std::to_string(request.root) + " (expected 0.." +
-                    std::to_string(size - 1) + ")");
-  }
-  if (request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum) {
-    throw Error(Code::kInvalidArgument,
-                "[submit] op=Adasum is not available yet (expected Average, Sum, Min, Max or "
-                "Product)");
-  }
 }
 
 constexpr Py_ssize_t kSubmitArguments = 11;
@@ -110,81 +92,86 @@ Handle submit(PyObject* const* arguments) {
   request.prescale = number(arguments[8]);
   request.postscale = number(arguments[9]);
   request.process_set = static_cast<std::uint32_t>(integer(arguments[10]));
-  check(request, session->placement().size);
   return coordinator.submit(std::move(operation));
 }
 
-/// Lets Python see a Ctrl-C that came during a wait without the GIL.
-void check_signals() {
-  const py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) {
-    throw py::error_already_set();
-  }
+/// An operation of the current session whose request has no value of an earlier one.
+std::shared_ptr<Operation> blank_operation(Coordinator& coordinator) {
+  std::shared_ptr<Operation> operation = coordinator.acquire();
+  operation->request = {};
+  return operation;
 }
 
-void wait(PyObject* argument) {
-  const Handle handle = integer(argument);
+PyObject* item(const py::tuple& items, std::size_t index) {
+  return PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(index));
+}
+
+Handle submit_alltoall(const py::str& name,
+                       std::uintptr_t input,
+                       const py::tuple& shape,
+                       int dtype,
+                       const std::vector<std::int64_t>& splits,
+                       std::uint32_t process_set) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
-  if (coordinator.poll(handle)) {
-    // The common case of the second handle of a step: done, so keep the GIL.
-    const auto operation = coordinator.wait(handle);
-    if (operation->request.kind == OpKind::kAllgather) {
-      return;
-    }
-  } else {
-    const py::gil_scoped_release release;
-    const auto operation = coordinator.wait(handle, check_signals);
-    if (operation->request.kind == OpKind::kAllgather) {
-      return;
-    }
-  }
-  coordinator.release(handle);
+  std::shared_ptr<Operation> operation = blank_operation(coordinator);
+  Request& request = operation->request;
+  request.kind = OpKind::kAlltoall;
+  assign_text(request.name, name.ptr());
+  operation->input = reinterpret_cast<const void*>(input);  // NOLINT(performance-no-int-to-ptr)
+  operation->output = nullptr;
+  assign_shape(request.shape, shape.ptr());
+  request.dtype = dtype_from(dtype);
+  request.numbers = splits;
+  request.process_set = process_set;
+  return coordinator.submit(std::move(operation));
 }
 
-py::tuple take_output(Handle handle) {
-  const auto session = Runtime::instance().session();
-  std::shared_ptr<Operation> operation;
-  {
-    const py::gil_scoped_release release;
-    operation = session->coordinator().wait(handle, check_signals);
-  }
-  std::vector<std::int64_t> shape = operation->request.shape;
-  if (operation->request.kind != OpKind::kAllgather) {
+Handle submit_group(int kind,
+                    const py::str& name,
+                    const py::tuple& inputs,
+                    const py::tuple& outputs,
+                    const py::tuple& shapes,
+                    const py::tuple& dtypes,
+                    int op,
+                    double prescale,
+                    double postscale,
+                    std::uint32_t process_set) {
+  const std::size_t tensors = inputs.size();
+  if (tensors == 0 || outputs.size() != tensors || shapes.size() != tensors ||
+      dtypes.size() != tensors) {
     throw Error(Code::kInvalidArgument,
-                "[handle] take_output of " + std::string(name_of(operation->request.kind)) +
-                    " (expected allgather)");
+                "[submit] a group of " + std::to_string(tensors) + " inputs, " +
+                    std::to_string(outputs.size()) + " outputs, " + std::to_string(shapes.size()) +
+                    " shapes and " + std::to_string(dtypes.size()) +
+                    " dtypes (expected equally many, at least 1)");
   }
-  shape.front() = 0;
-  for (const std::int64_t extent : operation->first_extents) {
-    shape.front() += extent;
+  const auto session = Runtime::instance().session();
+  Coordinator& coordinator = session->coordinator();
+  std::shared_ptr<Operation> operation = blank_operation(coordinator);
+  Request& request = operation->request;
+  request.kind = kind_from(kind);
+  if (request.kind != OpKind::kAllreduce && request.kind != OpKind::kAllgather &&
+      request.kind != OpKind::kReducescatter) {
+    throw Error(Code::kInvalidArgument,
+                std::string("[submit] a group of ") + name_of(request.kind) +
+                    " (expected allreduce, allgather or reducescatter)");
   }
-  auto memory = std::make_unique<std::vector<std::uint8_t>>(std::move(operation->gathered));
-  operation.reset();
-  session->coordinator().release(handle);
-  const auto bytes = static_cast<py::ssize_t>(memory->size());
-  std::uint8_t* data = memory->data();
-  const py::capsule owner(memory.release(), [](void* pointer) {
-    delete static_cast<std::vector<std::uint8_t>*>(pointer);
-  });
-  return py::make_tuple(py::array_t<std::uint8_t>(bytes, data, owner), py::tuple(py::cast(shape)));
-}
-
-/// What pybind11's dispatcher does for other functions: no C++ exception reaches Python.
-template <class Body>
-PyObject* guarded(Body body) noexcept {
-  try {
-    return body();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const Error& error) {
-    set_python_error(error);
-  } catch (const py::builtin_exception& error) {
-    error.set_error();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  assign_text(request.name, name.ptr());
+  request.more.resize(tensors - 1);
+  operation->more.resize(tensors - 1);
+  for (std::size_t i = 0; i < tensors; ++i) {
+    TensorSpec& spec = i == 0 ? request : request.more[i - 1];
+    assign_shape(spec.shape, item(shapes, i));
+    spec.dtype = dtype_from(static_cast<int>(integer(item(dtypes, i))));
+    operation->tensor(i).input = address(item(inputs, i));
+    operation->tensor(i).output = address(item(outputs, i));
   }
-  return nullptr;
+  request.op = reduce_op_from(op);
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.process_set = process_set;
+  return coordinator.submit(std::move(operation));
 }
 
 PyObject* call_submit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -197,14 +184,6 @@ PyObject* call_submit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   });
 }
 
-PyObject* call_wait(PyObject*, PyObject* argument) {
-  return guarded([&] {
-    wait(argument);
-    Py_INCREF(Py_None);
-    return Py_None;
-  });
-}
-
 /// Called once per tensor and step: without the argument loader of pybind11, which costs as much as
 /// the submission itself.
 PyMethodDef hot_path[] = {
@@ -212,7 +191,6 @@ PyMethodDef hot_path[] = {
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_submit)),
      METH_FASTCALL,
      nullptr},
-    {"wait", &call_wait, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -223,11 +201,12 @@ void bind_operations(py::module_& module) {
   module.attr("ALLGATHER") = static_cast<int>(OpKind::kAllgather);
   module.attr("BROADCAST") = static_cast<int>(OpKind::kBroadcast);
   module.attr("BARRIER") = static_cast<int>(OpKind::kBarrier);
+  module.attr("ALLTOALL") = static_cast<int>(OpKind::kAlltoall);
+  module.attr("REDUCESCATTER") = static_cast<int>(OpKind::kReducescatter);
+  module.attr("JOIN") = static_cast<int>(OpKind::kJoin);
   PyModule_AddFunctions(module.ptr(), hot_path);
-  module.def("poll", [](Handle handle) {
-    return Runtime::instance().session()->coordinator().poll(handle);
-  });
-  module.def("take_output", &take_output);
+  module.def("submit_alltoall", &submit_alltoall);
+  module.def("submit_group", &submit_group);
   module.def("flush", [] { Runtime::instance().session()->coordinator().flush(); });
 }
 

@@ -5,6 +5,8 @@ PYBIND11_MODULE(_core, module) {
   aiacc::bind_errors(module);
   aiacc::bind_runtime(module);
   aiacc::bind_operations(module);
+  aiacc::bind_process_sets(module);
+  aiacc::bind_results(module);
   aiacc::bind_engines(module);
   aiacc::bind_config(module);
 }

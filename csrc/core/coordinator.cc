@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "csrc/base/log.h"
+#include "csrc/core/check_request.h"
+#include "csrc/core/validate.h"
 
 namespace aiacc {
 namespace {
@@ -39,48 +41,6 @@ std::uint64_t nanoseconds_since(Clock::time_point start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
 }
 
-bool packs_with(const Request& a, const Request& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         a.device == b.device && a.process_set == b.process_set && a.prescale == b.prescale &&
-         a.postscale == b.postscale;
-}
-
-/// Whether bytes move at all; otherwise agreement is all there is to it.
-bool is_empty(const Operation& operation) {
-  if (operation.request.kind == OpKind::kBarrier) {
-    return true;
-  }
-  if (operation.request.kind != OpKind::kAllgather) {
-    return operation.request.bytes() == 0;
-  }
-  const auto& extents = operation.first_extents;
-  const bool no_rows = std::all_of(extents.begin(), extents.end(), [](auto n) { return n == 0; });
-  const auto& shape = operation.request.shape;
-  return no_rows || std::find(shape.begin() + 1, shape.end(), 0) != shape.end();
-}
-
-/// What the other ranks could not decode, or the engine not do, must not leave this rank: there it
-/// would end the job.
-void check_request(const Request& request, int size) {
-  std::string problem;
-  if (request.name.size() > kMaxNameBytes) {
-    problem = "a name of " + std::to_string(request.name.size()) + " bytes (expected at most " +
-              std::to_string(kMaxNameBytes) + ")";
-  } else if (request.shape.size() > kMaxDimensions) {
-    problem = std::to_string(request.shape.size()) + " dimensions (expected at most " +
-              std::to_string(kMaxDimensions) + ")";
-  } else if (request.kind == OpKind::kAllgather && request.shape.empty()) {
-    problem = "an allgather of a scalar (expected a dimension to concatenate along)";
-  } else if (request.kind == OpKind::kBroadcast && (request.root < 0 || request.root >= size)) {
-    problem = "root rank " + std::to_string(request.root) + " (expected 0.." +
-              std::to_string(size - 1) + ")";
-  }
-  if (!problem.empty()) {
-    throw Error(Code::kInvalidArgument,
-                "[submit] tensor '" + request.name.substr(0, 100) + "': " + problem);
-  }
-}
-
 void check_parameters(const Parameters& parameters, int lanes) {
   if (parameters.unit_bytes == 0 || parameters.lanes == 0 ||
       parameters.lanes > static_cast<std::uint32_t>(lanes)) {
@@ -91,20 +51,29 @@ void check_parameters(const Parameters& parameters, int lanes) {
   }
 }
 
-std::uint64_t planned_bytes(const Operation& operation) {
-  const Request& request = operation.request;
-  if (request.kind != OpKind::kAllgather) {
-    return request.bytes();
+/// Throws Error(kInvalidArgument) unless this rank may submit the request as it is.
+void check(const Request& request, const Teams& teams, int rank) {
+  if (request.process_set == 0) {
+    check_request(request, teams.everyone().ranks);
+    return;
   }
-  std::uint64_t row = size_of(request.dtype);
-  for (std::size_t d = 1; d < request.shape.size(); ++d) {
-    row *= static_cast<std::uint64_t>(request.shape[d]);
+  const auto team = teams.find(request.process_set);
+  std::string problem;
+  if (team == nullptr) {
+    problem = "is not registered (expected one that add_process_set returned)";
+  } else if (team->rank < 0) {
+    problem = "has the ranks " + shape_text({team->ranks.begin(), team->ranks.end()}) + "; rank " +
+              std::to_string(rank) + " is not among them (expected a member)";
+  } else if (team->engine == nullptr) {
+    problem = "is being connected; wait until add_process_set returns";
   }
-  std::uint64_t rows = 0;
-  for (const std::int64_t extent : operation.first_extents) {
-    rows += static_cast<std::uint64_t>(extent);
+  if (!problem.empty()) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] " + std::string(name_of(request.kind)) + " '" +
+                    request.name.substr(0, 100) + "': process set " +
+                    std::to_string(request.process_set) + " " + problem);
   }
-  return rows * row;
+  check_request(request, team->ranks);
 }
 
 }  // namespace
@@ -120,20 +89,17 @@ Coordinator::Coordinator(ControlPlane& plane,
       tick_(tick_of(options_)),
       unit_bytes_(options_.parameters.unit_bytes),
       negotiator_(plane.rank(), plane.size(), options_.cache_capacity, options_.parameters),
-      stalls_(options_.stall_warn_s, options_.stall_fail_s) {
+      stalls_(options_.stall_warn_s, options_.stall_fail_s),
+      dispatcher_(plane.rank(), plane.size(), engine, timeline, table_, [this] { plane_.wake(); }) {
   check_parameters(options_.parameters, engine_.lanes());
-  for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
-    const bool express = lane == engine_.express_lane();
-    lanes_.push_back(std::make_unique<Lane>(
-        express ? "express" : "lane " + std::to_string(lane),
-        [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); }));
-  }
   background_ = std::thread([this] { background(); });
 }
 
 Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
-  check_request(operation->request, plane_.size());
-  const std::uint64_t bytes = operation->request.bytes();
+  const Request& request = operation->request;
+  check(request, dispatcher_.teams(), plane_.rank());
+  submitters_.note();
+  const std::uint64_t bytes = request.total_bytes();
   std::uint64_t queued = 0;
   bool first = false;
   const Handle handle = table_.submit(std::move(operation), queued, first);
@@ -144,6 +110,32 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
     plane_.wake_at(Clock::now() + options_.linger);
   }
   return handle;
+}
+
+std::uint32_t Coordinator::add_process_set(std::vector<int> ranks,
+                                           const std::function<void()>& on_tick) {
+  check_ranks(ranks, plane_.size());
+  return static_cast<std::uint32_t>(
+      change_process_sets(OpKind::kAddProcessSet, {ranks.begin(), ranks.end()}, on_tick));
+}
+
+bool Coordinator::remove_process_set(std::uint32_t id, const std::function<void()>& on_tick) {
+  return id != 0 && change_process_sets(OpKind::kRemoveProcessSet, {id}, on_tick) != 0;
+}
+
+std::int64_t Coordinator::change_process_sets(OpKind kind,
+                                              std::vector<std::int64_t> numbers,
+                                              const std::function<void()>& on_tick) {
+  std::shared_ptr<Operation> operation = table_.acquire();
+  operation->request = {};
+  operation->request.kind = kind;
+  operation->request.numbers = std::move(numbers);
+  const Handle handle = submit(std::move(operation));
+  operation = wait(handle, on_tick);
+  const std::int64_t value = operation->value;
+  operation.reset();
+  table_.release(handle);
+  return value;
 }
 
 bool Coordinator::poll(Handle handle) const { return table_.find(handle)->done.load(); }
@@ -195,6 +187,8 @@ void Coordinator::wait_until_done(const Operation& operation,
     Clock::time_point start = Clock::now();
   };
   const Waiting waiting(*this);
+  const Submitters::Wait wait(submitters_, operation);
+  announce_.store(true);
   flush_.store(true);
   while (true) {
     const auto deadline = Clock::now() + tick_;
@@ -244,12 +238,7 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
   if (helped != nullptr) {
     helped->help();
   }
-  for (const auto& lane : lanes_) {
-    if (operation.done.load()) {
-      return;
-    }
-    lane->help();
-  }
+  dispatcher_.help(operation);
 }
 
 void Coordinator::background() {
@@ -318,6 +307,9 @@ bool Coordinator::want_round() {
   if (plane_.round_pending() || negotiator_.urgent()) {
     return true;
   }
+  if (announce_.load() && submitters_.all_stuck()) {
+    return true;
+  }
   if (!table_.has_queued()) {
     // Somebody may submit and flush between these two lines: then the flush counts.
     flush_.exchange(false);
@@ -330,11 +322,14 @@ bool Coordinator::want_round() {
 void Coordinator::run_round(Lane** helped) {
   const auto start = Clock::now();
   flush_.store(false);
+  announce_.store(false);
+  // Before the queue is emptied: what a stuck thread waits for must have been sent.
+  const bool stuck = submitters_.all_stuck();
   table_.drain(drained_);
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
   }
-  negotiator_.contribute(message_);
+  negotiator_.contribute(message_, stuck);
   plane_.all_reduce(message_, combine_rounds);
   const RoundOutcome outcome = negotiator_.apply(message_);
   check_parameters(negotiator_.parameters(), engine_.lanes());
@@ -342,135 +337,21 @@ void Coordinator::run_round(Lane** helped) {
   if (timeline_.marks_rounds()) {
     timeline_.record("round", "rounds", start, Clock::now(), message_.size());
   }
-  dispatch(outcome.ready, helped);
+  tensors_.fetch_add(outcome.ready.size(), std::memory_order_relaxed);
+  dispatcher_.dispatch(outcome.ready, negotiator_.parameters(), helped);
+  if (outcome.look_again && submitters_.all_stuck()) {
+    negotiator_.look_again();
+  }
   if (!outcome.answers.empty()) {
     report_stalls(outcome.answers);
   }
 }
 
-void Coordinator::dispatch(const std::vector<Agreement>& ready, Lane** helped) {
-  const auto now = Clock::now();
-  std::vector<Operation*> moving;
-  std::vector<Operation*> finished;
-  for (const Agreement& agreement : ready) {
-    auto* operation = reinterpret_cast<Operation*>(agreement.ticket);
-    operation->ready = now;
-    operation->first_extents = agreement.first_extents;
-    if (timeline_.on()) {
-      timeline_.record(operation->request.name,
-                       "negotiation",
-                       operation->submitted,
-                       now,
-                       operation->request.bytes());
-    }
-    if (!agreement.status.ok()) {
-      table_.complete({operation}, agreement.status);
-    } else if (is_empty(*operation)) {
-      finished.push_back(operation);
-    } else {
-      moving.push_back(operation);
-    }
-  }
-  tensors_.fetch_add(ready.size(), std::memory_order_relaxed);
-  if (!finished.empty()) {
-    table_.complete(finished, {});
-  }
-  if (!moving.empty()) {
-    plan(moving, helped);
-  }
-}
-
-void Coordinator::plan(const std::vector<Operation*>& ready, Lane** helped) {
-  std::vector<PlanItem> items;
-  std::vector<const Request*> classes;
-  items.reserve(ready.size());
-  for (const Operation* operation : ready) {
-    const Request& request = operation->request;
-    std::size_t pack_class = 0;
-    while (pack_class < classes.size() && !packs_with(*classes[pack_class], request)) {
-      ++pack_class;
-    }
-    if (pack_class == classes.size()) {
-      classes.push_back(&request);
-    }
-    const bool gather = request.kind == OpKind::kAllgather;
-    items.push_back({planned_bytes(*operation),
-                     static_cast<std::uint32_t>(size_of(request.dtype)),
-                     static_cast<std::uint32_t>(pack_class),
-                     !gather,
-                     !gather});
-  }
-  const auto planned = plan_units(items,
-                                  negotiator_.parameters(),
-                                  next_seq_,
-                                  static_cast<std::uint32_t>(engine_.express_lane()));
-  next_seq_ += planned.size();
-  units_.fetch_add(planned.size(), std::memory_order_relaxed);
-  for (const PlannedUnit& unit : planned) {
-    data_bytes_.fetch_add(unit.bytes, std::memory_order_relaxed);
-    for (const Slice& slice : unit.slices) {
-      ready[slice.item]->units_left.fetch_add(1, std::memory_order_relaxed);
-    }
-  }
-  for (Operation* operation : ready) {
-    operation->dispatched.store(true);
-  }
-  for (const PlannedUnit& planned_unit : planned) {
-    Unit unit;
-    unit.plan = planned_unit;
-    for (const Slice& slice : planned_unit.slices) {
-      unit.operations.push_back(ready[slice.item]);
-    }
-    Lane* lane = lanes_[planned_unit.lane].get();
-    // A caller that will wait anyway runs one lane itself instead of waking its worker.
-    if (helped != nullptr && *helped == nullptr) {
-      *helped = lane;
-    }
-    lane->push(std::move(unit), helped == nullptr || *helped != lane);
-  }
-}
-
-void Coordinator::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
-  if (failed_.load()) {
-    return;  // `fail` completes the operations.
-  }
-  const auto start = Clock::now();
-  try {
-    execute_unit(unit, engine_, lane, plane_.rank(), plane_.size(), buffer);
-  } catch (...) {
-    {
-      const std::lock_guard lock(lane_failure_mutex_);
-      if (!lane_failure_) {
-        lane_failure_ = {current_exception_status(), Clock::now()};
-      }
-    }
-    plane_.wake();
-    return;
-  }
-  if (timeline_.on()) {
-    std::string name = unit.operations.front()->request.name;
-    if (unit.operations.size() > 1) {
-      name += " and " + std::to_string(unit.operations.size() - 1) + " more";
-    }
-    timeline_.record(
-        name, lanes_[static_cast<std::size_t>(lane)]->name(), start, Clock::now(), unit.plan.bytes);
-  }
-  std::vector<Operation*> finished;
-  for (Operation* operation : unit.operations) {
-    if (operation->units_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      finished.push_back(operation);
-    }
-  }
-  if (!finished.empty()) {
-    table_.complete(finished, {});
-  }
-}
-
 void Coordinator::throw_lane_failure() {
-  const std::lock_guard lock(lane_failure_mutex_);
-  if (lane_failure_ && (lane_failure_->status.code() != Code::kPeerLost ||
-                        Clock::now() >= lane_failure_->when + kCauseGrace)) {
-    throw Error(lane_failure_->status);
+  const auto failure = dispatcher_.failure();
+  if (failure &&
+      (failure->status.code() != Code::kPeerLost || Clock::now() >= failure->when + kCauseGrace)) {
+    throw Error(failure->status);
   }
 }
 
@@ -493,7 +374,8 @@ void Coordinator::look_after_peers_and_stalls() {
 }
 
 void Coordinator::report_stalls(const std::vector<Report>& answers) {
-  for (const Stall& stall : stalls_.inspect(table_.undispatched(), answers, Clock::now())) {
+  for (const Stall& stall :
+       stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now())) {
     if (stall.missing.empty()) {
       continue;
     }
@@ -515,9 +397,8 @@ Clock::time_point Coordinator::next_deadline() {
   if (table_.has_queued()) {
     deadline = std::min(deadline, table_.queued_since() + options_.linger);
   }
-  const std::lock_guard lock(lane_failure_mutex_);
-  if (lane_failure_) {
-    deadline = std::min(deadline, lane_failure_->when + kCauseGrace);
+  if (const auto failure = dispatcher_.failure()) {
+    deadline = std::min(deadline, failure->when + kCauseGrace);
   }
   return deadline;
 }
@@ -530,18 +411,12 @@ void Coordinator::fail(const Status& status) noexcept {
   const bool orderly = status.code() == Code::kShutdown;
   plane_.abort(status);
   if (orderly) {
-    const auto deadline = Clock::now() + kDrain;
-    for (const auto& lane : lanes_) {
-      lane->quiesce(deadline);
-    }
+    dispatcher_.drain(Clock::now() + kDrain);
   } else {
     AIACC_LOG(kError) << status.message();
   }
   failed_.store(true);
-  engine_.abort(status);
-  for (const auto& lane : lanes_) {
-    lane->quiesce(Clock::time_point::max());
-  }
+  dispatcher_.stop(status);
   table_.close(status);
   plane_.wake();
 }
@@ -560,7 +435,7 @@ void Coordinator::shutdown() {
 }
 
 CoordinatorStats Coordinator::stats() const {
-  return {tensors_.load(), units_.load(), data_bytes_.load(), wait_ns_.load()};
+  return {tensors_.load(), dispatcher_.units(), dispatcher_.data_bytes(), wait_ns_.load()};
 }
 
 }  // namespace aiacc

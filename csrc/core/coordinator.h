@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "csrc/control/control_plane.h"
-#include "csrc/core/lane.h"
+#include "csrc/core/dispatcher.h"
 #include "csrc/core/negotiator.h"
 #include "csrc/core/stall_inspector.h"
+#include "csrc/core/submitters.h"
 #include "csrc/core/tensor_table.h"
 #include "csrc/core/timeline.h"
 #include "csrc/engines/engine.h"
@@ -63,6 +64,17 @@ class Coordinator {
   std::shared_ptr<Operation> wait(Handle handle, const std::function<void()>& on_tick = {});
   void release(Handle handle) { table_.release(handle); }
   void flush();
+
+  /// Registers a process set of these ranks and returns its id. Collective over all ranks; blocks
+  /// until the members are connected. Throws Error(kInvalidArgument) for ranks that do not exist or
+  /// are a set already, Error(kMismatch) if the ranks call this differently.
+  std::uint32_t add_process_set(std::vector<int> ranks, const std::function<void()>& on_tick = {});
+  /// False for set 0 and one that is not registered. Collective over all ranks, blocks. What is not
+  /// ready in the set by then fails on every member; what is under way goes on.
+  bool remove_process_set(std::uint32_t id, const std::function<void()>& on_tick = {});
+  /// The process sets of the moment as this rank sees them.
+  const Teams& teams() const { return dispatcher_.teams(); }
+
   /// Proposes new parameters to all ranks; they take effect together, after a later round. Throws
   /// Error(kInvalidArgument) if the engine has not that many lanes. Blocks: never.
   void propose(const Parameters& parameters);
@@ -73,11 +85,9 @@ class Coordinator {
   CoordinatorStats stats() const;
 
  private:
-  struct LaneFailure {
-    Status status;
-    Clock::time_point when;
-  };
-
+  std::int64_t change_process_sets(OpKind kind,
+                                   std::vector<std::int64_t> numbers,
+                                   const std::function<void()>& on_tick);
   void background();
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
   void drive_for(const Operation& operation, Clock::time_point deadline);
@@ -85,9 +95,6 @@ class Coordinator {
   void step(Lane** helped, const Operation* wanted);
   bool want_round();
   void run_round(Lane** helped);
-  void dispatch(const std::vector<Agreement>& ready, Lane** helped);
-  void plan(const std::vector<Operation*>& ready, Lane** helped);
-  void run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
   void throw_lane_failure();
   void report_stalls(const std::vector<Report>& answers);
   void look_after_peers_and_stalls();
@@ -101,7 +108,9 @@ class Coordinator {
   const Clock::duration tick_;  ///< how often to look around while something is outstanding
 
   TensorTable table_;
+  Submitters submitters_;
   std::atomic<bool> flush_{false};
+  std::atomic<bool> announce_{false};  ///< a thread has begun to wait since the last round
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_callers_{0};
@@ -114,20 +123,14 @@ class Coordinator {
   std::mutex driver_;  ///< guards what follows, down to the scratch
   Negotiator negotiator_;
   StallInspector stalls_;
-  std::uint64_t next_seq_ = 0;
   Clock::time_point looked_{};
   Bytes message_;
   std::vector<Operation*> drained_;
 
-  std::mutex lane_failure_mutex_;
-  std::optional<LaneFailure> lane_failure_;
-
   std::atomic<std::uint64_t> tensors_{0};
-  std::atomic<std::uint64_t> units_{0};
-  std::atomic<std::uint64_t> data_bytes_{0};
   std::atomic<std::uint64_t> wait_ns_{0};
 
-  std::vector<std::unique_ptr<Lane>> lanes_;  ///< the engine's lanes, then the express lane
+  Dispatcher dispatcher_;  ///< its `dispatch` is the driver's
   std::mutex shutdown_mutex_;
   std::thread background_;
 };

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "csrc/base/error.h"
 
@@ -10,7 +11,9 @@ namespace {
 
 constexpr std::size_t kMaxSlots = std::size_t{1} << 24;
 /// Encoded request of an empty name and shape.
-constexpr std::size_t kMinRequest = 40;
+constexpr std::size_t kMinRequest = 48;
+/// Encoded tensor of an empty shape.
+constexpr std::size_t kMinTensor = 5;
 
 /// Fixed part of an encoded round; `words` 64-bit words follow, then `reports` reports.
 struct RoundHeader {
@@ -88,6 +91,30 @@ class Reader {
   std::size_t at_ = 0;
 };
 
+void encode_shape(const std::vector<std::int64_t>& shape, Writer& writer) {
+  writer.put(static_cast<std::uint32_t>(shape.size()));
+  writer.put_bytes(shape.data(), shape.size() * sizeof(std::int64_t));
+}
+
+std::vector<std::int64_t> decode_shape(Reader& reader, std::size_t limit) {
+  std::vector<std::int64_t> shape(reader.count(limit, sizeof(std::int64_t)));
+  reader.get_bytes(shape.data(), shape.size() * sizeof(std::int64_t));
+  for (const std::int64_t extent : shape) {
+    if (extent < 0) {
+      Reader::malformed("a negative extent");
+    }
+  }
+  return shape;
+}
+
+DataType decode_dtype(Reader& reader) {
+  const auto dtype = reader.get<std::uint8_t>();
+  if (dtype >= kDataTypes) {
+    Reader::malformed("an unknown data type");
+  }
+  return static_cast<DataType>(dtype);
+}
+
 void encode_request(const Request& request, Writer& writer) {
   writer.put_text(request.name);
   writer.put(request.kind);
@@ -99,21 +126,25 @@ void encode_request(const Request& request, Writer& writer) {
   writer.put(request.process_set);
   writer.put(request.prescale);
   writer.put(request.postscale);
-  writer.put(static_cast<std::uint32_t>(request.shape.size()));
-  writer.put_bytes(request.shape.data(), request.shape.size() * sizeof(std::int64_t));
+  encode_shape(request.shape, writer);
+  writer.put(static_cast<std::uint32_t>(request.more.size()));
+  for (const TensorSpec& tensor : request.more) {
+    writer.put(tensor.dtype);
+    encode_shape(tensor.shape, writer);
+  }
+  encode_shape(request.numbers, writer);
 }
 
 Request decode_request(Reader& reader) {
   Request request;
   request.name = reader.get_text();
   const auto kind = reader.get<std::uint8_t>();
-  const auto dtype = reader.get<std::uint8_t>();
+  request.dtype = decode_dtype(reader);
   const auto op = reader.get<std::uint8_t>();
-  if (kind >= kOpKinds || dtype >= kDataTypes || op > 5) {
-    Reader::malformed("an unknown operation, data type or reduction");
+  if (kind >= kOpKinds || op > 5) {
+    Reader::malformed("an unknown operation or reduction");
   }
   request.kind = static_cast<OpKind>(kind);
-  request.dtype = static_cast<DataType>(dtype);
   request.op = static_cast<ReduceOp>(op);
   request.cacheable = reader.get<std::uint8_t>() != 0;
   request.root = reader.get<std::int32_t>();
@@ -121,15 +152,18 @@ Request decode_request(Reader& reader) {
   request.process_set = reader.get<std::uint32_t>();
   request.prescale = reader.get<double>();
   request.postscale = reader.get<double>();
-  request.shape.resize(reader.count(kMaxDimensions, sizeof(std::int64_t)));
-  reader.get_bytes(request.shape.data(), request.shape.size() * sizeof(std::int64_t));
-  for (const std::int64_t extent : request.shape) {
-    if (extent < 0) {
-      Reader::malformed("a negative extent");
-    }
+  request.shape = decode_shape(reader, kMaxDimensions);
+  for (auto left = reader.count(kMaxGroup, kMinTensor); left > 0; --left) {
+    TensorSpec tensor;
+    tensor.dtype = decode_dtype(reader);
+    tensor.shape = decode_shape(reader, kMaxDimensions);
+    request.more.push_back(std::move(tensor));
   }
-  if (request.kind == OpKind::kAllgather && request.shape.empty()) {
-    Reader::malformed("an all-gather of a scalar");
+  request.numbers = decode_shape(reader, kMaxSlots);
+  for (std::size_t i = 0; has_rows(request.kind) && i < request.tensors(); ++i) {
+    if (request.tensor(i).shape.empty()) {
+      Reader::malformed("rows of a scalar");
+    }
   }
   return request;
 }
@@ -177,34 +211,6 @@ Report decode_report(Reader& reader) {
 }
 
 }  // namespace
-
-const char* name_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::kAllreduce:
-      return "allreduce";
-    case OpKind::kAllgather:
-      return "allgather";
-    case OpKind::kBroadcast:
-      return "broadcast";
-    case OpKind::kBarrier:
-      return "barrier";
-  }
-  return "unknown";
-}
-
-std::uint64_t Request::elements() const {
-  std::uint64_t product = 1;
-  for (const std::int64_t extent : shape) {
-    product *= static_cast<std::uint64_t>(extent);
-  }
-  return product;
-}
-
-bool same_signature(const Request& a, const Request& b) {
-  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         a.device == b.device && a.process_set == b.process_set && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.shape == b.shape;
-}
 
 void RoundMessage::encode(Bytes& out) const {
   out.clear();

@@ -6,42 +6,11 @@
 #include <vector>
 
 #include "csrc/base/bit_vector.h"
-#include "csrc/base/dtype.h"
 #include "csrc/control/control_plane.h"
+#include "csrc/core/request.h"
 #include "csrc/planning/parameters.h"
 
 namespace aiacc {
-
-enum class OpKind : std::uint8_t { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 3 };
-inline constexpr int kOpKinds = 4;
-
-/// Limits of what travels; a request beyond them is refused where it is submitted.
-inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
-inline constexpr std::size_t kMaxDimensions = 64;
-
-/// "allreduce", "allgather", ...
-const char* name_of(OpKind kind);
-
-/// What a rank asks for: everything that the ranks must agree on before bytes move.
-struct Request {
-  std::string name;
-  OpKind kind = OpKind::kAllreduce;
-  DataType dtype = DataType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  std::int32_t root = 0;          ///< global rank; broadcast only
-  std::int32_t device = -1;       ///< -1: host memory
-  std::uint32_t process_set = 0;  ///< 0: all ranks
-  bool cacheable = true;          ///< false for automatic names: they never come again
-  double prescale = 1.0;
-  double postscale = 1.0;
-  std::vector<std::int64_t> shape;
-
-  std::uint64_t elements() const;
-  std::uint64_t bytes() const { return elements() * size_of(dtype); }
-};
-
-/// Same operation in every respect: a cached agreement may be used again.
-bool same_signature(const Request& a, const Request& b);
 
 /// What one rank contributes to a round besides its bits.
 struct Report {
@@ -55,6 +24,7 @@ struct Report {
 /// Flags are combined with OR, slot bits with AND.
 enum RoundFlag : std::uint32_t {
   kFlagStallQuery = 1U << 0,  ///< somebody asks what everybody waits for
+  kFlagMoving = 1U << 1,      ///< the sender may submit more before it needs another rank
 };
 
 /// The message of one round: AND bits per slot, OR flags, reports of the ranks merged so far.

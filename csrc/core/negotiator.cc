@@ -3,16 +3,20 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/core/validate.h"
+#include "csrc/core/verdicts.h"
 
 namespace aiacc {
 
 Negotiator::Negotiator(int rank, int size, std::size_t cache_capacity, const Parameters& parameters)
-    : rank_(rank), size_(size), parameters_(parameters), cache_(cache_capacity) {}
+    : rank_(rank), parameters_(parameters), cache_(cache_capacity), sets_(size), joined_(size) {}
 
 void Negotiator::submit(const Request& request, std::uint64_t ticket) {
   ++submitted_;
-  const auto slot = cache_.find(request.name);
+  if (request.kind == OpKind::kJoin) {
+    // A bit would not be told from the one that a joined rank sets anyway.
+    bits_.for_each([&](std::size_t slot) { requeue(static_cast<ResponseCache::Slot>(slot)); });
+  }
+  const auto slot = cache_.find(request.process_set, request.name);
   if (slot && same_signature(cache_.at(*slot), request)) {
     bits_.set(*slot);
     by_slot_[*slot] = {&request, ticket};
@@ -26,10 +30,14 @@ void Negotiator::propose(const Parameters& parameters) {
   proposal_->epoch = parameters_.epoch + 1;
 }
 
-void Negotiator::contribute(Bytes& out) {
-  message_.flags = std::exchange(flags_, 0);
+void Negotiator::contribute(Bytes& out, bool stuck) {
+  message_.flags = std::exchange(flags_, 0U) | (stuck ? 0U : kFlagMoving);
   message_.epoch = parameters_.epoch;
   message_.ready = bits_;
+  message_.ready.merge(foreign_);
+  if (joined_.has(rank_)) {
+    message_.ready.merge(joinable_);
+  }
   message_.reports.clear();
   if (!fresh_.empty() || answer_due_ || proposal_) {
     Report report;
@@ -39,8 +47,13 @@ void Negotiator::contribute(Bytes& out) {
       report.pending = pending_names();
     }
     for (const Local& local : fresh_) {
-      report.requests.push_back(*local.request);
-      sent_[local.request->name] = local;
+      const Request& request = *local.request;
+      report.requests.push_back(request);
+      if (request.kind == OpKind::kJoin) {
+        join_ = local;
+      } else {
+        sent_[{request.process_set, request.name}] = local;
+      }
     }
     fresh_.clear();
     if (proposal_) {
@@ -48,7 +61,7 @@ void Negotiator::contribute(Bytes& out) {
     }
     message_.reports.push_back(std::move(report));
   }
-  requeued_ = false;
+  news_ = false;
   message_.encode(out);
 }
 
@@ -57,103 +70,138 @@ RoundOutcome Negotiator::apply(const Bytes& combined) {
   RoundOutcome outcome;
   outcome.flags = message.flags;
   answer_due_ = (message.flags & kFlagStallQuery) != 0;
+  decisions_ = 0;
   apply_bits(message.ready, outcome);
   std::sort(message.reports.begin(), message.reports.end(), [](const auto& a, const auto& b) {
     return a.rank < b.rank;
   });
   std::vector<Parameters> proposals;
+  const int size = static_cast<int>(sets_.members(0)->size());
   for (Report& report : message.reports) {
-    if (report.rank < 0 || report.rank >= size_) {
+    if (report.rank < 0 || report.rank >= size) {
       throw Error(Code::kInternal,
                   "[negotiation] a report of rank " + std::to_string(report.rank) + " of " +
-                      std::to_string(size_));
+                      std::to_string(size));
     }
     for (Request& request : report.requests) {
-      apply_request(report.rank, std::move(request), outcome);
+      take_request(report.rank, std::move(request), outcome);
     }
     proposals.insert(proposals.end(), report.proposals.begin(), report.proposals.end());
     if (report.has_pending) {
       outcome.answers.push_back(std::move(report));
     }
   }
+  settle_all(outcome);
+  if ((message.flags & kFlagMoving) == 0) {
+    outcome.look_again = decisions_ > 0;
+    if (decisions_ == 0) {
+      fail_automatic_names(outcome);
+    }
+  }
   const Parameters next = next_parameters(parameters_, proposals);
   outcome.parameters_changed = next.epoch != parameters_.epoch;
   parameters_ = next;
-  submitted_ -= outcome.ready.size();
+  submitted_ -= static_cast<std::size_t>(
+      std::count_if(outcome.ready.begin(), outcome.ready.end(), [](const Agreement& agreement) {
+        return agreement.ticket != 0;
+      }));
   return outcome;
 }
 
 void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
   ready.for_each([&](std::size_t bit) {
     const auto slot = static_cast<ResponseCache::Slot>(bit);
-    AIACC_CHECK(bit < by_slot_.size() && by_slot_[bit].request != nullptr);
+    AIACC_CHECK(bit < by_slot_.size());
+    ++decisions_;
+    cache_.touch(slot);
+    if (foreign_.test(slot)) {
+      return;
+    }
     Agreement agreement;
-    agreement.ticket = by_slot_[slot].ticket;
-    if (by_slot_[slot].request->kind == OpKind::kAllgather) {
-      agreement.first_extents.assign(static_cast<std::size_t>(size_),
-                                     by_slot_[slot].request->shape.front());
+    const Request& request = cache_.at(slot);
+    if (by_slot_[slot].request != nullptr) {
+      agreement.ticket = std::exchange(by_slot_[slot], {}).ticket;
+      bits_.clear(slot);
+    } else {
+      AIACC_CHECK(joined_.has(rank_) && joinable_.test(slot));
+      agreement.zeros = std::make_shared<Request>(request);
+    }
+    if (request.kind == OpKind::kAllgather) {
+      const std::size_t members = sets_.members(request.process_set)->size();
+      for (std::size_t i = 0; i < request.tensors(); ++i) {
+        agreement.first_extents.insert(
+            agreement.first_extents.end(), members, request.tensor(i).shape.front());
+      }
     }
     outcome.ready.push_back(std::move(agreement));
-    by_slot_[slot] = {};
-    bits_.clear(slot);
-    cache_.touch(slot);
   });
 }
 
-void Negotiator::apply_request(int rank, Request&& request, RoundOutcome& outcome) {
+void Negotiator::take_request(int rank, Request&& request, RoundOutcome& outcome) {
+  const Key key{request.process_set, request.name};
+  if (request.kind == OpKind::kJoin) {
+    take_join(rank);
+    return;
+  }
+  const int member = sets_.index_of(request.process_set, rank);
+  if (member < 0) {
+    // The set was removed, on all ranks, while this was on its way.
+    ++decisions_;
+    if (rank == rank_) {
+      fail(key, removed_set_status(request), outcome);
+    }
+    return;
+  }
   // A request for a name that has a slot means that some rank changed its mind about it.
-  if (const auto slot = cache_.find(request.name)) {
+  if (const auto slot = cache_.find(request.process_set, request.name)) {
     free_slot(*slot);
   }
-  const std::string name = request.name;
-  Waiting& waiting = waiting_[name];
-  waiting.by_rank.resize(static_cast<std::size_t>(size_));
-  auto& mine = waiting.by_rank[static_cast<std::size_t>(rank)];
+  Waiting& waiting = waiting_[key];
+  waiting.by_member.resize(sets_.members(request.process_set)->size());
+  auto& mine = waiting.by_member[static_cast<std::size_t>(member)];
   waiting.count += mine.has_value() ? 0 : 1;
   mine = std::move(request);
-  if (waiting.count == size_) {
-    Waiting complete = std::move(waiting);
-    waiting_.erase(name);
-    conclude(name, std::move(complete), outcome);
+  touched_.push_back(key);
+}
+
+void Negotiator::take_join(int rank) {
+  joined_.join(rank);
+  join_came_ = true;
+  // Nothing that this rank has to take part in itself may wait for its bit any more.
+  for (const ResponseCache::Slot slot : cache_.select([&](const Request& cached) {
+         return !joinable(cached) && sets_.index_of(cached.process_set, rank) >= 0;
+       })) {
+    free_slot(slot);
   }
 }
 
-void Negotiator::conclude(const std::string& name, Waiting&& waiting, RoundOutcome& outcome) {
-  std::vector<Request> by_rank;
-  by_rank.reserve(waiting.by_rank.size());
-  for (auto& request : waiting.by_rank) {
-    by_rank.push_back(std::move(*request));
+void Negotiator::give_slot(const Request& request) {
+  std::optional<ResponseCache::Slot> evicted;
+  const auto slot = cache_.insert(request, evicted);
+  if (evicted) {
+    requeue(*evicted);
   }
-  Agreement agreement;
-  agreement.status = validate(by_rank);
-  const auto local = sent_.find(name);
-  AIACC_CHECK(local != sent_.end());
-  agreement.ticket = local->second.ticket;
-  sent_.erase(local);
-  bool uniform = true;
-  if (agreement.status.ok() && by_rank.front().kind == OpKind::kAllgather) {
-    for (const Request& request : by_rank) {
-      agreement.first_extents.push_back(request.shape.front());
-      uniform = uniform && request.shape == by_rank.front().shape;
-    }
+  if (!slot) {
+    return;
   }
-  if (agreement.status.ok() && uniform && by_rank.front().cacheable) {
-    std::optional<ResponseCache::Slot> evicted;
-    const auto slot = cache_.insert(by_rank.front(), evicted);
-    if (evicted) {
-      requeue(*evicted);
-    }
-    if (slot) {
-      bits_.grow(cache_.slots());
-      by_slot_.resize(std::max(by_slot_.size(), cache_.slots()));
-    }
+  for (BitVector* bits : {&bits_, &foreign_, &joinable_}) {
+    bits->grow(cache_.slots());
+    bits->clear(*slot);
   }
-  outcome.ready.push_back(std::move(agreement));
+  by_slot_.resize(std::max(by_slot_.size(), cache_.slots()));
+  if (sets_.index_of(request.process_set, rank_) < 0) {
+    foreign_.set(*slot);
+  }
+  if (joinable(request)) {
+    joinable_.set(*slot);
+  }
 }
 
 void Negotiator::free_slot(ResponseCache::Slot slot) {
   cache_.erase(slot);
   requeue(slot);
+  foreign_.clear(slot);
+  joinable_.clear(slot);
 }
 
 /// A bit of this rank that lost its slot has to travel as a request.
@@ -163,19 +211,41 @@ void Negotiator::requeue(ResponseCache::Slot slot) {
   }
   fresh_.push_back(std::exchange(by_slot_[slot], {}));
   bits_.clear(slot);
-  requeued_ = true;
+  news_ = true;
+}
+
+/// Whether a rank that has joined would have to set the bit itself.
+bool Negotiator::blocked_by_join(const Request& request) const {
+  const std::vector<int>& members = *sets_.members(request.process_set);
+  return joined_.any() && !joinable(request) &&
+         std::any_of(members.begin(), members.end(), [&](int rank) { return joined_.has(rank); });
+}
+
+std::optional<std::uint64_t> Negotiator::take_ticket(const Key& key) {
+  const auto local = sent_.find(key);
+  if (local == sent_.end()) {
+    return std::nullopt;
+  }
+  const std::uint64_t ticket = local->second.ticket;
+  sent_.erase(local);
+  return ticket;
 }
 
 std::vector<std::string> Negotiator::pending_names() const {
   std::vector<std::string> names;
-  names.reserve(sent_.size() + fresh_.size());
-  for (const auto& [name, local] : sent_) {
-    names.push_back(name);
+  const auto add = [&](const Request& request) {
+    names.push_back(label_of(request.process_set, request.name));
+  };
+  for (const auto& [key, local] : sent_) {
+    add(*local.request);
   }
   for (const Local& local : fresh_) {
-    names.push_back(local.request->name);
+    add(*local.request);
   }
-  bits_.for_each([&](std::size_t slot) { names.push_back(by_slot_[slot].request->name); });
+  if (join_) {
+    add(*join_->request);
+  }
+  bits_.for_each([&](std::size_t slot) { add(*by_slot_[slot].request); });
   std::sort(names.begin(), names.end());
   return names;
 }

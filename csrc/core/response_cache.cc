@@ -2,9 +2,14 @@
 
 namespace aiacc {
 
-std::optional<ResponseCache::Slot> ResponseCache::find(const std::string& name) const {
-  const auto found = by_name_.find(name);
-  if (found == by_name_.end()) {
+std::optional<ResponseCache::Slot> ResponseCache::find(std::uint32_t process_set,
+                                                       const std::string& name) const {
+  const auto names = by_name_.find(process_set);
+  if (names == by_name_.end()) {
+    return std::nullopt;
+  }
+  const auto found = names->second.find(name);
+  if (found == names->second.end()) {
     return std::nullopt;
   }
   return found->second;
@@ -27,12 +32,17 @@ std::optional<ResponseCache::Slot> ResponseCache::insert(const Request& request,
   const Slot slot = *free_.begin();
   free_.erase(free_.begin());
   entries_[slot] = {request, ++clock_, true};
-  by_name_[request.name] = slot;
+  by_name_[request.process_set][request.name] = slot;
   return slot;
 }
 
 void ResponseCache::erase(Slot slot) {
-  by_name_.erase(entries_[slot].request.name);
+  const Request& request = entries_[slot].request;
+  const auto names = by_name_.find(request.process_set);
+  names->second.erase(request.name);
+  if (names->second.empty() && names->first != 0) {
+    by_name_.erase(names);
+  }
   entries_[slot] = {};
   free_.insert(slot);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,7 +15,8 @@ namespace aiacc {
 /// What the ranks have agreed on before: name -> slot, so that a repeated submission is one bit.
 ///
 /// A replicated table: every rank applies the same `insert`, `touch` and `erase` calls in the same
-/// order, so slot numbers agree without a message. Least recently used entries give way.
+/// order, so slot numbers agree without a message. Least recently used entries give way. A name may
+/// have a slot in every process set.
 /// Threads: the driver's only.
 class ResponseCache {
  public:
@@ -22,8 +24,8 @@ class ResponseCache {
 
   explicit ResponseCache(std::size_t capacity) : capacity_(capacity) {}
 
-  /// The slot of this name, whatever its signature.
-  std::optional<Slot> find(const std::string& name) const;
+  /// The slot of this name in this process set, whatever its signature.
+  std::optional<Slot> find(std::uint32_t process_set, const std::string& name) const;
   const Request& at(Slot slot) const { return entries_[slot].request; }
 
   /// Lowest free slot, evicting when full; `evicted` receives what had to go. Nothing is cached
@@ -34,6 +36,17 @@ class ResponseCache {
 
   /// Number of slots ever used at once: the length of the bit vector.
   std::size_t slots() const { return entries_.size(); }
+  /// The slots in use for which `chosen(request)` holds, ascending.
+  template <class Chosen>
+  std::vector<Slot> select(Chosen chosen) const {
+    std::vector<Slot> result;
+    for (Slot slot = 0; slot < entries_.size(); ++slot) {
+      if (entries_[slot].valid && chosen(entries_[slot].request)) {
+        result.push_back(slot);
+      }
+    }
+    return result;
+  }
 
  private:
   struct Entry {
@@ -47,7 +60,7 @@ class ResponseCache {
   std::uint64_t clock_ = 0;
   std::vector<Entry> entries_;
   std::set<Slot> free_;
-  std::unordered_map<std::string, Slot> by_name_;
+  std::map<std::uint32_t, std::unordered_map<std::string, Slot>> by_name_;  ///< by process set
 };
 
 }  // namespace aiacc

@@ -24,6 +24,10 @@ std::string fixed(double value) {
   return text;
 }
 
+bool has(const Report& answer, const std::string& name) {
+  return std::binary_search(answer.pending.begin(), answer.pending.end(), name);
+}
+
 }  // namespace
 
 Clock::time_point StallInspector::next_check(const Pending& pending) const {
@@ -31,8 +35,8 @@ Clock::time_point StallInspector::next_check(const Pending& pending) const {
     return Clock::time_point::max();
   }
   auto oldest = Clock::time_point::max();
-  for (const auto& [name, submitted] : pending) {
-    oldest = std::min(oldest, submitted);
+  for (const PendingOperation& operation : pending) {
+    oldest = std::min(oldest, operation.submitted);
   }
   auto check = Clock::time_point::max();
   for (const double limit : {warn_s_, fail_s_}) {
@@ -55,22 +59,27 @@ bool StallInspector::should_ask(const Pending& pending, Clock::time_point now) {
 
 std::vector<Stall> StallInspector::inspect(const Pending& pending,
                                            const std::vector<Report>& answers,
+                                           const ProcessSetTable& sets,
                                            Clock::time_point now) const {
   const double limit = std::min(warn_s_ > 0 ? warn_s_ : fail_s_, fail_s_ > 0 ? fail_s_ : warn_s_);
   std::vector<Stall> stalls;
   if (limit <= 0) {
     return stalls;
   }
-  for (const auto& [name, submitted] : pending) {
+  for (const PendingOperation& operation : pending) {
     Stall stall;
-    stall.name = name;
-    stall.waited_s = std::chrono::duration<double>(now - submitted).count();
+    stall.name = operation.name;
+    stall.waited_s = std::chrono::duration<double>(now - operation.submitted).count();
     if (stall.waited_s < limit) {
       continue;
     }
     for (const Report& answer : answers) {
-      const bool has = std::binary_search(answer.pending.begin(), answer.pending.end(), name);
-      (has ? stall.submitted : stall.missing).push_back(answer.rank);
+      if (has(answer, operation.name)) {
+        stall.submitted.push_back(answer.rank);
+      } else if (sets.index_of(operation.process_set, answer.rank) >= 0 &&
+                 !has(answer, name_of(OpKind::kJoin))) {
+        stall.missing.push_back(answer.rank);
+      }
     }
     stalls.push_back(std::move(stall));
   }

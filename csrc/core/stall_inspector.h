@@ -1,11 +1,12 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "csrc/base/socket.h"
 #include "csrc/core/message.h"
+#include "csrc/core/process_sets.h"
+#include "csrc/core/tensor_table.h"
 
 namespace aiacc {
 
@@ -23,7 +24,7 @@ struct Stall {
 /// when something of this rank has waited for `warn_s`. Threads: the driver's only. No I/O.
 class StallInspector {
  public:
-  using Pending = std::vector<std::pair<std::string, Clock::time_point>>;
+  using Pending = std::vector<PendingOperation>;
 
   StallInspector(double warn_s, double fail_s) : warn_s_(warn_s), fail_s_(fail_s) {}
 
@@ -32,9 +33,11 @@ class StallInspector {
   /// True if a round should ask all ranks now; remembers that it did.
   bool should_ask(const Pending& pending, Clock::time_point now);
 
-  /// What the answers of all ranks say about this rank's old tensors, oldest first.
+  /// What the answers of all ranks say about this rank's old tensors, oldest first. Only members of
+  /// a tensor's process set can be missing, and no rank that waits in join.
   std::vector<Stall> inspect(const Pending& pending,
                              const std::vector<Report>& answers,
+                             const ProcessSetTable& sets,
                              Clock::time_point now) const;
   /// Whether a stall has lasted so long that the job shall fail (`fail_s`, 0: never).
   bool is_fatal(const Stall& stall) const { return fail_s_ > 0 && stall.waited_s >= fail_s_; }

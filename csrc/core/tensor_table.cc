@@ -14,9 +14,13 @@ std::atomic<Handle> next_handle{1};
 void reset(Operation& operation) {
   operation.request.name.clear();
   operation.request.shape.clear();
+  operation.request.more.clear();
+  operation.request.numbers.clear();
   operation.first_extents.clear();
   operation.gathered = {};
-  operation.units_left.store(0, std::memory_order_relaxed);
+  operation.more.clear();
+  operation.value = 0;
+  operation.slices_left.store(0, std::memory_order_relaxed);
   operation.dispatched.store(false, std::memory_order_relaxed);
   operation.done.store(false, std::memory_order_relaxed);
   operation.status = {};
@@ -48,12 +52,11 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
   }
   request.cacheable = !request.name.empty();
   if (request.name.empty()) {
-    request.name = std::string(name_of(request.kind)) + ".noname." +
-                   std::to_string(automatic_[static_cast<int>(request.kind)]++);
+    request.name = automatic_name(request);
   }
-  if (!in_flight_.emplace(request.name, &entry).second) {
+  if (!in_flight_[request.process_set].emplace(request.name, &entry).second) {
     throw Error(Code::kInvalidArgument,
-                "[submit] tensor '" + request.name +
+                "[submit] tensor '" + label_of(request.process_set, request.name) +
                     "' is already in flight on this rank; synchronize it first, or give the two " +
                     "operations different names");
   }
@@ -64,11 +67,30 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
     queued_since_.store(entry.submitted, std::memory_order_release);
   }
   queue_.push_back(&entry);
-  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + request.bytes();
+  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + request.total_bytes();
   queued_bytes_.store(queued_bytes, std::memory_order_release);
   queued_count_.store(queue_.size(), std::memory_order_release);
-  in_flight_count_.store(in_flight_.size(), std::memory_order_release);
+  in_flight_count_.fetch_add(1, std::memory_order_release);
   return entry.handle;
+}
+
+std::string TensorTable::automatic_name(const Request& request) {
+  if (request.kind == OpKind::kJoin) {
+    return name_of(request.kind);  // one at a time
+  }
+  // One count for both, so that a rank that adds a set and one that removes one disagree and do not
+  // wait for each other.
+  const bool change =
+      request.kind == OpKind::kAddProcessSet || request.kind == OpKind::kRemoveProcessSet;
+  const std::string kind = change ? "process_set" : name_of(request.kind);
+  return kind + ".noname." + std::to_string(generation_) + "." +
+         std::to_string(automatic_[{request.process_set, kind}]++);
+}
+
+void TensorTable::next_generation() {
+  const std::lock_guard lock(mutex_);
+  ++generation_;
+  automatic_.clear();
 }
 
 void TensorTable::drain(std::vector<Operation*>& out) {
@@ -83,9 +105,9 @@ void TensorTable::complete(const std::vector<Operation*>& operations, const Stat
   {
     const std::lock_guard lock(mutex_);
     for (Operation* operation : operations) {
-      in_flight_.erase(operation->request.name);
+      in_flight_[operation->request.process_set].erase(operation->request.name);
     }
-    in_flight_count_.store(in_flight_.size(), std::memory_order_release);
+    in_flight_count_.fetch_sub(operations.size(), std::memory_order_release);
     // After `done` the operation may be recycled at any moment by whoever waited for it.
     for (Operation* operation : operations) {
       operation->status = status;
@@ -153,8 +175,10 @@ void TensorTable::close(const Status& status) {
     queue_.clear();
     queued_bytes_.store(0);
     queued_count_.store(0);
-    for (const auto& [name, operation] : in_flight_) {
-      lost.push_back(operation);
+    for (const auto& [process_set, by_name] : in_flight_) {
+      for (const auto& [name, operation] : by_name) {
+        lost.push_back(operation);
+      }
     }
   }
   complete(lost, status);
@@ -165,12 +189,14 @@ Status TensorTable::closed() const {
   return closed_;
 }
 
-std::vector<std::pair<std::string, Clock::time_point>> TensorTable::undispatched() const {
-  std::vector<std::pair<std::string, Clock::time_point>> pending;
+std::vector<PendingOperation> TensorTable::undispatched() const {
+  std::vector<PendingOperation> pending;
   const std::lock_guard lock(mutex_);
-  for (const auto& [name, operation] : in_flight_) {
-    if (!operation->dispatched.load()) {
-      pending.emplace_back(name, operation->submitted);
+  for (const auto& [process_set, by_name] : in_flight_) {
+    for (const auto& [name, operation] : by_name) {
+      if (!operation->dispatched.load()) {
+        pending.push_back({label_of(process_set, name), operation->submitted, process_set});
+      }
     }
   }
   return pending;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,26 +18,42 @@ namespace aiacc {
 
 using Handle = std::int64_t;
 
+/// Memory of one tensor of an operation.
+struct TensorBuffers {
+  const void* input = nullptr;
+  void* output = nullptr;
+  /// Rows that come from every member of the process set: all-gather and all-to-all.
+  std::vector<std::int64_t> first_extents;
+  std::vector<std::uint8_t> gathered;  ///< the output of those
+};
+
 /// One submitted operation, from submit to wait.
 ///
 /// Written by the submitting thread before it enters the table, by the driver until it is
 /// dispatched, then by the lane that finishes it; `done` publishes the result.
-struct Operation {
+struct Operation : TensorBuffers {
   Request request;
-  const void* input = nullptr;
-  void* output = nullptr;
+  std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
   Handle handle = 0;
   Clock::time_point submitted;
   Clock::time_point ready;
-  std::vector<std::int64_t> first_extents;  ///< all-gather: dimension 0 of every rank
-  std::vector<std::uint8_t> gathered;       ///< all-gather: the output
-  std::atomic<std::uint32_t> units_left{0};
+  std::int64_t value = 0;  ///< Agreement::value
+  std::atomic<std::uint32_t> slices_left{0};
   std::atomic<bool> dispatched{false};
   std::atomic<bool> done{false};
   Status status;
+
+  TensorBuffers& tensor(std::size_t index) { return index == 0 ? *this : more[index - 1]; }
 };
 
-/// Operations in flight, by name, and results not yet collected, by handle.
+/// What waits for other ranks, for reports.
+struct PendingOperation {
+  std::string name;  ///< its label, see label_of
+  Clock::time_point submitted;
+  std::uint32_t process_set = 0;
+};
+
+/// Operations in flight, by process set and name, and results not yet collected, by handle.
 ///
 /// Threads: any. Handles are never reused in a process, whatever table they are from.
 class TensorTable {
@@ -48,10 +65,15 @@ class TensorTable {
   /// Takes a recycled or new operation to be filled in.
   std::shared_ptr<Operation> acquire();
 
-  /// Queues it and returns its handle. An empty name is replaced by an automatic one. Throws
-  /// Error(kInvalidArgument) if the name is in flight already, or the fatal error after `close`.
+  /// Queues it and returns its handle. An empty name is replaced by an automatic one, the n-th of
+  /// this kind and process set in this generation. Throws Error(kInvalidArgument) if the name is in
+  /// flight in the process set already, or the fatal error after `close`.
   /// `queued_bytes` receives the bytes waiting for negotiation, `first` whether nothing did before.
   Handle submit(std::shared_ptr<Operation> operation, std::uint64_t& queued_bytes, bool& first);
+
+  /// Counts automatic names from 0 again, under a new generation: all ranks do so at the same time,
+  /// whatever each has submitted before.
+  void next_generation();
 
   /// Moves what was queued since the last call to `out`. The driver's.
   void drain(std::vector<Operation*>& out);
@@ -77,16 +99,20 @@ class TensorTable {
 
   /// Operations submitted and not done.
   std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
-  /// Name and time of submission of everything that is not dispatched yet.
-  std::vector<std::pair<std::string, Clock::time_point>> undispatched() const;
+  /// Everything that is not dispatched yet.
+  std::vector<PendingOperation> undispatched() const;
 
  private:
+  std::string automatic_name(const Request& request);
+
   mutable std::mutex mutex_;
-  std::unordered_map<std::string, Operation*> in_flight_;
+  /// By process set and name.
+  std::map<std::uint32_t, std::unordered_map<std::string, Operation*>> in_flight_;
   std::unordered_map<Handle, std::shared_ptr<Operation>> by_handle_;
   std::vector<Operation*> queue_;
   std::vector<std::shared_ptr<Operation>> pool_;
-  std::uint64_t automatic_[kOpKinds] = {};
+  std::uint64_t generation_ = 0;
+  std::map<std::pair<std::uint32_t, std::string>, std::uint64_t> automatic_;  ///< names given
   Status closed_;
   std::atomic<std::uint64_t> queued_bytes_{0};
   std::atomic<Clock::time_point> queued_since_{};

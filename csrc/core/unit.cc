@@ -6,6 +6,7 @@
 #include <limits>
 #include <new>
 
+#include "csrc/engines/adasum.h"
 #include "csrc/kernels/scale.h"
 
 namespace aiacc {
@@ -13,46 +14,35 @@ namespace {
 
 constexpr std::align_val_t kAlignment{256};
 
-bool is_integral(DataType dtype) {
-  switch (dtype) {
-    case DataType::kFloat16:
-    case DataType::kBFloat16:
-    case DataType::kFloat32:
-    case DataType::kFloat64:
-      return false;
-    case DataType::kUInt8:
-    case DataType::kInt8:
-    case DataType::kUInt16:
-    case DataType::kInt16:
-    case DataType::kInt32:
-    case DataType::kInt64:
-    case DataType::kBool:
-      return true;
-  }
-  return false;
-}
-
 const std::byte* at(const void* base, std::uint64_t offset) {
   return static_cast<const std::byte*>(base) + offset;
 }
 
 std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
 
-void all_reduce_unit(const Unit& unit, Engine& engine, int lane, int size, PackBuffer& buffer) {
-  const Request& request = unit.operations.front()->request;
+/// What the engine shall do to the elements of a reduction.
+Reduction reduction_of(const Unit& unit) {
+  const Request& request = unit.pieces.front().request();
+  const DataType dtype = unit.pieces.front().spec().dtype;
   const bool average = request.op == ReduceOp::kAverage;
-  const Reduction reduction{
-      request.dtype,
-      average ? ReduceOp::kSum : request.op,
-      request.postscale * (average ? average_factor(request.dtype, size) : 1.0)};
-  const std::size_t count = unit.plan.bytes / size_of(request.dtype);
-  if (unit.operations.size() == 1) {
+  return {dtype,
+          average ? ReduceOp::kSum : request.op,
+          request.postscale * (average ? average_factor(dtype, unit.team->size()) : 1.0)};
+}
+
+void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  Engine& engine = *unit.team->engine;
+  const double prescale = unit.pieces.front().request().prescale;
+  const Reduction reduction = reduction_of(unit);
+  const std::size_t element = size_of(reduction.dtype);
+  const std::size_t count = unit.plan.bytes / element;
+  if (unit.pieces.size() == 1) {
     const Slice& slice = unit.plan.slices.front();
-    Operation& operation = *unit.operations.front();
-    const void* send = at(operation.input, slice.offset);
-    void* recv = at(operation.output, slice.offset);
-    if (request.prescale != 1.0) {
-      scale(recv, send, count, request.dtype, request.prescale);
+    const TensorBuffers& buffers = unit.pieces.front().buffers();
+    const void* send = at(buffers.input, slice.offset);
+    void* recv = at(buffers.output, slice.offset);
+    if (prescale != 1.0) {
+      scale(recv, send, count, reduction.dtype, prescale);
       send = recv;
     }
     engine.all_reduce(lane, send, recv, count, reduction);
@@ -60,69 +50,126 @@ void all_reduce_unit(const Unit& unit, Engine& engine, int lane, int size, PackB
   }
   std::byte* packed = buffer.reserve(unit.plan.bytes);
   std::byte* cursor = packed;
-  for (std::size_t i = 0; i < unit.operations.size(); ++i) {
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
     const Slice& slice = unit.plan.slices[i];
     copy_scaled(cursor,
-                at(unit.operations[i]->input, slice.offset),
-                slice.bytes / size_of(request.dtype),
-                request.dtype,
-                request.prescale);
+                at(unit.pieces[i].buffers().input, slice.offset),
+                slice.bytes / element,
+                reduction.dtype,
+                prescale);
     cursor += slice.bytes;
   }
   engine.all_reduce(lane, packed, packed, count, reduction);
   cursor = packed;
-  for (std::size_t i = 0; i < unit.operations.size(); ++i) {
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
     const Slice& slice = unit.plan.slices[i];
-    std::memcpy(at(unit.operations[i]->output, slice.offset), cursor, slice.bytes);
+    std::memcpy(at(unit.pieces[i].buffers().output, slice.offset), cursor, slice.bytes);
     cursor += slice.bytes;
   }
 }
 
-void broadcast_unit(const Unit& unit, Engine& engine, int lane, int rank, PackBuffer& buffer) {
-  const Request& request = unit.operations.front()->request;
-  const bool root = request.root == rank;
-  if (unit.operations.size() == 1) {
+/// Every tensor of the unit is whole, and combined with weights of its own.
+void adasum_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  const Request& request = unit.pieces.front().request();
+  const DataType dtype = unit.pieces.front().spec().dtype;
+  std::byte* packed = buffer.reserve(unit.plan.bytes);
+  std::byte* cursor = packed;
+  std::vector<std::size_t> counts;
+  for (const Piece& piece : unit.pieces) {
+    counts.push_back(piece.spec().elements());
+    copy_scaled(cursor, piece.buffers().input, counts.back(), dtype, request.prescale);
+    cursor += piece.spec().bytes();
+  }
+  adasum(
+      *unit.team->engine, lane, packed, packed, counts, dtype, unit.team->rank, unit.team->size());
+  cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    copy_scaled(unit.pieces[i].buffers().output, cursor, counts[i], dtype, request.postscale);
+    cursor += unit.pieces[i].spec().bytes();
+  }
+}
+
+void broadcast_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  Engine& engine = *unit.team->engine;
+  const int root = index_in(unit.team->ranks, unit.pieces.front().request().root);
+  const bool mine = root == unit.team->rank;
+  if (unit.pieces.size() == 1) {
     const Slice& slice = unit.plan.slices.front();
-    Operation& operation = *unit.operations.front();
-    void* data = at(operation.output, slice.offset);
-    if (root && operation.input != operation.output) {
-      std::memcpy(data, at(operation.input, slice.offset), slice.bytes);
+    const TensorBuffers& buffers = unit.pieces.front().buffers();
+    void* data = at(buffers.output, slice.offset);
+    if (mine && buffers.input != buffers.output) {
+      std::memcpy(data, at(buffers.input, slice.offset), slice.bytes);
     }
-    engine.broadcast(lane, data, slice.bytes, request.root);
+    engine.broadcast(lane, data, slice.bytes, root);
     return;
   }
   std::byte* packed = buffer.reserve(unit.plan.bytes);
   std::byte* cursor = packed;
-  for (std::size_t i = 0; root && i < unit.operations.size(); ++i) {
-    std::memcpy(cursor, unit.operations[i]->input, unit.plan.slices[i].bytes);
+  for (std::size_t i = 0; mine && i < unit.pieces.size(); ++i) {
+    std::memcpy(cursor, unit.pieces[i].buffers().input, unit.plan.slices[i].bytes);
     cursor += unit.plan.slices[i].bytes;
   }
-  engine.broadcast(lane, packed, unit.plan.bytes, request.root);
+  engine.broadcast(lane, packed, unit.plan.bytes, root);
   cursor = packed;
-  for (std::size_t i = 0; i < unit.operations.size(); ++i) {
-    Operation& operation = *unit.operations[i];
-    if (!root || operation.input != operation.output) {
-      std::memcpy(operation.output, cursor, unit.plan.slices[i].bytes);
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    const TensorBuffers& buffers = unit.pieces[i].buffers();
+    if (!mine || buffers.input != buffers.output) {
+      std::memcpy(buffers.output, cursor, unit.plan.slices[i].bytes);
     }
     cursor += unit.plan.slices[i].bytes;
   }
 }
 
-void all_gather_unit(const Unit& unit, Engine& engine, int lane) {
-  Operation& operation = *unit.operations.front();
-  const Request& request = operation.request;
-  std::uint64_t row = size_of(request.dtype);
-  for (std::size_t d = 1; d < request.shape.size(); ++d) {
-    row *= static_cast<std::uint64_t>(request.shape[d]);
+/// Bytes of these numbers of rows; `total` receives their sum.
+std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows,
+                                  std::uint64_t row_bytes,
+                                  std::size_t& total) {
+  std::vector<std::size_t> bytes;
+  bytes.reserve(rows.size());
+  total = 0;
+  for (const std::int64_t count : rows) {
+    bytes.push_back(row_bytes * static_cast<std::uint64_t>(count));
+    total += bytes.back();
   }
-  std::vector<std::size_t> bytes_of;
+  return bytes;
+}
+
+void all_gather_unit(const Unit& unit, int lane) {
+  const Piece& piece = unit.pieces.front();
+  TensorBuffers& buffers = piece.buffers();
   std::size_t total = 0;
-  for (const std::int64_t extent : operation.first_extents) {
-    bytes_of.push_back(row * static_cast<std::uint64_t>(extent));
-    total += bytes_of.back();
+  const auto parts = bytes_of(buffers.first_extents, piece.spec().row_bytes(), total);
+  buffers.gathered.resize(total);
+  unit.team->engine->all_gather(lane, buffers.input, buffers.gathered.data(), parts);
+}
+
+void all_to_all_unit(const Unit& unit, int lane) {
+  const Piece& piece = unit.pieces.front();
+  TensorBuffers& buffers = piece.buffers();
+  const std::uint64_t row = piece.spec().row_bytes();
+  std::size_t total = 0;
+  const auto sent = bytes_of(piece.request().numbers, row, total);
+  const auto received = bytes_of(buffers.first_extents, row, total);
+  buffers.gathered.resize(total);
+  unit.team->engine->all_to_all(lane, buffers.input, buffers.gathered.data(), sent, received);
+}
+
+void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  const Piece& piece = unit.pieces.front();
+  const TensorSpec& spec = piece.spec();
+  const TensorBuffers& buffers = piece.buffers();
+  std::vector<std::size_t> counts;
+  for (int member = 0; member < unit.team->size(); ++member) {
+    counts.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
+                                               spec.shape.front(), unit.team->size(), member)));
   }
-  operation.gathered.resize(total);
-  engine.all_gather(lane, operation.input, operation.gathered.data(), bytes_of);
+  const void* send = buffers.input;
+  if (piece.request().prescale != 1.0) {
+    std::byte* scaled = buffer.reserve(unit.plan.bytes);
+    copy_scaled(scaled, send, spec.elements(), spec.dtype, piece.request().prescale);
+    send = scaled;
+  }
+  unit.team->engine->reduce_scatter(lane, send, buffers.output, counts, reduction_of(unit));
 }
 
 }  // namespace
@@ -142,25 +189,37 @@ std::byte* PackBuffer::reserve(std::size_t bytes) {
 
 double average_factor(DataType dtype, int size) {
   const double factor = 1.0 / size;
-  return is_integral(dtype) && size > 1
+  return !is_floating(dtype) && size > 1
              ? std::nextafter(factor, std::numeric_limits<double>::infinity())
              : factor;
 }
 
-void execute_unit(
-    const Unit& unit, Engine& engine, int lane, int rank, int size, PackBuffer& buffer) {
-  switch (unit.operations.front()->request.kind) {
+void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  switch (unit.pieces.front().request().kind) {
     case OpKind::kAllreduce:
-      all_reduce_unit(unit, engine, lane, size, buffer);
+      if (unit.pieces.front().request().op == ReduceOp::kAdasum) {
+        adasum_unit(unit, lane, buffer);
+      } else {
+        all_reduce_unit(unit, lane, buffer);
+      }
       return;
     case OpKind::kBroadcast:
-      broadcast_unit(unit, engine, lane, rank, buffer);
+      broadcast_unit(unit, lane, buffer);
       return;
     case OpKind::kAllgather:
-      all_gather_unit(unit, engine, lane);
+      all_gather_unit(unit, lane);
+      return;
+    case OpKind::kAlltoall:
+      all_to_all_unit(unit, lane);
+      return;
+    case OpKind::kReducescatter:
+      reduce_scatter_unit(unit, lane, buffer);
       return;
     case OpKind::kBarrier:
-      return;  // Agreement is the barrier; it never becomes a unit.
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet:
+      return;  // The agreement is all; it never becomes a unit.
   }
 }
 

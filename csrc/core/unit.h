@@ -1,19 +1,31 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "csrc/core/team.h"
 #include "csrc/core/tensor_table.h"
-#include "csrc/engines/engine.h"
 #include "csrc/planning/unit_planner.h"
 
 namespace aiacc {
 
-/// A planned unit with the operations that its slices belong to: `operations[i]` owns `slices[i]`.
+/// One tensor of an operation.
+struct Piece {
+  Operation* operation = nullptr;
+  std::uint32_t tensor = 0;
+
+  const Request& request() const { return operation->request; }
+  const TensorSpec& spec() const { return operation->request.tensor(tensor); }
+  TensorBuffers& buffers() const { return operation->tensor(tensor); }
+};
+
+/// A planned unit with the tensors that its slices belong to: `pieces[i]` owns `plan.slices[i]`.
 struct Unit {
   PlannedUnit plan;
-  std::vector<Operation*> operations;
+  std::vector<Piece> pieces;
+  std::shared_ptr<const Team> team;
 };
 
 /// Reusable, growing scratch memory of one lane, aligned for vector instructions.
@@ -33,10 +45,9 @@ class PackBuffer {
 /// exact quotients survive the truncation of `scale`.
 double average_factor(DataType dtype, int size);
 
-/// Moves one unit: pack and prescale, engine operation, unpack. A single slice is worked on
+/// Moves one unit with the engine of its team: pack and prescale, engine operation, unpack. A single slice is worked on
 /// in place, without the pack buffer. Blocks; throws what the engine throws. Buffers of the
 /// operations are written only while this runs.
-void execute_unit(
-    const Unit& unit, Engine& engine, int lane, int rank, int size, PackBuffer& buffer);
+void execute_unit(const Unit& unit, int lane, PackBuffer& buffer);
 
 }  // namespace aiacc

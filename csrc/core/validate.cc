@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace aiacc {
@@ -26,11 +27,23 @@ struct Check {
   std::function<bool(const Request&, const Request&)> same;
 };
 
-bool same_shape(const Request& a, const Request& b) {
-  if (a.kind != OpKind::kAllgather) {
+/// Two values that differ, as text.
+struct Difference {
+  std::string what;
+  std::string first;
+  std::string other;
+  std::string hint;
+};
+
+/// The first dimension of an all-gather and of an all-to-all may differ per rank.
+bool first_dimension_differs(OpKind kind) {
+  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
+}
+
+bool same_shape(OpKind kind, const TensorSpec& a, const TensorSpec& b) {
+  if (!first_dimension_differs(kind)) {
     return a.shape == b.shape;
   }
-  // The first dimension of an all-gather may differ per rank.
   return a.shape.size() == b.shape.size() &&
          (a.shape.empty() || std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1));
 }
@@ -40,10 +53,9 @@ const std::vector<Check>& checks() {
       {"operation",
        [](const Request& r) { return std::string(name_of(r.kind)); },
        [](const Request& a, const Request& b) { return a.kind == b.kind; }},
-      {"dtype",
-       [](const Request& r) { return std::string(name_of(r.dtype)); },
-       [](const Request& a, const Request& b) { return a.dtype == b.dtype; }},
-      {"shape", [](const Request& r) { return shape_text(r.shape); }, same_shape},
+      {"number of tensors",
+       [](const Request& r) { return std::to_string(r.tensors()); },
+       [](const Request& a, const Request& b) { return a.tensors() == b.tensors(); }},
       {"reduction op",
        [](const Request& r) { return std::string(name_of(r.op)); },
        [](const Request& a, const Request& b) { return a.op == b.op; }},
@@ -57,8 +69,10 @@ const std::vector<Check>& checks() {
        [](const Request& r) { return number_text(r.postscale); },
        [](const Request& a, const Request& b) { return a.postscale == b.postscale; }},
       {"process set",
-       [](const Request& r) { return std::to_string(r.process_set); },
-       [](const Request& a, const Request& b) { return a.process_set == b.process_set; }},
+       [](const Request& r) { return shape_text(r.numbers); },
+       [](const Request& a, const Request& b) {
+         return a.kind == OpKind::kAlltoall || a.numbers == b.numbers;
+       }},
       {"device",
        [](const Request& r) {
          return r.device < 0 ? std::string("cpu") : "gpu " + std::to_string(r.device);
@@ -66,6 +80,30 @@ const std::vector<Check>& checks() {
        [](const Request& a, const Request& b) { return (a.device < 0) == (b.device < 0); }},
   };
   return table;
+}
+
+std::optional<Difference> difference(const Request& a, const Request& b) {
+  for (const Check& check : checks()) {
+    if (!check.same(a, b)) {
+      return Difference{check.what, check.text(a), check.text(b), ""};
+    }
+  }
+  for (std::size_t i = 0; i < a.tensors(); ++i) {
+    const TensorSpec& first = a.tensor(i);
+    const TensorSpec& other = b.tensor(i);
+    const std::string of = a.tensors() > 1 ? " of tensor " + std::to_string(i) : "";
+    if (first.dtype != other.dtype) {
+      return Difference{"dtype" + of, name_of(first.dtype), name_of(other.dtype), ""};
+    }
+    if (!same_shape(a.kind, first, other)) {
+      return Difference{
+          "shape" + of,
+          shape_text(first.shape),
+          shape_text(other.shape),
+          first_dimension_differs(a.kind) ? " (only the first dimension may differ)" : ""};
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -78,19 +116,15 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-Status validate(const std::vector<Request>& by_rank) {
-  const Request& first = by_rank.front();
-  for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
-    for (const Check& check : checks()) {
-      if (!check.same(first, by_rank[rank])) {
-        return {Code::kMismatch,
-                "[negotiation] tensor '" + first.name + "': rank 0 submitted " + check.what + " " +
-                    check.text(first) + ", rank " + std::to_string(rank) + " submitted " +
-                    check.what + " " + check.text(by_rank[rank]) + "; all ranks must agree on it" +
-                    (first.kind == OpKind::kAllgather && std::string(check.what) == "shape"
-                         ? " (only the first dimension may differ)"
-                         : "")};
-      }
+Status validate(const std::vector<Request>& requests, const std::vector<int>& ranks) {
+  const Request& first = requests.front();
+  for (std::size_t i = 1; i < requests.size(); ++i) {
+    if (const auto found = difference(first, requests[i])) {
+      return {Code::kMismatch,
+              "[negotiation] tensor '" + label_of(first.process_set, first.name) + "': rank " +
+                  std::to_string(ranks.front()) + " submitted " + found->what + " " + found->first +
+                  ", rank " + std::to_string(ranks[i]) + " submitted " + found->what + " " +
+                  found->other + "; all ranks must agree on it" + found->hint};
     }
   }
   return {};

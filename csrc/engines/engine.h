@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,6 +57,29 @@ class Engine {
                           const void* send,
                           void* recv,
                           const std::vector<std::size_t>& bytes_of) = 0;
+
+  /// Reduces as all_reduce and leaves to every rank its own part: rank r gets `counts[r]` elements,
+  /// which follow those of the ranks before it. `send` holds all of them, `recv` the own part; no
+  /// overlap.
+  virtual void reduce_scatter(int lane,
+                              const void* send,
+                              void* recv,
+                              const std::vector<std::size_t>& counts,
+                              const Reduction& reduction) = 0;
+
+  /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; pieces lie one
+  /// after another in rank order on both sides. What rank a sends to b is what b expects from a.
+  virtual void all_to_all(int lane,
+                          const void* send,
+                          void* recv,
+                          const std::vector<std::size_t>& send_bytes,
+                          const std::vector<std::size_t>& recv_bytes) = 0;
+
+  /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
+  /// their place in `members`, which is ascending and names this rank. `group` is a number that no
+  /// other split of this engine, or of one that came from it, has had. Collective over `members`, blocks until all are connected.
+  /// The new engine must end before this one; `abort` of this one does not reach it.
+  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
 
   /// From any thread, any number of times; the first status wins.
   virtual void abort(const Status& status) noexcept = 0;

@@ -15,7 +15,7 @@ namespace aiacc {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x43414941;  // "AIAC"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 
 /// One byte answers a hello.
 enum Answer : std::uint8_t {
@@ -48,6 +48,58 @@ std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
+/// A call of `establish` that waits. One of them is the leader, who accepts for all; when it leaves,
+/// the others compete for its place.
+class Connector::Waiter {
+ public:
+  explicit Waiter(Connector& connector) : connector_(connector) {
+    const std::lock_guard lock(connector_.mutex_);
+    connector_.waiters_.push_back(this);
+  }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+  ~Waiter() {
+    const std::lock_guard lock(connector_.mutex_);
+    auto& waiters = connector_.waiters_;
+    waiters.erase(std::find(waiters.begin(), waiters.end(), this));
+    if (connector_.leader_ == this) {
+      connector_.leader_ = nullptr;
+      connector_.wake_waiters();
+    }
+  }
+
+  /// From other waiters, with the lock held.
+  void wake() { event_.set(); }
+
+  /// Sleeps until one of `own` is readable, or something was accepted that may concern this waiter.
+  void sleep(std::vector<pollfd> own, int timeout_ms) {
+    bool leads = false;
+    {
+      const std::lock_guard lock(connector_.mutex_);
+      if (connector_.leader_ == nullptr) {
+        connector_.leader_ = this;
+      }
+      leads = connector_.leader_ == this;
+    }
+    own.push_back({event_.fd(), POLLIN, 0});
+    if (leads) {
+      own.push_back({connector_.listener_.fd(), POLLIN, 0});
+      for (const Greeting& greeting : connector_.greetings_) {
+        own.push_back({greeting.socket.fd(), POLLIN, 0});
+      }
+    }
+    poll(own.data(), own.size(), timeout_ms);
+    event_.clear();
+    if (leads) {
+      connector_.accept_some();
+    }
+  }
+
+ private:
+  Connector& connector_;
+  Event event_;
+};
+
 Connector::Connector(Listener& listener,
                      std::vector<std::string> addresses,
                      int rank,
@@ -63,31 +115,66 @@ Connector::Connector(Listener& listener,
       connect_timeout_s_(connect_timeout_s),
       peer_timeout_s_(peer_timeout_s) {}
 
-std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs) {
+Connector::Key Connector::key_of(const ChannelSpec& spec) {
+  return {spec.peer, spec.kind, spec.lane, spec.group};
+}
+
+void Connector::wake_waiters() {
+  for (Waiter* waiter : waiters_) {
+    waiter->wake();
+  }
+}
+
+std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, int interrupt) {
   const auto deadline =
       Clock::now() + std::chrono::microseconds(static_cast<long long>(connect_timeout_s_ * 1e6));
   std::vector<Socket> sockets(specs.size());
   // Connecting needs only the peer's backlog, not its attention: no order of ranks can deadlock.
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].connect) {
-      sockets[i] = open(specs[i], deadline);
+      sockets[i] = open(specs[i], deadline, interrupt);
     }
   }
-  accept_until_complete(specs, deadline);
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    const ChannelSpec& spec = specs[i];
-    if (spec.connect) {
-      await_answer(spec, sockets[i], deadline);
-    } else {
-      sockets[i] = std::move(waiting_.extract({spec.peer, spec.kind, spec.lane}).mapped());
+  Waiter waiter(*this);
+  std::vector<bool> answered(specs.size(), false);
+  while (true) {
+    std::vector<pollfd> awaited{{interrupt, POLLIN, 0}};
+    int silent = -1;
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      if (specs[i].connect && !answered[i]) {
+        answered[i] = read_answer(specs[i].peer, sockets[i]);
+        if (!answered[i]) {
+          awaited.push_back({sockets[i].fd(), POLLIN, 0});
+          silent = specs[i].peer;
+        }
+      }
     }
-    sockets[i].set_options(peer_timeout_s_);
+    const std::set<int> missing = missing_peers(specs);
+    if (missing.empty() && silent < 0) {
+      break;
+    }
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) {
+      throw_timeout(missing, silent);
+    }
+    waiter.sleep(std::move(awaited), static_cast<int>(std::min<long long>(left, 60'000)));
+    pollfd entry{interrupt, POLLIN, 0};
+    if (poll(&entry, 1, 0) > 0) {
+      throw Error(Code::kShutdown,
+                  "[control] rank " + std::to_string(rank_) + " stopped waiting for connections");
+    }
+  }
+  take_accepted(specs, sockets);
+  for (Socket& socket : sockets) {
+    socket.set_options(peer_timeout_s_);
   }
   return sockets;
 }
 
-Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline) {
-  Socket socket = connect_to(addresses_.at(static_cast<std::size_t>(spec.peer)), deadline);
+Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt) {
+  Socket socket =
+      connect_to(addresses_.at(static_cast<std::size_t>(spec.peer)), deadline, interrupt);
   Hello hello{};
   hello.magic = kMagic;
   hello.version = kVersion;
@@ -95,76 +182,71 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline) {
   hello.epoch = epoch_;
   hello.from = static_cast<std::uint32_t>(rank_);
   hello.to = static_cast<std::uint32_t>(spec.peer);
+  hello.group = spec.group;
   hello.kind = static_cast<std::uint8_t>(spec.kind);
   hello.token = token_;
-  // 40 bytes always fit into a fresh socket's buffer.
+  // So few bytes always fit into a fresh socket's buffer.
   AIACC_CHECK(socket.send_some(&hello, sizeof hello, rank_name(spec.peer)) == sizeof hello);
   return socket;
 }
 
-void Connector::await_answer(const ChannelSpec& spec, Socket& socket, Clock::time_point deadline) {
+/// Whether the answer to the hello has come; throws if it is a refusal.
+bool Connector::read_answer(int peer, Socket& socket) const {
   std::uint8_t answer = 0;
-  while (socket.recv_some(&answer, 1, rank_name(spec.peer)) == 0) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) {
-      throw Error(Code::kTimeout,
-                  "[control] rank " + std::to_string(rank_) + " connected to rank " +
-                      std::to_string(spec.peer) + " at " +
-                      addresses_[static_cast<std::size_t>(spec.peer)] +
-                      " but got no answer in time; is that rank alive?");
-    }
-    // Others may be waiting for our answer meanwhile: serve them instead of only sleeping.
-    pollfd entry{socket.fd(), POLLIN, 0};
-    poll(&entry, 1, static_cast<int>(std::min<long long>(left, 20)));
-    accept_some(0);
+  if (socket.recv_some(&answer, 1, rank_name(peer)) == 0) {
+    return false;
   }
   if (answer != kWelcome) {
     throw Error(Code::kPeerLost,
-                "[control] rank " + std::to_string(spec.peer) + " at " +
-                    addresses_[static_cast<std::size_t>(spec.peer)] + " refused rank " +
+                "[control] rank " + std::to_string(peer) + " at " +
+                    addresses_[static_cast<std::size_t>(peer)] + " refused rank " +
                     std::to_string(rank_) + ": " + explain(answer));
   }
+  return true;
 }
 
-void Connector::accept_until_complete(const std::vector<ChannelSpec>& specs,
-                                      Clock::time_point deadline) {
-  while (true) {
-    std::set<int> missing;
-    for (const ChannelSpec& spec : specs) {
-      if (!spec.connect && waiting_.count({spec.peer, spec.kind, spec.lane}) == 0) {
-        missing.insert(spec.peer);
-      }
+/// Those that have not connected as `specs` want it.
+std::set<int> Connector::missing_peers(const std::vector<ChannelSpec>& specs) {
+  const std::lock_guard lock(mutex_);
+  std::set<int> missing;
+  for (const ChannelSpec& spec : specs) {
+    if (!spec.connect && waiting_.count(key_of(spec)) == 0) {
+      missing.insert(spec.peer);
     }
-    if (missing.empty()) {
-      return;
+  }
+  return missing;
+}
+
+void Connector::take_accepted(const std::vector<ChannelSpec>& specs, std::vector<Socket>& sockets) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].connect) {
+      sockets[i] = std::move(waiting_.extract(key_of(specs[i])).mapped());
     }
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) {
-      std::string names;
-      for (const int peer : missing) {
-        names += (names.empty() ? "" : ", ") + std::to_string(peer);
-      }
-      throw Error(Code::kTimeout,
-                  "[control] rank " + std::to_string(rank_) + " at " + listener_.address() +
-                      " waited " + std::to_string(connect_timeout_s_) +
-                      " s for connections from rank(s) " + names +
-                      "; are they running, and can they reach this address? (AIACC_IFACE, " +
-                      "AIACC_CONNECT_TIMEOUT_S)");
-    }
-    accept_some(static_cast<int>(std::min<long long>(left, 60'000)));
   }
 }
 
-void Connector::accept_some(int timeout_ms) {
-  std::vector<pollfd> entries{{listener_.fd(), POLLIN, 0}};
-  for (const Greeting& greeting : greetings_) {
-    entries.push_back({greeting.socket.fd(), POLLIN, 0});
+void Connector::throw_timeout(const std::set<int>& missing, int silent) const {
+  if (missing.empty()) {
+    throw Error(Code::kTimeout,
+                "[control] rank " + std::to_string(rank_) + " connected to rank " +
+                    std::to_string(silent) + " at " + addresses_[static_cast<std::size_t>(silent)] +
+                    " but got no answer in time; is that rank alive?");
   }
-  if (poll(entries.data(), entries.size(), timeout_ms) <= 0) {
-    return;
+  std::string names;
+  for (const int peer : missing) {
+    names += (names.empty() ? "" : ", ") + std::to_string(peer);
   }
+  throw Error(Code::kTimeout,
+              "[control] rank " + std::to_string(rank_) + " at " + listener_.address() +
+                  " waited " + std::to_string(connect_timeout_s_) +
+                  " s for connections from rank(s) " + names +
+                  "; are they running, and can they reach this address? (AIACC_IFACE, " +
+                  "AIACC_CONNECT_TIMEOUT_S)");
+}
+
+/// The leader's.
+void Connector::accept_some() {
   for (Socket socket = listener_.accept(); socket.valid(); socket = listener_.accept()) {
     greetings_.push_back({std::move(socket), {}, 0});
   }
@@ -201,7 +283,9 @@ bool Connector::advance(Greeting& greeting) {
 void Connector::verify(Greeting& greeting) {
   Hello hello{};
   std::memcpy(&hello, greeting.bytes.data(), sizeof hello);
-  const Key key{static_cast<int>(hello.from), static_cast<ChannelKind>(hello.kind), hello.lane};
+  const Key key{
+      static_cast<int>(hello.from), static_cast<ChannelKind>(hello.kind), hello.lane, hello.group};
+  const std::lock_guard lock(mutex_);
   std::uint8_t answer = kWelcome;
   if (hello.version != kVersion) {
     answer = kWrongVersion;
@@ -218,6 +302,7 @@ void Connector::verify(Greeting& greeting) {
   greeting.socket.send_some(&answer, 1, "a connecting process");
   if (answer == kWelcome) {
     waiting_.emplace(key, std::move(greeting.socket));
+    wake_waiters();
     return;
   }
   AIACC_LOG(kWarning) << "[control] rank " << rank_ << " refused a connection that says it is rank "

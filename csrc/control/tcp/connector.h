@@ -3,10 +3,13 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "csrc/base/event.h"
 #include "csrc/base/socket.h"
 
 namespace aiacc {
@@ -15,7 +18,7 @@ namespace aiacc {
 using JobToken = std::array<std::uint8_t, 16>;
 
 /// What a connection is for. Part of the wire format.
-enum class ChannelKind : std::uint8_t { kControl = 1, kRing = 2, kMesh = 3 };
+enum class ChannelKind : std::uint8_t { kControl = 1, kRing = 2, kMesh = 3, kPair = 4 };
 
 /// One wanted connection: `connect` is true on exactly one of its two ends.
 struct ChannelSpec {
@@ -23,6 +26,7 @@ struct ChannelSpec {
   ChannelKind kind = ChannelKind::kControl;
   std::uint16_t lane = 0;
   bool connect = false;
+  std::uint32_t group = 0;  ///< keeps engines among some of the ranks apart; 0 for all ranks
 };
 
 /// First bytes on every connection, little endian, sent by the side that connects.
@@ -33,19 +37,20 @@ struct Hello {
   std::uint32_t epoch;
   std::uint32_t from;
   std::uint32_t to;
+  std::uint32_t group;
   std::uint8_t kind;
   std::uint8_t reserved[3];
   JobToken token;
 };
-static_assert(sizeof(Hello) == 40, "Hello is a wire format");
+static_assert(sizeof(Hello) == 44, "Hello is a wire format");
 
 /// Opens authenticated connections between the ranks of one job and epoch.
 ///
 /// Every rank calls `establish` with specs that fit together. A connection opens with a hello
-/// (magic, version, token, epoch, ranks, kind, lane) that the accepting side verifies and answers;
-/// strangers, stale epochs and wrong tokens are refused and do not disturb the job.
-/// Threads: one caller at a time. Blocks: until all are there or the deadline, then throws
-/// Error(kTimeout) that names the missing ranks.
+/// (magic, version, token, epoch, ranks, group, kind, lane) that the accepting side verifies and
+/// answers; strangers, stale epochs and wrong tokens are refused and do not disturb the job.
+/// Threads: any, several at a time, as long as no two ask for the same connection; whoever waits
+/// accepts for all of them.
 class Connector {
  public:
   Connector(Listener& listener,
@@ -56,35 +61,46 @@ class Connector {
             double connect_timeout_s,
             double peer_timeout_s);
 
-  /// Sockets in the order of `specs`, options set.
-  std::vector<Socket> establish(const std::vector<ChannelSpec>& specs);
+  /// Sockets in the order of `specs`, options set. Blocks until all are there; at the deadline
+  /// throws Error(kTimeout) that names the missing ranks, and Error(kShutdown) when `interrupt`, a
+  /// descriptor unless it is -1, becomes readable.
+  std::vector<Socket> establish(const std::vector<ChannelSpec>& specs, int interrupt = -1);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(addresses_.size()); }
 
  private:
-  using Key = std::tuple<int, ChannelKind, std::uint16_t>;
+  using Key = std::tuple<int, ChannelKind, std::uint16_t, std::uint32_t>;
   /// An accepted connection that has not finished its hello.
   struct Greeting {
     Socket socket;
     std::array<std::uint8_t, sizeof(Hello)> bytes{};
     std::size_t got = 0;
   };
+  class Waiter;
 
-  Socket open(const ChannelSpec& spec, Clock::time_point deadline);
-  void await_answer(const ChannelSpec& spec, Socket& socket, Clock::time_point deadline);
-  void accept_until_complete(const std::vector<ChannelSpec>& specs, Clock::time_point deadline);
-  void accept_some(int timeout_ms);
+  static Key key_of(const ChannelSpec& spec);
+  Socket open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt);
+  bool read_answer(int peer, Socket& socket) const;
+  std::set<int> missing_peers(const std::vector<ChannelSpec>& specs);
+  void take_accepted(const std::vector<ChannelSpec>& specs, std::vector<Socket>& sockets);
+  [[noreturn]] void throw_timeout(const std::set<int>& missing, int silent) const;
+  void wake_waiters();
+  void accept_some();
   bool advance(Greeting& greeting);
   void verify(Greeting& greeting);
 
   Listener& listener_;
-  std::vector<std::string> addresses_;
-  int rank_;
-  JobToken token_;
-  std::uint32_t epoch_;
-  double connect_timeout_s_;
-  double peer_timeout_s_;
+  const std::vector<std::string> addresses_;
+  const int rank_;
+  const JobToken token_;
+  const std::uint32_t epoch_;
+  const double connect_timeout_s_;
+  const double peer_timeout_s_;
+
+  std::mutex mutex_;              ///< protects what follows, save that `greetings_` is the leader's
+  std::vector<Waiter*> waiters_;  ///< calls of `establish` that are under way
+  Waiter* leader_ = nullptr;      ///< the one of them that accepts
   std::vector<Greeting> greetings_;
   std::map<Key, Socket> waiting_;  ///< accepted and verified before they were asked for
 };

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "csrc/base/error.h"
+#include "csrc/engines/members.h"
 #include "csrc/kernels/scale.h"
 
 namespace aiacc {
@@ -51,6 +52,32 @@ void LocalEngine::all_gather(int lane,
   check(lane);
   AIACC_CHECK(bytes_of.size() == 1);
   copy(recv, send, bytes_of[0]);
+}
+
+void LocalEngine::reduce_scatter(int lane,
+                                 const void* send,
+                                 void* recv,
+                                 const std::vector<std::size_t>& counts,
+                                 const Reduction& reduction) {
+  AIACC_CHECK(counts.size() == 1);
+  all_reduce(lane, send, recv, counts[0], reduction);
+}
+
+void LocalEngine::all_to_all(int lane,
+                             const void* send,
+                             void* recv,
+                             const std::vector<std::size_t>& send_bytes,
+                             const std::vector<std::size_t>& recv_bytes) {
+  AIACC_CHECK(recv_bytes == send_bytes);
+  all_gather(lane, send, recv, recv_bytes);
+}
+
+std::unique_ptr<Engine> LocalEngine::split(const std::vector<int>& members, std::uint32_t) {
+  cancellation_.check();
+  EngineContext context;
+  context.rank = place_among(members, 0, 1);
+  context.lanes = lanes_;
+  return std::make_unique<LocalEngine>(context);
 }
 
 }  // namespace aiacc

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "csrc/engines/cancellation.h"
@@ -24,6 +25,17 @@ class LocalEngine : public Engine {
                   const void* send,
                   void* recv,
                   const std::vector<std::size_t>& bytes_of) override;
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override;
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   void abort(const Status& status) noexcept override { cancellation_.set(status); }
 
  private:

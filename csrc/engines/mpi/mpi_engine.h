@@ -5,8 +5,9 @@
 
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine.h"
+#include "csrc/engines/mpi/mpi_channel.h"
 #include "csrc/engines/mpi/mpi_session.h"
-#include "csrc/engines/mpi/node_channel.h"
+#include "csrc/engines/mpi/mpi_team.h"
 
 namespace aiacc {
 
@@ -35,17 +36,33 @@ class MpiEngine : public Engine {
                   const void* send,
                   void* recv,
                   const std::vector<std::size_t>& bytes_of) override;
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override;
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   void abort(const Status& status) noexcept override;
 
  private:
-  class Lane;
+  /// The engine of a team that `session` has handed out; `ranks` are its ranks in the job.
+  MpiEngine(MpiSession& session, MpiTeam& team, std::vector<int> ranks, int lanes, double spin_us);
+
   template <class Operation>
   void run(int lane, Operation operation);
 
   MpiSession& session_;
+  MpiTeam& team_;
+  const std::vector<int> ranks_;
   const int lanes_;
+  const double spin_us_;
   Cancellation cancellation_;
-  std::vector<std::unique_ptr<Lane>> channels_;
+  std::vector<std::unique_ptr<MpiChannel>> channels_;
 };
 
 }  // namespace aiacc

@@ -178,7 +178,7 @@ MpiIdentity mpi_initialize(int network_lanes, double timeout_s) {
   Mpi& state = mpi();
   const std::lock_guard lock(state.mutex);
   const MpiSession& session = session_of(state, network_lanes, timeout_s);
-  const MpiTopology& topology = session.topology();
+  const MpiTopology& topology = session.world().topology();
   return {topology.rank, topology.size, topology.nodes, session.version()};
 }
 

@@ -169,6 +169,23 @@ int split_by_node(MpiHandle communicator, MpiHandle* node) {
   return handed_out(code, native, node);
 }
 
+int create_group(MpiHandle communicator, const int* ranks, int count, int tag, MpiHandle* part) {
+  const auto parent = to_native<MPI_Comm>(communicator);
+  MPI_Group all = MPI_GROUP_NULL;
+  MPI_Group some = MPI_GROUP_NULL;
+  MPI_Comm native = MPI_COMM_NULL;
+  int code = MPI_Comm_group(parent, &all);
+  if (code == MPI_SUCCESS) {
+    code = MPI_Group_incl(all, count, ranks, &some);
+    MPI_Group_free(&all);
+  }
+  if (code == MPI_SUCCESS) {
+    code = MPI_Comm_create_group(parent, some, tag, &native);
+    MPI_Group_free(&some);
+  }
+  return handed_out(code, native, part);
+}
+
 int share_memory(MpiHandle node, std::size_t bytes, void** segments, MpiHandle* window) {
   const auto communicator = to_native<MPI_Comm>(node);
   MPI_Info info = MPI_INFO_NULL;
@@ -232,6 +249,60 @@ int start_all_gather(MpiHandle communicator,
   });
 }
 
+int start_reduce_scatter(MpiHandle communicator,
+                         const void* send,
+                         void* recv,
+                         const int* counts,
+                         int dtype,
+                         int op,
+                         MpiHandle* request) {
+  const auto type = static_cast<DataType>(dtype);
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Ireduce_scatter(send,
+                               recv,
+                               counts,
+                               mpi_type(type),
+                               mpi_op(type, static_cast<ReduceOp>(op)),
+                               to_native<MPI_Comm>(communicator),
+                               native);
+  });
+}
+
+int start_all_to_all(MpiHandle communicator,
+                     const void* send,
+                     const int* send_bytes,
+                     void* recv,
+                     const int* recv_bytes,
+                     const int* offsets,
+                     MpiHandle* request) {
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Ialltoallv(send,
+                          send_bytes,
+                          offsets,
+                          MPI_BYTE,
+                          recv,
+                          recv_bytes,
+                          offsets,
+                          MPI_BYTE,
+                          to_native<MPI_Comm>(communicator),
+                          native);
+  });
+}
+
+int start_send(
+    MpiHandle communicator, const void* data, int bytes, int peer, int tag, MpiHandle* request) {
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Isend(data, bytes, MPI_BYTE, peer, tag, to_native<MPI_Comm>(communicator), native);
+  });
+}
+
+int start_receive(
+    MpiHandle communicator, void* data, int bytes, int peer, int tag, MpiHandle* request) {
+  return started(request, [&](MPI_Request* native) {
+    return MPI_Irecv(data, bytes, MPI_BYTE, peer, tag, to_native<MPI_Comm>(communicator), native);
+  });
+}
+
 int start_barrier(MpiHandle communicator, MpiHandle* request) {
   return started(request, [&](MPI_Request* native) {
     return MPI_Ibarrier(to_native<MPI_Comm>(communicator), native);
@@ -262,10 +333,15 @@ constexpr MpiPlugin kPlugin = {
     duplicate,
     split,
     split_by_node,
+    create_group,
     share_memory,
     start_all_reduce,
     start_broadcast,
     start_all_gather,
+    start_reduce_scatter,
+    start_all_to_all,
+    start_send,
+    start_receive,
     start_barrier,
     test,
 };

@@ -13,7 +13,7 @@ using MpiHandle = std::uint64_t;
 /// acc[i] = acc[i] op in[i]; numbers are those of DataType and ReduceOp.
 using MpiReduceFunction = void (*)(void* acc, const void* in, std::size_t count, int dtype, int op);
 
-inline constexpr int kMpiPluginAbi = 1;
+inline constexpr int kMpiPluginAbi = 2;
 
 /// Functions return 0 or an MPI error code that `describe` explains, and never end the process.
 /// Those that start a request return at once; buffers belong to MPI until `test` says done.
@@ -41,10 +41,14 @@ struct MpiPlugin {
   int (*start_duplicate)(MpiHandle communicator, MpiHandle* duplicate, MpiHandle* request);
   /// Errors of this communicator are returned from now on; before, they end the process.
   int (*return_errors)(MpiHandle communicator);
-  /// Collective and blocking, like the next three. New communicators return errors.
+  /// Collective and blocking, like the next four. New communicators return errors.
   int (*duplicate)(MpiHandle communicator, MpiHandle* duplicate);
   int (*split)(MpiHandle communicator, int color, int key, MpiHandle* part);
   int (*split_by_node)(MpiHandle communicator, MpiHandle* node);
+  /// Among `count` ranks of `communicator`, which alone call it; calls that overlap in time have
+  /// different tags.
+  int (*create_group)(
+      MpiHandle communicator, const int* ranks, int count, int tag, MpiHandle* group);
   /// `bytes` of memory for each rank that all ranks of `node` can address; fills `segments[rank]`.
   int (*share_memory)(MpiHandle node, std::size_t bytes, void** segments, MpiHandle* window);
 
@@ -59,6 +63,26 @@ struct MpiPlugin {
                           const int* bytes_of,
                           const int* offsets,
                           MpiHandle* request);
+  /// Not in place: MPICH 5.0 copies a part of the result onto itself then, and gives up.
+  int (*start_reduce_scatter)(MpiHandle communicator,
+                              const void* send,
+                              void* recv,
+                              const int* counts,
+                              int dtype,
+                              int op,
+                              MpiHandle* request);
+  /// The pieces for, and of, the ranks lie at the same `offsets` in both buffers.
+  int (*start_all_to_all)(MpiHandle communicator,
+                          const void* send,
+                          const int* send_bytes,
+                          void* recv,
+                          const int* recv_bytes,
+                          const int* offsets,
+                          MpiHandle* request);
+  int (*start_send)(
+      MpiHandle communicator, const void* data, int bytes, int peer, int tag, MpiHandle* request);
+  int (*start_receive)(
+      MpiHandle communicator, void* data, int bytes, int peer, int tag, MpiHandle* request);
   int (*start_barrier)(MpiHandle communicator, MpiHandle* request);
   int (*test)(MpiHandle* request, int* done);
 };

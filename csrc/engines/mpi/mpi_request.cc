@@ -55,4 +55,17 @@ void wait_for_request(const MpiPlugin& plugin,
   }
 }
 
+std::function<void()> deadline_check(const char* what, double timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  return [=] {
+    if (Clock::now() > deadline) {
+      throw Error(Code::kTimeout,
+                  std::string("[mpi] waited ") + what + " for " + std::to_string(timeout_s) +
+                      " s; a rank did not come: look for its error, or raise "
+                      "AIACC_CONNECT_TIMEOUT_S");
+    }
+  };
+}
+
 }  // namespace aiacc

@@ -20,4 +20,8 @@ void wait_for_request(const MpiPlugin& plugin,
                       Spin& spin,
                       const std::function<void()>& check);
 
+/// A `check` for wait_for_request that throws Error(kTimeout) `timeout_s` from now; `what` continues
+/// "waited ...".
+std::function<void()> deadline_check(const char* what, double timeout_s);
+
 }  // namespace aiacc

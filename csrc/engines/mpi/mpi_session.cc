@@ -1,33 +1,21 @@
 #include "csrc/engines/mpi/mpi_session.h"
 
-#include <sys/statvfs.h>
-
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <cstring>
 #include <limits>
 #include <memory>
-#include <new>
 #include <numeric>
+#include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
 #include "csrc/engines/mpi/mpi_request.h"
-#include "csrc/engines/mpi/node_channel.h"
 
 namespace aiacc {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr std::chrono::microseconds kSpin{50};
-/// Fits the second-level cache of a core, together with what the other rank is working on.
-constexpr std::size_t kNodeSlotBytes = std::size_t{256} << 10;
-/// Between nodes every rank sends one piece of a slot at a time: large enough for the network.
-constexpr std::size_t kNetworkPieceBytes = std::size_t{512} << 10;
-constexpr std::size_t kMaxSlotBytes = std::size_t{4} << 20;
-constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
-constexpr std::size_t kPage = 4096;
 
 /// Arguments of an all-gather that is under way.
 struct Gather {
@@ -36,12 +24,18 @@ struct Gather {
   std::string data;
 };
 
-std::size_t slot_bytes_for(const MpiTopology& topology) {
-  if (topology.nodes == 1) {
-    return kNodeSlotBytes;
-  }
-  return std::min(kMaxSlotBytes, kNetworkPieceBytes * static_cast<std::size_t>(topology.node_size));
-}
+constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
+/// What a member of a new part tells the others.
+struct Offer {
+  std::uint32_t fresh = kNone;           ///< the number of a new team, if this is the first member
+  std::array<std::uint32_t, 15> free{};  ///< teams with these members that have no engine, or kNone
+};
+
+struct Meeting {
+  Offer mine;
+  std::vector<Offer> theirs;
+};
 
 }  // namespace
 
@@ -64,41 +58,25 @@ MpiSession::MpiSession(const MpiPlugin& plugin,
                 "[mpi] MPI was initialised for one thread (expected MPI_THREAD_MULTIPLE); "
                 "initialise aiacc before MPI, or MPI with MPI_THREAD_MULTIPLE");
   }
-  meet();
-  find_topology();
+  world_ = std::make_unique<MpiTeam>(plugin, meet(), timeout_s);
   plugin.forget_files();
 }
 
-void MpiSession::meet() {
-  const MpiHandle world = plugin_.world();
-  check_mpi(plugin_, plugin_.rank(world, &topology_.rank), "MPI_Comm_rank");
-  check_mpi(plugin_, plugin_.size(world, &topology_.size), "MPI_Comm_size");
+MpiHandle MpiSession::meet() {
+  auto* const world = new MpiHandle(0);  // leaked: MPI writes to it whenever all ranks have come
   MpiHandle request = 0;
-  check_mpi(plugin_, plugin_.start_duplicate(world, &setup_, &request), "MPI_Comm_idup");
-  wait(request, "to duplicate MPI_COMM_WORLD");
-  check_mpi(plugin_, plugin_.return_errors(setup_), "MPI_Comm_set_errhandler");
-}
-
-void MpiSession::find_topology() {
-  check_mpi(plugin_, plugin_.split_by_node(setup_, &node_), "MPI_Comm_split_type");
-  check_mpi(plugin_, plugin_.rank(node_, &topology_.node_rank), "MPI_Comm_rank");
-  check_mpi(plugin_, plugin_.size(node_, &topology_.node_size), "MPI_Comm_size");
-  const std::vector<int> extremes =
-      maximum({topology_.node_size, -topology_.node_size}, "to count the ranks of every node");
-  if (extremes[0] != -extremes[1]) {
-    topology_.node_rank = 0;
-    topology_.node_size = 1;
-  }
-  topology_.nodes = topology_.size / topology_.node_size;
-  if (topology_.nodes > 1) {
-    const int color = topology_.node_size > 1 ? topology_.node_rank : 0;
-    check_mpi(plugin_, plugin_.split(setup_, color, topology_.rank, &cross_), "MPI_Comm_split");
-  }
+  check_mpi(plugin_, plugin_.start_duplicate(plugin_.world(), world, &request), "MPI_Comm_idup");
+  Spin spin(kSpin);
+  wait_for_request(
+      plugin_, &request, spin, deadline_check("to duplicate MPI_COMM_WORLD", timeout_s_));
+  check_mpi(plugin_, plugin_.return_errors(*world), "MPI_Comm_set_errhandler");
+  return *world;
 }
 
 std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
-  const auto size = static_cast<std::size_t>(topology_.size);
-  const auto mine = static_cast<std::size_t>(topology_.rank);
+  const MpiTopology& topology = world().topology();
+  const auto size = static_cast<std::size_t>(topology.size);
+  const auto mine = static_cast<std::size_t>(topology.rank);
   if (payload.size() > static_cast<std::size_t>(std::numeric_limits<int>::max()) / size) {
     throw Error(Code::kInvalidArgument,
                 "[mpi] all_gather of " + std::to_string(payload.size()) +
@@ -108,7 +86,7 @@ std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
   gather->bytes_of.assign(size, 0);
   gather->bytes_of[mine] = static_cast<int>(payload.size());
   gather->bytes_of =
-      maximum(std::move(gather->bytes_of), "to gather the sizes of what the ranks send");
+      world().maximum(std::move(gather->bytes_of), "to gather the sizes of what the ranks send");
   gather->offsets.assign(size, 0);
   std::partial_sum(
       gather->bytes_of.begin(), gather->bytes_of.end() - 1, gather->offsets.begin() + 1);
@@ -116,12 +94,14 @@ std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
                       static_cast<std::size_t>(gather->bytes_of.back()));
   std::copy(payload.begin(), payload.end(), gather->data.begin() + gather->offsets[mine]);
   MpiHandle request = 0;
-  check_mpi(
-      plugin_,
-      plugin_.start_all_gather(
-          setup_, gather->data.data(), gather->bytes_of.data(), gather->offsets.data(), &request),
-      "MPI_Iallgatherv");
-  wait(request, "to gather what the ranks send", gather);
+  check_mpi(plugin_,
+            plugin_.start_all_gather(world().communicator(),
+                                     gather->data.data(),
+                                     gather->bytes_of.data(),
+                                     gather->offsets.data(),
+                                     &request),
+            "MPI_Iallgatherv");
+  world().wait(request, "to gather what the ranks send", gather);
   std::vector<std::string> parts;
   parts.reserve(size);
   for (std::size_t rank = 0; rank < size; ++rank) {
@@ -131,136 +111,121 @@ std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
   return parts;
 }
 
-std::vector<MpiLane> MpiSession::acquire(int count) {
-  const std::vector<int> state =
-      maximum({spoilt_.load() ? 1 : 0, lacks_memory(count) ? 1 : 0}, "to start the engine");
-  if (state[1] != 0) {
-    throw Error(Code::kEngine,
-                "[mpi] /dev/shm of a host is too small for " + std::to_string(count) +
-                    " lanes of " + std::to_string(topology_.node_size) +
-                    " ranks; enlarge it (docker run --shm-size=1g), or lower AIACC_LANES");
-  }
-  if (state[0] != 0) {
-    AIACC_LOG(kInfo) << "[mpi] an operation was aborted: new communicators replace the old ones";
-    lanes_.clear();  // leaked: requests that MPI cannot cancel may still refer to them
-    abandoned_lanes_ = true;
-    spoilt_.store(false);
-  }
-  if (static_cast<std::size_t>(count) > lanes_.size()) {
-    try {
-      add_lanes(static_cast<std::size_t>(count));
-    } catch (...) {
-      failed_ = true;  // the other ranks may be waiting inside MPI for what failed here
-      throw;
-    }
-  }
-  for (MpiLane& lane : lanes_) {
-    NodeChannel::reset(lane.segments[static_cast<std::size_t>(topology_.node_rank)]);
-  }
-  maximum({0}, "to start the lanes");
-  return {lanes_.begin(), lanes_.begin() + count};
-}
-
-void MpiSession::add_lanes(std::size_t count) {
-  const std::size_t before = lanes_.size();
-  lanes_.resize(count);
-  make_memory(before);
-  if (topology_.nodes == 1) {
-    return;
-  }
-  // All of one kind first: MPICH deals its network interfaces out in the order of creation, and
-  // the lanes' all-reduces should each have their own.
-  for (std::size_t i = before; i < count; ++i) {
-    check_mpi(plugin_, plugin_.duplicate(cross_, &lanes_[i].cross), "MPI_Comm_dup");
-  }
-  for (std::size_t i = before; i < count; ++i) {
-    check_mpi(plugin_, plugin_.duplicate(setup_, &lanes_[i].world), "MPI_Comm_dup");
-    lanes_[i].staging = new std::vector<std::byte>(
-        std::max(kStagingBytes, static_cast<std::size_t>(topology_.size)));
-  }
-}
-
-bool MpiSession::lacks_memory(int count) const {
-  const std::size_t have = spoilt_.load() ? 0 : lanes_.size();
-  const auto want = static_cast<std::size_t>(count);
-  struct statvfs system{};
-  if (topology_.node_size == 1 || want <= have || statvfs("/dev/shm", &system) != 0) {
-    return false;
-  }
-  const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes_for(topology_)) * (want - have) *
-                            static_cast<std::size_t>(topology_.node_size);
-  return static_cast<std::size_t>(system.f_bavail) * system.f_frsize < bytes;
-}
-
-void MpiSession::make_memory(std::size_t first) {
-  const std::size_t slot_bytes = slot_bytes_for(topology_);
-  const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
-  const std::size_t all_bytes = bytes * (lanes_.size() - first);
-  std::vector<void*> bases(static_cast<std::size_t>(topology_.node_size));
-  if (topology_.node_size == 1) {
-    bases[0] = ::operator new(all_bytes, std::align_val_t(kPage));
-  } else {
-    MpiHandle window = 0;
+MpiTeam& MpiSession::join(const std::vector<int>& members,
+                          std::uint32_t group,
+                          const Cancellation& cancellation) {
+  // MPI promises no more tags than 2^15. What an earlier engine left behind has other ones.
+  const int tag = static_cast<int>((world().generation() * 4099u + group) % 32749u);
+  const auto [number, is_new] = meet_members(members, tag, cancellation);
+  const PartKey key{members, number};
+  if (is_new) {
+    MpiHandle communicator = 0;
     check_mpi(plugin_,
-              plugin_.share_memory(node_, all_bytes, bases.data(), &window),
-              "MPI_Win_allocate_shared");
+              plugin_.create_group(world().communicator(),
+                                   members.data(),
+                                   static_cast<int>(members.size()),
+                                   tag,
+                                   &communicator),
+              "MPI_Comm_create_group");
+    auto team = std::make_unique<MpiTeam>(plugin_, communicator, timeout_s_);
+    const std::lock_guard lock(mutex_);
+    parts_[key] = {std::move(team), true};
   }
-  for (std::size_t i = first; i < lanes_.size(); ++i) {
-    lanes_[i].slot_bytes = slot_bytes;
-    for (void* base : bases) {
-      lanes_[i].segments.push_back(static_cast<std::byte*>(base) + (i - first) * bytes);
-    }
+  const std::lock_guard lock(mutex_);
+  return *parts_.at(key).team;
+}
+
+void MpiSession::leave(const MpiTeam& team) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, part] : parts_) {
+    part.in_use = part.in_use && part.team.get() != &team;
   }
 }
 
-std::vector<int> MpiSession::maximum(std::vector<int> values, const char* what) {
-  auto buffer = std::make_shared<std::vector<int>>(std::move(values));
-  MpiHandle request = 0;
-  check_mpi(plugin_,
-            plugin_.start_all_reduce(setup_,
-                                     buffer->data(),
-                                     static_cast<int>(buffer->size()),
-                                     static_cast<int>(DataType::kInt32),
-                                     static_cast<int>(ReduceOp::kMax),
-                                     &request),
-            "MPI_Iallreduce");
-  wait(request, what, buffer);
-  return *buffer;
-}
-
-void MpiSession::wait(MpiHandle request, const char* what, std::shared_ptr<void> buffers) {
-  Spin spin(kSpin);
-  const auto deadline = SteadyClock::now() + std::chrono::duration<double>(timeout_s_);
+/// Waits for all members, which agree on a team that none of them uses, or on a number for a new
+/// one. It is this call's from now on.
+std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& members,
+                                                        int tag,
+                                                        const Cancellation& cancellation) {
+  auto meeting = std::make_shared<Meeting>();
+  meeting->theirs.resize(members.size());
+  // Calls for the same members may overlap: what one has offered, no other may.
+  Offer& mine = meeting->mine;
+  mine.fresh = reserve_parts(members, mine.free.data(), mine.free.size());
+  const MpiHandle all = world().communicator();
+  const auto bytes = static_cast<int>(sizeof(Offer));
+  std::vector<MpiHandle> requests;
   try {
-    if (failed_) {
-      throw Error(Code::kEngine, "[mpi] the ranks did not meet in MPI before; restart the job");
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      check_mpi(plugin_,
+                plugin_.start_receive(
+                    all, &meeting->theirs[i], bytes, members[i], tag, &requests.emplace_back()),
+                "MPI_Irecv");
+      check_mpi(plugin_,
+                plugin_.start_send(all, &mine, bytes, members[i], tag, &requests.emplace_back()),
+                "MPI_Isend");
     }
-    wait_for_request(plugin_, &request, spin, [&] {
-      if (SteadyClock::now() > deadline) {
-        throw Error(Code::kTimeout,
-                    std::string("[mpi] waited ") + what + " for " + std::to_string(timeout_s_) +
-                        " s; a rank did not come: look for its error, or raise "
-                        "AIACC_CONNECT_TIMEOUT_S");
-      }
-    });
+    const auto late = deadline_check("for the other members of a process set", timeout_s_);
+    Spin spin(kSpin);
+    for (MpiHandle& request : requests) {
+      wait_for_request(plugin_, &request, spin, [&] {
+        cancellation.check();
+        late();
+      });
+    }
   } catch (...) {
-    failed_ = true;
-    abandoned_.push_back(std::move(buffers));
+    const std::lock_guard lock(mutex_);
+    abandoned_.push_back(meeting);  // MPI may still write there
     throw;
   }
+  std::uint32_t agreed = kNone;
+  for (const std::uint32_t number : mine.free) {
+    const bool everywhere =
+        std::all_of(meeting->theirs.begin(), meeting->theirs.end(), [&](const Offer& theirs) {
+          return std::find(theirs.free.begin(), theirs.free.end(), number) != theirs.free.end();
+        });
+    agreed = everywhere ? std::min(agreed, number) : agreed;
+  }
+  const std::lock_guard lock(mutex_);
+  for (const std::uint32_t number : mine.free) {
+    if (number != kNone && number != agreed) {
+      parts_.at({members, number}).in_use = false;
+    }
+  }
+  const bool is_new = agreed == kNone;
+  return {is_new ? meeting->theirs.front().fresh : agreed, is_new};
+}
+
+/// Fills `numbers` with those of teams that have these members and no engine, which are in use from
+/// now on; the rest with kNone. Returns a number that it has not returned before.
+std::uint32_t MpiSession::reserve_parts(const std::vector<int>& members,
+                                        std::uint32_t* numbers,
+                                        std::size_t most) {
+  std::fill(numbers, numbers + most, kNone);
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, part] : parts_) {
+    if (most > 0 && !part.in_use && key.first == members) {
+      part.in_use = true;
+      *numbers++ = key.second;
+      --most;
+    }
+  }
+  return next_number_++;
 }
 
 void MpiSession::finish() noexcept {
   if (!ours_ || plugin_.is_finalized() != 0) {
     return;
   }
-  if (failed_ || abandoned_lanes_ || spoilt_.load()) {
-    return;  // MPI_Finalize would wait for requests that nobody answers
+  // What was given up in a part, or by all ranks before they met again, does not delay MPI_Finalize;
+  // a rank that leaves without it would end the others.
+  if (world().broken()) {
+    return;  // MPI_Finalize would wait for ranks that may have died
   }
   try {
     Spin spin(kSpin);
     MpiHandle request = 0;
-    check_mpi(plugin_, plugin_.start_barrier(setup_, &request), "MPI_Ibarrier");
+    check_mpi(plugin_, plugin_.start_barrier(world().communicator(), &request), "MPI_Ibarrier");
     wait_for_request(plugin_, &request, spin, [] {});
     check_mpi(plugin_, plugin_.finalize(), "MPI_Finalize");
   } catch (const std::exception& error) {

@@ -1,41 +1,23 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "csrc/engines/cancellation.h"
 #include "csrc/engines/mpi/mpi_plugin.h"
+#include "csrc/engines/mpi/mpi_team.h"
 
 namespace aiacc {
 
-/// Where the ranks are. A node is a set of ranks that can share memory.
-struct MpiTopology {
-  int rank = 0;
-  int size = 1;
-  int node_rank = 0;  ///< within the group that shares memory in all-reduces
-  int node_size = 1;
-  /// Number of such groups. If nodes have different numbers of ranks, every rank is a group.
-  int nodes = 1;
-};
-
-/// What one lane of an engine works with. Lives in the session; engines borrow it.
-struct MpiLane {
-  std::vector<void*> segments;  ///< of a NodeChannel, one per rank of the group
-  std::size_t slot_bytes = 0;
-  /// Communicators with the ranks of the same node_rank, and with all ranks; unused with one node.
-  MpiHandle cross = 0;
-  MpiHandle world = 0;
-  std::vector<std::byte>* staging = nullptr;  ///< what MPI reads and writes on `world`
-};
-
-/// MPI in this process: initialised once, used by any number of engines one after the other.
+/// MPI in this process: initialised once, and what the engines of the process work with.
 ///
-/// Communicators and shared memory are made collectively, so they are kept for the next engine
-/// when one is destroyed, which happens at a time of each rank's own choice.
-/// Threads: one at a time, except `spoil`. Blocking: where said, up to the timeout; the creation of
-/// communicators inside MPI itself has none, but starts only once all ranks have arrived.
+/// Threads: one at a time, except `join` and `leave`, which any may call.
 class MpiSession {
  public:
   /// Collective, blocks. `version` of the library, for messages; `network_lanes`: see
@@ -44,50 +26,55 @@ class MpiSession {
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  const MpiPlugin& plugin() const { return plugin_; }
-  const MpiTopology& topology() const { return topology_; }
   const std::string& version() const { return version_; }
+
+  /// All ranks of the job.
+  MpiTeam& world() { return *world_; }
+  const MpiTeam& world() const { return *world_; }
 
   /// Every rank's payload, in rank order. Collective, blocks.
   std::vector<std::string> all_gather(const std::string& payload);
 
-  /// `count` lanes in their initial state. Collective, blocks.
-  std::vector<MpiLane> acquire(int count);
+  /// A team of some ranks for one engine at a time: one that was left by all members, or a new one.
+  /// `group` is a number that no other call has had since the last engine for `world` was made.
+  /// Collective over `members`, blocks: up to the
+  /// timeout or the cancellation, which it throws.
+  MpiTeam& join(const std::vector<int>& members,
+                std::uint32_t group,
+                const Cancellation& cancellation);
+  /// The engine is gone; the team may serve another. Does nothing to `world`.
+  void leave(const MpiTeam& team) noexcept;
 
-  /// From now on MPI may still write to memory of the acquired lanes: they are given up. Any
-  /// thread.
-  void spoil() noexcept { spoilt_.store(true); }
-
-  /// At the end of the process: finalises MPI if this session has initialised it and nothing
-  /// failed. Waits for the other ranks, as MPI_Finalize does, but asleep.
+  /// At the end of the process: finalises MPI if this session has initialised it and no rank may be
+  /// missing. Waits for the other ranks, as MPI_Finalize does, but asleep.
   void finish() noexcept;
 
  private:
-  void meet();
-  void find_topology();
-  /// Collective: more lanes, `count` in all.
-  void add_lanes(std::size_t count);
-  /// MPI would take the memory without asking, and its first use would end the process (SIGBUS).
-  bool lacks_memory(int count) const;
-  /// For the lanes from `first` on.
-  void make_memory(std::size_t first);
-  /// `buffers` are what MPI uses until then: kept for good if the wait fails.
-  void wait(MpiHandle request, const char* what, std::shared_ptr<void> buffers = nullptr);
-  /// Element-wise maximum over all ranks.
-  std::vector<int> maximum(std::vector<int> values, const char* what);
+  /// A team of some ranks.
+  struct Part {
+    std::unique_ptr<MpiTeam> team;
+    bool in_use = false;  ///< by an engine, or offered to a new one
+  };
+  /// Members and a number that the first of them has drawn.
+  using PartKey = std::pair<std::vector<int>, std::uint32_t>;
+
+  MpiHandle meet();
+  std::pair<std::uint32_t, bool> meet_members(const std::vector<int>& members,
+                                              int tag,
+                                              const Cancellation& cancellation);
+  std::uint32_t reserve_parts(const std::vector<int>& members,
+                              std::uint32_t* numbers,
+                              std::size_t most);
 
   const MpiPlugin& plugin_;
   const std::string version_;
   const double timeout_s_;
   bool ours_ = false;
-  bool failed_ = false;  ///< the ranks no longer agree about what comes next on `setup_`
-  bool abandoned_lanes_ = false;
-  std::atomic<bool> spoilt_{false};
-  MpiTopology topology_;
-  MpiHandle setup_ = 0;  ///< all ranks; used by this class only
-  MpiHandle node_ = 0;
-  MpiHandle cross_ = 0;
-  std::vector<MpiLane> lanes_;
+  std::unique_ptr<MpiTeam> world_;
+
+  std::mutex mutex_;  ///< protects what follows
+  std::map<PartKey, Part> parts_;
+  std::uint32_t next_number_ = 0;
   std::vector<std::shared_ptr<void>> abandoned_;
 };
 

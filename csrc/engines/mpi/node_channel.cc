@@ -110,7 +110,6 @@ void NodeChannel::all_reduce(const void* send,
   // Each turn of the loop works on four consecutive blocks, the newest first: what a step waits for
   // was set going by the other ranks at least one turn earlier.
   for (std::uint64_t turn = blocks_; turn < end + 3; ++turn) {
-    cancellation_.check();
     if (turn < end) {
       publish(plan, turn);
     }
@@ -143,9 +142,7 @@ void NodeChannel::all_reduce(const void* send,
 }
 
 void NodeChannel::publish(const Plan& plan, std::uint64_t block) {
-  if (block >= kSlots) {
-    progress_.wait_for_others(NodeProgress::kConsumed, block - kSlots + 1);
-  }
+  start_block(block);
   std::byte* target = slot(rank_, block);
   for (std::size_t rank = 0; rank < plan.ranks; ++rank) {
     if (static_cast<int>(rank) != rank_) {
@@ -197,9 +194,7 @@ void NodeChannel::small_all_reduce(const void* send,
   const auto& [dtype, op, factor] = reduction;
   const std::size_t bytes = count * size_of(dtype);
   const std::uint64_t block = blocks_++;
-  if (block >= kSlots) {
-    progress_.wait_for_others(NodeProgress::kConsumed, block - kSlots + 1);
-  }
+  start_block(block);
   std::memcpy(slot(rank_, block), send, bytes);
   progress_.announce(NodeProgress::kPublished, block + 1);
   // In rank order on every rank: sums of floats must be bit-identical.
@@ -210,6 +205,18 @@ void NodeChannel::small_all_reduce(const void* send,
     reduce(recv, slot(rank, block), count, dtype, op);
   }
   copy_scaled(recv, recv, count, dtype, factor);
+  finish_block(block);
+}
+
+/// Waits until the slot of `block` may be written.
+void NodeChannel::start_block(std::uint64_t block) {
+  cancellation_.check();
+  if (block >= kSlots) {
+    progress_.wait_for_others(NodeProgress::kConsumed, block - kSlots + 1);
+  }
+}
+
+void NodeChannel::finish_block(std::uint64_t block) {
   progress_.announce(NodeProgress::kReduced, block + 1);
   progress_.announce(NodeProgress::kConsumed, block + 1);
 }
@@ -227,11 +234,8 @@ void NodeChannel::exchange(const void* send,
     return std::pair<std::size_t, std::size_t>{from, std::min(slot_bytes_, total - from)};
   };
   for (std::uint64_t turn = first; turn < first + blocks + 1; ++turn) {
-    cancellation_.check();
     if (turn < first + blocks) {
-      if (turn >= kSlots) {
-        progress_.wait_for_others(NodeProgress::kConsumed, turn - kSlots + 1);
-      }
+      start_block(turn);
       const auto [from, bytes] = part(rank_, turn);
       if (bytes > 0) {
         std::memcpy(slot(rank_, turn), static_cast<const std::byte*>(send) + from, bytes);
@@ -252,8 +256,7 @@ void NodeChannel::exchange(const void* send,
                     bytes);
       }
     }
-    progress_.announce(NodeProgress::kReduced, block + 1);
-    progress_.announce(NodeProgress::kConsumed, block + 1);
+    finish_block(block);
   }
   blocks_ = first + blocks;
   const auto mine = static_cast<std::size_t>(rank_);

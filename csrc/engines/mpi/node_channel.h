@@ -65,6 +65,16 @@ class NodeChannel {
                 const std::vector<std::size_t>& bytes_of,
                 const std::vector<void*>& recv);
 
+  /// As Engine::reduce_scatter and Engine::all_to_all, between the ranks of the node.
+  void reduce_scatter(const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction);
+  void all_to_all(const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes);
+
   /// Makes a sleeping call look at the cancellation.
   void wake() noexcept { progress_.wake(); }
 
@@ -78,6 +88,11 @@ class NodeChannel {
   void publish(const Plan& plan, std::uint64_t block);
   void reduce_piece(const Plan& plan, std::uint64_t block);
   void gather(const Plan& plan, std::uint64_t block);
+  void start_block(std::uint64_t block);
+  void finish_block(std::uint64_t block);
+  std::size_t share_bytes(std::size_t longest) const;
+  std::size_t longest_piece(const std::vector<std::size_t>& send_bytes,
+                            const std::vector<std::size_t>& recv_bytes);
 
   std::byte* slot(int rank, std::uint64_t block) const;
 

@@ -21,8 +21,9 @@ msghdr message_of(const iovec* parts, int count) {
 }
 
 std::string describe(const OpHeader& header) {
-  static const char* const kKinds[] = {"nothing known", "all_reduce", "broadcast", "all_gather"};
-  return std::string(kKinds[header.kind <= OpHeader::kAllGather ? header.kind : 0]) + " number " +
+  static const char* const kKinds[] = {
+      "nothing known", "all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"};
+  return std::string(kKinds[header.kind <= OpHeader::kAllToAll ? header.kind : 0]) + " number " +
          std::to_string(header.sequence) + " of " + std::to_string(header.bytes) +
          " bytes (dtype " + std::to_string(header.dtype) + ", op " + std::to_string(header.detail) +
          ")";

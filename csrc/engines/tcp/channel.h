@@ -15,7 +15,13 @@ namespace aiacc {
 /// First bytes of every message of an operation. Order on a lane is agreed, so this carries no
 /// information; it turns ranks that disagree into an error instead of garbage in tensors.
 struct OpHeader {
-  enum Kind : std::uint8_t { kAllReduce = 1, kBroadcast = 2, kAllGather = 3 };
+  enum Kind : std::uint8_t {
+    kAllReduce = 1,
+    kBroadcast = 2,
+    kAllGather = 3,
+    kReduceScatter = 4,
+    kAllToAll = 5,
+  };
 
   std::uint8_t magic = 0xa1;
   std::uint8_t kind = 0;
@@ -38,7 +44,8 @@ class Channel {
   std::size_t send_some(const iovec* parts, int count);
   std::size_t recv_some(const iovec* parts, int count);
 
-  /// Throws Error(kInternal) if the peer's operation is another one than `mine`.
+  /// Throws Error(kInternal) if the peer's operation is another one than `mine`, as it should look
+  /// from there.
   void check_header(const OpHeader& mine, const OpHeader& theirs) const;
 
  private:

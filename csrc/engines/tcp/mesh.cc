@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "csrc/kernels/reduce.h"
@@ -51,9 +52,29 @@ Mesh::Mesh(int rank,
       spin_(std::chrono::nanoseconds(static_cast<long long>(spin_us * 1e3))) {}
 
 void Mesh::all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  begin(OpHeader::kAllReduce, count * size_of(reduction.dtype));
+  reduce_all(send, recv, count, reduction);
+}
+
+void Mesh::reduce_scatter(const void* send,
+                          void* recv,
+                          const std::vector<std::size_t>& counts,
+                          const Reduction& reduction) {
+  const std::size_t element = size_of(reduction.dtype);
+  const auto own = counts.begin() + rank_;
+  const std::size_t before = std::accumulate(counts.begin(), own, std::size_t{0});
+  const std::size_t count = std::accumulate(own, counts.end(), before);
+  begin(OpHeader::kReduceScatter, count * element);
+  reduced_.resize(count * element);
+  reduce_all(send, reduced_.data(), count, reduction);
+  if (*own > 0) {
+    std::memcpy(recv, reduced_.data() + before * element, *own * element);
+  }
+}
+
+void Mesh::reduce_all(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
   const std::size_t element = size_of(reduction.dtype);
   const std::size_t total = count * element;
-  begin(OpHeader::kAllReduce, total);
   header_.dtype = static_cast<std::uint8_t>(reduction.dtype);
   header_.detail = static_cast<std::uint8_t>(reduction.op);
   std::size_t at = 0;
@@ -77,18 +98,18 @@ void Mesh::reduce_piece(const char* send,
     std::memcpy(recv, send, bytes);
   }
   theirs_.resize(std::max(theirs_.size(), bytes));
-  Parts mine = with_header();
+  Message mine = with_header();
   mine.add(recv, bytes);
   const auto receive_from = [&](Channel& channel, bool both_ways) {
-    Parts incoming = expecting_header();
+    Message incoming = expecting_header();
     incoming.add(theirs_.data(), bytes);
-    exchange(channel, both_ways ? mine : Parts{}, incoming);
+    swap(channel, both_ways ? mine : Message{}, incoming);
   };
   if (is_extra()) {
-    Parts result = expecting_header();
+    Message result = expecting_header();
     result.add(recv, bytes);
-    exchange(home(), mine, Parts{});
-    return exchange(home(), Parts{}, result);
+    swap(home(), mine, Message{});
+    return swap(home(), Message{}, result);
   }
   if (has_extra()) {
     receive_from(extra(), false);
@@ -105,21 +126,21 @@ void Mesh::reduce_piece(const char* send,
     reduce_scaled(recv, first, second, count, {dtype, op, last ? factor : 1.0});
   }
   if (has_extra()) {
-    exchange(extra(), mine, Parts{});
+    swap(extra(), mine, Message{});
   }
 }
 
 void Mesh::broadcast(void* buffer, std::size_t bytes, int root) {
   begin(OpHeader::kBroadcast, bytes);
   const auto give = [&](Channel& channel) {
-    Parts outgoing = with_header();
+    Message outgoing = with_header();
     outgoing.add(buffer, bytes);
-    exchange(channel, outgoing, Parts{});
+    swap(channel, outgoing, Message{});
   };
   const auto get = [&](Channel& channel) {
-    Parts incoming = expecting_header();
+    Message incoming = expecting_header();
     incoming.add(buffer, bytes);
-    exchange(channel, Parts{}, incoming);
+    swap(channel, Message{}, incoming);
   };
   if (is_extra()) {
     return rank_ == root ? give(home()) : get(home());
@@ -153,7 +174,7 @@ void Mesh::all_gather(const void* send, void* recv, const std::vector<std::size_
   const auto offset = [&](int rank) {
     return offsets[std::min(static_cast<std::size_t>(rank), bytes_of.size())];
   };
-  const auto add_ranks = [&](Parts& parts, int begin_rank, int end_rank) {
+  const auto add_ranks = [&](Message& parts, int begin_rank, int end_rank) {
     parts.add(target + offset(begin_rank), offset(end_rank) - offset(begin_rank));
   };
   begin(OpHeader::kAllGather, offsets.back());
@@ -162,34 +183,34 @@ void Mesh::all_gather(const void* send, void* recv, const std::vector<std::size_
     std::memcpy(target + offset(rank_), send, own);
   }
   if (is_extra()) {
-    Parts mine = with_header();
+    Message mine = with_header();
     add_ranks(mine, rank_, rank_ + 1);
-    Parts everything = expecting_header();
+    Message everything = expecting_header();
     add_ranks(everything, 0, size_);
-    exchange(home(), mine, Parts{});
-    return exchange(home(), Parts{}, everything);
+    swap(home(), mine, Message{});
+    return swap(home(), Message{}, everything);
   }
   if (has_extra()) {
-    Parts theirs = expecting_header();
+    Message theirs = expecting_header();
     add_ranks(theirs, rank_ + power_, rank_ + power_ + 1);
-    exchange(extra(), Parts{}, theirs);
+    swap(extra(), Message{}, theirs);
   }
   for (int k = 0, bit = 1; bit < power_; ++k, bit *= 2) {
     // Each side owns an aligned block of `bit` ranks and the extras of these.
     const int mine = rank_ & ~(bit - 1);
     const int theirs = mine ^ bit;
-    Parts outgoing = with_header();
+    Message outgoing = with_header();
     add_ranks(outgoing, mine, mine + bit);
     add_ranks(outgoing, mine + power_, mine + power_ + bit);
-    Parts incoming = expecting_header();
+    Message incoming = expecting_header();
     add_ranks(incoming, theirs, theirs + bit);
     add_ranks(incoming, theirs + power_, theirs + power_ + bit);
-    exchange(channels_[static_cast<std::size_t>(k)], outgoing, incoming);
+    swap(channels_[static_cast<std::size_t>(k)], outgoing, incoming);
   }
   if (has_extra()) {
-    Parts everything = with_header();
+    Message everything = with_header();
     add_ranks(everything, 0, size_);
-    exchange(extra(), everything, Parts{});
+    swap(extra(), everything, Message{});
   }
 }
 
@@ -198,69 +219,6 @@ void Mesh::begin(OpHeader::Kind kind, std::size_t bytes) {
   header_.kind = kind;
   header_.sequence = sequence_++;
   header_.bytes = bytes;
-}
-
-Mesh::Parts Mesh::with_header() const {
-  Parts parts;
-  parts.add(&header_, sizeof header_);
-  return parts;
-}
-
-Mesh::Parts Mesh::expecting_header() {
-  Parts parts;
-  parts.add(&their_header_, sizeof their_header_);
-  parts.header_left = sizeof their_header_;
-  return parts;
-}
-
-void Mesh::Parts::add(const void* data, std::size_t bytes) {
-  if (bytes > 0) {
-    list[count++] = {const_cast<void*>(data), bytes};
-  }
-}
-
-void Mesh::Parts::advance(std::size_t bytes) {
-  header_left -= std::min(header_left, bytes);
-  int finished = 0;
-  while (finished < count && bytes >= list[finished].iov_len) {
-    bytes -= list[finished++].iov_len;
-  }
-  std::move(list + finished, list + count, list);
-  count -= finished;
-  if (bytes > 0) {
-    list[0].iov_base = static_cast<char*>(list[0].iov_base) + bytes;
-    list[0].iov_len -= bytes;
-  }
-}
-
-void Mesh::exchange(Channel& channel, Parts outgoing, Parts incoming) {
-  spin_.begin();
-  while (true) {
-    std::size_t moved = 0;
-    if (!outgoing.done()) {
-      moved = channel.send_some(outgoing.list, outgoing.count);
-      outgoing.advance(moved);
-    }
-    if (!incoming.done()) {
-      const std::size_t got = channel.recv_some(incoming.list, incoming.count);
-      const bool had_header = incoming.header_left == 0;
-      incoming.advance(got);
-      if (!had_header && incoming.header_left == 0) {
-        channel.check_header(header_, their_header_);
-      }
-      moved += got;
-    }
-    if (outgoing.done() && incoming.done()) {
-      spin_.end();
-      return;
-    }
-    cancellation_.check();
-    if (moved == 0 && (!outgoing.done() || !spin_.again())) {
-      wait_until_ready(outgoing.done() ? nullptr : &channel,
-                       incoming.done() ? nullptr : &channel,
-                       cancellation_);
-    }
-  }
 }
 
 }  // namespace aiacc

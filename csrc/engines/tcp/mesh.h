@@ -7,6 +7,7 @@
 #include "csrc/base/dtype.h"
 #include "csrc/base/spin.h"
 #include "csrc/engines/tcp/channel.h"
+#include "csrc/engines/tcp/exchange.h"
 
 namespace aiacc {
 
@@ -30,24 +31,21 @@ class Mesh {
   void broadcast(void* buffer, std::size_t bytes, int root);
   void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
 
+  /// Every rank reduces everything and keeps its part.
+  void reduce_scatter(const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction);
+
  private:
-  /// Up to a header and two stretches of payload.
-  struct Parts {
-    iovec list[3] = {};
-    int count = 0;
-    std::size_t header_left = 0;  // bytes of a header in front that are still to come
-
-    void add(const void* data, std::size_t bytes);
-    void advance(std::size_t bytes);
-    bool done() const { return count == 0; }
-  };
-
   void begin(OpHeader::Kind kind, std::size_t bytes);
-  Parts with_header() const;
-  Parts expecting_header();
-  /// Sends and receives until both are empty.
-  void exchange(Channel& channel, Parts outgoing, Parts incoming);
-
+  void reduce_all(const void* send, void* recv, std::size_t count, const Reduction& reduction);
+  Message with_header() const { return Message::sent(header_); }
+  Message expecting_header() { return Message::received(their_header_, header_); }
+  /// Sends and receives until both are done.
+  void swap(Channel& channel, const Message& outgoing, const Message& incoming) {
+    exchange(channel, outgoing, channel, incoming, spin_, cancellation_);
+  }
   void reduce_piece(const char* send, char* recv, std::size_t count, const Reduction& reduction);
 
   bool is_extra() const { return rank_ >= power_; }
@@ -66,6 +64,7 @@ class Mesh {
   OpHeader their_header_;
   std::uint32_t sequence_ = 0;
   std::vector<char> theirs_;
+  std::vector<char> reduced_;  // by reduce_scatter
 };
 
 }  // namespace aiacc

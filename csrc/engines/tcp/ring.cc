@@ -2,8 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace aiacc {
+namespace {
+
+// Of a reduce-scatter, over all parts together.
+constexpr std::size_t kBlockBytes = std::size_t{8} * 1024 * 1024;
+
+}  // namespace
 
 std::pair<std::size_t, std::size_t> chunk_of(std::size_t count,
                                              std::size_t element_bytes,
@@ -30,12 +37,16 @@ void Ring::begin(OpHeader::Kind kind, std::size_t bytes) {
   schedule_.header.bytes = bytes;
 }
 
-void Ring::all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
-  const std::size_t element = size_of(reduction.dtype);
-  begin(OpHeader::kAllReduce, count * element);
+void Ring::begin(OpHeader::Kind kind, std::size_t count, const Reduction& reduction) {
+  begin(kind, count * size_of(reduction.dtype));
   schedule_.header.dtype = static_cast<std::uint8_t>(reduction.dtype);
   schedule_.header.detail = static_cast<std::uint8_t>(reduction.op);
   schedule_.reduction = reduction;
+}
+
+void Ring::all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  const std::size_t element = size_of(reduction.dtype);
+  begin(OpHeader::kAllReduce, count, reduction);
   const auto* source = static_cast<const char*>(send);
   auto* target = static_cast<char*>(recv);
   // 2 (size - 1) steps; the chunk received in one step is the chunk sent in the next.
@@ -90,6 +101,49 @@ void Ring::all_gather(const void* send, void* recv, const std::vector<std::size_
     std::memcpy(own, send, schedule_.ready);
   }
   stream_.run(schedule_);
+}
+
+void Ring::reduce_scatter(const void* send,
+                          void* recv,
+                          const std::vector<std::size_t>& counts,
+                          const Reduction& reduction) {
+  const std::size_t element = size_of(reduction.dtype);
+  const auto ranks = static_cast<std::size_t>(size_);
+  std::vector<std::size_t> offsets(ranks, 0);
+  std::partial_sum(counts.begin(), counts.end() - 1, offsets.begin() + 1);
+  const std::size_t longest = *std::max_element(counts.begin(), counts.end());
+  const std::size_t block = std::max<std::size_t>(1, kBlockBytes / element / ranks);
+  const auto* source = static_cast<const char*>(send);
+  auto* target = static_cast<char*>(recv);
+  std::size_t done = 0;
+  do {
+    const auto length_of = [&](int rank) {
+      const std::size_t count = counts[static_cast<std::size_t>(wrap(rank))];
+      return count > done ? std::min(count - done, block) * element : 0;
+    };
+    const auto source_of = [&](int rank) {
+      return source + (offsets[static_cast<std::size_t>(wrap(rank))] + done) * element;
+    };
+    begin(OpHeader::kReduceScatter, offsets.back() + counts.back(), reduction);
+    std::size_t passing = 0;
+    for (int part = rank_ - 2; part > rank_ - size_; --part) {
+      passing += length_of(part);
+    }
+    partial_.resize(std::max(partial_.size(), passing));
+    char* into = partial_.data();
+    // size - 1 steps; what was received in one is sent in the next, the own part comes last.
+    schedule_.out.push_back({source_of(rank_ - 1), length_of(rank_ - 1)});
+    schedule_.ready = schedule_.out.front().bytes;
+    for (int part = rank_ - 2; part > rank_ - size_; --part) {
+      schedule_.in.push_back({into, source_of(part), length_of(part), false});
+      schedule_.out.push_back({into, length_of(part)});
+      into += length_of(part);
+    }
+    const std::size_t own = length_of(rank_);
+    schedule_.in.push_back({target + done * element, source_of(rank_), own, true});
+    stream_.run(schedule_);
+    done += block;
+  } while (done < longest);
 }
 
 }  // namespace aiacc

@@ -26,15 +26,24 @@ class Ring {
 
   void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
 
+  /// The first half of an all-reduce. Long parts are done block by block, because what is on its
+  /// way to another rank needs memory.
+  void reduce_scatter(const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction);
+
  private:
   int wrap(int rank) const { return (rank % size_ + size_) % size_; }
   void begin(OpHeader::Kind kind, std::size_t bytes);
+  void begin(OpHeader::Kind kind, std::size_t count, const Reduction& reduction);
 
   int rank_;
   int size_;
   RingStream stream_;
   RingSchedule schedule_;
   std::uint32_t sequence_ = 0;
+  std::vector<char> partial_;  // sums on their way through this rank, in reduce_scatter
 };
 
 /// First element and number of elements of chunk `index` when `count` elements are cut into

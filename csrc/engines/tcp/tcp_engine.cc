@@ -1,15 +1,34 @@
 #include "csrc/engines/tcp/tcp_engine.h"
 
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/control/tcp/connector.h"
+#include "csrc/engines/members.h"
 #include "csrc/kernels/scale.h"
 
 namespace aiacc {
+namespace {
 
-TcpEngine::TcpEngine(const EngineContext& context) : size_(context.size), lanes_(context.lanes) {
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+TcpEngine::TcpEngine(const EngineContext& context)
+    : TcpEngine(context, {all_ranks(context.size), 0}, nullptr) {}
+
+TcpEngine::TcpEngine(const EngineContext& context, Group group, const Cancellation* interrupt)
+    : context_(context),
+      group_(std::move(group)),
+      size_(context.size),
+      lanes_(context.lanes),
+      pairs_(static_cast<std::size_t>(context.lanes) + 1) {
   if (size_ == 1) {
     return;
   }
@@ -19,30 +38,65 @@ TcpEngine::TcpEngine(const EngineContext& context) : size_(context.size), lanes_
   const int previous = (rank + size_ - 1) % size_;
   std::vector<ChannelSpec> specs;
   for (int lane = 0; lane < lanes_; ++lane) {
-    const auto number = static_cast<std::uint16_t>(lane);
-    specs.push_back({next, ChannelKind::kRing, number, true});
-    specs.push_back({previous, ChannelKind::kRing, number, false});
+    specs.push_back(spec(next, ChannelKind::kRing, lane, true));
+    specs.push_back(spec(previous, ChannelKind::kRing, lane, false));
   }
   const std::vector<int> partners = mesh_partners(rank, size_);
   for (const int partner : partners) {
-    specs.push_back({partner, ChannelKind::kMesh, 0, rank < partner});
+    specs.push_back(spec(partner, ChannelKind::kMesh, 0, rank < partner));
   }
-  std::vector<Socket> sockets = context.connector->establish(specs);
+  std::vector<Socket> sockets =
+      context.connector->establish(specs, interrupt == nullptr ? -1 : interrupt->fd());
 
   auto socket = sockets.begin();
   for (int lane = 0; lane < lanes_; ++lane) {
-    const std::string name = "lane " + std::to_string(lane);
-    Channel to_next(std::move(*socket++), next, name);
-    Channel from_previous(std::move(*socket++), previous, name);
+    Channel to_next = channel(std::move(*socket++), next, lane);
+    Channel from_previous = channel(std::move(*socket++), previous, lane);
     rings_.push_back(std::make_unique<Ring>(
         rank, size_, std::move(to_next), std::move(from_previous), cancellation_));
   }
   std::vector<Channel> channels;
   channels.reserve(partners.size());
   for (const int partner : partners) {
-    channels.emplace_back(std::move(*socket++), partner, "the express lane");
+    channels.push_back(channel(std::move(*socket++), partner, express_lane()));
   }
   mesh_ = std::make_unique<Mesh>(rank, size_, std::move(channels), cancellation_, context.spin_us);
+}
+
+ChannelSpec TcpEngine::spec(int peer, ChannelKind kind, int lane, bool connect) const {
+  return {group_.ranks[static_cast<std::size_t>(peer)],
+          kind,
+          static_cast<std::uint16_t>(lane),
+          connect,
+          group_.number};
+}
+
+Channel TcpEngine::channel(Socket socket, int peer, int lane) const {
+  return {std::move(socket),
+          group_.ranks[static_cast<std::size_t>(peer)],
+          lane == express_lane() ? "the express lane" : "lane " + std::to_string(lane)};
+}
+
+Pairs& TcpEngine::pairs(int lane) {
+  std::unique_ptr<Pairs>& pairs = pairs_[static_cast<std::size_t>(lane)];
+  if (pairs == nullptr) {
+    std::vector<ChannelSpec> specs;
+    for (int distance = 1; distance < size_; ++distance) {
+      const int peer = (context_.rank + distance) % size_;
+      specs.push_back(spec(peer, ChannelKind::kPair, lane, context_.rank < peer));
+    }
+    std::vector<Socket> sockets = context_.connector->establish(specs, cancellation_.fd());
+    std::vector<Channel> channels;
+    channels.reserve(sockets.size());
+    for (int distance = 1; distance < size_; ++distance) {
+      channels.push_back(channel(std::move(sockets[static_cast<std::size_t>(distance) - 1]),
+                                 (context_.rank + distance) % size_,
+                                 lane));
+    }
+    pairs = std::make_unique<Pairs>(
+        context_.rank, size_, std::move(channels), cancellation_, context_.spin_us);
+  }
+  return *pairs;
 }
 
 template <class Operation>
@@ -57,6 +111,7 @@ void TcpEngine::run(int lane, Operation operation) {
     }
   } catch (...) {
     cancellation_.set(current_exception_status());
+    cancellation_.check();  // the first failure is the cause, not this one
     throw;
   }
 }
@@ -91,6 +146,56 @@ void TcpEngine::all_gather(int lane,
     return;
   }
   run(lane, [&](auto& topology) { topology.all_gather(send, recv, bytes_of); });
+}
+
+void TcpEngine::reduce_scatter(int lane,
+                               const void* send,
+                               void* recv,
+                               const std::vector<std::size_t>& counts,
+                               const Reduction& reduction) {
+  AIACC_CHECK(counts.size() == static_cast<std::size_t>(size_));
+  if (size_ == 1) {
+    cancellation_.check();
+    return copy_scaled(recv, send, counts[0], reduction.dtype, reduction.factor);
+  }
+  run(lane, [&](auto& topology) { topology.reduce_scatter(send, recv, counts, reduction); });
+}
+
+void TcpEngine::all_to_all(int lane,
+                           const void* send,
+                           void* recv,
+                           const std::vector<std::size_t>& send_bytes,
+                           const std::vector<std::size_t>& recv_bytes) {
+  const auto size = static_cast<std::size_t>(size_);
+  AIACC_CHECK(send_bytes.size() == size && recv_bytes.size() == size);
+  AIACC_CHECK(send_bytes[static_cast<std::size_t>(context_.rank)] ==
+              recv_bytes[static_cast<std::size_t>(context_.rank)]);
+  if (size_ == 1) {
+    cancellation_.check();
+    if (send_bytes[0] > 0) {
+      std::memcpy(recv, send, send_bytes[0]);
+    }
+    return;
+  }
+  run(lane, [&](auto&) { pairs(lane).all_to_all(send, recv, send_bytes, recv_bytes); });
+}
+
+std::unique_ptr<Engine> TcpEngine::split(const std::vector<int>& members, std::uint32_t group) {
+  AIACC_CHECK(group < std::numeric_limits<std::uint32_t>::max());
+  cancellation_.check();
+  EngineContext context = context_;
+  context.rank = place_among(members, context_.rank, size_);
+  context.size = static_cast<int>(members.size());
+  Group part{{}, group + 1};
+  for (const int member : members) {
+    part.ranks.push_back(group_.ranks[static_cast<std::size_t>(member)]);
+  }
+  try {
+    return std::unique_ptr<Engine>(new TcpEngine(context, std::move(part), &cancellation_));
+  } catch (...) {
+    cancellation_.check();  // an abort is the cause of what it interrupted
+    throw;
+  }
 }
 
 }  // namespace aiacc

@@ -1,12 +1,16 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "csrc/base/socket.h"
+#include "csrc/control/tcp/connector.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine.h"
 #include "csrc/engines/tcp/mesh.h"
+#include "csrc/engines/tcp/pairs.h"
 #include "csrc/engines/tcp/ring.h"
 
 namespace aiacc {
@@ -14,8 +18,9 @@ namespace aiacc {
 /// CPU tensors over plain TCP; needs nothing but the ranks' addresses.
 ///
 /// Every bulk lane is a ring with sockets of its own, 2 per rank, so K lanes are K flows between
-/// neighbours. The express lane is a mesh of recursive-doubling partners. The first failure on a
-/// lane is latched: all lanes throw it from then on, since their streams are no longer aligned.
+/// neighbours. The express lane is a mesh of recursive-doubling partners. The first all-to-all of a
+/// lane connects every two ranks for it. The first failure on a lane is latched: all lanes throw it
+/// from then on, since their streams are no longer aligned.
 class TcpEngine : public Engine {
  public:
   /// Collective. Blocks until all connections are up; throws Error(kTimeout) naming missing ranks.
@@ -33,17 +38,45 @@ class TcpEngine : public Engine {
                   const void* send,
                   void* recv,
                   const std::vector<std::size_t>& bytes_of) override;
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override;
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   void abort(const Status& status) noexcept override { cancellation_.set(status); }
 
  private:
+  /// Whom an engine connects: ranks as the connector numbers them, and the number that keeps its
+  /// connections apart from those of other engines.
+  struct Group {
+    std::vector<int> ranks;
+    std::uint32_t number;
+  };
+
+  /// `context` as if the members of `group` were all there is. `interrupt` ends the wait.
+  TcpEngine(const EngineContext& context, Group group, const Cancellation* interrupt);
+
   template <class Operation>
   void run(int lane, Operation operation);
+  Channel channel(Socket socket, int peer, int lane) const;
+  ChannelSpec spec(int peer, ChannelKind kind, int lane, bool connect) const;
+  Pairs& pairs(int lane);
 
-  int size_;
-  int lanes_;
+  const EngineContext context_;
+  const Group group_;
+  const int size_;
+  const int lanes_;
   Cancellation cancellation_;
   std::vector<std::unique_ptr<Ring>> rings_;
   std::unique_ptr<Mesh> mesh_;  ///< null at size 1
+  std::vector<std::unique_ptr<Pairs>>
+      pairs_;  ///< by lane, the express lane's last; made when needed
 };
 
 }  // namespace aiacc

@@ -70,5 +70,18 @@ TEST(BitVector, WordsAreWhatTravels) {
   EXPECT_EQ(bits.words(), 1U);
 }
 
+TEST(BitVector, MergeSetsWhatEitherHas) {
+  BitVector a;
+  BitVector b;
+  a.grow(130);
+  b.grow(130);
+  a.set(0);
+  a.set(64);
+  b.set(64);
+  b.set(129);
+  a.merge(b);
+  EXPECT_EQ(ones(a), (std::vector<std::size_t>{0, 64, 129}));
+}
+
 }  // namespace
 }  // namespace aiacc

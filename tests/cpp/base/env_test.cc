@@ -86,6 +86,24 @@ TEST(Env, HorovodsDynamicTimelineIsNotAFile) {
   EXPECT_EQ(config_of({{"AIACC_TIMELINE", "DYNAMIC"}}).timeline, "DYNAMIC");
 }
 
+TEST(Env, HorovodsFusionThresholdIsNoUnit) {
+  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "0"}}).unit_bytes, 1048576U);
+  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "134217728"}}).unit_bytes, 1048576U);
+}
+
+TEST(Env, HorovodsSwitchForTheStallCheck) {
+  const auto seconds = [](const Variables& variables) { return config_of(variables).stall_warn_s; };
+  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", "1"}}), 0);
+  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", "0"}}), 60);
+  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", ""}}), 60);
+  EXPECT_DOUBLE_EQ(
+      seconds({{"HOROVOD_STALL_CHECK_DISABLE", "1"}, {"HOROVOD_STALL_CHECK_TIME_SECONDS", "9"}}),
+      0);
+  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", "1"}, {"AIACC_STALL_WARN_S", "7"}}), 7);
+  const std::string text = error_of({{"HOROVOD_STALL_CHECK_DISABLE", "maybe"}});
+  EXPECT_NE(text.find("HOROVOD_STALL_CHECK_DISABLE=\"maybe\""), std::string::npos) << text;
+}
+
 TEST(Env, ErrorNamesVariableValueAndExpectation) {
   const std::string text = error_of({{"AIACC_LANES", "many"}});
   EXPECT_NE(text.find("AIACC_LANES=\"many\""), std::string::npos) << text;

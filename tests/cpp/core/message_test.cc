@@ -24,7 +24,10 @@ RoundMessage message_of(int rank, std::size_t slots) {
   Report report;
   report.rank = rank;
   report.requests = {make_request("layer.weight", {64, 3, 7, 7}),
-                     make_request("b", OpKind::kBarrier, {})};
+                     make_request("b", OpKind::kBarrier, {}),
+                     make_request("all", OpKind::kAlltoall, {4, 2})};
+  report.requests[0].more = {{DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
+  report.requests[2].numbers = {0, 3, 1};
   report.requests[0].op = ReduceOp::kAverage;
   report.requests[0].dtype = DataType::kBFloat16;
   report.requests[0].prescale = 0.25;
@@ -97,7 +100,7 @@ TEST(RoundMessage, ManyOfTheSmallestRequestsFit) {
 TEST(RoundMessage, SignatureIsEverythingButNameAndCaching) {
   const Request base = make_request("x", {2, 3});
   EXPECT_TRUE(same_signature(base, make_request("y", {2, 3})));
-  std::vector<Request> others(10, base);
+  std::vector<Request> others(13, base);
   others[0].kind = OpKind::kBroadcast;
   others[1].dtype = DataType::kFloat64;
   others[2].op = ReduceOp::kMax;
@@ -108,6 +111,9 @@ TEST(RoundMessage, SignatureIsEverythingButNameAndCaching) {
   others[7].postscale = 2;
   others[8].shape = {3, 2};
   others[9].shape = {2, 3, 1};
+  others[10].more = {{DataType::kFloat32, {2, 3}}};
+  others[11].numbers = {1};
+  others[12].more = {{DataType::kFloat32, {2, 3}}, {DataType::kInt8, {1}}};
   for (std::size_t i = 0; i < others.size(); ++i) {
     EXPECT_FALSE(same_signature(base, others[i])) << i;
   }
@@ -117,6 +123,26 @@ TEST(RoundMessage, BytesAndElementsOfAShape) {
   EXPECT_EQ(make_request("scalar", {}).elements(), 1U);
   EXPECT_EQ(make_request("x", {3, 5}).bytes(), 60U);
   EXPECT_EQ(make_request("empty", {3, 0, 5}).bytes(), 0U);
+  EXPECT_EQ(make_request("x", {3, 5}).row_bytes(), 20U);
+  Request group = make_request("x", {3, 5});
+  group.more = {{DataType::kInt8, {7}}, {DataType::kFloat64, {2}}};
+  EXPECT_EQ(group.tensors(), 3U);
+  EXPECT_EQ(group.total_bytes(), 60U + 7U + 16U);
+  EXPECT_EQ(group.tensor(1).bytes(), 7U);
+}
+
+TEST(Request, RowsThatAReduceScatterLeavesToEveryMember) {
+  for (const int size : {1, 2, 4, 7}) {
+    for (std::int64_t rows = 0; rows < 20; ++rows) {
+      std::int64_t sum = 0;
+      for (int member = 0; member < size; ++member) {
+        const std::int64_t mine = scattered_rows(rows, size, member);
+        EXPECT_EQ(mine, rows / size + (member < rows % size ? 1 : 0));
+        sum += mine;
+      }
+      EXPECT_EQ(sum, rows);
+    }
+  }
 }
 
 TEST(CombineRounds, AndsBitsOrsFlagsMergesReports) {
@@ -161,7 +187,8 @@ struct Malformed {
 
 TEST(RoundMessage, WhatNoRankWouldSendIsRefused) {
   const Malformed cases[] = {
-      {"kind", [](RoundMessage& m) { m.reports[0].requests[0].kind = static_cast<OpKind>(4); }},
+      {"kind",
+       [](RoundMessage& m) { m.reports[0].requests[0].kind = static_cast<OpKind>(kOpKinds); }},
       {"dtype",
        [](RoundMessage& m) { m.reports[0].requests[0].dtype = static_cast<DataType>(11); }},
       {"op", [](RoundMessage& m) { m.reports[0].requests[0].op = static_cast<ReduceOp>(6); }},
@@ -173,6 +200,13 @@ TEST(RoundMessage, WhatNoRankWouldSendIsRefused) {
        [](RoundMessage& m) { m.reports[0].proposals.push_back(m.reports[0].proposals[0]); }},
       {"no unit", [](RoundMessage& m) { m.reports[0].proposals[0].unit_bytes = 0; }},
       {"no lane", [](RoundMessage& m) { m.reports[0].proposals[0].lanes = 0; }},
+      {"dtype in a group",
+       [](RoundMessage& m) { m.reports[0].requests[0].more[1].dtype = static_cast<DataType>(11); }},
+      {"negative extent in a group",
+       [](RoundMessage& m) { m.reports[0].requests[0].more[0].shape[0] = -5; }},
+      {"negative split", [](RoundMessage& m) { m.reports[0].requests[2].numbers[0] = -1; }},
+      {"a reduce-scatter of a group with a scalar",
+       [](RoundMessage& m) { m.reports[0].requests[0].kind = OpKind::kReducescatter; }},
       {"an all-gather without a dimension",
        [](RoundMessage& m) {
          m.reports[0].requests[0] = make_request("x", OpKind::kAllgather, {});

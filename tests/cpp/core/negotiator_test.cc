@@ -1,8 +1,8 @@
 #include "csrc/core/negotiator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -10,76 +10,17 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/cpp/support/negotiators.h"
 #include "tests/cpp/support/requests.h"
 
 namespace aiacc {
 namespace {
 
-/// All ranks' negotiators, and the rounds between them without any transport.
-class Ranks {
- public:
-  explicit Ranks(int size, std::size_t capacity = 4096, std::uint32_t seed = 0)
-      : random_(seed), alive_(static_cast<std::size_t>(size)) {
-    for (int rank = 0; rank < size; ++rank) {
-      negotiators_.push_back(
-          std::make_unique<Negotiator>(rank, size, capacity, Parameters{0, 1 << 20, 1}));
-    }
-  }
-
-  int size() const { return static_cast<int>(negotiators_.size()); }
-  Negotiator& of(int rank) { return *negotiators_[static_cast<std::size_t>(rank)]; }
-
-  /// Returns the ticket. The request lives until its ticket comes back, and no longer.
-  std::uint64_t submit(int rank, const Request& request) {
-    const std::uint64_t ticket = next_ticket_++;
-    auto& kept = alive_[static_cast<std::size_t>(rank)][ticket];
-    kept = std::make_unique<Request>(request);
-    of(rank).submit(*kept, ticket);
-    return ticket;
-  }
-  void submit_everywhere(const Request& request) {
-    for (int rank = 0; rank < size(); ++rank) {
-      submit(rank, request);
-    }
-  }
-
-  /// One round. Every rank folds the shares in an order of its own, as transports may.
-  std::vector<RoundOutcome> round() {
-    std::vector<Bytes> shares(negotiators_.size());
-    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-      negotiators_[rank]->contribute(shares[rank]);
-    }
-    std::vector<RoundOutcome> outcomes;
-    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-      std::vector<Bytes> order = shares;
-      std::shuffle(order.begin(), order.end(), random_);
-      for (std::size_t i = 1; i < order.size(); ++i) {
-        combine_rounds(order[0], order[i]);
-      }
-      outcomes.push_back(negotiators_[rank]->apply(order[0]));
-      for (const Agreement& agreement : outcomes.back().ready) {
-        EXPECT_EQ(alive_[rank].erase(agreement.ticket), 1U) << "a ticket came back twice";
-      }
-    }
-    return outcomes;
-  }
-
-  /// Names waiting at this rank, sorted.
-  std::vector<std::string> pending(int rank) const {
-    std::vector<std::string> names;
-    for (const auto& [ticket, request] : alive_[static_cast<std::size_t>(rank)]) {
-      names.push_back(request->name);
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
- private:
-  std::mt19937 random_;
-  std::vector<std::unique_ptr<Negotiator>> negotiators_;
-  std::vector<std::map<std::uint64_t, std::unique_ptr<Request>>> alive_;
-  std::uint64_t next_ticket_ = 1;
-};
+constexpr OpKind kKinds[] = {OpKind::kAllreduce,
+                             OpKind::kAllgather,
+                             OpKind::kBroadcast,
+                             OpKind::kBarrier,
+                             OpKind::kReducescatter};
 
 /// What the ranks submit in one iteration under one name.
 struct Plan {
@@ -94,7 +35,7 @@ class Workload {
   Workload(int size, std::uint32_t seed) : size_(size), random_(seed) {
     const std::size_t names = 1 + below(8);
     for (std::size_t i = 0; i < names; ++i) {
-      kinds_.push_back(static_cast<OpKind>(below(kOpKinds)));
+      kinds_.push_back(kKinds[below(std::size(kKinds))]);
       cacheable_.push_back(below(5) != 0);
     }
     for (int iteration = 0; iteration < 6; ++iteration) {
@@ -269,7 +210,7 @@ class Simulation {
   }
 
   Workload workload_;
-  Ranks ranks_;
+  NegotiatingRanks ranks_;
   std::vector<std::vector<Key>> todo_;  ///< by rank, last one first
   std::map<Key, Waiting> waiting_;
 };
@@ -290,7 +231,7 @@ TEST_P(NegotiatorTest, AgreesWhateverTheOrderOfArrival) {
 }
 
 TEST_P(NegotiatorTest, ARepeatedTensorTravelsAsABit) {
-  Ranks ranks(GetParam());
+  NegotiatingRanks ranks(GetParam());
   ranks.submit_everywhere(make_request("a.rather.long.name.of.a.tensor"));
   ranks.round();
   ranks.submit_everywhere(make_request("a.rather.long.name.of.a.tensor"));
@@ -301,7 +242,7 @@ TEST_P(NegotiatorTest, ARepeatedTensorTravelsAsABit) {
 
 TEST_P(NegotiatorTest, DisagreementFailsEverywhereAndTheNameWorksAgain) {
   const int size = GetParam();
-  Ranks ranks(size);
+  NegotiatingRanks ranks(size);
   for (const bool cached : {false, true}) {
     if (cached) {
       ranks.submit_everywhere(make_request("w", {2, 3}));
@@ -335,7 +276,7 @@ TEST_P(NegotiatorTest, DisagreementFailsEverywhereAndTheNameWorksAgain) {
 
 TEST_P(NegotiatorTest, ACachedSignatureMayChangeOnOneRankFirst) {
   const int size = GetParam();
-  Ranks ranks(size);
+  NegotiatingRanks ranks(size);
   ranks.submit_everywhere(make_request("w", {8}));
   ranks.round();
   ranks.submit(size - 1, make_request("w", {9}));
@@ -353,7 +294,7 @@ TEST_P(NegotiatorTest, ACachedSignatureMayChangeOnOneRankFirst) {
 
 TEST_P(NegotiatorTest, ABitWhoseSlotIsEvictedIsNotLost) {
   const int size = GetParam();
-  Ranks ranks(size, 1);
+  NegotiatingRanks ranks(size, 1);
   ranks.submit_everywhere(make_request("a"));
   ranks.round();
   if (size > 1) {
@@ -375,7 +316,7 @@ TEST_P(NegotiatorTest, ParametersSwitchOnAllRanksInTheSameRound) {
   for (std::uint32_t seed = 0; seed < 50; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    Ranks ranks(size, 4096, seed);
+    NegotiatingRanks ranks(size, 4096, seed);
     std::uint32_t epoch = 0;
     for (int i = 0; i < 20; ++i) {
       std::uint64_t expected = ranks.of(0).parameters().unit_bytes;
@@ -406,7 +347,7 @@ TEST_P(NegotiatorTest, AStallQueryIsAnsweredByEveryRank) {
   for (std::uint32_t seed = 0; seed < 30; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    Ranks ranks(size, 2, seed);
+    NegotiatingRanks ranks(size, 2, seed);
     for (int i = 0; i < 3; ++i) {  // bits, requests and fresh submissions at once
       for (int rank = 0; rank < size; ++rank) {
         for (const char* name : {"a", "b", "c", "d"}) {
@@ -436,7 +377,7 @@ TEST_P(NegotiatorTest, AStallQueryIsAnsweredByEveryRank) {
 }
 
 TEST_P(NegotiatorTest, AReportOfAnUnknownRankIsAnError) {
-  Ranks ranks(GetParam());
+  NegotiatingRanks ranks(GetParam());
   for (const int rank : {-1, GetParam(), 1 << 30}) {
     RoundMessage message;
     message.reports.emplace_back();
@@ -448,7 +389,7 @@ TEST_P(NegotiatorTest, AReportOfAnUnknownRankIsAnError) {
 }
 
 TEST_P(NegotiatorTest, ABitThatNobodySetIsAnError) {
-  Ranks ranks(GetParam());
+  NegotiatingRanks ranks(GetParam());
   RoundMessage message;
   message.ready.grow(64);
   message.ready.set(3);

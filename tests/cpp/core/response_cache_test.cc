@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -21,18 +22,36 @@ std::optional<Slot> insert(ResponseCache& cache, const std::string& name) {
 
 TEST(ResponseCache, FindsWhatWasInserted) {
   ResponseCache cache(4);
-  EXPECT_FALSE(cache.find("a"));
+  EXPECT_FALSE(cache.find(0, "a"));
   EXPECT_EQ(insert(cache, "a"), Slot{0});
   EXPECT_EQ(insert(cache, "b"), Slot{1});
-  EXPECT_EQ(cache.find("b"), Slot{1});
+  EXPECT_EQ(cache.find(0, "b"), Slot{1});
   EXPECT_EQ(cache.at(1).name, "b");
   EXPECT_EQ(cache.slots(), 2U);
+}
+
+TEST(ResponseCache, ANameMayHaveASlotInEveryProcessSet) {
+  ResponseCache cache(4);
+  insert(cache, "a");
+  Request other = make_request("a");
+  other.process_set = 3;
+  std::optional<Slot> evicted;
+  EXPECT_EQ(cache.insert(other, evicted), Slot{1});
+  EXPECT_EQ(cache.find(0, "a"), Slot{0});
+  EXPECT_EQ(cache.find(3, "a"), Slot{1});
+  EXPECT_FALSE(cache.find(1, "a"));
+  const auto of_three = cache.select([](const Request& r) { return r.process_set == 3; });
+  EXPECT_EQ(of_three, std::vector<Slot>{1});
+  cache.erase(0);
+  EXPECT_FALSE(cache.find(0, "a"));
+  EXPECT_EQ(cache.find(3, "a"), Slot{1});
+  EXPECT_EQ(cache.select([](const Request&) { return true; }), std::vector<Slot>{1});
 }
 
 TEST(ResponseCache, CapacityZeroCachesNothing) {
   ResponseCache cache(0);
   EXPECT_FALSE(insert(cache, "a"));
-  EXPECT_FALSE(cache.find("a"));
+  EXPECT_FALSE(cache.find(0, "a"));
   EXPECT_EQ(cache.slots(), 0U);
 }
 
@@ -43,7 +62,7 @@ TEST(ResponseCache, FreedSlotsAreUsedAgainLowestFirst) {
   }
   cache.erase(2);
   cache.erase(0);
-  EXPECT_FALSE(cache.find("a"));
+  EXPECT_FALSE(cache.find(0, "a"));
   EXPECT_EQ(insert(cache, "d"), Slot{0});
   EXPECT_EQ(insert(cache, "e"), Slot{2});
   EXPECT_EQ(insert(cache, "f"), Slot{3});
@@ -60,7 +79,7 @@ TEST(ResponseCache, EvictsTheLeastRecentlyUsed) {
     std::map<std::string, Slot> slots;
     for (int i = 0; i < 300; ++i) {
       const std::string name(1, static_cast<char>('a' + random() % 10));
-      const auto slot = cache.find(name);
+      const auto slot = cache.find(0, name);
       ASSERT_EQ(slot.has_value(), slots.count(name) == 1);
       if (slot && random() % 4 == 0) {
         cache.erase(*slot);

@@ -11,6 +11,8 @@ using Pending = StallInspector::Pending;
 
 const Clock::time_point kStart = Clock::time_point{} + std::chrono::hours(1);
 
+const ProcessSetTable kSets(3);
+
 Clock::time_point at(double seconds) {
   return kStart +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -39,7 +41,8 @@ TEST(StallInspector, SwitchedOffItNeverAsks) {
 
 TEST(StallInspector, SwitchedOffItReportsNothingThatOthersAskedFor) {
   const StallInspector inspector(0, 0);
-  EXPECT_TRUE(inspector.inspect({{"x", at(0)}}, {answer(0, {"x"}), answer(1, {})}, at(1)).empty());
+  EXPECT_TRUE(
+      inspector.inspect({{"x", at(0)}}, {answer(0, {"x"}), answer(1, {})}, kSets, at(1)).empty());
 }
 
 TEST(StallInspector, AsksOncePerPeriodAboutTheOldest) {
@@ -70,7 +73,7 @@ TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
   const StallInspector inspector(10, 30);
   const Pending pending = {{"a", at(5)}, {"b", at(0)}, {"fresh", at(15)}};
   const auto stalls = inspector.inspect(
-      pending, {answer(0, {"a", "b", "fresh"}), answer(1, {"b"}), answer(2, {"a"})}, at(20));
+      pending, {answer(0, {"a", "b", "fresh"}), answer(1, {"b"}), answer(2, {"a"})}, kSets, at(20));
   ASSERT_EQ(stalls.size(), 2U);
   EXPECT_EQ(stalls[0].name, "b") << "oldest first";
   EXPECT_EQ(stalls[0].submitted, (std::vector<int>{0, 1}));
@@ -78,8 +81,31 @@ TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
   EXPECT_DOUBLE_EQ(stalls[0].waited_s, 20);
   EXPECT_EQ(stalls[1].missing, (std::vector<int>{1}));
   EXPECT_FALSE(inspector.is_fatal(stalls[0]));
-  const auto later = inspector.inspect(pending, {answer(0, {"b"}), answer(1, {})}, at(30));
+  const auto later = inspector.inspect(pending, {answer(0, {"b"}), answer(1, {})}, kSets, at(30));
   EXPECT_TRUE(inspector.is_fatal(later[0]));
+}
+
+TEST(StallInspector, OnlyMembersOfTheProcessSetCanBeMissing) {
+  ProcessSetTable sets(4);
+  const std::uint32_t id = sets.add({1, 3});
+  const StallInspector inspector(10, 0);
+  const std::string label = label_of(id, "x");
+  const auto stalls =
+      inspector.inspect({{label, at(0), id}},
+                        {answer(0, {}), answer(1, {label}), answer(2, {"x"}), answer(3, {"x"})},
+                        sets,
+                        at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  EXPECT_EQ(stalls[0].submitted, std::vector<int>{1});
+  EXPECT_EQ(stalls[0].missing, std::vector<int>{3});
+}
+
+TEST(StallInspector, ARankThatHasJoinedIsNotMissing) {
+  const StallInspector inspector(10, 0);
+  const auto stalls = inspector.inspect(
+      {{"x", at(0)}}, {answer(0, {"x"}), answer(1, {"join"}), answer(2, {})}, kSets, at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  EXPECT_EQ(stalls[0].missing, std::vector<int>{2});
 }
 
 TEST(StallInspector, TextAndJson) {

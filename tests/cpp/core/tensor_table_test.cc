@@ -83,7 +83,8 @@ TEST(TensorTable, ANameIsInFlightOnce) {
 
 TEST(TensorTable, NamesThatAreNotGivenAreCountedPerKind) {
   TensorTable table;
-  for (const char* expected : {"allreduce.noname.0", "allreduce.noname.1", "broadcast.noname.0"}) {
+  for (const char* expected :
+       {"allreduce.noname.0.0", "allreduce.noname.0.1", "broadcast.noname.0.0"}) {
     submit(table, "", std::string(expected)[0] == 'a' ? OpKind::kAllreduce : OpKind::kBroadcast);
     const Operation* operation = drain(table)[0];
     EXPECT_EQ(operation->request.name, expected);
@@ -91,6 +92,56 @@ TEST(TensorTable, NamesThatAreNotGivenAreCountedPerKind) {
   }
   submit(table, "named");
   EXPECT_TRUE(drain(table)[0]->request.cacheable);
+}
+
+Operation* submit_in(TensorTable& table, std::uint32_t process_set, OpKind kind) {
+  auto operation = table.acquire();
+  operation->request = make_request("", kind, {1});
+  operation->request.process_set = process_set;
+  std::uint64_t queued = 0;
+  bool first = false;
+  table.submit(std::move(operation), queued, first);
+  return drain(table)[0];
+}
+
+TEST(TensorTable, EveryProcessSetAndGenerationCountsForItself) {
+  TensorTable table;
+  EXPECT_EQ(submit_in(table, 0, OpKind::kAlltoall)->request.name, "alltoall.noname.0.0");
+  EXPECT_EQ(submit_in(table, 2, OpKind::kAlltoall)->request.name, "alltoall.noname.0.0");
+  EXPECT_EQ(submit_in(table, 2, OpKind::kAlltoall)->request.name, "alltoall.noname.0.1");
+  table.next_generation();
+  EXPECT_EQ(submit_in(table, 2, OpKind::kAlltoall)->request.name, "alltoall.noname.1.0");
+  EXPECT_EQ(submit_in(table, 0, OpKind::kJoin)->request.name, "join");
+}
+
+/// A rank that adds a set must not wait for one that removes one.
+TEST(TensorTable, ChangesOfProcessSetsShareACount) {
+  TensorTable table;
+  EXPECT_EQ(submit_in(table, 0, OpKind::kAddProcessSet)->request.name, "process_set.noname.0.0");
+  EXPECT_EQ(submit_in(table, 0, OpKind::kRemoveProcessSet)->request.name, "process_set.noname.0.1");
+}
+
+TEST(TensorTable, ANameIsInFlightOncePerProcessSet) {
+  TensorTable table;
+  const auto submit_named = [&](std::uint32_t process_set) {
+    auto operation = table.acquire();
+    operation->request = make_request("w");
+    operation->request.process_set = process_set;
+    std::uint64_t queued = 0;
+    bool first = false;
+    table.submit(std::move(operation), queued, first);
+  };
+  submit_named(0);
+  submit_named(1);
+  EXPECT_EQ(table.in_flight(), 2U);
+  EXPECT_EQ(code_of([&] { submit_named(1); }), Code::kInvalidArgument);
+  const auto pending = table.undispatched();
+  ASSERT_EQ(pending.size(), 2U);
+  EXPECT_EQ(pending[1].name, "w (process set 1)");
+  EXPECT_EQ(pending[1].process_set, 1U);
+  table.complete(drain(table), {});
+  EXPECT_EQ(table.in_flight(), 0U);
+  submit_named(1);
 }
 
 TEST(TensorTable, AnUnknownHandleIsAnError) {
@@ -159,7 +210,7 @@ TEST(TensorTable, PendingNamesAreThoseThatWereNotDispatched) {
   drain(table)[0]->dispatched.store(true);
   const auto pending = table.undispatched();
   ASSERT_EQ(pending.size(), 1U);
-  EXPECT_EQ(pending[0].first, "b");
+  EXPECT_EQ(pending[0].name, "b");
 }
 
 TEST(TensorTable, ARecycledOperationIsBlank) {
@@ -168,6 +219,10 @@ TEST(TensorTable, ARecycledOperationIsBlank) {
   const auto drained = drain(table);
   drained[0]->first_extents = {1};
   drained[0]->gathered = {1, 2};
+  drained[0]->more.resize(2);
+  drained[0]->request.more.resize(2);
+  drained[0]->request.numbers = {1};
+  drained[0]->value = 7;
   drained[0]->dispatched.store(true);
   table.complete(drained, kGone);
   table.release(handle);
@@ -177,6 +232,10 @@ TEST(TensorTable, ARecycledOperationIsBlank) {
   EXPECT_TRUE(recycled->request.shape.empty());
   EXPECT_TRUE(recycled->first_extents.empty());
   EXPECT_TRUE(recycled->gathered.empty());
+  EXPECT_TRUE(recycled->more.empty());
+  EXPECT_TRUE(recycled->request.more.empty());
+  EXPECT_TRUE(recycled->request.numbers.empty());
+  EXPECT_EQ(recycled->value, 0);
   EXPECT_FALSE(recycled->done.load());
   EXPECT_FALSE(recycled->dispatched.load());
   EXPECT_TRUE(recycled->status.ok());

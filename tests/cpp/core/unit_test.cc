@@ -38,7 +38,7 @@ struct Packed {
       const std::uint64_t bytes = inputs[i].size() * sizeof(T);
       unit.plan.slices.push_back({static_cast<std::uint32_t>(i), 0, bytes});
       unit.plan.bytes += bytes;
-      unit.operations.push_back(operation.get());
+      unit.pieces.push_back({operation.get(), 0});
       operations.push_back(std::move(operation));
     }
     if (in_place) {
@@ -47,6 +47,14 @@ struct Packed {
   }
   const std::vector<std::vector<T>>& results() const { return outputs.empty() ? inputs : outputs; }
 };
+
+std::shared_ptr<const Team> team_of(Engine& engine, int rank, std::vector<int> ranks) {
+  auto team = std::make_shared<Team>();
+  team->ranks = std::move(ranks);
+  team->rank = rank;
+  team->engine = &engine;
+  return team;
+}
 
 /// Both ranks run the same unit; `values(rank)` are their tensors. Returns rank 1's results.
 template <class T, class Values>
@@ -58,7 +66,8 @@ std::vector<std::vector<T>> run(const Request& request, bool in_place, Values va
     const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
     Packed<T> packed(request, values(rank), in_place);
     PackBuffer buffer;
-    execute_unit(packed.unit, engine, 0, rank, kSize, buffer);
+    packed.unit.team = team_of(engine, rank, {0, 1});
+    execute_unit(packed.unit, 0, buffer);
     if (rank == 1) {
       results = packed.results();
     }
@@ -92,7 +101,8 @@ TEST(ExecuteUnit, InputsOutsideOfTheOutputStayAsTheyWere) {
        {std::vector<std::vector<float>>{{1, 2}}, {{1, 2}, {3}}}) {
     Packed<float> packed(request, values, false);
     PackBuffer buffer;
-    execute_unit(packed.unit, engine, 0, 0, 1, buffer);
+    packed.unit.team = team_of(engine, 0, {0});
+    execute_unit(packed.unit, 0, buffer);
     EXPECT_EQ(packed.inputs, values);
     EXPECT_EQ(packed.outputs[0], (std::vector<float>{3, 6}));
   }
@@ -140,6 +150,21 @@ TEST(ExecuteUnit, BroadcastsFromEitherRootPackedOrNot) {
   }
 }
 
+TEST(ExecuteUnit, ARootIsAGlobalRank) {
+  const auto hub = std::make_shared<FakeHub>(kSize, 1);
+  run_as_ranks(kSize, [&](int place, RankGroup& group) {
+    FakeEngine engine(hub, place);
+    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    Request request = make_request("x", OpKind::kBroadcast, {});
+    request.root = 5;
+    Packed<float> packed(request, {{static_cast<float>(place)}}, true);
+    packed.unit.team = team_of(engine, place, {3, 5});
+    PackBuffer buffer;
+    execute_unit(packed.unit, 0, buffer);
+    EXPECT_EQ(packed.inputs[0][0], 1.0F);
+  });
+}
+
 TEST(ExecuteUnit, WorksOnPartsOfATensor) {
   const auto hub = std::make_shared<FakeHub>(1, 1);
   FakeEngine engine(hub, 0);
@@ -151,7 +176,8 @@ TEST(ExecuteUnit, WorksOnPartsOfATensor) {
   packed.unit.plan.slices = {{0, 256, 512}};
   packed.unit.plan.bytes = 512;
   PackBuffer buffer;
-  execute_unit(packed.unit, engine, 0, 0, 1, buffer);
+  packed.unit.team = team_of(engine, 0, {0});
+  execute_unit(packed.unit, 0, buffer);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const float factor = i >= 64 && i < 192 ? 2.0F : 1.0F;
     ASSERT_EQ(packed.inputs[0][i], factor * values[i]) << i;
@@ -172,9 +198,10 @@ TEST(ExecuteUnit, GathersRowsOfDifferentNumbers) {
     Unit unit;
     unit.plan.slices = {{0, 0, 8}};
     unit.plan.bytes = 8;
-    unit.operations = {&operation};
+    unit.pieces = {{&operation, 0}};
+    unit.team = team_of(engine, rank, {0, 1});
     PackBuffer buffer;
-    execute_unit(unit, engine, 0, rank, kSize, buffer);
+    execute_unit(unit, 0, buffer);
     EXPECT_EQ(operation.gathered, (std::vector<std::uint8_t>{1, 1, 1, 1, 1, 1, 2, 2}));
   });
 }

@@ -1,6 +1,7 @@
 #include "csrc/core/validate.h"
 
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,13 @@
 
 namespace aiacc {
 namespace {
+
+/// All ranks' requests, in order.
+Status validate(const std::vector<Request>& requests) {
+  std::vector<int> ranks(requests.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return aiacc::validate(requests, ranks);
+}
 
 struct Disagreement {
   const char* what;
@@ -28,7 +36,8 @@ std::vector<Disagreement> disagreements() {
       {"root rank", [](Request& r) { r.root = 2; }, "0", "2"},
       {"prescale_factor", [](Request& r) { r.prescale = 0.5; }, "1,", "0.5;"},
       {"postscale_factor", [](Request& r) { r.postscale = 2; }, "1,", "2;"},
-      {"process set", [](Request& r) { r.process_set = 1; }, "0", "1"},
+      {"number of tensors", [](Request& r) { r.more.resize(1); }, "1", "2"},
+      {"process set", [](Request& r) { r.numbers = {0, 2}; }, "[]", "[0, 2]"},
       {"device", [](Request& r) { r.device = 1; }, "cpu", "gpu 1"},
   };
 }
@@ -78,6 +87,43 @@ TEST(Validate, OnlyTheFirstDimensionOfAnAllgatherMayDiffer) {
   EXPECT_NE(status.message().find("only the first dimension may differ"), std::string::npos);
   requests[2].shape = {2, 3, 1};
   EXPECT_EQ(validate(requests).code(), Code::kMismatch);
+}
+
+TEST(Validate, ADisagreementInAGroupNamesTheTensor) {
+  std::vector<Request> requests(3, make_request("g", {2, 3}));
+  for (Request& request : requests) {
+    request.more = {{DataType::kInt8, {4}}, {DataType::kFloat64, {5}}};
+  }
+  EXPECT_TRUE(validate(requests).ok());
+  requests[2].more[1].shape = {6};
+  const std::string text = validate(requests).message();
+  EXPECT_NE(text.find("rank 0 submitted shape of tensor 2 [5], rank 2 submitted"),
+            std::string::npos)
+      << text;
+  requests[1].more[0].dtype = DataType::kUInt8;
+  EXPECT_NE(validate(requests).message().find("dtype of tensor 1 int8"), std::string::npos);
+}
+
+TEST(Validate, SplitsAndFirstDimensionsOfAnAlltoallMayDiffer) {
+  std::vector<Request> requests(2, make_request("a", OpKind::kAlltoall, {2, 3}));
+  requests[0].numbers = {1, 1};
+  requests[1].numbers = {0, 5};
+  requests[1].shape = {6, 3};
+  EXPECT_TRUE(validate(requests).ok());
+  requests[1].shape = {6, 4};
+  EXPECT_EQ(validate(requests).code(), Code::kMismatch);
+}
+
+TEST(Validate, RanksOfAProcessSetAreNamedByTheirNumbers) {
+  std::vector<Request> requests(2, make_request("x"));
+  for (Request& request : requests) {
+    request.process_set = 4;
+  }
+  requests[1].shape = {5};
+  const std::string text = aiacc::validate(requests, {3, 7}).message();
+  for (const char* part : {"'x (process set 4)'", "rank 3 submitted", "rank 7 submitted"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
 }
 
 TEST(Validate, GpusMayHaveDifferentNumbers) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,106 @@ inline void check_all_gather(Engine& engine, int lane, int rank, int size, std::
   std::copy(own.begin(), own.end(), in_place.begin() + static_cast<std::ptrdiff_t>(own_offset));
   engine.all_gather(lane, in_place.data() + own_offset, in_place.data(), bytes_of);
   expect_equal_bits(expected, in_place, "all_gather in place, rank " + std::to_string(rank));
+}
+
+/// Rank 1 gets nothing, the others different numbers of elements around `scale`.
+inline std::vector<std::size_t> uneven_counts(int size, std::size_t scale) {
+  std::vector<std::size_t> counts;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
+    counts.push_back(rank == 1 || scale == 0 ? 0 : scale * (rank % 3 + 1) + rank);
+  }
+  return counts;
+}
+
+/// `reduce_scatter(send, recv, reduction)` is called with and without a factor.
+template <class T, class ReduceScatter>
+void check_reduce_scatter_call(int rank,
+                               const std::vector<std::size_t>& counts,
+                               DataType dtype,
+                               ReduceOp op,
+                               ReduceScatter reduce_scatter) {
+  const auto size = static_cast<int>(counts.size());
+  const auto own = counts.begin() + rank;
+  const auto from = std::accumulate(counts.begin(), own, std::ptrdiff_t{0});
+  const std::size_t count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  const std::string what = "reduce_scatter rank " + std::to_string(rank) + " of " +
+                           std::to_string(size) + " " + name_of(dtype) + " " + name_of(op) +
+                           " count " + std::to_string(count);
+  const std::vector<T> all = reduced_numbers<T>(count, size, op);
+  const std::vector<T> expected(all.begin() + from,
+                                all.begin() + from + static_cast<std::ptrdiff_t>(*own));
+  const std::vector<T> input = rank_numbers<T>(count, rank);
+  std::vector<T> out(*own);
+  Reduction reduction{dtype, op};
+  reduce_scatter(input.data(), out.data(), reduction);
+  expect_equal_bits(expected, out, what);
+  expect_equal_bits(rank_numbers<T>(count, rank), input, what + " (input)");
+  reduction.factor = 0.3;
+  std::vector<T> scaled(*own);
+  scale(scaled.data(), expected.data(), *own, dtype, reduction.factor);
+  reduce_scatter(input.data(), out.data(), reduction);
+  expect_equal_bits(scaled, out, what + " with a factor");
+}
+
+inline void check_reduce_scatter(Engine& engine,
+                                 int lane,
+                                 int rank,
+                                 const std::vector<std::size_t>& counts,
+                                 DataType dtype,
+                                 ReduceOp op) {
+  visit_dtype(dtype, [&](auto element) {
+    check_reduce_scatter_call<decltype(element)>(
+        rank, counts, dtype, op, [&](const void* send, void* recv, const Reduction& reduction) {
+          engine.reduce_scatter(lane, send, recv, counts, reduction);
+        });
+  });
+}
+
+/// What rank `from` has for rank `to`: sometimes nothing, otherwise bytes around `scale`.
+inline std::vector<std::uint8_t> piece_between(int from, int to, std::size_t scale) {
+  const auto factor = static_cast<std::size_t>(from * 3 + to * 5) % 4;
+  const auto bytes = scale * factor + (factor > 0 && scale > 0 ? static_cast<std::size_t>(to) : 0);
+  return any_elements<std::uint8_t>(bytes, static_cast<unsigned>(from * 100 + to));
+}
+
+/// `all_to_all(send, recv, send_bytes, recv_bytes)` is called once.
+template <class AllToAll>
+void check_all_to_all_call(int rank, int size, std::size_t scale, AllToAll all_to_all) {
+  std::vector<std::uint8_t> input;
+  std::vector<std::uint8_t> expected;
+  std::vector<std::size_t> send_bytes;
+  std::vector<std::size_t> recv_bytes;
+  for (int peer = 0; peer < size; ++peer) {
+    const auto sent = piece_between(rank, peer, scale);
+    const auto received = piece_between(peer, rank, scale);
+    input.insert(input.end(), sent.begin(), sent.end());
+    expected.insert(expected.end(), received.begin(), received.end());
+    send_bytes.push_back(sent.size());
+    recv_bytes.push_back(received.size());
+  }
+  const std::vector<std::uint8_t> original = input;
+  std::vector<std::uint8_t> out(expected.size(), 0xee);
+  all_to_all(input.data(), out.data(), send_bytes, recv_bytes);
+  const std::string what = "all_to_all rank " + std::to_string(rank) + " of " +
+                           std::to_string(size) + " scale " + std::to_string(scale);
+  expect_equal_bits(expected, out, what);
+  expect_equal_bits(original, input, what + " (input)");
+}
+
+inline void check_all_to_all(Engine& engine, int lane, int rank, int size, std::size_t scale) {
+  check_all_to_all_call(rank, size, scale, [&](const void* send, void* recv, auto& from, auto& to) {
+    engine.all_to_all(lane, send, recv, from, to);
+  });
+}
+
+/// Every operation once on a lane, to see that a new engine is connected properly.
+inline void check_every_operation(Engine& engine, int lane, int rank, int size) {
+  check_all_reduce(engine, lane, rank, size, 3001, DataType::kFloat32, ReduceOp::kSum);
+  check_broadcast(engine, lane, rank, size - 1, 5001);
+  check_all_gather(engine, lane, rank, size, 701);
+  check_reduce_scatter(
+      engine, lane, rank, uneven_counts(size, 501), DataType::kBFloat16, ReduceOp::kSum);
+  check_all_to_all(engine, lane, rank, size, 301);
 }
 
 }  // namespace aiacc

@@ -1,11 +1,13 @@
 #include "csrc/engines/local/local_engine.h"
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "tests/cpp/engines/engine_checks.h"
 
 namespace aiacc {
 namespace {
@@ -33,6 +35,21 @@ TEST(LocalEngineTest, CopiesWhatIsNotInPlace) {
     EXPECT_EQ((std::vector<float>{1, 2, 9}), out);
     engine.all_reduce(lane, nullptr, nullptr, 0, {DataType::kFloat32, ReduceOp::kSum});
   }
+}
+
+TEST(LocalEngineTest, ExchangesWithItself) {
+  LocalEngine engine(alone(2));
+  const std::unique_ptr<Engine> part = engine.split({0}, 3);
+  EXPECT_EQ(2, part->lanes());
+  for (Engine* one : {static_cast<Engine*>(&engine), part.get()}) {
+    for (int lane = 0; lane <= one->express_lane(); ++lane) {
+      check_every_operation(*one, lane, 0, 1);
+    }
+  }
+  part->abort(Status(Code::kShutdown, "stop now"));
+  float value = 1;
+  EXPECT_THROW(part->broadcast(0, &value, sizeof value, 0), Error);
+  engine.broadcast(0, &value, sizeof value, 0);
 }
 
 TEST(LocalEngineTest, RefusesMoreThanOneRank) {

@@ -6,6 +6,7 @@
 
 #include "csrc/engines/mpi/mpi_engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -130,6 +131,40 @@ TEST(MpiEngineTest, AllGatherOfUnequalParts) {
   }
 }
 
+TEST(MpiEngineTest, ReduceScatterEveryTypeAndOp) {
+  const auto engine = create();
+  for (const DataType dtype : all_dtypes()) {
+    for (const ReduceOp op : engine_ops()) {
+      for (const std::size_t scale : {3, 10007}) {
+        for (const int lane : {0, engine->express_lane()}) {
+          check_reduce_scatter(*engine, lane, rank(), uneven_counts(size(), scale), dtype, op);
+        }
+      }
+    }
+  }
+}
+
+TEST(MpiEngineTest, ReduceScatterEveryCount) {
+  const auto engine = create();
+  std::vector<std::size_t> only_last(static_cast<std::size_t>(size()), 0);
+  only_last.back() = 2000003;
+  for (const std::size_t scale : {0, 1, 17, 4096, 1000003}) {
+    const std::vector<std::size_t> counts = uneven_counts(size(), scale);
+    check_reduce_scatter(*engine, 1, rank(), counts, DataType::kFloat32, ReduceOp::kSum);
+    check_reduce_scatter(*engine, 1, rank(), counts, DataType::kUInt8, ReduceOp::kMin);
+  }
+  check_reduce_scatter(*engine, 1, rank(), only_last, DataType::kFloat64, ReduceOp::kSum);
+}
+
+TEST(MpiEngineTest, AllToAllOfUnequalPieces) {
+  const auto engine = create();
+  for (const std::size_t scale : {0, 1, 1000, 1000003}) {
+    for (const int lane : {2, engine->express_lane()}) {
+      check_all_to_all(*engine, lane, rank(), size(), scale);
+    }
+  }
+}
+
 TEST(MpiEngineTest, EnginesComeAndGo) {
   for (int i = 0; i < 50; ++i) {
     const auto engine = create(1 + i % 4);
@@ -181,6 +216,136 @@ TEST(MpiEngineTest, AbortReachesEveryBlockedLane) {
   }
   const auto engine = create();
   check_all_reduce(*engine, 0, rank(), size(), 300001, DataType::kFloat32, ReduceOp::kSum);
+}
+
+/// Runs `body(part, place)` with an engine among `members`, if this rank is one of them.
+template <class Body>
+void with_part(Engine& engine, const std::vector<int>& members, std::uint32_t group, Body body) {
+  const auto found = std::find(members.begin(), members.end(), rank());
+  if (found != members.end()) {
+    const auto part = engine.split(members, group);
+    EXPECT_EQ(engine.lanes(), part->lanes());
+    EXPECT_STREQ(engine.name(), part->name());
+    body(*part, static_cast<int>(found - members.begin()));
+  }
+}
+
+/// Twice, so that the second engine takes over what the first has left.
+TEST(MpiSplitTest, EverySubsetWorksOnEveryLane) {
+  for (int round = 0; round < 2; ++round) {
+    const auto engine = create();
+    for (std::uint32_t mask = 1; mask < (1u << size()); ++mask) {
+      std::vector<int> members;
+      for (int member = 0; member < size(); ++member) {
+        if ((mask >> member & 1u) != 0) {
+          members.push_back(member);
+        }
+      }
+      with_part(*engine, members, mask, [&](Engine& part, int place) {
+        for (int lane = 0; lane <= part.express_lane(); ++lane) {
+          check_every_operation(part, lane, place, static_cast<int>(members.size()));
+        }
+      });
+    }
+    check_every_operation(*engine, 0, rank(), size());
+  }
+}
+
+/// A rank in the middle is in two parts and uses them from two threads, which also make them.
+TEST(MpiSplitTest, OverlappingPartsWorkAtTheSameTime) {
+  const auto engine = create();
+  std::vector<std::thread> threads;
+  for (int first = 0; first + 1 < size(); ++first) {
+    threads.emplace_back([&, first] {
+      try {
+        for (std::uint32_t i = 0; i < 3; ++i) {
+          const auto group = static_cast<std::uint32_t>(first) * 3 + i;
+          with_part(*engine, {first, first + 1}, group, [&](Engine& part, int place) {
+            for (int lane = 0; lane <= part.express_lane(); ++lane) {
+              check_every_operation(part, lane, place, 2);
+            }
+          });
+        }
+      } catch (const Error& error) {
+        ADD_FAILURE() << error.what();
+      }
+    });
+  }
+  check_every_operation(*engine, 0, rank(), size());
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(MpiSplitTest, AbortReachesOneEngineAndNoOther) {
+  if (size() == 1) {
+    GTEST_SKIP() << "one rank is never blocked";
+  }
+  const auto engine = create();
+  std::vector<int> all;
+  for (int member = 0; member < size(); ++member) {
+    all.push_back(member);
+  }
+  const auto spared = engine->split(all, 2);
+  {
+    const auto doomed = engine->split(all, 1);
+    Status seen;
+    std::atomic<bool> running{false};
+    std::thread blocked([&] {
+      std::vector<float> data(1 << 18, 1.0f);
+      running = true;
+      try {
+        while (rank() != 0) {  // which never comes
+          doomed->all_reduce(
+              0, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum});
+        }
+      } catch (const Error& error) {
+        seen = error.status();
+      }
+    });
+    while (!running) {
+      std::this_thread::yield();
+    }
+    doomed->abort(Status(Code::kShutdown, "stop now"));
+    blocked.join();
+    EXPECT_EQ(rank() == 0 ? "" : "stop now", seen.message());
+  }
+  check_every_operation(*spared, 0, rank(), size());
+  check_every_operation(*engine, 0, rank(), size());
+  const auto again = engine->split(all, 3);
+  check_every_operation(*again, 0, rank(), size());
+}
+
+TEST(MpiSplitTest, AbortOfTheWholeEndsAWaitingSplit) {
+  if (size() == 1) {
+    GTEST_SKIP() << "one rank waits for nobody";
+  }
+  {
+    const auto engine = create();
+    if (rank() == 1) {
+      std::atomic<bool> running{false};
+      Status seen;
+      std::thread waiting([&] {
+        running = true;
+        try {
+          engine->split({0, 1}, 7);  // rank 0 never comes
+        } catch (const Error& error) {
+          seen = error.status();
+        }
+      });
+      while (!running) {
+        std::this_thread::yield();
+      }
+      engine->abort(Status(Code::kShutdown, "stop now"));
+      waiting.join();
+      EXPECT_EQ("stop now", seen.message());
+    }
+  }
+  // What the wait has left in MPI does not disturb the same split of the next engine.
+  const auto engine = create();
+  with_part(*engine, {0, 1}, 7, [&](Engine& part, int place) {
+    check_every_operation(part, 0, place, 2);
+  });
 }
 
 TEST(MpiEngineTest, RefusesAnotherNumbering) {

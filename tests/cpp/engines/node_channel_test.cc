@@ -97,6 +97,25 @@ void check(
       });
 }
 
+void check_scatter(NodeChannel& channel,
+                   int rank,
+                   const std::vector<std::size_t>& counts,
+                   DataType dtype,
+                   ReduceOp op) {
+  visit_dtype(dtype, [&](auto element) {
+    check_reduce_scatter_call<decltype(element)>(
+        rank, counts, dtype, op, [&](const void* send, void* recv, const Reduction& reduction) {
+          channel.reduce_scatter(send, recv, counts, reduction);
+        });
+  });
+}
+
+void check_pieces(NodeChannel& channel, int rank, int size, std::size_t scale) {
+  check_all_to_all_call(rank, size, scale, [&](const void* send, void* recv, auto& from, auto& to) {
+    channel.all_to_all(send, recv, from, to);
+  });
+}
+
 class NodeChannelTest : public testing::TestWithParam<int> {
  protected:
   int size() const { return GetParam(); }
@@ -125,13 +144,56 @@ TEST_P(NodeChannelTest, AllReduceEveryCount) {
   });
 }
 
+TEST_P(NodeChannelTest, ReduceScatterEveryTypeAndOp) {
+  Node(size()).run([&](int rank, NodeChannel& channel) {
+    for (const DataType dtype : all_dtypes()) {
+      for (const ReduceOp op : engine_ops()) {
+        for (const std::size_t scale : {7, 2003}) {
+          check_scatter(channel, rank, uneven_counts(size(), scale), dtype, op);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(NodeChannelTest, ReduceScatterEveryCount) {
+  std::vector<std::size_t> only_last(static_cast<std::size_t>(size()), 0);
+  only_last.back() = 100003;
+  Node(size()).run([&](int rank, NodeChannel& channel) {
+    for (const std::size_t scale : {0, 1, 15, 17, 2048, 8193}) {
+      const std::vector<std::size_t> counts = uneven_counts(size(), scale);
+      check_scatter(channel, rank, counts, DataType::kFloat32, ReduceOp::kSum);
+      check_scatter(channel, rank, counts, DataType::kUInt8, ReduceOp::kMax);
+    }
+    check_scatter(channel, rank, only_last, DataType::kFloat16, ReduceOp::kSum);
+  });
+}
+
+TEST_P(NodeChannelTest, AllToAllOfUnequalPieces) {
+  Node(size()).run([&](int rank, NodeChannel& channel) {
+    for (const std::size_t scale : {0, 1, 1000, 4096, 50021}) {
+      check_pieces(channel, rank, size(), scale);
+    }
+  });
+}
+
 /// Slots are reused across calls of different kinds; a counter that is wrong by one shows here.
 TEST_P(NodeChannelTest, KindsFollowEachOtherInAnyOrder) {
   Node(size(), 0).run([&](int rank, NodeChannel& channel) {
     std::mt19937 random(7);  // the same choices on every rank
     for (int i = 0; i < 100; ++i) {
       const std::size_t count = std::size_t{1} << random() % 17;
-      if (random() % 3 > 0) {
+      const auto kind = random() % 5;
+      if (kind == 0) {
+        check_scatter(
+            channel, rank, uneven_counts(size(), count), DataType::kInt32, ReduceOp::kSum);
+        continue;
+      }
+      if (kind == 1) {
+        check_pieces(channel, rank, size(), count);
+        continue;
+      }
+      if (kind < 4) {
         check<std::int32_t>(channel, rank, size(), count, DataType::kInt32, ReduceOp::kSum);
         continue;
       }
@@ -208,6 +270,24 @@ TEST(NodeChannelAbortTest, EndsASleepingCallAndEveryLaterOne) {
   EXPECT_EQ(Code::kPeerLost, seen.code());
   EXPECT_EQ("rank 1 is gone", seen.message());
   EXPECT_THROW(call(), Error);
+}
+
+TEST(NodeChannelOrderTest, PiecesThatDoNotFitAreAnError) {
+  std::vector<Status> seen(2);
+  Node node(2);
+  node.run([&](int rank, NodeChannel& channel) {
+    const std::string data(2, 'x');
+    std::string out(4, ' ');
+    const std::vector<std::size_t> expected = {1, rank == 0 ? 2u : 1u};
+    try {
+      channel.all_to_all(data.data(), out.data(), {1, 1}, expected);
+    } catch (const Error& error) {
+      seen[static_cast<std::size_t>(rank)] = error.status();
+      node.abort(1 - rank, error.status());  // as the engines of a job tell each other
+    }
+  });
+  EXPECT_EQ(Code::kInternal, seen[0].code());
+  EXPECT_NE(std::string::npos, seen[0].message().find("disagree")) << seen[0].message();
 }
 
 }  // namespace

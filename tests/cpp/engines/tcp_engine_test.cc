@@ -11,37 +11,11 @@
 #include "csrc/base/error.h"
 #include "csrc/engines/tcp/ring.h"
 #include "csrc/kernels/scale.h"
+#include "tests/cpp/engines/tcp_engines.h"
 #include "tests/cpp/kernels/elements.h"
-#include "tests/cpp/support/ranks.h"
-#include "tests/cpp/support/tcp_world.h"
 
 namespace aiacc {
 namespace {
-
-constexpr int kLanes = 3;
-
-std::unique_ptr<TcpEngine> connect(TcpWorld& world, int rank) {
-  EngineContext context;
-  context.rank = rank;
-  context.size = world.size();
-  context.lanes = kLanes;
-  context.connector = &world.connector(rank);
-  return std::make_unique<TcpEngine>(context);
-}
-
-/// Runs `body(rank, engine)` on every rank; the failure of one aborts the engines of the others.
-/// All engines live until every rank has ended.
-template <class Body>
-void with_engines(int size, Body body) {
-  TcpWorld world(size);
-  std::vector<std::unique_ptr<TcpEngine>> engines(static_cast<std::size_t>(size));
-  run_as_ranks(size, [&](int rank, RankGroup& group) {
-    std::unique_ptr<TcpEngine>& engine = engines[static_cast<std::size_t>(rank)];
-    engine = connect(world, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
-    body(rank, *engine);
-  });
-}
 
 /// Small integers, so that sums and products of up to 8 ranks are exact in every type (integers
 /// wrap around, as the reference does).

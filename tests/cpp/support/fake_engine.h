@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +15,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/engines/engine.h"
+#include "csrc/engines/members.h"
 #include "csrc/kernels/reduce.h"
 #include "csrc/kernels/scale.h"
 namespace aiacc {
@@ -34,6 +37,8 @@ class FakeHub {
     std::string what;  ///< equal on all ranks
     const void* send = nullptr;
     void* recv = nullptr;
+    std::vector<std::size_t> send_bytes = {};  ///< of an all-to-all
+    std::vector<std::size_t> recv_bytes = {};
   };
   /// Does the operation for all ranks; `calls[r]` is rank r's.
   using Perform = std::function<void(std::vector<std::optional<Call>>& calls)>;
@@ -43,11 +48,18 @@ class FakeHub {
     std::uint64_t finished = 0;
     std::string disagreement;
   };
+  /// Engines among some ranks that are being made.
+  struct Split {
+    std::vector<int> members;
+    std::shared_ptr<FakeHub> hub;
+    std::size_t arrived = 0;
+  };
 
   const int size_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Lane> lanes_;
+  std::map<std::uint32_t, Split> splits_;
   const int numbered_;
 };
 
@@ -118,6 +130,80 @@ class FakeEngine : public Engine {
     });
   }
 
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override {
+    const auto [dtype, op, factor] = reduction;
+    const std::size_t element = size_of(dtype);
+    std::string what = std::string("reduce_scatter of ") + name_of(dtype) + " " + name_of(op);
+    for (const std::size_t count : counts) {
+      what += " " + std::to_string(count);
+    }
+    const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    run(lane, total * element, {what, send, recv}, [&](auto& calls) {
+      std::size_t offset = 0;
+      for (std::size_t owner = 0; owner < calls.size(); ++owner) {
+        std::vector<std::byte> result(counts[owner] * element);
+        const auto part_of = [&](std::size_t rank) {
+          return static_cast<const std::byte*>(calls[rank]->send) + offset;
+        };
+        if (!result.empty()) {
+          std::memcpy(result.data(), part_of(0), result.size());
+          for (std::size_t rank = 1; rank < calls.size(); ++rank) {
+            reduce(result.data(), part_of(rank), counts[owner], dtype, op);
+          }
+          copy_scaled(calls[owner]->recv, result.data(), counts[owner], dtype, factor);
+        }
+        offset += result.size();
+      }
+    });
+  }
+
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override {
+    const std::size_t total = std::accumulate(send_bytes.begin(), send_bytes.end(), std::size_t{0});
+    run(lane, total, {"all_to_all", send, recv, send_bytes, recv_bytes}, [](auto& calls) {
+      std::vector<std::size_t> sent(calls.size(), 0);  // bytes of every rank's buffer
+      for (std::size_t to = 0; to < calls.size(); ++to) {
+        auto* target = static_cast<std::byte*>(calls[to]->recv);
+        for (std::size_t from = 0; from < calls.size(); ++from) {
+          const std::size_t bytes = calls[from]->send_bytes[to];
+          if (bytes > 0) {
+            std::memcpy(
+                target, static_cast<const std::byte*>(calls[from]->send) + sent[from], bytes);
+          }
+          sent[from] += bytes;
+          target += bytes;
+        }
+      }
+    });
+  }
+
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
+    const int place = place_among(members, rank_, hub_->size_);
+    std::unique_lock lock(hub_->mutex_);
+    FakeHub::Split& split = hub_->splits_[group];
+    if (split.hub == nullptr) {
+      split.members = members;
+      split.hub = std::make_shared<FakeHub>(static_cast<int>(members.size()), lanes());
+    }
+    AIACC_CHECK(split.members == members);
+    AIACC_CHECK(split.arrived < members.size());  // each group number is used once
+    if (++split.arrived == members.size()) {
+      hub_->changed_.notify_all();
+    }
+    hub_->changed_.wait(lock, [&] { return split.arrived == members.size() || aborted_; });
+    if (aborted_) {
+      throw Error(*aborted_);
+    }
+    return std::make_unique<FakeEngine>(split.hub, place, before_);
+  }
+
   void abort(const Status& status) noexcept override {
     const std::lock_guard lock(hub_->mutex_);
     if (!aborted_) {
@@ -163,6 +249,15 @@ class FakeEngine : public Engine {
       if (call->what != lane.calls[0]->what) {
         lane.disagreement = "[test] lane " + std::to_string(lane_number) + ": " +
                             lane.calls[0]->what + " meets " + call->what;
+      }
+    }
+    for (std::size_t from = 0; from < lane.calls.size() && lane.disagreement.empty(); ++from) {
+      for (std::size_t to = 0; to < lane.calls[from]->send_bytes.size(); ++to) {
+        if (lane.calls[from]->send_bytes[to] != lane.calls[to]->recv_bytes[from]) {
+          lane.disagreement = "[test] lane " + std::to_string(lane_number) + ": rank " +
+                              std::to_string(to) + " expects another piece of rank " +
+                              std::to_string(from);
+        }
       }
     }
     if (lane.disagreement.empty()) {

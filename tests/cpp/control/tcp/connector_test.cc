@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "csrc/base/event.h"
 #include "csrc/base/log.h"
 #include "tests/cpp/support/mutator.h"
 #include "tests/cpp/support/ranks.h"
@@ -50,7 +51,7 @@ class ConnectorTest : public testing::Test {
   Hello good_hello() const {
     Hello hello{};
     hello.magic = 0x43414941;
-    hello.version = 1;
+    hello.version = 2;
     hello.epoch = 1;
     hello.from = 1;
     hello.to = 0;
@@ -62,9 +63,10 @@ class ConnectorTest : public testing::Test {
   /// Rank 0 accepts from rank 1 while `intrude` does what it wants, then rank 1 connects.
   void expect_undisturbed(const std::function<void(const std::string& address)>& intrude) {
     Listener listener("127.0.0.1");
-    const std::vector<std::string> addresses = {listener.address(), "127.0.0.1:1"};
+    Listener other("127.0.0.1");  // who waits for an answer accepts meanwhile
+    const std::vector<std::string> addresses = {listener.address(), other.address()};
     Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-    Connector one(listener, addresses, 1, kToken, 1, 20, 20);
+    Connector one(other, addresses, 1, kToken, 1, 20, 20);
     std::vector<Socket> accepted;
     std::thread acceptor([&] { accepted = zero.establish({control(1, false)}); });
     intrude(listener.address());
@@ -79,9 +81,10 @@ class ConnectorTest : public testing::Test {
   /// What rank 1, made by `make`, is told by rank 0.
   std::string refusal(JobToken token, std::uint32_t epoch, int believed_rank) {
     Listener listener("127.0.0.1");
+    Listener other("127.0.0.1");
     const std::vector<std::string> addresses = {listener.address(), listener.address(), ""};
     Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-    Connector one(listener, addresses, 1, token, epoch, 20, 20);
+    Connector one(other, addresses, 1, token, epoch, 20, 20);
     std::thread acceptor([&] {
       // Goes on accepting until the good rank 2 is there.
       EXPECT_EQ(zero.establish({control(2, false)}).size(), 1U);
@@ -93,7 +96,7 @@ class ConnectorTest : public testing::Test {
       EXPECT_EQ(error.code(), Code::kPeerLost);
       text = error.what();
     }
-    Connector(listener, addresses, 2, kToken, 1, 20, 20).establish({control(0, true)});
+    Connector(other, addresses, 2, kToken, 1, 20, 20).establish({control(0, true)});
     acceptor.join();
     return text;
   }
@@ -122,6 +125,64 @@ TEST_F(ConnectorTest, ConnectsAllRanksOnSeveralLanes) {
         }
       }
     });
+  }
+}
+
+/// Every rank asks from several threads, in another order than the others do, for connections that
+/// differ in their lane or in their group only.
+TEST_F(ConnectorTest, ServesSeveralCallsAtATime) {
+  constexpr int kSize = 3;
+  constexpr int kCalls = 4;
+  TcpWorld world(kSize);
+  run_as_ranks(kSize, [&](int rank) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kCalls; ++i) {
+      const auto call = static_cast<std::uint32_t>((i + rank) % kCalls);
+      threads.emplace_back([&, call] {
+        std::vector<ChannelSpec> specs;
+        for (int peer = 0; peer < kSize; ++peer) {
+          if (peer != rank) {
+            specs.push_back({peer,
+                             ChannelKind::kPair,
+                             static_cast<std::uint16_t>(call % 2),
+                             rank < peer,
+                             call / 2});
+          }
+        }
+        std::vector<Socket> sockets = world.connector(rank).establish(specs);
+        for (Socket& socket : sockets) {
+          const auto mine = static_cast<std::uint8_t>(static_cast<unsigned>(rank) * 16 + call);
+          send_all(socket, &mine, 1);
+        }
+        for (std::size_t k = 0; k < specs.size(); ++k) {
+          EXPECT_EQ(receive_byte(sockets[k]), static_cast<unsigned>(specs[k].peer) * 16 + call);
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  });
+}
+
+TEST_F(ConnectorTest, AnInterruptEndsTheWait) {
+  Listener listener("127.0.0.1");
+  std::string closed;
+  {
+    const Listener gone("127.0.0.1");
+    closed = gone.address();
+  }
+  Connector zero(listener, {listener.address(), closed}, 0, kToken, 1, 20, 20);
+  for (const bool connects : {false, true}) {
+    Event interrupt;
+    std::thread interrupter([&] { interrupt.set(); });
+    try {
+      zero.establish({control(1, connects)}, interrupt.fd());
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kShutdown);
+    }
+    interrupter.join();
   }
 }
 
@@ -195,11 +256,12 @@ TEST_F(ConnectorTest, AnotherVersionIsRefused) {
 
 TEST_F(ConnectorTest, TheSecondProcessOfOneRankIsRefused) {
   Listener listener("127.0.0.1");
+  Listener others("127.0.0.1");
   const std::vector<std::string> addresses = {listener.address(), "", ""};
   Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-  Connector one(listener, addresses, 1, kToken, 1, 20, 20);
-  Connector twin(listener, addresses, 1, kToken, 1, 20, 20);
-  Connector two(listener, addresses, 2, kToken, 1, 20, 20);
+  Connector one(others, addresses, 1, kToken, 1, 20, 20);
+  Connector twin(others, addresses, 1, kToken, 1, 20, 20);
+  Connector two(others, addresses, 2, kToken, 1, 20, 20);
   std::thread acceptor([&] { zero.establish({control(1, false), control(2, false)}); });
   one.establish({control(0, true)});
   try {

@@ -1,0 +1,175 @@
+"""All-to-all and reduce-scatter of an array: every rank gets a part of what the others have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from aiacc import _core
+from aiacc.array.arrays import Array, check_rows, view_of
+from aiacc.array.handles import Pending, address_of, from_bytes, pending, synchronize
+from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
+from aiacc.reduce_ops import Average, check_scatter_op
+from aiacc.rows import checked_splits, scattered_rows
+
+Splits: TypeAlias = Sequence[int] | Array | None
+
+
+def alltoall_async(
+    tensor: Any,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start sending a part of ``tensor`` to every rank, and receiving one from each.
+
+    `synchronize` returns what `alltoall` returns.
+
+    Collective: every rank, with the same name, dtype and shape except the first dimension.
+    Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
+
+    Raises:
+        ValueError: Bad argument, among them splits that do not fit.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    what = f"alltoall of {name!r}"
+    source, address, code = view_of(tensor, what)
+    check_rows(source, what)
+    size = place_in(process_set).size
+    parts = checked_splits(_numbers_of(splits, what), source.shape[0], size, f"[array] {what}")
+    handle = _core.submit_alltoall(
+        "alltoall." + name if name else "",
+        address,
+        (sum(parts), *source.shape[1:]),
+        code,
+        parts,
+        set_id(process_set),
+    )
+
+    def take(handle: int) -> Any:
+        data, shape, received = _core.take_alltoall(handle)
+        output = from_bytes(data, shape, source.dtype)
+        return output if splits is None else (output, np.array(received, np.int32))
+
+    pending[handle] = Pending(source, take)
+    return handle
+
+
+def alltoall(
+    tensor: Any,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a part of ``tensor`` to every rank, and receive one from each.
+
+    Collective: every rank, with the same name, dtype and shape except the first dimension.
+    Blocks: until the result is there.
+
+    Args:
+        tensor: C-contiguous array of at least one dimension, of a dtype in `arrays.DTYPE_CODES`.
+        splits: Number of rows for every rank, a list or an int32 array; rows beyond their sum are
+            not sent. None divides the rows evenly.
+        name: Pairs this call with the calls of the other ranks.
+        process_set: Ranks that take part.
+
+    Returns:
+        The parts for this rank, in rank order, as one array. If ``splits`` are given, a pair: that
+        array, and how many rows came from each rank, an int32 array.
+
+    Raises:
+        ValueError: Bad argument, among them splits that do not fit.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    return synchronize(alltoall_async(tensor, splits, name, process_set))
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start reducing ``tensor`` over all ranks, each of which gets a part of the rows.
+
+    Arguments and errors are those of `reducescatter`.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
+    """
+    what = f"reducescatter of {name!r}"
+    op = check_scatter_op(op)
+    source, address, code = view_of(tensor, what)
+    check_rows(source, what)
+    output = scattered_output(source, process_set)
+    handle = _core.submit(
+        _core.REDUCESCATTER,
+        "reducescatter." + name if name else "",
+        address,
+        address_of(output),
+        source.shape,
+        code,
+        op,
+        0,
+        prescale_factor,
+        postscale_factor,
+        set_id(process_set),
+    )
+    pending[handle] = Pending(source, output)
+    return handle
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Array:
+    """Reduce ``tensor`` over all ranks, each of which gets a part of the rows.
+
+    Of ``d`` rows, the first ``d % size`` ranks get one more than the others.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: until the result is there.
+
+    Args:
+        tensor: C-contiguous array of at least one dimension, of a dtype in `arrays.DTYPE_CODES`.
+        name: Pairs this call with the calls of the other ranks.
+        op: Average (default) or Sum.
+        process_set: Ranks that take part.
+        prescale_factor: Multiplies the input of every rank; integers are truncated.
+        postscale_factor: Multiplies the result.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: Another op; or the operation failed, `MismatchError` if the ranks disagree
+            about it.
+    """
+    part: Array = synchronize(
+        reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor)
+    )
+    return part
+
+
+def scattered_output(source: Array, process_set: ProcessSet) -> Array:
+    """Room for this rank's part of a reducescatter of ``source``."""
+    rank, size = place_in(process_set)
+    return np.empty((scattered_rows(source.shape[0], rank, size), *source.shape[1:]), source.dtype)
+
+
+def _numbers_of(splits: Splits, what: str) -> Sequence[int] | None:
+    if not isinstance(splits, np.ndarray):
+        return splits
+    if splits.dtype != np.int32 or splits.ndim != 1:
+        raise ValueError(
+            f"[array] {what}: splits of dtype {splits.dtype} and shape {splits.shape} (expected "
+            "int32 in one dimension); use splits.astype('int32'), or a list"
+        )
+    numbers: list[int] = splits.tolist()
+    return numbers

@@ -1,0 +1,308 @@
+"""Operations on several arrays that the core begins together, when all ranks have all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiacc import _core
+from aiacc.array.arrays import Array, check_rows, view_of, writable_view_of
+from aiacc.array.exchange_ops import scattered_output
+from aiacc.array.handles import Pending, address_of, from_bytes, pending, synchronize
+from aiacc.process_sets import ProcessSet, global_process_set, set_id
+from aiacc.reduce_ops import Average, check_scatter_op, resolve_op
+
+
+def grouped_allreduce_async(
+    tensors: Iterable[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start reducing several arrays into new ones, as one operation; `synchronize` returns a list.
+
+    Collective: every rank, with the same name, op and factors, and as many arrays of the same
+    shapes and dtypes in the same order. The arrays of a group may be of several dtypes.
+    Blocks: never. Do not write the arrays until `synchronize` returns.
+
+    Arguments are those of `ops.allreduce_async`, with a list of arrays.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    op = resolve_op(average, op)
+    group = _group_of(tensors, "grouped_allreduce", name)
+    outputs = [np.empty_like(source, subok=False) for source in group.sources]
+    return _reduce(
+        group, outputs, outputs, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Iterable[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start reducing several arrays in place, as one operation.
+
+    Arguments and errors are those of `grouped_allreduce_async`. Leave the arrays, which have to be
+    writable, alone until `synchronize` returns the list of them.
+    """
+    op = resolve_op(average, op)
+    given = list(tensors)
+    group = _group_of(given, "grouped_allreduce", name, writable=True)
+    return _reduce(
+        group, group.sources, given, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_allreduce(
+    tensors: Iterable[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Array]:
+    """Reduce several arrays into new ones, as one operation.
+
+    Arguments are those of `grouped_allreduce_async`.
+
+    Collective: every rank, with the same name, op and factors, and arrays that match.
+    Blocks: until the results are there.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    op = resolve_op(average, op)
+    results: list[Array] = synchronize(
+        grouped_allreduce_async(
+            tensors, None, name, op, prescale_factor, postscale_factor, process_set
+        )
+    )
+    return results
+
+
+def grouped_allreduce_(
+    tensors: Iterable[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Reduce several arrays in place and return the list of them; else like `grouped_allreduce`."""
+    op = resolve_op(average, op)
+    results: list[Any] = synchronize(
+        grouped_allreduce_async_(
+            tensors, None, name, op, prescale_factor, postscale_factor, process_set
+        )
+    )
+    return results
+
+
+def grouped_allgather_async(
+    tensors: Iterable[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start concatenating several arrays of all ranks, as one operation.
+
+    Collective: every rank, with the same name, and as many arrays of the same dtypes and shapes
+    except the first dimension, in the same order.
+    Blocks: never. Do not write the arrays until `synchronize` returns the list of results.
+
+    Raises:
+        ValueError: Bad argument, among them an array without dimensions.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    group = _group_of(tensors, "grouped_allgather", name, rows=True)
+    nothing = (0,) * len(group.sources)
+    handle = _submit(
+        _core.ALLGATHER, "grouped_allgather", group, nothing, name, 1, 1.0, 1.0, process_set
+    )
+
+    def take(handle: int) -> list[Array]:
+        return [
+            from_bytes(data, shape, source.dtype)
+            for (data, shape), source in zip(_core.take_outputs(handle), group.sources, strict=True)
+        ]
+
+    pending[handle] = Pending(group.sources, take)
+    return handle
+
+
+def grouped_allgather(
+    tensors: Iterable[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Array]:
+    """Concatenate several arrays of all ranks along their first dimensions, as one operation.
+
+    Collective: every rank, with the same name, and as many arrays of the same dtypes and shapes
+    except the first dimension, in the same order.
+    Blocks: until the results are there.
+
+    Raises:
+        ValueError: Bad argument, among them an array without dimensions.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    results: list[Array] = synchronize(grouped_allgather_async(tensors, name, process_set))
+    return results
+
+
+def grouped_reducescatter_async(
+    tensors: Iterable[Any],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start reducing several arrays, of each of which every rank gets a part, as one operation.
+
+    Collective: every rank, with the same name, op and factors, and arrays that match.
+    Blocks: never. Do not write the arrays until `synchronize` returns the list of results.
+
+    Raises:
+        ValueError: Bad argument, among them an array without dimensions.
+        CollectiveError: Another op than Average and Sum; not initialised, or an earlier failure was
+            fatal.
+    """
+    op = check_scatter_op(op)
+    group = _group_of(tensors, "grouped_reducescatter", name, rows=True)
+    outputs = [scattered_output(source, process_set) for source in group.sources]
+    handle = _submit(
+        _core.REDUCESCATTER,
+        "grouped_reducescatter",
+        group,
+        tuple(map(address_of, outputs)),
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+    pending[handle] = Pending(group.sources, outputs)
+    return handle
+
+
+def grouped_reducescatter(
+    tensors: Iterable[Any],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Array]:
+    """Reduce several arrays over all ranks, each of which gets a part of the rows of every array.
+
+    Collective: every rank, with the same name, op and factors, and arrays that match.
+    Blocks: until the results are there.
+
+    Raises:
+        ValueError: Bad argument, among them an array without dimensions.
+        CollectiveError: Another op than Average and Sum; or the operation failed, `MismatchError`
+            if the ranks disagree about it.
+    """
+    results: list[Array] = synchronize(
+        grouped_reducescatter_async(
+            tensors, name, op, process_set, prescale_factor, postscale_factor
+        )
+    )
+    return results
+
+
+class _Group(NamedTuple):
+    sources: list[Array]
+    addresses: tuple[int, ...]
+    codes: tuple[int, ...]
+
+
+def _group_of(
+    tensors: Iterable[Any],
+    kind: str,
+    name: str | None,
+    *,
+    rows: bool = False,
+    writable: bool = False,
+) -> _Group:
+    """Views of the arrays, once it is certain that the core takes them."""
+    what = f"{kind} of {name!r}"
+    if isinstance(tensors, np.ndarray):
+        raise TypeError(
+            f"[array] {what}: one array of shape {tensors.shape} (expected a list of arrays); "
+            "wrap it in a list"
+        )
+    see = writable_view_of if writable else view_of
+    views = [see(array, f"array {index} of {what}") for index, array in enumerate(tensors)]
+    if not views:
+        raise ValueError(f"[array] {what}: an empty list (expected at least one array)")
+    if rows:
+        for index, (source, _, _) in enumerate(views):
+            check_rows(source, f"array {index} of {what}")
+    sources, addresses, codes = zip(*views, strict=True)
+    return _Group(list(sources), addresses, codes)
+
+
+def _submit(
+    kind: int,
+    verb: str,
+    group: _Group,
+    outputs: tuple[int, ...],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    return _core.submit_group(
+        kind,
+        f"{verb}.{name}" if name else "",
+        group.addresses,
+        outputs,
+        tuple(source.shape for source in group.sources),
+        group.codes,
+        op,
+        prescale_factor,
+        postscale_factor,
+        set_id(process_set),
+    )
+
+
+def _reduce(
+    group: _Group,
+    outputs: list[Array],
+    results: list[Any],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    handle = _submit(
+        _core.ALLREDUCE,
+        "grouped_allreduce",
+        group,
+        tuple(map(address_of, outputs)),
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+    pending[handle] = Pending((group.sources, outputs), results)
+    return handle

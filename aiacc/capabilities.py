@@ -1,0 +1,78 @@
+"""What this installation can do, in Horovod's words: scripts ask before they choose a way."""
+
+from __future__ import annotations
+
+from aiacc import _core
+
+
+def mpi_enabled() -> bool:
+    """Whether the running job moves its tensors by MPI. False before `init`."""
+    return _core.is_initialized() and _core.engine() == "mpi"
+
+
+def mpi_built() -> bool:
+    """Whether the plug-in for MPI was built; it says nothing about an MPI library to run it."""
+    return _core.build_info()["mpi_flavour"] != "none"
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called by several threads, as other libraries in the process want to know.
+
+    Raises:
+        ValueError: MPI is not enabled.
+    """
+    if not mpi_enabled():
+        raise ValueError(
+            "mpi_threads_supported() without MPI (expected mpi_enabled()); ask mpi_enabled() first"
+        )
+    return True  # else the engine had refused to start
+
+
+def gloo_enabled() -> bool:
+    """Whether the running job does without MPI, which is what Gloo stands for in Horovod.
+
+    It is not Gloo: the engine is aiacc's own. False before `init`.
+    """
+    return _core.is_initialized() and not mpi_enabled()
+
+
+def gloo_built() -> bool:
+    """True: jobs without MPI are always possible, by aiacc's own engines."""
+    return True
+
+
+def nccl_built() -> int:
+    """Version of NCCL as a number like 22104, or 0: this build has no NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: IBM's DDL is not supported."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: Intel's oneCCL is not supported."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether the core handles CUDA tensors. Not in this version."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: ROCm is not supported."""
+    return False
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Does nothing. In Horovod it looks for the compiled part of a front-end; here all share one.
+
+    Args:
+        ext_name: Module that the extension belongs to.
+        ext_env_var: Variable that makes Horovod's build insist on it.
+        pkg_path: File of the package.
+        *args: Path of the extension relative to that.
+    """
+    del ext_name, ext_env_var, pkg_path, args

@@ -1,0 +1,42 @@
+"""Operations that move no tensor."""
+
+from __future__ import annotations
+
+from aiacc import _core
+from aiacc.process_sets import ProcessSet, global_process_set, set_id
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait for all ranks.
+
+    Collective: every rank.
+    Blocks: until every rank has called it.
+
+    Raises:
+        CollectiveError: Not initialised, or a rank was lost.
+    """
+    _core.wait(_core.submit(_core.BARRIER, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, set_id(process_set)))
+
+
+def join(device: int = -1) -> int:
+    """Tell the other ranks that this one has no more data, and wait until all have none.
+
+    Until then this rank takes part in the all-reduces of the others with zeros; Average still
+    divides by the number of all ranks. Other operations of the others fail at once.
+
+    Collective: every rank, once each, when its data has ended.
+    Blocks: until every rank has joined.
+
+    Args:
+        device: Accepted because Horovod has it.
+
+    Returns:
+        The rank that joined last.
+
+    Raises:
+        CollectiveError: Not initialised, or a rank was lost.
+    """
+    del device
+    handle = _core.submit(_core.JOIN, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, 0)
+    _core.wait(handle)
+    return _core.take_join(handle)

@@ -1,0 +1,139 @@
+"""Adasum: what is combined are the changes that the ranks would make to the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aiacc import _core, basics
+from aiacc.exceptions import CollectiveError
+from aiacc.reduce_ops import Adasum
+from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.mpi_ops import allreduce_async_, synchronize
+from aiacc.torch.optimizer_methods import check_passes, default_names
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer as _Base
+else:
+    # At run time the class of the wrapped optimizer follows in the MRO.
+    _Base = object
+
+
+class AdasumDistributed(_Base):
+    """Put before the class of the wrapped optimizer by `distribute_adasum`.
+
+    `step` lets the wrapped optimizer step with this rank's gradients, and replaces the change of
+    each parameter by the combination of all ranks' changes.
+    """
+
+    #: Names by parameter, as Horovod offers them.
+    _parameter_names: dict[torch.Tensor, str]
+    _compression: type[Compressor]
+
+    def synchronize(self) -> None:
+        """Do nothing: gradients are not reduced."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Not available.
+
+        Raises:
+            AssertionError: Always, as in Horovod.
+        """
+        raise AssertionError(
+            "skip_synchronize() with op=Adasum (expected op=Average): step() is what reduces; "
+            "call step() alone"
+        )
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accept ``passes``; gradients accumulate until `step` anyway.
+
+        Raises:
+            ValueError: ``passes`` is not positive.
+        """
+        check_passes(passes)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step with this rank's gradients, then combine the changes of all ranks.
+
+        Collective: every rank.
+        Blocks: until the changes of all ranks are combined.
+
+        Args:
+            closure: Computes this rank's loss and gradients anew.
+
+        Raises:
+            CollectiveError: Changes could not be combined; those parameters are as before.
+        """
+        if not basics.is_initialized() or basics.size() == 1:
+            return super().step(closure)
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        starts = [parameter.detach().clone() for parameter in parameters]
+        loss = super().step(closure)
+        with torch.no_grad():
+            self._combine(parameters, starts)
+        return loss
+
+    # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _combine(self, parameters: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
+        under_way = []
+        for parameter, start in zip(parameters, starts, strict=True):
+            change, ctx = self._compression.compress((parameter - start).contiguous())
+            name = "adasum." + self._parameter_names[parameter]
+            under_way.append((allreduce_async_(change, name=name, op=Adasum), change, ctx))
+        _core.flush()
+        failure: CollectiveError | None = None
+        for parameter, start, (handle, change, ctx) in zip(
+            parameters, starts, under_way, strict=True
+        ):
+            try:
+                synchronize(handle)
+            except CollectiveError as error:  # raised below, after the others are done
+                failure = failure or error
+                parameter.copy_(start)
+            else:
+                parameter.copy_(start + self._compression.decompress(change, ctx))
+        if failure is not None:
+            raise failure
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Optimize these parameters too; their changes are combined under default names."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        named = default_names(index, self.param_groups[index]["params"])
+        self._parameter_names.update((parameter, name) for name, parameter in named)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copies and pickles become distributed optimizers of the copied parameters."""
+        del protocol
+        arguments = type(self).__mro__[2], list(self._parameter_names.items()), self._compression
+        return _new, arguments, self.__getstate__()
+
+
+def distribute_adasum(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: list[tuple[str, torch.Tensor]],
+    compression: type[Compressor] = Compression.none,
+) -> AdasumDistributed:
+    """Make one that shares the state of ``optimizer``."""
+    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    names = [(parameter, name) for name, parameter in named_parameters]
+    distributed = _new(type(optimizer), names, compression)
+    distributed.__dict__.update(attributes)
+    return distributed
+
+
+def _new(
+    wrapped: Any, names: list[tuple[torch.Tensor, str]], compression: type[Compressor]
+) -> AdasumDistributed:
+    subclass: Any = type(
+        wrapped.__name__, (AdasumDistributed, wrapped), {"__doc__": wrapped.__doc__}
+    )
+    distributed: AdasumDistributed = subclass.__new__(subclass)
+    distributed._parameter_names = dict(names)
+    distributed._compression = compression
+    return distributed

@@ -1,0 +1,205 @@
+"""All-reduce of a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aiacc import _core
+from aiacc.process_sets import ProcessSet, global_process_set, set_id
+from aiacc.reduce_ops import resolve_op
+from aiacc.torch.autograd import apply, grad_name
+from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.handles import pending, tensor_of
+from aiacc.torch.tensors import DTYPE_CODES, address_and_code, refusal
+
+# Bound here because a look-up in a module costs as much as a tenth of a submission.
+_submit = _core.submit
+_ALLREDUCE = _core.ALLREDUCE
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start reducing ``tensor`` over all ranks in place.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: never. Leave ``tensor`` alone until `synchronize` returns.
+
+    Args:
+        tensor: Contiguous CPU tensor of any shape, of a dtype in `tensors.DTYPE_CODES`.
+        average: Deprecated; True means op=Average, False op=Sum.
+        name: Pairs this call with the calls of the other ranks.
+        op: Average (default), Sum, Min, Max or Product.
+        prescale_factor: Multiplies the input of every rank; integers are truncated.
+        postscale_factor: Multiplies the result.
+        process_set: Ranks that take part.
+
+    Returns:
+        Handle for `poll` and `synchronize`.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    if op is None or average is not None or op == 2:
+        op = resolve_op(average, op)
+    # Written out, not shared: this is the path of a gradient.
+    try:
+        code = DTYPE_CODES[tensor.dtype]
+        if not (tensor.is_cpu and tensor.is_contiguous()):
+            raise refusal(tensor, f"allreduce of {name!r}")
+        address = tensor.data_ptr()
+    except (AttributeError, KeyError, RuntimeError):
+        raise refusal(tensor, f"allreduce of {name!r}") from None
+    handle = _submit(
+        _ALLREDUCE,
+        "allreduce." + name if name else "",
+        address,
+        address,
+        tensor.shape,
+        code,
+        op,
+        0,
+        prescale_factor,
+        postscale_factor,
+        0 if process_set is global_process_set else set_id(process_set),
+    )
+    pending[handle] = tensor
+    return handle
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start reducing ``tensor`` over all ranks into a new tensor, which `synchronize` returns.
+
+    Arguments, errors and duties are those of `allreduce_async_`; ``tensor`` is only read.
+    """
+    op = resolve_op(average, op)
+    address, code = address_and_code(tensor, f"allreduce of {name!r}")
+    output = torch.empty_like(tensor, requires_grad=False)
+    handle = _submit(
+        _ALLREDUCE,
+        "allreduce." + name if name else "",
+        address,
+        output.data_ptr(),
+        tensor.shape,
+        code,
+        op,
+        0,
+        prescale_factor,
+        postscale_factor,
+        set_id(process_set),
+    )
+    pending[handle] = (tensor, output)
+    return handle
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce ``tensor`` over all ranks into a new tensor.
+
+    Differentiable: the gradient is reduced with the same op and factors.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: until the result is there.
+
+    Args:
+        tensor: See `allreduce_async_`.
+        average: Deprecated; True means op=Average, False op=Sum.
+        name: Pairs this call with the calls of the other ranks.
+        compression: Form in which the tensor travels.
+        op: Average (default), Sum, Min, Max or Product.
+        prescale_factor: Multiplies the input of every rank; integers are truncated.
+        postscale_factor: Multiplies the result.
+        process_set: Ranks that take part.
+
+    Returns:
+        Tensor of the shape and dtype of ``tensor``.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    op = resolve_op(average, op)
+    compressed, ctx = compression.compress(tensor)
+    reduced: torch.Tensor = apply(
+        _Allreduce, compressed, name, op, prescale_factor, postscale_factor, process_set
+    )
+    return compression.decompress(reduced, ctx)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce ``tensor`` over all ranks in place and return it.
+
+    Arguments and errors are those of `allreduce`; autograd does not see the change.
+    """
+    if average is not None:
+        op = resolve_op(average, op)
+    return tensor_of(
+        allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        if ctx is not None:
+            ctx.arguments = (grad_name(name), op, prescale_factor, postscale_factor, process_set)
+        return tensor_of(
+            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        name, op, prescale_factor, postscale_factor, process_set = ctx.arguments
+        gradient = tensor_of(
+            allreduce_async(
+                grads[0].contiguous(),
+                None,
+                name,
+                op,
+                prescale_factor,
+                postscale_factor,
+                process_set,
+            )
+        )
+        return gradient, None, None, None, None, None

@@ -1,0 +1,254 @@
+"""All-to-all and reduce-scatter of a tensor: every rank gets a part of what the others have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from aiacc import _core
+from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
+from aiacc.reduce_ops import Average, Sum, check_scatter_op
+from aiacc.rows import checked_splits, scattered_rows
+from aiacc.torch.autograd import apply, grad_name
+from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.gather_ops import allgather_async
+from aiacc.torch.handles import from_bytes, pending, synchronize, tensor_of
+from aiacc.torch.tensors import address_and_code, check_rows
+
+Splits: TypeAlias = Sequence[int] | torch.Tensor | None
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start sending a part of ``tensor`` to every rank, and receiving one from each.
+
+    `synchronize` returns what `alltoall` returns.
+
+    Collective: every rank, with the same name, dtype and shape except the first dimension.
+    Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
+
+    Raises:
+        ValueError: Bad argument, among them splits that do not fit.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    handle = _exchange(tensor, splits, name, process_set)
+    if splits is None:
+        pending[handle] = (tensor, lambda handle: _take(handle, tensor.dtype)[0])
+    return handle
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a part of ``tensor`` to every rank, and receive one from each.
+
+    Differentiable: each part of the gradient goes back to where its rows came from.
+
+    Collective: every rank, with the same name, dtype and shape except the first dimension.
+    Blocks: until the result is there.
+
+    Args:
+        tensor: Contiguous CPU tensor of at least one dimension, of a dtype in
+            `tensors.DTYPE_CODES`.
+        splits: Number of rows for every rank, a list or an int32 tensor; rows beyond their sum are
+            not sent. None divides the rows evenly.
+        name: Pairs this call with the calls of the other ranks.
+        process_set: Ranks that take part.
+
+    Returns:
+        The parts for this rank, in rank order, as one tensor. If ``splits`` are given, a pair: that
+        tensor, and how many rows came from each rank, an int32 tensor.
+
+    Raises:
+        ValueError: Bad argument, among them splits that do not fit.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    return apply(_Alltoall, tensor, splits, name, process_set)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start reducing ``tensor`` over all ranks, each of which gets a part of the rows.
+
+    Arguments and errors are those of `reducescatter`.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
+    """
+    what = f"reducescatter of {name!r}"
+    op = check_scatter_op(op)
+    address, code = address_and_code(tensor, what)
+    check_rows(tensor, what)
+    output = scattered_output(tensor, process_set)
+    handle = _core.submit(
+        _core.REDUCESCATTER,
+        "reducescatter." + name if name else "",
+        address,
+        output.data_ptr(),
+        tensor.shape,
+        code,
+        op,
+        0,
+        prescale_factor,
+        postscale_factor,
+        set_id(process_set),
+    )
+    pending[handle] = (tensor, output)
+    return handle
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduce ``tensor`` over all ranks, each of which gets a part of the rows.
+
+    Of ``d`` rows, the first ``d % size`` ranks get one more than the others.
+
+    Differentiable: the gradients of the parts are gathered, and multiplied by the factors and, for
+    op=Sum, by the number of ranks, as in Horovod.
+
+    Collective: every rank, with the same name, shape, dtype, op and factors.
+    Blocks: until the result is there.
+
+    Args:
+        tensor: Contiguous CPU tensor of at least one dimension, of a dtype in
+            `tensors.DTYPE_CODES`.
+        name: Pairs this call with the calls of the other ranks.
+        compression: Form in which the tensor travels.
+        op: Average (default) or Sum.
+        process_set: Ranks that take part.
+        prescale_factor: Multiplies the input of every rank; integers are truncated.
+        postscale_factor: Multiplies the result.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: Another op; or the operation failed, `MismatchError` if the ranks disagree
+            about it.
+    """
+    compressed, ctx = compression.compress(tensor)
+    part: torch.Tensor = apply(
+        _Reducescatter, compressed, name, op, process_set, prescale_factor, postscale_factor
+    )
+    return compression.decompress(part, ctx)
+
+
+def scattered_output(tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    """Room for this rank's part of a reducescatter of ``tensor``."""
+    rank, size = place_in(process_set)
+    rows = scattered_rows(tensor.shape[0], rank, size)
+    return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+
+
+def scatter_grad_factor(
+    op: int, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
+) -> float:
+    """What Horovod multiplies the gradient of a reducescatter by."""
+    size = place_in(process_set).size if op == Sum else 1
+    return size * prescale_factor * postscale_factor
+
+
+def _exchange(
+    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+) -> int:
+    """Start an all-to-all whose result is a pair in any case."""
+    what = f"alltoall of {name!r}"
+    address, code = address_and_code(tensor, what)
+    check_rows(tensor, what)
+    numbers = _numbers_of(splits, what)
+    size = place_in(process_set).size
+    parts = checked_splits(numbers, tensor.shape[0], size, f"[torch] {what}")
+    handle = _core.submit_alltoall(
+        "alltoall." + name if name else "",
+        address,
+        (sum(parts), *tensor.shape[1:]),
+        code,
+        parts,
+        set_id(process_set),
+    )
+    pending[handle] = (tensor, lambda handle: _take(handle, tensor.dtype))
+    return handle
+
+
+def _take(handle: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    data, shape, received = _core.take_alltoall(handle)
+    return from_bytes(data, shape, dtype), torch.tensor(received, dtype=torch.int32)
+
+
+def _numbers_of(splits: Splits, what: str) -> Sequence[int] | None:
+    if not isinstance(splits, torch.Tensor):
+        return splits
+    if splits.dtype != torch.int32 or splits.dim() != 1:
+        raise ValueError(
+            f"[torch] {what}: splits of dtype {splits.dtype} and shape {tuple(splits.shape)} "
+            "(expected torch.int32 in one dimension); use splits.to(torch.int32), or a list"
+        )
+    numbers: list[int] = splits.tolist()
+    return numbers
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    ) -> Any:
+        output, received = synchronize(_exchange(tensor, splits, name, process_set))
+        if ctx is not None:
+            ctx.arguments = (grad_name(name), received, tensor.shape[0], process_set)
+            ctx.mark_non_differentiable(received)
+        return output if splits is None else (output, received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        name, received, rows, process_set = ctx.arguments
+        gradient, _ = synchronize(_exchange(grads[0].contiguous(), received, name, process_set))
+        unsent = rows - gradient.shape[0]
+        if unsent > 0:
+            gradient = torch.cat([gradient, gradient.new_zeros((unsent, *gradient.shape[1:]))])
+        return gradient, None, None, None
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+    ) -> torch.Tensor:
+        handle = reducescatter_async(
+            tensor, name, op, process_set, prescale_factor, postscale_factor
+        )
+        if ctx is not None:
+            factor = scatter_grad_factor(op, prescale_factor, postscale_factor, process_set)
+            ctx.arguments = (grad_name(name), factor, process_set)
+        return tensor_of(handle)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        name, factor, process_set = ctx.arguments
+        gradient = tensor_of(allgather_async(grads[0].contiguous(), name, process_set))
+        return gradient.mul_(factor), None, None, None, None, None

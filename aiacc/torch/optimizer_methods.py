@@ -1,0 +1,185 @@
+"""What an optimizer can do in addition once its gradients are reduced over all ranks."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aiacc.reduce_ops import Average, Sum
+from aiacc.torch.gradient_reducer import GradientReducer
+from aiacc.torch.mpi_ops import allreduce_
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer as _Base
+else:
+    # At run time the class of the wrapped optimizer follows in the MRO.
+    _Base = object
+
+
+class Distributed(_Base):
+    """Put before the class of the wrapped optimizer by `distribute`."""
+
+    #: Names by parameter, as Horovod offers them.
+    _parameter_names: dict[torch.Tensor, str]
+    _reducer: GradientReducer
+    _synchronized: bool
+    _should_synchronize: bool
+
+    def synchronize(self) -> None:
+        """Wait until the gradients are reduced, for example to clip them before `step`.
+
+        Call `step` inside `skip_synchronize` afterwards.
+
+        Collective: every rank.
+        Blocks: until every gradient is reduced.
+
+        Raises:
+            CollectiveError: A gradient could not be reduced.
+        """
+        self._reducer.finish()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In this context `step` does not synchronise, because `synchronize` was called before."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronise, then update the parameters.
+
+        Collective: every rank, unless inside `skip_synchronize`.
+        Blocks: until every gradient is reduced.
+
+        Args:
+            closure: Computes the loss and its gradients anew; they are reduced each time.
+
+        Raises:
+            CollectiveError: A gradient could not be reduced; no parameter was changed.
+        """
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are reduced again; call it inside "
+                    "'with optimizer.skip_synchronize():'",
+                    stacklevel=2,
+                )
+            if closure is not None:
+                closure = self._reduced(closure)
+            if closure is None or self._reducer.under_way:
+                self.synchronize()
+        self._synchronized = False
+        return super().step(closure)
+
+    # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def compute() -> Any:
+            loss = closure()
+            self._reducer.finish()
+            return self._reduced_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
+
+        return compute
+
+    def _reduced_loss(self, loss: Any) -> Any:
+        """The loss of all ranks: LBFGS decides by it how often to call the closure."""
+        if not self._reducer.attached:
+            return loss
+        total = torch.as_tensor(loss).detach().clone()
+        return allreduce_(
+            total,
+            name="loss_of_lbfgs",
+            op=Sum if self._reducer.options.op == Sum else Average,
+            process_set=self._reducer.options.process_set,
+        )
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients; arguments as of the wrapped optimizer.
+
+        Raises:
+            AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
+        """
+        if self._reducer.under_way:
+            raise AssertionError(
+                "zero_grad() was called after backward() and before step() or synchronize() "
+                "(expected after one of them): the gradients are being reduced"
+            )
+        super().zero_grad(*args, **kwargs)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accumulate ``passes`` backward passes locally before each reduction.
+
+        Raises:
+            ValueError: ``passes`` is not positive.
+        """
+        self._reducer.set_passes(check_passes(passes))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over ``state_dict``; gradients that were under way are waited for and dropped."""
+        if self._reducer.under_way:
+            self._reducer.drop()
+        self._synchronized = False
+        self._should_synchronize = True
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Optimize these parameters too; their gradients are reduced under default names."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        named = default_names(index, self.param_groups[index]["params"])
+        self._parameter_names.update((parameter, name) for name, parameter in named)
+        self._reducer.add(named)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copies and pickles become distributed optimizers of the copied parameters."""
+        del protocol
+        reducer = self._reducer
+        arguments = type(self).__mro__[2], type(reducer), reducer.arguments()
+        return _rebuild, arguments, self.__getstate__()
+
+
+def distribute(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> Distributed:
+    """Make one that shares the state of ``optimizer`` and steps with reduced gradients."""
+    # Not __init__, whose arguments are unknown. A scheduler may have put a step() of its own on
+    # the instance, which would call the wrapped optimizer's.
+    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    distributed = _new(type(optimizer), reducer)
+    distributed.__dict__.update(attributes)
+    return distributed
+
+
+def check_passes(passes: int) -> int:
+    """``passes`` itself; ValueError unless it is positive."""
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step={passes} (expected at least 1)")
+    return passes
+
+
+def default_names(group: int, parameters: list[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Names by position, as Horovod makes them."""
+    return [(f"allreduce.noname.{group}.{index}", p) for index, p in enumerate(parameters)]
+
+
+def _rebuild(wrapped: type, reducer_class: type[GradientReducer], arguments: Any) -> Distributed:
+    return _new(wrapped, reducer_class(*arguments))
+
+
+def _new(wrapped: Any, reducer: GradientReducer) -> Distributed:
+    subclass: Any = type(wrapped.__name__, (Distributed, wrapped), {"__doc__": wrapped.__doc__})
+    distributed: Distributed = subclass.__new__(subclass)
+    distributed._parameter_names = {parameter: name for name, parameter in reducer.named}
+    distributed._synchronized = False
+    distributed._should_synchronize = True
+    distributed._reducer = reducer
+    weakref.finalize(distributed, reducer.detach)
+    return distributed

@@ -1,0 +1,269 @@
+#include "csrc/core/dispatcher.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "csrc/core/plan_items.h"
+
+namespace aiacc {
+
+Dispatcher::Dispatcher(int rank,
+                       int size,
+                       Engine& engine,
+                       Timeline& timeline,
+                       TensorTable& table,
+                       std::function<void()> on_failure)
+    : engine_(engine),
+      timeline_(timeline),
+      table_(table),
+      on_failure_(std::move(on_failure)),
+      teams_(rank, size, engine) {
+  for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
+    const bool express = lane == engine_.express_lane();
+    lanes_.push_back(std::make_unique<Lane>(
+        express ? "express" : "lane " + std::to_string(lane),
+        [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); }));
+  }
+}
+
+void Dispatcher::dispatch(const std::vector<Agreement>& ready,
+                          const Parameters& parameters,
+                          Lane** helped) {
+  const auto now = Clock::now();
+  std::vector<Operation*> moving;
+  std::vector<Operation*> finished;
+  for (const Agreement& agreement : ready) {
+    if (agreement.zeros != nullptr) {
+      if (Operation* operation = answer_with_zeros(*agreement.zeros)) {
+        moving.push_back(operation);
+      }
+      continue;
+    }
+    auto* operation = reinterpret_cast<Operation*>(agreement.ticket);
+    const Request& request = operation->request;
+    operation->ready = now;
+    take_agreement(*operation, agreement);
+    if (timeline_.on()) {
+      timeline_.record(
+          request.name, "negotiation", operation->submitted, now, request.total_bytes());
+    }
+    if (!agreement.status.ok()) {
+      table_.complete({operation}, agreement.status);
+    } else if (request.kind == OpKind::kAddProcessSet ||
+               request.kind == OpKind::kRemoveProcessSet) {
+      // What was agreed on before a set is removed still needs its team.
+      plan(std::exchange(moving, {}), parameters, helped);
+      change_process_sets(*operation, agreement);
+    } else if (is_empty(*operation)) {
+      if (request.kind == OpKind::kJoin) {
+        table_.next_generation();
+      }
+      finished.push_back(operation);
+    } else {
+      moving.push_back(operation);
+    }
+  }
+  if (!finished.empty()) {
+    table_.complete(finished, {});
+  }
+  plan(std::move(moving), parameters, helped);
+}
+
+void Dispatcher::change_process_sets(Operation& operation, const Agreement& agreement) {
+  const Request& request = operation.request;
+  Unit change;
+  change.pieces = {{&operation, 0}};
+  if (request.kind == OpKind::kAddProcessSet) {
+    const auto id = static_cast<std::uint32_t>(agreement.value);
+    if (!teams_.add(id, {request.numbers.begin(), request.numbers.end()})) {
+      table_.complete({&operation}, {});
+      return;
+    }
+  } else if (agreement.value != 0) {
+    const auto id = static_cast<std::uint32_t>(request.numbers.front());
+    next_seq_.erase(id);
+    change.team = teams_.remove(id);
+  }
+  operation.dispatched.store(true);
+  if (changes_ == nullptr) {
+    changes_ =
+        std::make_unique<Lane>("sets", [this](Unit& unit, PackBuffer&) { run_change(unit); });
+  }
+  changes_->push(std::move(change), true);
+}
+
+void Dispatcher::run_change(Unit& unit) noexcept {
+  if (stopped_.load()) {
+    return;
+  }
+  Operation* operation = unit.pieces.front().operation;
+  try {
+    unit.team.reset();  // ends the engine of a removed set, unless units still use it
+    if (operation->request.kind == OpKind::kAddProcessSet) {
+      teams_.connect(static_cast<std::uint32_t>(operation->value));
+    }
+  } catch (...) {
+    record_failure();
+    return;
+  }
+  table_.complete({operation}, {});
+}
+
+/// An operation of nobody, which gives zeros and whose result is dropped; null if it is empty.
+Operation* Dispatcher::answer_with_zeros(const Request& request) {
+  auto operation = std::make_unique<Operation>();
+  operation->request = request;
+  operation->more.resize(request.more.size());
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    TensorBuffers& buffers = operation->tensor(i);
+    buffers.gathered.assign(request.tensor(i).bytes(), 0);
+    buffers.output = buffers.gathered.data();
+    buffers.input = buffers.output;
+  }
+  if (is_empty(*operation)) {
+    return nullptr;
+  }
+  const std::lock_guard lock(zeros_mutex_);
+  Operation* raw = operation.get();
+  zeros_.emplace(raw, std::move(operation));
+  return raw;
+}
+
+void Dispatcher::plan(std::vector<Operation*> moving, const Parameters& parameters, Lane** helped) {
+  const auto before = [](const Operation* a, const Operation* b) {
+    return a->request.process_set < b->request.process_set;
+  };
+  if (!std::is_sorted(moving.begin(), moving.end(), before)) {
+    std::stable_sort(moving.begin(), moving.end(), before);
+  }
+  for (auto first = moving.begin(); first != moving.end();) {
+    const auto last = std::upper_bound(first, moving.end(), *first, before);
+    const auto team = teams_.find((*first)->request.process_set);
+    AIACC_CHECK(team != nullptr && team->engine != nullptr);
+    if (first == moving.begin() && last == moving.end()) {
+      plan_team(team, moving, parameters, helped);
+    } else {
+      plan_team(team, {first, last}, parameters, helped);
+    }
+    first = last;
+  }
+}
+
+void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
+                           const std::vector<Operation*>& moving,
+                           const Parameters& parameters,
+                           Lane** helped) {
+  std::vector<Piece> pieces;
+  std::uint64_t& next_seq = next_seq_[team->id];
+  const auto planned = plan_units(plan_items(moving, pieces),
+                                  parameters,
+                                  next_seq,
+                                  static_cast<std::uint32_t>(engine_.express_lane()));
+  next_seq += planned.size();
+  units_.fetch_add(planned.size(), std::memory_order_relaxed);
+  for (const PlannedUnit& unit : planned) {
+    data_bytes_.fetch_add(unit.bytes, std::memory_order_relaxed);
+    for (const Slice& slice : unit.slices) {
+      pieces[slice.item].operation->slices_left.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  for (Operation* operation : moving) {
+    operation->dispatched.store(true);
+  }
+  for (const PlannedUnit& planned_unit : planned) {
+    Unit unit;
+    unit.plan = planned_unit;
+    unit.team = team;
+    for (const Slice& slice : planned_unit.slices) {
+      unit.pieces.push_back(pieces[slice.item]);
+    }
+    Lane* lane = lanes_[planned_unit.lane].get();
+    // A caller that will wait anyway runs one lane itself instead of waking its worker.
+    if (helped != nullptr && *helped == nullptr) {
+      *helped = lane;
+    }
+    lane->push(std::move(unit), helped == nullptr || *helped != lane);
+  }
+}
+
+void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
+  if (stopped_.load()) {
+    return;  // Its operations fail when the table is closed.
+  }
+  const auto start = Clock::now();
+  try {
+    execute_unit(unit, lane, buffer);
+  } catch (...) {
+    record_failure();
+    return;
+  }
+  if (timeline_.on()) {
+    std::string name = unit.pieces.front().request().name;
+    if (unit.pieces.size() > 1) {
+      name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
+    }
+    timeline_.record(
+        name, lanes_[static_cast<std::size_t>(lane)]->name(), start, Clock::now(), unit.plan.bytes);
+  }
+  finish(unit);
+}
+
+void Dispatcher::finish(const Unit& unit) {
+  std::vector<Operation*> finished;
+  for (const Piece& piece : unit.pieces) {
+    if (piece.operation->slices_left.fetch_sub(1, std::memory_order_acq_rel) != 1) {
+      continue;
+    }
+    if (piece.operation->handle != 0) {
+      finished.push_back(piece.operation);
+    } else {
+      const std::lock_guard lock(zeros_mutex_);
+      zeros_.erase(piece.operation);
+    }
+  }
+  if (!finished.empty()) {
+    table_.complete(finished, {});
+  }
+}
+
+void Dispatcher::help(const Operation& operation) {
+  for (const auto& lane : lanes_) {
+    if (operation.done.load()) {
+      return;
+    }
+    lane->help();
+  }
+}
+
+void Dispatcher::record_failure() noexcept {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    if (!failure_) {
+      failure_ = {current_exception_status(), Clock::now()};
+    }
+  }
+  on_failure_();
+}
+
+std::optional<Dispatcher::Failure> Dispatcher::failure() const {
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+void Dispatcher::drain(Clock::time_point deadline) {
+  for (const auto& lane : lanes_) {
+    lane->quiesce(deadline);
+  }
+  if (changes_ != nullptr) {
+    changes_->quiesce(deadline);
+  }
+}
+
+void Dispatcher::stop(const Status& status) noexcept {
+  stopped_.store(true);
+  teams_.abort(status);
+  drain(Clock::time_point::max());
+}
+
+}  // namespace aiacc

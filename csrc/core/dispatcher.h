@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/core/lane.h"
+#include "csrc/core/negotiator.h"
+#include "csrc/core/teams.h"
+#include "csrc/core/tensor_table.h"
+#include "csrc/core/timeline.h"
+
+namespace aiacc {
+
+/// From agreement to result: plans units and has the lanes move them.
+///
+/// Threads: the driver's, except where it says so. Units of all process sets run on the same lanes,
+/// in the order of their agreement. That order is the same on all ranks, and within a set the lane
+/// follows from the set's own numbering: so no two ranks wait for each other crosswise.
+class Dispatcher {
+ public:
+  /// `on_failure` is called by the thread that failed a unit, after `failure` has it.
+  Dispatcher(int rank,
+             int size,
+             Engine& engine,
+             Timeline& timeline,
+             TensorTable& table,
+             std::function<void()> on_failure);
+
+  /// Completes or starts everything in `ready`. With `helped`, the lane of the first unit is not
+  /// woken but stored there: the caller has to `help` or `start` it.
+  void dispatch(const std::vector<Agreement>& ready, const Parameters& parameters, Lane** helped);
+
+  /// Runs lanes that nobody runs until `operation` is done or no lane is left. Any thread.
+  void help(const Operation& operation);
+
+  /// The first failure of a unit and when it came. Any thread.
+  struct Failure {
+    Status status;
+    Clock::time_point when;
+  };
+  std::optional<Failure> failure() const;
+
+  /// Lets units in flight, and new process sets that connect, end until the deadline.
+  void drain(Clock::time_point deadline);
+  /// Aborts the engines; when this returns no buffer of an operation is touched any more.
+  void stop(const Status& status) noexcept;
+
+  const Teams& teams() const { return teams_; }
+
+  std::uint64_t units() const { return units_.load(); }
+  std::uint64_t data_bytes() const { return data_bytes_.load(); }
+
+ private:
+  void change_process_sets(Operation& operation, const Agreement& agreement);
+  Operation* answer_with_zeros(const Request& request);
+  void plan(std::vector<Operation*> moving, const Parameters& parameters, Lane** helped);
+  void plan_team(const std::shared_ptr<const Team>& team,
+                 const std::vector<Operation*>& moving,
+                 const Parameters& parameters,
+                 Lane** helped);
+  void run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
+  void run_change(Unit& unit) noexcept;
+  void finish(const Unit& unit);
+  void record_failure() noexcept;
+
+  Engine& engine_;
+  Timeline& timeline_;
+  TensorTable& table_;
+  const std::function<void()> on_failure_;
+  Teams teams_;
+  std::unordered_map<std::uint32_t, std::uint64_t> next_seq_;  ///< by process set
+  std::atomic<bool> stopped_{false};
+  std::atomic<std::uint64_t> units_{0};
+  std::atomic<std::uint64_t> data_bytes_{0};
+
+  std::mutex zeros_mutex_;
+  std::unordered_map<Operation*, std::unique_ptr<Operation>> zeros_;  ///< of a rank that has joined
+
+  mutable std::mutex failure_mutex_;
+  std::optional<Failure> failure_;
+
+  std::vector<std::unique_ptr<Lane>> lanes_;  ///< the engine's lanes, then the express lane
+  std::unique_ptr<Lane> changes_;  ///< connects and ends the engines of process sets, one by one
+};
+
+}  // namespace aiacc

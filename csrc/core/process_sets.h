@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace aiacc {
+
+/// Which ranks belong to which process set.
+///
+/// A replicated table: every rank applies the same calls in the same order, so ids agree without a
+/// message. Set 0 is all ranks and stays. Ids are never used again, so what was meant for a removed
+/// set cannot reach another. Pure; one thread at a time.
+class ProcessSetTable {
+ public:
+  explicit ProcessSetTable(int size);
+
+  /// Registers a set of `ranks`, ascending, and returns its id.
+  std::uint32_t add(std::vector<int> ranks);
+  /// False if there is no such set, or it is set 0.
+  bool remove(std::uint32_t id);
+
+  /// Null for an unknown set.
+  const std::vector<int>* members(std::uint32_t id) const;
+  /// Place of `rank` among the members; -1 for a rank outside and for an unknown set.
+  int index_of(std::uint32_t id, int rank) const;
+  /// The set of exactly these ranks, ascending.
+  std::optional<std::uint32_t> find(const std::vector<int>& ranks) const;
+
+ private:
+  std::map<std::uint32_t, std::vector<int>> sets_;
+  std::uint32_t next_ = 1;
+};
+
+/// Place of `rank` in the ascending list `ranks`; -1 if it is not there.
+int index_in(const std::vector<int>& ranks, int rank);
+
+}  // namespace aiacc

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "csrc/base/dtype.h"
+
+namespace aiacc {
+
+enum class OpKind : std::uint8_t {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kBarrier = 3,
+  kAlltoall = 4,
+  kReducescatter = 5,
+  kJoin = 6,
+  kAddProcessSet = 7,
+  kRemoveProcessSet = 8,
+};
+inline constexpr int kOpKinds = 9;
+
+/// Limits of what travels; a request beyond them is refused where it is submitted.
+inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
+inline constexpr std::size_t kMaxDimensions = 64;
+inline constexpr std::size_t kMaxGroup = std::size_t{1} << 20;
+
+/// "allreduce", "allgather", ...
+const char* name_of(OpKind kind);
+
+/// One tensor, without its memory.
+struct TensorSpec {
+  DataType dtype = DataType::kFloat32;
+  std::vector<std::int64_t> shape;
+
+  std::uint64_t elements() const;
+  std::uint64_t bytes() const { return elements() * size_of(dtype); }
+  /// Elements and bytes of one index of dimension 0, which the shape has.
+  std::uint64_t row_elements() const;
+  std::uint64_t row_bytes() const { return row_elements() * size_of(dtype); }
+};
+
+bool operator==(const TensorSpec& a, const TensorSpec& b);
+inline bool operator!=(const TensorSpec& a, const TensorSpec& b) { return !(a == b); }
+
+/// What a rank asks for: everything that the ranks must agree on before bytes move.
+///
+/// The request itself is the first tensor; a group has more of them, which become ready together.
+struct Request : TensorSpec {
+  std::string name;
+  OpKind kind = OpKind::kAllreduce;
+  ReduceOp op = ReduceOp::kSum;
+  std::int32_t root = 0;          ///< global rank; broadcast only
+  std::int32_t device = -1;       ///< -1: host memory
+  std::uint32_t process_set = 0;  ///< 0: all ranks
+  bool cacheable = true;          ///< false for automatic names: they never come again
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<TensorSpec> more;  ///< the other tensors of a group
+  /// All-to-all: rows for every member of the process set. Adding a set: its ranks. Removing: its id.
+  std::vector<std::int64_t> numbers;
+
+  std::size_t tensors() const { return 1 + more.size(); }
+  const TensorSpec& tensor(std::size_t index) const { return index == 0 ? *this : more[index - 1]; }
+  std::uint64_t total_bytes() const;
+};
+
+/// Same operation in every respect: a cached agreement may be used again.
+bool same_signature(const Request& a, const Request& b);
+
+/// Whether a rank that has joined can answer this with zeros.
+bool joinable(const Request& request);
+
+/// "x", or "x (process set 3)": names are unique within a set.
+std::string label_of(std::uint32_t process_set, const std::string& name);
+
+/// Whether the first dimension counts rows that are concatenated or distributed.
+inline bool has_rows(OpKind kind) {
+  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kReducescatter;
+}
+
+/// Rows of a reduce-scatter that member `index` of `size` gets: the first ones get one row more
+/// when they do not come out even.
+std::int64_t scattered_rows(std::int64_t rows, int size, int index);
+
+}  // namespace aiacc

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "csrc/core/tensor_table.h"
+
+namespace aiacc {
+
+/// Which threads submit, and whether all of them wait for something that is not ready anywhere.
+///
+/// A thread counts from its first submission on, also when it has ended: in doubt a rank is not
+/// stuck. Threads: any.
+class Submitters {
+ public:
+  Submitters();
+
+  /// The calling thread is about to submit.
+  void note();
+
+  /// While it lives, the calling thread waits for the operation, which outlives it.
+  class Wait {
+   public:
+    Wait(Submitters& owner, const Operation& operation);
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    Submitters& owner_;
+    const Operation* operation_;  ///< null: the wait does not count
+  };
+
+  /// Every thread that submits waits for an operation that has an automatic name and is neither
+  /// dispatched nor done.
+  bool all_stuck() const;
+
+ private:
+  const std::uint64_t id_;
+  std::atomic<std::size_t> count_{0};
+  mutable std::mutex mutex_;
+  std::vector<const Operation*> waited_;
+};
+
+}  // namespace aiacc

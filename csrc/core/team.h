@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "csrc/core/process_sets.h"
+#include "csrc/engines/engine.h"
+
+namespace aiacc {
+
+/// The ranks of one process set as this rank sees them, and what moves their bytes. Immutable: a
+/// unit keeps the team that it was planned for alive.
+struct Team {
+  std::uint32_t id = 0;
+  std::vector<int> ranks;         ///< global ranks, ascending
+  int rank = 0;                   ///< place of this rank among them; -1: it is no member
+  Engine* engine = nullptr;       ///< null unless this rank is a member and the set is usable
+  std::unique_ptr<Engine> owned;  ///< behind `engine`, except that of all ranks
+
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+}  // namespace aiacc

@@ -1,0 +1,90 @@
+#include "csrc/core/teams.h"
+
+#include <numeric>
+#include <utility>
+
+namespace aiacc {
+namespace {
+
+std::shared_ptr<Team> team_of(std::uint32_t id, std::vector<int> ranks, int rank) {
+  auto team = std::make_shared<Team>();
+  team->id = id;
+  team->rank = index_in(ranks, rank);
+  team->ranks = std::move(ranks);
+  return team;
+}
+
+std::shared_ptr<const Team> team_of_all(int rank, int size, Engine& engine) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto team = team_of(0, std::move(ranks), rank);
+  team->engine = &engine;
+  return team;
+}
+
+}  // namespace
+
+Teams::Teams(int rank, int size, Engine& engine)
+    : rank_(rank), engine_(engine), everyone_(team_of_all(rank, size, engine)) {
+  teams_.emplace(0, everyone_);
+}
+
+std::shared_ptr<const Team> Teams::find(std::uint32_t id) const {
+  if (id == 0) {
+    return everyone_;
+  }
+  const std::lock_guard lock(mutex_);
+  const auto found = teams_.find(id);
+  return found == teams_.end() ? nullptr : found->second;
+}
+
+std::vector<std::uint32_t> Teams::ids() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint32_t> ids;
+  for (const auto& [id, team] : teams_) {
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+bool Teams::add(std::uint32_t id, const std::vector<int>& ranks) {
+  auto team = team_of(id, ranks, rank_);
+  const bool member = team->rank >= 0;
+  const std::lock_guard lock(mutex_);
+  teams_[id] = std::move(team);
+  return member;
+}
+
+void Teams::connect(std::uint32_t id) {
+  const std::shared_ptr<const Team> blank = find(id);
+  AIACC_CHECK(blank != nullptr);
+  auto team = team_of(id, blank->ranks, rank_);
+  team->owned = engine_.split(team->ranks, id);
+  team->engine = team->owned.get();
+  const std::lock_guard lock(mutex_);
+  if (aborted_) {
+    team->engine->abort(*aborted_);
+  }
+  teams_[id] = std::move(team);
+}
+
+std::shared_ptr<const Team> Teams::remove(std::uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = teams_.find(id);
+  AIACC_CHECK(id != 0 && found != teams_.end());
+  std::shared_ptr<const Team> team = std::move(found->second);
+  teams_.erase(found);
+  return team;
+}
+
+void Teams::abort(const Status& status) noexcept {
+  const std::lock_guard lock(mutex_);
+  aborted_ = aborted_ ? aborted_ : status;
+  for (const auto& [id, team] : teams_) {
+    if (team->engine != nullptr) {
+      team->engine->abort(status);
+    }
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/core/validate.h"
+
+namespace aiacc {
+
+/// What follows from requests that fit together, for member `member` (-1: a rank outside): appends
+/// to `rows` the numbers of rows that it gets from every member, and sets `value` to those that all
+/// send together (all-to-all). Pure. Returns whether the outcome is the same the next time that the
+/// same requests come, so that it can be cached.
+bool add_rows(const std::vector<Request>& requests,
+              int member,
+              std::vector<std::int64_t>& rows,
+              std::int64_t& value);
+
+/// Why requests fail that need no disagreement for it. The texts are the same on every rank.
+
+/// `rank` has joined and cannot take part in this.
+Status joined_status(const Request& request, int rank);
+/// The process set of the request was removed before all members had submitted it.
+Status removed_set_status(const Request& request);
+/// The ranks of the request are those of process set `existing` already.
+Status existing_set_status(const Request& request, std::uint32_t existing);
+/// Every rank waits, and nothing that they wait for can become ready: (name, ranks that wait for
+/// it).
+Status stuck_status(const std::vector<std::pair<std::string, std::vector<int>>>& names);
+
+}  // namespace aiacc

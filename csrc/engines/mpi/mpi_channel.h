@@ -1,0 +1,66 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "csrc/base/spin.h"
+#include "csrc/engines/cancellation.h"
+#include "csrc/engines/mpi/mpi_team.h"
+#include "csrc/engines/mpi/node_channel.h"
+
+namespace aiacc {
+
+/// Collectives of one lane: the channel of the node, and MPI for what leaves it. MPI sees only
+/// memory of the team. One thread at a time, except `wake`; contracts as in Engine.
+class MpiChannel : public CrossNodeReduce {
+ public:
+  MpiChannel(MpiTeam& team,
+             const MpiLane& resources,
+             double spin_us,
+             const Cancellation& cancellation);
+  ~MpiChannel() override;
+
+  void wake() noexcept { channel_.wake(); }
+
+  void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
+  void broadcast(void* buffer, std::size_t bytes, int root);
+  void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
+  void reduce_scatter(const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction);
+  void all_to_all(const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes);
+
+  // CrossNodeReduce, called by the channel of the node.
+  void start(int ticket, void* data, std::size_t count, DataType dtype, ReduceOp op) override;
+  void finish(int ticket) override;
+
+ private:
+  bool one_node() const { return team_.topology().nodes == 1; }
+  MpiHandle& begin(int ticket);
+  void gather_step(const std::byte* send,
+                   std::byte* recv,
+                   const std::vector<std::size_t>& bytes_of,
+                   const std::vector<std::size_t>& starts,
+                   std::size_t from,
+                   std::size_t step);
+  std::size_t maximum_of_all(const std::vector<std::size_t>& values);
+
+  MpiTeam& team_;
+  const MpiPlugin& plugin_;
+  const MpiLane resources_;
+  Spin spin_;
+  const Cancellation& cancellation_;
+  NodeChannel channel_;
+  std::array<MpiHandle, NodeChannel::kSlots> requests_{};
+  std::array<bool, NodeChannel::kSlots> outstanding_{};
+  std::vector<int> parts_;
+  std::vector<int> received_parts_;
+  std::vector<int> offsets_;
+};
+
+}  // namespace aiacc

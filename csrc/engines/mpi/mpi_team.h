@@ -1,0 +1,92 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "csrc/engines/mpi/mpi_plugin.h"
+
+namespace aiacc {
+
+/// Where the ranks of a team are. A node is a set of ranks that can share memory.
+struct MpiTopology {
+  int rank = 0;
+  int size = 1;
+  int node_rank = 0;  ///< within the group that shares memory in all-reduces
+  int node_size = 1;
+  /// Number of such groups. If nodes have different numbers of ranks, every rank is a group.
+  int nodes = 1;
+};
+
+/// What one lane of an engine works with. Lives in the team; engines borrow it.
+struct MpiLane {
+  std::vector<void*> segments;  ///< of a NodeChannel, one per rank of the group
+  std::size_t slot_bytes = 0;
+  /// Communicators with the ranks of the same node_rank, and with all ranks; unused with one node.
+  MpiHandle cross = 0;
+  MpiHandle world = 0;
+  std::vector<std::byte>* staging = nullptr;  ///< what MPI reads and writes on `world`
+};
+
+/// Ranks that an engine connects: all of the job, or some. Used by any number of engines one after
+/// the other.
+///
+/// Communicators and shared memory are made collectively, so they are kept for the next engine
+/// when one is destroyed, which happens at a time of each rank's own choice.
+/// Threads: one at a time, except `spoil`. Blocking: where said, up to the timeout; the creation of
+/// communicators inside MPI itself has none, but starts only once all ranks have arrived.
+class MpiTeam {
+ public:
+  /// `communicator` is the team's own from now on. Collective, blocks; all ranks have arrived.
+  MpiTeam(const MpiPlugin& plugin, MpiHandle communicator, double timeout_s);
+  MpiTeam(const MpiTeam&) = delete;
+  MpiTeam& operator=(const MpiTeam&) = delete;
+
+  const MpiPlugin& plugin() const { return plugin_; }
+  const MpiTopology& topology() const { return topology_; }
+  MpiHandle communicator() const { return setup_; }
+
+  /// `count` lanes in their initial state. Collective, blocks.
+  std::vector<MpiLane> acquire(int count);
+
+  /// How often lanes were acquired: equal on all ranks.
+  std::uint32_t generation() const { return static_cast<std::uint32_t>(generation_); }
+
+  /// From now on MPI may still write to memory of the acquired lanes: they are given up. Any
+  /// thread.
+  void spoil() noexcept { spoilt_.store(true); }
+
+  /// Whether ranks may be missing: an operation failed, and they have not all met since.
+  bool broken() const { return failed_ || spoilt_.load(); }
+
+  /// Element-wise maximum over all ranks. Collective, blocks; `what` says what for.
+  std::vector<int> maximum(std::vector<int> values, const char* what);
+
+  /// `buffers` are what MPI uses until then: kept for good if the wait fails.
+  void wait(MpiHandle request, const char* what, std::shared_ptr<void> buffers);
+
+ private:
+  void find_topology();
+  /// Collective: more lanes, `count` in all.
+  void add_lanes(std::size_t count);
+  /// MPI would take the memory without asking, and its first use would end the process (SIGBUS).
+  bool lacks_memory(int count) const;
+  /// For the lanes from `first` on.
+  void make_memory(std::size_t first);
+
+  const MpiPlugin& plugin_;
+  const double timeout_s_;
+  bool failed_ = false;  ///< the ranks no longer agree about what comes next on `setup_`
+  int generation_ = 0;
+  std::atomic<bool> spoilt_{false};
+  MpiTopology topology_;
+  MpiHandle setup_ = 0;  ///< all ranks of the team; not used by lanes
+  MpiHandle node_ = 0;
+  MpiHandle cross_ = 0;
+  std::vector<MpiLane> lanes_;
+  std::vector<std::shared_ptr<void>> abandoned_;
+};
+
+}  // namespace aiacc

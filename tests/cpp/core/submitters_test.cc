@@ -1,0 +1,84 @@
+#include "csrc/core/submitters.h"
+
+#include <memory>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/cpp/support/requests.h"
+
+namespace aiacc {
+namespace {
+
+std::unique_ptr<Operation> unnamed(OpKind kind = OpKind::kAllreduce) {
+  auto operation = std::make_unique<Operation>();
+  operation->request = make_request("x.noname.0.0", kind, {1});
+  operation->request.cacheable = false;
+  return operation;
+}
+
+TEST(Submitters, StuckWhileTheOnlyThreadWaitsForSomethingUndecided) {
+  Submitters submitters;
+  EXPECT_FALSE(submitters.all_stuck()) << "nobody waits";
+  const auto operation = unnamed();
+  submitters.note();
+  {
+    const Submitters::Wait wait(submitters, *operation);
+    EXPECT_TRUE(submitters.all_stuck());
+    operation->dispatched.store(true);
+    EXPECT_FALSE(submitters.all_stuck()) << "it is on its way";
+    operation->dispatched.store(false);
+    operation->done.store(true);
+    EXPECT_FALSE(submitters.all_stuck()) << "it has failed";
+    operation->done.store(false);
+  }
+  EXPECT_FALSE(submitters.all_stuck());
+}
+
+TEST(Submitters, NamesThatUsersGaveAndJoinsDoNotCount) {
+  Submitters submitters;
+  submitters.note();
+  const auto named = unnamed();
+  named->request.cacheable = true;
+  const auto join = unnamed(OpKind::kJoin);
+  for (const auto* operation : {&named, &join}) {
+    const Submitters::Wait wait(submitters, **operation);
+    EXPECT_FALSE(submitters.all_stuck());
+  }
+}
+
+TEST(Submitters, AnotherThreadThatSubmitsMayStillDoSo) {
+  Submitters submitters;
+  submitters.note();
+  submitters.note();
+  const auto operation = unnamed();
+  const Submitters::Wait wait(submitters, *operation);
+  EXPECT_TRUE(submitters.all_stuck());
+  std::thread([&] { submitters.note(); }).join();
+  EXPECT_FALSE(submitters.all_stuck());
+}
+
+TEST(Submitters, AThreadThatOnlyWaitsIsNotTheOneThatSubmits) {
+  Submitters submitters;
+  const auto operation = unnamed();
+  submitters.note();
+  std::thread([&] {
+    const Submitters::Wait wait(submitters, *operation);
+    EXPECT_FALSE(submitters.all_stuck());
+  }).join();
+}
+
+TEST(Submitters, EveryJobCountsForItself) {
+  Submitters first;
+  first.note();
+  Submitters second;
+  const auto operation = unnamed();
+  const Submitters::Wait wait(second, *operation);
+  EXPECT_FALSE(second.all_stuck());
+  second.note();
+  const Submitters::Wait again(second, *operation);
+  EXPECT_TRUE(second.all_stuck());
+}
+
+}  // namespace
+}  // namespace aiacc

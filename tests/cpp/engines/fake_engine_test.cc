@@ -1,0 +1,81 @@
+// The fake engine of the other tests is an engine like any other.
+
+#include "tests/cpp/support/fake_engine.h"
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/support/ranks.h"
+
+namespace aiacc {
+namespace {
+
+template <class Body>
+void with_engines(int size, Body body) {
+  const auto hub = std::make_shared<FakeHub>(size, 2);
+  run_as_ranks(size, [&](int rank, RankGroup& group) {
+    FakeEngine engine(hub, rank);
+    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    body(rank, engine);
+  });
+}
+
+class FakeEngineTest : public testing::TestWithParam<int> {};
+
+TEST_P(FakeEngineTest, DoesEveryOperation) {
+  const int size = GetParam();
+  with_engines(size, [&](int rank, Engine& engine) {
+    for (int lane = 0; lane <= engine.express_lane(); ++lane) {
+      check_every_operation(engine, lane, rank, size);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, FakeEngineTest, testing::Values(1, 2, 3, 4));
+
+TEST(FakeEngineSplitTest, PartsOverlap) {
+  with_engines(3, [](int rank, Engine& engine) {
+    std::vector<std::unique_ptr<Engine>> parts;
+    if (rank < 2) {
+      parts.push_back(engine.split({0, 1}, 0));
+      check_every_operation(*parts.back(), 0, rank, 2);
+    }
+    if (rank > 0) {
+      parts.push_back(engine.split({1, 2}, 1));
+      check_every_operation(*parts.back(), 1, rank - 1, 2);
+    }
+    check_every_operation(engine, 0, rank, 3);
+  });
+}
+
+TEST(FakeEngineSplitTest, AbortEndsTheWaitForOthers) {
+  with_engines(2, [](int rank, Engine& engine) {
+    if (rank == 0) {
+      std::thread other([&] { engine.abort(Status(Code::kShutdown, "stop now")); });
+      EXPECT_THROW(engine.split({0, 1}, 0), Error);
+      other.join();
+    }
+  });
+}
+
+TEST(FakeEngineOrderTest, PiecesThatDoNotFitAreAnError) {
+  try {
+    with_engines(2, [](int rank, Engine& engine) {
+      const std::string data(2, 'x');
+      std::string out(4, ' ');
+      const std::vector<std::size_t> expected = {1, rank == 0 ? 2u : 1u};
+      engine.all_to_all(0, data.data(), out.data(), {1, 1}, expected);
+    });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("another piece")) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

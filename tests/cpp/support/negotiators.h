@@ -1,0 +1,120 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/core/negotiator.h"
+#include "tests/cpp/support/requests.h"
+
+namespace aiacc {
+
+/// All ranks' negotiators, and the rounds between them without any transport.
+class NegotiatingRanks {
+ public:
+  explicit NegotiatingRanks(int size, std::size_t capacity = 4096, std::uint32_t seed = 0)
+      : random_(seed),
+        alive_(static_cast<std::size_t>(size)),
+        stuck_(static_cast<std::size_t>(size), false) {
+    for (int rank = 0; rank < size; ++rank) {
+      negotiators_.push_back(
+          std::make_unique<Negotiator>(rank, size, capacity, Parameters{0, 1 << 20, 1}));
+    }
+  }
+
+  int size() const { return static_cast<int>(negotiators_.size()); }
+  Negotiator& of(int rank) { return *negotiators_[static_cast<std::size_t>(rank)]; }
+
+  /// Returns the ticket. The request lives until its ticket comes back, and no longer.
+  std::uint64_t submit(int rank, const Request& request) {
+    const std::uint64_t ticket = next_ticket_++;
+    auto& kept = alive_[static_cast<std::size_t>(rank)][ticket];
+    kept = std::make_unique<Request>(request);
+    of(rank).submit(*kept, ticket);
+    return ticket;
+  }
+  void submit_everywhere(const Request& request) {
+    for (int rank = 0; rank < size(); ++rank) {
+      submit(rank, request);
+    }
+  }
+  /// On the members of its process set.
+  void submit_to_set(const Request& request) {
+    for (const int rank : *of(0).process_sets().members(request.process_set)) {
+      submit(rank, request);
+    }
+  }
+  /// Registers a process set with all ranks; its id.
+  std::uint32_t add_set(const std::vector<int>& ranks) {
+    Request request = make_request("process_set.noname.0", OpKind::kAddProcessSet, {});
+    request.numbers.assign(ranks.begin(), ranks.end());
+    request.cacheable = false;
+    submit_everywhere(request);
+    const auto outcomes = round();
+    EXPECT_EQ(outcomes[0].ready.size(), 1U);
+    EXPECT_TRUE(outcomes[0].ready[0].status.ok()) << outcomes[0].ready[0].status.message();
+    return static_cast<std::uint32_t>(outcomes[0].ready[0].value);
+  }
+
+  /// Whether the rank says that it is stuck, from now on.
+  void set_stuck(int rank, bool stuck) { stuck_[static_cast<std::size_t>(rank)] = stuck; }
+
+  /// One round. Every rank folds the shares in an order of its own, as transports may.
+  std::vector<RoundOutcome> round() {
+    std::vector<Bytes> shares(negotiators_.size());
+    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+      negotiators_[rank]->contribute(shares[rank], stuck_[rank]);
+    }
+    std::vector<RoundOutcome> outcomes;
+    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
+      std::vector<Bytes> order = shares;
+      std::shuffle(order.begin(), order.end(), random_);
+      for (std::size_t i = 1; i < order.size(); ++i) {
+        combine_rounds(order[0], order[i]);
+      }
+      outcomes.push_back(negotiators_[rank]->apply(order[0]));
+      for (const Agreement& agreement : outcomes.back().ready) {
+        if (agreement.ticket != 0) {
+          EXPECT_EQ(alive_[rank].erase(agreement.ticket), 1U) << "a ticket came back twice";
+        }
+      }
+    }
+    return outcomes;
+  }
+
+  /// Rounds for as long as some rank has something urgent; the last one's outcomes.
+  std::vector<RoundOutcome> urgent_rounds() {
+    std::vector<RoundOutcome> outcomes;
+    while (std::any_of(
+        negotiators_.begin(), negotiators_.end(), [](const auto& one) { return one->urgent(); })) {
+      outcomes = round();
+    }
+    return outcomes;
+  }
+
+  /// Labels of what waits at this rank, sorted.
+  std::vector<std::string> pending(int rank) const {
+    std::vector<std::string> names;
+    for (const auto& [ticket, request] : alive_[static_cast<std::size_t>(rank)]) {
+      names.push_back(label_of(request->process_set, request->name));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+ private:
+  std::mt19937 random_;
+  std::vector<std::unique_ptr<Negotiator>> negotiators_;
+  std::vector<std::map<std::uint64_t, std::unique_ptr<Request>>> alive_;
+  std::vector<bool> stuck_;
+  std::uint64_t next_ticket_ = 1;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,154 @@
+"""torch.compile: whole and by blocks, against a single process; and when gradients come."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from tests.support.ranks import run_ranks
+
+BACKEND = "aot_eager"  # traces like inductor, and takes no time to compile
+
+
+class _Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x):
+        return x + self.norm(self.inner(x).tanh())
+
+
+class _Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 6)
+        self.blocks = nn.ModuleList(_Block() for _ in range(3))
+        self.act = nn.ReLU()
+        self.last = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
+
+    def forward(self, x):
+        x = self.act(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def _net():
+    torch.manual_seed(0)
+    return _Net().double()
+
+
+def _loss(model, rank, step):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    batch = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    return (model(batch) - 1).pow(2).mean()
+
+
+def _flat(model):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def _trained(way, **options):
+    model = _net()
+    run = model
+    if way == "whole":
+        run = torch.compile(model, backend=BACKEND)
+    elif way == "blocks":
+        assert hvd.compile_blocks(model, backend=BACKEND) is model
+    names = list(_net().state_dict())
+    assert list(model.state_dict()) == names
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), 0.05), model.named_parameters(), **options
+    )
+    for step in range(4):
+        optimizer.zero_grad()
+        _loss(run, hvd.rank(), step).backward()
+        optimizer.step()
+    return model
+
+
+def _alone():
+    model = _net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    for step in range(4):
+        optimizer.zero_grad()
+        sum(_loss(model, rank, step) / hvd.size() for rank in range(hvd.size())).backward()
+        optimizer.step()
+    return model
+
+
+def _every_way():
+    torch.set_num_threads(1)
+    hvd.init()
+    expected = _flat(_alone())
+    assert not torch.equal(expected, _flat(_net()))
+    for way in ("eager", "whole", "blocks"):
+        for options in ({}, {"gradient_as_bucket_view": True, "bucket_bytes": 512}):
+            flat = _flat(_trained(way, **options))
+            torch.testing.assert_close(flat, expected, msg=lambda text, way=way: f"{way}: {text}")
+            everyones = hvd.allgather(flat.reshape(1, -1))
+            assert torch.equal(everyones, everyones[:1].expand_as(everyones))
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_same_parameters_as_a_single_process(size):
+    run_ranks(size, _every_way, timeout=120)
+
+
+def _events(model):
+    """A list to which every gradient is added when it has come."""
+    events = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: events.append(f"gradient {name.split('.inner')[0]}")
+        )
+    return events
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own doing
+def test_gradients_of_a_block_come_before_those_of_the_block_before_it_are_computed():
+    model = hvd.compile_blocks(_net(), backend=BACKEND)
+    events = _events(model)
+
+    def mark(number):
+        def hook(module, inputs, output):
+            output.register_hook(lambda gradient: events.append(f"enter {number}"))
+
+        return hook
+
+    for number, block in enumerate(model.blocks):
+        block.register_forward_hook(mark(number))
+    _loss(model, 0, 0).backward()
+    assert events.index("gradient blocks.2") < events.index("enter 1")
+    assert events.index("gradient blocks.1") < events.index("enter 0")
+
+
+def test_choice_of_blocks():
+    chosen = []
+
+    class _Recorder(_Net):
+        def __init__(self):
+            super().__init__()
+            for name, module in self.named_modules():
+                module.compile = lambda name=name, **options: chosen.append((name, options))
+
+    hvd.compile_blocks(_Recorder(), dynamic=False)
+    assert [name for name, _ in chosen] == [
+        "first",
+        "blocks.0",
+        "blocks.1",
+        "blocks.2",
+        "last.0",
+        "last.1",
+    ]
+    assert chosen[0][1] == {"dynamic": False}
+    chosen.clear()
+    hvd.compile_blocks(_Recorder(), is_block=lambda module: isinstance(module, _Block))
+    assert [name for name, _ in chosen] == ["blocks.0", "blocks.1", "blocks.2"]
+    with pytest.raises(ValueError, match="Linear has no block with parameters"):
+        hvd.compile_blocks(nn.Linear(2, 2))

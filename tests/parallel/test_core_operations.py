@@ -1,0 +1,134 @@
+"""What the core offers to front-ends: groups, reduce-scatter, all-to-all, join, automatic names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from aiacc import _core
+from tests.support.ranks import run_ranks
+
+_CODES = {np.dtype(np.int32): 4, np.dtype(np.float32): 7, np.dtype(np.float64): 8}
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]
+
+
+def _group(kind, name, inputs, outputs, op=hvd.Sum, process_set=0):
+    handle = _core.submit_group(
+        kind,
+        name,
+        tuple(map(_address, inputs)),
+        tuple(map(_address, outputs)) if outputs else (0,) * len(inputs),
+        tuple(array.shape for array in inputs),
+        tuple(_CODES[array.dtype] for array in inputs),
+        op,
+        1.0,
+        1.0,
+        process_set,
+    )
+    _core.wait(handle)
+    return handle
+
+
+def _groups():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    inputs = [np.full(3, rank, np.int32), np.full((2, 70_000), rank, np.float64)]
+    for _ in range(3):
+        outputs = [np.empty_like(array) for array in inputs]
+        _group(_core.ALLREDUCE, "g", inputs, outputs)
+        assert all(np.all(array == sum(range(size))) for array in outputs)
+        handle = _group(_core.ALLGATHER, "gather", [inputs[0][:rank], inputs[1]], None)
+        rows = [shape for _, shape in _core.take_outputs(handle)]
+        assert rows == [(sum(range(size)),), (2 * size, 70_000)]
+    mine = 5 // size + (rank < 5 % size)
+    outputs = [np.empty((mine, 2), np.float32)]
+    _group(_core.REDUCESCATTER, "rs", [np.ones((5, 2), np.float32)], outputs)
+    assert np.all(outputs[0] == size)
+    with pytest.raises(ValueError, match="equally many"):
+        _core.submit_group(_core.ALLREDUCE, "g", (), (), (), (), hvd.Sum, 1.0, 1.0, 0)
+    with pytest.raises(ValueError, match="group of broadcast"):
+        _group(_core.BROADCAST, "g", inputs, inputs)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_groups(size):
+    run_ranks(size, _groups)
+
+
+def _alltoall():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    splits = tuple(rank + to for to in range(size))
+    source = np.repeat(np.arange(size, dtype=np.float32) + 10 * rank, splits)
+    handle = _core.submit_alltoall("a", _address(source), source.shape, 7, splits, 0)
+    _core.wait(handle)
+    data, shape, received = _core.take_alltoall(handle)
+    assert received == tuple(sender + rank for sender in range(size))
+    assert shape == (sum(received),)
+    expected = np.repeat(10 * np.arange(size, dtype=np.float32) + rank, received)
+    np.testing.assert_array_equal(data.view(np.float32), expected)
+    for bad in ((1,) * (size + 1), (-1,) * size, (2,) * size):
+        with pytest.raises(ValueError, match="split"):
+            _core.submit_alltoall("bad", _address(source), (size,), 7, bad, 0)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_alltoall(size):
+    run_ranks(size, _alltoall)
+
+
+def _join():
+    return _core.take_join(_core.submit(_core.JOIN, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, 0))
+
+
+def _uneven_epochs():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    lasts = []
+    for _ in range(3):
+        for step in range(rank + 1):
+            total = hvd.allreduce(np.array([1, rank]), op=hvd.Sum)
+            assert total.tolist() == [size - step, sum(range(step, size))]
+        lasts.append(_join())
+        assert hvd.allreduce(np.array([7.0]))[0] == 7.0
+    # A gather that meets a joined rank fails at once, also with ranks of different histories.
+    if rank > 0:
+        for _ in range(rank):
+            hvd.allreduce(np.ones(1))
+        with pytest.raises(aiacc.CollectiveError, match="has joined"):
+            hvd.allgather(np.ones(1))
+    lasts.append(_join())
+    assert hvd.allgather(np.array([rank])).tolist() == list(range(size))
+    hvd.shutdown()
+    return lasts
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_join(size):
+    results = run_ranks(size, _uneven_epochs)
+    assert all(lasts == results[0] for lasts in results)
+    assert results[0][:3] == [size - 1] * 3
+
+
+def _different_calls():
+    hvd.init()
+    for _ in range(3):
+        call = hvd.allreduce if hvd.rank() == 0 else hvd.allgather
+        with pytest.raises(aiacc.MismatchError) as failure:
+            call(np.ones(1))
+        for text in ("rank 0 for 'allreduce.noname.", "rank 1", "'allgather.noname."):
+            assert text in str(failure.value)
+        hvd.barrier()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_unnamed_operations_with_nothing_in_common(size):
+    run_ranks(size, _different_calls)

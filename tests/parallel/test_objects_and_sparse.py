@@ -1,0 +1,90 @@
+"""Objects and sparse tensors over all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiacc
+import aiacc.torch as hvd
+from tests.support.ranks import run_ranks
+
+
+def _objects():
+    hvd.init()
+    mine = {"rank": hvd.rank(), "text": "x" * hvd.rank() * 1000}
+    for name in (None, "object"):
+        everyones = hvd.allgather_object(mine, name=name)
+        assert [one["rank"] for one in everyones] == list(range(hvd.size()))
+        assert [len(one["text"]) for one in everyones] == [1000 * n for n in range(hvd.size())]
+        root = hvd.size() - 1
+        got = hvd.broadcast_object(mine, root, name=name)
+        assert got["rank"] == root
+    assert hvd.broadcast_object(None) is None
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_objects(size):
+    run_ranks(size, _objects)
+
+
+def _random(rank, shape, dtype, density):
+    generator = torch.Generator().manual_seed(rank)
+    dense = torch.rand(shape, generator=generator, dtype=torch.float64) * 8 + 1
+    dense[torch.rand(shape, generator=generator) > density] = 0
+    return dense.to(dtype)
+
+
+def _sparse():
+    torch.set_num_threads(1)
+    hvd.init()
+    running = []
+    for shape in ((7,), (5, 4), (3, 4, 2)):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64):
+            for op in (hvd.Sum, hvd.Average):
+                for density in (0.0, 0.3, 1.0):
+                    parts = [_random(rank, shape, dtype, density) for rank in range(hvd.size())]
+                    expected = sum(parts)
+                    if op == hvd.Average:
+                        by = hvd.size()
+                        whole = dtype is torch.int64
+                        expected = expected.div(by, rounding_mode="trunc" if whole else None)
+                    for sparse_dim in range(1, len(shape) + 1):
+                        mine = parts[hvd.rank()].to_sparse(sparse_dim)
+                        call = hvd.sparse_allreduce_async(mine, f"{len(running)}", op)
+                        running.append((call, expected))
+    for call, expected in reversed(running):
+        result = call()
+        assert result.is_sparse
+        assert result.dtype == expected.dtype
+        torch.testing.assert_close(result.to_dense(), expected)
+    twice = torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], (3,))
+    total = hvd.sparse_allreduce_async(twice, name="twice", op=hvd.Sum)()
+    assert total.to_dense().tolist() == [0, 3 * hvd.size(), 0]
+    hvd.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sparse_tensors(size):
+    run_ranks(size, _sparse)
+
+
+def _sparse_mistakes():
+    hvd.init()
+    tensor = torch.ones(2, 2).to_sparse()
+    with pytest.raises(ValueError, match=r"'a'.*strided.*to_sparse\(\)"):
+        hvd.sparse_allreduce_async(torch.ones(2), "a", hvd.Sum)
+    with pytest.raises(ValueError, match=r"op=Min.*Average or Sum.*to_dense"):
+        hvd.sparse_allreduce_async(tensor, "a", hvd.Min)
+    call = hvd.sparse_allreduce_async(
+        tensor.double() if hvd.rank() else tensor, name="b", op=hvd.Sum
+    )
+    with pytest.raises(aiacc.MismatchError, match="b"):
+        call()
+    hvd.shutdown()
+
+
+def test_mistakes_with_sparse_tensors():
+    run_ranks(2, _sparse_mistakes)

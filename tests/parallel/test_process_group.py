@@ -1,0 +1,276 @@
+"""`torch.distributed` on the backend "aiacc", against gloo and against torch itself."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import pickle
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import aiacc
+import aiacc.torch as hvd
+from tests.support.ranks import free_port, run_ranks
+
+REDUCTIONS = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+def _equal(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def _join(port, backend="aiacc"):
+    """As torchrun would have it: everything is in the environment."""
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=os.environ["AIACC_RANK"],
+        WORLD_SIZE=os.environ["AIACC_SIZE"],
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    dist.init_process_group(backend)
+
+
+def _input(rank, shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randint(1, 4, shape, generator=generator).to(dtype)
+
+
+def _reduce(rank, size):
+    for seed, (op, combine) in enumerate(REDUCTIONS.items()):
+        bitwise = seed >= 4
+        for dtype in (torch.int32, torch.uint8) if bitwise else (torch.float32, torch.int64):
+            for shape in ((), (0,), (3, 4)):
+                inputs = [_input(r, shape, dtype, seed) for r in range(size)]
+                expected = functools.reduce(combine, inputs)
+                mine = inputs[rank].clone()
+                dist.all_reduce(mine, op)
+                _equal(mine, expected)
+                mine = inputs[rank].clone()
+                dist.reduce(mine, size - 1, op)
+                _equal(mine, expected if rank == size - 1 else inputs[rank])
+    average = torch.full((2,), float(rank))
+    dist.all_reduce(average, dist.ReduceOp.AVG)
+    torch.testing.assert_close(average, torch.full((2,), (size - 1) / 2))
+    columns = torch.arange(6.0).reshape(2, 3).T  # not contiguous
+    dist.all_reduce(columns)
+    _equal(columns, torch.arange(6.0).reshape(2, 3).T * size)
+
+
+def _move(rank, size):
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        inputs = [_input(r, (2, 3), dtype) for r in range(size)]
+        mine = inputs[rank]
+        gathered = [torch.empty_like(mine) for _ in range(size)]
+        dist.all_gather(gathered, mine)
+        _equal(torch.stack(gathered), torch.stack(inputs))
+        joined = torch.empty((2 * size, 3), dtype=dtype)
+        dist.all_gather_into_tensor(joined, mine)
+        _equal(joined, torch.cat(inputs))
+        for root in range(size):
+            copy = mine.clone()
+            dist.broadcast(copy, root)
+            _equal(copy, inputs[root])
+            at_root = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+            dist.gather(mine, at_root, root)
+            if at_root is not None:
+                _equal(torch.stack(at_root), torch.stack(inputs))
+
+
+def _scatter(rank, size):
+    whole = torch.arange(2.0 * size).reshape(size, 2)
+    part = torch.empty(2)
+    dist.reduce_scatter_tensor(part, whole * (rank + 1))
+    _equal(part, whole[rank] * sum(range(1, size + 1)))
+    dist.reduce_scatter(part, list(whole.unbind()), dist.ReduceOp.MAX)
+    _equal(part, whole[rank])
+    with pytest.raises(ValueError, match=f"expected {2 * size} in the input"):
+        dist.reduce_scatter_tensor(part, torch.ones(2 * size + 1))
+    for root in range(size):
+        rows = list((whole + root).unbind()) if rank == root else None
+        dist.scatter(part, rows, root)
+        _equal(part, whole[rank] + root)
+    # Rank r sends r + 1 elements to everybody.
+    sent = torch.full((size * (rank + 1),), float(rank))
+    expected = torch.cat([torch.full((r + 1,), float(r)) for r in range(size)])
+    received = torch.empty_like(expected)
+    dist.all_to_all_single(received, sent, [r + 1 for r in range(size)], [rank + 1] * size)
+    _equal(received, expected)
+    lists = [torch.empty(r + 1) for r in range(size)]
+    dist.all_to_all(lists, list(sent.split(rank + 1)))
+    _equal(torch.cat(lists), expected)
+
+
+def _objects(rank, size):
+    everyones = [None] * size
+    dist.all_gather_object(everyones, {"rank": rank, "data": [1] * (100 * rank)})
+    assert [value["rank"] for value in everyones] == list(range(size))
+    values = ["a", rank] if rank == 0 else [None, None]
+    dist.broadcast_object_list(values, 0)
+    assert values == ["a", 0]
+    at_root = [None] * size if rank == 0 else None
+    dist.gather_object(rank, at_root, 0)
+    assert at_root == (list(range(size)) if rank == 0 else None)
+    mine = [None]
+    dist.scatter_object_list(mine, [f"for {r}" for r in range(size)] if rank == 0 else None, 0)
+    assert mine == [f"for {rank}"]
+
+
+def _asynchronous(rank, size):
+    works = []
+    for number in range(40):
+        tensor = torch.full((1000,), float(number))
+        works.append((dist.all_reduce(tensor, async_op=True), tensor))
+    gc.collect()
+    for number, (work, tensor) in enumerate(works):
+        assert work.wait(timedelta(seconds=30))
+        assert work.is_completed()
+        assert work.is_success()
+        _equal(tensor, torch.full((1000,), float(number * size)))
+    tensor = torch.ones(3)
+    doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    _equal(doubled.wait(), torch.full((3,), 2.0 * size))
+    # Nobody waits for this one, and its tensor is forgotten.
+    dist.all_reduce(torch.ones(100_000), async_op=True)
+    gc.collect()
+    dist.barrier()
+
+
+def _disagree(rank, size):
+    with pytest.raises(aiacc.MismatchError, match="shape"):
+        dist.all_reduce(torch.ones(2 + rank))
+    work = dist.all_reduce(torch.ones(2 + rank), async_op=True)
+    future = work.get_future()
+    with pytest.raises(RuntimeError, match="shape"):
+        future.wait()
+    with pytest.raises(aiacc.MismatchError):
+        work.wait()
+    assert isinstance(work.exception(), aiacc.MismatchError)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)  # the job goes on
+    assert tensor.item() == size
+    with pytest.raises(NotImplementedError, match="gloo"):
+        dist.send(torch.ones(1), (rank + 1) % size)
+    with pytest.raises(ValueError, match=r"tensor of dtype torch\.float8"):
+        dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
+
+
+def _everything(port):
+    _join(port)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert dist.get_backend() == "aiacc"
+    assert (hvd.rank(), hvd.size()) == (rank, size)
+    _reduce(rank, size)
+    _move(rank, size)
+    _scatter(rank, size)
+    _objects(rank, size)
+    _asynchronous(rank, size)
+    if size > 1:
+        _disagree(rank, size)
+    dist.destroy_process_group()
+    assert not hvd.is_initialized()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_operation(size):
+    run_ranks(size, _everything, free_port())
+
+
+def _train(backend, port, steps=4):
+    _join(port, backend)
+    rank = dist.get_rank()
+    torch.manual_seed(rank)  # DDP copies the parameters of rank 0
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+    )
+    # Small buckets, so that there are several.
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs = torch.randn(16, 8, generator=generator)
+        if step % 2:
+            with wrapped.no_sync():
+                wrapped(inputs).square().mean().backward()
+        wrapped(inputs).square().mean().backward()
+        optimizer.step()
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    dist.destroy_process_group()
+    return state
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ddp_trains_as_on_gloo(size):
+    ours = run_ranks(size, _train, "aiacc", free_port())
+    theirs = run_ranks(size, _train, "gloo", free_port())
+    for rank in range(size):
+        for name, expected in theirs[rank].items():
+            torch.testing.assert_close(
+                torch.from_numpy(ours[rank][name]), torch.from_numpy(expected), msg=name
+            )
+    assert pickle.dumps(ours[0]["0.weight"]) == pickle.dumps(ours[1]["0.weight"])
+
+
+def _under_torchrun():
+    torch.set_num_threads(1)
+    dist.init_process_group("aiacc")
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    dist.init_process_group("aiacc")  # again, in the same process
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.tolist()
+
+
+def test_torchrun_and_twice():
+    assert run_ranks(2, _under_torchrun, launcher="torchrun") == [[4.0, 4.0]] * 2
+
+
+def _with_the_runtime_there(port):
+    hvd.init()
+    _join(port)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    with pytest.raises(ValueError, match=r'expected all ranks.*new_group\(ranks, backend="gloo"\)'):
+        dist.new_group([hvd.rank()], use_local_synchronization=True)
+    dist.destroy_process_group()
+    assert hvd.is_initialized()  # it was not the group's
+    _equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1,), 4.0))
+    hvd.shutdown()
+
+
+def test_shares_the_runtime_of_hvd():
+    run_ranks(2, _with_the_runtime_there, free_port())
+
+
+def _lose_a_rank(port):
+    _join(port)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(3)
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    with pytest.raises(RuntimeError, match="rank 1"):
+        future.wait()
+    with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    return "survived"
+
+
+def test_a_lost_rank_is_an_error():
+    assert run_ranks(3, _lose_a_rank, free_port(), missing=[1])[::2] == ["survived"] * 2

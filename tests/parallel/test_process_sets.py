@@ -1,0 +1,114 @@
+"""Process sets: static, added and removed, overlapping, with errors on the right ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from aiacc.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from tests.support.ranks import run_ranks
+
+
+def _add_use_remove(engine):
+    hvd.init()
+    assert aiacc.basics.engine() == engine
+    rank, size = hvd.rank(), hvd.size()
+    even = add_process_set(range(0, size, 2))
+    odd = add_process_set(ProcessSet(range(1, size, 2)))
+    first = add_process_set([0])
+    assert [s.process_set_id for s in (global_process_set, even, odd, first)] == [0, 1, 2, 3]
+    mine = odd if rank % 2 else even
+    assert mine.included()
+    assert mine.rank() == rank // 2
+    assert mine.size() == len(range(rank % 2, size, 2))
+    results = []
+    for count in (1, 100_000):
+        total = hvd.allreduce(np.full(count, rank, np.float32), op=hvd.Sum, process_set=mine)
+        assert np.all(total == sum(range(rank % 2, size, 2)))
+        results.append(float(total[0]))
+    gathered = hvd.allgather(np.full((rank, 2), rank), process_set=mine)
+    assert gathered.shape == (sum(range(rank % 2, size, 2)), 2)
+    root = size - 1 if (size - 1) % 2 == rank % 2 else size - 2
+    assert hvd.broadcast(np.array([rank]), root, process_set=mine)[0] == root
+    hvd.barrier(process_set=mine)
+    if rank == 0:
+        hvd.barrier(process_set=first)
+    else:
+        with pytest.raises(ValueError, match=f"rank {rank}.*member"):
+            hvd.barrier(process_set=first)
+        with pytest.raises(ValueError, match="included"):
+            first.rank()
+    assert remove_process_set(even)
+    assert even.process_set_id is None
+    assert even.size() is None
+    assert not remove_process_set(even)
+    assert not remove_process_set(global_process_set)
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.barrier(process_set=even)
+    add_process_set(even)
+    assert even.process_set_id not in (None, 1)
+    hvd.shutdown()
+    assert (even.process_set_id, odd.process_set_id) == (None, None)
+    return results
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_sets_come_and_go(size):
+    run_ranks(size, _add_use_remove, "tcp")
+
+
+def _mistakes():
+    hvd.init()
+    everyone = list(range(hvd.size()))
+    added = add_process_set([0])
+    for ranks in ([0], everyone, [], [0, hvd.size()], [-1, 0], [1, 1]):
+        with pytest.raises(ValueError, match="ranks"):
+            add_process_set(ranks)
+    with pytest.raises(ValueError, match="registered already"):
+        add_process_set(added)
+    with pytest.raises(aiacc.MismatchError, match="process set"):
+        add_process_set([0, 1] if hvd.rank() == 0 else [1, 2])
+    # One adds, the other one removes.
+    change, argument = (add_process_set, [1]) if hvd.rank() == 0 else (remove_process_set, added)
+    with pytest.raises(aiacc.MismatchError, match="add_process_set"):
+        change(argument)
+    total = hvd.allreduce(np.ones(2), name="afterwards", op=hvd.Sum)
+    np.testing.assert_array_equal(total, np.full(2, hvd.size()))
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="not been initialized"):
+        add_process_set([0])
+    assert not remove_process_set(added)
+
+
+def test_mistakes_are_errors_on_every_rank_and_not_fatal():
+    run_ranks(3, _mistakes)
+
+
+def _static():
+    sets = [ProcessSet([0, 1]), ProcessSet([1])]
+    for _ in range(3):
+        aiacc.init(process_sets=sets)
+        assert [s.process_set_id for s in sets] == [1, 2]
+        rank = hvd.rank()
+        if rank < 2:
+            assert hvd.allreduce(np.array([rank]), op=hvd.Sum, process_set=sets[0])[0] == 1
+        hvd.barrier()
+        hvd.shutdown()
+        assert [s.process_set_id for s in sets] == [None, None]
+    with pytest.raises(ValueError, match="process set 1"):
+        aiacc.init(process_sets=[ProcessSet([0, 1]), ProcessSet([1, 0])])
+    assert not aiacc.is_initialized()
+    with pytest.raises(ValueError, match="dynamic"):
+        aiacc.init(process_sets="static")
+    aiacc.init(comm=list(range(3)), process_sets="dynamic")
+    assert add_process_set([2]).process_set_id == 1
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="comm"):
+        aiacc.init(comm=[0, 1])
+    assert not aiacc.is_initialized()
+
+
+def test_sets_given_to_init():
+    run_ranks(3, _static)

@@ -1,0 +1,34 @@
+"""What `aiacc.capabilities` answers before, in and after a job of one rank."""
+
+from __future__ import annotations
+
+import pytest
+
+import aiacc
+from aiacc import _core, capabilities
+
+
+def test_answers_follow_the_engine():
+    assert not capabilities.mpi_enabled()
+    assert not capabilities.gloo_enabled()
+    aiacc.init()
+    try:
+        assert not capabilities.mpi_enabled()
+        assert capabilities.gloo_enabled()
+        assert aiacc.is_homogeneous()
+        with pytest.raises(ValueError, match=r"without MPI \(expected mpi_enabled\(\)\)"):
+            capabilities.mpi_threads_supported()
+    finally:
+        aiacc.shutdown()
+    assert not capabilities.gloo_enabled()
+    with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
+        aiacc.is_homogeneous()
+
+
+def test_what_is_built():
+    assert capabilities.mpi_built() == (_core.build_info()["mpi_flavour"] != "none")
+    assert capabilities.gloo_built()
+    assert capabilities.nccl_built() == 0
+    for absent in ("ddl", "ccl", "cuda", "rocm"):
+        assert getattr(capabilities, f"{absent}_built")() is False
+    capabilities.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")

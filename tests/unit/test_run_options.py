@@ -1,0 +1,126 @@
+"""The command line of `aiaccrun`: what horovodrun accepts is accepted."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from aiacc.run.command import SITE
+from aiacc.run.ignored import IGNORED, message_about
+from aiacc.run.main import main
+from aiacc.run.options import parser, settings_of
+
+#: Every option of horovodrun (but -v, --check-build and --help) with a value where it takes one.
+HOROVODRUN = """
+    -np=2 --num-proc=2 --disable-cache --start-timeout=9 --network-interface=eth0
+    --network-interfaces=eth0,eth1 --output-filename=out --verbose --config-file=c.yaml
+    -p=22 --ssh-port=22 -i=key --ssh-identity-file=key
+    --fusion-threshold-mb=64 --cycle-time-ms=3.5 --cache-capacity=9 --hierarchical-allreduce
+    --no-hierarchical-allreduce --hierarchical-allgather --no-hierarchical-allgather
+    --torus-allreduce --no-torus-allreduce --autotune --no-autotune --autotune-log-file=f
+    --autotune-warmup-samples=3 --autotune-steps-per-sample=10
+    --autotune-bayes-opt-max-samples=20 --autotune-gaussian-process-noise=0.8
+    --min-np=1 --min-num-proc=1 --max-np=4 --max-num-proc=4 --slots-per-host=2
+    --elastic-timeout=600 --reset-limit=3 --blacklist-cooldown-range=1,2
+    --host-discovery-script=s.sh --timeline-filename=t.json --timeline-mark-cycles
+    --no-timeline-mark-cycles --no-stall-check --stall-check
+    --stall-check-warning-time-seconds=60 --stall-check-shutdown-time-seconds=90
+    --mpi-threads-disable --no-mpi-threads-disable --mpi-args=--x --tcp --binding-args=b
+    --num-nccl-streams=2 --thread-affinity=0 --gloo-timeout-seconds=30 --log-level=INFO
+    --log-with-timestamp --log-without-timestamp -prefix-timestamp
+    --prefix-output-with-timestamp -H=localhost:2 --hosts=localhost:2 -hostfile=f --hostfile=f
+    --gloo --mpi
+"""
+
+
+@pytest.mark.parametrize("option", HOROVODRUN.split())
+def test_option_of_horovodrun_is_accepted(option):
+    name, _, value = option.partition("=")
+    if name == "--mpi-args":
+        values = [f"{name}={value}"]
+    else:
+        values = [name, *value.split(",")] if name.startswith("--black") else [name, value]
+    words = [word for word in values if word]
+    parsed = parser().parse_args([*words, "python", "train.py", "--lr", "0.1"])
+    assert parsed.command == ["python", "train.py", "--lr", "0.1"]
+
+
+def test_settings():
+    parsed = parser().parse_args(
+        [
+            *("--network-interfaces", "eth0,eth1", "--no-stall-check", "--timeline-mark-cycles"),
+            *("--cache-capacity", "9", "--start-timeout", "7", "--timeline-filename", "t.json"),
+            "x",
+        ]
+    )
+    assert settings_of(parsed) == {
+        "AIACC_IFACE": "eth0",
+        "AIACC_STALL_WARN_S": "0",
+        "AIACC_TIMELINE_MARK_CYCLES": "1",
+        "AIACC_CACHE_CAPACITY": "9",
+        "AIACC_CONNECT_TIMEOUT_S": "7.0",
+        "AIACC_TIMELINE": "t.json",
+    }
+
+
+def test_ignored_options_gather():
+    first, second = parser(), parser()
+    given = ["--cycle-time-ms", "3", "-prefix-timestamp", "--no-autotune", "x"]
+    ignored = first.parse_args(given).ignored
+    assert [option for option, _ in ignored] == [
+        "--cycle-time-ms",
+        "-prefix-timestamp",
+        "--no-autotune",
+    ]
+    assert first.parse_args(["x"]).ignored == []
+    assert second.parse_args(["x"]).ignored == []
+    text = message_about(ignored)
+    assert text.startswith("ignored: --cycle-time-ms (there is no cycle); -prefix-timestamp (")
+    assert all(reason for _, _, reason in IGNORED)
+
+
+def test_ignored_options_are_named_once(capfd):
+    assert main(["-np", "1", "--dry-run", "--tcp", "--cycle-time-ms", "3", "true"]) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == [
+        "aiaccrun: ignored: --tcp (use --engine tcp); --cycle-time-ms (there is no cycle)"
+    ]
+    assert main(["-np", "1", "--dry-run", "true"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--gloo", "--mpi"], "exclude each other"),
+        (["--mpi", "--output-filename", "out"], "--mpi-args"),
+    ],
+)
+def test_contradictions_are_explained(arguments, text, capfd):
+    assert main(["-np", "1", *arguments, "true"]) == 2
+    assert text in capfd.readouterr().err
+
+
+def test_output_goes_to_files(tmp_path, capfd):
+    program = "import os, sys; print(os.environ['AIACC_RANK']); print('bad', file=sys.stderr)"
+    folder = tmp_path / "out"
+    given = ["-np", "2", "--tag-output", "--output-filename", str(folder)]
+    assert main([*given, sys.executable, "-c", program]) == 0
+    assert capfd.readouterr().out == ""
+    for rank in range(2):
+        assert (folder / f"rank.{rank}" / "stdout").read_text() == f"{rank}\n"
+        assert (folder / f"rank.{rank}" / "stderr").read_text() == "bad\n"
+
+
+def test_as_horovod_tells_places_and_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    program = "import os; print(os.environ['PYTHONPATH'], os.environ.get('HOROVOD_SIZE'))"
+    for flag, expected in (
+        (["--as-horovod"], f"{SITE}{os.pathsep}/theirs 1\n"),
+        ([], "/theirs None\n"),
+    ):
+        arguments = ["-np", "1", *flag, "--output-filename", str(tmp_path)]
+        assert main([*arguments, sys.executable, "-c", program]) == 0
+        assert (tmp_path / "rank.0" / "stdout").read_text() == expected
