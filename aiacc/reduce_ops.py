@@ -9,6 +9,9 @@ from aiacc.exceptions import CollectiveError
 #: Sum over the ranks, divided by their number; integers are truncated toward zero.
 Average = 0
 Sum = 1
+#: Adaptive sum of each tensor, which adds what is orthogonal and averages what is parallel: Maleki et
+#: al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, section 3. Floating-point
+#: tensors, power of two ranks.
 Adasum = 2
 Min = 3
 Max = 4
@@ -46,10 +49,8 @@ def check_op(op: int) -> int:
     Raises:
         ValueError: It is none that this version offers.
     """
-    if op == Adasum:
-        raise ValueError("op=Adasum is not available yet (expected Average or Sum); use op=Average")
-    if op not in (Average, Sum, Min, Max, Product):
-        raise ValueError(f"op={op!r} (expected Average, Sum, Min, Max or Product)")
+    if op not in range(len(_NAMES)):
+        raise ValueError(f"op={op!r} (expected Average, Sum, Adasum, Min, Max or Product)")
     return op
 
 

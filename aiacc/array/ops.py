@@ -36,7 +36,7 @@ def allreduce_async(
         tensor: C-contiguous array of any shape, of a dtype in `arrays.DTYPE_CODES`.
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
-        op: Average (default), Sum, Min, Max or Product.
+        op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.

@@ -37,7 +37,7 @@ def allreduce_async_(
         tensor: Contiguous CPU tensor of any shape, of a dtype in `tensors.DTYPE_CODES`.
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
-        op: Average (default), Sum, Min, Max or Product.
+        op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.
@@ -49,7 +49,7 @@ def allreduce_async_(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    if op is None or average is not None or op == 2:
+    if op is None or average is not None:
         op = resolve_op(average, op)
     # Written out, not shared: this is the path of a gradient.
     try:
@@ -131,7 +131,7 @@ def allreduce(
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         compression: Form in which the tensor travels.
-        op: Average (default), Sum, Min, Max or Product.
+        op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.

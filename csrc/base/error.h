@@ -10,6 +10,7 @@ namespace aiacc {
 enum class Code {
   kOk,
   kInvalidArgument,  ///< bad input of this rank; nothing was submitted
+  kUnsupported,      ///< right input for what aiacc does not offer; nothing was submitted
   kMismatch,  ///< ranks disagree on one tensor; that tensor fails everywhere, the job goes on
   kTimeout,   ///< a deadline passed (start-up, stall limit)
   kPeerLost,  ///< a rank died, froze, or its link is gone; fatal

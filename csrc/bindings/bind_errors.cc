@@ -22,6 +22,7 @@ const char* class_of(Code code) {
       return "ShutdownError";
     case Code::kOk:
     case Code::kInvalidArgument:
+    case Code::kUnsupported:
     case Code::kInternal:
       return "CollectiveError";
   }
@@ -31,8 +32,9 @@ const char* class_of(Code code) {
 }  // namespace
 
 void set_python_error(const Error& error) {
-  if (error.code() == Code::kInvalidArgument) {
-    PyErr_SetString(PyExc_ValueError, error.what());
+  if (error.code() == Code::kInvalidArgument || error.code() == Code::kUnsupported) {
+    const bool is_wrong = error.code() == Code::kInvalidArgument;
+    PyErr_SetString(is_wrong ? PyExc_ValueError : PyExc_NotImplementedError, error.what());
     return;
   }
   const py::object type = py::module_::import("aiacc.exceptions").attr(class_of(error.code()));

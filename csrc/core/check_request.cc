@@ -31,17 +31,13 @@ std::string join_problem(const Request& request, const std::vector<int>&) {
              : "";
 }
 
-std::string op_problem(const Request& request, const std::vector<int>& members) {
+std::string op_problem(const Request& request, const std::vector<int>&) {
   if (request.kind == OpKind::kReducescatter && request.op != ReduceOp::kSum &&
       request.op != ReduceOp::kAverage) {
     return std::string("op=") + name_of(request.op) + " (expected Sum or Average)";
   }
   if (request.kind != OpKind::kAllreduce || request.op != ReduceOp::kAdasum) {
     return "";
-  }
-  if ((members.size() & (members.size() - 1)) != 0) {
-    return "op=Adasum over " + std::to_string(members.size()) +
-           " ranks (expected a power of two); use Average, or a process set of that many ranks";
   }
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     if (!is_floating(request.tensor(i).dtype)) {
@@ -50,6 +46,14 @@ std::string op_problem(const Request& request, const std::vector<int>& members) 
     }
   }
   return "";
+}
+
+std::string unsupported(const Request& request, const std::vector<int>& members) {
+  const bool is_adasum = request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum;
+  return is_adasum && (members.size() & (members.size() - 1)) != 0
+             ? "op=Adasum over " + std::to_string(members.size()) +
+                   " ranks (expected a power of two); use Average, or a process set of so many"
+             : "";
 }
 
 std::string splits_problem(const Request& request, const std::vector<int>& members) {
@@ -106,8 +110,13 @@ void check_request(const Request& request, const std::vector<int>& members) {
       problem = check(request, members);
     }
   }
+  Code code = Code::kInvalidArgument;
+  if (problem.empty()) {
+    problem = unsupported(request, members);
+    code = Code::kUnsupported;
+  }
   if (!problem.empty()) {
-    throw Error(Code::kInvalidArgument,
+    throw Error(code,
                 "[submit] " + std::string(name_of(request.kind)) + " '" +
                     label_of(request.process_set, request.name.substr(0, 100)) + "': " + problem);
   }

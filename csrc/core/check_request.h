@@ -10,7 +10,7 @@ namespace aiacc {
 ///
 /// What the other ranks could not decode, or the engine not do, must not leave this rank: there it
 /// would end the job. `members` are the ranks of the request's process set, ascending.
-/// Throws Error(kInvalidArgument).
+/// Throws Error(kInvalidArgument), or Error(kUnsupported) for a number of ranks.
 void check_request(const Request& request, const std::vector<int>& members);
 
 /// Sorts `ranks`. Throws Error(kInvalidArgument) unless a process set can consist of them.

@@ -78,10 +78,10 @@ def test_average_is_deprecated_and_excludes_op():
     assert record[0].filename == __file__
 
 
-@pytest.mark.parametrize("op", [2, 6, -1])
+@pytest.mark.parametrize("op", [6, -1])
 @pytest.mark.parametrize("call", [hvd.allreduce, hvd.allreduce_async_])
 def test_unknown_op_is_refused(call, op):
-    with pytest.raises(ValueError, match="Adasum" if op == 2 else "op"):
+    with pytest.raises(ValueError, match=f"op.*{op}"):
         call(GOOD, op=op)
 
 
@@ -221,7 +221,6 @@ def test_state_survives_pickling_of_the_state_dict():
 MISTAKES = [
     ({"backward_passes_per_step": 0}, r"backward_passes_per_step=0 \(expected at least 1\)"),
     ({"gradient_predivide_factor": 2.0, "op": 1}, r"op=Sum \(expected op=Average\)"),
-    ({"op": 2}, "Adasum"),
     ({"op": 9}, "op=9"),
     ({"groups": -1}, "groups=-1"),
     ({"groups": 0}, "groups=0"),

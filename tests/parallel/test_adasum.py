@@ -1,0 +1,148 @@
+"""Adasum against its definition: a tree of pairs, tensor by tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import aiacc.array
+import aiacc.torch as hvd
+from tests.support.ranks import run_ranks
+
+
+def _tree(tensors):
+    """What ranks with these tensors get."""
+    if len(tensors) == 1:
+        return tensors[0]
+    a, b = _tree(tensors[: len(tensors) // 2]), _tree(tensors[len(tensors) // 2 :])
+    product, of_a, of_b = (a * b).sum(), (a * a).sum(), (b * b).sum()
+    return (1 - product / (2 * of_a)) * a + (1 - product / (2 * of_b)) * b
+
+
+def _inputs(count, seed=0):
+    """The tensor of every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(count, generator=generator, dtype=torch.float64) for _ in range(hvd.size())
+    ]
+
+
+def _operations():
+    hvd.init()
+    rank = hvd.rank()
+    for count in (1, 7, 1000, 300_000):
+        inputs = _inputs(count, seed=count)
+        for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+            close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+            mine = inputs[rank].to(dtype, copy=True)
+            torch.testing.assert_close(hvd.allreduce(mine, op=hvd.Adasum), _tree(inputs), **close)
+            scaled = hvd.allreduce(mine, op=hvd.Adasum, prescale_factor=4, postscale_factor=0.5)
+            torch.testing.assert_close(scaled, 2 * _tree(inputs), **close)
+            assert hvd.allreduce_(mine, op=hvd.Adasum) is mine
+            torch.testing.assert_close(mine, _tree(inputs), **close)
+    many = [_inputs(count, seed=count) for count in (3, 50, 70_000)]
+    results = hvd.grouped_allreduce([inputs[rank] for inputs in many], op=hvd.Adasum)
+    for inputs, result in zip(many, results, strict=True):
+        torch.testing.assert_close(result, _tree(inputs))
+    result = aiacc.array.allreduce(many[1][rank].numpy(), op=aiacc.array.Adasum)
+    np.testing.assert_allclose(result, _tree(many[1]).numpy())
+    with pytest.raises(ValueError, match="int32 .expected a floating-point dtype"):
+        hvd.allreduce(torch.ones(2, dtype=torch.int32), op=hvd.Adasum)
+    parallel = torch.full((5,), 3.0, requires_grad=True)
+    hvd.allreduce(parallel, op=hvd.Adasum).sum().backward()
+    torch.testing.assert_close(parallel.grad, torch.ones(5))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_operations(size):
+    run_ranks(size, _operations)
+
+
+def _batch(rank, step):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(8, 6, generator=generator, dtype=torch.float64)
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def _changes_alone(ranks, make, steps, passes):
+    """Every rank's optimizer steps on a copy of its own; its changes are combined."""
+    model = _model()
+    optimizers = [make(_model().parameters()) for _ in ranks]
+    for step in range(steps):
+        starts = [parameter.detach().clone() for parameter in model.parameters()]
+        changes = []
+        for rank, optimizer in zip(ranks, optimizers, strict=True):
+            copies = optimizer.param_groups[0]["params"]
+            for copy, start in zip(copies, starts, strict=True):
+                copy.data.copy_(start)
+            model.load_state_dict(
+                dict(zip((n for n, _ in model.named_parameters()), copies, strict=True))
+            )
+            model.zero_grad()
+            for number in range(passes):
+                model(_batch(rank, passes * step + number)).pow(2).mean().backward()
+            for copy, parameter in zip(copies, model.parameters(), strict=True):
+                copy.grad = parameter.grad.clone()
+            optimizer.step()
+            changes.append([copy.data - start for copy, start in zip(copies, starts, strict=True)])
+        for parameter, start, *of_ranks in zip(model.parameters(), starts, *changes, strict=True):
+            parameter.data.copy_(start + _tree(of_ranks))
+    return model
+
+
+def _optimizer(passes):
+    torch.set_num_threads(1)
+    hvd.init()
+    for make in (
+        lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+        lambda parameters: torch.optim.Adam(parameters, 0.01),
+    ):
+        model = _model()
+        optimizer = hvd.DistributedOptimizer(
+            make(model.parameters()),
+            model.named_parameters(),
+            backward_passes_per_step=passes,
+            op=hvd.Adasum,
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            for number in range(passes):
+                model(_batch(hvd.rank(), passes * step + number)).pow(2).mean().backward()
+            optimizer.step()
+        expected = _changes_alone(range(hvd.size()), make, 4, passes)
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("size", [2, 4])
+def test_optimizer_combines_changes(size, passes):
+    run_ranks(size, _optimizer, passes)
+
+
+def _three_ranks():
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair])
+    with pytest.raises(NotImplementedError, match="3 ranks .expected a power of two"):
+        hvd.allreduce(torch.ones(2), op=hvd.Adasum)
+    # Nothing is left behind on any rank, and a part of the ranks may be a power of two.
+    torch.testing.assert_close(hvd.allreduce(torch.ones(2)), torch.ones(2))
+    if pair.included():
+        inputs = _inputs(9)
+        result = hvd.allreduce(inputs[hvd.rank()], op=hvd.Adasum, process_set=pair)
+        torch.testing.assert_close(result, _tree([inputs[0], inputs[2]]))
+        with pytest.raises(NotImplementedError, match="global_process_set"):
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(_model().parameters(), 0.1), op=hvd.Adasum, process_set=pair
+            )
+    hvd.barrier()
+
+
+def test_three_ranks_are_refused_but_not_two_of_them():
+    run_ranks(3, _three_ranks)
