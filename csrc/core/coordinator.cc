@@ -335,7 +335,7 @@ void Coordinator::run_round(Lane** helped) {
   check_parameters(negotiator_.parameters(), engine_.lanes());
   unit_bytes_.store(negotiator_.parameters().unit_bytes, std::memory_order_relaxed);
   if (timeline_.marks_rounds()) {
-    timeline_.record("round", "rounds", start, Clock::now(), message_.size());
+    timeline_.record("round", "CYCLE_START", "rounds", start, Clock::now(), message_.size());
   }
   tensors_.fetch_add(outcome.ready.size(), std::memory_order_relaxed);
   dispatcher_.dispatch(outcome.ready, negotiator_.parameters(), helped);

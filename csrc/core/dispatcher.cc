@@ -1,12 +1,25 @@
 #include "csrc/core/dispatcher.h"
 
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <utility>
 
 #include "csrc/core/plan_items.h"
 
 namespace aiacc {
+namespace {
+
+/// "ALLREDUCE", as Horovod writes it in its timelines.
+std::string phase_of(OpKind kind) {
+  std::string phase = name_of(kind);
+  std::transform(phase.begin(), phase.end(), phase.begin(), [](unsigned char letter) {
+    return static_cast<char>(std::toupper(letter));
+  });
+  return phase;
+}
+
+}  // namespace
 
 Dispatcher::Dispatcher(int rank,
                        int size,
@@ -45,8 +58,12 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
     operation->ready = now;
     take_agreement(*operation, agreement);
     if (timeline_.on()) {
-      timeline_.record(
-          request.name, "negotiation", operation->submitted, now, request.total_bytes());
+      timeline_.record(request.name,
+                       "NEGOTIATE_" + phase_of(request.kind),
+                       "negotiation",
+                       operation->submitted,
+                       now,
+                       request.total_bytes());
     }
     if (!agreement.status.ok()) {
       table_.complete({operation}, agreement.status);
@@ -199,12 +216,17 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
     return;
   }
   if (timeline_.on()) {
-    std::string name = unit.pieces.front().request().name;
+    const Request& first = unit.pieces.front().request();
+    std::string name = first.name;
     if (unit.pieces.size() > 1) {
       name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
     }
-    timeline_.record(
-        name, lanes_[static_cast<std::size_t>(lane)]->name(), start, Clock::now(), unit.plan.bytes);
+    timeline_.record(name,
+                     phase_of(first.kind),
+                     lanes_[static_cast<std::size_t>(lane)]->name(),
+                     start,
+                     Clock::now(),
+                     unit.plan.bytes);
   }
   finish(unit);
 }

@@ -34,6 +34,22 @@ double microseconds(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
 }
 
+/// Opens the array. What is added to "ts" for the time since the epoch has Horovod's name.
+std::string first_event(int rank) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const double epoch = std::chrono::duration<double, std::micro>(now).count();
+  char text[160];
+  std::snprintf(text,
+                sizeof text,
+                "[\n"
+                R"({"name": "process_name", "ph": "M", "pid": %d, )"
+                R"("args": {"name": "rank %d", "start_time_since_epoch_in_micros": %.0f}})",
+                rank,
+                rank,
+                epoch - microseconds(Clock::now()));
+  return text;
+}
+
 void write_all(int file, const std::string& text) {
   std::size_t written = 0;
   while (written < text.size()) {
@@ -49,10 +65,6 @@ void write_all(int file, const std::string& text) {
 
 void Timeline::start(const std::string& path, bool mark_rounds) {
   const std::lock_guard control(control_mutex_);
-  if (writer_.joinable()) {
-    throw Error(Code::kInvalidArgument,
-                "[timeline] already on; call stop_timeline before starting another");
-  }
   std::string name = path;
   const std::string placeholder = "{rank}";
   const auto at = name.find(placeholder);
@@ -61,10 +73,16 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
   } else if (rank_ != 0) {
     return;
   }
+  if (writer_.joinable() && name == path_) {
+    mark_rounds_.store(mark_rounds);
+    return;
+  }
   const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0) {
     throw system_error(Code::kInvalidArgument, "[timeline] cannot write '" + name + "'", errno);
   }
+  end();
+  path_ = name;
   mark_rounds_.store(mark_rounds);
   {
     // Threads that saw the last one on may have recorded after its end.
@@ -78,6 +96,10 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
 
 void Timeline::stop() {
   const std::lock_guard control(control_mutex_);
+  end();
+}
+
+void Timeline::end() {
   on_.store(false);
   if (!writer_.joinable()) {
     return;
@@ -91,6 +113,7 @@ void Timeline::stop() {
 }
 
 void Timeline::record(const std::string& name,
+                      const std::string& category,
                       const std::string& row,
                       Clock::time_point begin,
                       Clock::time_point end,
@@ -100,14 +123,14 @@ void Timeline::record(const std::string& name,
   }
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back({name, row, begin, end, bytes});
+    queue_.push_back({name, category, row, begin, end, bytes});
   }
   changed_.notify_one();
 }
 
 void Timeline::write(int file) {
+  write_all(file, first_event(rank_));
   std::map<std::string, int> rows;
-  std::string separator = "[\n";
   bool last = false;
   while (!last) {
     std::vector<Event> batch;
@@ -121,10 +144,11 @@ void Timeline::write(int file) {
     for (const Event& event : batch) {
       const auto [row, added] = rows.emplace(event.row, static_cast<int>(rows.size()));
       if (added) {
-        text += separator + R"({"name": "thread_name", "ph": "M", "pid": )" +
-                std::to_string(rank_) + R"(, "tid": )" + std::to_string(row->second) +
-                R"(, "args": {"name": ")" + escape(event.row) + "\"}}";
-        separator = ",\n";
+        text +=
+            ",\n"
+            R"({"name": "thread_name", "ph": "M", "pid": )" +
+            std::to_string(rank_) + R"(, "tid": )" + std::to_string(row->second) +
+            R"(, "args": {"name": ")" + escape(event.row) + "\"}}";
       }
       char numbers[160];
       std::snprintf(numbers,
@@ -136,12 +160,14 @@ void Timeline::write(int file) {
                     microseconds(event.begin),
                     microseconds(event.end) - microseconds(event.begin),
                     static_cast<unsigned long long>(event.bytes));
-      text += separator + R"({"name": ")" + escape(event.name) + "\", " + numbers;
-      separator = ",\n";
+      text +=
+          ",\n"
+          R"({"name": ")" +
+          escape(event.name) + R"(", "cat": ")" + escape(event.category) + "\", " + numbers;
     }
     write_all(file, text);
   }
-  write_all(file, separator == "[\n" ? "[]\n" : "\n]\n");
+  write_all(file, "\n]\n");
   close(file);
 }
 

@@ -16,7 +16,8 @@ namespace aiacc {
 ///
 /// Off: one atomic load per event and no thread. On: events are queued and a writer thread that
 /// sleeps between batches appends them. Threads: any. The file is a JSON array; it is valid after
-/// `stop`, and readable by the viewers also when the process died before.
+/// `stop`, and readable by the viewers also when the process died before. The first event tells the
+/// time of day at which "ts" is 0, by which the files of several hosts fit together.
 class Timeline {
  public:
   explicit Timeline(int rank) : rank_(rank) {}
@@ -24,15 +25,18 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// "{rank}" in the path is replaced by the rank; without it only rank 0 writes. Throws
-  /// Error(kInvalidArgument) if the file cannot be opened or a timeline is on already.
+  /// "{rank}" in the path is replaced by the rank; without it only rank 0 writes. A timeline that is
+  /// on with another path ends; with the same path it goes on. Throws Error(kInvalidArgument) if the
+  /// file cannot be opened.
   void start(const std::string& path, bool mark_rounds);
   void stop();
   bool on() const { return on_.load(std::memory_order_relaxed); }
   bool marks_rounds() const { return on() && mark_rounds_.load(std::memory_order_relaxed); }
 
   /// One finished phase: `name` in row `row` ("lane 0", "negotiation") from `begin` to `end`.
+  /// `category` is Horovod's name for the phase ("NEGOTIATE_ALLREDUCE"), which tools look for.
   void record(const std::string& name,
+              const std::string& category,
               const std::string& row,
               Clock::time_point begin,
               Clock::time_point end,
@@ -41,14 +45,17 @@ class Timeline {
  private:
   struct Event {
     std::string name;
+    std::string category;
     std::string row;
     Clock::time_point begin;
     Clock::time_point end;
     std::uint64_t bytes;
   };
+  void end();
   void write(int file);
 
   const int rank_;
+  std::string path_;  ///< of the file that is written
   std::atomic<bool> on_{false};
   std::atomic<bool> mark_rounds_{false};
   std::mutex control_mutex_;  ///< serialises start and stop

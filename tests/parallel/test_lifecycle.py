@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
 import subprocess
@@ -108,6 +109,28 @@ def test_ranks_and_sizes(launcher):
 
 def test_alone_is_a_job_of_one():
     assert run_ranks(1, _who_am_i, launcher="python") == [(0, 1, 0, 1, 0, 1)]
+
+
+def _timelines(folder):
+    hvd.init()
+    for marks_cycles in (True, False):
+        path = Path(folder) / f"{marks_cycles}.{hvd.rank()}.json"
+        hvd.start_timeline(path, mark_cycles=marks_cycles)
+        hvd.allreduce(np.ones(3), name="x")
+        hvd.stop_timeline()
+        hvd.stop_timeline()
+        assert path.exists() == (hvd.rank() == 0)
+        if hvd.rank() == 0:
+            first, *events = json.loads(path.read_text())
+            assert first["args"]["start_time_since_epoch_in_micros"] > 0
+            of_x = {event["cat"] for event in events if event["name"] == "allreduce.x"}
+            assert of_x == {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"}
+            assert any(event.get("cat") == "CYCLE_START" for event in events) == marks_cycles
+    hvd.shutdown()
+
+
+def test_timelines_have_horovods_phases(tmp_path):
+    run_ranks(2, _timelines, str(tmp_path))
 
 
 _NO_SHUTDOWN = """

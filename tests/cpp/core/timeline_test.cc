@@ -45,7 +45,7 @@ class TimelineTest : public testing::Test {
 
 void record(Timeline& timeline, const std::string& name, const std::string& row = "lane 0") {
   const auto now = Clock::now();
-  timeline.record(name, row, now, now + std::chrono::microseconds(5), 64);
+  timeline.record(name, "ALLREDUCE", row, now, now + std::chrono::microseconds(5), 64);
 }
 
 std::size_t count(const std::string& text, const std::string& part) {
@@ -79,7 +79,22 @@ TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
   const std::string text = read("t.json");
   EXPECT_TRUE(JsonChecker::valid(text));
   EXPECT_EQ(count(text, R"("ph": "X")"), 1001U);
+  EXPECT_EQ(count(text, R"("cat": "ALLREDUCE")"), 1001U);
   EXPECT_EQ(count(text, R"("thread_name")"), 3U);
+}
+
+TEST_F(TimelineTest, TellsTheTimeOfDayAtWhichItsClockStarts) {
+  const auto wall = [] { return std::chrono::system_clock::now().time_since_epoch(); };
+  const auto started = wall() - Clock::now().time_since_epoch();
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  timeline.stop();
+  const std::string text = read("t.json");
+  const std::string key = R"("start_time_since_epoch_in_micros": )";
+  const auto at = text.find(key);
+  ASSERT_NE(at, std::string::npos) << text;
+  const double seconds = std::stod(text.substr(at + key.size())) / 1e6;
+  EXPECT_NEAR(seconds, std::chrono::duration<double>(started).count(), 60.0);
 }
 
 TEST_F(TimelineTest, AnEmptyOneIsValidToo) {
@@ -116,11 +131,28 @@ TEST_F(TimelineTest, StartsAndStopsAgainAndAgain) {
   }
 }
 
-TEST_F(TimelineTest, OneAtATime) {
+TEST_F(TimelineTest, AnotherOneEndsTheOneThatIsOn) {
   Timeline timeline(0);
   timeline.start(path("t.json"), false);
-  EXPECT_THROW(timeline.start(path("other.json"), false), Error);
-  EXPECT_FALSE(exists("other.json"));
+  record(timeline, "first");
+  timeline.start(path("other.json"), false);
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+  record(timeline, "second");
+  timeline.stop();
+  EXPECT_EQ(count(read("t.json"), "first"), 1U);
+  EXPECT_EQ(count(read("t.json"), "second"), 0U);
+  EXPECT_EQ(count(read("other.json"), "second"), 1U);
+}
+
+TEST_F(TimelineTest, TheSameOneGoesOn) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  record(timeline, "first");
+  timeline.start(path("t.json"), true);
+  EXPECT_TRUE(timeline.marks_rounds());
+  record(timeline, "second");
+  timeline.stop();
+  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 2U);
 }
 
 TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
