@@ -76,7 +76,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the state and the options of the optimizer of ``root_rank``.
 
-    The other ranks need no state of their own; what they have is replaced.
+    The other ranks need no state of their own; what they have is replaced in the same dictionaries,
+    which a wrapped optimizer and its schedulers may hold. On a rank without state, parameters that
+    have no gradient get one of zeros, as in Horovod.
 
     Collective: every rank, with optimizers of the same class and parameter groups.
     Blocks: until the state is there.
@@ -84,18 +86,19 @@ def broadcast_optimizer_state(
     Args:
         optimizer: Any but LBFGS.
         root_rank: Global rank to copy from.
-        model: Not needed; accepted because Horovod has it.
+        model: Its sparse embeddings get no gradients.
 
     Raises:
         ValueError: The optimizer is LBFGS, or has other parameter groups than the root's.
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
-    del model
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "broadcast_optimizer_state got an LBFGS optimizer (expected one with a state per "
             "parameter); LBFGS keeps closures that cannot be sent, so start it anew on every rank"
         )
+    if not optimizer.state:
+        _add_gradients(optimizer, model)
     is_root = _core.rank() == root_rank
     tensors: list[torch.Tensor] = []
     state = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
@@ -106,7 +109,36 @@ def broadcast_optimizer_state(
     with torch.no_grad():
         _broadcast_tensors(named, root_rank)
     if not is_root:
-        optimizer.load_state_dict(state)
+        _load_in_place(optimizer, state)
+
+
+def _add_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Zeros for parameters without gradient, except where gradients are sparse."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return
+    modules = () if model is None else model.modules()
+    sparse = {module.weight for module in modules if getattr(module, "sparse", False)}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None and parameter not in sparse:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+def _load_in_place(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
+    """`load_state_dict` that keeps the dictionaries of ``optimizer`` and the received dtypes."""
+    state, groups = optimizer.state, optimizer.param_groups
+    optimizer.load_state_dict(received)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.update(loaded)
+    state.clear()
+    state.update(optimizer.state)
+    optimizer.state, optimizer.param_groups = state, groups
+    numbers = [number for group in received["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, value in received["state"].get(number, {}).items():
+            if isinstance(value, torch.Tensor):  # loading has cast it to the parameter's dtype
+                state[parameter][name] = value
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -176,9 +176,41 @@ def _optimizer_states():
             torch.testing.assert_close(other, expected, rtol=0, atol=0)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
         assert optimizer.param_groups[0]["params"][0] is model.weight
-    del size
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS([torch.zeros(1)]), 0)
+
+    # State of another dtype than the parameters; a scheduler that holds the wrapped optimizer.
+    model = torch.nn.Linear(3, 2).bfloat16()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5 + rank, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    outer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    if rank == 0:
+        outer.state[model.weight]["momentum_buffer"] = torch.full((2, 3), 1 + 2**-20)
+    hvd.broadcast_optimizer_state(outer, 0)
+    buffer = outer.state[model.weight]["momentum_buffer"]
+    torch.testing.assert_close(buffer, torch.full((2, 3), 1 + 2**-20), rtol=0, atol=0)
+    assert outer.state is inner.state
+    assert outer.param_groups is inner.param_groups
+    assert outer.param_groups[0]["lr"] == 0.5
+    outer.param_groups[0]["lr"] = 4.0
+    with pytest.warns(UserWarning, match="before"):  # torch's, because there was no step
+        scheduler.step()
+    assert outer.param_groups[0]["lr"] == 2.0
+    del size
+
+
+def _gradients_without_state():
+    frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    used, fresh = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    used.grad = torch.ones(2)
+    embedding = torch.nn.Embedding(3, 2, sparse=True)
+    optimizer = torch.optim.SGD([frozen, used, fresh, embedding.weight], lr=0.1, weight_decay=1.0)
+    hvd.broadcast_optimizer_state(optimizer, 0, torch.nn.Sequential(embedding))
+    assert (frozen.grad, embedding.weight.grad) == (None, None)
+    assert (used.grad.tolist(), fresh.grad.tolist()) == ([1, 1], [0, 0])
+    assert fresh.tolist() == [1, 1]
+    hvd.broadcast_optimizer_state(torch.optim.SparseAdam(embedding.parameters()), 0)
+    assert embedding.weight.grad is None
 
 
 def _leaves(value):
@@ -211,6 +243,7 @@ def _check_everything():
     _differentiate()
     _models_and_objects()
     _optimizer_states()
+    _gradients_without_state()
     _disagree()
     hvd.barrier()
     hvd.shutdown()
