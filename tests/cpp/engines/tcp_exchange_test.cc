@@ -49,18 +49,6 @@ TEST_P(TcpExchangeTest, ReduceScatterEveryCount) {
   });
 }
 
-/// More than what a reduce-scatter handles at a time, and not all parts end in the same block.
-TEST_P(TcpExchangeTest, ReduceScatterOfManyBlocks) {
-  with_engines(size(), [&](int rank, Engine& engine) {
-    check_reduce_scatter(engine,
-                         0,
-                         rank,
-                         uneven_counts(size(), 3000001 / static_cast<std::size_t>(size())),
-                         DataType::kUInt8,
-                         ReduceOp::kSum);
-  });
-}
-
 /// Rounding depends on the order of additions.
 TEST_P(TcpExchangeTest, ReduceScatterGivesTheSameBitsInEveryRun) {
   const std::vector<std::size_t> counts(static_cast<std::size_t>(size()), 20011);
@@ -89,7 +77,7 @@ TEST_P(TcpExchangeTest, ReduceScatterGivesTheSameBitsInEveryRun) {
 TEST_P(TcpExchangeTest, AllToAllOfUnequalPieces) {
   with_engines(size(), [&](int rank, Engine& engine) {
     for (const int lane : {2, engine.express_lane()}) {
-      for (const std::size_t scale : {0, 1, 1000, 500009}) {
+      for (const std::size_t scale : {0, 1, 1000, 30011}) {
         check_all_to_all(engine, lane, rank, size(), scale);
       }
     }
@@ -122,6 +110,31 @@ TEST_P(TcpExchangeTest, LanesConnectAtTheSameTimeInAnyOrder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, TcpExchangeTest, testing::Values(1, 2, 3, 4, 7));
+
+/// More than what sockets and buffers hold; sanitizers need long for more ranks.
+class TcpExchangeSizeTest : public TcpExchangeTest {};
+
+/// More than what a reduce-scatter handles at a time, and not all parts end in the same block.
+TEST_P(TcpExchangeSizeTest, ReduceScatterOfManyBlocks) {
+  with_engines(size(), [&](int rank, Engine& engine) {
+    check_reduce_scatter(engine,
+                         0,
+                         rank,
+                         uneven_counts(size(), 3000001 / static_cast<std::size_t>(size())),
+                         DataType::kUInt8,
+                         ReduceOp::kSum);
+  });
+}
+
+TEST_P(TcpExchangeSizeTest, AllToAllOfLargePieces) {
+  with_engines(size(), [&](int rank, Engine& engine) {
+    for (const int lane : {2, engine.express_lane()}) {
+      check_all_to_all(engine, lane, rank, size(), 500009);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, TcpExchangeSizeTest, testing::Values(2, 3));
 
 void exchange_floats(Engine& engine, int lane, int size, std::size_t count) {
   const std::vector<float> send(count * static_cast<std::size_t>(size), 1.0f);
