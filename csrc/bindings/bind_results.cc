@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "csrc/base/raw_bytes.h"
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/guarded.h"
 #include "csrc/core/runtime.h"
@@ -88,11 +89,11 @@ class Finished {
     for (const std::int64_t extent : buffers.first_extents) {
       shape.front() += extent;
     }
-    auto memory = std::make_unique<std::vector<std::uint8_t>>(std::move(buffers.gathered));
+    auto memory = std::make_unique<RawBytes>(std::move(buffers.gathered));
     const auto bytes = static_cast<py::ssize_t>(memory->size());
     std::uint8_t* data = memory->data();
     const py::capsule owner(memory.release(), [](void* pointer) {
-      delete static_cast<std::vector<std::uint8_t>*>(pointer);
+      delete static_cast<RawBytes*>(pointer);
     });
     return py::make_tuple(py::array_t<std::uint8_t>(bytes, data, owner),
                           py::tuple(py::cast(shape)));

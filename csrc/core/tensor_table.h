@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/base/raw_bytes.h"
 #include "csrc/base/socket.h"
 #include "csrc/core/message.h"
 
@@ -24,7 +25,7 @@ struct TensorBuffers {
   void* output = nullptr;
   /// Rows that come from every member of the process set: all-gather and all-to-all.
   std::vector<std::int64_t> first_extents;
-  std::vector<std::uint8_t> gathered;  ///< the output of those
+  RawBytes gathered;  ///< the output of those
 };
 
 /// One submitted operation, from submit to wait.

@@ -86,8 +86,8 @@ TEST_P(CoordinatorGroupsTest, AGroupIsGatheredWithRowsOfItsOwn) {
       operation->more = {{second.data(), nullptr, {}, {}}};
       const Handle handle = coordinator.submit(std::move(operation));
       auto done = coordinator.wait(handle);
-      std::vector<std::uint8_t> expected_first;
-      std::vector<std::uint8_t> expected_second;
+      RawBytes expected_first;
+      RawBytes expected_second;
       for (int r = 0; r < size(); ++r) {
         expected_first.insert(
             expected_first.end(), static_cast<std::size_t>(r), static_cast<std::uint8_t>(r));

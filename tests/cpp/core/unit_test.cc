@@ -202,7 +202,7 @@ TEST(ExecuteUnit, GathersRowsOfDifferentNumbers) {
     unit.team = team_of(engine, rank, {0, 1});
     PackBuffer buffer;
     execute_unit(unit, 0, buffer);
-    EXPECT_EQ(operation.gathered, (std::vector<std::uint8_t>{1, 1, 1, 1, 1, 1, 2, 2}));
+    EXPECT_EQ(operation.gathered, (RawBytes{1, 1, 1, 1, 1, 1, 2, 2}));
   });
 }
 
