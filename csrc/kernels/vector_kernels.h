@@ -188,11 +188,31 @@ struct Kernels {
     }
   }
 
+  /// The whole number that a factor is the reciprocal of, 0 if there is none. Powers of two are left
+  /// out: to multiply by their reciprocals is exact, and faster.
+  static std::uint32_t divisor_of(double factor) {
+    const double inverse = 1.0 / factor;
+    if (!(inverse >= 2.5 && inverse <= 1 << 24)) {
+      return 0;
+    }
+    const auto whole = static_cast<std::uint32_t>(inverse + 0.5);
+    return (whole & (whole - 1)) != 0 && 1.0 / whole == factor ? whole : 0;
+  }
+
   template <class T>
-  static void scale_float(void* out, const void* in, std::size_t count, T factor) {
+  static void scale_float(void* out, const void* in, std::size_t count, double wide_factor) {
     using R = typename Raw<T>::Type;
     auto* o = static_cast<R*>(out);
     const auto* x = static_cast<const R*>(in);
+    if (const std::uint32_t whole = divisor_of(wide_factor)) {
+      const T divisor = static_cast<T>(whole);
+#pragma GCC ivdep
+      for (std::size_t i = 0; i < count; ++i) {
+        o[i] = x[i] / divisor;
+      }
+      return;
+    }
+    const T factor = static_cast<T>(wide_factor);
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
       o[i] = factor * x[i];
@@ -200,16 +220,14 @@ struct Kernels {
   }
 
   template <class Blocks>
-  static void scale_16(void* out, const void* in, std::size_t count, float factor) {
+  static void scale_16(void* out, const void* in, std::size_t count, double factor) {
     auto* o = static_cast<Bits16*>(out);
     const auto* x = static_cast<const Bits16*>(in);
     float values[kBlock];
     for (std::size_t at = 0; at < count; at += kBlock) {
       const std::size_t n = count - at < kBlock ? count - at : kBlock;
       Blocks::widen(values, x + at, n);
-      for (std::size_t i = 0; i < n; ++i) {
-        values[i] *= factor;
-      }
+      scale_float<float>(values, values, n, factor);
       Blocks::narrow(o + at, values, n);
     }
   }
@@ -258,15 +276,15 @@ struct Kernels {
       case DataType::kInt64:
         return scale_int<std::int64_t>(out, in, count, factor, INT64_MIN, INT64_MAX);
       case DataType::kFloat16:
-        return scale_16<Half>(out, in, count, static_cast<float>(factor));
+        return scale_16<Half>(out, in, count, factor);
       case DataType::kFloat32:
-        return scale_float<float>(out, in, count, static_cast<float>(factor));
+        return scale_float<float>(out, in, count, factor);
       case DataType::kFloat64:
         return scale_float<double>(out, in, count, factor);
       case DataType::kBool:
         return scale_bool(out, in, count, factor);
       case DataType::kBFloat16:
-        return scale_16<BFloat16Blocks>(out, in, count, static_cast<float>(factor));
+        return scale_16<BFloat16Blocks>(out, in, count, factor);
     }
   }
 };

@@ -72,6 +72,11 @@ def _average_scale_and_compress():
     for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
         for tensor in (twelve, twelve.double(), twelve.long()):
             _equal(hvd.allreduce(tensor, op=hvd.Sum, compression=compression), tensor * size)
+    # An average is the nearest number to the quotient.
+    whole = torch.arange(1.0, 500.0)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        sums = (whole if rank == 0 else torch.zeros_like(whole)).to(dtype)
+        _equal(hvd.allreduce(sums), whole.to(dtype) / size)
     # bfloat16 keeps the range of float32, float16 does not.
     large = torch.tensor([2.0**20])
     _equal(hvd.allreduce(large, compression=hvd.Compression.bf16), large)
