@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "csrc/base/error.h"
+#include "csrc/base/fork_guard.h"
 
 namespace aiacc {
 namespace {
@@ -131,6 +132,12 @@ bool stays_on_this_host(int fd) {
 
 }  // namespace
 
+Socket::Socket(int fd) : fd_(fd) {
+  if (fd >= 0) {
+    fork_guard::opened(fd);
+  }
+}
+
 Socket& Socket::operator=(Socket&& other) noexcept {
   if (this != &other) {
     close();
@@ -142,10 +149,10 @@ Socket& Socket::operator=(Socket&& other) noexcept {
 Socket::~Socket() { close(); }
 
 void Socket::close() noexcept {
-  if (fd_ >= 0) {
+  if (fd_ >= 0 && fork_guard::closing(fd_)) {
     ::close(fd_);
-    fd_ = -1;
   }
+  fd_ = -1;
 }
 
 void Socket::shutdown() noexcept {

@@ -9,11 +9,12 @@ namespace aiacc {
 
 using Clock = std::chrono::steady_clock;
 
-/// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction.
+/// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction, and in
+/// a child of fork at once.
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(int fd) : fd_(fd) {}
+  explicit Socket(int fd);
   Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Socket& operator=(Socket&& other) noexcept;
   ~Socket();

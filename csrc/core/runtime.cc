@@ -1,5 +1,7 @@
 #include "csrc/core/runtime.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "csrc/base/log.h"
@@ -67,6 +69,16 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   }
 }
 
+void Session::refuse_if_inherited() const {
+  if (inherited()) {
+    throw Error(Code::kInvalidArgument,
+                "[core] process " + std::to_string(getpid()) + " was forked from rank " +
+                    std::to_string(placement().rank) +
+                    " (expected that rank itself): only that may communicate; use it there, or " +
+                    "call shutdown() and then init() here, to start a job of its own");
+  }
+}
+
 Session::~Session() {
   // The coordinator first: its threads use everything else. The plane last: it says goodbye.
   coordinator_.reset();
@@ -99,6 +111,11 @@ void Runtime::shutdown() {
     const std::lock_guard lock(mutex_);
     session = std::move(session_);
     session_ = nullptr;
+  }
+  if (session != nullptr && session->inherited()) {
+    // Its threads are not here to be joined; nobody frees it.
+    static_cast<void>(new std::shared_ptr<Session>(std::move(session)));
+    return;
   }
   if (session != nullptr) {
     // Ends every wait first: other threads may hold the session a moment longer.

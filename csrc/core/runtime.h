@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/base/env.h"
+#include "csrc/base/fork_guard.h"
 #include "csrc/base/socket.h"
 #include "csrc/control/tcp/connector.h"
 #include "csrc/core/coordinator.h"
@@ -44,14 +45,26 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  /// Whether this process is a child of that of the session, which alone may use what follows here.
+  bool inherited() const { return generation_ != fork_guard::generation(); }
   const SessionOptions& options() const { return options_; }
   const Placement& placement() const { return options_.placement; }
-  Coordinator& coordinator() { return *coordinator_; }
-  Timeline& timeline() { return timeline_; }
+  /// Throw Error(kInvalidArgument) in a child of fork.
+  Coordinator& coordinator() {
+    refuse_if_inherited();
+    return *coordinator_;
+  }
+  Timeline& timeline() {
+    refuse_if_inherited();
+    return timeline_;
+  }
   const ControlPlane& plane() const { return *plane_; }
   const Engine& engine() const { return *engine_; }
 
  private:
+  void refuse_if_inherited() const;
+
+  const std::uint32_t generation_ = fork_guard::generation();
   const SessionOptions options_;
   std::shared_ptr<Listener> listener_;
   std::unique_ptr<Connector> connector_;
@@ -68,6 +81,7 @@ class Runtime {
   static Runtime& instance();
 
   void init(SessionOptions options, std::shared_ptr<Listener> listener);
+  /// In a child of fork: forgets the session, and leaves that of the parent alone.
   void shutdown();
   bool initialized() const;
   /// Throws Error(kShutdown) that says how to start when there is none.

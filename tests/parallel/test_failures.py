@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -76,6 +77,35 @@ def _wait_for_the_dead(victim):
 
 def test_blocked_barrier_ends_when_a_rank_dies():
     run_ranks(3, _wait_for_the_dead, 0, missing=[0], timeout=PATIENCE_S)
+
+
+def _leave_a_worker_behind(victim, pid_file):
+    """A loader's worker, forked, outlives its rank."""
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="warm")
+    if hvd.rank() == victim:
+        worker = multiprocessing.get_context("fork").Process(target=threading.Event().wait)
+        worker.start()
+        pid_file.write_text(str(worker.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(aiacc.PeerLostError):
+        hvd.barrier()
+    worker_pid = int(pid_file.read_text())
+    os.kill(worker_pid, 0)  # is still there
+    os.kill(worker_pid, signal.SIGKILL)
+    hvd.shutdown()
+
+
+def test_a_worker_that_outlives_its_rank_does_not_hide_its_death(tmp_path):
+    run_ranks(
+        2,
+        _leave_a_worker_behind,
+        1,
+        tmp_path / "pid",
+        missing=[1],
+        timeout=PATIENCE_S,
+        env={"AIACC_PEER_TIMEOUT_S": str(10 * PATIENCE_S)},
+    )
 
 
 def _go_on_without(victim, port):

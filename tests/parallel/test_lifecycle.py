@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -178,6 +179,33 @@ assert not names & {"torch", "tensorflow", "keras", "mpi4py"}, names
 maps = open("/proc/self/maps").read()
 assert "libmpi" not in maps
 """
+
+
+def _use_in_a_child(answers):
+    answers.send((hvd.is_initialized(), hvd.rank(), hvd.size()))
+    calls = [hvd.barrier, hvd.stop_timeline, lambda: hvd.allreduce(np.ones(3), name="same")]
+    for call in calls:
+        with pytest.raises(ValueError, match="was forked from rank"):
+            call()
+    hvd.shutdown()
+    answers.send(hvd.is_initialized())
+
+
+def _fork_and_communicate():
+    hvd.init()
+    hvd.allreduce(np.ones(3), name="same")
+    answers, questions = multiprocessing.Pipe(duplex=False)
+    worker = multiprocessing.get_context("fork").Process(target=_use_in_a_child, args=(questions,))
+    worker.start()
+    assert answers.recv() == (True, hvd.rank(), hvd.size())
+    assert answers.recv() is False
+    worker.join()
+    assert worker.exitcode == 0
+    return hvd.allreduce(np.ones(3), name="same", op=hvd.Sum).tolist()
+
+
+def test_forked_child_knows_its_rank_and_leaves_the_connections_alone():
+    assert run_ranks(2, _fork_and_communicate) == [[2.0] * 3] * 2
 
 
 def test_importing_aiacc_imports_no_framework_and_no_mpi():
