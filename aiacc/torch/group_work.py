@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -91,27 +92,40 @@ class GroupWork(Work):
         return self._future
 
     def complete_future(self) -> None:
-        """Wait, then complete the future. Called by `Futures` only."""
+        """Complete the future after `wait`, and run its callbacks. Called by `Futures` only."""
         assert self._future is not None
-        try:
-            self.wait()
-        except Exception as error:  # handed to whoever waits for the future
-            self._future.set_exception(error)  # type: ignore[arg-type]
+        if self._error is not None:  # handed to whoever waits for the future
+            self._future.set_exception(self._error)  # type: ignore[arg-type]
         else:
             self._future.set_result(self._outputs)
 
 
 class Futures:
-    """Completes the futures of a process group, in a thread that starts with the first."""
+    """Completes the futures of a process group, in a thread that starts with the first.
+
+    Callbacks of a future run there. Since one may wait for another future of the group, as the
+    hook for PowerSGD does, a second thread goes on with the queue meanwhile if it has to.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[GroupWork | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        #: How many of the threads run no callbacks.
+        self._free = 0
         #: Work that nobody has waited for: the core uses its memory.
         self._under_way: set[GroupWork] = set()
+        #: Size of that set at which what is done has to leave it, for nobody may ever wait.
+        self._too_many = 64
 
     def keep(self, work: GroupWork) -> None:
         """Keep ``work`` alive until it is done."""
+        if len(self._under_way) >= self._too_many:
+            for other in tuple(self._under_way):
+                if other.is_completed():
+                    with contextlib.suppress(Exception):  # a later `wait` raises it again
+                        other.wait()
+            self._too_many = 2 * len(self._under_way) + 64
         self._under_way.add(work)
 
     def forget(self, work: GroupWork) -> None:
@@ -120,22 +134,37 @@ class Futures:
 
     def complete(self, work: GroupWork) -> None:
         """Complete the future of ``work`` as soon as it is done."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="aiacc futures", daemon=True)
-            self._thread.start()
         self._queue.put(work)
+        self._see_to_the_queue()
 
     def close(self, join: bool) -> None:
-        """End the thread when the work that it has is done; ``join`` waits for that."""
-        if self._thread is not None:
+        """End the threads when the work that they have is done; ``join`` waits for that."""
+        with self._lock:
+            threads, self._threads = self._threads, []
+            self._free = 0
+        for _ in threads:
             self._queue.put(None)
-            if join:
-                self._thread.join()
-            self._thread = None
+        for thread in threads if join else ():
+            thread.join()
+
+    def _see_to_the_queue(self) -> None:
+        with self._lock:
+            if self._free == 0 and not self._queue.empty():
+                thread = threading.Thread(target=self._run, name="aiacc futures", daemon=True)
+                self._threads.append(thread)
+                self._free += 1
+                thread.start()
 
     def _run(self) -> None:
         while True:
             work: Any = self._queue.get()
             if work is None:
                 return
+            with contextlib.suppress(Exception):  # `complete_future` passes it on
+                work.wait()
+            with self._lock:
+                self._free -= 1
+            self._see_to_the_queue()
             work.complete_future()
+            with self._lock:
+                self._free += 1

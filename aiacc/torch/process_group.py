@@ -1,8 +1,9 @@
 """``torch.distributed.init_process_group("aiacc")``: the engines of aiacc under torch's own API.
 
 Importing `aiacc.torch` registers the backend. It serves DistributedDataParallel and the collectives
-of ``torch.distributed`` on CPU tensors; groups contain all ranks of the job. Operations are paired
-by counting them, so every rank has to call them in the same order, as torch demands anyway.
+of ``torch.distributed`` on CPU tensors, in groups of all ranks of the job; groups of some of them
+are torch's own gloo. Operations are paired by counting them, so every rank has to call them in the
+same order, as torch demands anyway.
 """
 
 from __future__ import annotations
@@ -63,6 +64,16 @@ class ProcessGroup(_Base):
         self._size = size
         self._owns_runtime = owns_runtime
         self._futures = Futures()
+        self._name = ""
+
+    # torch asks for these by the names of its own methods.
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name that torch has given to the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Called by torch, which finds the group by this name later."""
+        self._name = name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """The name to give to ``init_process_group``."""
@@ -417,7 +428,7 @@ def _distribute(received: torch.Tensor, outputs: Tensors) -> None:
         output.detach().copy_(part.reshape(output.shape))
 
 
-def _create(options: Any, backend_options: Any) -> ProcessGroup:
+def _create(options: Any, backend_options: Any) -> Any:
     """Called by torch with the store of the group."""
     del backend_options
     rank, size = options.group_rank, options.group_size
@@ -425,11 +436,14 @@ def _create(options: Any, backend_options: Any) -> ProcessGroup:
     if owns_runtime:
         basics.init_through(StoreProvider(options.store, rank, size))
     elif (basics.rank(), basics.size()) != (rank, size):
-        raise ValueError(
-            f"group of {size} ranks with this one as {rank}, in a job of {basics.size()} with this "
-            f"one as {basics.rank()} (expected all ranks, in their order); for some of them use "
-            'new_group(ranks, backend="gloo"), or hvd.add_process_set'
-        )
+        if not dist.is_gloo_available():
+            raise ValueError(
+                f"group of {size} ranks with this one as {rank}, in a job of {basics.size()} with "
+                f"this one as {basics.rank()} (expected all ranks, in their order, for this torch "
+                "has no gloo); use hvd.add_process_set"
+            )
+        # The core learns of sets of ranks from all ranks; torch tells only the members.
+        return dist.ProcessGroupGloo(options.store, rank, size, options.timeout)
     return ProcessGroup(rank, size, owns_runtime)
 
 

@@ -6,11 +6,13 @@ import functools
 import gc
 import os
 import pickle
+import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
@@ -149,6 +151,44 @@ def _asynchronous(rank, size):
     dist.barrier()
 
 
+def _callbacks_that_wait(rank, size):
+    """As the hook for PowerSGD does: a callback of a future waits for another one."""
+
+    def reduce_again(future):
+        (total,) = future.value()
+        return dist.all_reduce(total + rank, async_op=True).get_future().wait()
+
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(reduce_again)
+    _equal(future.wait()[0], torch.full((1,), float(size * size + sum(range(size)))))
+
+
+def _nobody_waits():
+    works = []
+    for _ in range(300):
+        works.append(weakref.ref(dist.all_reduce(torch.ones(3), async_op=True)))
+        dist.all_reduce(torch.ones(1))
+    assert sum(work() is not None for work in works) < len(works)
+
+
+def _groups(rank, size):
+    everyone = dist.new_group()
+    total = torch.ones(1)
+    dist.all_reduce(total, group=everyone)
+    assert total.item() == size
+    dist.destroy_process_group(everyone)
+    first = dist.new_group([0, size - 1])
+    if rank in (0, size - 1):
+        total = torch.full((1,), float(rank))
+        dist.all_reduce(total, group=first)
+        assert total.item() == size - 1
+        dist.destroy_process_group(first)
+    mesh = init_device_mesh("cpu", (size,))
+    assert mesh.get_local_rank() == rank
+    total = torch.ones(1)
+    dist.all_reduce(total, group=mesh.get_group())
+    assert total.item() == size
+
+
 def _disagree(rank, size):
     with pytest.raises(aiacc.MismatchError, match="shape"):
         dist.all_reduce(torch.ones(2 + rank))
@@ -178,7 +218,10 @@ def _everything(port):
     _scatter(rank, size)
     _objects(rank, size)
     _asynchronous(rank, size)
+    _callbacks_that_wait(rank, size)
+    _nobody_waits()
     if size > 1:
+        _groups(rank, size)
         _disagree(rank, size)
     dist.destroy_process_group()
     assert not hvd.is_initialized()
@@ -246,8 +289,6 @@ def _with_the_runtime_there(port):
     _join(port)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
-    with pytest.raises(ValueError, match=r'expected all ranks.*new_group\(ranks, backend="gloo"\)'):
-        dist.new_group([hvd.rank()], use_local_synchronization=True)
     dist.destroy_process_group()
     assert hvd.is_initialized()  # it was not the group's
     _equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1,), 4.0))
