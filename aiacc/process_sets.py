@@ -52,9 +52,10 @@ class ProcessSet:
         return ranks.index(_core.rank())
 
     def included(self) -> bool | None:
-        """Whether this rank is a member; None for a set that is not registered."""
-        ranks = self._registered_ranks()
-        return None if ranks is None else _core.rank() in ranks
+        """Whether this rank is one of ``ranks``, registered or not; None before `init`."""
+        if self.ranks is None or not _core.is_initialized():
+            return None
+        return _core.rank() in self.ranks
 
     def _registered_ranks(self) -> list[int] | None:
         if self.process_set_id is None or not _core.is_initialized():

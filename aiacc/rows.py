@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 
 def scattered_rows(rows: int, rank: int, size: int) -> int:
@@ -11,12 +12,12 @@ def scattered_rows(rows: int, rank: int, size: int) -> int:
 
 
 def checked_splits(
-    splits: Sequence[int] | None, rows: int, size: int, what: str
+    splits: Iterable[Any] | None, rows: int, size: int, what: str
 ) -> tuple[int, ...]:
     """Rows that go to each rank of an all-to-all.
 
     Args:
-        splits: What the user gave; None divides the rows evenly.
+        splits: What the user gave, whole numbers of any type; None divides the rows evenly.
         rows: First dimension of the tensor.
         size: Number of ranks.
         what: What they are for, such as ``"alltoall of 'x'"``.
@@ -32,15 +33,25 @@ def checked_splits(
             )
         return (rows // size,) * size
     given = tuple(splits)
+    numbers = tuple(_whole(count) for count in given)
     if len(given) != size:
         raise ValueError(
             f"{what}: {len(given)} splits {given} for {size} ranks (expected one for each rank)"
         )
-    if any(isinstance(count, bool) or not isinstance(count, int) or count < 0 for count in given):
+    if min(numbers) < 0:
         raise ValueError(f"{what}: splits {given} (expected whole numbers >= 0)")
-    if sum(given) > rows:
+    if sum(numbers) > rows:
         raise ValueError(
-            f"{what}: splits {given} add up to {sum(given)}, but the tensor has {rows} rows "
+            f"{what}: splits {given} add up to {sum(numbers)}, but the tensor has {rows} rows "
             "(expected at most as many)"
         )
-    return given
+    return numbers
+
+
+def _whole(count: Any) -> int:
+    """``count`` as an int, -1 if it is no whole number."""
+    try:
+        number = int(count)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if number == count else -1

@@ -28,7 +28,7 @@ def alltoall_async(
 ) -> int:
     """Start sending a part of ``tensor`` to every rank, and receiving one from each.
 
-    `synchronize` returns what `alltoall` returns.
+    `synchronize` returns the pair that `alltoall` returns for given splits, also without them.
 
     Collective: every rank, with the same name, dtype and shape except the first dimension.
     Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
@@ -37,9 +37,21 @@ def alltoall_async(
         ValueError: Bad argument, among them splits that do not fit.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    handle = _exchange(tensor, splits, name, process_set)
-    if splits is None:
-        pending[handle] = (tensor, lambda handle: _take(handle, tensor.dtype)[0])
+    what = f"alltoall of {name!r}"
+    address, code = address_and_code(tensor, what)
+    check_rows(tensor, what)
+    numbers = _numbers_of(splits, what)
+    size = place_in(process_set).size
+    parts = checked_splits(numbers, tensor.shape[0], size, f"[torch] {what}")
+    handle = _core.submit_alltoall(
+        "alltoall." + name if name else "",
+        address,
+        (sum(parts), *tensor.shape[1:]),
+        code,
+        parts,
+        set_id(process_set),
+    )
+    pending[handle] = (tensor, lambda handle: _take(handle, tensor.dtype))
     return handle
 
 
@@ -168,28 +180,6 @@ def scatter_grad_factor(
     return size * prescale_factor * postscale_factor
 
 
-def _exchange(
-    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
-) -> int:
-    """Start an all-to-all whose result is a pair in any case."""
-    what = f"alltoall of {name!r}"
-    address, code = address_and_code(tensor, what)
-    check_rows(tensor, what)
-    numbers = _numbers_of(splits, what)
-    size = place_in(process_set).size
-    parts = checked_splits(numbers, tensor.shape[0], size, f"[torch] {what}")
-    handle = _core.submit_alltoall(
-        "alltoall." + name if name else "",
-        address,
-        (sum(parts), *tensor.shape[1:]),
-        code,
-        parts,
-        set_id(process_set),
-    )
-    pending[handle] = (tensor, lambda handle: _take(handle, tensor.dtype))
-    return handle
-
-
 def _take(handle: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     data, shape, received = _core.take_alltoall(handle)
     return from_bytes(data, shape, dtype), torch.tensor(received, dtype=torch.int32)
@@ -212,7 +202,7 @@ class _Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
     ) -> Any:
-        output, received = synchronize(_exchange(tensor, splits, name, process_set))
+        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
         if ctx is not None:
             ctx.arguments = (grad_name(name), received, tensor.shape[0], process_set)
             ctx.mark_non_differentiable(received)
@@ -221,7 +211,9 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, received, rows, process_set = ctx.arguments
-        gradient, _ = synchronize(_exchange(grads[0].contiguous(), received, name, process_set))
+        gradient, _ = synchronize(
+            alltoall_async(grads[0].contiguous(), received, name, process_set)
+        )
         unsent = rows - gradient.shape[0]
         if unsent > 0:
             gradient = torch.cat([gradient, gradient.new_zeros((unsent, *gradient.shape[1:]))])

@@ -209,10 +209,12 @@ class GradientReducer:
                 self._hooks[index] = register(self._hook(index, parameter))
 
     def _has_company(self) -> bool:
+        process_set = self._options.process_set
         return (
             basics.is_initialized()
             and basics.size() > 1
-            and bool(self._options.process_set.included())
+            and process_set.process_set_id is not None
+            and bool(process_set.included())
         )
 
     def _hook(self, index: int, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:

@@ -40,7 +40,7 @@ def synchronize(handle: int) -> Any:
 
     Returns:
         The output tensor (the tensor itself for an in-place operation), a list of them for a
-        grouped operation, or (output, received splits) for an all-to-all that was given splits.
+        grouped operation, or (output, received splits) for an all-to-all.
         None for a handle that was synchronised before or never existed, as in Horovod.
 
     Raises:

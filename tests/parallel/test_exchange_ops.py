@@ -74,7 +74,9 @@ def _all_to_all():
         expected = torch.cat([even[r][2 * rank : 2 * rank + 2] for r in range(size)])
         _equal(hvd.alltoall(even[rank]), expected)
         handle = hvd.alltoall_async(even[rank], name="even")
-        _equal(hvd.synchronize(handle), expected)
+        output, received = hvd.synchronize(handle)
+        _equal(output, expected)
+        _equal(received, torch.full((size,), 2, dtype=torch.int32))
         assert hvd.synchronize(handle) is None
         nothing = torch.empty((0, *tail), dtype=dtype)
         _equal(hvd.alltoall(nothing), nothing)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from aiacc.rows import checked_splits, scattered_rows
@@ -17,6 +18,10 @@ def test_splits_that_fit():
     assert checked_splits(None, 0, 3, "x") == (0, 0, 0)
     assert checked_splits([1, 0, 5], 6, 3, "x") == (1, 0, 5)
     assert checked_splits([0, 0], 6, 2, "x") == (0, 0)
+    for splits in (np.array([1, 2]), np.int32([1, 2]), [1.0, 4 / 2], (True, 2)):
+        parts = checked_splits(splits, 6, 2, "x")
+        assert parts == (1, 2)
+        assert {type(part) for part in parts} == {int}
 
 
 @pytest.mark.parametrize(
@@ -25,8 +30,9 @@ def test_splits_that_fit():
         (None, r"x: 7 rows for 2 ranks \(expected a multiple of 2\)"),
         ([7], r"x: 1 splits \(7,\) for 2 ranks"),
         ([8, -1], r"x: splits \(8, -1\) \(expected whole numbers >= 0\)"),
-        ([True, 1], "expected whole numbers"),
-        ([1.0, 1], "expected whole numbers"),
+        ([1.5, 1], "expected whole numbers"),
+        ([float("nan"), 1], "expected whole numbers"),
+        (["one", 1], "expected whole numbers"),
         ([4, 4], r"add up to 8, but the tensor has 7 rows"),
     ],
 )

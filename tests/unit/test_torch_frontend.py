@@ -87,7 +87,8 @@ def test_unknown_op_is_refused(call, op):
 
 def test_other_process_set_is_refused():
     other = ProcessSet([0])
-    assert (other.size(), other.rank(), other.included()) == (None, None, None)
+    assert (other.size(), other.rank(), other.included()) == (None, None, True)
+    assert not ProcessSet([1]).included()
     with pytest.raises(ValueError, match="not registered"):
         hvd.allreduce(GOOD, process_set=other)
     with pytest.raises(ValueError, match="not registered"):
