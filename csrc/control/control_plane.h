@@ -12,6 +12,10 @@ namespace aiacc {
 
 using Bytes = std::vector<std::uint8_t>;
 
+/// How often whoever waits looks after its peers within AIACC_PEER_TIMEOUT_S. Many looks, so that a
+/// peer that answers shortly before the limit is spared, and the limit is kept nevertheless.
+constexpr int kLooksPerTimeout = 32;
+
 /// Small messages between the coordinators of all ranks.
 ///
 /// Threads: one thread at a time is the *driver*; which one is the coordinator's business. Methods
@@ -65,8 +69,9 @@ class ControlPlane {
   /// The driver's `wait`, with `take_wakes`.
   virtual void wait_claimed(Clock::time_point deadline) = 0;
 
-  /// Asks peers that were silent for long whether they live; throws Error(kPeerLost) when one did
-  /// not answer. Driver only, called while operations are outstanding.
+  /// Asks silent peers whether they live; throws Error(kPeerLost) when one has not answered within
+  /// the time limit. Driver only, called kLooksPerTimeout times in that limit while operations are
+  /// outstanding: whoever has not looked for long was stopped itself, and asks anew.
   virtual void check_peers() = 0;
 
   /// Makes the running and every later `all_reduce` of this rank throw `status`; the first one

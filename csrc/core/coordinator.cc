@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kCauseGrace{300};
 constexpr std::chrono::milliseconds kDrain{1000};
 
 Clock::duration tick_of(const CoordinatorOptions& options) {
-  double tick_s = options.peer_timeout_s / 4;
+  double tick_s = options.peer_timeout_s / kLooksPerTimeout;
   for (const double limit : {options.stall_warn_s, options.stall_fail_s}) {
     if (limit > 0) {
       tick_s = std::min(tick_s, limit / 2);

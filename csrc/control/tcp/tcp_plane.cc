@@ -19,6 +19,13 @@ constexpr std::uint8_t kFoldIn = 254;
 constexpr std::uint8_t kResult = 255;
 constexpr std::size_t kReadBytes = 64 << 10;
 
+/// In looks. A peer is asked after so much silence, and lost so long after that; the rest of the
+/// time limit is for looks that come late.
+constexpr int kSilentLooks = 2;
+constexpr int kPatientLooks = 26;
+/// Who has not looked for so long cannot tell who was silent meanwhile.
+constexpr int kAbsentLooks = 8;
+
 void watch(int epoll, int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
@@ -238,6 +245,7 @@ void TcpPlane::send_pong(Peer& peer) {
 /// Waits for this round's frame of `peer`; spins briefly, then sleeps and looks after the peers.
 Bytes TcpPlane::receive(Peer& peer, std::uint8_t stage) {
   Bytes payload;
+  const auto look = peer_timeout_ / kLooksPerTimeout;
   const auto start = Clock::now();
   spin_.begin();
   while (true) {
@@ -258,9 +266,9 @@ Bytes TcpPlane::receive(Peer& peer, std::uint8_t stage) {
     if (spin_.again()) {
       continue;
     }
-    wait_claimed(Clock::now() + peer_timeout_ / 4);
+    wait_claimed(Clock::now() + look);
     read_all();
-    if (Clock::now() - start >= peer_timeout_ / 4) {
+    if (Clock::now() - std::max(start, looked_) >= look) {
       check_peers();
     }
   }
@@ -336,19 +344,25 @@ void TcpPlane::handle(Peer& peer, Frame&& frame) {
 }
 
 void TcpPlane::check_peers() {
+  const auto look = peer_timeout_ / kLooksPerTimeout;
   const auto now = Clock::now();
+  const bool absent = now - looked_ >= kAbsentLooks * look;
+  looked_ = now;
   for (const auto& peer : peers_) {
     if (peer->left) {
       continue;
     }
+    if (absent) {
+      peer->asked = {};
+    }
     if (peer->asked != Clock::time_point{}) {
-      if (now - peer->asked >= peer_timeout_ / 2) {
+      if (now - peer->asked >= kPatientLooks * look) {
         throw Error(Code::kPeerLost,
                     "[control] " + peer->name + " has not answered within " +
                         seconds_text(peer_timeout_) +
                         " s (AIACC_PEER_TIMEOUT_S): it is frozen or its link is down");
       }
-    } else if (now - peer->heard >= peer_timeout_ / 4) {
+    } else if (now - peer->heard >= kSilentLooks * look) {
       Bytes ping;
       encode_frame({FrameType::kPing, 0, round_, {}}, ping);
       peer->asked = now;

@@ -92,6 +92,7 @@ class TcpPlane : public ControlPlane {
   const int size_;
   const DoublingPlan plan_;
   const std::chrono::nanoseconds peer_timeout_;
+  Clock::time_point looked_{};  ///< at the peers
   Spin spin_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::uint32_t round_ = 0;  ///< number of the next round

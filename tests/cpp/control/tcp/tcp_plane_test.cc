@@ -1,9 +1,12 @@
 #include "csrc/control/tcp/tcp_plane.h"
 
+#include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -103,6 +106,44 @@ TEST(TcpPlane, AnswersPingsBetweenRounds) {
         peer.send(Frame{FrameType::kPing, 0, 0, {}});
         EXPECT_EQ(peer.receive().type, FrameType::kPong);
       });
+}
+
+TEST(TcpPlane, WaitsForAPeerThatAnswersBeforeTheLimit) {
+  const double limit_s = 3;
+  with_raw_peer(
+      [](TcpPlane& plane) {
+        Bytes message = {0};
+        plane.all_reduce(message, join);
+        EXPECT_EQ(message.size(), 2u);
+      },
+      [&](RawPeer& peer) {
+        EXPECT_EQ(peer.receive().type, FrameType::kRound);
+        EXPECT_EQ(peer.receive().type, FrameType::kPing);
+        // It is stopped for most of the limit: nothing but time tells.
+        std::this_thread::sleep_for(std::chrono::duration<double>(0.7 * limit_s));
+        peer.send(Frame{FrameType::kPong, 0, 0, {}});
+        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+      },
+      limit_s);
+}
+
+TEST(TcpPlane, ARankThatWasStoppedItselfAsksAnew) {
+  std::promise<void> judged;
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // of silence
+        for (int stop = 0; stop < 3; ++stop) {
+          plane.check_peers();
+          std::this_thread::sleep_for(std::chrono::milliseconds(400));  // it does not look
+        }
+        plane.check_peers();
+        judged.set_value();
+      },
+      [&](RawPeer& peer) {
+        judged.get_future().wait();
+        EXPECT_EQ(peer.receive().type, FrameType::kPing);
+      },
+      0.3);
 }
 
 TEST(TcpPlane, APingDoesNotCutAFrameInTwo) {
