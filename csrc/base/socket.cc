@@ -256,7 +256,11 @@ Socket connect_to(const std::string& address, Clock::time_point deadline, int in
         return socket;
       }
     }
-    // A listener that is not up yet refuses; there is no event to wait for, so back off.
+    if (last == ECONNREFUSED) {
+      throw system_error(
+          Code::kPeerLost, "[socket] nobody listens any more at " + address, ECONNREFUSED);
+    }
+    // There is no event to wait for, so back off.
     if (Clock::now() + pause >= deadline) {
       throw system_error(
           Code::kTimeout,

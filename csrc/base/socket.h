@@ -37,9 +37,10 @@ class Socket {
   int fd_ = -1;
 };
 
-/// Resolves and connects before `deadline`; throws Error(kTimeout or kPeerLost) naming the address.
-/// A refused connection is tried again until the deadline: the listener may not be up yet. Throws
-/// Error(kShutdown) when `interrupt`, a descriptor unless it is -1, becomes readable meanwhile.
+/// Resolves and connects to a listener that has been there. Throws Error(kPeerLost) if it is gone:
+/// the connection is refused. Anything else is tried again until `deadline`: Error(kTimeout) that
+/// names the address. Throws Error(kShutdown) when `interrupt`, a descriptor unless it is -1, becomes
+/// readable meanwhile.
 Socket connect_to(const std::string& address, Clock::time_point deadline, int interrupt = -1);
 
 /// "host:port" with IPv6 hosts in brackets. Throws Error(kInvalidArgument).

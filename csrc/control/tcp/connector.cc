@@ -17,6 +17,10 @@ namespace {
 constexpr std::uint32_t kMagic = 0x43414941;  // "AIAC"
 constexpr std::uint16_t kVersion = 2;
 
+/// How often a rank that does not connect is probed, and how long one probe may take.
+constexpr std::chrono::milliseconds kProbeEvery{1000};
+constexpr std::chrono::milliseconds kProbePatience{100};
+
 /// One byte answers a hello.
 enum Answer : std::uint8_t {
   kWelcome = 1,
@@ -136,6 +140,7 @@ std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, 
     }
   }
   Waiter waiter(*this);
+  auto next_probe = Clock::now() + kProbeEvery;
   std::vector<bool> answered(specs.size(), false);
   while (true) {
     std::vector<pollfd> awaited{{interrupt, POLLIN, 0}};
@@ -158,11 +163,16 @@ std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, 
     if (left <= 0) {
       throw_timeout(missing, silent);
     }
-    waiter.sleep(std::move(awaited), static_cast<int>(std::min<long long>(left, 60'000)));
+    waiter.sleep(std::move(awaited),
+                 static_cast<int>(std::min<long long>(left, kProbeEvery.count())));
     pollfd entry{interrupt, POLLIN, 0};
     if (poll(&entry, 1, 0) > 0) {
       throw Error(Code::kShutdown,
                   "[control] rank " + std::to_string(rank_) + " stopped waiting for connections");
+    }
+    if (Clock::now() >= next_probe) {
+      probe(missing_peers(specs), interrupt);
+      next_probe = Clock::now() + kProbeEvery;
     }
   }
   take_accepted(specs, sockets);
@@ -173,8 +183,18 @@ std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, 
 }
 
 Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt) {
-  Socket socket =
-      connect_to(addresses_.at(static_cast<std::size_t>(spec.peer)), deadline, interrupt);
+  Socket socket;
+  try {
+    socket = connect_to(addresses_.at(static_cast<std::size_t>(spec.peer)), deadline, interrupt);
+  } catch (const Error& error) {
+    if (error.code() != Code::kPeerLost) {
+      throw;
+    }
+    throw Error(Code::kPeerLost,
+                "[control] rank " + std::to_string(spec.peer) +
+                    " has died or given up before it was connected to rank " +
+                    std::to_string(rank_) + "; look for its error (" + error.what() + ")");
+  }
   Hello hello{};
   hello.magic = kMagic;
   hello.version = kVersion;
@@ -188,6 +208,19 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
   // So few bytes always fit into a fresh socket's buffer.
   AIACC_CHECK(socket.send_some(&hello, sizeof hello, rank_name(spec.peer)) == sizeof hello);
   return socket;
+}
+
+/// Nothing tells that a rank which has not connected yet has died, save that its listener is gone.
+void Connector::probe(const std::set<int>& peers, int interrupt) {
+  for (const int peer : peers) {
+    try {
+      open({peer, ChannelKind::kProbe}, Clock::now() + kProbePatience, interrupt);
+    } catch (const Error& error) {
+      if (error.code() == Code::kPeerLost) {
+        throw;
+      }
+    }
+  }
 }
 
 /// Whether the answer to the hello has come; throws if it is a refusal.
@@ -296,6 +329,8 @@ void Connector::verify(Greeting& greeting) {
   } else if (hello.to != static_cast<std::uint32_t>(rank_) ||
              hello.from >= static_cast<std::uint32_t>(size())) {
     answer = kWrongRank;
+  } else if (hello.kind == static_cast<std::uint8_t>(ChannelKind::kProbe)) {
+    return;
   } else if (waiting_.count(key) != 0) {
     answer = kDuplicate;
   }

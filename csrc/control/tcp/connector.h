@@ -17,8 +17,9 @@ namespace aiacc {
 /// Secret shared by the ranks of one job, drawn by rank 0 for every epoch.
 using JobToken = std::array<std::uint8_t, 16>;
 
-/// What a connection is for. Part of the wire format.
-enum class ChannelKind : std::uint8_t { kControl = 1, kRing = 2, kMesh = 3, kPair = 4 };
+/// What a connection is for. Part of the wire format. A probe ends with its hello: it only finds
+/// out whether the other rank is still there.
+enum class ChannelKind : std::uint8_t { kControl = 1, kRing = 2, kMesh = 3, kPair = 4, kProbe = 5 };
 
 /// One wanted connection: `connect` is true on exactly one of its two ends.
 struct ChannelSpec {
@@ -62,8 +63,9 @@ class Connector {
             double peer_timeout_s);
 
   /// Sockets in the order of `specs`, options set. Blocks until all are there; at the deadline
-  /// throws Error(kTimeout) that names the missing ranks, and Error(kShutdown) when `interrupt`, a
-  /// descriptor unless it is -1, becomes readable.
+  /// throws Error(kTimeout) that names the missing ranks, Error(kPeerLost) soon after one of them has
+  /// closed its listener, and Error(kShutdown) when `interrupt`, a descriptor unless it is -1,
+  /// becomes readable.
   std::vector<Socket> establish(const std::vector<ChannelSpec>& specs, int interrupt = -1);
 
   int rank() const { return rank_; }
@@ -81,6 +83,7 @@ class Connector {
 
   static Key key_of(const ChannelSpec& spec);
   Socket open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt);
+  void probe(const std::set<int>& peers, int interrupt);
   bool read_answer(int peer, Socket& socket) const;
   std::set<int> missing_peers(const std::vector<ChannelSpec>& specs);
   void take_accepted(const std::vector<ChannelSpec>& specs, std::vector<Socket>& sockets);

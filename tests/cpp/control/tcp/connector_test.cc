@@ -22,6 +22,8 @@
 namespace aiacc {
 namespace {
 
+using namespace std::chrono_literals;
+
 const JobToken kToken{1, 2, 3};  // TcpWorld's
 
 ChannelSpec control(int peer, bool connect, std::uint16_t lane = 0) {
@@ -167,12 +169,8 @@ TEST_F(ConnectorTest, ServesSeveralCallsAtATime) {
 
 TEST_F(ConnectorTest, AnInterruptEndsTheWait) {
   Listener listener("127.0.0.1");
-  std::string closed;
-  {
-    const Listener gone("127.0.0.1");
-    closed = gone.address();
-  }
-  Connector zero(listener, {listener.address(), closed}, 0, kToken, 1, 20, 20);
+  const Listener silent("127.0.0.1");
+  Connector zero(listener, {listener.address(), silent.address()}, 0, kToken, 1, 20, 20);
   for (const bool connects : {false, true}) {
     Event interrupt;
     std::thread interrupter([&] { interrupt.set(); });
@@ -287,21 +285,35 @@ TEST_F(ConnectorTest, MissingRanksAreNamedAtTheDeadline) {
   }
 }
 
-TEST_F(ConnectorTest, AnAddressThatNobodyListensAtIsNamed) {
+/// Rank 0 of 2, with an address of rank 1 that nobody listens at any more; what the error says.
+std::string wait_for_the_dead(bool connect) {
   std::string closed;
   {
     const Listener gone("127.0.0.1");
     closed = gone.address();
   }
   Listener listener("127.0.0.1");
-  Connector one(listener, {closed, listener.address()}, 1, kToken, 1, 0.1, 20);
+  Connector zero(listener, {listener.address(), closed}, 0, kToken, 1, 600, 20);
   try {
-    one.establish({control(0, true)});
-    FAIL();
+    zero.establish({control(1, connect)});
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_EQ(error.code(), Code::kPeerLost);
     EXPECT_NE(std::string(error.what()).find(closed), std::string::npos) << error.what();
+    return error.what();
   }
+  return "";
+}
+
+TEST_F(ConnectorTest, ARankThatIsGoneIsNamedLongBeforeTheDeadline) {
+  for (const bool connect : {true, false}) {
+    const std::string text = wait_for_the_dead(connect);
+    EXPECT_NE(text.find("rank 1 has died or given up"), std::string::npos) << text;
+  }
+}
+
+TEST_F(ConnectorTest, ARankThatIsLateIsProbedAndWaitedFor) {
+  // Longer than between two probes: nothing tells when they come.
+  expect_undisturbed([](const std::string&) { std::this_thread::sleep_for(2200ms); });
 }
 
 TEST_F(ConnectorTest, AListenerThatNeverAnswersIsNamed) {
