@@ -224,6 +224,26 @@ def test_mpirun_may_leave_the_survivors_of_a_rank_alone():
         assert re.search(rf"{rank} on mpi saw: .*rank 2\b", done.stdout), done.stdout
 
 
+#: A rank whose launcher does not learn that the last one dies: that one's shell stays until the
+#: others have let go of their locks.
+UNWATCHED = """
+flock "$1/$PMI_RANK" "$2" -c "$3"; echo "$PMI_RANK ends"
+[ "$PMI_RANK" != 2 ] || { flock "$1/0" true; flock "$1/1" true; }
+"""
+
+
+@pytest.mark.mpi
+def test_survivors_end_without_the_rank_that_died(tmp_path):
+    # They must not wait for it in MPI_Finalize.
+    done = run_under_mpirun(
+        "sh", "-c", UNWATCHED, "sh", str(tmp_path), sys.executable, SURVIVOR, options=("-np", "3")
+    )
+    for rank in (0, 1):
+        assert re.search(rf"{rank} on mpi saw: .*rank 2\b", done.stdout), done.stdout
+    # The first that ends without MPI_Finalize has mpirun end the other one.
+    assert re.search("[01] ends", done.stdout), done.stdout
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("goodbye", ["", "; os._exit(0)"])
 def test_a_second_program_under_one_mpirun_ends_well_or_is_told(goodbye):

@@ -1,8 +1,13 @@
 #include "csrc/engines/mpi/mpi_session.h"
 
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -16,6 +21,10 @@ namespace aiacc {
 namespace {
 
 constexpr std::chrono::microseconds kSpin{50};
+/// At the end: how often to look for ranks that have died, and how long the last messages of one that
+/// has ended in order may take.
+constexpr std::chrono::milliseconds kLookEvery{20};
+constexpr std::chrono::seconds kLastMessages{3};
 
 /// Arguments of an all-gather that is under way.
 struct Gather {
@@ -36,6 +45,15 @@ struct Meeting {
   Offer mine;
   std::vector<Offer> theirs;
 };
+
+/// What a process number means something in: a boot of a machine, and a namespace there.
+std::string process_space() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char space[64] = "";
+  const ssize_t length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  return boot.empty() || length <= 0 ? "" : boot + std::string(space);
+}
 
 }  // namespace
 
@@ -60,6 +78,30 @@ MpiSession::MpiSession(const MpiPlugin& plugin,
   }
   world_ = std::make_unique<MpiTeam>(plugin, meet(), timeout_s);
   plugin.forget_files();
+  watch_neighbours();
+}
+
+void MpiSession::watch_neighbours() {
+  const std::string space = process_space();
+  for (const std::string& row : all_gather(std::to_string(getpid()) + " " + space)) {
+    const std::size_t blank = row.find(' ');
+    const int process = std::stoi(row.substr(0, blank));
+    if (!space.empty() && row.substr(blank + 1) == space && process != getpid()) {
+      const auto descriptor = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
+      if (descriptor >= 0) {
+        neighbours_.push_back(descriptor);
+      }
+    }
+  }
+}
+
+bool MpiSession::neighbour_has_ended() const {
+  std::vector<pollfd> entries;
+  entries.reserve(neighbours_.size());
+  for (const int descriptor : neighbours_) {
+    entries.push_back({descriptor, POLLIN, 0});
+  }
+  return poll(entries.data(), entries.size(), 0) > 0;
 }
 
 MpiHandle MpiSession::meet() {
@@ -222,11 +264,28 @@ void MpiSession::finish() noexcept {
   if (world().broken()) {
     return;  // MPI_Finalize would wait for ranks that may have died
   }
+  using Clock = std::chrono::steady_clock;
+  auto next_look = Clock::now();
+  auto last_moment = Clock::time_point::max();
+  const auto check = [&] {
+    const auto now = Clock::now();
+    if (now >= last_moment) {
+      throw Error(
+          Code::kPeerLost,
+          "[mpi] another rank has ended without MPI_Finalize: this one leaves MPI as it is");
+    }
+    if (now >= next_look) {
+      next_look = now + kLookEvery;
+      if (last_moment == Clock::time_point::max() && neighbour_has_ended()) {
+        last_moment = now + kLastMessages;
+      }
+    }
+  };
   try {
     Spin spin(kSpin);
     MpiHandle request = 0;
     check_mpi(plugin_, plugin_.start_barrier(world().communicator(), &request), "MPI_Ibarrier");
-    wait_for_request(plugin_, &request, spin, [] {});
+    wait_for_request(plugin_, &request, spin, check);
     check_mpi(plugin_, plugin_.finalize(), "MPI_Finalize");
   } catch (const std::exception& error) {
     AIACC_LOG(kWarning) << error.what();

@@ -46,7 +46,8 @@ class MpiSession {
   void leave(const MpiTeam& team) noexcept;
 
   /// At the end of the process: finalises MPI if this session has initialised it and no rank may be
-  /// missing. Waits for the other ranks, as MPI_Finalize does, but asleep.
+  /// missing. Waits for the other ranks, as MPI_Finalize does, but asleep, and not for a rank of this
+  /// machine that has died.
   void finish() noexcept;
 
  private:
@@ -59,6 +60,8 @@ class MpiSession {
   using PartKey = std::pair<std::vector<int>, std::uint32_t>;
 
   MpiHandle meet();
+  void watch_neighbours();
+  bool neighbour_has_ended() const;
   std::pair<std::uint32_t, bool> meet_members(const std::vector<int>& members,
                                               int tag,
                                               const Cancellation& cancellation);
@@ -71,6 +74,7 @@ class MpiSession {
   const double timeout_s_;
   bool ours_ = false;
   std::unique_ptr<MpiTeam> world_;
+  std::vector<int> neighbours_;  ///< descriptors of the processes of the ranks on this machine
 
   std::mutex mutex_;  ///< protects what follows
   std::map<PartKey, Part> parts_;
