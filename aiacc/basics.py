@@ -49,7 +49,7 @@ def init(
         CollectiveError: The ranks could not connect. Nothing is left open.
     """
     if isinstance(process_sets, str):
-        if process_sets != "dynamic":
+        if process_sets.lower() != "dynamic":
             raise ValueError(
                 f'process_sets={process_sets!r} (expected "dynamic" or a list of ProcessSet)'
             )

@@ -102,7 +102,7 @@ def _static():
     assert not aiacc.is_initialized()
     with pytest.raises(ValueError, match="dynamic"):
         aiacc.init(process_sets="static")
-    aiacc.init(comm=list(range(3)), process_sets="dynamic")
+    aiacc.init(comm=list(range(3)), process_sets="Dynamic")
     assert add_process_set([2]).process_set_id == 1
     hvd.shutdown()
     with pytest.raises(ValueError, match="comm"):
