@@ -155,6 +155,9 @@ def distribute(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> Di
     attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
     distributed = _new(type(optimizer), reducer)
     distributed.__dict__.update(attributes)
+    if len(attributes) != len(vars(optimizer)):
+        # The scheduler warns unless the wrapped optimizer steps, of which it keeps this record.
+        distributed.register_step_post_hook(lambda *_: setattr(optimizer, "_opt_called", True))
     return distributed
 
 

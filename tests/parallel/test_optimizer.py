@@ -263,6 +263,22 @@ def _misuse():
     _check(model, model)
 
 
+def _scheduled():
+    """By schedulers made before and after wrapping; torch warns of one whose optimizer rests."""
+    model = _net()
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    early = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    late = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for step in range(2):
+        optimizer.zero_grad()
+        _loss(model, hvd.rank(), step).backward()
+        optimizer.step()
+        early.step()
+        late.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 16)
+
+
 def _saved_and_loaded():
     model = _net()
     optimizer = _wrap(model)
@@ -330,6 +346,7 @@ def _use_in_every_way():
         _sparse,
         _frozen_and_added_parameters,
         _misuse,
+        _scheduled,
         _saved_and_loaded,
         _disagreement,
         _start_anew,
