@@ -13,6 +13,8 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
+from aiacc import _core
+from aiacc.process_sets import add_process_set, remove_process_set
 from tests.support.ranks import free_port, run_ranks
 
 #: Seconds after which a survivor that has heard nothing hangs. Detection itself takes less than 1
@@ -20,10 +22,14 @@ from tests.support.ranks import free_port, run_ranks
 PATIENCE_S = 30
 
 
+def _again_and_again(collective):
+    while True:
+        collective()
+
+
 def _reduce_until_it_fails():
     hvd.barrier()
-    while True:
-        hvd.allreduce(np.ones(1000), name="warm")
+    _again_and_again(lambda: hvd.allreduce(np.ones(1000), name="warm"))
 
 
 def _survive(victim, sent_signal, clock):
@@ -108,6 +114,39 @@ def test_a_worker_that_outlives_its_rank_does_not_hide_its_death(tmp_path):
     )
 
 
+def _join_with_work_in_flight():
+    handle = hvd.allreduce_async(np.ones(1000), name="in flight")
+    hvd.join()
+    hvd.synchronize(handle)
+
+
+#: What the survivors are in when a rank dies.
+MOMENTS = {
+    "changing sets": lambda: remove_process_set(add_process_set([0, 2])),
+    "joining": _join_with_work_in_flight,
+}
+
+
+def _lose_the_last_rank(moment, delay_s):
+    """It dies before the survivors' call, or by a timer at some moment of it."""
+    hvd.init()
+    hvd.barrier()
+    victim = hvd.rank() == hvd.size() - 1
+    if victim and delay_s == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if victim:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)  # nobody handles the signal: it kills
+    with pytest.raises(aiacc.PeerLostError, match=f"rank {hvd.size() - 1}"):
+        _again_and_again(MOMENTS[moment])
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.003, 0.02])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_dies_ends_what_needs_all_ranks(moment, delay_s):
+    run_ranks(3, _lose_the_last_rank, moment, delay_s, missing=[2], timeout=PATIENCE_S)
+
+
 def _go_on_without(victim, port):
     hvd.init()
     if hvd.rank() == victim:
@@ -183,6 +222,23 @@ def _outstanding_at_shutdown():
 
 def test_outstanding_operation_fails_at_shutdown():
     run_ranks(2, _outstanding_at_shutdown, timeout=PATIENCE_S)
+
+
+def _dies_before_it_is_connected(victim):
+    if os.environ["AIACC_RANK"] == str(victim):
+        # The ranks have found each other when the core is to connect them.
+        _core.init = lambda **_: os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(aiacc.PeerLostError, match=f"rank {victim}"):
+        hvd.init()
+    assert not hvd.is_initialized()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_during_init_is_named_long_before_the_deadline(victim):
+    env = {"AIACC_CONNECT_TIMEOUT_S": "3600"}
+    run_ranks(
+        2, _dies_before_it_is_connected, victim, missing=[victim], env=env, timeout=PATIENCE_S
+    )
 
 
 def _only_one_comes():

@@ -54,9 +54,65 @@ def _add_use_remove(engine):
     return results
 
 
-@pytest.mark.parametrize("size", [3, 4])
-def test_sets_come_and_go(size):
-    run_ranks(size, _add_use_remove, "tcp")
+#: Sizes, launchers and environments of jobs, each with the engine that it gets.
+JOBS = [
+    pytest.param(3, "explicit", {}, "tcp", id="three over tcp"),
+    pytest.param(4, "explicit", {}, "tcp", id="four over tcp"),
+    pytest.param(3, "mpirun", {}, "mpi", id="three over mpi", marks=pytest.mark.mpi),
+    pytest.param(
+        4,
+        "mpirun",
+        {"MPIR_CVAR_NUM_CLIQUES": "2"},  # MPICH pretends that there are two nodes
+        "mpi",
+        id="four over mpi on two nodes",
+        marks=pytest.mark.mpi,
+    ),
+]
+
+
+@pytest.mark.parametrize(("size", "launcher", "env", "engine"), JOBS)
+def test_sets_come_and_go(size, launcher, env, engine):
+    run_ranks(size, _add_use_remove, engine, launcher=launcher, env=env)
+
+
+def _change_while_busy(engine):
+    hvd.init()
+    assert aiacc.basics.engine() == engine
+    rank, size = hvd.rank(), hvd.size()
+    lasting = add_process_set([0, size - 1])
+    for _ in range(5):
+        busy = [
+            (hvd.allreduce_async(np.full(100_000, rank, np.float32), name=f"{i}", op=hvd.Sum), size)
+            for i in range(4)
+        ]
+        if lasting.included():
+            busy.append((hvd.allgather_async(np.full(3, rank), process_set=lasting), None))
+        passing = add_process_set([0, 1])
+        done, alone = None, None
+        if passing.included():
+            done = hvd.alltoall_async(np.full(4, rank), process_set=passing)
+        if rank == 0:
+            alone = hvd.allreduce_async(np.ones(3), name="alone", process_set=passing)
+        # What all members have submitted is done; what some have not fails.
+        assert remove_process_set(passing)
+        if done is not None:
+            assert hvd.synchronize(done).tolist() == [0, 0, 1, 1]
+        if alone is not None:
+            with pytest.raises(aiacc.MismatchError, match="removed before all its members"):
+                hvd.synchronize(alone)
+        for handle, ranks in reversed(busy):
+            result = hvd.synchronize(handle)
+            if ranks is None:
+                assert result.tolist() == [0] * 3 + [size - 1] * 3
+            else:
+                assert np.all(result == sum(range(ranks)))
+    hvd.barrier()  # of whoever is not in the last set, before it leaves
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize(("size", "launcher", "env", "engine"), JOBS)
+def test_sets_change_while_work_is_in_flight(size, launcher, env, engine):
+    run_ranks(size, _change_while_busy, engine, launcher=launcher, env=env)
 
 
 def _mistakes():
