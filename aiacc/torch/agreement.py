@@ -28,5 +28,5 @@ def everywhere(true_here: bool, question: str, process_set: ProcessSet) -> bool:
     Collective: every rank of the set, with the same ``question``.
     Blocks: until all have answered.
     """
-    vote = torch.tensor([int(true_here)], dtype=torch.uint8)
+    vote = torch.tensor([int(true_here)], dtype=torch.uint8, device="cpu")
     return bool(allreduce_(vote, None, question, Min, process_set=process_set).item())

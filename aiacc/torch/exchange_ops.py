@@ -169,7 +169,7 @@ def scattered_output(tensor: torch.Tensor, process_set: ProcessSet) -> torch.Ten
     """Room for this rank's part of a reducescatter of ``tensor``."""
     rank, size = place_in(process_set)
     rows = scattered_rows(tensor.shape[0], rank, size)
-    return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+    return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
 
 
 def scatter_grad_factor(
@@ -182,7 +182,7 @@ def scatter_grad_factor(
 
 def _take(handle: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     data, shape, received = _core.take_alltoall(handle)
-    return from_bytes(data, shape, dtype), torch.tensor(received, dtype=torch.int32)
+    return from_bytes(data, shape, dtype), torch.tensor(received, dtype=torch.int32, device="cpu")
 
 
 def _numbers_of(splits: Splits, what: str) -> Sequence[int] | None:

@@ -156,7 +156,7 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse of `_take_tensors` with new tensors, in the same order."""
     if isinstance(value, _Tensor):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device="cpu"))
         return tensors[-1]
     if isinstance(value, dict):
         return {key: _put_tensors(entry, tensors) for key, entry in value.items()}
@@ -191,12 +191,12 @@ def broadcast_object(
     """
     is_root = _core.rank() == root_rank
     payload = _pickled(obj) if is_root else bytearray()
-    size = torch.tensor([len(payload)], dtype=torch.int64)
+    size = torch.tensor([len(payload)], dtype=torch.int64, device="cpu")
     broadcast_(size, root_rank, name and name + ".sz", process_set)
     if is_root:
         data = torch.frombuffer(payload, dtype=torch.uint8)
     else:
-        data = torch.empty(int(size), dtype=torch.uint8)
+        data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
     broadcast_(data, root_rank, name and name + ".t", process_set)
     return obj if is_root else pickle.loads(cast(Any, data.numpy().data))
 
@@ -218,7 +218,9 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     payload = torch.frombuffer(_pickled(obj), dtype=torch.uint8)
-    sizes = allgather(torch.tensor([len(payload)], dtype=torch.int64), name and name + ".sz")
+    sizes = allgather(
+        torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), name and name + ".sz"
+    )
     payloads = torch.split(allgather(payload, name and name + ".t"), sizes.tolist())
     return [pickle.loads(cast(Any, one.numpy().data)) for one in payloads]
 

@@ -183,7 +183,9 @@ class _Allgather(torch.autograd.Function):
             allreduce_async(grads[0].contiguous(), None, name, Average, 1.0, 1.0, process_set)
         )
         rows_of = tensor_of(
-            allgather_async(torch.tensor([rows]), name and name + ".rows", process_set)
+            allgather_async(
+                torch.tensor([rows], device="cpu"), name and name + ".rows", process_set
+            )
         )
         begin = int(rows_of[: place_in(process_set).rank].sum())
         return gradient.narrow(0, begin, rows), None, None

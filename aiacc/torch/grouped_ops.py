@@ -381,7 +381,9 @@ class _GroupedAllgather(torch.autograd.Function):
             grouped_allreduce_async(_contiguous(grads), None, name, Average, 1.0, 1.0, process_set)
         )
         rows_of = tensor_of(
-            allgather_async(torch.tensor([rows]), name and name + ".rows", process_set)
+            allgather_async(
+                torch.tensor([rows], device="cpu"), name and name + ".rows", process_set
+            )
         )
         begins = rows_of[: place_in(process_set).rank].sum(0).tolist()
         own = [g.narrow(0, b, n) for g, b, n in zip(reduced, begins, rows, strict=True)]

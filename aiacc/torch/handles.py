@@ -72,5 +72,5 @@ def from_bytes(
 ) -> torch.Tensor:
     """A tensor over memory that the core has given away."""
     if data.size == 0:  # no view of nothing
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(data).view(dtype).reshape(shape)

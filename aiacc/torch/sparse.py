@@ -133,7 +133,7 @@ def submit_rows(wire_name: str, rows: torch.Tensor, process_set: ProcessSet) -> 
 def take_rows(handle: int, like: torch.Tensor, divide_by: int) -> torch.Tensor:
     """Result of a finished `submit_rows`: a coalesced tensor of the size and dtype of ``like``."""
     data, shape = _core.take_output(handle)
-    rows = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
+    rows = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8, device="cpu")
     with torch.no_grad():
         total = unpack_rows(rows.reshape(shape), like).coalesce()
         if divide_by != 1:
@@ -147,6 +147,6 @@ def take_rows(handle: int, like: torch.Tensor, divide_by: int) -> torch.Tensor:
 
 def empty_like(parameter: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without entries, of the form that embeddings give."""
-    indices = torch.empty((1, 0), dtype=torch.int64)
-    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype)
+    indices = torch.empty((1, 0), dtype=torch.int64, device="cpu")
+    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device="cpu")
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)

@@ -117,7 +117,7 @@ def local_statistics(batch: torch.Tensor) -> Statistics:
     channels = batch.shape[1]
     count = batch.numel() // channels if channels else 0
     if count == 0:
-        nothing = torch.zeros(channels, dtype=torch.float64)
+        nothing = torch.zeros(channels, dtype=torch.float64, device="cpu")
         return Statistics(nothing, nothing, 0)
     precise = batch if batch.dtype == torch.float64 else batch.float()
     var, mean = torch.var_mean(precise, _all_but_channels(batch), correction=0)
@@ -126,7 +126,9 @@ def local_statistics(batch: torch.Tensor) -> Statistics:
 
 def _gathered(own: Statistics, name: str, process_set: ProcessSet) -> list[Statistics]:
     channels = len(own.mean)
-    row = torch.cat([own.mean, own.var, torch.tensor([own.values], dtype=torch.float64)])
+    row = torch.cat(
+        [own.mean, own.var, torch.tensor([own.values], dtype=torch.float64, device="cpu")]
+    )
     rows = allgather(row.reshape(1, -1), name, process_set)
     return [Statistics(row[:channels], row[channels:-1], float(row[-1])) for row in rows]
 
@@ -136,7 +138,9 @@ def combined(parts: list[Statistics]) -> Statistics:
     count = sum(part.values for part in parts)
     if count == 0:
         return parts[0]
-    counts = torch.tensor([part.values for part in parts], dtype=torch.float64).reshape(-1, 1)
+    counts = torch.tensor(
+        [part.values for part in parts], dtype=torch.float64, device="cpu"
+    ).reshape(-1, 1)
     means = torch.stack([part.mean for part in parts])
     mean = (counts * means).sum(0) / count
     var = (counts * (torch.stack([part.var for part in parts]) + (means - mean) ** 2)).sum(0)

@@ -29,6 +29,29 @@ def test_objects(size):
     run_ranks(size, _objects)
 
 
+def _on_another_default_device():
+    """Only tensors that the caller makes go where torch.set_default_device says."""
+    hvd.init()
+    weight = torch.ones(3, requires_grad=True)
+    batch = torch.ones(2, 4)
+    parts = torch.ones(hvd.size())
+    norm = hvd.SyncBatchNorm(4)
+    with torch.device("meta"):
+        assert hvd.broadcast_object({"epoch": 3}, root_rank=0) == {"epoch": 3}
+        assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+        gathered = hvd.allgather(weight)
+        received, splits = hvd.alltoall(parts, splits=[1] * hvd.size())
+        normalised = norm(batch)
+    gathered.sum().backward()
+    for tensor in (gathered, weight.grad, received, splits, normalised):
+        assert tensor.device.type == "cpu"
+    hvd.shutdown()
+
+
+def test_default_device_is_left_to_the_caller():
+    run_ranks(2, _on_another_default_device)
+
+
 def _random(rank, shape, dtype, density):
     generator = torch.Generator().manual_seed(rank)
     dense = torch.rand(shape, generator=generator, dtype=torch.float64) * 8 + 1
