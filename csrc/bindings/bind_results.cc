@@ -92,9 +92,8 @@ class Finished {
     auto memory = std::make_unique<RawBytes>(std::move(buffers.gathered));
     const auto bytes = static_cast<py::ssize_t>(memory->size());
     std::uint8_t* data = memory->data();
-    const py::capsule owner(memory.release(), [](void* pointer) {
-      delete static_cast<RawBytes*>(pointer);
-    });
+    const py::capsule owner(memory.release(),
+                            [](void* pointer) { delete static_cast<RawBytes*>(pointer); });
     return py::make_tuple(py::array_t<std::uint8_t>(bytes, data, owner),
                           py::tuple(py::cast(shape)));
   }

@@ -24,9 +24,7 @@ def _tree(tensors):
 def _inputs(count, seed=0):
     """The tensor of every rank."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(count, generator=generator, dtype=torch.float64) for _ in range(hvd.size())
-    ]
+    return [torch.randn(count, generator=generator, dtype=torch.float64) for _ in range(hvd.size())]
 
 
 def _operations():

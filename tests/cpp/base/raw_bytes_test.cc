@@ -1,0 +1,68 @@
+#include "csrc/base/raw_bytes.h"
+
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace aiacc {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+/// Fills the pool with one block, so that the blocks of other tests are gone.
+void* only_block(std::size_t bytes) {
+  release_memory(acquire_memory(kMostKeptBytes), kMostKeptBytes);
+  void* const memory = acquire_memory(bytes);
+  release_memory(memory, bytes);
+  return memory;
+}
+
+TEST(RawBytesTest, MemoryOfAboutTheSameSizeIsUsedAgain) {
+  void* const block = only_block(kMiB);
+  for (const std::size_t bytes : {kMiB, kMiB - 1000, kMiB}) {
+    void* const memory = acquire_memory(bytes);
+    EXPECT_EQ(block, memory);
+    release_memory(memory, bytes);
+  }
+  for (const std::size_t bytes : {kMiB + 1, kMiB / 2}) {
+    void* const memory = acquire_memory(bytes);
+    EXPECT_NE(block, memory);
+    release_memory(memory, bytes);
+  }
+}
+
+TEST(RawBytesTest, WhatIsInUseIsNotGivenAway) {
+  only_block(kMiB);
+  void* const first = acquire_memory(kMiB);
+  void* const second = acquire_memory(kMiB);
+  EXPECT_NE(first, second);
+  release_memory(first, kMiB);
+  release_memory(second, kMiB);
+}
+
+TEST(RawBytesTest, ResizeLeavesOldContent) {
+  only_block(kMiB);
+  {
+    RawBytes bytes;
+    bytes.resize(kMiB);
+    bytes[7] = 42;
+  }
+  RawBytes bytes;
+  bytes.resize(kMiB);
+  EXPECT_EQ(42, bytes[7]);
+  bytes.assign(kMiB, 0);
+  EXPECT_EQ(0, bytes[7]);
+}
+
+TEST(RawBytesTest, EverySizeHasRoom) {
+  for (std::size_t bytes = 1; bytes < 40 * kMiB; bytes += bytes / 3 + 1) {
+    RawBytes memory(bytes);
+    memory.front() = 1;
+    memory.back() = 2;
+    EXPECT_EQ(bytes, memory.size());
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
