@@ -1,6 +1,7 @@
 #include "csrc/engines/tcp/exchange.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace aiacc {
 
@@ -56,12 +57,26 @@ void Message::advance(std::size_t bytes) {
   }
 }
 
+bool LocalCopy::step() noexcept {
+  constexpr std::size_t kStep = std::size_t{128} << 10;
+  if (left_ == 0) {
+    return false;
+  }
+  const std::size_t bytes = std::min(left_, kStep);
+  std::memcpy(to_, from_, bytes);
+  to_ += bytes;
+  from_ += bytes;
+  left_ -= bytes;
+  return true;
+}
+
 void exchange(Channel& to,
               Message outgoing,
               Channel& from,
               Message incoming,
               Spin& spin,
-              const Cancellation& cancellation) {
+              const Cancellation& cancellation,
+              LocalCopy* meanwhile) {
   spin.begin();
   while (true) {
     std::size_t moved = 0;
@@ -76,7 +91,9 @@ void exchange(Channel& to,
       return;
     }
     cancellation.check();
-    if (moved == 0 && (!outgoing.done() || !spin.again())) {
+    if (moved == 0 && meanwhile != nullptr && meanwhile->step()) {
+      spin.begin();
+    } else if (moved == 0 && (!outgoing.done() || !spin.again())) {
       wait_until_ready(
           outgoing.done() ? nullptr : &to, incoming.done() ? nullptr : &from, cancellation);
     }

@@ -36,13 +36,31 @@ class Message {
   const OpHeader* expected_ = nullptr;
 };
 
+/// A copy in this rank's memory, made in steps while nothing arrives.
+class LocalCopy {
+ public:
+  LocalCopy(void* to, const void* from, std::size_t bytes)
+      : to_(static_cast<std::byte*>(to)),
+        from_(static_cast<const std::byte*>(from)),
+        left_(bytes) {}
+
+  /// Makes a step. False if there was none left to make.
+  bool step() noexcept;
+
+ private:
+  std::byte* to_;
+  const std::byte* from_;
+  std::size_t left_;
+};
+
 /// Sends to `to` and receives from `from`, which may be the same channel, until both are done.
-/// Blocks: spins, then sleeps. Throws Error.
+/// Blocks: goes on with `meanwhile` if there is one, then spins, then sleeps. Throws Error.
 void exchange(Channel& to,
               Message outgoing,
               Channel& from,
               Message incoming,
               Spin& spin,
-              const Cancellation& cancellation);
+              const Cancellation& cancellation,
+              LocalCopy* meanwhile = nullptr);
 
 }  // namespace aiacc

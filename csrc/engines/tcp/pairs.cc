@@ -1,7 +1,6 @@
 #include "csrc/engines/tcp/pairs.h"
 
 #include <chrono>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -37,6 +36,7 @@ void Pairs::all_to_all(const void* send,
   const std::vector<std::size_t> targets = offsets_of(recv_bytes);
   const auto* from = static_cast<const char*>(send);
   auto* to = static_cast<char*>(recv);
+  LocalCopy own(to + targets[rank_], from + sources[rank_], send_bytes[rank_]);
   for (std::size_t round = 1; round < size_; ++round) {
     const std::size_t receiver = (rank_ + round) % size_;
     const std::size_t sender = (rank_ + size_ - round) % size_;
@@ -47,11 +47,15 @@ void Pairs::all_to_all(const void* send,
     outgoing.add(from + sources[receiver], send_bytes[receiver]);
     Message incoming = Message::received(theirs, expected);
     incoming.add(to + targets[sender], recv_bytes[sender]);
-    exchange(
-        channel_to(round), outgoing, channel_to(size_ - round), incoming, spin_, cancellation_);
+    exchange(channel_to(round),
+             outgoing,
+             channel_to(size_ - round),
+             incoming,
+             spin_,
+             cancellation_,
+             &own);
   }
-  if (send_bytes[rank_] > 0) {
-    std::memcpy(to + targets[rank_], from + sources[rank_], send_bytes[rank_]);
+  while (own.step()) {
   }
   ++sequence_;
 }
