@@ -9,9 +9,9 @@ from aiacc.exceptions import CollectiveError
 #: Sum over the ranks, divided by their number; integers are truncated toward zero.
 Average = 0
 Sum = 1
-#: Adaptive sum of each tensor, which adds what is orthogonal and averages what is parallel: Maleki et
-#: al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, section 3. Floating-point
-#: tensors, power of two ranks.
+#: Adaptive sum of each tensor, which adds what is orthogonal and averages what is parallel (Maleki
+#: et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, section 3). For
+#: floating-point tensors and a power of two ranks.
 Adasum = 2
 Min = 3
 Max = 4
