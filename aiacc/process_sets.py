@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -22,14 +23,24 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        """Describe a set of these global ranks, which `add_process_set` or `init` registers."""
+        """Describe a set of these global ranks, which `add_process_set` or `init` registers.
+
+        Raises:
+            ValueError: They are no whole numbers, or an MPI communicator.
+        """
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(
                 f"ProcessSet({ranks_or_comm!r}): an MPI communicator (expected global ranks); pass "
                 "the ranks of its members"
             )
+        try:
+            ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
+        except TypeError:
+            raise ValueError(
+                f"ProcessSet({ranks_or_comm!r:.100}) (expected whole numbers, the global ranks)"
+            ) from None
         self.process_set_id: int | None = None
-        self.ranks: list[int] | None = sorted(ranks_or_comm)
+        self.ranks: list[int] | None = ranks
         self.mpi_comm: object | None = None
 
     def size(self) -> int | None:

@@ -95,6 +95,12 @@ def test_other_process_set_is_refused():
         hvd.allreduce_async_(GOOD.clone(), process_set=other)
 
 
+@pytest.mark.parametrize("ranks", [["one"], [0.5], 3])
+def test_what_is_no_process_set(ranks):
+    with pytest.raises(ValueError, match=r"ProcessSet\(.*expected"):
+        ProcessSet(ranks)
+
+
 def test_handles_are_forgotten_once():
     handle = hvd.allreduce_async(GOOD)
     assert hvd.synchronize(handle) is not GOOD
@@ -116,6 +122,8 @@ def test_subset_arguments_of_init_are_refused_clearly():
     with pytest.raises(ValueError, match=r"comm=\[1\].*expected None"):
         hvd.init(comm=[1])
     hvd.init(None, [])
+    hvd.shutdown()
+    hvd.init(process_sets="Dynamic")
 
 
 def test_calls_before_init_fail():
