@@ -10,6 +10,7 @@ import torch
 
 from aiacc import _core, basics
 from aiacc.exceptions import CollectiveError
+from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.reduce_ops import Adasum
 from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
@@ -33,6 +34,11 @@ class AdasumDistributed(_Base):
     _parameter_names: dict[torch.Tensor, str]
     _compression: type[Compressor]
 
+    #: As given; gradients accumulate until `step` anyway.
+    backward_passes_per_step: int = 1
+    op: int = Adasum
+    process_set: ProcessSet = global_process_set
+
     def synchronize(self) -> None:
         """Do nothing: gradients are not reduced."""
 
@@ -48,12 +54,12 @@ class AdasumDistributed(_Base):
         )
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Accept ``passes``; gradients accumulate until `step` anyway.
+        """Set `backward_passes_per_step`.
 
         Raises:
             ValueError: ``passes`` is not positive.
         """
-        check_passes(passes)
+        self.backward_passes_per_step = check_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step with this rank's gradients, then combine the changes of all ranks.

@@ -75,6 +75,11 @@ class GradientReducer:
         return self._options
 
     @property
+    def passes(self) -> int:
+        """Backward passes that are accumulated before a gradient is submitted."""
+        return self._passes
+
+    @property
     def attached(self) -> bool:
         """Whether there is anything to reduce; never in a job of one rank."""
         return bool(self._hooks)

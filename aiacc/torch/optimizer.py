@@ -104,7 +104,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     basics.size()  # ValueError before init
     if op == Adasum:
         _check_adasum(process_set, groups, gradient_as_bucket_view)
-        return distribute_adasum(optimizer, named, compression)
+        adasum = distribute_adasum(optimizer, named, compression)
+        adasum.set_backward_passes_per_step(passes)
+        return adasum
     reducer: GradientReducer
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)

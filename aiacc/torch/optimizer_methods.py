@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiacc.process_sets import ProcessSet
 from aiacc.reduce_ops import Average, Sum
 from aiacc.torch.gradient_reducer import GradientReducer
 from aiacc.torch.mpi_ops import allreduce_
@@ -115,6 +116,31 @@ class Distributed(_Base):
                 "(expected after one of them): the gradients are being reduced"
             )
         super().zero_grad(*args, **kwargs)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes that are accumulated before each reduction."""
+        return self._reducer.passes
+
+    @property
+    def op(self) -> int:
+        """Reduction of the gradients."""
+        return self._reducer.options.op
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """What gradients are divided by before the sum, and multiplied by afterwards."""
+        return self._reducer.options.postscale_factor
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        """Whether sparse gradients are reduced as dense ones."""
+        return self._reducer.options.sparse_as_dense
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """Ranks that take part."""
+        return self._reducer.options.process_set
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate ``passes`` backward passes locally before each reduction.

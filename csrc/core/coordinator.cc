@@ -221,10 +221,7 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
       if (operation.done.load() || operation.dispatched.load() || Clock::now() >= deadline) {
         break;
       }
-      if (helped != nullptr) {
-        // What is waited for may need these units first: on another rank, in another thread.
-        std::exchange(helped, nullptr)->start();
-      }
+      start_helped(helped);
       plane_.wait_claimed(next_deadline());
     }
   } catch (...) {
@@ -276,6 +273,13 @@ void Coordinator::background() {
   }
 }
 
+/// What is waited for may need these units first: on another rank, in another thread.
+void Coordinator::start_helped(Lane*& helped) {
+  if (helped != nullptr) {
+    std::exchange(helped, nullptr)->start();
+  }
+}
+
 /// Keeps the background thread out of the next rounds: a caller is likely to drive them.
 void Coordinator::leave_to_callers() {
   plane_.claim();
@@ -292,6 +296,9 @@ void Coordinator::step(Lane** helped, const Operation* wanted) {
     if (wanted != nullptr && (wanted->done.load() || wanted->dispatched.load())) {
       return;  // The next round may wait for a rank that this caller does not wait for.
     }
+    if (helped != nullptr) {
+      start_helped(*helped);
+    }
     plane_.service();
   }
   look_after_peers_and_stalls();
@@ -304,7 +311,7 @@ bool Coordinator::want_round() {
       negotiator_.propose(*std::exchange(proposal_, std::nullopt));
     }
   }
-  if (plane_.round_pending() || negotiator_.urgent()) {
+  if (negotiator_.urgent() || (plane_.round_pending() && !is_vain())) {
     return true;
   }
   if (announce_.load() && submitters_.all_stuck()) {
@@ -319,8 +326,23 @@ bool Coordinator::want_round() {
          Clock::now() >= table_.queued_since() + options_.linger;
 }
 
+/// Whether the pending round must end without a ready tensor: all of them need this rank, which has
+/// submitted nothing. So a step in which ranks submit the same tensors in the same order has at most
+/// one round for each of them, however far the ranks are apart.
+bool Coordinator::is_vain() {
+  if (table_.has_queued() || negotiator_.waiting() > 0 || negotiator_.process_sets().size() > 1) {
+    return false;
+  }
+  if (vain_since_ == Clock::time_point{}) {
+    vain_since_ = Clock::now();
+    plane_.wake_at(vain_since_ + options_.patience);
+  }
+  return Clock::now() < vain_since_ + options_.patience;
+}
+
 void Coordinator::run_round(Lane** helped) {
   const auto start = Clock::now();
+  vain_since_ = {};
   flush_.store(false);
   announce_.store(false);
   // Before the queue is emptied: what a stuck thread waits for must have been sent.
@@ -396,6 +418,9 @@ Clock::time_point Coordinator::next_deadline() {
   }
   if (table_.has_queued()) {
     deadline = std::min(deadline, table_.queued_since() + options_.linger);
+  }
+  if (vain_since_ != Clock::time_point{}) {
+    deadline = std::min(deadline, vain_since_ + options_.patience);
   }
   if (const auto failure = dispatcher_.failure()) {
     deadline = std::min(deadline, failure->when + kCauseGrace);

@@ -25,6 +25,9 @@ struct CoordinatorOptions {
   Parameters parameters;
   std::size_t cache_capacity = 4096;
   std::chrono::microseconds linger{500};  ///< how long a lonely submission waits for company
+  /// How long a round of another rank is left alone that nothing can come of yet. What is not about
+  /// tensors, such as a question about stalls, waits as long at most.
+  std::chrono::microseconds patience{1'000'000};
   double peer_timeout_s = 4.0;
   double stall_warn_s = 60.0;
   double stall_fail_s = 0.0;
@@ -44,7 +47,7 @@ struct CoordinatorStats {
 /// Threads: public methods from any. Inside, one thread at a time is the *driver*: the background
 /// thread, or a thread in `wait`, which saves two thread switches. Whoever holds `driver_` is it.
 /// A round starts when there is news worth it: a unit's worth of bytes, a flush or wait, the
-/// linger's end, another rank's round. Otherwise everything sleeps.
+/// linger's end, another rank's round that this rank can help on. Otherwise everything sleeps.
 /// Failure: the first fatal status is latched; everything outstanding and all later calls fail
 /// with it, on every rank.
 class Coordinator {
@@ -91,9 +94,11 @@ class Coordinator {
   void background();
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
   void drive_for(const Operation& operation, Clock::time_point deadline);
+  static void start_helped(Lane*& helped);
   void leave_to_callers();
   void step(Lane** helped, const Operation* wanted);
   bool want_round();
+  bool is_vain();
   void run_round(Lane** helped);
   void throw_lane_failure();
   void report_stalls(const std::vector<Report>& answers);
@@ -124,6 +129,7 @@ class Coordinator {
   Negotiator negotiator_;
   StallInspector stalls_;
   Clock::time_point looked_{};
+  Clock::time_point vain_since_{};  ///< when another rank's vain round was seen, or zero
   Bytes message_;
   std::vector<Operation*> drained_;
 

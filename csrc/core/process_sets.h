@@ -21,6 +21,8 @@ class ProcessSetTable {
   /// False if there is no such set, or it is set 0.
   bool remove(std::uint32_t id);
 
+  /// With the one of all ranks.
+  std::size_t size() const { return sets_.size(); }
   /// Null for an unknown set.
   const std::vector<int>* members(std::uint32_t id) const;
   /// Place of `rank` among the members; -1 for a rank outside and for an unknown set.

@@ -174,6 +174,17 @@ def test_optimizer_is_of_the_wrapped_class_and_shares_its_state():
     assert wrapped._parameter_names[model[1].bias] == "1.bias"
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_optimizer_tells_how_it_reduces(op):
+    options = {"backward_passes_per_step": 3, "op": op, "process_set": hvd.global_process_set}
+    if op == hvd.Average:
+        options |= {"gradient_predivide_factor": 4.0, "sparse_as_dense": True}
+    wrapped = hvd.DistributedOptimizer(torch.optim.SGD(_model().parameters(), 0.1), **options)
+    assert {name: getattr(wrapped, name) for name in options} == options
+    wrapped.set_backward_passes_per_step(2)
+    assert wrapped.backward_passes_per_step == 2
+
+
 def test_optimizer_of_a_class_with_required_arguments():
     class Odd(torch.optim.SGD):
         def __init__(self, params, *, lr, secret):

@@ -43,18 +43,23 @@ void InProcessPlane::all_reduce(Bytes& message, const Combine& combine) {
 void InProcessPlane::service() {
   const std::lock_guard lock(hub_->mutex_);
   throw_if_over();
+  if (is_pending()) {
+    noticed_ = joined_ + 1;
+  }
 }
 
 bool InProcessPlane::round_pending() const {
   const std::lock_guard lock(hub_->mutex_);
-  return hub_->arrived_ > 0 && hub_->round_ == joined_;
+  return is_pending();
 }
+
+bool InProcessPlane::is_pending() const { return hub_->arrived_ > 0 && hub_->round_ == joined_; }
 
 void InProcessPlane::sleep(Clock::time_point deadline, bool driving) {
   std::unique_lock lock(hub_->mutex_);
   while (!woken_ && !hub_->aborted_ && !interrupted_) {
     const bool sees_messages = driving || !claimed_;
-    if (sees_messages && hub_->arrived_ > 0 && hub_->round_ == joined_) {
+    if (sees_messages && is_pending() && noticed_ != joined_ + 1) {
       return;
     }
     auto until = sees_messages ? std::min(deadline, timer_) : deadline;

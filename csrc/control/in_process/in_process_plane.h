@@ -55,11 +55,13 @@ class InProcessPlane : public ControlPlane {
 
  private:
   void throw_if_over() const;
+  bool is_pending() const;
   void sleep(Clock::time_point deadline, bool driving);
 
   std::shared_ptr<InProcessHub> hub_;
   int rank_;
-  std::uint64_t joined_ = 0;  ///< rounds this rank has completed
+  std::uint64_t joined_ = 0;   ///< rounds this rank has completed
+  std::uint64_t noticed_ = 0;  ///< number of the last round that `service` has seen pending
   bool woken_ = false;
   bool claimed_ = false;
   Clock::time_point timer_ = Clock::time_point::max();

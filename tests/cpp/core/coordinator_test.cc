@@ -314,6 +314,34 @@ TEST_P(CoordinatorTest, AnIdleJobExchangesNothing) {
   });
 }
 
+/// The rank that is late does not take part in rounds that can only be in vain.
+TEST(CoordinatorRounds, AreNoMoreThanTensorsHoweverLateARankIs) {
+  CoordinatorWorld world;
+  world.transport = Transport::kTcp;
+  world.options.patience = std::chrono::hours(1);
+  constexpr std::size_t kTensors = 50;
+  std::vector<std::atomic<ControlPlane*>> early(kTensors);
+  std::vector<std::uint64_t> sent(kTensors);
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    barrier(*parts.coordinator, "begin");
+    const std::uint64_t before = parts.plane->rounds();
+    for (std::size_t i = 0; i < kTensors; ++i) {
+      if (rank == static_cast<int>(i % 2)) {
+        sent[i] = parts.plane->bytes_sent();
+        early[i] = parts.plane.get();
+      } else {
+        while (early[i] == nullptr || early[i].load()->bytes_sent() == sent[i]) {
+          std::this_thread::yield();
+        }
+      }
+      ASSERT_EQ(sum(*parts.coordinator, "x", 1), 2);
+      barrier(*parts.coordinator, "next");
+    }
+    EXPECT_LE(parts.plane->rounds() - before, 2 * kTensors);
+    barrier(*parts.coordinator, "counted");
+  });
+}
+
 TEST_P(CoordinatorTest, ManySmallTensorsShareUnitsAndRounds) {
   world_.options.parameters.unit_bytes = 1 << 20;
   world_.options.linger = std::chrono::hours(1);

@@ -134,7 +134,7 @@ TEST(AbortStatus, ComesBackAsItWasEncoded) {
 }
 
 TEST(AbortStatus, AnUnreadableOneIsALostPeer) {
-  for (const Bytes& payload : {Bytes{}, Bytes{0}, Bytes{8, 'x'}, Bytes{255}}) {
+  for (const Bytes& payload : {Bytes{}, Bytes{0}, Bytes{9, 'x'}, Bytes{255}}) {
     const Status status = decode_status(payload);
     EXPECT_EQ(status.code(), Code::kPeerLost);
     EXPECT_FALSE(status.message().empty());
