@@ -110,6 +110,7 @@ class GradientReducer:
         """Forget what was under way, without waiting. Call it when the core has let go of it."""
         self._in_flight.clear()
         self._start_step()
+        self.detach()  # hooks know the number of a process set that may have another now
         self._attach()
 
     def drop(self) -> None:
@@ -135,9 +136,9 @@ class GradientReducer:
         Raises:
             CollectiveError: The first failure. The reducer is ready for the next step.
         """
+        self._attach()  # parameters that were frozen until now, a process set that is new
         if not self._hooks:
             return
-        self._attach()  # parameters that were frozen until now
         failure = self._submit_missing()
         _core.flush()
         failure = self._wait() or failure

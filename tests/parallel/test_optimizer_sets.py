@@ -65,3 +65,48 @@ def _train_in_sets(engine):
 @pytest.mark.parametrize(("size", "launcher", "env", "engine"), [JOBS[0], JOBS[-1]])
 def test_training_in_overlapping_sets(size, launcher, env, engine):
     run_ranks(size, _train_in_sets, engine, launcher=launcher, env=env)
+
+
+def _train_in_sets_with_new_numbers(kind):
+    """The numbers of the two sets change places with each `init`, and the second is late."""
+    torch.set_num_threads(1)
+    pairs = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
+    options = {"groups": {"groups": 2}, "buckets": {"gradient_as_bucket_view": True}}.get(kind, {})
+    for life in range(3):
+        late = pairs if life == 2 else []
+        hvd.init(process_sets=[] if late else pairs[::-1] if life else pairs)
+        for process_set in late:
+            hvd.add_process_set(process_set)
+        if life == 0:
+            models = [_net() for _ in pairs]
+            optimizers = [
+                hvd.DistributedOptimizer(
+                    torch.optim.SGD(model.parameters(), 0.1), process_set=process_set, **options
+                )
+                for model, process_set in zip(models, pairs, strict=True)
+            ]
+        for process_set, model, optimizer in zip(pairs, models, optimizers, strict=True):
+            if process_set.included():
+                _trained(model, optimizer, lambda net, step: _loss(net, hvd.rank(), step))
+        mine = [process_set.included() for process_set in pairs]
+        hvd.barrier()
+        hvd.shutdown()
+    for process_set, model, included in zip(pairs, models, mine, strict=True):
+        if included:
+            alone = _net()
+            optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+            for _ in range(3):
+                _trained(
+                    alone,
+                    optimizer,
+                    lambda net, step, members=process_set.ranks: sum(
+                        _loss(net, member, step) / len(members) for member in members
+                    ),
+                )
+            for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["plain", "groups", "buckets"])
+def test_sets_may_change_their_numbers(kind):
+    run_ranks(3, _train_in_sets_with_new_numbers, kind)
