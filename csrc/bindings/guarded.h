@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "csrc/base/error.h"
 #include "csrc/bindings/bindings.h"
 
 namespace aiacc {

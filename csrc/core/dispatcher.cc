@@ -151,8 +151,9 @@ void Dispatcher::plan(std::vector<Operation*> moving, const Parameters& paramete
   const auto before = [](const Operation* a, const Operation* b) {
     return a->request.process_set < b->request.process_set;
   };
-  if (!std::is_sorted(moving.begin(), moving.end(), before)) {
-    std::stable_sort(moving.begin(), moving.end(), before);
+  for (auto next = moving.begin(); next != moving.end(); ++next) {
+    // Stable, and most often nothing moves. (std::stable_sort takes memory in a deprecated way.)
+    std::rotate(std::upper_bound(moving.begin(), next, *next, before), next, next + 1);
   }
   for (auto first = moving.begin(); first != moving.end();) {
     const auto last = std::upper_bound(first, moving.end(), *first, before);

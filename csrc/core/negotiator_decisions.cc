@@ -191,6 +191,7 @@ void Negotiator::fail_automatic_names(RoundOutcome& outcome) {
     }
   }
   std::vector<std::pair<std::string, std::vector<int>>> names;
+  names.reserve(ranks.size());
   for (const auto& [key, list] : ranks) {
     names.emplace_back(label_of(key.first, key.second), list);
   }

@@ -41,6 +41,7 @@ std::shared_ptr<const Team> Teams::find(std::uint32_t id) const {
 std::vector<std::uint32_t> Teams::ids() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::uint32_t> ids;
+  ids.reserve(teams_.size());
   for (const auto& [id, team] : teams_) {
     ids.push_back(id);
   }

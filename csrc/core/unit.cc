@@ -159,6 +159,7 @@ void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   const TensorSpec& spec = piece.spec();
   const TensorBuffers& buffers = piece.buffers();
   std::vector<std::size_t> counts;
+  counts.reserve(static_cast<std::size_t>(unit.team->size()));
   for (int member = 0; member < unit.team->size(); ++member) {
     counts.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
                                                spec.shape.front(), unit.team->size(), member)));

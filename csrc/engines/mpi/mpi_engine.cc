@@ -120,6 +120,7 @@ std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::u
   place_among(members, team_.topology().rank, team_.topology().size);
   cancellation_.check();
   std::vector<int> ranks;
+  ranks.reserve(members.size());
   for (const int member : members) {
     ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
   }
