@@ -8,12 +8,10 @@ from typing import Any
 import torch
 
 from aiacc import _core
-from aiacc.process_sets import set_id
 from aiacc.torch.agreement import answer_of_first, everywhere
 from aiacc.torch.bucket_layout import Entry, is_dense, lay_out
 from aiacc.torch.gradient_batches import BatchReducer
 from aiacc.torch.gradient_reducer import NamedParameters, ReductionOptions
-from aiacc.torch.tensors import address_and_code
 
 
 class BucketReducer(BatchReducer):
@@ -95,26 +93,12 @@ class BucketReducer(BatchReducer):
                 if step is not None:
                     step()
 
-        self._in_flight.append((_core.submit(*self._call(number, sent)), sent, finish))
+        self._in_flight.append((_core.submit(*self._call_of(number, sent)), sent, finish))
 
-    def _call(self, number: int, sent: torch.Tensor) -> tuple[Any, ...]:
+    def _call_of(self, number: int, sent: torch.Tensor) -> tuple[Any, ...]:
         """Arguments of `_core.submit` for a bucket in the form ``sent``."""
-        name = f"allreduce.bucket.{number}.{self._names[self._batches[number][0]]}"
-        address, code = address_and_code(sent, f"bucket {number} of gradients")
-        options = self._options
-        return (
-            _core.ALLREDUCE,
-            name,
-            address,
-            address,
-            tuple(sent.shape),
-            code,
-            options.op,
-            0,
-            options.prescale_factor,
-            options.postscale_factor,
-            set_id(options.process_set),
-        )
+        name = f"bucket.{number}.{self._names[self._batches[number][0]]}"
+        return self._call(name, sent, f"bucket {number} of gradients")
 
     def _agree(self) -> None:
         """Form buckets for the order that was watched."""
@@ -168,4 +152,4 @@ class BucketReducer(BatchReducer):
                     view.copy_(parameter.grad.detach())
                     parameter.grad = view
         self._set_batches([[order[number] for number in bucket.members] for bucket in layout])
-        self._calls = [self._call(number, flat) for number, flat in enumerate(self._flats)]
+        self._calls = [self._call_of(number, flat) for number, flat in enumerate(self._flats)]

@@ -298,12 +298,19 @@ class GradientReducer:
         self, index: int, gradient: torch.Tensor, then: Callable[[], None] | None = None
     ) -> None:
         """Submit a dense gradient to be reduced in place; ``then`` runs after that."""
+        name = self._names[index]
         sent, restore = self._compressed(gradient)
-        address, code = address_and_code(sent, f"gradient of {self._names[index]!r}")
+        handle = _core.submit(*self._call(name, sent, f"gradient of {name!r}"))
+        self._in_flight.append((handle, sent, _both(restore, then)))
+        self._left[index] = 0
+
+    def _call(self, name: str, sent: torch.Tensor, what: str) -> tuple[Any, ...]:
+        """Arguments of `_core.submit` to reduce ``sent`` in place; ``what`` it is, for errors."""
+        address, code = address_and_code(sent, what)
         options = self._options
-        handle = _core.submit(
+        return (
             _core.ALLREDUCE,
-            "allreduce." + self._names[index],
+            "allreduce." + name,
             address,
             address,
             tuple(sent.shape),
@@ -314,8 +321,6 @@ class GradientReducer:
             options.postscale_factor,
             set_id(options.process_set),
         )
-        self._in_flight.append((handle, sent, _both(restore, then)))
-        self._left[index] = 0
 
     def _compressed(self, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
         """The contiguous tensor to send, and what puts the result into ``gradient`` if needed."""
