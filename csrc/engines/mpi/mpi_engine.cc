@@ -37,12 +37,17 @@ MpiEngine::MpiEngine(MpiSession& session, const EngineContext& context)
                 checked_world(session, context),
                 all_ranks(context.size),
                 context.lanes,
-                context.spin_us) {}
+                context.spin_us,
+                {}) {}
 
-MpiEngine::MpiEngine(
-    MpiSession& session, MpiTeam& team, std::vector<int> ranks, int lanes, double spin_us)
+MpiEngine::MpiEngine(MpiSession& session,
+                     MpiTeam& team,
+                     std::vector<int> ranks,
+                     int lanes,
+                     double spin_us,
+                     const WaitCheck& interrupt)
     : session_(session), team_(team), ranks_(std::move(ranks)), lanes_(lanes), spin_us_(spin_us) {
-  for (const MpiLane& lane : team.acquire(lanes + 1)) {
+  for (const MpiLane& lane : team.acquire(lanes + 1, interrupt)) {
     channels_.push_back(std::make_unique<MpiChannel>(team, lane, spin_us, cancellation_));
   }
 }
@@ -125,7 +130,8 @@ std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::u
     ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
   }
   MpiTeam& team = session_.join(ranks, group, cancellation_);
-  return std::unique_ptr<Engine>(new MpiEngine(session_, team, std::move(ranks), lanes_, spin_us_));
+  return std::unique_ptr<Engine>(new MpiEngine(
+      session_, team, std::move(ranks), lanes_, spin_us_, [&] { cancellation_.check(); }));
 }
 
 }  // namespace aiacc

@@ -51,7 +51,12 @@ class MpiEngine : public Engine {
 
  private:
   /// The engine of a team that `session` has handed out; `ranks` are its ranks in the job.
-  MpiEngine(MpiSession& session, MpiTeam& team, std::vector<int> ranks, int lanes, double spin_us);
+  MpiEngine(MpiSession& session,
+            MpiTeam& team,
+            std::vector<int> ranks,
+            int lanes,
+            double spin_us,
+            const WaitCheck& interrupt);
 
   template <class Operation>
   void run(int lane, Operation operation);

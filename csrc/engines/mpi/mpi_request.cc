@@ -2,9 +2,12 @@
 
 #include <sys/prctl.h>
 
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "csrc/base/error.h"
 
@@ -13,6 +16,9 @@ namespace {
 
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr unsigned long kTimerSlackNs = 1000;
+constexpr auto kLookEvery = std::chrono::milliseconds(5);
+
+std::atomic<int> running_calls{0};
 
 /// The kernel's default lets a sleep of 20 us take 70.
 void sharpen_timer() {
@@ -35,7 +41,7 @@ void check_mpi(const MpiPlugin& plugin, int code, const char* call) {
 void wait_for_request(const MpiPlugin& plugin,
                       MpiHandle* request,
                       Spin& spin,
-                      const std::function<void()>& check) {
+                      const WaitCheck& check) {
   const auto is_done = [&] {
     int done = 0;
     check_mpi(plugin, plugin.test(request, &done), "MPI_Test");
@@ -55,10 +61,33 @@ void wait_for_request(const MpiPlugin& plugin,
   }
 }
 
-std::function<void()> deadline_check(const char* what, double timeout_s) {
+void wait_for_call(const MpiPlugin& plugin,
+                   std::function<int()> call,
+                   const char* name,
+                   const WaitCheck& check) {
+  std::promise<int> promise;
+  std::future<int> code = promise.get_future();
+  running_calls.fetch_add(1);
+  std::thread([promise = std::move(promise), call = std::move(call)]() mutable {
+    const int result = call();
+    running_calls.fetch_sub(1);
+    promise.set_value(result);
+  }).detach();
+  while (code.wait_for(kLookEvery) != std::future_status::ready) {
+    check();
+  }
+  check_mpi(plugin, code.get(), name);
+}
+
+int calls_under_way() noexcept { return running_calls.load(); }
+
+WaitCheck deadline_check(const char* what, double timeout_s, WaitCheck also) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
   return [=] {
+    if (also) {
+      also();
+    }
     if (Clock::now() > deadline) {
       throw Error(Code::kTimeout,
                   std::string("[mpi] waited ") + what + " for " + std::to_string(timeout_s) +

@@ -10,6 +10,9 @@ namespace aiacc {
 /// Throws Error(kEngine) with MPI's own text if `code` is an error; `call` names what failed.
 void check_mpi(const MpiPlugin& plugin, int code, const char* call);
 
+/// Throws when a wait is in vain.
+using WaitCheck = std::function<void()>;
+
 /// Waits until `*request` is done and sets it to MPI's null request.
 ///
 /// MPI has no event to sleep on: after spinning this sleeps for 20 us between tests,
@@ -18,10 +21,21 @@ void check_mpi(const MpiPlugin& plugin, int code, const char* call);
 void wait_for_request(const MpiPlugin& plugin,
                       MpiHandle* request,
                       Spin& spin,
-                      const std::function<void()>& check);
+                      const WaitCheck& check);
 
-/// A `check` for wait_for_request that throws Error(kTimeout) `timeout_s` from now; `what` continues
-/// "waited ...".
-std::function<void()> deadline_check(const char* what, double timeout_s);
+/// Runs a collective call that MPI has in a blocking form only, on a thread of its own, and throws
+/// what check_mpi throws. `check` is called every few milliseconds and may throw: the call then goes
+/// on alone, so it must own all that it reads and writes.
+void wait_for_call(const MpiPlugin& plugin,
+                   std::function<int()> call,
+                   const char* name,
+                   const WaitCheck& check);
+
+/// Calls of wait_for_call that have not returned: MPI_Finalize must not be called meanwhile.
+int calls_under_way() noexcept;
+
+/// Throws Error(kTimeout) from `timeout_s` after now on; `what` continues "waited ...". `also` is
+/// called first.
+WaitCheck deadline_check(const char* what, double timeout_s, WaitCheck also = {});
 
 }  // namespace aiacc

@@ -161,15 +161,17 @@ MpiTeam& MpiSession::join(const std::vector<int>& members,
   const auto [number, is_new] = meet_members(members, tag, cancellation);
   const PartKey key{members, number};
   if (is_new) {
-    MpiHandle communicator = 0;
-    check_mpi(plugin_,
-              plugin_.create_group(world().communicator(),
-                                   members.data(),
-                                   static_cast<int>(members.size()),
-                                   tag,
-                                   &communicator),
-              "MPI_Comm_create_group");
-    auto team = std::make_unique<MpiTeam>(plugin_, communicator, timeout_s_);
+    const auto interrupt = [&] { cancellation.check(); };
+    auto communicator = std::make_shared<MpiHandle>(0);
+    wait_for_call(
+        plugin_,
+        [&plugin = plugin_, all = world().communicator(), members, tag, communicator] {
+          return plugin.create_group(
+              all, members.data(), static_cast<int>(members.size()), tag, communicator.get());
+        },
+        "MPI_Comm_create_group",
+        deadline_check("for the other members of a process set", timeout_s_, interrupt));
+    auto team = std::make_unique<MpiTeam>(plugin_, *communicator, timeout_s_, interrupt);
     const std::lock_guard lock(mutex_);
     parts_[key] = {std::move(team), true};
   }
@@ -207,13 +209,12 @@ std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& 
                 plugin_.start_send(all, &mine, bytes, members[i], tag, &requests.emplace_back()),
                 "MPI_Isend");
     }
-    const auto late = deadline_check("for the other members of a process set", timeout_s_);
+    const auto check = deadline_check("for the other members of a process set",
+                                      timeout_s_,
+                                      [&] { cancellation.check(); });
     Spin spin(kSpin);
     for (MpiHandle& request : requests) {
-      wait_for_request(plugin_, &request, spin, [&] {
-        cancellation.check();
-        late();
-      });
+      wait_for_request(plugin_, &request, spin, check);
     }
   } catch (...) {
     const std::lock_guard lock(mutex_);
@@ -261,7 +262,7 @@ void MpiSession::finish() noexcept {
   }
   // What was given up in a part, or by all ranks before they met again, does not delay MPI_Finalize;
   // a rank that leaves without it would end the others.
-  if (world().broken()) {
+  if (world().broken() || calls_under_way() > 0) {
     return;  // MPI_Finalize would wait for ranks that may have died
   }
   using Clock = std::chrono::steady_clock;

@@ -37,19 +37,43 @@ std::size_t slot_bytes_for(const MpiTopology& topology) {
 
 }  // namespace
 
-MpiTeam::MpiTeam(const MpiPlugin& plugin, MpiHandle communicator, double timeout_s)
+MpiTeam::MpiTeam(const MpiPlugin& plugin,
+                 MpiHandle communicator,
+                 double timeout_s,
+                 const WaitCheck& interrupt)
     : plugin_(plugin), timeout_s_(timeout_s), setup_(communicator) {
   check_mpi(plugin, plugin.rank(setup_, &topology_.rank), "MPI_Comm_rank");
   check_mpi(plugin, plugin.size(setup_, &topology_.size), "MPI_Comm_size");
-  find_topology();
+  find_topology(interrupt);
 }
 
-void MpiTeam::find_topology() {
-  check_mpi(plugin_, plugin_.split_by_node(setup_, &node_), "MPI_Comm_split_type");
+MpiHandle MpiTeam::communicator_from(MakeCommunicator make,
+                                     const char* name,
+                                     const WaitCheck& interrupt) {
+  auto made = std::make_shared<MpiHandle>(0);
+  try {
+    wait_for_call(
+        plugin_,
+        [make = std::move(make), made] { return make(made.get()); },
+        name,
+        deadline_check("for the other ranks to make a communicator", timeout_s_, interrupt));
+  } catch (...) {
+    failed_ = true;  // the other ranks may be waiting inside MPI for what failed here
+    throw;
+  }
+  return *made;
+}
+
+void MpiTeam::find_topology(const WaitCheck& interrupt) {
+  const auto by_node = [&plugin = plugin_, setup = setup_](MpiHandle* made) {
+    return plugin.split_by_node(setup, made);
+  };
+  node_ = communicator_from(by_node, "MPI_Comm_split_type", interrupt);
   check_mpi(plugin_, plugin_.rank(node_, &topology_.node_rank), "MPI_Comm_rank");
   check_mpi(plugin_, plugin_.size(node_, &topology_.node_size), "MPI_Comm_size");
   const std::vector<int> extremes =
-      maximum({topology_.node_size, -topology_.node_size}, "to count the ranks of every node");
+      maximum(
+      {topology_.node_size, -topology_.node_size}, "to count the ranks of every node", interrupt);
   if (extremes[0] != -extremes[1]) {
     topology_.node_rank = 0;
     topology_.node_size = 1;
@@ -57,14 +81,17 @@ void MpiTeam::find_topology() {
   topology_.nodes = topology_.size / topology_.node_size;
   if (topology_.nodes > 1) {
     const int color = topology_.node_size > 1 ? topology_.node_rank : 0;
-    check_mpi(plugin_, plugin_.split(setup_, color, topology_.rank, &cross_), "MPI_Comm_split");
+    const auto across = [&plugin = plugin_, setup = setup_, color, key = topology_.rank](
+                            MpiHandle* made) { return plugin.split(setup, color, key, made); };
+    cross_ = communicator_from(across, "MPI_Comm_split", interrupt);
   }
 }
 
-std::vector<MpiLane> MpiTeam::acquire(int count) {
+std::vector<MpiLane> MpiTeam::acquire(int count, const WaitCheck& interrupt) {
   const std::vector<int> state =
       maximum({spoilt_.load() ? 1 : 0, lacks_memory(count) ? 1 : 0, generation_ + 1},
-              "to start the engine");
+              "to start the engine",
+              interrupt);
   generation_ = state[2];
   if (state[1] != 0) {
     throw Error(Code::kEngine,
@@ -78,34 +105,35 @@ std::vector<MpiLane> MpiTeam::acquire(int count) {
     spoilt_.store(false);
   }
   if (static_cast<std::size_t>(count) > lanes_.size()) {
-    try {
-      add_lanes(static_cast<std::size_t>(count));
-    } catch (...) {
-      failed_ = true;  // the other ranks may be waiting inside MPI for what failed here
-      throw;
-    }
+    add_lanes(static_cast<std::size_t>(count), interrupt);
   }
   for (MpiLane& lane : lanes_) {
     NodeChannel::reset(lane.segments[static_cast<std::size_t>(topology_.node_rank)]);
   }
-  maximum({0}, "to start the lanes");
+  maximum({0}, "to start the lanes", interrupt);
   return {lanes_.begin(), lanes_.begin() + count};
 }
 
-void MpiTeam::add_lanes(std::size_t count) {
+void MpiTeam::add_lanes(std::size_t count, const WaitCheck& interrupt) {
+  const auto copy_of = [&](MpiHandle communicator) {
+    const auto duplicate = [&plugin = plugin_, communicator](MpiHandle* made) {
+      return plugin.duplicate(communicator, made);
+    };
+    return communicator_from(duplicate, "MPI_Comm_dup", interrupt);
+  };
   const std::size_t before = lanes_.size();
   lanes_.resize(count);
-  make_memory(before);
+  make_memory(before, interrupt);
   if (topology_.nodes == 1) {
     return;
   }
   // All of one kind first: MPICH deals its network interfaces out in the order of creation, and
   // the lanes' all-reduces should each have their own.
   for (std::size_t i = before; i < count; ++i) {
-    check_mpi(plugin_, plugin_.duplicate(cross_, &lanes_[i].cross), "MPI_Comm_dup");
+    lanes_[i].cross = copy_of(cross_);
   }
   for (std::size_t i = before; i < count; ++i) {
-    check_mpi(plugin_, plugin_.duplicate(setup_, &lanes_[i].world), "MPI_Comm_dup");
+    lanes_[i].world = copy_of(setup_);
     lanes_[i].staging = new std::vector<std::byte>(
         std::max(kStagingBytes, kMinStagingPerRank * static_cast<std::size_t>(topology_.size)));
   }
@@ -123,18 +151,19 @@ bool MpiTeam::lacks_memory(int count) const {
   return static_cast<std::size_t>(system.f_bavail) * system.f_frsize < bytes;
 }
 
-void MpiTeam::make_memory(std::size_t first) {
+void MpiTeam::make_memory(std::size_t first, const WaitCheck& interrupt) {
   const std::size_t slot_bytes = slot_bytes_for(topology_);
   const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
   const std::size_t all_bytes = bytes * (lanes_.size() - first);
-  std::vector<void*> bases(static_cast<std::size_t>(topology_.node_size));
+  auto shared = std::make_shared<std::vector<void*>>(static_cast<std::size_t>(topology_.node_size));
+  std::vector<void*>& bases = *shared;
   if (topology_.node_size == 1) {
     bases[0] = ::operator new(all_bytes, std::align_val_t(kPage));
   } else {
-    MpiHandle window = 0;
-    check_mpi(plugin_,
-              plugin_.share_memory(node_, all_bytes, bases.data(), &window),
-              "MPI_Win_allocate_shared");
+    const auto allocate = [&plugin = plugin_, node = node_, all_bytes, shared](MpiHandle* window) {
+      return plugin.share_memory(node, all_bytes, shared->data(), window);
+    };
+    communicator_from(allocate, "MPI_Win_allocate_shared", interrupt);
   }
   for (std::size_t i = first; i < lanes_.size(); ++i) {
     lanes_[i].slot_bytes = slot_bytes;
@@ -144,7 +173,9 @@ void MpiTeam::make_memory(std::size_t first) {
   }
 }
 
-std::vector<int> MpiTeam::maximum(std::vector<int> values, const char* what) {
+std::vector<int> MpiTeam::maximum(std::vector<int> values,
+                                  const char* what,
+                                  const WaitCheck& interrupt) {
   auto buffer = std::make_shared<std::vector<int>>(std::move(values));
   MpiHandle request = 0;
   check_mpi(plugin_,
@@ -155,17 +186,20 @@ std::vector<int> MpiTeam::maximum(std::vector<int> values, const char* what) {
                                      static_cast<int>(ReduceOp::kMax),
                                      &request),
             "MPI_Iallreduce");
-  wait(request, what, buffer);
+  wait(request, what, buffer, interrupt);
   return *buffer;
 }
 
-void MpiTeam::wait(MpiHandle request, const char* what, std::shared_ptr<void> buffers) {
+void MpiTeam::wait(MpiHandle request,
+                   const char* what,
+                   std::shared_ptr<void> buffers,
+                   const WaitCheck& interrupt) {
   Spin spin(kSpin);
   try {
     if (failed_) {
       throw Error(Code::kEngine, "[mpi] the ranks did not meet in MPI before; restart the job");
     }
-    wait_for_request(plugin_, &request, spin, deadline_check(what, timeout_s_));
+    wait_for_request(plugin_, &request, spin, deadline_check(what, timeout_s_, interrupt));
   } catch (...) {
     failed_ = true;
     abandoned_.push_back(std::move(buffers));

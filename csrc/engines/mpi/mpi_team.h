@@ -3,10 +3,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "csrc/engines/mpi/mpi_plugin.h"
+#include "csrc/engines/mpi/mpi_request.h"
 
 namespace aiacc {
 
@@ -35,12 +37,15 @@ struct MpiLane {
 ///
 /// Communicators and shared memory are made collectively, so they are kept for the next engine
 /// when one is destroyed, which happens at a time of each rank's own choice.
-/// Threads: one at a time, except `spoil`. Blocking: where said, up to the timeout; the creation of
-/// communicators inside MPI itself has none, but starts only once all ranks have arrived.
+/// Threads: one at a time, except `spoil`. Blocking: where said, up to the timeout or until the
+/// caller's `interrupt` throws.
 class MpiTeam {
  public:
-  /// `communicator` is the team's own from now on. Collective, blocks; all ranks have arrived.
-  MpiTeam(const MpiPlugin& plugin, MpiHandle communicator, double timeout_s);
+  /// `communicator` is the team's own from now on. Collective, blocks.
+  MpiTeam(const MpiPlugin& plugin,
+          MpiHandle communicator,
+          double timeout_s,
+          const WaitCheck& interrupt = {});
   MpiTeam(const MpiTeam&) = delete;
   MpiTeam& operator=(const MpiTeam&) = delete;
 
@@ -49,7 +54,7 @@ class MpiTeam {
   MpiHandle communicator() const { return setup_; }
 
   /// `count` lanes in their initial state. Collective, blocks.
-  std::vector<MpiLane> acquire(int count);
+  std::vector<MpiLane> acquire(int count, const WaitCheck& interrupt = {});
 
   /// How often lanes were acquired: equal on all ranks.
   std::uint32_t generation() const { return static_cast<std::uint32_t>(generation_); }
@@ -62,19 +67,28 @@ class MpiTeam {
   bool broken() const { return failed_ || spoilt_.load(); }
 
   /// Element-wise maximum over all ranks. Collective, blocks; `what` says what for.
-  std::vector<int> maximum(std::vector<int> values, const char* what);
+  std::vector<int> maximum(std::vector<int> values,
+                           const char* what,
+                           const WaitCheck& interrupt = {});
 
   /// `buffers` are what MPI uses until then: kept for good if the wait fails.
-  void wait(MpiHandle request, const char* what, std::shared_ptr<void> buffers);
+  void wait(MpiHandle request,
+            const char* what,
+            std::shared_ptr<void> buffers,
+            const WaitCheck& interrupt = {});
 
  private:
-  void find_topology();
+  using MakeCommunicator = std::function<int(MpiHandle*)>;
+
+  void find_topology(const WaitCheck& interrupt);
+  /// Collective: what `make` makes; `name` is MPI's for it.
+  MpiHandle communicator_from(MakeCommunicator make, const char* name, const WaitCheck& interrupt);
   /// Collective: more lanes, `count` in all.
-  void add_lanes(std::size_t count);
+  void add_lanes(std::size_t count, const WaitCheck& interrupt);
   /// MPI would take the memory without asking, and its first use would end the process (SIGBUS).
   bool lacks_memory(int count) const;
   /// For the lanes from `first` on.
-  void make_memory(std::size_t first);
+  void make_memory(std::size_t first, const WaitCheck& interrupt);
 
   const MpiPlugin& plugin_;
   const double timeout_s_;

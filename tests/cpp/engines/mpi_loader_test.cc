@@ -2,11 +2,15 @@
 
 #include <cstdio>
 #include <fstream>
+#include <future>
+#include <memory>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "csrc/engines/mpi/mpi_request.h"
 
 // AIACC_FAKE_MPI, from CMake: path of the library made of fake_mpi.cc.
 
@@ -50,6 +54,39 @@ TEST(MpiLoaderTest, NamesBothFlavoursWhenTheyDiffer) {
 
 TEST(MpiLoaderTest, RefusesAPluginOfAnotherVersion) {
   expect_reason(load_mpi(AIACC_FAKE_MPI, AIACC_FAKE_MPI), "another version of aiacc");
+}
+
+TEST(MpiRequestTest, ACallThatIsGivenUpGoesOnAlone) {
+  const MpiPlugin plugin{};
+  auto go_on = std::make_shared<std::promise<void>>();
+  auto has_ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = has_ended->get_future();
+  const auto call = [gate = go_on->get_future().share(), has_ended] {
+    gate.wait();
+    has_ended->set_value();
+    return 0;
+  };
+  const auto cancelled = [] { throw Error(Code::kShutdown, "in vain"); };
+  EXPECT_THROW(wait_for_call(plugin, call, "MPI_Comm_dup", cancelled), Error);
+  EXPECT_EQ(1, calls_under_way());
+  go_on->set_value();
+  end.wait();
+  while (calls_under_way() > 0) {
+    std::this_thread::yield();
+  }
+}
+
+TEST(MpiRequestTest, SaysWhichCallHasFailed) {
+  MpiPlugin plugin{};
+  plugin.describe = [](int code, char* text, std::size_t bytes) {
+    std::snprintf(text, bytes, "code %d", code);
+  };
+  try {
+    wait_for_call(plugin, [] { return 7; }, "MPI_Comm_dup", [] {});
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string::npos, error.status().message().find("MPI_Comm_dup failed: code 7"));
+  }
 }
 
 TEST(MpiLoaderTest, NothingWorksWithoutPlugin) {
