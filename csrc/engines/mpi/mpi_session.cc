@@ -209,9 +209,8 @@ std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& 
                 plugin_.start_send(all, &mine, bytes, members[i], tag, &requests.emplace_back()),
                 "MPI_Isend");
     }
-    const auto check = deadline_check("for the other members of a process set",
-                                      timeout_s_,
-                                      [&] { cancellation.check(); });
+    const auto check = deadline_check(
+        "for the other members of a process set", timeout_s_, [&] { cancellation.check(); });
     Spin spin(kSpin);
     for (MpiHandle& request : requests) {
       wait_for_request(plugin_, &request, spin, check);

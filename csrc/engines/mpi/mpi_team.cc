@@ -71,8 +71,7 @@ void MpiTeam::find_topology(const WaitCheck& interrupt) {
   node_ = communicator_from(by_node, "MPI_Comm_split_type", interrupt);
   check_mpi(plugin_, plugin_.rank(node_, &topology_.node_rank), "MPI_Comm_rank");
   check_mpi(plugin_, plugin_.size(node_, &topology_.node_size), "MPI_Comm_size");
-  const std::vector<int> extremes =
-      maximum(
+  const std::vector<int> extremes = maximum(
       {topology_.node_size, -topology_.node_size}, "to count the ranks of every node", interrupt);
   if (extremes[0] != -extremes[1]) {
     topology_.node_rank = 0;
