@@ -52,13 +52,13 @@ def _flat(model):
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
-def _trained(way, **options):
+def _trained(way, backend=BACKEND, **options):
     model = _net()
     run = model
     if way == "whole":
-        run = torch.compile(model, backend=BACKEND)
+        run = torch.compile(model, backend=backend)
     elif way == "blocks":
-        assert hvd.compile_blocks(model, backend=BACKEND) is model
+        assert hvd.compile_blocks(model, backend=backend) is model
     names = list(_net().state_dict())
     assert list(model.state_dict()) == names
     optimizer = hvd.DistributedOptimizer(
@@ -81,23 +81,25 @@ def _alone():
     return model
 
 
-def _every_way():
+def _every_way(backend):
     torch.set_num_threads(1)
     hvd.init()
     expected = _flat(_alone())
     assert not torch.equal(expected, _flat(_net()))
     for way in ("eager", "whole", "blocks"):
         for options in ({}, {"gradient_as_bucket_view": True, "bucket_bytes": 512}):
-            flat = _flat(_trained(way, **options))
+            flat = _flat(_trained(way, backend, **options))
             torch.testing.assert_close(flat, expected, msg=lambda text, way=way: f"{way}: {text}")
             everyones = hvd.allgather(flat.reshape(1, -1))
             assert torch.equal(everyones, everyones[:1].expand_as(everyones))
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_same_parameters_as_a_single_process(size):
-    run_ranks(size, _every_way, timeout=120)
+@pytest.mark.parametrize(
+    ("size", "backend"), [(2, BACKEND), (3, BACKEND), (2, "inductor")]
+)
+def test_same_parameters_as_a_single_process(size, backend):
+    run_ranks(size, _every_way, backend, timeout=300)
 
 
 def _events(model):
