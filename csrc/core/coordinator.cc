@@ -353,7 +353,7 @@ void Coordinator::run_round(Lane** helped) {
   }
   negotiator_.contribute(message_, stuck);
   plane_.all_reduce(message_, combine_rounds);
-  const RoundOutcome outcome = negotiator_.apply(message_);
+  const RoundOutcome& outcome = negotiator_.apply(message_);
   check_parameters(negotiator_.parameters(), engine_.lanes());
   unit_bytes_.store(negotiator_.parameters().unit_bytes, std::memory_order_relaxed);
   if (timeline_.marks_rounds()) {

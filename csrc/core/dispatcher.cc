@@ -5,8 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "csrc/core/plan_items.h"
-
 namespace aiacc {
 namespace {
 
@@ -44,12 +42,12 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
                           const Parameters& parameters,
                           Lane** helped) {
   const auto now = Clock::now();
-  std::vector<Operation*> moving;
-  std::vector<Operation*> finished;
+  moving_.clear();
+  finished_.clear();
   for (const Agreement& agreement : ready) {
     if (agreement.zeros != nullptr) {
       if (Operation* operation = answer_with_zeros(*agreement.zeros)) {
-        moving.push_back(operation);
+        moving_.push_back(operation);
       }
       continue;
     }
@@ -70,21 +68,21 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
     } else if (request.kind == OpKind::kAddProcessSet ||
                request.kind == OpKind::kRemoveProcessSet) {
       // What was agreed on before a set is removed still needs its team.
-      plan(std::exchange(moving, {}), parameters, helped);
+      plan_moving(parameters, helped);
       change_process_sets(*operation, agreement);
     } else if (is_empty(*operation)) {
       if (request.kind == OpKind::kJoin) {
         table_.next_generation();
       }
-      finished.push_back(operation);
+      finished_.push_back(operation);
     } else {
-      moving.push_back(operation);
+      moving_.push_back(operation);
     }
   }
-  if (!finished.empty()) {
-    table_.complete(finished, {});
+  if (!finished_.empty()) {
+    table_.complete(finished_, {});
   }
-  plan(std::move(moving), parameters, helped);
+  plan_moving(parameters, helped);
 }
 
 void Dispatcher::change_process_sets(Operation& operation, const Agreement& agreement) {
@@ -107,7 +105,7 @@ void Dispatcher::change_process_sets(Operation& operation, const Agreement& agre
     changes_ =
         std::make_unique<Lane>("sets", [this](Unit& unit, PackBuffer&) { run_change(unit); });
   }
-  changes_->push(std::move(change), true);
+  changes_->push(change, true);
 }
 
 void Dispatcher::run_change(Unit& unit) noexcept {
@@ -147,61 +145,60 @@ Operation* Dispatcher::answer_with_zeros(const Request& request) {
   return raw;
 }
 
-void Dispatcher::plan(std::vector<Operation*> moving, const Parameters& parameters, Lane** helped) {
+/// Plans all of `moving_` and empties it.
+void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
   const auto before = [](const Operation* a, const Operation* b) {
     return a->request.process_set < b->request.process_set;
   };
-  for (auto next = moving.begin(); next != moving.end(); ++next) {
+  for (auto next = moving_.begin(); next != moving_.end(); ++next) {
     // Stable, and most often nothing moves. (std::stable_sort takes memory in a deprecated way.)
-    std::rotate(std::upper_bound(moving.begin(), next, *next, before), next, next + 1);
+    std::rotate(std::upper_bound(moving_.begin(), next, *next, before), next, next + 1);
   }
-  for (auto first = moving.begin(); first != moving.end();) {
-    const auto last = std::upper_bound(first, moving.end(), *first, before);
+  for (auto first = moving_.begin(); first != moving_.end();) {
+    const auto last = std::upper_bound(first, moving_.end(), *first, before);
     const auto team = teams_.find((*first)->request.process_set);
     AIACC_CHECK(team != nullptr && team->engine != nullptr);
-    if (first == moving.begin() && last == moving.end()) {
-      plan_team(team, moving, parameters, helped);
-    } else {
-      plan_team(team, {first, last}, parameters, helped);
-    }
+    of_team_.assign(first, last);
+    plan_team(team, parameters, helped);
     first = last;
   }
+  moving_.clear();
 }
 
 void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
-                           const std::vector<Operation*>& moving,
                            const Parameters& parameters,
                            Lane** helped) {
-  std::vector<Piece> pieces;
   std::uint64_t& next_seq = next_seq_[team->id];
-  const auto planned = plan_units(plan_items(moving, pieces),
-                                  parameters,
-                                  next_seq,
-                                  static_cast<std::uint32_t>(engine_.express_lane()));
-  next_seq += planned.size();
-  units_.fetch_add(planned.size(), std::memory_order_relaxed);
-  for (const PlannedUnit& unit : planned) {
+  plan_items(of_team_, items_);
+  plan_units(items_.items,
+             parameters,
+             next_seq,
+             static_cast<std::uint32_t>(engine_.express_lane()),
+             plan_);
+  next_seq += plan_.count;
+  units_.fetch_add(plan_.count, std::memory_order_relaxed);
+  for (const PlannedUnit& unit : plan_) {
     data_bytes_.fetch_add(unit.bytes, std::memory_order_relaxed);
     for (const Slice& slice : unit.slices) {
-      pieces[slice.item].operation->slices_left.fetch_add(1, std::memory_order_relaxed);
+      items_.pieces[slice.item].operation->slices_left.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  for (Operation* operation : moving) {
+  for (Operation* operation : of_team_) {
     operation->dispatched.store(true);
   }
-  for (const PlannedUnit& planned_unit : planned) {
-    Unit unit;
-    unit.plan = planned_unit;
-    unit.team = team;
-    for (const Slice& slice : planned_unit.slices) {
-      unit.pieces.push_back(pieces[slice.item]);
+  for (const PlannedUnit& planned : plan_) {
+    unit_.plan = planned;
+    unit_.team = team;
+    unit_.pieces.clear();
+    for (const Slice& slice : planned.slices) {
+      unit_.pieces.push_back(items_.pieces[slice.item]);
     }
-    Lane* lane = lanes_[planned_unit.lane].get();
+    Lane* lane = lanes_[planned.lane].get();
     // A caller that will wait anyway runs one lane itself instead of waking its worker.
     if (helped != nullptr && *helped == nullptr) {
       *helped = lane;
     }
-    lane->push(std::move(unit), helped == nullptr || *helped != lane);
+    lane->push(unit_, helped == nullptr || *helped != lane);
   }
 }
 
@@ -232,21 +229,21 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   finish(unit);
 }
 
-void Dispatcher::finish(const Unit& unit) {
-  std::vector<Operation*> finished;
+void Dispatcher::finish(Unit& unit) {
+  unit.finished.clear();
   for (const Piece& piece : unit.pieces) {
     if (piece.operation->slices_left.fetch_sub(1, std::memory_order_acq_rel) != 1) {
       continue;
     }
     if (piece.operation->handle != 0) {
-      finished.push_back(piece.operation);
+      unit.finished.push_back(piece.operation);
     } else {
       const std::lock_guard lock(zeros_mutex_);
       zeros_.erase(piece.operation);
     }
   }
-  if (!finished.empty()) {
-    table_.complete(finished, {});
+  if (!unit.finished.empty()) {
+    table_.complete(unit.finished, {});
   }
 }
 

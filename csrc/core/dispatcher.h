@@ -11,6 +11,7 @@
 
 #include "csrc/core/lane.h"
 #include "csrc/core/negotiator.h"
+#include "csrc/core/plan_items.h"
 #include "csrc/core/teams.h"
 #include "csrc/core/tensor_table.h"
 #include "csrc/core/timeline.h"
@@ -59,14 +60,13 @@ class Dispatcher {
  private:
   void change_process_sets(Operation& operation, const Agreement& agreement);
   Operation* answer_with_zeros(const Request& request);
-  void plan(std::vector<Operation*> moving, const Parameters& parameters, Lane** helped);
+  void plan_moving(const Parameters& parameters, Lane** helped);
   void plan_team(const std::shared_ptr<const Team>& team,
-                 const std::vector<Operation*>& moving,
                  const Parameters& parameters,
                  Lane** helped);
   void run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
   void run_change(Unit& unit) noexcept;
-  void finish(const Unit& unit);
+  void finish(Unit& unit);
   void record_failure() noexcept;
 
   Engine& engine_;
@@ -75,6 +75,15 @@ class Dispatcher {
   const std::function<void()> on_failure_;
   Teams teams_;
   std::unordered_map<std::uint32_t, std::uint64_t> next_seq_;  ///< by process set
+
+  // Scratch of the driver, kept for its memory.
+  std::vector<Operation*> moving_;    ///< to be planned
+  std::vector<Operation*> finished_;  ///< nothing moves
+  std::vector<Operation*> of_team_;   ///< to be planned now, of one process set
+  PlanItems items_;
+  UnitPlan plan_;
+  Unit unit_;
+
   std::atomic<bool> stopped_{false};
   std::atomic<std::uint64_t> units_{0};
   std::atomic<std::uint64_t> data_bytes_{0};

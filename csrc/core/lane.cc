@@ -18,10 +18,10 @@ Lane::~Lane() {
   worker_.join();
 }
 
-void Lane::push(Unit&& unit, bool notify) {
+void Lane::push(Unit& unit, bool notify) {
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(unit));
+    std::swap(queue_.push(), unit);
     notify = notify && !running_;  // Who runs the lane looks again before it stops.
     notified_ = notified_ || notify;
   }
@@ -71,10 +71,11 @@ void Lane::work() {
 void Lane::run_queued(std::unique_lock<std::mutex>& lock) {
   running_ = true;
   while (!queue_.empty()) {
-    Unit unit = std::move(queue_.front());
-    queue_.pop_front();
+    std::swap(unit_, queue_.front());
+    queue_.pop();
     lock.unlock();
-    run_(unit, buffer_);
+    run_(unit_, buffer_);
+    unit_.team.reset();
     lock.lock();
   }
   running_ = false;

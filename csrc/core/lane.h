@@ -1,12 +1,12 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "csrc/base/recycling_queue.h"
 #include "csrc/base/socket.h"
 #include "csrc/core/unit.h"
 
@@ -26,9 +26,9 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// Appends a unit. With `notify` the worker starts on it at once; without, the caller must
+  /// Appends a unit and gives an old one back, whose memory is to be used again. With `notify` the worker starts on it at once; without, the caller must
   /// `help` or `start` before it waits for anything.
-  void push(Unit&& unit, bool notify);
+  void push(Unit& unit, bool notify);
   /// Lets the worker run what is queued.
   void start();
   /// Runs what is queued in the calling thread; returns at once if another thread is doing so.
@@ -47,7 +47,8 @@ class Lane {
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable idle_;
-  std::deque<Unit> queue_;
+  RecyclingQueue<Unit> queue_;
+  Unit unit_;  ///< the one that is run
   bool running_ = false;
   bool notified_ = false;
   bool stopping_ = false;

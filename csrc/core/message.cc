@@ -227,26 +227,25 @@ void RoundMessage::encode(Bytes& out) const {
   }
 }
 
-RoundMessage RoundMessage::decode(const Bytes& in) {
+void RoundMessage::decode(const Bytes& in) {
   Reader reader(in);
-  RoundMessage message;
   const auto header = reader.get<RoundHeader>();
   if (header.words > kMaxSlots / 64 || header.words * sizeof(std::uint64_t) > in.size()) {
     Reader::malformed(std::to_string(header.words) + " words of slots");
   }
-  message.flags = header.flags;
-  message.epoch = header.epoch;
-  message.ready.assign(header.words, 0);
+  flags = header.flags;
+  epoch = header.epoch;
+  ready.assign(header.words, 0);
   for (std::size_t index = 0; index < header.words; ++index) {
-    message.ready.word(index) = reader.get<std::uint64_t>();
+    ready.word(index) = reader.get<std::uint64_t>();
   }
+  reports.clear();
   for (std::uint32_t left = header.reports; left > 0; --left) {
-    message.reports.push_back(decode_report(reader));
+    reports.push_back(decode_report(reader));
   }
   if (!reader.done()) {
     Reader::malformed("trailing bytes");
   }
-  return message;
 }
 
 void combine_rounds(Bytes& mine, const Bytes& theirs) {

@@ -37,7 +37,7 @@ struct RoundMessage {
   void encode(Bytes& out) const;
   /// Bytes come from the network: throws Error(kPeerLost) on anything malformed, never reads
   /// beyond the end and never allocates more than the input justifies.
-  static RoundMessage decode(const Bytes& in);
+  void decode(const Bytes& in);
 };
 
 /// Folds one encoded message into another. Throws Error(kInternal) if their slot tables differ.

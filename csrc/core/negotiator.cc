@@ -65,9 +65,11 @@ void Negotiator::contribute(Bytes& out, bool stuck) {
   message_.encode(out);
 }
 
-RoundOutcome Negotiator::apply(const Bytes& combined) {
-  RoundMessage message = RoundMessage::decode(combined);
-  RoundOutcome outcome;
+const RoundOutcome& Negotiator::apply(const Bytes& combined) {
+  RoundMessage& message = message_;
+  message.decode(combined);
+  RoundOutcome& outcome = outcome_;
+  outcome.clear();
   outcome.flags = message.flags;
   answer_due_ = (message.flags & kFlagStallQuery) != 0;
   decisions_ = 0;

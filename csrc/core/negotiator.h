@@ -36,6 +36,15 @@ struct RoundOutcome {
   bool parameters_changed = false;
   /// Every rank said that it is stuck, and something was agreed on all the same.
   bool look_again = false;
+
+  /// Empties it; what its vectors hold is kept for the next round.
+  void clear() {
+    ready.clear();
+    answers.clear();
+    flags = 0;
+    parameters_changed = false;
+    look_again = false;
+  }
 };
 
 /// Readiness agreement without a master: AIACC-Training's bit vector (ICDCS 2022, decentralised
@@ -75,8 +84,9 @@ class Negotiator {
   /// something with an automatic name first that is not ready. When all ranks are stuck, that fails.
   void contribute(Bytes& out, bool stuck = false);
 
-  /// Takes the combined message of a round that `contribute` was made for.
-  RoundOutcome apply(const Bytes& combined);
+  /// Takes the combined message of a round that `contribute` was made for. The outcome is kept until
+  /// the next call.
+  const RoundOutcome& apply(const Bytes& combined);
 
  private:
   /// Names are unique within a process set.
@@ -134,6 +144,7 @@ class Negotiator {
   bool join_came_ = false;          ///< in the round being applied
   std::size_t decisions_ = 0;       ///< in the round being applied; replicated
   RoundMessage message_;            ///< scratch, kept for its memory
+  RoundOutcome outcome_;            ///< the same
 };
 
 }  // namespace aiacc

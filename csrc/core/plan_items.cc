@@ -61,12 +61,11 @@ bool is_empty(Operation& operation) {
   return true;
 }
 
-std::vector<PlanItem> plan_items(const std::vector<Operation*>& operations,
-                                 std::vector<Piece>& pieces) {
-  std::vector<PlanItem> items;
-  std::vector<Piece> classes;
-  items.reserve(operations.size());
-  pieces.reserve(operations.size());
+void plan_items(const std::vector<Operation*>& operations, PlanItems& plan) {
+  auto& [items, pieces, classes] = plan;
+  items.clear();
+  pieces.clear();
+  classes.clear();
   for (Operation* operation : operations) {
     const OpKind kind = operation->request.kind;
     const bool elementwise = kind == OpKind::kAllreduce || kind == OpKind::kBroadcast;
@@ -89,7 +88,6 @@ std::vector<PlanItem> plan_items(const std::vector<Operation*>& operations,
                        elementwise && !whole});
     }
   }
-  return items;
 }
 
 }  // namespace aiacc

@@ -13,9 +13,14 @@ void take_agreement(Operation& operation, const Agreement& agreement);
 /// Whether no bytes move: agreement is all there is to it.
 bool is_empty(Operation& operation);
 
-/// The operations, of one process set, as the planner sees them: an item per tensor. `pieces`
-/// receives the tensor of every item. Pure: equal on all members for equal operations.
-std::vector<PlanItem> plan_items(const std::vector<Operation*>& operations,
-                                 std::vector<Piece>& pieces);
+/// Operations of one process set as the planner sees them. Reused for its memory.
+struct PlanItems {
+  std::vector<PlanItem> items;  ///< one per tensor
+  std::vector<Piece> pieces;    ///< the tensor of every item
+  std::vector<Piece> classes;   ///< scratch: the first tensor of every pack class
+};
+
+/// Pure: equal on all members for equal operations.
+void plan_items(const std::vector<Operation*>& operations, PlanItems& plan);
 
 }  // namespace aiacc

@@ -54,14 +54,14 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
   if (request.name.empty()) {
     request.name = automatic_name(request);
   }
-  if (!in_flight_[request.process_set].emplace(request.name, &entry).second) {
+  if (!add_name(request.name, &entry, in_flight_[request.process_set])) {
     throw Error(Code::kInvalidArgument,
                 "[submit] tensor '" + label_of(request.process_set, request.name) +
                     "' is already in flight on this rank; synchronize it first, or give the two " +
                     "operations different names");
   }
   entry.handle = next_handle.fetch_add(1, std::memory_order_relaxed);
-  by_handle_.emplace(entry.handle, std::move(operation));
+  add_handle(entry.handle, std::move(operation));
   first = queue_.empty();
   if (first) {
     queued_since_.store(entry.submitted, std::memory_order_release);
@@ -72,6 +72,30 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
   queued_count_.store(queue_.size(), std::memory_order_release);
   in_flight_count_.fetch_add(1, std::memory_order_release);
   return entry.handle;
+}
+
+/// False if the name is there already.
+bool TensorTable::add_name(const std::string& name, Operation* operation, ByName& names) {
+  if (spare_names_.empty()) {
+    return names.emplace(name, operation).second;
+  }
+  auto node = std::move(spare_names_.back());
+  spare_names_.pop_back();
+  node.key() = name;
+  node.mapped() = operation;
+  return names.insert(std::move(node)).inserted;
+}
+
+void TensorTable::add_handle(Handle handle, std::shared_ptr<Operation> operation) {
+  if (spare_handles_.empty()) {
+    by_handle_.emplace(handle, std::move(operation));
+    return;
+  }
+  auto node = std::move(spare_handles_.back());
+  spare_handles_.pop_back();
+  node.key() = handle;
+  node.mapped() = std::move(operation);
+  by_handle_.insert(std::move(node));
 }
 
 std::string TensorTable::automatic_name(const Request& request) {
@@ -105,7 +129,10 @@ void TensorTable::complete(const std::vector<Operation*>& operations, const Stat
   {
     const std::lock_guard lock(mutex_);
     for (Operation* operation : operations) {
-      in_flight_[operation->request.process_set].erase(operation->request.name);
+      auto node = in_flight_[operation->request.process_set].extract(operation->request.name);
+      if (!node.empty() && spare_names_.size() < kPoolSize) {
+        spare_names_.push_back(std::move(node));
+      }
     }
     in_flight_count_.fetch_sub(operations.size(), std::memory_order_release);
     // After `done` the operation may be recycled at any moment by whoever waited for it.
@@ -148,6 +175,10 @@ void TensorTable::release(Handle handle) {
   if (operation.use_count() == 1 && pool_.size() < kPoolSize) {
     reset(*operation);
     pool_.push_back(std::move(operation));
+  }
+  if (spare_handles_.size() < kPoolSize) {
+    operation.reset();
+    spare_handles_.push_back(std::move(node));
   }
 }
 

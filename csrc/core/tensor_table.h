@@ -104,12 +104,18 @@ class TensorTable {
   std::vector<PendingOperation> undispatched() const;
 
  private:
+  using ByName = std::unordered_map<std::string, Operation*>;
+  using ByHandle = std::unordered_map<Handle, std::shared_ptr<Operation>>;
+
   std::string automatic_name(const Request& request);
+  bool add_name(const std::string& name, Operation* operation, ByName& names);
+  void add_handle(Handle handle, std::shared_ptr<Operation> operation);
 
   mutable std::mutex mutex_;
-  /// By process set and name.
-  std::map<std::uint32_t, std::unordered_map<std::string, Operation*>> in_flight_;
-  std::unordered_map<Handle, std::shared_ptr<Operation>> by_handle_;
+  std::map<std::uint32_t, ByName> in_flight_;  ///< by process set
+  ByHandle by_handle_;
+  std::vector<ByName::node_type> spare_names_;  ///< kept for their memory, like `pool_`
+  std::vector<ByHandle::node_type> spare_handles_;
   std::vector<Operation*> queue_;
   std::vector<std::shared_ptr<Operation>> pool_;
   std::uint64_t generation_ = 0;

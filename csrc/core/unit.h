@@ -26,6 +26,7 @@ struct Unit {
   PlannedUnit plan;
   std::vector<Piece> pieces;
   std::shared_ptr<const Team> team;
+  std::vector<Operation*> finished;  ///< scratch of whoever has run it
 };
 
 /// Reusable, growing scratch memory of one lane, aligned for vector instructions.

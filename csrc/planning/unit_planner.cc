@@ -1,7 +1,7 @@
 #include "csrc/planning/unit_planner.h"
 
 #include <algorithm>
-#include <map>
+#include <limits>
 #include <numeric>
 
 #include "csrc/base/error.h"
@@ -9,11 +9,20 @@
 namespace aiacc {
 namespace {
 
+constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
+void add_unit(const Slice& slice, UnitPlan& plan) {
+  if (plan.count == plan.units.size()) {
+    plan.units.emplace_back();
+  }
+  PlannedUnit& unit = plan.units[plan.count++];
+  unit.bytes = slice.bytes;
+  unit.slices.clear();
+  unit.slices.push_back(slice);
+}
+
 /// Equal parts of at most `unit_bytes`, each starting on the alignment and on a whole element.
-void split(std::uint32_t index,
-           const PlanItem& item,
-           std::uint64_t unit_bytes,
-           std::vector<PlannedUnit>& units) {
+void split(std::uint32_t index, const PlanItem& item, std::uint64_t unit_bytes, UnitPlan& plan) {
   const std::uint64_t grain =
       std::lcm(std::uint64_t{kSliceAlignment}, std::uint64_t{item.element_bytes});
   std::uint64_t part = item.bytes;
@@ -25,7 +34,7 @@ void split(std::uint32_t index,
   }
   for (std::uint64_t offset = 0; offset < item.bytes; offset += part) {
     const std::uint64_t bytes = std::min(part, item.bytes - offset);
-    units.push_back({0, 0, bytes, {{index, offset, bytes}}});
+    add_unit({index, offset, bytes}, plan);
   }
 }
 
@@ -40,43 +49,47 @@ Parameters next_parameters(const Parameters& current, const std::vector<Paramete
   return current;
 }
 
-std::vector<PlannedUnit> plan_units(const std::vector<PlanItem>& items,
-                                    const Parameters& parameters,
-                                    std::uint64_t first_seq,
-                                    std::uint32_t express_lane) {
+void plan_units(const std::vector<PlanItem>& items,
+                const Parameters& parameters,
+                std::uint64_t first_seq,
+                std::uint32_t express_lane,
+                UnitPlan& plan) {
   if (parameters.unit_bytes == 0 || parameters.lanes == 0) {
     throw Error(Code::kInvalidArgument,
                 "[planning] unit_bytes " + std::to_string(parameters.unit_bytes) + ", lanes " +
                     std::to_string(parameters.lanes) + " (expected both > 0)");
   }
-  std::vector<PlannedUnit> units;
-  std::map<std::uint32_t, std::size_t> open;  // pack class -> index of the unit being filled
+  plan.count = 0;
+  plan.open.clear();
   for (std::uint32_t index = 0; index < items.size(); ++index) {
     const PlanItem& item = items[index];
     if (item.bytes == 0) {
       continue;
     }
     if (!item.packable || item.bytes >= (parameters.unit_bytes + 1) / 2) {
-      split(index, item, parameters.unit_bytes, units);
+      split(index, item, parameters.unit_bytes, plan);
       continue;
     }
-    const auto found = open.find(item.pack_class);
-    if (found != open.end() && units[found->second].bytes + item.bytes <= parameters.unit_bytes) {
-      PlannedUnit& unit = units[found->second];
+    if (plan.open.size() <= item.pack_class) {
+      plan.open.resize(item.pack_class + std::size_t{1}, kNone);
+    }
+    std::size_t& open = plan.open[item.pack_class];
+    if (open != kNone && plan.units[open].bytes + item.bytes <= parameters.unit_bytes) {
+      PlannedUnit& unit = plan.units[open];
       unit.slices.push_back({index, 0, item.bytes});
       unit.bytes += item.bytes;
       continue;
     }
-    open[item.pack_class] = units.size();
-    units.push_back({0, 0, item.bytes, {{index, 0, item.bytes}}});
+    open = plan.count;
+    add_unit({index, 0, item.bytes}, plan);
   }
-  for (PlannedUnit& unit : units) {
+  for (std::size_t i = 0; i < plan.count; ++i) {
+    PlannedUnit& unit = plan.units[i];
     unit.seq = first_seq++;
     unit.lane = unit.bytes <= kExpressBytes
                     ? express_lane
                     : static_cast<std::uint32_t>(unit.seq % parameters.lanes);
   }
-  return units;
 }
 
 }  // namespace aiacc

@@ -19,7 +19,7 @@ struct PlanItem {
   std::uint64_t bytes = 0;
   std::uint32_t element_bytes = 1;
   /// Items travel together only if their class is equal: it stands for kind, dtype, op, scales,
-  /// root, device and process set.
+  /// root, device and process set. Classes are numbered from 0.
   std::uint32_t pack_class = 0;
   bool packable = true;    ///< may share a unit with others
   bool splittable = true;  ///< may be cut into several units
@@ -40,6 +40,16 @@ struct PlannedUnit {
   std::vector<Slice> slices;
 };
 
+/// What plan_units makes. Use it again, and a plan no larger than an earlier one takes no memory.
+struct UnitPlan {
+  std::vector<PlannedUnit> units;  ///< the first `count` are the plan, the others are spare
+  std::size_t count = 0;
+  std::vector<std::size_t> open;  ///< scratch: the unit that each pack class fills at last
+
+  const PlannedUnit* begin() const { return units.data(); }
+  const PlannedUnit* end() const { return units.data() + count; }
+};
+
 /// Packs small tensors and splits large ones into units (AIACC-Training, ICDCS 2022, section on
 /// packing and splitting of all-reduce units).
 ///
@@ -49,9 +59,10 @@ struct PlannedUnit {
 /// `parameters.lanes`, except that units of at most kExpressBytes use `express_lane`.
 /// Pure: same arguments, same units on every rank, with no further message. Empty tensors get no
 /// unit. Throws Error(kInvalidArgument) if unit_bytes or lanes is 0.
-std::vector<PlannedUnit> plan_units(const std::vector<PlanItem>& items,
-                                    const Parameters& parameters,
-                                    std::uint64_t first_seq,
-                                    std::uint32_t express_lane);
+void plan_units(const std::vector<PlanItem>& items,
+                const Parameters& parameters,
+                std::uint64_t first_seq,
+                std::uint32_t express_lane,
+                UnitPlan& plan);
 
 }  // namespace aiacc

@@ -95,9 +95,7 @@ def _every_way(backend):
     hvd.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("size", "backend"), [(2, BACKEND), (3, BACKEND), (2, "inductor")]
-)
+@pytest.mark.parametrize(("size", "backend"), [(2, BACKEND), (3, BACKEND), (2, "inductor")])
 def test_same_parameters_as_a_single_process(size, backend):
     run_ranks(size, _every_way, backend, timeout=300)
 

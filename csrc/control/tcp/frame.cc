@@ -33,7 +33,9 @@ void encode_frame(const Frame& frame, Bytes& out) {
   }
 }
 
-void FrameDecoder::feed(const std::uint8_t* data, std::size_t bytes, std::deque<Frame>& frames) {
+void FrameDecoder::feed(const std::uint8_t* data,
+                        std::size_t bytes,
+                        RecyclingQueue<Frame>& frames) {
   buffer_.insert(buffer_.end(), data, data + bytes);
   std::size_t at = 0;
   while (buffer_.size() - at >= sizeof(Header)) {
@@ -51,12 +53,11 @@ void FrameDecoder::feed(const std::uint8_t* data, std::size_t bytes, std::deque<
       break;
     }
     const std::uint8_t* payload = buffer_.data() + at + sizeof header;
-    Frame frame;
+    Frame& frame = frames.push();
     frame.type = static_cast<FrameType>(header.type);
     frame.stage = header.stage;
     frame.round = header.round;
     frame.payload.assign(payload, payload + header.bytes);
-    frames.push_back(std::move(frame));
     at += sizeof header + header.bytes;
   }
   buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(at));

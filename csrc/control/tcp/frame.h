@@ -2,9 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <string>
 
+#include "csrc/base/recycling_queue.h"
 #include "csrc/control/control_plane.h"
 
 namespace aiacc {
@@ -37,7 +37,7 @@ class FrameDecoder {
   explicit FrameDecoder(std::string peer) : peer_(std::move(peer)) {}
 
   /// Adds bytes in any cut; complete frames are appended to `frames`.
-  void feed(const std::uint8_t* data, std::size_t bytes, std::deque<Frame>& frames);
+  void feed(const std::uint8_t* data, std::size_t bytes, RecyclingQueue<Frame>& frames);
 
  private:
   std::string peer_;

@@ -205,9 +205,13 @@ TcpPlane::Peer& TcpPlane::peer_of(int rank) {
 }
 
 void TcpPlane::send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload) {
+  // The payload is copied twice here; rounds are a few hundred bytes.
+  outgoing_.type = type;
+  outgoing_.stage = stage;
+  outgoing_.round = round_;
+  outgoing_.payload = payload;
   scratch_.clear();
-  // The payload is copied once more here; rounds are a few hundred bytes.
-  encode_frame({type, stage, round_, payload}, scratch_);
+  encode_frame(outgoing_, scratch_);
   send_bytes(peer, scratch_);
 }
 
@@ -243,21 +247,20 @@ void TcpPlane::send_pong(Peer& peer) {
 }
 
 /// Waits for this round's frame of `peer`; spins briefly, then sleeps and looks after the peers.
-Bytes TcpPlane::receive(Peer& peer, std::uint8_t stage) {
-  Bytes payload;
+const Bytes& TcpPlane::receive(Peer& peer, std::uint8_t stage) {
   const auto look = peer_timeout_ / kLooksPerTimeout;
   const auto start = Clock::now();
   spin_.begin();
   while (true) {
     // What has come counts, also when its sender is gone by now.
-    bool there = take_round(peer, stage, payload);
+    bool there = take_round(peer, stage);
     if (!there) {
       read_from(peer);
-      there = take_round(peer, stage, payload);
+      there = take_round(peer, stage);
     }
     if (there) {
       spin_.end();
-      return payload;
+      return received_;
     }
     if (peer.left) {
       throw Error(leaving_);
@@ -274,10 +277,11 @@ Bytes TcpPlane::receive(Peer& peer, std::uint8_t stage) {
   }
 }
 
-bool TcpPlane::take_round(Peer& peer, std::uint8_t stage, Bytes& payload) {
+/// Moves the payload to `received_`.
+bool TcpPlane::take_round(Peer& peer, std::uint8_t stage) {
   while (!peer.rounds.empty() && peer.rounds.front().type == FrameType::kJoin &&
          peer.rounds.front().round <= round_) {
-    peer.rounds.pop_front();
+    peer.rounds.pop();
   }
   if (peer.rounds.empty()) {
     return false;
@@ -289,8 +293,8 @@ bool TcpPlane::take_round(Peer& peer, std::uint8_t stage, Bytes& payload) {
                     std::to_string(stage) + " from " + peer.name + ", got round " +
                     std::to_string(frame.round) + " stage " + std::to_string(frame.stage));
   }
-  payload = std::move(frame.payload);
-  peer.rounds.pop_front();
+  received_.swap(frame.payload);
+  peer.rounds.pop();
   return true;
 }
 
@@ -307,18 +311,23 @@ void TcpPlane::read_from(Peer& peer) {
   peer.asked = {};
   peer.decoder.feed(read_buffer_.data(), got, peer.arrived);
   while (!peer.arrived.empty()) {
-    Frame frame = std::move(peer.arrived.front());
-    peer.arrived.pop_front();
-    handle(peer, std::move(frame));
+    Frame& frame = peer.arrived.front();
+    if (frame.type == FrameType::kRound || frame.type == FrameType::kJoin) {
+      std::swap(peer.rounds.push(), frame);
+      peer.arrived.pop();
+    } else {
+      const Frame taken = std::move(frame);
+      peer.arrived.pop();
+      handle(peer, taken);  // may read more
+    }
   }
 }
 
-void TcpPlane::handle(Peer& peer, Frame&& frame) {
+void TcpPlane::handle(Peer& peer, const Frame& frame) {
   switch (frame.type) {
     case FrameType::kRound:
     case FrameType::kJoin:
-      peer.rounds.push_back(std::move(frame));
-      return;
+      return;  // queued already
     case FrameType::kPing:
       if (peer.sending) {
         ++peer.pongs_due;  // not into the middle of a frame

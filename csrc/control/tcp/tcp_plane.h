@@ -66,8 +66,8 @@ class TcpPlane : public ControlPlane {
     std::string name;
     Socket socket;
     FrameDecoder decoder;
-    std::deque<Frame> arrived;  ///< decoded, not looked at
-    std::deque<Frame> rounds;   ///< kRound and kJoin frames in order of arrival
+    RecyclingQueue<Frame> arrived;  ///< decoded, not looked at
+    RecyclingQueue<Frame> rounds;   ///< kRound and kJoin frames in order of arrival
     Clock::time_point heard = Clock::now();
     Clock::time_point asked{};  ///< when an unanswered ping was sent, or zero
     bool sending = false;       ///< a frame is on its way, perhaps only a part of it
@@ -79,11 +79,11 @@ class TcpPlane : public ControlPlane {
   void send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload);
   void send_bytes(Peer& peer, const Bytes& bytes);
   void send_pong(Peer& peer);
-  Bytes receive(Peer& peer, std::uint8_t stage);
-  bool take_round(Peer& peer, std::uint8_t stage, Bytes& payload);
+  const Bytes& receive(Peer& peer, std::uint8_t stage);
+  bool take_round(Peer& peer, std::uint8_t stage);
   void read_from(Peer& peer);
   void read_all();
-  void handle(Peer& peer, Frame&& frame);
+  void handle(Peer& peer, const Frame& frame);
   static void sleep_on(int epoll, Clock::time_point deadline);
   void watch_inner(bool enabled) noexcept;
   void throw_if_interrupted() const;
@@ -98,7 +98,10 @@ class TcpPlane : public ControlPlane {
   std::uint32_t round_ = 0;  ///< number of the next round
   bool aborted_ = false;
   Status leaving_;  ///< of the first peer that left
+  // Scratch, kept for its memory.
+  Frame outgoing_;
   Bytes scratch_;
+  Bytes received_;
   std::vector<std::uint8_t> read_buffer_;
 
   Event event_;

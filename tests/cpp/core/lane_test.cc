@@ -17,6 +17,8 @@ Unit unit_of(std::uint64_t seq) {
   return unit;
 }
 
+void push(Lane& lane, Unit unit, bool notify) { lane.push(unit, notify); }
+
 Clock::time_point never() { return Clock::time_point::max(); }
 
 /// Closed until opened; tells how many have arrived.
@@ -63,7 +65,7 @@ TEST(Lane, RunsUnitsInOrderOneAtATime) {
     });
   }
   for (std::uint64_t seq = 0; seq < 2000; ++seq) {
-    lane.push(unit_of(seq), seq % 2 == 0);
+    push(lane, unit_of(seq), seq % 2 == 0);
   }
   EXPECT_TRUE(lane.quiesce(never()));
   stop.store(true);
@@ -79,7 +81,7 @@ TEST(Lane, RunsUnitsInOrderOneAtATime) {
 TEST(Lane, WithoutNotificationTheCallerRunsIt) {
   std::thread::id runner;
   Lane lane("test", [&](Unit&, PackBuffer&) { runner = std::this_thread::get_id(); });
-  lane.push(unit_of(0), false);
+  push(lane, unit_of(0), false);
   lane.help();
   EXPECT_EQ(runner, std::this_thread::get_id());
 }
@@ -87,7 +89,7 @@ TEST(Lane, WithoutNotificationTheCallerRunsIt) {
 TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
   Gate gate;
   Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
-  lane.push(unit_of(0), false);
+  push(lane, unit_of(0), false);
   lane.start();
   gate.await(1);
   gate.open();
@@ -97,7 +99,7 @@ TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
 TEST(Lane, HelpReturnsAtOnceWhileAnotherThreadRunsIt) {
   Gate gate;
   Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
-  lane.push(unit_of(0), true);
+  push(lane, unit_of(0), true);
   gate.await(1);
   lane.help();  // would wait for the gate otherwise
   gate.open();
@@ -111,11 +113,11 @@ TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
     gate.pass();
     ran.fetch_add(1);
   });
-  lane.push(unit_of(0), false);
+  push(lane, unit_of(0), false);
   std::thread helper([&] { lane.help(); });
   gate.await(1);
-  lane.push(unit_of(1), true);
-  lane.push(unit_of(2), false);
+  push(lane, unit_of(1), true);
+  push(lane, unit_of(2), false);
   gate.open();
   EXPECT_TRUE(lane.quiesce(never()));
   EXPECT_EQ(ran.load(), 3);
@@ -126,7 +128,7 @@ TEST(Lane, QuiesceKeepsItsDeadline) {
   Gate gate;
   Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
   EXPECT_TRUE(lane.quiesce(never())) << "an empty lane is idle";
-  lane.push(unit_of(0), false);
+  push(lane, unit_of(0), false);
   EXPECT_FALSE(lane.quiesce(Clock::now()));
   gate.await(1);
   EXPECT_FALSE(lane.quiesce(Clock::now()));
@@ -138,7 +140,7 @@ TEST(Lane, EndsWithWorkLeftInTheQueue) {
   std::atomic<int> ran{0};
   {
     Lane lane("test", [&](Unit&, PackBuffer&) { ran.fetch_add(1); });
-    lane.push(unit_of(0), false);
+    push(lane, unit_of(0), false);
   }
   EXPECT_EQ(ran.load(), 0);
 }

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "tests/cpp/support/largest_allocation.h"
+#include "tests/cpp/support/allocations.h"
 #include "tests/cpp/support/mutator.h"
 #include "tests/cpp/support/requests.h"
 
@@ -49,6 +49,12 @@ Bytes encoded(const RoundMessage& message) {
   return bytes;
 }
 
+RoundMessage decoded(const Bytes& bytes) {
+  RoundMessage message;
+  message.decode(bytes);
+  return message;
+}
+
 void expect_equal(const RoundMessage& a, const RoundMessage& b) {
   EXPECT_EQ(a.flags, b.flags);
   EXPECT_EQ(a.epoch, b.epoch);
@@ -83,7 +89,7 @@ TEST(RoundMessage, ComesBackAsItWasEncoded) {
        {std::size_t{0}, std::size_t{1}, std::size_t{64}, std::size_t{65}}) {
     RoundMessage message = message_of(2, slots);
     message.flags = kFlagStallQuery;
-    expect_equal(message, RoundMessage::decode(encoded(message)));
+    expect_equal(message, decoded(encoded(message)));
   }
 }
 
@@ -94,7 +100,7 @@ TEST(RoundMessage, ManyOfTheSmallestRequestsFit) {
     message.reports[0].requests.push_back(make_request({c}, OpKind::kBarrier, {}));
   }
   message.reports[0].requests.push_back(make_request("", OpKind::kBarrier, {}));
-  expect_equal(message, RoundMessage::decode(encoded(message)));
+  expect_equal(message, decoded(encoded(message)));
 }
 
 TEST(RoundMessage, SignatureIsEverythingButNameAndCaching) {
@@ -153,7 +159,7 @@ TEST(CombineRounds, AndsBitsOrsFlagsMergesReports) {
   b.flags = kFlagStallQuery;
   Bytes mine = encoded(a);
   combine_rounds(mine, encoded(b));
-  const RoundMessage both = RoundMessage::decode(mine);
+  const RoundMessage both = decoded(mine);
   EXPECT_EQ(both.flags, kFlagStallQuery);
   for (std::size_t slot = 0; slot < 100; ++slot) {
     EXPECT_EQ(both.ready.test(slot), a.ready.test(slot) && b.ready.test(slot)) << slot;
@@ -215,14 +221,14 @@ TEST(RoundMessage, WhatNoRankWouldSendIsRefused) {
   for (const Malformed& malformed : cases) {
     RoundMessage message = message_of(0, 10);
     malformed.change(message);
-    EXPECT_THROW(RoundMessage::decode(encoded(message)), Error) << malformed.what;
+    EXPECT_THROW(decoded(encoded(message)), Error) << malformed.what;
   }
 }
 
 /// Decodes; Error is fine, anything else escapes and fails the test.
 bool decodes(const Bytes& bytes) {
   try {
-    RoundMessage::decode(bytes);
+    decoded(bytes);
     return true;
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kPeerLost);

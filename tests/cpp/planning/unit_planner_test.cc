@@ -45,6 +45,15 @@ Case random_case(std::uint32_t seed) {
   return result;
 }
 
+std::vector<PlannedUnit> planned(const std::vector<PlanItem>& items,
+                                 const Parameters& parameters,
+                                 std::uint64_t first_seq,
+                                 std::uint32_t express_lane) {
+  UnitPlan plan;
+  plan_units(items, parameters, first_seq, express_lane, plan);
+  return {plan.begin(), plan.end()};
+}
+
 void expect_covered_once(const Case& c, const std::vector<PlannedUnit>& units) {
   std::vector<std::vector<Slice>> slices(c.items.size());
   for (const PlannedUnit& unit : units) {
@@ -133,7 +142,7 @@ TEST(PlanUnits, HoldsItsPromisesOnRandomTensors) {
   for (std::uint32_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Case c = random_case(seed);
-    const auto units = plan_units(c.items, c.parameters, c.first_seq, kExpress);
+    const auto units = planned(c.items, c.parameters, c.first_seq, kExpress);
     expect_covered_once(c, units);
     expect_cut_well(c, units);
     expect_sizes(c, units);
@@ -147,7 +156,7 @@ TEST(PlanUnits, HoldsItsPromisesOnRandomTensors) {
 }
 
 TEST(PlanUnits, SplitsALargeTensorIntoEqualParts) {
-  const auto units = plan_units({{10 << 20, 4, 0, true, true}}, {0, 4 << 20, 2}, 7, kExpress);
+  const auto units = planned({{10 << 20, 4, 0, true, true}}, {0, 4 << 20, 2}, 7, kExpress);
   ASSERT_EQ(units.size(), 3U);
   for (const PlannedUnit& unit : units) {
     EXPECT_LE(unit.bytes, (10 << 20) / 3 + kSliceAlignment);
@@ -158,8 +167,7 @@ TEST(PlanUnits, SplitsALargeTensorIntoEqualParts) {
 }
 
 TEST(PlanUnits, PartsRespectAUnitThatIsNoMultipleOfTheAlignment) {
-  for (const PlannedUnit& unit :
-       plan_units({{2000, 4, 0, true, true}}, {0, 1000, 1}, 0, kExpress)) {
+  for (const PlannedUnit& unit : planned({{2000, 4, 0, true, true}}, {0, 1000, 1}, 0, kExpress)) {
     EXPECT_LE(unit.bytes, 1000U);
   }
 }
@@ -167,7 +175,7 @@ TEST(PlanUnits, PartsRespectAUnitThatIsNoMultipleOfTheAlignment) {
 TEST(PlanUnits, PacksSmallTensorsInOrderPerClass) {
   const std::vector<PlanItem> items = {
       {100, 4, 0}, {100, 4, 1}, {100, 4, 0}, {0, 4, 0}, {100, 4, 1}, {100, 4, 0}};
-  const auto units = plan_units(items, {0, 1 << 20, 1}, 0, kExpress);
+  const auto units = planned(items, {0, 1 << 20, 1}, 0, kExpress);
   ASSERT_EQ(units.size(), 2U);
   const auto items_of = [](const PlannedUnit& unit) {
     std::vector<std::uint32_t> result;
@@ -181,9 +189,9 @@ TEST(PlanUnits, PacksSmallTensorsInOrderPerClass) {
 }
 
 TEST(PlanUnits, RefusesNoUnitAndNoLane) {
-  EXPECT_THROW(plan_units({}, {0, 0, 1}, 0, 0), Error);
-  EXPECT_THROW(plan_units({}, {0, 1, 0}, 0, 0), Error);
-  EXPECT_TRUE(plan_units({}, {0, 1, 1}, 0, 0).empty());
+  EXPECT_THROW(planned({}, {0, 0, 1}, 0, 0), Error);
+  EXPECT_THROW(planned({}, {0, 1, 0}, 0, 0), Error);
+  EXPECT_TRUE(planned({}, {0, 1, 1}, 0, 0).empty());
 }
 
 TEST(NextParameters, TheLowestRanksProposalForTheNextEpochWins) {

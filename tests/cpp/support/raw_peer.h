@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include <chrono>
-#include <deque>
 #include <utility>
 #include <vector>
 
@@ -44,7 +43,7 @@ class RawPeer {
       }
     }
     Frame frame = std::move(frames_.front());
-    frames_.pop_front();
+    frames_.pop();
     return frame;
   }
 
@@ -73,7 +72,7 @@ class RawPeer {
 
   Socket socket_;
   FrameDecoder decoder_;
-  std::deque<Frame> frames_;
+  RecyclingQueue<Frame> frames_;
 };
 
 /// The raw ends of the control connections that a TcpPlane of this rank would have.

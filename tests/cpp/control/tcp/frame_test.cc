@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cpp/support/largest_allocation.h"
+#include "tests/cpp/support/allocations.h"
 #include "tests/cpp/support/mutator.h"
 
 namespace aiacc {
@@ -30,13 +30,14 @@ Bytes encoded(const std::vector<Frame>& frames) {
   return bytes;
 }
 
-void expect_equal(const std::vector<Frame>& expected, const std::deque<Frame>& got) {
+void expect_equal(const std::vector<Frame>& expected, RecyclingQueue<Frame> got) {
   ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_EQ(got[i].type, expected[i].type);
-    EXPECT_EQ(got[i].stage, expected[i].stage);
-    EXPECT_EQ(got[i].round, expected[i].round);
-    EXPECT_EQ(got[i].payload, expected[i].payload);
+  for (const Frame& frame : expected) {
+    EXPECT_EQ(got.front().type, frame.type);
+    EXPECT_EQ(got.front().stage, frame.stage);
+    EXPECT_EQ(got.front().round, frame.round);
+    EXPECT_EQ(got.front().payload, frame.payload);
+    got.pop();
   }
 }
 
@@ -46,7 +47,7 @@ TEST(FrameDecoder, TakesFramesInAnyCut) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     FrameDecoder decoder("rank 1");
-    std::deque<Frame> frames;
+    RecyclingQueue<Frame> frames;
     for (std::size_t at = 0; at < bytes.size();) {
       const std::size_t piece = std::min<std::size_t>(bytes.size() - at, 1 + random() % 40);
       decoder.feed(bytes.data() + at, piece, frames);
@@ -59,7 +60,7 @@ TEST(FrameDecoder, TakesFramesInAnyCut) {
 TEST(FrameDecoder, NothingComesOutBeforeTheLastByte) {
   const Bytes bytes = encoded({{FrameType::kRound, 0, 0, Bytes(10, 1)}});
   FrameDecoder decoder("rank 1");
-  std::deque<Frame> frames;
+  RecyclingQueue<Frame> frames;
   decoder.feed(bytes.data(), bytes.size() - 1, frames);
   EXPECT_TRUE(frames.empty());
   decoder.feed(bytes.data() + bytes.size() - 1, 1, frames);
@@ -72,7 +73,7 @@ TEST(FrameDecoder, AnAbsurdLengthIsRefusedAtOnce) {
     Bytes bytes = encoded({{FrameType::kRound, 0, 0, {}}});
     std::memcpy(bytes.data(), &length, sizeof length);
     FrameDecoder decoder("rank 5");
-    std::deque<Frame> frames;
+    RecyclingQueue<Frame> frames;
     largest_allocation.store(0);
     try {
       decoder.feed(bytes.data(), bytes.size(), frames);
@@ -90,7 +91,7 @@ TEST(FrameDecoder, ALongPayloadIsBelievedOnlyAsItComes) {
   const auto length = static_cast<std::uint32_t>(FrameDecoder::kMaxPayload);
   std::memcpy(bytes.data(), &length, sizeof length);
   FrameDecoder decoder("rank 5");
-  std::deque<Frame> frames;
+  RecyclingQueue<Frame> frames;
   largest_allocation.store(0);
   decoder.feed(bytes.data(), bytes.size(), frames);
   EXPECT_TRUE(frames.empty());
@@ -103,7 +104,7 @@ TEST(FrameDecoderFuzz, DamagedStreamsDecodeOrThrow) {
     Mutator mutator(seed);
     const Bytes bytes = mutator.damage(valid);
     FrameDecoder decoder("rank 1");
-    std::deque<Frame> frames;
+    RecyclingQueue<Frame> frames;
     largest_allocation.store(0);
     try {
       for (std::size_t at = 0; at < bytes.size();) {
@@ -115,8 +116,8 @@ TEST(FrameDecoderFuzz, DamagedStreamsDecodeOrThrow) {
       ASSERT_EQ(error.code(), Code::kPeerLost) << "seed " << seed;
     }
     ASSERT_LT(largest_allocation.load(), 4 * bytes.size() + 4096) << "seed " << seed;
-    for (const Frame& frame : frames) {
-      decode_status(frame.payload);
+    for (; !frames.empty(); frames.pop()) {
+      decode_status(frames.front().payload);
     }
   }
 }
