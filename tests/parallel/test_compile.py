@@ -8,6 +8,7 @@ from torch import nn
 
 import aiacc.torch as hvd
 from tests.support.ranks import run_ranks
+from tests.support.training import check_parameters, flat, train_alone
 
 BACKEND = "aot_eager"  # traces like inductor, and takes no time to compile
 
@@ -48,10 +49,6 @@ def _loss(model, rank, step):
     return (model(batch) - 1).pow(2).mean()
 
 
-def _flat(model):
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-
-
 def _trained(way, backend=BACKEND, **options):
     model = _net()
     run = model
@@ -73,25 +70,17 @@ def _trained(way, backend=BACKEND, **options):
 
 def _alone():
     model = _net()
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    for step in range(4):
-        optimizer.zero_grad()
-        sum(_loss(model, rank, step) / hvd.size() for rank in range(hvd.size())).backward()
-        optimizer.step()
-    return model
+    return train_alone(model, torch.optim.Adam(model.parameters(), 0.05), _loss, 4)
 
 
 def _every_way(backend):
     torch.set_num_threads(1)
     hvd.init()
-    expected = _flat(_alone())
-    assert not torch.equal(expected, _flat(_net()))
+    expected = _alone()
+    assert not torch.equal(flat(expected), flat(_net()))
     for way in ("eager", "whole", "blocks"):
         for options in ({}, {"gradient_as_bucket_view": True, "bucket_bytes": 512}):
-            flat = _flat(_trained(way, backend, **options))
-            torch.testing.assert_close(flat, expected, msg=lambda text, way=way: f"{way}: {text}")
-            everyones = hvd.allgather(flat.reshape(1, -1))
-            assert torch.equal(everyones, everyones[:1].expand_as(everyones))
+            check_parameters(_trained(way, backend, **options), expected)
     hvd.shutdown()
 
 

@@ -15,11 +15,7 @@ import aiacc
 import aiacc.torch as hvd
 from examples import digits
 from tests.support.ranks import run_ranks
-
-
-def _flat(model):
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-
+from tests.support.training import check_parameters, flat, train_alone
 
 # --- the example: the same mathematics on any number of ranks
 
@@ -27,14 +23,14 @@ def _flat(model):
 def _train_digits(batch_size, steps):
     hvd.init()
     torch.manual_seed(1)
-    start = _flat(digits.Net())
+    start = flat(digits.Net())
     options = ["--seed", "1", "--batch-size", str(batch_size), "--max-steps", str(steps)]
-    flat = _flat(digits.train(digits.parse(options)).model)
-    everyones = hvd.allgather(flat.reshape(1, -1))
-    assert torch.equal(everyones, everyones[:1].expand_as(everyones)), "ranks differ"
+    model = digits.train(digits.parse(options)).model
+    check_parameters(model, model)
     hvd.shutdown()
-    assert (flat - start).abs().max() > 1e-3  # or the comparison would mean nothing
-    return flat.numpy()
+    learned = flat(model)
+    assert (learned - start).abs().max() > 1e-3  # or the comparison would mean nothing
+    return learned.numpy()
 
 
 def test_twenty_steps_equal_those_of_one_process():
@@ -80,29 +76,11 @@ def _loss(model, rank, step):
     return model(_batch(rank, step), sometimes).pow(2).mean()
 
 
-def _reference(steps, update=None, passes=1, op=hvd.Average):
+def _reference(steps, **options):
     """What one process computes from the data of all ranks."""
     model = _net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for index in range(passes):
-            for rank in range(hvd.size()):
-                loss = _loss(model, rank, step * passes + index)
-                (loss / hvd.size() if op == hvd.Average else loss).backward()
-        for parameter in model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if update is not None:
-            update(model)
-        optimizer.step()
-    return model
-
-
-def _check(model, expected, **tolerance):
-    torch.testing.assert_close(_flat(model), _flat(expected), **tolerance)
-    everyones = hvd.allgather(_flat(model).reshape(1, -1))
-    assert torch.equal(everyones, everyones[:1].expand_as(everyones))
+    return train_alone(model, optimizer, _loss, steps, **options)
 
 
 def _wrap(model, named=True, **options):
@@ -126,7 +104,7 @@ def _plain_use():
             _loss(model, hvd.rank(), step).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=step % 2 == 0)
-        _check(model, _reference(4, op=options.get("op", hvd.Average)), **tolerance)
+        check_parameters(model, _reference(4, op=options.get("op", hvd.Average)), **tolerance)
 
 
 def _clip(model):
@@ -143,7 +121,7 @@ def _clipping():
         _clip(model)
         with optimizer.skip_synchronize():
             optimizer.step()
-    _check(model, _reference(3, update=_clip))
+    check_parameters(model, _reference(3, update=_clip))
 
 
 def _mixed_precision():
@@ -160,7 +138,7 @@ def _mixed_precision():
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         scaler.update()
-    _check(model, _reference(3, update=_clip))
+    check_parameters(model, _reference(3, update=_clip))
 
 
 def _bfloat16_model():
@@ -170,8 +148,8 @@ def _bfloat16_model():
         model(_batch(hvd.rank(), step).bfloat16(), False).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert not torch.equal(_flat(model), _flat(_net().bfloat16()))
-    _check(model, model)
+    assert not torch.equal(flat(model), flat(_net().bfloat16()))
+    check_parameters(model, model)
 
 
 def _accumulation():
@@ -182,7 +160,7 @@ def _accumulation():
         for index in range(2):
             _loss(model, hvd.rank(), 2 * step + index).backward()
         optimizer.step()
-    _check(model, _reference(3, passes=2))
+    check_parameters(model, _reference(3, passes=2))
     optimizer.set_backward_passes_per_step(1)
     optimizer.zero_grad()
     _loss(model, hvd.rank(), 0).backward()
@@ -192,7 +170,7 @@ def _accumulation():
     optimizer.zero_grad()
     _loss(model, hvd.rank(), 1).backward()
     optimizer.step()
-    _check(model, model)
+    check_parameters(model, model)
 
 
 def _closures():
@@ -211,7 +189,7 @@ def _closures():
     for step in range(3):
         assert optimizer.step(partial(closure, step)).item() > 0
     assert calls == 3
-    _check(model, _reference(3))
+    check_parameters(model, _reference(3))
 
 
 def _sparse():
@@ -245,7 +223,7 @@ def _frozen_and_added_parameters():
         optimizer.step()
         optimizer.zero_grad()
     assert not torch.equal(model.sometimes.weight, before)
-    _check(model, model)
+    check_parameters(model, model)
 
 
 def _misuse():
@@ -260,7 +238,7 @@ def _misuse():
     optimizer.zero_grad()
     with pytest.warns(UserWarning, match="skip_synchronize"):
         optimizer.step()
-    _check(model, model)
+    check_parameters(model, model)
 
 
 def _scheduled():
@@ -290,7 +268,7 @@ def _saved_and_loaded():
     optimizer.zero_grad()
     _loss(model, hvd.rank(), 1).backward()
     optimizer.step()
-    _check(model, model)
+    check_parameters(model, model)
 
 
 def _disagreement():
@@ -329,7 +307,7 @@ def _start_anew():
         optimizer.zero_grad()
         _loss(model, hvd.rank(), step).backward()
         optimizer.step()
-    _check(model, _reference(2))
+    check_parameters(model, _reference(2))
 
 
 def _use_in_every_way():
@@ -371,7 +349,7 @@ def _compiled():
         optimizer.zero_grad()
         _loss(compiled, hvd.rank(), step).backward()
         optimizer.step()
-    _check(model, _reference(2))
+    check_parameters(model, _reference(2))
     hvd.shutdown()
 
 

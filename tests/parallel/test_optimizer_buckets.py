@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 import aiacc
 import aiacc.torch as hvd
 from tests.support.ranks import run_ranks
+from tests.support.training import check_parameters, train_alone
 
 
 class _Net(nn.Module):
@@ -41,10 +42,6 @@ def _loss(model, rank, step):
     return model(batch, rank == hvd.size() - 1 and step % 2 == 0).pow(2).mean()
 
 
-def _flat(model):
-    return torch.cat([parameter.detach().double().reshape(-1) for parameter in model.parameters()])
-
-
 def _wrap(model, **options):
     return hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
@@ -54,27 +51,10 @@ def _wrap(model, **options):
     )
 
 
-def _reference(steps, passes=1, update=None):
+def _reference(steps, **options):
     model = _net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=False)
-        for index in range(passes):
-            for rank in range(hvd.size()):
-                (_loss(model, rank, step * passes + index) / hvd.size()).backward()
-        for parameter in model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if update is not None:
-            update(model)
-        optimizer.step()
-    return model
-
-
-def _check(model, expected, **tolerance):
-    torch.testing.assert_close(_flat(model), _flat(expected), **tolerance)
-    everyones = hvd.allgather(_flat(model).reshape(1, -1))
-    assert torch.equal(everyones, everyones[:1].expand_as(everyones))
+    return train_alone(model, optimizer, _loss, steps, **options)
 
 
 def _lies_in_a_bucket(gradient, optimizer):
@@ -101,7 +81,7 @@ def _views(set_to_none, bucket_bytes):
         assert model.conv.weight.grad.stride() == model.conv.weight.stride()
     buckets = len(optimizer._reducer.buckets)
     assert buckets == 2 if bucket_bytes > 10_000 else buckets > 2
-    _check(model, _reference(5), rtol=1e-6, atol=1e-6)
+    check_parameters(model, _reference(5), rtol=1e-6, atol=1e-6)
 
 
 def _clip(model):
@@ -119,7 +99,7 @@ def _clipping_and_accumulation():
         _clip(model)
         with optimizer.skip_synchronize():
             optimizer.step()
-    _check(model, _reference(4, passes=2, update=_clip), rtol=1e-6, atol=1e-6)
+    check_parameters(model, _reference(4, passes=2, update=_clip), rtol=1e-6, atol=1e-6)
 
 
 def _compressed():
@@ -129,7 +109,7 @@ def _compressed():
         optimizer.zero_grad()
         _loss(model, hvd.rank(), step).backward()
         optimizer.step()
-    _check(model, _reference(3), rtol=0.1, atol=0.02)
+    check_parameters(model, _reference(3), rtol=0.1, atol=0.02)
 
 
 def _misuse():
@@ -171,7 +151,7 @@ def _started_anew():
         optimizer.zero_grad()
         _loss(model, hvd.rank(), step).backward()
         optimizer.step()
-    _check(model, _reference(4), rtol=1e-6, atol=1e-6)
+    check_parameters(model, _reference(4), rtol=1e-6, atol=1e-6)
 
 
 def _use_in_every_way():

@@ -14,6 +14,7 @@ from torch import nn
 import aiacc
 import aiacc.torch as hvd
 from tests.support.ranks import run_ranks
+from tests.support.training import flat
 
 CLASSES = sorted(
     name
@@ -88,15 +89,11 @@ def _together(name, **options):
     return model
 
 
-def _flat(model):
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-
-
 def _check(model, expected, what):
     torch.testing.assert_close(
-        _flat(model), _flat(expected), rtol=1e-6, atol=1e-9, msg=lambda text: f"{what}: {text}"
+        flat(model), flat(expected), rtol=1e-6, atol=1e-9, msg=lambda text: f"{what}: {text}"
     )
-    everyones = hvd.allgather(_flat(model).reshape(1, -1))
+    everyones = hvd.allgather(flat(model).reshape(1, -1))
     assert torch.equal(everyones, everyones[:1].expand_as(everyones)), what
 
 
@@ -105,7 +102,7 @@ def _every_class():
     hvd.init()
     for name in CLASSES:
         expected = _alone(name)
-        assert not torch.equal(_flat(expected), _flat(_model(name))), name
+        assert not torch.equal(flat(expected), flat(_model(name))), name
         _check(_together(name), expected, name)
         if name != "SparseAdam":
             _check(_together(name, gradient_as_bucket_view=True), expected, f"{name}, buckets")
@@ -207,7 +204,7 @@ def _copies():
                 sum(losses).backward()
                 plain.step()
             _check(other_model, expected, duplicate.__name__)
-            assert not torch.equal(_flat(other_model), _flat(model))
+            assert not torch.equal(flat(other_model), flat(model))
             del other
     hvd.shutdown()
 
@@ -315,7 +312,7 @@ def _scaler_skips_everywhere():
         optimizer = hvd.DistributedOptimizer(_optimizer("SGD", model), **options)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for step in range(4):
-            before = _flat(model).clone()
+            before = flat(model).clone()
             overflows = step == 2
             _scaled(
                 optimizer,
@@ -331,7 +328,7 @@ def _scaler_skips_everywhere():
             with optimizer.skip_synchronize():
                 scaler.step(optimizer)
             scaler.update()
-            assert torch.equal(_flat(model), before) == overflows
+            assert torch.equal(flat(model), before) == overflows
             _check(model, model, f"step {step}")
         assert scaler.get_scale() == 512.0
     hvd.shutdown()
