@@ -93,7 +93,10 @@ void exchange(Channel& to,
     cancellation.check();
     if (moved == 0 && meanwhile != nullptr && meanwhile->step()) {
       spin.begin();
-    } else if (moved == 0 && (!outgoing.done() || !spin.again())) {
+    } else if (moved > 0) {
+      spin.end();
+      spin.begin();
+    } else if (!spin.again()) {
       wait_until_ready(
           outgoing.done() ? nullptr : &to, incoming.done() ? nullptr : &from, cancellation);
     }
