@@ -1,0 +1,284 @@
+"""Puts beds up and takes them down. Needs root and iproute2."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.network import bpf, program
+from bench.network.plan import (
+    CLASSES,
+    Spec,
+    enter,
+    hosts_file,
+    interior,
+    links,
+    shaping,
+)
+
+#: One file per standing bed, its hosts file, and a lock that its user holds.
+STATE = Path("/run/aiacc-network")
+_NAMESPACES = Path("/run/netns")
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
+_COMMAND_S = 60
+
+
+class BedError(RuntimeError):
+    """The bed cannot be put up or used; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one host has sent on one TCP connection.
+
+    Attributes:
+        source: Address and port of the sender.
+        target: Address and port of the receiver.
+        minor: Number of its class; SLOW_MINOR for the slow one.
+        sent_bytes: With the headers of Ethernet, IP and TCP.
+    """
+
+    source: tuple[str, int]
+    target: tuple[str, int]
+    minor: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A bed that is up. Made by `put_up`, `standing` or `bed_for`.
+
+    Attributes:
+        maps: Numbers of the kernel's maps of each host: flows, counters; empty without a flow cap.
+    """
+
+    spec: Spec
+    maps: list[tuple[int, int]] = field(default_factory=list)
+
+    def enter(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs ``command`` in a host; the process keeps its number."""
+        return enter(self.spec, host, str(self.hosts_path), list(command))
+
+    @property
+    def hosts_path(self) -> Path:
+        """The file that the hosts see as /etc/hosts."""
+        return _hosts_path(self.spec.name)
+
+    def flows(self, host: int) -> list[Flow]:
+        """What a host has sent since `reset`, by flow; empty without a flow cap."""
+        if not self.maps:
+            return []
+        with _open_map(self.maps[host][0], program.FLOW_KEY, program.FLOW_VALUE) as flows:
+            return sorted(
+                (_flow(key, value) for key, value in flows.items()), key=lambda flow: flow.source
+            )
+
+    def reset(self) -> None:
+        """Forget all flows, so that their classes are free again; there must be no traffic."""
+        slow = 1 if self.spec.slow else 0
+        for host, (flows_number, counters_number) in enumerate(self.maps):
+            with _open_map(flows_number, program.FLOW_KEY, program.FLOW_VALUE) as flows:
+                flows.clear()
+            with _open_map(counters_number, struct.Struct("=I"), program.COUNTERS) as counters:
+                counters.put(bytes(4), program.COUNTERS.pack(0, slow if host == 0 else 0))
+
+    def check(self) -> None:
+        """Raise BedError if some host had more flows than classes, which makes rates wrong."""
+        for host, (_, counters_number) in enumerate(self.maps):
+            with _open_map(counters_number, struct.Struct("=I"), program.COUNTERS) as counters:
+                asked, _ = program.COUNTERS.unpack(counters.get(bytes(4)) or bytes(16))
+            if asked > CLASSES:
+                raise BedError(
+                    f"host {host} had {asked} flows (expected at most {CLASSES}): those beyond had "
+                    "no cap; use fewer ranks or raise CLASSES in bench/network/plan.py"
+                )
+
+
+def require_root() -> None:
+    """Raise BedError unless this process may make network namespaces and has the tools."""
+    if os.geteuid() != 0:
+        raise BedError(
+            f"virtual hosts need root, this is user {os.geteuid()}; run it with sudo, or in a "
+            "virtual machine of your own"
+        )
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool) is None:
+            raise BedError(f"{tool} is missing; install it: apt-get install {package}")
+
+
+@contextmanager
+def bed_for(spec: Spec) -> Iterator[Bed]:
+    """The standing bed of that name if there is one, else one that lives as long as the block.
+
+    Raises:
+        BedError: Also when somebody uses a bed of that name, or the standing one differs.
+    """
+    require_root()
+    spec.check()
+    with _locked(spec.name):
+        bed = standing(spec.name)
+        if bed is not None:
+            if bed.spec != spec:
+                raise BedError(
+                    f"the standing bed {spec.name} is {bed.spec}, not {spec}; leave the options "
+                    f"out, choose another --name, or take it down: python -m bench.network down"
+                )
+            bed.reset()
+            yield bed
+            bed.check()
+            return
+        try:
+            bed = put_up(spec)
+            yield bed
+            bed.check()
+        finally:
+            take_down(spec.name)
+
+
+def stand(spec: Spec) -> Bed:
+    """Put up a bed that stays until `take_down`. Raises BedError."""
+    require_root()
+    spec.check()
+    with _locked(spec.name):
+        bed = put_up(spec)
+        text = json.dumps({"spec": asdict(spec), "maps": bed.maps})
+        _state_path(spec.name).write_text(text + "\n")
+    return bed
+
+
+def standing(name: str) -> Bed | None:
+    """The bed that `stand` has put up under that name."""
+    try:
+        found = json.loads(_state_path(name).read_text())
+    except FileNotFoundError:
+        return None
+    return Bed(Spec(**found["spec"]), [(flows, counters) for flows, counters in found["maps"]])
+
+
+def put_up(spec: Spec) -> Bed:
+    """Make the hosts, after removing what an earlier bed of that name has left. Raises BedError.
+
+    Nothing stays behind if it fails.
+    """
+    take_down(spec.name)
+    try:
+        STATE.mkdir(mode=0o755, exist_ok=True)
+        _hosts_path(spec.name).write_text(hosts_file(spec))
+        _batch(["ip"], links(spec))
+        maps = []
+        for host in range(spec.hosts):
+            inside = spec.namespace(host)
+            _batch(["ip", "-n", inside], interior(spec, host))
+            if spec.capped:
+                _batch(["tc", "-n", inside], shaping(spec))
+            if spec.flow_mbit:
+                maps.append(_classify(spec, host))
+        bed = Bed(spec, maps)
+        bed.reset()
+    except BaseException:
+        take_down(spec.name)
+        raise
+    return bed
+
+
+def take_down(name: str) -> None:
+    """Remove every trace of a bed, processes in its hosts included. Fine if there is none."""
+    _state_path(name).unlink(missing_ok=True)
+    _hosts_path(name).unlink(missing_ok=True)
+    mine = re.compile(re.escape(name) + r"-\d+")
+    namespaces = [entry.name for entry in _entries(_NAMESPACES) if mine.fullmatch(entry.name)]
+    for inside in namespaces:
+        for process in _run(["ip", "netns", "pids", inside]).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+        _run(["ip", "netns", "delete", inside])
+    ports = re.compile(re.escape(name) + r"-(br|v\d+)")
+    for link in _entries(Path("/sys/class/net")):
+        # The end of a pair whose namespace is gone may go by itself meanwhile.
+        if ports.fullmatch(link.name):
+            with suppress(BedError):
+                _run(["ip", "link", "delete", link.name])
+
+
+def _classify(spec: Spec, host: int) -> tuple[int, int]:
+    """Attach the classifier of a host; the numbers of its maps."""
+    flows = bpf.Map.hash(program.FLOW_KEY.size, program.FLOW_VALUE.size, 2 * CLASSES)
+    counters = bpf.Map.array(program.COUNTERS.size, 1)
+    code = program.classifier(flows.descriptor, counters.descriptor, CLASSES)
+    loaded = bpf.load_classifier(code)
+    try:
+        namespace = _NAMESPACES / spec.namespace(host)
+        bpf.attach_classifier(namespace, "eth0", program.MAJOR << 16, loaded)
+        return flows.number, counters.number
+    except OSError as error:
+        raise BedError(
+            f"the kernel refuses the classifier: {error}; it needs CONFIG_NET_CLS_BPF"
+        ) from error
+    finally:
+        os.close(loaded)
+        flows.close()
+        counters.close()
+
+
+@contextmanager
+def _open_map(number: int, key: struct.Struct, value: struct.Struct) -> Iterator[bpf.Map]:
+    opened = bpf.Map.of_number(number, key.size, value.size)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _flow(key: bytes, value: bytes) -> Flow:
+    source, target, source_port, target_port = program.FLOW_KEY.unpack(key)
+    classid, sent = program.FLOW_VALUE.unpack(value)
+    texts = (".".join(str(byte) for byte in host) for host in (source, target))
+    first, second = texts
+    return Flow((first, source_port), (second, target_port), classid & 0xFFFF, sent)
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Holds the bed's lock, which the kernel gives back when this process ends in whatever way."""
+    STATE.mkdir(mode=0o755, exist_ok=True)
+    with (STATE / f"{name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BedError(
+                f"another process uses the bed {name}; wait for it, or choose another --name"
+            ) from None
+        yield
+
+
+def _state_path(name: str) -> Path:
+    return STATE / f"{name}.json"
+
+
+def _hosts_path(name: str) -> Path:
+    return STATE / f"{name}.hosts"
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _batch(tool: list[str], lines: list[str]) -> None:
+    _run([*tool, "-batch", "-"], "\n".join(lines) + "\n")
+
+
+def _run(command: list[str], text: str = "") -> str:
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=_COMMAND_S, check=False
+    )
+    if done.returncode != 0:
+        raise BedError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout

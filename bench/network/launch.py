@@ -1,0 +1,142 @@
+"""Starts the ranks of a job inside the virtual hosts."""
+
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiacc.run.local import Job
+from bench.network.bed import Bed
+from bench.network.plan import address, host_name
+
+LAUNCHERS = ("explicit", "mpirun", "torchrun")
+PORT = 29500  # each bed's hosts have all ports for themselves
+
+_AGENT = Path(__file__).with_name("ssh_agent")
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """One process to start.
+
+    Attributes:
+        host: Where.
+        command: What, as it is seen inside the host.
+        variables: Added to its environment.
+    """
+
+    host: int
+    command: list[str]
+    variables: dict[str, str]
+
+
+def starts(
+    launcher: str, hosts: int, per_host: int, command: Sequence[str], token: str, namespaces: str
+) -> list[Start]:
+    """The processes that make ``command`` run as ranks on virtual hosts. Pure.
+
+    Args:
+        launcher: "explicit": one process per rank, ranks numbered host by host. "mpirun": one
+            mpirun in host 0. "torchrun": one agent per host.
+        hosts: Number of hosts.
+        per_host: Ranks on each.
+        command: The program and its arguments.
+        token: Secret of the job.
+        namespaces: Prefix of the hosts' network namespaces, for mpirun's way into them.
+    """
+    size = hosts * per_host
+    if launcher == "explicit":
+        shared = {
+            "AIACC_SIZE": str(size),
+            "AIACC_ADDR": f"{address(0)}:{PORT}",
+            "AIACC_TOKEN": token,
+        }
+        return [
+            Start(rank // per_host, list(command), {**shared, "AIACC_RANK": str(rank)})
+            for rank in range(size)
+        ]
+    if launcher == "mpirun":
+        names = ",".join(f"{host_name(host)}:{per_host}" for host in range(hosts))
+        line = [str(Path(sys.executable).with_name("mpirun")), "-launcher", "ssh"]
+        line += ["-launcher-exec", str(_AGENT), "-iface", "eth0", "-hosts", names]
+        line += ["-ppn", str(per_host), "-n", str(size), *command]
+        return [Start(0, line, {"AIACC_BED": namespaces})]
+    line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(hosts)]
+    line += ["--nproc-per-node", str(per_host), "--master-addr", address(0)]
+    line += ["--master-port", str(PORT)]
+    return [
+        Start(host, [*line, "--node-rank", str(host), "--no-python", *command], {})
+        for host in range(hosts)
+    ]
+
+
+def run(
+    bed: Bed,
+    launcher: str,
+    per_host: int,
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    timeout_s: float,
+    tag_output: bool = True,
+    output_folder: Path | None = None,
+) -> int:
+    """Run a command as ranks on all hosts of a bed.
+
+    Blocks: until all have ended; the first that fails has the others ended. After ``timeout_s``
+    they are ended too. Main thread only.
+
+    Args:
+        bed: Where.
+        launcher: One of LAUNCHERS.
+        per_host: Ranks on each host.
+        command: The program and its arguments.
+        variables: Added to the ranks' environment.
+        timeout_s: Seconds.
+        tag_output: Mark each line with the number of the process that printed it.
+        output_folder: Where the processes' output goes, as `aiacc.run.local.run_local` has it.
+
+    Returns:
+        0 if all succeeded, else the exit code of the first that failed, 128 + n for signal n.
+    """
+    processes = starts(
+        launcher, bed.spec.hosts, per_host, command, secrets.token_hex(16), bed.spec.name
+    )
+    environment = (
+        _DEFAULTS
+        | os.environ
+        | {
+            "AIACC_BED_HOSTS": str(bed.hosts_path),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+        }
+    )
+    with ExitStack() as stack:
+        job = Job(tag_output=tag_output, output_folder=output_folder, grace_s=_GRACE_S, say=_say)
+        stack.callback(job.close)
+        for number, start in enumerate(processes):
+            inside = bed.enter(start.host, start.command)
+            job.start(number, inside, {**environment, **start.variables, **(variables or {})})
+        timer = threading.Timer(timeout_s, _too_long, [timeout_s])
+        timer.start()
+        stack.callback(timer.join)
+        stack.callback(timer.cancel)
+        return job.wait()
+
+
+#: Ranks share the machine's cores. Gloo takes the address of the host's name otherwise.
+_DEFAULTS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def _too_long(seconds: float) -> None:
+    _say(f"not finished after {seconds:g} s")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say(text: str) -> None:
+    print(f"[bench.network] {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,158 @@
+"""What a bed is and the commands that make it. Pure."""
+
+from dataclasses import dataclass
+
+from bench.network.program import DEFAULT_MINOR, FIRST_MINOR, MAJOR, SLOW_MINOR
+
+#: Flows of one host that get a class of their own.
+CLASSES = 1024
+MOST_HOSTS = 64
+LONGEST_NAME = 8  # an interface name has at most 15 characters
+
+_SUBNET = "10.77.0"
+_BURST = "128k"
+_NIC_BURST = "256k"
+#: Bytes that a class may send in a row before others come: whole segments of the largest size.
+_QUANTUM = 60000
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A bed.
+
+    Attributes:
+        name: Prefix of all names, so that several beds and other networks stay apart.
+        hosts: Virtual hosts.
+        flow_mbit: Rate of one TCP flow in each direction, in Mbit/s; 0: no cap.
+        nic_mbit: Rate of a host's interface in each direction, in Mbit/s; 0: no cap.
+        slow: Fraction of ``flow_mbit`` that one flow gets; 0: all flows are alike. It is the first
+            flow of host 0 that has sent 1 MiB.
+        congestion: TCP congestion control of the hosts; "" for the kernel's default.
+        mtu: Largest IP packet in bytes.
+    """
+
+    name: str = "aiacc"
+    hosts: int = 4
+    flow_mbit: float = 250
+    nic_mbit: float = 1000
+    slow: float = 0
+    congestion: str = ""
+    mtu: int = 1500
+
+    def check(self) -> None:
+        """Raise ValueError for a bed that cannot be."""
+        problem = ""
+        if not self.name.isalnum() or len(self.name) > LONGEST_NAME:
+            problem = f"name {self.name!r} (expected 1 to {LONGEST_NAME} letters and digits)"
+        elif not 1 <= self.hosts <= MOST_HOSTS:
+            problem = f"{self.hosts} hosts (expected 1 to {MOST_HOSTS})"
+        elif self.flow_mbit < 0 or self.nic_mbit < 0:
+            problem = "a negative rate (expected Mbit/s, or 0 for no cap)"
+        elif not 0 <= self.slow <= 1 or (self.slow and not self.flow_mbit):
+            problem = f"slow = {self.slow:g} (expected a fraction from 0 to 1, and a flow cap)"
+        elif not 576 <= self.mtu <= 65521:
+            problem = f"an MTU of {self.mtu} (expected 576 to 65521)"
+        if problem:
+            raise ValueError(problem)
+
+    @property
+    def bridge(self) -> str:
+        """Name of the bridge in the network namespace of the machine."""
+        return f"{self.name}-br"
+
+    def namespace(self, host: int) -> str:
+        """Name of a host's network namespace."""
+        return f"{self.name}-{host}"
+
+    def port(self, host: int) -> str:
+        """Name of the interface that ties a host to the bridge."""
+        return f"{self.name}-v{host}"
+
+    @property
+    def capped(self) -> bool:
+        """Whether the hosts have a queueing discipline."""
+        return self.flow_mbit > 0 or self.nic_mbit > 0
+
+
+def host_name(host: int) -> str:
+    """Name that a host has for itself and for the others."""
+    return f"node{host}"
+
+
+def address(host: int) -> str:
+    """IPv4 address of a host."""
+    return f"{_SUBNET}.{host + 1}"
+
+
+def hosts_file(spec: Spec) -> str:
+    """Content of /etc/hosts in every virtual host."""
+    lines = ["127.0.0.1 localhost"]
+    lines += [f"{address(host)} {host_name(host)}" for host in range(spec.hosts)]
+    return "\n".join(lines) + "\n"
+
+
+def links(spec: Spec) -> list[str]:
+    """Lines for ``ip -batch``: the bridge, the namespaces and the interfaces between them."""
+    lines = [f"link add {spec.bridge} type bridge", f"link set {spec.bridge} mtu {spec.mtu} up"]
+    for host in range(spec.hosts):
+        inside, port = spec.namespace(host), spec.port(host)
+        lines += [
+            f"netns add {inside}",
+            f"link add {port} type veth peer name eth0 netns {inside}",
+            f"link set {port} mtu {spec.mtu} master {spec.bridge} up",
+        ]
+    return lines
+
+
+def interior(spec: Spec, host: int) -> list[str]:
+    """Lines for ``ip -batch`` inside a host."""
+    control = f" congctl {spec.congestion}" if spec.congestion else ""
+    return [
+        f"address add {address(host)}/24 dev eth0 noprefixroute",
+        f"link set eth0 mtu {spec.mtu} up",
+        "link set lo up",
+        f"route add {_SUBNET}.0/24 dev eth0 src {address(host)}{control}",
+    ]
+
+
+def shaping(spec: Spec) -> list[str]:
+    """Lines for ``tc -batch`` inside a host: the interface's class, and one below it per flow.
+
+    A flow is guaranteed little and may borrow up to its cap, so that flows share the interface
+    equally when it is the narrower one.
+    """
+    nic = spec.nic_mbit or spec.flow_mbit * CLASSES
+    lines = [
+        f"qdisc add dev eth0 root handle {MAJOR}: htb default {DEFAULT_MINOR:x}",
+        _class(f"{MAJOR}:", 1, nic, nic, _NIC_BURST),
+        _class(f"{MAJOR}:1", DEFAULT_MINOR, min(10, nic), nic, _BURST),
+    ]
+    if spec.flow_mbit:
+        flow = min(spec.flow_mbit, nic)
+        least = min(1, flow)
+        if spec.slow:
+            slow = flow * spec.slow
+            lines.append(_class(f"{MAJOR}:1", SLOW_MINOR, min(least, slow), slow, _BURST))
+        lines += [
+            _class(f"{MAJOR}:1", FIRST_MINOR + number, least, flow, _BURST)
+            for number in range(CLASSES)
+        ]
+    return lines
+
+
+def _class(parent: str, minor: int, rate_mbit: float, ceil_mbit: float, burst: str) -> str:
+    rate, ceil = round(rate_mbit * 1e6), round(ceil_mbit * 1e6)
+    return (
+        f"class add dev eth0 parent {parent} classid {MAJOR}:{minor:x} htb rate {rate} ceil {ceil} "
+        f"burst {burst} cburst {burst} quantum {_QUANTUM}"
+    )
+
+
+def enter(spec: Spec, host: int, hosts_path: str, command: list[str]) -> list[str]:
+    """The command line that runs ``command`` in a host, under the host's own name.
+
+    The process keeps its number, so that whoever starts it may signal it.
+    """
+    script = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+    inside = ["ip", "netns", "exec", spec.namespace(host), "unshare", "--uts", "sh", "-c", script]
+    return [*inside, host_name(host), hosts_path, *command]
