@@ -19,6 +19,7 @@ from aiacc.process_sets import (
     global_process_set,
     unregister_all,
 )
+from aiacc.tuning import tuner
 
 _lock = threading.Lock()
 _observers: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -85,6 +86,7 @@ def shutdown() -> None:
     Blocks: until the threads of the runtime have ended, which takes milliseconds.
     """
     with _lock:
+        tuner.stop()
         _core.shutdown()
         unregister_all()
 
@@ -143,7 +145,9 @@ def engine() -> str:
 
 
 def stats() -> dict[str, int | float]:
-    """Counters of this process since `init`: rounds, units, tensors, data_bytes, wait_ns, ...
+    """Counters of this process since `init`, and how many lanes are in use now.
+
+    rounds, control_bytes, tensors, units, data_bytes, wait_ns; lanes.
 
     Raises:
         ValueError: Before `init`.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 _CYCLE = "there is no cycle"
 _CHOICE = "the engine decides"
-_TUNER = "tuning is not available yet"
+_TUNER = "what is tuned is the number of lanes, in a fixed number of steps"
 _GPU = "there are no GPU operations yet"
 
 #: Why a variable is ignored, and the value that asks for nothing: Horovod's default.
@@ -27,7 +27,6 @@ _IGNORED: dict[str, tuple[str, str]] = {
     "HOROVOD_ENABLE_XLA_OPS": (_GPU, "0"),
     "HOROVOD_DISABLE_NVTX_RANGES": (_GPU, "0"),
     "HOROVOD_ELASTIC": ("elastic jobs are not available yet", "0"),
-    "HOROVOD_AUTOTUNE": (_TUNER, "0"),
     "HOROVOD_AUTOTUNE_LOG": (_TUNER, ""),
     "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": (_TUNER, "3"),
     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": (_TUNER, "10"),

@@ -16,6 +16,7 @@ from aiacc.bootstrap import (
 )
 from aiacc.config import LauncherEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError, CollectiveError
+from aiacc.tuning import tuner
 
 
 def start(provider: Provider | None = None) -> bool:
@@ -57,6 +58,8 @@ def start(provider: Provider | None = None) -> bool:
             addresses=agreement.addresses,
             listener=listener,
         )
+        if config["autotune"]:
+            tuner.start(provider.rank, agreement.lanes, agreement.unit_bytes)
         return len({place.local_size for place in agreement.places}) == 1
     except BaseException:
         if listener is not None:
@@ -114,7 +117,10 @@ def _contribution(
         local_rank=provider.local_rank,
         local_size=provider.local_size,
         token=new_token(),
-        equal={"AIACC_CACHE_CAPACITY": config["cache_capacity"]},
+        equal={
+            "AIACC_CACHE_CAPACITY": config["cache_capacity"],
+            "AIACC_AUTOTUNE": config["autotune"],
+        },
     )
 
 

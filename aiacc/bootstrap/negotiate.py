@@ -24,6 +24,8 @@ MPI_LAUNCHERS = frozenset({"pmi", "pmix", "mpi"})
 #: Lanes unless AIACC_LANES asks for a number. A flow of a cloud network is capped, so several
 #: hosts profit from several lanes; on one host a few keep the cores busy while one lane waits.
 LANES = 4
+#: The same under AIACC_AUTOTUNE, which uses the best number up to this.
+TUNED_LANES = 8
 
 AUTO = "auto"
 TOKEN_BYTES = 16
@@ -141,7 +143,7 @@ def agree(table: Sequence[Contribution]) -> Agreement:
     engine = _engine(table)
     return Agreement(
         engine=engine,
-        lanes=table[0].lanes or (1 if engine == "local" else LANES),
+        lanes=table[0].lanes or _default_lanes(engine, table[0].equal),
         unit_bytes=table[0].unit_bytes,
         addresses=tuple(row.address for row in table),
         token=table[0].token,
@@ -149,6 +151,12 @@ def agree(table: Sequence[Contribution]) -> Agreement:
         places=places,
         homogeneous=len({place.local_size for place in places}) == 1,
     )
+
+
+def _default_lanes(engine: str, settings: Mapping[str, Scalar]) -> int:
+    if engine == "local":
+        return 1
+    return TUNED_LANES if settings.get("AIACC_AUTOTUNE") else LANES
 
 
 def _check_world(table: Sequence[Contribution]) -> None:

@@ -10,6 +10,7 @@ _NO_CYCLE = "there is no cycle"
 _NO_FUSION = "units of work are no fusion buffer; see AIACC_UNIT_BYTES"
 _NO_CHOICE = "the engine decides"
 _NOT_YET = "not available yet"
+_LANES_ONLY = "what is tuned is the number of lanes, in a fixed number of steps"
 _NO_ELASTIC = "elastic jobs are not available yet"
 _NOTHING_CACHED = "nothing is cached between starts"
 _MPIRUN = "give it to mpirun, by --mpi-args"
@@ -27,12 +28,12 @@ IGNORED: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("--hierarchical-allreduce", "--no-hierarchical-allreduce"), 0, _NO_CHOICE),
     (("--hierarchical-allgather", "--no-hierarchical-allgather"), 0, _NO_CHOICE),
     (("--torus-allreduce", "--no-torus-allreduce"), 0, _NO_CHOICE),
-    (("--autotune", "--no-autotune"), 0, _NOT_YET),
-    (("--autotune-log-file",), 1, _NOT_YET),
-    (("--autotune-warmup-samples",), 1, _NOT_YET),
-    (("--autotune-steps-per-sample",), 1, _NOT_YET),
-    (("--autotune-bayes-opt-max-samples",), 1, _NOT_YET),
-    (("--autotune-gaussian-process-noise",), 1, _NOT_YET),
+    (("--no-autotune",), 0, _DEFAULT),
+    (("--autotune-log-file",), 1, _LANES_ONLY),
+    (("--autotune-warmup-samples",), 1, _LANES_ONLY),
+    (("--autotune-steps-per-sample",), 1, _LANES_ONLY),
+    (("--autotune-bayes-opt-max-samples",), 1, _LANES_ONLY),
+    (("--autotune-gaussian-process-noise",), 1, _LANES_ONLY),
     (("--min-np", "--min-num-proc"), 1, _NO_ELASTIC),
     (("--max-np", "--max-num-proc"), 1, _NO_ELASTIC),
     (("--slots-per-host",), 1, _NO_ELASTIC),

@@ -73,6 +73,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
     }
     if options.network_interface:
         settings["AIACC_IFACE"] = options.network_interface.partition(",")[0]
+    if options.autotune:
+        settings["AIACC_AUTOTUNE"] = "1"
     if options.timeline_mark_cycles:
         settings["AIACC_TIMELINE_MARK_CYCLES"] = "1"
     if options.no_stall_check:
@@ -87,6 +89,7 @@ def _add_settings(result: argparse.ArgumentParser) -> None:
     add("--network-interface", "--network-interfaces", metavar="IF",
         help="AIACC_IFACE; the first of several")  # fmt: skip
     add("--num-nccl-streams", "--lanes", type=int, metavar="N", help="AIACC_LANES")
+    add("--autotune", action="store_true", help="AIACC_AUTOTUNE")
     add("--cache-capacity", type=int, metavar="N", help="AIACC_CACHE_CAPACITY")
     add("--start-timeout", "--gloo-timeout-seconds", type=float, metavar="S",
         help="AIACC_CONNECT_TIMEOUT_S")  # fmt: skip

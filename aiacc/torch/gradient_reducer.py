@@ -16,6 +16,7 @@ from aiacc.reduce_ops import Average
 from aiacc.torch import sparse
 from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.tensors import DTYPE_CODES, address_and_code, refusal
+from aiacc.tuning.tuner import step_done
 
 
 class ReductionOptions(NamedTuple):
@@ -143,6 +144,7 @@ class GradientReducer:
         _core.flush()
         failure = self._wait() or failure
         self._start_step()
+        step_done()
         if failure is not None:
             raise failure
 

@@ -53,6 +53,8 @@ const std::vector<Variable>& table() {
      "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads, else tcp."},
     {"LANES", "HOROVOD_NUM_NCCL_STREAMS", &Config::lanes, "0", 0, 64, "",
      "Concurrent all-reduces; 0 lets the engine choose. The ranks must agree."},
+    {"AUTOTUNE", "HOROVOD_AUTOTUNE", &Config::autotune, "false", 0, 0, "",
+     "Find the number of lanes in use while training: at most AIACC_LANES, 8 by default. The ranks must agree."},
     {"UNIT_BYTES", "", &Config::unit_bytes, "1MiB", 256, kGiB, "",
      "Size of one unit of work: smaller tensors are packed, larger ones split. The ranks must agree."},
     text("IFACE", "HOROVOD_GLOO_IFACE", &Config::iface, "",

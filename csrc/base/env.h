@@ -14,6 +14,7 @@ namespace aiacc {
 struct Config {
   std::string engine;
   int lanes = 0;
+  bool autotune = false;
   std::size_t unit_bytes = 0;
   std::string iface;
 

@@ -76,6 +76,7 @@ py::dict stats() {
   result["units"] = counters.units;
   result["data_bytes"] = counters.data_bytes;
   result["wait_ns"] = counters.wait_ns;
+  result["lanes"] = counters.lanes;
   return result;
 }
 

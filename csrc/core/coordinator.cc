@@ -88,6 +88,7 @@ Coordinator::Coordinator(ControlPlane& plane,
       options_(std::move(options)),
       tick_(tick_of(options_)),
       unit_bytes_(options_.parameters.unit_bytes),
+      lanes_(options_.parameters.lanes),
       negotiator_(plane.rank(), plane.size(), options_.cache_capacity, options_.parameters),
       stalls_(options_.stall_warn_s, options_.stall_fail_s),
       dispatcher_(plane.rank(), plane.size(), engine, timeline, table_, [this] { plane_.wake(); }) {
@@ -356,6 +357,7 @@ void Coordinator::run_round(Lane** helped) {
   const RoundOutcome& outcome = negotiator_.apply(message_);
   check_parameters(negotiator_.parameters(), engine_.lanes());
   unit_bytes_.store(negotiator_.parameters().unit_bytes, std::memory_order_relaxed);
+  lanes_.store(negotiator_.parameters().lanes, std::memory_order_relaxed);
   if (timeline_.marks_rounds()) {
     timeline_.record("round", "CYCLE_START", "rounds", start, Clock::now(), message_.size());
   }
@@ -460,7 +462,11 @@ void Coordinator::shutdown() {
 }
 
 CoordinatorStats Coordinator::stats() const {
-  return {tensors_.load(), dispatcher_.units(), dispatcher_.data_bytes(), wait_ns_.load()};
+  return {tensors_.load(),
+          dispatcher_.units(),
+          dispatcher_.data_bytes(),
+          wait_ns_.load(),
+          lanes_.load()};
 }
 
 }  // namespace aiacc

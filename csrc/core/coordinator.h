@@ -40,6 +40,7 @@ struct CoordinatorStats {
   std::uint64_t units = 0;       ///< engine operations
   std::uint64_t data_bytes = 0;  ///< payload of those units
   std::uint64_t wait_ns = 0;     ///< time that callers spent in `wait`
+  std::uint32_t lanes = 0;       ///< in use now
 };
 
 /// From submission to result: negotiate -> plan -> dispatch.
@@ -121,6 +122,7 @@ class Coordinator {
   std::atomic<int> waiting_callers_{0};
   std::atomic<Clock::time_point> claim_expiry_{};  ///< until then rounds are left to callers
   std::atomic<std::uint64_t> unit_bytes_;          ///< of the current epoch, for submitters
+  std::atomic<std::uint32_t> lanes_;               ///< of the current epoch
 
   std::mutex proposal_mutex_;
   std::optional<Parameters> proposal_;  ///< on its way to the negotiator

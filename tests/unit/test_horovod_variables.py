@@ -14,7 +14,7 @@ def test_nothing_to_say():
         "PATH": "/bin",
         "AIACC_LANES": "2",
         "HOROVOD_CYCLE_TIME": "1",
-        "HOROVOD_AUTOTUNE": "0",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "10",
         "HOROVOD_ELASTIC": "",
         "HOROVOD_HOSTNAME": "here",
         "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
@@ -45,6 +45,7 @@ def test_one_text_names_all_with_reasons():
 def test_init_warns_once(monkeypatch):
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
     monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
+    monkeypatch.setenv("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "5")
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
     with pytest.warns(UserWarning, match="no effect") as record:
         aiacc.init()
@@ -52,7 +53,8 @@ def test_init_warns_once(monkeypatch):
     assert len(record) == 1
     assert record[0].filename == __file__
     text = str(record[0].message)
-    assert "HOROVOD_AUTOTUNE" in text
+    assert "HOROVOD_AUTOTUNE " not in text
+    assert "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE (what is tuned" in text
     assert "HOROVOD_CYCLE_TIME" in text
     assert "STALL" not in text
 

@@ -50,12 +50,19 @@ def test_option_of_horovodrun_is_accepted(option):
 def test_settings():
     parsed = parser().parse_args(
         [
-            *("--network-interfaces", "eth0,eth1", "--no-stall-check", "--timeline-mark-cycles"),
+            *(
+                "--network-interfaces",
+                "eth0,eth1",
+                "--no-stall-check",
+                "--timeline-mark-cycles",
+                "--autotune",
+            ),
             *("--cache-capacity", "9", "--start-timeout", "7", "--timeline-filename", "t.json"),
             "x",
         ]
     )
     assert settings_of(parsed) == {
+        "AIACC_AUTOTUNE": "1",
         "AIACC_IFACE": "eth0",
         "AIACC_STALL_WARN_S": "0",
         "AIACC_TIMELINE_MARK_CYCLES": "1",

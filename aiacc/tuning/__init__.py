@@ -1,0 +1,1 @@
+"""Parameters that a running job finds by itself."""

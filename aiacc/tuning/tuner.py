@@ -1,0 +1,66 @@
+"""Measures the steps of this process and proposes parameters to all ranks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from statistics import median
+
+from aiacc import _core
+from aiacc.tuning.lane_search import LaneSearch
+
+_logger = logging.getLogger("aiacc.tuning")
+
+
+class Tuner:
+    """Finds the number of lanes while the job trains, by `LaneSearch` on rank 0.
+
+    A proposal takes effect on all ranks in the same round of agreement. Results of all-reduces do
+    not depend on it.
+    """
+
+    def __init__(self, lanes: int, unit_bytes: int) -> None:
+        """Begin a search of up to ``lanes`` lanes; units keep ``unit_bytes``."""
+        self._search = LaneSearch(lanes)
+        self._unit_bytes = unit_bytes
+        self._last: float | None = None
+
+    def step_done(self) -> None:
+        """Note that a training step has just ended. Never blocks."""
+        if self._search.done:
+            return
+        now = time.perf_counter()
+        last, self._last = self._last, now
+        if last is None:
+            return
+        before = self._search.lanes
+        self._search.add(now - last)
+        if self._search.lanes != before:
+            _core.propose_parameters(self._unit_bytes, self._search.lanes)
+        if self._search.done:
+            medians = {
+                lanes: f"{median(samples):.4g} s"
+                for lanes, samples in sorted(self._search.seconds.items())
+            }
+            _logger.info("[tuning] %d lanes; median step by lanes: %s", self._search.lanes, medians)
+
+
+_tuner: Tuner | None = None
+
+
+def start(rank: int, lanes: int, unit_bytes: int) -> None:
+    """Tune the job that has just started; ``lanes`` are connected."""
+    global _tuner
+    _tuner = Tuner(lanes, unit_bytes) if rank == 0 and lanes > 1 else None
+
+
+def stop() -> None:
+    """Tune no more."""
+    global _tuner
+    _tuner = None
+
+
+def step_done() -> None:
+    """Note the end of a training step, if this process tunes. Never blocks."""
+    if _tuner is not None:
+        _tuner.step_done()
