@@ -61,10 +61,10 @@ class LaneSearch:
         """Whether ``lanes`` is the result."""
         return self._visit == len(self._tour)
 
-    def add(self, seconds: float) -> None:
-        """Take the duration of one more step, which used ``lanes``."""
+    def add(self, seconds: float) -> bool:
+        """Take the duration of one more step, which used ``lanes``; whether that settled it."""
         if self.done:
-            return
+            return False
         self._seen += 1
         if self._seen > self._settle:
             self.seconds[self.lanes].append(seconds)
@@ -72,3 +72,5 @@ class LaneSearch:
             self._visit += 1
             self._seen = 0
             self.lanes = choose(self.seconds) if self.done else self._tour[self._visit]
+            return self.done
+        return False

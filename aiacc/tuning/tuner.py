@@ -34,10 +34,10 @@ class Tuner:
         if last is None:
             return
         before = self._search.lanes
-        self._search.add(now - last)
+        settled = self._search.add(now - last)
         if self._search.lanes != before:
             _core.propose_parameters(self._unit_bytes, self._search.lanes)
-        if self._search.done:
+        if settled:
             medians = {
                 lanes: f"{median(samples):.4g} s"
                 for lanes, samples in sorted(self._search.seconds.items())
