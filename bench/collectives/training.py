@@ -1,5 +1,6 @@
 """A training step whose backward costs next to nothing, so that communication stands alone."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -21,33 +22,45 @@ class _Ready(torch.autograd.Function):
         value: torch.Tensor,
         parameter: torch.Tensor,
         gradient: torch.Tensor,
+        pause: Callable[[], None],
     ) -> torch.Tensor:
-        ctx.gradient = gradient  # type: ignore[attr-defined]
+        ctx.gradient, ctx.pause = gradient, pause  # type: ignore[attr-defined]
         return value.view_as(value)
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, upstream: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        ctx.pause()  # type: ignore[attr-defined]
         # A new alias: nobody else refers to it, so autograd keeps it as .grad without a copy.
-        return upstream, ctx.gradient.detach(), None  # type: ignore[attr-defined]
+        return upstream, ctx.gradient.detach(), None, None  # type: ignore[attr-defined]
 
 
 class FreeModel(torch.nn.Module):
     """Parameters of ``gradients``' shapes, whose gradients are ``gradients``, last one first."""
 
-    def __init__(self, gradients: Tensors) -> None:
-        """Keep the gradients; the parameters are new and zero."""
+    def __init__(
+        self, gradients: Tensors, pause: Callable[[int], None] = lambda index: None
+    ) -> None:
+        """Keep the gradients; the parameters are new and zero.
+
+        Args:
+            gradients: What the backward pass hands over.
+            pause: Called with the index of every gradient before it is handed over.
+        """
         super().__init__()
         self.gradients = gradients
+        self.pause = pause
         for name, gradient in zip(gradients.names, gradients.tensors, strict=True):
             parameter = torch.nn.Parameter(torch.zeros(gradient.shape))
             self.register_parameter(name.replace(".", "_"), parameter)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Chain the parameters; the result equals ``value``."""
-        for parameter, gradient in zip(self.parameters(), self.gradients.tensors, strict=True):
-            value = _Ready.apply(value, parameter, gradient)  # type: ignore[no-untyped-call]
+        pairs = zip(self.parameters(), self.gradients.tensors, strict=True)
+        for index, (parameter, gradient) in enumerate(pairs):
+            pause = functools.partial(self.pause, index)
+            value = _Ready.apply(value, parameter, gradient, pause)  # type: ignore[no-untyped-call]
         return value
 
 

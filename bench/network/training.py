@@ -1,0 +1,123 @@
+"""Time per training step of a workload on virtual hosts, for aiacc and its peers."""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from bench.network import launch
+from bench.network.bed import Bed
+from bench.network.workloads import workload
+
+LANES = (1, 2, 4, 8)
+#: torch's gloo opens one context, with connections of its own, per interface in this list.
+GLOO_CONTEXTS = 4
+#: Steps after which `aiacc.tuning` has settled, and one more.
+_SEARCH_STEPS = 42
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train.
+
+    Attributes:
+        name: Key in result files.
+        title: As in tables.
+        program: ``--contender`` of `bench.network.step`.
+        variables: Environment of its ranks.
+        warmup: Steps before those that count.
+    """
+
+    name: str
+    title: str
+    program: str
+    variables: dict[str, str]
+    warmup: int = 1
+
+
+def contenders() -> list[Contender]:
+    """Everybody, in the order of the tables."""
+    ours = [
+        Contender(f"lanes{lanes}", f"aiacc, {lanes} lane{'s' * (lanes > 1)}", "aiacc",
+                  {"AIACC_LANES": str(lanes), "AIACC_ENGINE": "tcp"})
+        for lanes in LANES
+    ]  # fmt: skip
+    repeated = ",".join(["eth0"] * GLOO_CONTEXTS)
+    return [
+        *ours,
+        Contender("auto", "aiacc, AIACC_AUTOTUNE", "aiacc",
+                  {"AIACC_AUTOTUNE": "1", "AIACC_ENGINE": "tcp"}, _SEARCH_STEPS),
+        Contender("ddp", "DDP/gloo", "ddp", {"GLOO_SOCKET_IFNAME": "eth0"}),
+        Contender("ddp_multi", f"DDP/gloo, interface listed {GLOO_CONTEXTS} times", "ddp",
+                  {"GLOO_SOCKET_IFNAME": repeated}),
+    ]  # fmt: skip
+
+
+def measure(
+    bed: Bed, name: str, *, steps: int, rounds: int, only: Sequence[str] = (), timeout_s: float
+) -> dict[str, Any]:
+    """Run all contenders in turn, ``rounds`` times, every one in jobs of its own.
+
+    Blocks. Main thread only.
+
+    Args:
+        bed: The hosts; one rank on each.
+        name: Workload.
+        steps: Steps that count, of each job.
+        rounds: Jobs of each contender; every second round goes backwards.
+        only: Names of contenders, all if empty.
+        timeout_s: Of one job.
+
+    Returns:
+        What a result file has: raw samples in seconds by contender, and where they are from.
+
+    Raises:
+        RuntimeError: A job failed.
+    """
+    chosen = [contender for contender in contenders() if not only or contender.name in only]
+    work = workload(name)
+    samples: dict[str, list[list[float]]] = {contender.name: [] for contender in chosen}
+    lanes: dict[str, list[int]] = {}
+    for number in range(rounds):
+        for contender in chosen[:: 1 if number % 2 == 0 else -1]:
+            found = _job(bed, name, contender, steps, timeout_s)
+            samples[contender.name].append(found["seconds"])
+            if "lanes" in found:
+                lanes.setdefault(contender.name, []).append(found["lanes"])
+            middle = statistics.median(found["seconds"])
+            print(f"{name} {contender.title}: {middle:.3f} s per step", flush=True)
+    return {
+        "workload": name,
+        "bytes": work.bytes,
+        "forward_s": work.forward_s,
+        "backward_s": max(work.backward_s),
+        "bed": asdict(bed.spec),
+        "seconds": samples,
+        "lanes": lanes,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+    }
+
+
+def _job(bed: Bed, name: str, contender: Contender, steps: int, timeout_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "bench.network.step", "--workload", name]
+        command += ["--contender", contender.program, "--warmup", str(contender.warmup)]
+        command += ["--steps", str(steps), "--output", str(output)]
+        bed.reset()
+        code = launch.run(
+            bed, "explicit", 1, command, variables=contender.variables, timeout_s=timeout_s
+        )
+        if code != 0:
+            raise RuntimeError(f"[bench.network] {contender.title}: the job ended with code {code}")
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
