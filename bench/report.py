@@ -92,13 +92,13 @@ def main() -> int:
     return 0
 
 
-def between_markers(text: str, table: str, where: str) -> str:
+def between_markers(text: str, table: str, where: str, mark: str = _MARK) -> str:
     """``text`` with ``table`` between the two lines that mark its place.
 
     Raises:
         ValueError: If ``text``, which came from ``where``, does not have both markers once.
     """
-    start, end = f"<!-- {_MARK} -->", f"<!-- /{_MARK} -->"
+    start, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     if text.count(start) != 1 or text.count(end) != 1:
         raise ValueError(f"{where}: expected the lines {start} and {end} once each; add them")
     head, rest = text.split(start)

@@ -2,14 +2,18 @@
 
 python -m bench.network run --hosts 4 --launcher mpirun -- python train.py
 python -m bench.network up --hosts 4; ... run -- ...; ... down
+python -m bench.network run --workload resnet50 --flow-mbit 300
 """
 
 import argparse
 import sys
+from pathlib import Path
 
-from bench.network import launch
+from bench.network import launch, training
 from bench.network.bed import Bed, BedError, bed_for, require_root, stand, standing, take_down
 from bench.network.plan import Spec, host_name
+from bench.network.report import TRAINING
+from bench.network.workloads import names
 
 
 def main() -> int:
@@ -31,11 +35,22 @@ def main() -> int:
 
 def _run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command:
+    if not command and not options.workload:
         raise ValueError("no command (expected: run [options] -- program arguments)")
     bed = standing(options.name)
     asked = any(getattr(options, name) is not None for name in _SPEC)
     with bed_for(bed.spec if bed is not None and not asked else _spec(options)) as hosts:
+        if options.workload:
+            found = training.measure(
+                hosts,
+                options.workload,
+                steps=options.steps,
+                rounds=options.rounds,
+                only=options.only.split(",") if options.only else (),
+                timeout_s=options.timeout,
+            )
+            training.record(found, options.json)
+            return 0
         return launch.run(
             hosts,
             options.launcher,
@@ -82,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--launcher", choices=launch.LAUNCHERS, default="explicit")
     run.add_argument("--per-host", type=int, default=1, metavar="N", help="ranks on each host")
     run.add_argument("--timeout", type=float, default=600, metavar="S", help="end the job after")
+    run.add_argument("--workload", choices=names(), help="measure training steps, see docs")
+    run.add_argument("--steps", type=int, default=3, metavar="N", help="of a workload, per job")
+    run.add_argument("--rounds", type=int, default=2, metavar="N", help="jobs of each contender")
+    run.add_argument("--only", default="", metavar="A,B", help="some contenders of a workload")
+    run.add_argument("--json", type=Path, default=TRAINING, help="result file (%(default)s)")
     run.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     return parser
 

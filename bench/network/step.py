@@ -5,6 +5,7 @@ Started by `bench.network.training`, in a virtual host.
 """
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -91,7 +92,7 @@ def main() -> None:
         averages = [parameter.grad for parameter in model.parameters()]
         gradients.check(averages, (size + 1) / 2)  # type: ignore[arg-type]
     if rank == 0:
-        found["seconds"] = [after - before for before, after in zip(ends, ends[1:], strict=False)][
+        found["seconds"] = [after - before for before, after in itertools.pairwise(ends)][
             options.warmup :
         ]
         if options.contender == "aiacc":

@@ -5,7 +5,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,16 @@ def measure(
         "when": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "machine": machine.describe(),
         "versions": machine.versions(),
-        "commit": machine.commit(),
+        **machine.commit(),
     }
+
+
+def record(run: Mapping[str, Any], path: Path) -> None:
+    """Put a run into a result file, in place of an earlier one of its workload and bed."""
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    same = [(old["workload"], old["bed"]) == (run["workload"], run["bed"]) for old in runs]
+    runs = [run if found else old for old, found in zip(runs, same, strict=True)]
+    path.write_text(json.dumps({"runs": runs if any(same) else [*runs, run]}, indent=1) + "\n")
 
 
 def _job(bed: Bed, name: str, contender: Contender, steps: int, timeout_s: float) -> dict[str, Any]:
