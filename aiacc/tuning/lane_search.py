@@ -43,7 +43,7 @@ class LaneSearch:
         passes: Visits of every candidate.
     """
 
-    def __init__(self, most: int, *, steps: int = 5, settle: int = 2, passes: int = 2) -> None:
+    def __init__(self, most: int, *, steps: int = 4, settle: int = 1, passes: int = 2) -> None:
         """Nothing is measured yet."""
         self._tour = [
             lanes
