@@ -1,0 +1,80 @@
+"""Workloads of the network benchmarks, and the tables made of their results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.network.report import ratio_table, step_s, training_table
+from bench.network.training import contenders, record
+from bench.network.workloads import names, workload
+from bench.shapes import elements
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "parameters", "giga_multiply_adds"),
+    [
+        ("resnet50", 161, 25_557_032, 4.09),
+        ("vgg16", 32, 138_357_544, 15.47),
+        ("bert-base", 199, 109_482_240, 10.87),
+    ],
+)
+def test_workload_is_the_published_network(name, tensors, parameters, giga_multiply_adds):
+    work = workload(name)
+    assert len(work.shapes) == len(work.multiply_adds) == tensors
+    assert len({name for name, _ in work.shapes}) == tensors
+    assert elements(work.shapes) == parameters
+    assert sum(work.multiply_adds) / 1e9 == pytest.approx(giga_multiply_adds, abs=0.01)
+
+
+@pytest.mark.parametrize("name", names())
+def test_gradients_come_last_layer_first(name):
+    work = workload(name)
+    times = work.backward_s
+    assert times == sorted(times, reverse=True)
+    assert times[0] == pytest.approx(2 * work.forward_s)
+
+
+def test_unknown_workload():
+    with pytest.raises(ValueError, match="'alexnet' .expected one of resnet50, vgg16, bert-base"):
+        workload("alexnet")
+
+
+def _run(name="resnet50", flow=300.0, **seconds):
+    return {
+        "workload": name,
+        "bed": {"flow_mbit": flow, "nic_mbit": 1000.0},
+        "seconds": {key: [values] for key, values in seconds.items()},
+        "lanes": {"auto": [4, 4]} if "auto" in seconds else {},
+    }
+
+
+def test_tables():
+    capped = _run(lanes1=[4.0, 5.0, 4.4], lanes4=[1.5], lanes8=[1.4], auto=[1.4], ddp=[4.0])
+    free = _run(flow=0, lanes1=[1.0], auto=[1.04])
+    assert step_s(capped, "lanes1") == 4.4
+    assert step_s(capped, "ddp_multi") is None
+    table = training_table([capped, free])
+    assert "| ResNet-50, batch of 64 | 300 / 1000 Mbit/s | 4.40 s |  | 1.50 s | 1.40 s |" in table
+    assert "1.40 s (4 lanes)" in table
+    assert len({line.count("|") for line in table.splitlines()}) == 1
+    ratios = ratio_table([capped, free])
+    assert "| 8 lanes over 1 | 3.14x | >= 1.69x | yes |" in ratios
+    assert "| 8 lanes over DDP/gloo | 2.86x | >= 3x | **no** |" in ratios
+    assert "| 1.04x | <= 1.03x | **no** |" in ratios
+
+
+def test_a_run_replaces_its_predecessor_only(tmp_path):
+    path = tmp_path / "runs.json"
+    for run in (_run(lanes1=[1.0]), _run("vgg16", lanes1=[2.0]), _run(lanes1=[3.0])):
+        record(run, path)
+    runs = json.loads(path.read_text())["runs"]
+    assert [(run["workload"], step_s(run, "lanes1")) for run in runs] == [
+        ("resnet50", 3.0),
+        ("vgg16", 2.0),
+    ]
+
+
+def test_contenders_have_names_of_their_own():
+    assert len({one.name for one in contenders()}) == len(contenders())
