@@ -37,7 +37,7 @@ def test_gradients_come_last_layer_first(name):
 
 
 def test_unknown_workload():
-    with pytest.raises(ValueError, match="'alexnet' .expected one of resnet50, vgg16, bert-base"):
+    with pytest.raises(ValueError, match=r"'alexnet' \(expected one of resnet50, vgg16, bert-base"):
         workload("alexnet")
 
 
