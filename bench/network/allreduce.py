@@ -1,0 +1,200 @@
+"""Bus bandwidth of aiacc's lanes on the virtual hosts, against what the caps allow.
+
+python -m bench.network.allreduce        # writes bench/results/network_allreduce.json
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import machine
+from bench.network import launch
+from bench.network.bed import Bed, BedError, bed_for
+from bench.network.plan import Spec
+
+RESULTS = machine.ROOT / "bench" / "results" / "network_allreduce.json"
+#: Share of the smaller cap that the median has to reach, by engine.
+BARS = {"tcp": 0.93, "mpi": 0.85}
+LAUNCHERS = {"tcp": "explicit", "mpi": "mpirun"}
+
+_MIB = 1 << 20
+#: A flow that has carried as much of the tensors carried units of them.
+_LEAST_SHARE = 0.01
+
+
+def busbw_mbit(tensor_bytes: int, ranks: int, seconds: float) -> float:
+    """Bus bandwidth in Mbit/s of an all-reduce: what a ring sends and receives on each host."""
+    return tensor_bytes * 8 / 1e6 / seconds * 2 * (ranks - 1) / ranks
+
+
+def limit_mbit(spec: Spec, lanes: int) -> float:
+    """What K flows to one neighbour may carry, in Mbit/s, headers included. Pure.
+
+    If the bed has a slow flow, it is one of them: at best the lanes share the work by their rates.
+    """
+    flows = spec.flow_mbit * (lanes - 1 + (spec.slow or 1)) if spec.flow_mbit else float("inf")
+    return min(flows, spec.nic_mbit or float("inf"))
+
+
+def seconds_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
+    """One sample per iteration: from the arrival of the last rank to the departure of the last."""
+    starts = zip(*(rank["starts"] for rank in ranks), strict=True)
+    ends = zip(*(rank["ends"] for rank in ranks), strict=True)
+    return [(max(end) - max(start)) / 1e9 for start, end in zip(starts, ends, strict=True)]
+
+
+def measure(bed: Bed, engine: str, lanes: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one job and return its row. Raises BedError if it fails."""
+    bed.reset()
+    tensor_bytes = options.mib * _MIB
+    with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
+        command = [sys.executable, "-m", "bench.network.allreduce_worker", "--out", folder]
+        command += ["--bytes", str(tensor_bytes), "--iterations", str(options.iterations)]
+        variables = dict(text.split("=", 1) for text in options.env)
+        code = launch.run(
+            bed,
+            LAUNCHERS[engine],
+            1,
+            command,
+            variables=variables | {"AIACC_ENGINE": engine, "AIACC_LANES": str(lanes)},
+            timeout_s=options.timeout,
+        )
+        if code != 0:
+            raise BedError(f"{engine}, {bed.spec.hosts} hosts, {lanes} lanes: exit code {code}")
+        files = [Path(folder) / f"rank{rank}.json" for rank in range(bed.spec.hosts)]
+        ranks = [json.loads(file.read_text()) for file in files]
+    seconds = seconds_of(ranks)
+    # The warm-up counts for the flows: every host sends the same bytes as on the bus.
+    hosts = bed.spec.hosts
+    sent = tensor_bytes * (1 + options.iterations) * 2 * (hosts - 1) / hosts
+    rate = busbw_mbit(tensor_bytes, hosts, median(seconds))
+    limit = limit_mbit(bed.spec, lanes)
+    row = {
+        "engine": engine,
+        "hosts": hosts,
+        "lanes": lanes,
+        "bed": asdict(bed.spec),
+        "busbw_mbit": round(rate, 1),
+        "limit_mbit": limit,
+        "share": round(rate / limit, 4),
+        "bar": None if bed.spec.slow else BARS[engine],
+        "data_flows": [_data_flows(rank["connections"], sent) for rank in ranks],
+        "shaped_flows": [_shaped(bed, host, sent) for host in range(hosts)],
+        "cpu_ms": round(sum(sum(rank["cpu_ns"]) for rank in ranks) / options.iterations / 1e6, 1),
+        "seconds": [round(value, 5) for value in seconds],
+        "load": machine.load(),
+        "stats": ranks[0]["stats"],
+    }
+    if {rank["engine"] for rank in ranks} != {engine} or {rank["lanes"] for rank in ranks} != {
+        lanes
+    }:
+        raise BedError(f"the job ran another engine or other lanes than {engine}, {lanes}")
+    return row
+
+
+def promised(engine: str, hosts: int, lanes: int) -> int | None:
+    """Data flows on which each host sends, or None if the engine promises none exactly."""
+    if engine == "tcp" or hosts == 2:
+        return lanes
+    return None
+
+
+def main() -> int:
+    """Measure all combinations, write the file; 1 if a bar is missed."""
+    options = _options()
+    report: dict[str, Any] = {
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python -m bench.network.allreduce", *sys.argv[1:]]),
+        "machine": machine.describe(),
+        "versions": machine.versions(),
+        **machine.commit(),
+        "tensor_bytes": options.mib * _MIB,
+        "rows": [],
+    }
+    spec = Spec(options.name, congestion=options.congestion)
+    print("| engine | hosts | lanes | limit | bus bandwidth | share | bar | flows of a host |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    missed = False
+    try:
+        for hosts in options.hosts:
+            jobs = [(replace(spec, hosts=hosts), lanes) for lanes in options.lanes]
+            jobs += [(replace(spec, hosts=hosts, slow=0.25), lanes) for lanes in options.slow_lanes]
+            for bed_spec, lanes in jobs:
+                for engine in options.engine:
+                    with bed_for(bed_spec) as bed:
+                        row = measure(bed, engine, lanes, options)
+                    report["rows"].append(row)
+                    missed = not _judge(row) or missed
+    except BedError as error:
+        print(f"[bench.network] {error}", file=sys.stderr)
+        return 2
+    finally:
+        if report["rows"]:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+def _judge(row: dict[str, Any]) -> bool:
+    """Print a row; whether it reaches its bar and has the flows that the engine promises."""
+    engine, hosts, lanes = row["engine"], row["hosts"], row["lanes"]
+    flows = row["data_flows"]
+    reached = row["bar"] is None or row["share"] >= row["bar"]
+    wanted = promised(engine, hosts, lanes)
+    right = flows == row["shaped_flows"] and (wanted is None or set(flows) == {wanted})
+    slow = f", one at {row['bed']['slow']:g}" if row["bed"]["slow"] else ""
+    print(
+        f"| {engine} | {hosts} | {lanes}{slow} | {row['limit_mbit']:g} | {row['busbw_mbit']:g} "
+        f"| {row['share']:.3f} | {row['bar'] or ''}{'' if reached else ' missed'} "
+        f"| {', '.join(map(str, sorted(set(flows))))}{'' if right else ' unexpected'} |",
+        flush=True,
+    )
+    return reached and right
+
+
+def _data_flows(connections: Sequence[dict[str, Any]], sent: float) -> int:
+    return sum(found["sent_bytes"] >= sent * _LEAST_SHARE for found in connections)
+
+
+def _shaped(bed: Bed, host: int, sent: float) -> int:
+    return sum(flow.sent_bytes >= sent * _LEAST_SHARE for flow in bed.flows(host))
+
+
+def _options() -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in text.split(",") if number]
+
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.network.allreduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, default=RESULTS, help="file to write (%(default)s)")
+    parser.add_argument("--name", default="bandw", help="of the bed (%(default)s)")
+    parser.add_argument("--engine", type=lambda text: text.split(","), default=list(LAUNCHERS))
+    parser.add_argument("--hosts", type=numbers, default=[2, 4, 8], metavar="N,N")
+    parser.add_argument("--lanes", type=numbers, default=[1, 2, 4, 8], metavar="K,K")
+    parser.add_argument(
+        "--slow-lanes", type=numbers, default=[4], metavar="K,K", help="with one flow at a quarter"
+    )
+    parser.add_argument("--mib", type=int, default=64, help="size of the tensor (%(default)s)")
+    parser.add_argument("--iterations", type=int, default=5, help="of each job (%(default)s)")
+    parser.add_argument("--congestion", default="cubic", help="TCP's (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per job (%(default)s)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all")
+    options = parser.parse_args()
+    for engine in options.engine:
+        if engine not in LAUNCHERS:
+            parser.error(f"engine {engine!r} (expected some of {', '.join(LAUNCHERS)})")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""The virtual network: what is pure, and the classifier on packets that only the kernel sees."""
+
+import os
+import socket
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.network import allreduce, bpf, launch, plan, program, sockets
+from bench.network.plan import Spec
+
+_EXIT = 0x95
+
+
+def _instructions(code: bytes):
+    return [struct.unpack_from("=BBhi", code, at) for at in range(0, len(code), 8)]
+
+
+def test_a_jump_counts_instructions_from_the_next_one():
+    code = program.assemble(
+        [
+            "back",
+            program.Instruction(0x05, jump="ahead"),
+            program.Instruction(0x05, jump="back"),
+            "ahead",
+            program.Instruction(_EXIT),
+        ]
+    )
+    assert [offset for _, _, offset, _ in _instructions(code)] == [1, -2, 0]
+    assert _instructions(code)[-1][0] == _EXIT
+
+
+def test_a_jump_to_nowhere_is_refused():
+    with pytest.raises(KeyError, match="nowhere"):
+        program.assemble([program.Instruction(0x05, jump="nowhere")])
+
+
+def test_the_classifier_names_its_maps_and_its_last_class():
+    code = _instructions(program.classifier(flows=71, counters=72, classes=333))
+    assert {immediate for opcode, _, _, immediate in code if opcode == 0x18} == {71, 72}
+    assert 333 in [immediate for _, _, _, immediate in code]
+
+
+def test_names_of_different_beds_differ_and_fit():
+    longest = Spec(name="abcdefgh", hosts=plan.MOST_HOSTS)
+    longest.check()
+    last = plan.MOST_HOSTS - 1
+    names = {longest.bridge, longest.port(last), longest.namespace(last)}
+    assert all(len(name) <= 15 and name.startswith("abcdefgh-") for name in names)
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (Spec(name="a-b"), "name 'a-b'"),
+        (Spec(name="much_too_long"), "expected 1 to 8 letters"),
+        (Spec(hosts=0), "0 hosts"),
+        (Spec(flow_mbit=-1), "negative rate"),
+        (Spec(slow=0.5, flow_mbit=0), "and a flow cap"),
+        (Spec(mtu=100), "MTU of 100"),
+    ],
+)
+def test_a_bed_that_cannot_be_is_refused(spec, problem):
+    with pytest.raises(ValueError, match=problem):
+        spec.check()
+
+
+def test_every_flow_has_a_class_of_its_own_at_the_cap():
+    lines = plan.shaping(Spec(flow_mbit=250, nic_mbit=1000))
+    classes = [line.split() for line in lines if f"parent {program.MAJOR}:1 " in line]
+    flows = [words for words in classes if words[words.index("ceil") + 1] == "250000000"]
+    numbers = {words[words.index("classid") + 1] for words in flows}
+    assert len(numbers) == len(flows) == plan.CLASSES
+    assert all(int(number.partition(":")[2], 16) >= program.FIRST_MINOR for number in numbers)
+
+
+def test_a_slow_flow_and_an_uncapped_one():
+    slow = plan.shaping(Spec(flow_mbit=200, slow=0.25))
+    assert any(f":{program.SLOW_MINOR:x} " in line and "ceil 50000000" in line for line in slow)
+    uncapped = plan.shaping(Spec(flow_mbit=0, nic_mbit=1000))
+    assert len(uncapped) == 3
+    assert "default f0" in uncapped[0]
+    assert not Spec(flow_mbit=0, nic_mbit=0).capped
+
+
+def test_hosts_know_each_other_and_use_the_congestion_control():
+    spec = Spec(hosts=3, congestion="cubic")
+    assert "10.77.0.3 node2" in plan.hosts_file(spec).splitlines()
+    assert plan.interior(spec, 1)[-1].endswith("src 10.77.0.2 congctl cubic")
+    assert "congctl" not in " ".join(plan.interior(replace(spec, congestion=""), 1))
+
+
+def test_the_filter_message_carries_program_and_parent():
+    message = bpf.filter_message(interface=7, parent=program.MAJOR << 16, program=42)
+    length, kind, flags, _, _ = struct.unpack_from("=IHHII", message)
+    assert (length, kind) == (len(message), 44)
+    assert flags & 0x4, "without an answer a refusal goes unnoticed"
+    _, interface, _, parent, info = struct.unpack_from("=BxxxiIII", message, 16)
+    assert (interface, parent) == (7, 0x10000)
+    assert info & 0xFFFF == socket.htons(3)
+    assert struct.pack("=HHI", 8, 6, 42) in message
+    assert message.count(b"bpf\0") == 1
+
+
+def test_explicit_ranks_are_numbered_host_by_host():
+    starts = launch.starts("explicit", 2, 2, ["prog", "a b"], "secret", "bed")
+    assert [(start.host, start.variables["AIACC_RANK"]) for start in starts] == [
+        (0, "0"),
+        (0, "1"),
+        (1, "2"),
+        (1, "3"),
+    ]
+    assert {start.variables["AIACC_ADDR"] for start in starts} == {"10.77.0.1:29500"}
+    assert all(start.command == ["prog", "a b"] for start in starts)
+
+
+def test_mpirun_starts_once_and_reaches_the_hosts_by_the_agent():
+    (start,) = launch.starts("mpirun", 3, 2, ["prog"], "secret", "bed")
+    assert start.host == 0
+    assert "node0:2,node1:2,node2:2" in start.command
+    assert start.variables == {"AIACC_BED": "bed"}
+    agent = Path(start.command[start.command.index("-launcher-exec") + 1])
+    assert os.access(agent, os.X_OK)
+
+
+def test_torchrun_has_an_agent_on_each_host():
+    starts = launch.starts("torchrun", 2, 4, ["prog"], "secret", "bed")
+    assert [start.host for start in starts] == [0, 1]
+    ranks = [start.command[start.command.index("--node-rank") + 1] for start in starts]
+    assert ranks == ["0", "1"]
+
+
+_SS = (
+    "0      0          10.77.0.1:42122     10.77.0.2:41207 cubic wscale:7,7 rto:201 rtt:0.1/0.05 "
+    "mss:1448 cwnd:10 bytes_sent:900 bytes_retrans:100 bytes_acked:800 bytes_received:77 "
+    "send 1Gbps pacing_rate 319.4Mbps/3.1Gbps delivery_rate 1Mbps app_limited\n"
+    "0      0      [::ffff:10.77.0.1]:29500 [::ffff:10.77.0.2]:5000 bbr wscale:7,7 bytes_acked:1\n"
+)
+
+
+def test_connections_are_read_from_ss():
+    first, second = sockets.parse(_SS)
+    assert first == sockets.Connection(
+        "10.77.0.1:42122", "10.77.0.2:41207", 800, 77, "cubic", 319_400_000, 3_100_000_000
+    )
+    assert second == sockets.Connection(
+        "[::ffff:10.77.0.1]:29500", "[::ffff:10.77.0.2]:5000", 1, 0, "bbr", 0, 0
+    )
+
+
+def test_other_text_than_ss_prints_is_refused():
+    with pytest.raises(ValueError, match="not a line of ss"):
+        sockets.parse("Error: unknown option\n")
+
+
+def test_bus_bandwidth_and_what_it_may_be_at_most():
+    assert allreduce.busbw_mbit(1_000_000, 4, 0.012) == pytest.approx(1000)
+    assert allreduce.limit_mbit(Spec(), 2) == 500
+    assert allreduce.limit_mbit(Spec(), 8) == 1000
+    assert allreduce.limit_mbit(Spec(slow=0.25), 3) == 562.5
+    assert allreduce.limit_mbit(Spec(flow_mbit=0), 1) == 1000
+
+
+def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
+    ranks = [
+        {"starts": [0, 5_000_000_000], "ends": [2_000_000_000, 7_000_000_000]},
+        {"starts": [1_000_000_000, 4_000_000_000], "ends": [3_000_000_000, 6_000_000_000]},
+    ]
+    assert allreduce.seconds_of(ranks) == [2.0, 2.0]
