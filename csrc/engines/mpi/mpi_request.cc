@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -14,7 +15,12 @@
 namespace aiacc {
 namespace {
 
-constexpr auto kNap = std::chrono::microseconds(20);
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr auto kShortestNap = std::chrono::microseconds(20);
+constexpr auto kLongestNap = std::chrono::microseconds(500);
+/// A nap lasts this fraction of the wait so far, so it delays what is waited for by no more.
+constexpr int kNapsOfAWait = 8;
 constexpr unsigned long kTimerSlackNs = 1000;
 constexpr auto kLookEvery = std::chrono::milliseconds(5);
 
@@ -55,9 +61,12 @@ void wait_for_request(const MpiPlugin& plugin,
     }
   } while (spin.again());
   sharpen_timer();
+  const auto start = SteadyClock::now();
   while (!is_done()) {
     check();
-    std::this_thread::sleep_for(kNap);
+    const SteadyClock::duration part = (SteadyClock::now() - start) / kNapsOfAWait;
+    std::this_thread::sleep_for(
+        std::clamp<SteadyClock::duration>(part, kShortestNap, kLongestNap));
   }
 }
 
