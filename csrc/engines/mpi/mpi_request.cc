@@ -65,8 +65,7 @@ void wait_for_request(const MpiPlugin& plugin,
   while (!is_done()) {
     check();
     const SteadyClock::duration part = (SteadyClock::now() - start) / kNapsOfAWait;
-    std::this_thread::sleep_for(
-        std::clamp<SteadyClock::duration>(part, kShortestNap, kLongestNap));
+    std::this_thread::sleep_for(std::clamp<SteadyClock::duration>(part, kShortestNap, kLongestNap));
   }
 }
 
