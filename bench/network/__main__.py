@@ -70,7 +70,10 @@ def _describe(bed: Bed) -> None:
 
 
 #: Options of a bed, which default to those of `Spec`.
-_SPEC = ("hosts", "flow_mbit", "nic_mbit", "slow", "congestion", "mtu")
+_SPEC = (
+    *("hosts", "flow_mbit", "nic_mbit", "slow", "congestion", "mtu"),
+    *("delay_ms", "loss", "reorder", "relay"),
+)
 
 
 def _spec(options: argparse.Namespace) -> Spec:
@@ -122,6 +125,12 @@ def _add_spec(parser: argparse.ArgumentParser) -> None:
     add("slow", float, "FRACTION", "one data flow of host 0 gets this fraction of the cap")
     add("congestion", str, "NAME", "TCP congestion control, none for the kernel's default")
     add("mtu", int, "BYTES", "largest IP packet")
+    add("delay_ms", float, "MS", "delay of every packet")
+    add("loss", float, "FRACTION", "probability that a packet is lost")
+    add("reorder", float, "FRACTION", "probability that a packet is overtaken")
+    parser.add_argument(
+        "--relay", action="store_true", default=None, help="a relay even without delay or loss"
+    )
 
 
 if __name__ == "__main__":

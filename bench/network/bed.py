@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.network import bpf, program
+from bench.network import bpf, program, relay
 from bench.network.plan import (
     CLASSES,
     Spec,
@@ -89,6 +89,44 @@ class Bed:
                 flows.clear()
             with _open_map(counters_number, struct.Struct("=I"), program.COUNTERS) as counters:
                 counters.put(bytes(4), program.COUNTERS.pack(0, slow if host == 0 else 0))
+
+    def set_path(
+        self,
+        source: int | None = None,
+        target: int | None = None,
+        *,
+        delay_ms: float = 0,
+        loss: float = 0,
+        reorder: float = 0,
+    ) -> relay.Count:
+        """Change what happens to packets from one host to another; None stands for all.
+
+        Takes effect for packets that are sent from now on. Needs a bed with a relay.
+
+        Returns:
+            What the relay has carried and lost so far.
+        """
+        if not self.spec.relayed:
+            raise BedError(
+                "this bed has a bridge, not a relay; put it up with relay=True (--relay)"
+            )
+        command = relay.command(source, target, delay_ms, loss, reorder)
+        return relay.tell(_control_path(self.spec.name), command)
+
+    def set_link(self, host: int, up: bool) -> None:
+        """Let a host's link go down or come up again; connections and addresses stay."""
+        if not self.spec.relayed:
+            _run(["ip", "link", "set", self.spec.port(host), "up" if up else "down"])
+            return
+        loss = self.spec.loss if up else 1
+        for source, target in ((host, None), (None, host)):
+            self.set_path(
+                source,
+                target,
+                delay_ms=self.spec.delay_ms,
+                loss=loss,
+                reorder=self.spec.reorder,
+            )
 
     def check(self) -> None:
         """Raise BedError if some host had more flows than classes, which makes rates wrong."""
@@ -173,6 +211,8 @@ def put_up(spec: Spec) -> Bed:
         STATE.mkdir(mode=0o755, exist_ok=True)
         _hosts_path(spec.name).write_text(hosts_file(spec))
         _batch(["ip"], links(spec))
+        if spec.relayed:
+            _start_relay(spec)
         maps = []
         for host in range(spec.hosts):
             inside = spec.namespace(host)
@@ -183,6 +223,8 @@ def put_up(spec: Spec) -> Bed:
                 maps.append(_classify(spec, host))
         bed = Bed(spec, maps)
         bed.reset()
+        if spec.relayed:
+            bed.set_path(delay_ms=spec.delay_ms, loss=spec.loss, reorder=spec.reorder)
     except BaseException:
         take_down(spec.name)
         raise
@@ -191,6 +233,7 @@ def put_up(spec: Spec) -> Bed:
 
 def take_down(name: str) -> None:
     """Remove every trace of a bed, processes in its hosts included. Fine if there is none."""
+    relay.stop(_control_path(name))
     _state_path(name).unlink(missing_ok=True)
     _hosts_path(name).unlink(missing_ok=True)
     mine = re.compile(re.escape(name) + r"-\d+")
@@ -206,6 +249,14 @@ def take_down(name: str) -> None:
         if ports.fullmatch(link.name):
             with suppress(BedError):
                 _run(["ip", "link", "delete", link.name])
+
+
+def _start_relay(spec: Spec) -> None:
+    namespaces = [_NAMESPACES / spec.namespace(host) for host in range(spec.hosts)]
+    try:
+        relay.start(_control_path(spec.name), namespaces)
+    except relay.RelayError as error:
+        raise BedError(str(error)) from error
 
 
 def _classify(spec: Spec, host: int) -> tuple[int, int]:
@@ -261,6 +312,10 @@ def _locked(name: str) -> Iterator[None]:
 
 def _state_path(name: str) -> Path:
     return STATE / f"{name}.json"
+
+
+def _control_path(name: str) -> Path:
+    return STATE / f"{name}.relay"
 
 
 def _hosts_path(name: str) -> Path:

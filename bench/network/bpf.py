@@ -15,7 +15,7 @@ from pathlib import Path
 
 _SYSCALLS = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT_KEY, _PROG_LOAD = range(6)
-_MAP_BY_ID, _INFO_BY_FD = 14, 15
+_PROG_TEST_RUN, _MAP_BY_ID, _INFO_BY_FD = 10, 14, 15
 _HASH, _ARRAY = 1, 2
 _SCHED_CLS = 3
 _LOG_BYTES = 1 << 16
@@ -125,6 +125,16 @@ def load_classifier(code: bytes) -> int:
         raise BpfError(f"the kernel refuses the classifier: {error}\n{reason}") from error
 
 
+def classify_once(program: int, packet: bytes) -> int:
+    """What a loaded classifier returns for a packet, Ethernet header included; nothing is sent."""
+    held = ctypes.create_string_buffer(packet, len(packet))
+    arguments = ctypes.create_string_buffer(
+        struct.pack("=IIIIQQIIIIQQ", program, 0, len(packet), 0, ctypes.addressof(held), *[0] * 7)
+    )
+    _bpf_in_place(_PROG_TEST_RUN, arguments)
+    return int(struct.unpack_from("=II", arguments.raw)[1])
+
+
 def attach_classifier(namespace: Path, interface: str, parent: int, program: int) -> None:
     """Let a queueing discipline, by its handle ``parent``, ask a program for classes.
 
@@ -192,14 +202,18 @@ def _new_map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
 
 
 def _bpf(command: int, arguments: bytes) -> int:
+    return _bpf_in_place(command, ctypes.create_string_buffer(arguments, len(arguments)))
+
+
+def _bpf_in_place(command: int, arguments: "ctypes.Array[ctypes.c_char]") -> int:
+    """The kernel may write to the arguments."""
     number = _SYSCALLS.get(platform.machine())
     if number is None:
         raise BpfError(
             f"no number of the bpf system call is known for {platform.machine()} (expected one of "
             f"{', '.join(_SYSCALLS)}); add it to {__file__}"
         )
-    held = ctypes.create_string_buffer(arguments, len(arguments))
-    result = _LIBC.syscall(number, command, ctypes.byref(held), len(arguments))
+    result = _LIBC.syscall(number, command, ctypes.byref(arguments), len(arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(result)

@@ -12,6 +12,8 @@ LONGEST_NAME = 8  # an interface name has at most 15 characters
 _SUBNET = "10.77.0"
 _BURST = "128k"
 _NIC_BURST = "256k"
+#: What a relayed device holds until the relay reads it.
+_DEVICE_PACKETS = 10000
 #: Bytes that a class may send in a row before others come: whole segments of the largest size.
 _QUANTUM = 60000
 
@@ -29,6 +31,11 @@ class Spec:
             flow of host 0 that has sent 1 MiB.
         congestion: TCP congestion control of the hosts; "" for the kernel's default.
         mtu: Largest IP packet in bytes.
+        delay_ms: What every packet is held up on its way from host to host.
+        loss: Probability that a packet is lost.
+        reorder: Probability that a packet is overtaken: it is held up twice, and 1 ms more.
+        relay: Whether a program carries the packets (`bench.network.relay`), so that all this can
+            be changed while the bed is up; any of the three implies it.
     """
 
     name: str = "aiacc"
@@ -38,6 +45,10 @@ class Spec:
     slow: float = 0
     congestion: str = ""
     mtu: int = 1500
+    delay_ms: float = 0
+    loss: float = 0
+    reorder: float = 0
+    relay: bool = False
 
     def check(self) -> None:
         """Raise ValueError for a bed that cannot be."""
@@ -52,6 +63,8 @@ class Spec:
             problem = f"slow = {self.slow:g} (expected a fraction from 0 to 1, and a flow cap)"
         elif not 576 <= self.mtu <= 65521:
             problem = f"an MTU of {self.mtu} (expected 576 to 65521)"
+        elif self.delay_ms < 0 or not 0 <= self.loss <= 1 or not 0 <= self.reorder <= 1:
+            problem = "a delay, loss or reordering that cannot be (expected ms >= 0, and fractions)"
         if problem:
             raise ValueError(problem)
 
@@ -67,6 +80,11 @@ class Spec:
     def port(self, host: int) -> str:
         """Name of the interface that ties a host to the bridge."""
         return f"{self.name}-v{host}"
+
+    @property
+    def relayed(self) -> bool:
+        """Whether a relay joins the hosts, and not a bridge."""
+        return self.relay or self.delay_ms > 0 or self.loss > 0 or self.reorder > 0
 
     @property
     def capped(self) -> bool:
@@ -92,12 +110,14 @@ def hosts_file(spec: Spec) -> str:
 
 
 def links(spec: Spec) -> list[str]:
-    """Lines for ``ip -batch``: the bridge, the namespaces and the interfaces between them."""
-    lines = [f"link add {spec.bridge} type bridge", f"link set {spec.bridge} mtu {spec.mtu} up"]
+    """Lines for ``ip -batch``: the namespaces, and a bridge with its interfaces unless relayed."""
+    lines = [f"netns add {spec.namespace(host)}" for host in range(spec.hosts)]
+    if spec.relayed:
+        return lines
+    lines += [f"link add {spec.bridge} type bridge", f"link set {spec.bridge} mtu {spec.mtu} up"]
     for host in range(spec.hosts):
         inside, port = spec.namespace(host), spec.port(host)
         lines += [
-            f"netns add {inside}",
             f"link add {port} type veth peer name eth0 netns {inside}",
             f"link set {port} mtu {spec.mtu} master {spec.bridge} up",
         ]
@@ -109,7 +129,7 @@ def interior(spec: Spec, host: int) -> list[str]:
     control = f" congctl {spec.congestion}" if spec.congestion else ""
     return [
         f"address add {address(host)}/24 dev eth0 noprefixroute",
-        f"link set eth0 mtu {spec.mtu} up",
+        f"link set eth0 mtu {spec.mtu} txqueuelen {_DEVICE_PACKETS} up",
         "link set lo up",
         f"route add {_SUBNET}.0/24 dev eth0 src {address(host)}{control}",
     ]

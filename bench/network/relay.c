@@ -1,0 +1,286 @@
+/* Joins virtual hosts by a network with delay, loss and reordering: one TAP device "eth0" in each
+ * host's network namespace, and one process that carries the frames between them.
+ *
+ *   relay SEED CONTROL NAMESPACE...
+ *
+ * Host n has the Ethernet address 02:00:00:00:00:(n+1), so the last byte of a frame's target says
+ * where it goes. CONTROL is the path of a datagram socket for one command:
+ *
+ *   set SOURCE TARGET DELAY_US LOSS_PPM REORDER_PPM
+ *
+ * from one host to another, -1 for all. A frame is lost with probability LOSS_PPM / 10^6, all of
+ * them at 10^6; one that is reordered arrives another DELAY_US and a millisecond later. The answer
+ * is "ok FRAMES LOST", or "error". When all devices are there the process prints the number of
+ * another one, which goes on alone, and ends. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if_tun.h>
+#include <net/if.h>
+#include <net/if_arp.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { kMostHosts = 64, kMostFrames = 1 << 16, kLargestFrame = 1 << 16, kBatch = 64 };
+
+struct path {
+  uint64_t delay_ns;
+  uint32_t loss_ppm;
+  uint32_t reorder_ppm;
+};
+
+struct frame {
+  uint64_t due_ns;
+  uint64_t number; /* frames that are due at the same time keep their order */
+  int target;
+  int bytes;
+  char* data;
+};
+
+static struct path paths[kMostHosts][kMostHosts];
+static int devices[kMostHosts];
+static int hosts;
+
+/* A heap: the frame that is due next comes first. */
+static struct frame queue[kMostFrames];
+static int queued;
+
+static uint64_t random_state;
+static uint64_t frames;
+static uint64_t lost;
+
+static void fail(const char* what) {
+  fprintf(stderr, "relay: %s: %s\n", what, strerror(errno));
+  exit(1);
+}
+
+static uint64_t now_ns(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* xorshift64*, of Marsaglia and Vigna. */
+static uint32_t random_ppm(void) {
+  random_state ^= random_state >> 12;
+  random_state ^= random_state << 25;
+  random_state ^= random_state >> 27;
+  return (uint32_t)((random_state * 0x2545F4914F6CDD1Du) >> 32) % 1000000u;
+}
+
+static int before(const struct frame* a, const struct frame* b) {
+  return a->due_ns != b->due_ns ? a->due_ns < b->due_ns : a->number < b->number;
+}
+
+static void push(struct frame frame) {
+  int at = queued++;
+  for (; at > 0 && before(&frame, &queue[(at - 1) / 2]); at = (at - 1) / 2) {
+    queue[at] = queue[(at - 1) / 2];
+  }
+  queue[at] = frame;
+}
+
+static struct frame pop(void) {
+  const struct frame first = queue[0];
+  const struct frame last = queue[--queued];
+  int at = 0;
+  for (int child = 1; child < queued; child = 2 * at + 1) {
+    if (child + 1 < queued && before(&queue[child + 1], &queue[child])) {
+      ++child;
+    }
+    if (before(&last, &queue[child])) {
+      break;
+    }
+    queue[at] = queue[child];
+    at = child;
+  }
+  queue[at] = last;
+  return first;
+}
+
+static void carry(int source, int target, const char* data, int bytes, uint64_t now) {
+  const struct path* path = &paths[source][target];
+  ++frames;
+  if (queued == kMostFrames || (path->loss_ppm > 0 && random_ppm() < path->loss_ppm)) {
+    ++lost;
+    return;
+  }
+  const int late = path->reorder_ppm > 0 && random_ppm() < path->reorder_ppm;
+  struct frame frame = {now + path->delay_ns, frames, target, bytes, malloc((size_t)bytes)};
+  frame.due_ns += late ? path->delay_ns + 1000000u : 0;
+  if (frame.data == NULL) {
+    fail("malloc");
+  }
+  memcpy(frame.data, data, (size_t)bytes);
+  push(frame);
+}
+
+static void take_from(int source) {
+  static char buffer[kLargestFrame];
+  const uint64_t now = now_ns();
+  for (int i = 0; i < kBatch; ++i) {
+    const ssize_t bytes = read(devices[source], buffer, sizeof buffer);
+    if (bytes < 0 && errno == EBADFD) {
+      exit(0); /* the host is gone, so the bed is being taken down */
+    }
+    if (bytes < 14) {
+      return;
+    }
+    const unsigned char* address = (const unsigned char*)buffer;
+    const int target = address[5] - 1;
+    if ((address[0] & 1) == 0 && target >= 0 && target < hosts) {
+      carry(source, target, buffer, (int)bytes, now);
+      continue;
+    }
+    for (int all = 0; all < hosts; ++all) {
+      if (all != source) {
+        carry(source, all, buffer, (int)bytes, now);
+      }
+    }
+  }
+}
+
+static void deliver(uint64_t now) {
+  while (queued > 0 && queue[0].due_ns <= now) {
+    const struct frame frame = pop();
+    if (write(devices[frame.target], frame.data, (size_t)frame.bytes) < 0) {
+      ++lost; /* the host's interface is down */
+    }
+    free(frame.data);
+  }
+}
+
+static int open_device(const char* namespace, int host) {
+  const int inside = open(namespace, O_RDONLY | O_CLOEXEC);
+  if (inside < 0 || setns(inside, CLONE_NEWNET) != 0) {
+    fail(namespace);
+  }
+  close(inside);
+  const int device = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  struct ifreq request = {.ifr_name = "eth0"};
+  request.ifr_flags = IFF_TAP | IFF_NO_PI;
+  if (device < 0 || ioctl(device, TUNSETIFF, &request) != 0) {
+    fail("/dev/net/tun");
+  }
+  const char address[6] = {2, 0, 0, 0, 0, (char)(host + 1)};
+  request.ifr_hwaddr.sa_family = ARPHRD_ETHER;
+  memcpy(request.ifr_hwaddr.sa_data, address, sizeof address);
+  if (ioctl(device, SIOCSIFHWADDR, &request) != 0) {
+    fail("SIOCSIFHWADDR");
+  }
+  return device;
+}
+
+static int open_control(const char* path) {
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  if (strlen(path) >= sizeof address.sun_path) {
+    errno = ENAMETOOLONG;
+    fail(path);
+  }
+  strcpy(address.sun_path, path);
+  unlink(path);
+  const int control = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (control < 0 || bind(control, (struct sockaddr*)&address, sizeof address) != 0) {
+    fail(path);
+  }
+  return control;
+}
+
+/* Whether the text was a command. */
+static int obey(const char* text) {
+  int source = 0;
+  int target = 0;
+  unsigned long delay_us = 0;
+  unsigned loss_ppm = 0;
+  unsigned reorder_ppm = 0;
+  char more = 0;
+  if (sscanf(text, "set %d %d %lu %u %u %c", &source, &target, &delay_us, &loss_ppm, &reorder_ppm,
+             &more) != 5 ||
+      source < -1 || source >= hosts || target < -1 || target >= hosts) {
+    return 0;
+  }
+  for (int from = 0; from < hosts; ++from) {
+    for (int to = 0; to < hosts; ++to) {
+      if ((source == -1 || source == from) && (target == -1 || target == to)) {
+        paths[from][to] = (struct path){delay_us * 1000u, loss_ppm, reorder_ppm};
+      }
+    }
+  }
+  return 1;
+}
+
+static void answer(int control) {
+  char text[256];
+  struct sockaddr_un sender;
+  socklen_t length = sizeof sender;
+  const ssize_t bytes =
+      recvfrom(control, text, sizeof text - 1, 0, (struct sockaddr*)&sender, &length);
+  if (bytes < 0) {
+    return;
+  }
+  text[bytes] = '\0';
+  char reply[64] = "error";
+  if (obey(text)) {
+    snprintf(reply, sizeof reply, "ok %llu %llu", (unsigned long long)frames,
+             (unsigned long long)lost);
+  }
+  sendto(control, reply, strlen(reply), MSG_DONTWAIT, (struct sockaddr*)&sender, length);
+}
+
+int main(int count, char** arguments) {
+  hosts = count - 3;
+  if (hosts < 1 || hosts > kMostHosts) {
+    fprintf(stderr, "usage: relay SEED CONTROL NAMESPACE... (1 to %d namespaces)\n", kMostHosts);
+    return 2;
+  }
+  random_state = strtoull(arguments[1], NULL, 10) * 2u + 1u;
+  const int control = open_control(arguments[2]);
+  struct pollfd entries[kMostHosts + 1] = {{control, POLLIN, 0}};
+  for (int host = 0; host < hosts; ++host) {
+    devices[host] = open_device(arguments[3 + host], host);
+    entries[1 + host] = (struct pollfd){devices[host], POLLIN, 0};
+  }
+  const pid_t alone = fork();
+  if (alone < 0) {
+    fail("fork");
+  }
+  if (alone > 0) {
+    printf("%d\n", (int)alone);
+    return 0;
+  }
+  setsid();
+  const int nowhere = open("/dev/null", O_RDWR);
+  for (int standard = 0; standard <= 2; ++standard) {
+    dup2(nowhere, standard);
+  }
+  while (1) {
+    struct timespec wait = {0, 0};
+    const uint64_t now = now_ns();
+    if (queued > 0 && queue[0].due_ns > now) {
+      wait.tv_sec = (time_t)((queue[0].due_ns - now) / 1000000000u);
+      wait.tv_nsec = (long)((queue[0].due_ns - now) % 1000000000u);
+    }
+    if (ppoll(entries, (nfds_t)hosts + 1, queued > 0 ? &wait : NULL, NULL) < 0 && errno != EINTR) {
+      fail("ppoll");
+    }
+    if (entries[0].revents != 0) {
+      answer(control);
+    }
+    for (int host = 0; host < hosts; ++host) {
+      if (entries[1 + host].revents != 0) {
+        take_from(host);
+      }
+    }
+    deliver(now_ns());
+  }
+}

@@ -1,0 +1,203 @@
+"""Virtual hosts: a bed is put up, used, and leaves nothing behind. Needs root."""
+
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from bench.network import bpf, launch, program
+from bench.network.bed import Bed, BedError, bed_for, put_up, require_root, take_down
+from bench.network.plan import Spec
+from tests.support.ranks import ROOT
+
+try:
+    require_root()
+    _WHY_NOT = ""
+except BedError as error:
+    _WHY_NOT = str(error)
+
+pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
+
+_TIMEOUT_S = 60.0
+_SERVER = """
+import socket
+server = socket.create_server(("", 5000), backlog=64)
+print("listening", flush=True)
+connections = [server.accept()[0] for _ in range(int(__import__("sys").argv[1]))]
+for connection in connections:
+    while connection.recv(1 << 16):
+        pass
+"""
+_CLIENT = """
+import socket, sys
+connections = [socket.create_connection(("node1", 5000)) for _ in range(int(sys.argv[1]))]
+for connection in connections:
+    connection.sendall(bytes(int(sys.argv[2])))
+    connection.shutdown(socket.SHUT_WR)
+"""
+
+
+@pytest.fixture
+def name():
+    """A name that no other bed of this machine has."""
+    chosen = f"t{secrets.token_hex(3)}"
+    yield chosen
+    take_down(chosen)
+    (Path("/run/aiacc-network") / f"{chosen}.lock").unlink(missing_ok=True)
+
+
+def _traces(name: str) -> list[str]:
+    """What is left of a bed."""
+    folders = (Path("/run/netns"), Path("/sys/class/net"), Path("/run/aiacc-network"))
+    found = [entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+    return sorted(entry for entry in found if entry.startswith(name) and "lock" not in entry)
+
+
+def _send(bed: Bed, connections: int, each_bytes: int) -> None:
+    """From host 0 to host 1, on some connections one after the other."""
+    server = bed.enter(1, [sys.executable, "-c", _SERVER, str(connections)])
+    client = bed.enter(0, [sys.executable, "-c", _CLIENT, str(connections), str(each_bytes)])
+    with subprocess.Popen(server, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listening\n"
+        subprocess.run(client, check=True, timeout=_TIMEOUT_S)
+        assert process.wait(_TIMEOUT_S) == 0
+
+
+def test_every_flow_has_a_class_of_its_own_and_its_bytes_are_counted(name):
+    with bed_for(Spec(name, hosts=2)) as bed:
+        _send(bed, connections=40, each_bytes=3000)
+        flows = bed.flows(0)
+        assert len({flow.minor for flow in flows}) == len(flows) == 40
+        assert {flow.target for flow in flows} == {("10.77.0.2", 5000)}
+        assert all(3000 < flow.sent_bytes < 6000 for flow in flows)
+        assert {flow.target for flow in bed.flows(1)} == {flow.source for flow in flows}
+    assert _traces(name) == []
+
+
+def test_one_flow_of_host_0_is_slow(name):
+    with bed_for(Spec(name, hosts=2, slow=0.25)) as bed:
+        _send(bed, connections=3, each_bytes=2 * program.DATA_BYTES)
+        slow = [flow.minor == program.SLOW_MINOR for flow in bed.flows(0)]
+        assert slow.count(True) == 1
+        bed.reset()
+        assert bed.flows(0) == []
+
+
+def _packet(source_port: int, kind: int = 6) -> bytes:
+    ends = socket.inet_aton("10.77.0.1") + socket.inet_aton("10.77.0.2")
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, kind, 0) + ends
+    return bytes(12) + b"\x08\x00" + ip + struct.pack("!HH", source_port, 80) + bytes(16)
+
+
+def test_more_flows_than_classes_are_noticed_and_never_share_one():
+    with ExitStack() as stack:
+        flows = bpf.Map.hash(program.FLOW_KEY.size, program.FLOW_VALUE.size, 100)
+        stack.callback(flows.close)
+        counters = bpf.Map.array(program.COUNTERS.size, 1)
+        stack.callback(counters.close)
+        code = program.classifier(flows.descriptor, counters.descriptor, classes=50)
+        loaded = bpf.load_classifier(code)
+        stack.callback(os.close, loaded)
+        classes = [bpf.classify_once(loaded, _packet(port)) for port in range(1000, 1060)]
+        again = [bpf.classify_once(loaded, _packet(port)) for port in range(1000, 1050)]
+        assert bpf.classify_once(loaded, _packet(7, kind=17)) == 0, "UDP has no flow"
+        asked, _ = program.COUNTERS.unpack(counters.get(bytes(4)) or b"")
+    first = program.MAJOR << 16 | program.FIRST_MINOR
+    assert classes == [*range(first, first + 50), *[0] * 10]
+    assert again == classes[:50]
+    assert asked == 60
+
+
+def test_a_run_ends_with_an_error_if_some_flow_had_no_class(name, monkeypatch):
+    monkeypatch.setattr("bench.network.bed.CLASSES", 10)
+    with pytest.raises(BedError, match="expected at most 10"), bed_for(Spec(name, hosts=2)) as bed:
+        _send(bed, connections=12, each_bytes=1)
+    assert _traces(name) == []
+
+
+@pytest.mark.parametrize("launcher", ["explicit", "mpirun"])
+def test_ranks_run_on_hosts_of_their_own(name, launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    body = (
+        "import socket, sys, pathlib, numpy, aiacc.array as hvd; hvd.init(); "
+        "total = hvd.allreduce(numpy.ones(100_000), op=hvd.Sum); "
+        "place = [socket.gethostname(), hvd.local_rank(), hvd.cross_rank(), float(total[-1])]; "
+        "(pathlib.Path(sys.argv[1]) / str(hvd.rank())).write_text(repr(place)); hvd.shutdown()"
+    )
+    command = [sys.executable, "-c", body, str(tmp_path)]
+    with bed_for(Spec(name, hosts=2)) as bed:
+        code = launch.run(bed, launcher, 2, command, timeout_s=_TIMEOUT_S)
+        assert code == 0
+        between = sum(flow.sent_bytes for flow in bed.flows(0))
+    places = [(tmp_path / str(rank)).read_text() for rank in range(4)]
+    assert places == [repr([f"node{rank // 2}", rank % 2, rank // 2, 4.0]) for rank in range(4)]
+    assert between > 100_000, "the hosts have met outside their network"
+
+
+def test_a_failing_rank_is_the_result(name):
+    with bed_for(Spec(name, hosts=2)) as bed:
+        command = ["sh", "-c", "test $AIACC_RANK = 1 && exit 7; sleep 60"]
+        assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 7
+    assert _traces(name) == []
+
+
+def test_what_a_killed_run_leaves_goes_with_the_next(name):
+    command = [sys.executable, "-m", "bench.network", "run", "--name", name, "--hosts", "2"]
+    command += ["--", "sh", "-c", "echo started; exec sleep 60"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert b"started" in process.stdout.readline()
+        with pytest.raises(BedError, match="another process uses the bed"), bed_for(Spec(name)):
+            pass
+        process.send_signal(signal.SIGKILL)
+    assert f"{name}-1" in _traces(name)
+    with bed_for(Spec(name, hosts=1)):
+        assert f"{name}-1" not in _traces(name)
+    assert _traces(name) == []
+
+
+def test_a_bed_that_fails_half_way_leaves_nothing(name, monkeypatch):
+    monkeypatch.setattr("bench.network.bed.shaping", lambda spec: ["nonsense"])
+    with pytest.raises(BedError, match="nonsense"):
+        put_up(Spec(name, hosts=2))
+    assert _traces(name) == []
+
+
+def test_the_relay_carries_loses_and_comes_back(name):
+    with bed_for(Spec(name, hosts=2, relay=True, flow_mbit=0, nic_mbit=0)) as bed:
+        _send(bed, connections=2, each_bytes=100_000)
+        before = bed.set_path(loss=1)
+        assert before.lost == 0
+        assert before.carried > 2 * 100_000 / bed.spec.mtu
+        lonely = bed.enter(0, [sys.executable, "-c", _LONELY])
+        subprocess.run(lonely, check=True, timeout=_TIMEOUT_S)
+        after = bed.set_path(delay_ms=1, reorder=0.2)
+        assert after.lost == after.carried - before.carried > 0
+        _send(bed, connections=2, each_bytes=100_000)
+        with pytest.raises(Exception, match="refuses 'set 5"):
+            bed.set_path(5, 0)
+    assert _traces(name) == []
+
+
+_LONELY = """
+import socket
+try:
+    socket.create_connection(("node1", 5000), timeout=0.5)
+except TimeoutError:
+    pass
+else:
+    raise AssertionError("connected through a network that loses everything")
+"""
+
+
+def test_a_bridge_has_no_path_to_change(name):
+    with bed_for(Spec(name, hosts=1)) as bed, pytest.raises(BedError, match="has a bridge"):
+        bed.set_path(loss=1)
