@@ -155,6 +155,10 @@ class Job:
             if isinstance(key.data, LineTagger):
                 self._drain(key.fd, key.data)
         self._selector.close()
+        for rank in self._ranks:
+            for stream in (rank.process.stdout, rank.process.stderr):
+                if stream is not None:
+                    stream.close()
 
     def _seconds_left(self) -> float | None:
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
