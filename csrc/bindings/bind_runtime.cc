@@ -143,14 +143,10 @@ void bind_runtime(py::module_& module) {
       "propose_parameters",
       [](std::uint64_t unit_bytes, std::uint32_t lanes) {
         const auto session = Runtime::instance().session();
-        if (unit_bytes == 0 || lanes == 0 ||
-            lanes > static_cast<std::uint32_t>(session->engine().lanes())) {
-          throw Error(Code::kInvalidArgument,
-                      "[core] unit_bytes " + std::to_string(unit_bytes) + ", lanes " +
-                          std::to_string(lanes) + " (expected unit_bytes > 0 and lanes 1.." +
-                          std::to_string(session->engine().lanes()) + ")");
-        }
-        session->coordinator().propose({0, unit_bytes, lanes});
+        Parameters parameters;
+        parameters.unit_bytes = unit_bytes;
+        parameters.lanes = lanes;
+        session->coordinator().propose(parameters);
       },
       py::arg("unit_bytes"),
       py::arg("lanes"),

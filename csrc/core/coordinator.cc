@@ -41,16 +41,6 @@ std::uint64_t nanoseconds_since(Clock::time_point start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
 }
 
-void check_parameters(const Parameters& parameters, int lanes) {
-  if (parameters.unit_bytes == 0 || parameters.lanes == 0 ||
-      parameters.lanes > static_cast<std::uint32_t>(lanes)) {
-    throw Error(Code::kInvalidArgument,
-                "[core] unit_bytes " + std::to_string(parameters.unit_bytes) + ", lanes " +
-                    std::to_string(parameters.lanes) + " (expected unit_bytes > 0 and lanes 1.." +
-                    std::to_string(lanes) + ")");
-  }
-}
-
 /// Throws Error(kInvalidArgument) unless this rank may submit the request as it is.
 void check(const Request& request, const Teams& teams, int rank) {
   if (request.process_set == 0) {
@@ -92,7 +82,7 @@ Coordinator::Coordinator(ControlPlane& plane,
       negotiator_(plane.rank(), plane.size(), options_.cache_capacity, options_.parameters),
       stalls_(options_.stall_warn_s, options_.stall_fail_s),
       dispatcher_(plane.rank(), plane.size(), engine, timeline, table_, [this] { plane_.wake(); }) {
-  check_parameters(options_.parameters, engine_.lanes());
+  check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   background_ = std::thread([this] { background(); });
 }
 
@@ -149,7 +139,7 @@ void Coordinator::flush() {
 }
 
 void Coordinator::propose(const Parameters& parameters) {
-  check_parameters(parameters, engine_.lanes());
+  check_parameters(parameters, static_cast<std::uint32_t>(engine_.lanes()));
   {
     // Not the driver's mutex: a driver keeps it while it waits for other ranks.
     const std::lock_guard lock(proposal_mutex_);
@@ -352,16 +342,19 @@ void Coordinator::run_round(Lane** helped) {
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
   }
-  negotiator_.contribute(message_, stuck);
+  negotiator_.contribute(message_, stuck, dispatcher_.busy());
   plane_.all_reduce(message_, combine_rounds);
   const RoundOutcome& outcome = negotiator_.apply(message_);
-  check_parameters(negotiator_.parameters(), engine_.lanes());
+  check_parameters(negotiator_.parameters(), static_cast<std::uint32_t>(engine_.lanes()));
   unit_bytes_.store(negotiator_.parameters().unit_bytes, std::memory_order_relaxed);
   lanes_.store(negotiator_.parameters().lanes, std::memory_order_relaxed);
   if (timeline_.marks_rounds()) {
     timeline_.record("round", "CYCLE_START", "rounds", start, Clock::now(), message_.size());
   }
   tensors_.fetch_add(outcome.ready.size(), std::memory_order_relaxed);
+  if ((outcome.flags & kFlagBusy) == 0) {
+    dispatcher_.clear_loads();
+  }
   dispatcher_.dispatch(outcome.ready, negotiator_.parameters(), helped);
   if (outcome.look_again && submitters_.all_stuck()) {
     negotiator_.look_again();

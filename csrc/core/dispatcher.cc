@@ -97,7 +97,7 @@ void Dispatcher::change_process_sets(Operation& operation, const Agreement& agre
     }
   } else if (agreement.value != 0) {
     const auto id = static_cast<std::uint32_t>(request.numbers.front());
-    next_seq_.erase(id);
+    numbering_.erase(id);
     change.team = teams_.remove(id);
   }
   operation.dispatched.store(true);
@@ -123,6 +123,12 @@ void Dispatcher::run_change(Unit& unit) noexcept {
     return;
   }
   table_.complete({operation}, {});
+}
+
+void Dispatcher::clear_loads() {
+  for (auto& [set, numbering] : numbering_) {
+    numbering.loads.clear();
+  }
 }
 
 /// An operation of nobody, which gives zeros and whose result is dropped; null if it is empty.
@@ -168,12 +174,15 @@ void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
 void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
                            const Parameters& parameters,
                            Lane** helped) {
-  std::uint64_t& next_seq = next_seq_[team->id];
+  // Sets prefer different lanes: they do not know of each other's loads.
+  auto& [next_seq, loads] =
+      numbering_.try_emplace(team->id, Numbering{0, LaneLoads(team->id)}).first->second;
   plan_items(of_team_, items_);
   plan_units(items_.items,
              parameters,
              next_seq,
              static_cast<std::uint32_t>(engine_.express_lane()),
+             loads,
              plan_);
   next_seq += plan_.count;
   units_.fetch_add(plan_.count, std::memory_order_relaxed);
@@ -230,6 +239,7 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
 }
 
 void Dispatcher::finish(Unit& unit) {
+  finished_units_.fetch_add(1);
   unit.finished.clear();
   for (const Piece& piece : unit.pieces) {
     if (piece.operation->slices_left.fetch_sub(1, std::memory_order_acq_rel) != 1) {

@@ -20,9 +20,14 @@ namespace aiacc {
 
 /// From agreement to result: plans units and has the lanes move them.
 ///
-/// Threads: the driver's, except where it says so. Units of all process sets run on the same lanes,
-/// in the order of their agreement. That order is the same on all ranks, and within a set the lane
-/// follows from the set's own numbering: so no two ranks wait for each other crosswise.
+/// Threads: the driver's, except where it says so.
+///
+/// Order: units of all process sets run on the same lanes, in the order of their agreement, which is
+/// the same on all ranks. The lane of a unit follows from what its set alone has agreed on and from
+/// the rounds, in which all ranks take part: so all members put it into the same lane, whatever else
+/// each of them runs there. Of the units that are not done take the first in the order of agreement:
+/// on none of its members another one is before it in its lane, so all of them come to run it, and it
+/// ends. Hence no ranks wait for each other crosswise.
 class Dispatcher {
  public:
   /// `on_failure` is called by the thread that failed a unit, after `failure` has it.
@@ -36,6 +41,12 @@ class Dispatcher {
   /// Completes or starts everything in `ready`. With `helped`, the lane of the first unit is not
   /// woken but stored there: the caller has to `help` or `start` it.
   void dispatch(const std::vector<Agreement>& ready, const Parameters& parameters, Lane** helped);
+
+  /// Whether units are under way on this rank. Any thread.
+  bool busy() const { return finished_units_.load() != units_.load(); }
+  /// Forgets what the lanes were given. For a moment when no rank is busy, on all ranks alike: the
+  /// end of a round before which every rank said so, for units come out of rounds only.
+  void clear_loads();
 
   /// Runs lanes that nobody runs until `operation` is done or no lane is left. Any thread.
   void help(const Operation& operation);
@@ -58,6 +69,12 @@ class Dispatcher {
   std::uint64_t data_bytes() const { return data_bytes_.load(); }
 
  private:
+  /// What the plans of one process set go on from; equal on all its members.
+  struct Numbering {
+    std::uint64_t next_seq = 0;
+    LaneLoads loads;
+  };
+
   void change_process_sets(Operation& operation, const Agreement& agreement);
   Operation* answer_with_zeros(const Request& request);
   void plan_moving(const Parameters& parameters, Lane** helped);
@@ -74,7 +91,7 @@ class Dispatcher {
   TensorTable& table_;
   const std::function<void()> on_failure_;
   Teams teams_;
-  std::unordered_map<std::uint32_t, std::uint64_t> next_seq_;  ///< by process set
+  std::unordered_map<std::uint32_t, Numbering> numbering_;  ///< by process set
 
   // Scratch of the driver, kept for its memory.
   std::vector<Operation*> moving_;    ///< to be planned
@@ -86,6 +103,7 @@ class Dispatcher {
 
   std::atomic<bool> stopped_{false};
   std::atomic<std::uint64_t> units_{0};
+  std::atomic<std::uint64_t> finished_units_{0};
   std::atomic<std::uint64_t> data_bytes_{0};
 
   std::mutex zeros_mutex_;

@@ -184,6 +184,7 @@ void encode_report(const Report& report, Writer& writer) {
     writer.put(proposal.epoch);
     writer.put(proposal.unit_bytes);
     writer.put(proposal.lanes);
+    writer.put(proposal.weights);
   }
 }
 
@@ -197,13 +198,16 @@ Report decode_report(Reader& reader) {
   for (auto left = reader.count(kMaxSlots, 4); left > 0; --left) {
     report.pending.push_back(reader.get_text());
   }
-  for (auto left = reader.count(1, 16); left > 0; --left) {
+  for (auto left = reader.count(1, 16 + sizeof(LaneWeights)); left > 0; --left) {
     Parameters proposal;
     proposal.epoch = reader.get<std::uint32_t>();
     proposal.unit_bytes = reader.get<std::uint64_t>();
     proposal.lanes = reader.get<std::uint32_t>();
-    if (proposal.unit_bytes == 0 || proposal.lanes == 0) {
-      Reader::malformed("parameters of 0");
+    proposal.weights = reader.get<LaneWeights>();
+    try {
+      check_parameters(proposal);
+    } catch (const Error& error) {
+      Reader::malformed(error.what());
     }
     report.proposals.push_back(proposal);
   }

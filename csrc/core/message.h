@@ -25,6 +25,7 @@ struct Report {
 enum RoundFlag : std::uint32_t {
   kFlagStallQuery = 1U << 0,  ///< somebody asks what everybody waits for
   kFlagMoving = 1U << 1,      ///< the sender may submit more before it needs another rank
+  kFlagBusy = 1U << 2,        ///< units of the sender are under way
 };
 
 /// The message of one round: AND bits per slot, OR flags, reports of the ranks merged so far.

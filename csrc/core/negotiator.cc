@@ -30,8 +30,8 @@ void Negotiator::propose(const Parameters& parameters) {
   proposal_->epoch = parameters_.epoch + 1;
 }
 
-void Negotiator::contribute(Bytes& out, bool stuck) {
-  message_.flags = std::exchange(flags_, 0U) | (stuck ? 0U : kFlagMoving);
+void Negotiator::contribute(Bytes& out, bool stuck, bool busy) {
+  message_.flags = std::exchange(flags_, 0U) | (stuck ? 0U : kFlagMoving) | (busy ? kFlagBusy : 0U);
   message_.epoch = parameters_.epoch;
   message_.ready = bits_;
   message_.ready.merge(foreign_);

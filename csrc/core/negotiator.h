@@ -82,7 +82,8 @@ class Negotiator {
 
   /// This rank's share of the next round. `stuck`: whatever this rank may still submit, it needs
   /// something with an automatic name first that is not ready. When all ranks are stuck, that fails.
-  void contribute(Bytes& out, bool stuck = false);
+  /// `busy`: units of earlier rounds are under way here.
+  void contribute(Bytes& out, bool stuck = false, bool busy = false);
 
   /// Takes the combined message of a round that `contribute` was made for. The outcome is kept until
   /// the next call.

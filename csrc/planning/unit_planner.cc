@@ -4,8 +4,6 @@
 #include <limits>
 #include <numeric>
 
-#include "csrc/base/error.h"
-
 namespace aiacc {
 namespace {
 
@@ -21,44 +19,49 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
   unit.slices.push_back(slice);
 }
 
-/// Equal parts of at most `unit_bytes`, each starting on the alignment and on a whole element.
-void split(std::uint32_t index, const PlanItem& item, std::uint64_t unit_bytes, UnitPlan& plan) {
+std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
+
+/// How many parts a tensor of more than a unit is cut into, of at most `limit` bytes each.
+std::uint64_t number_of_parts(std::uint64_t bytes, std::uint64_t limit, std::uint32_t lanes) {
+  const std::uint64_t parts = divided_up(bytes, limit);
+  const std::uint64_t even = divided_up(parts, lanes) * lanes;
+  return bytes >= even * kMinPartBytes ? even : std::max(parts, bytes / kMinPartBytes);
+}
+
+/// Equal parts, each starting on the alignment and on a whole element.
+void split(std::uint32_t index,
+           const PlanItem& item,
+           const Parameters& parameters,
+           UnitPlan& plan) {
+  if (!item.splittable || item.bytes <= parameters.unit_bytes) {
+    return add_unit({index, 0, item.bytes}, plan);
+  }
   const std::uint64_t grain =
       std::lcm(std::uint64_t{kSliceAlignment}, std::uint64_t{item.element_bytes});
-  std::uint64_t part = item.bytes;
-  if (item.splittable && item.bytes > unit_bytes) {
-    // Rounding a part up to the grain must not take it beyond the limit.
-    const std::uint64_t limit = std::max(unit_bytes / grain * grain, grain);
-    const std::uint64_t parts = (item.bytes + limit - 1) / limit;
-    part = ((item.bytes + parts - 1) / parts + grain - 1) / grain * grain;
-  }
-  for (std::uint64_t offset = 0; offset < item.bytes; offset += part) {
-    const std::uint64_t bytes = std::min(part, item.bytes - offset);
+  // Rounding a part up to the grain must not take it beyond the limit.
+  const std::uint64_t limit = std::max(parameters.unit_bytes / grain, std::uint64_t{1}) * grain;
+  const std::uint64_t grains = divided_up(item.bytes, grain);
+  const std::uint64_t parts = number_of_parts(item.bytes, limit, parameters.lanes);
+  // The last `longer` parts have one grain more than the others, and the tensor may end in a grain.
+  const std::uint64_t longer = grains % parts;
+  std::uint64_t offset = 0;
+  for (std::uint64_t part = 0; part < parts; ++part) {
+    const std::uint64_t whole = (grains / parts + (part >= parts - longer ? 1 : 0)) * grain;
+    const std::uint64_t bytes = std::min(whole, item.bytes - offset);
     add_unit({index, offset, bytes}, plan);
+    offset += bytes;
   }
 }
 
 }  // namespace
 
-Parameters next_parameters(const Parameters& current, const std::vector<Parameters>& proposals) {
-  for (const Parameters& proposal : proposals) {
-    if (proposal.epoch == current.epoch + 1) {
-      return proposal;
-    }
-  }
-  return current;
-}
-
 void plan_units(const std::vector<PlanItem>& items,
                 const Parameters& parameters,
                 std::uint64_t first_seq,
                 std::uint32_t express_lane,
+                LaneLoads& loads,
                 UnitPlan& plan) {
-  if (parameters.unit_bytes == 0 || parameters.lanes == 0) {
-    throw Error(Code::kInvalidArgument,
-                "[planning] unit_bytes " + std::to_string(parameters.unit_bytes) + ", lanes " +
-                    std::to_string(parameters.lanes) + " (expected both > 0)");
-  }
+  check_parameters(parameters);
   plan.count = 0;
   plan.open.clear();
   for (std::uint32_t index = 0; index < items.size(); ++index) {
@@ -67,7 +70,7 @@ void plan_units(const std::vector<PlanItem>& items,
       continue;
     }
     if (!item.packable || item.bytes >= (parameters.unit_bytes + 1) / 2) {
-      split(index, item, parameters.unit_bytes, plan);
+      split(index, item, parameters, plan);
       continue;
     }
     if (plan.open.size() <= item.pack_class) {
@@ -86,9 +89,7 @@ void plan_units(const std::vector<PlanItem>& items,
   for (std::size_t i = 0; i < plan.count; ++i) {
     PlannedUnit& unit = plan.units[i];
     unit.seq = first_seq++;
-    unit.lane = unit.bytes <= kExpressBytes
-                    ? express_lane
-                    : static_cast<std::uint32_t>(unit.seq % parameters.lanes);
+    unit.lane = unit.bytes <= kExpressBytes ? express_lane : loads.assign(unit.bytes, parameters);
   }
 }
 

@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "csrc/planning/lane_assignment.h"
 #include "csrc/planning/parameters.h"
 
 namespace aiacc {
 
 /// Buffers of at most this many bytes take the express lane: their cost is latency.
 inline constexpr std::size_t kExpressBytes = 32 << 10;
+
+/// No tensor is cut into smaller parts for the sake of using all lanes.
+inline constexpr std::size_t kMinPartBytes = 2 * kExpressBytes;
 
 /// Slices start at multiples of this many bytes of their tensor.
 inline constexpr std::size_t kSliceAlignment = 256;
@@ -35,7 +39,7 @@ struct Slice {
 /// One engine operation.
 struct PlannedUnit {
   std::uint64_t seq = 0;
-  std::uint32_t lane = 0;  ///< seq mod lanes in use, or `express_lane`
+  std::uint32_t lane = 0;  ///< as assigned, or `express_lane`
   std::uint64_t bytes = 0;
   std::vector<Slice> slices;
 };
@@ -53,16 +57,20 @@ struct UnitPlan {
 /// Packs small tensors and splits large ones into units (AIACC-Training, ICDCS 2022, section on
 /// packing and splitting of all-reduce units).
 ///
-/// A tensor of at least half a unit travels alone, cut into equal parts of at most
-/// `parameters.unit_bytes` (but at least one alignment): no copy is needed. Smaller ones of one pack class share a unit in the
-/// order of `items`. Numbers start at `first_seq`; a unit's lane is its number mod
-/// `parameters.lanes`, except that units of at most kExpressBytes use `express_lane`.
-/// Pure: same arguments, same units on every rank, with no further message. Empty tensors get no
-/// unit. Throws Error(kInvalidArgument) if unit_bytes or lanes is 0.
+/// A tensor of at least half a unit travels alone: no copy is needed. One of more than a unit is cut
+/// into parts of at most `parameters.unit_bytes` (but at least one alignment) that are equal within
+/// one alignment. Their number is a multiple of the lanes, so that one large tensor keeps all lanes
+/// equally busy, unless parts of less than kMinPartBytes would come of it. Smaller tensors of one
+/// pack class share a unit in the order of `items`. Numbers start at `first_seq`. Lanes are assigned
+/// by `loads` in the order of the units, except that units of at most kExpressBytes use
+/// `express_lane`.
+/// Pure: same arguments, same units and loads on every rank, with no further message. Empty tensors
+/// get no unit. Throws Error(kInvalidArgument) if check_parameters does.
 void plan_units(const std::vector<PlanItem>& items,
                 const Parameters& parameters,
                 std::uint64_t first_seq,
                 std::uint32_t express_lane,
+                LaneLoads& loads,
                 UnitPlan& plan);
 
 }  // namespace aiacc

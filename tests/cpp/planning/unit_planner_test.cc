@@ -50,7 +50,8 @@ std::vector<PlannedUnit> planned(const std::vector<PlanItem>& items,
                                  std::uint64_t first_seq,
                                  std::uint32_t express_lane) {
   UnitPlan plan;
-  plan_units(items, parameters, first_seq, express_lane, plan);
+  LaneLoads loads;
+  plan_units(items, parameters, first_seq, express_lane, loads, plan);
   return {plan.begin(), plan.end()};
 }
 
@@ -111,12 +112,39 @@ void expect_classes(const Case& c, const std::vector<PlannedUnit>& units) {
   }
 }
 
+/// Numbered in order; small ones in the express lane; the others as the lanes' loads want it.
 void expect_lanes(const Case& c, const std::vector<PlannedUnit>& units) {
   std::uint64_t seq = c.first_seq;
+  LaneLoads loads;
   for (const PlannedUnit& unit : units) {
     EXPECT_EQ(unit.seq, seq);
-    EXPECT_EQ(unit.lane, unit.bytes <= kExpressBytes ? kExpress : seq % c.parameters.lanes);
+    EXPECT_EQ(unit.lane,
+              unit.bytes <= kExpressBytes ? kExpress : loads.assign(unit.bytes, c.parameters));
     ++seq;
+  }
+}
+
+/// Parts of one tensor are equal within one alignment, and fill the lanes alike if they may.
+void expect_equal_parts(const Case& c, const std::vector<PlannedUnit>& units) {
+  std::vector<std::vector<std::uint64_t>> parts(c.items.size());
+  for (const PlannedUnit& unit : units) {
+    for (const Slice& slice : unit.slices) {
+      parts[slice.item].push_back(slice.bytes);
+    }
+  }
+  for (std::size_t i = 0; i < c.items.size(); ++i) {
+    const PlanItem& item = c.items[i];
+    if (parts[i].size() < 2) {
+      continue;
+    }
+    const auto [least, most] = std::minmax_element(parts[i].begin(), parts[i].end());
+    EXPECT_LE(*most - *least, kSliceAlignment) << "item " << i;
+    const std::uint64_t lanes = c.parameters.lanes;
+    const std::uint64_t units_of_item =
+        (item.bytes + c.parameters.unit_bytes - 1) / c.parameters.unit_bytes;
+    if (item.bytes >= (units_of_item + lanes) * kMinPartBytes) {
+      EXPECT_EQ(0U, parts[i].size() % lanes) << "item " << i;
+    }
   }
 }
 
@@ -148,6 +176,7 @@ TEST(PlanUnits, HoldsItsPromisesOnRandomTensors) {
     expect_sizes(c, units);
     expect_classes(c, units);
     expect_lanes(c, units);
+    expect_equal_parts(c, units);
     expect_packed(c, units);
     if (HasFailure()) {
       return;
@@ -155,15 +184,36 @@ TEST(PlanUnits, HoldsItsPromisesOnRandomTensors) {
   }
 }
 
-TEST(PlanUnits, SplitsALargeTensorIntoEqualParts) {
-  const auto units = planned({{10 << 20, 4, 0, true, true}}, {0, 4 << 20, 2}, 7, kExpress);
-  ASSERT_EQ(units.size(), 3U);
-  for (const PlannedUnit& unit : units) {
-    EXPECT_LE(unit.bytes, (10 << 20) / 3 + kSliceAlignment);
+TEST(PlanUnits, ALargeTensorUsesAllLanesEvenly) {
+  for (std::uint32_t lanes = 1; lanes <= kMaxLanes; ++lanes) {
+    for (const std::uint64_t unit_bytes : {256 << 10, 1 << 20, 3 << 20, 1 << 30}) {
+      // 64 MiB, and a tensor of no round size.
+      for (const std::uint64_t bytes : {std::uint64_t{64} << 20, std::uint64_t{40000004}}) {
+        std::vector<std::uint64_t> by_lane(lanes, 0);
+        std::vector<std::uint64_t> parts(lanes, 0);
+        for (const PlannedUnit& unit : planned({{bytes, 4}}, {0, unit_bytes, lanes}, 7, kExpress)) {
+          by_lane.at(unit.lane) += unit.bytes;
+          ++parts.at(unit.lane);
+        }
+        if (bytes <= unit_bytes) {
+          EXPECT_EQ(1U, parts[0]);  // One unit is what was asked for.
+          continue;
+        }
+        const auto [least, most] = std::minmax_element(by_lane.begin(), by_lane.end());
+        EXPECT_LE(*most - *least, parts[0] * kSliceAlignment)
+            << bytes << " bytes, units of " << unit_bytes << ", " << lanes << " lanes";
+        EXPECT_EQ(parts, std::vector<std::uint64_t>(lanes, parts[0]));
+      }
+    }
   }
-  EXPECT_EQ(units[0].lane, 1U);
-  EXPECT_EQ(units[1].lane, 0U);
-  EXPECT_EQ(units[2].lane, 1U);
+}
+
+TEST(PlanUnits, NoPartIsMadeSmallForTheSakeOfManyLanes) {
+  const auto units = planned({{300 << 10, 4}}, {0, 256 << 10, 16}, 0, kExpress);
+  EXPECT_EQ(units.size(), 4U);
+  for (const PlannedUnit& unit : units) {
+    EXPECT_GE(unit.bytes, kMinPartBytes);
+  }
 }
 
 TEST(PlanUnits, PartsRespectAUnitThatIsNoMultipleOfTheAlignment) {
@@ -191,23 +241,8 @@ TEST(PlanUnits, PacksSmallTensorsInOrderPerClass) {
 TEST(PlanUnits, RefusesNoUnitAndNoLane) {
   EXPECT_THROW(planned({}, {0, 0, 1}, 0, 0), Error);
   EXPECT_THROW(planned({}, {0, 1, 0}, 0, 0), Error);
+  EXPECT_THROW(planned({}, {0, 1, kMaxLanes + 1}, 0, 0), Error);
   EXPECT_TRUE(planned({}, {0, 1, 1}, 0, 0).empty());
-}
-
-TEST(NextParameters, TheLowestRanksProposalForTheNextEpochWins) {
-  const Parameters now{5, 100, 1};
-  EXPECT_EQ(next_parameters(now, {}).epoch, 5U);
-  EXPECT_EQ(next_parameters(now, {}).unit_bytes, 100U);
-  const auto next = next_parameters(now, {{6, 200, 2}, {6, 300, 3}});
-  EXPECT_EQ(next.epoch, 6U);
-  EXPECT_EQ(next.unit_bytes, 200U);
-  EXPECT_EQ(next.lanes, 2U);
-}
-
-TEST(NextParameters, ProposalsForAnotherEpochAreDropped) {
-  const Parameters now{5, 100, 1};
-  EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {7, 300, 3}}).unit_bytes, 100U);
-  EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {6, 300, 3}}).unit_bytes, 300U);
 }
 
 }  // namespace
