@@ -1,0 +1,122 @@
+// Which lanes the units of a job take.
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/cpp/support/coordinators.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::int64_t kElements = 20'000;  // more than the express lane takes
+
+/// Lanes of the operations of rank 0, in the order in which they start. While it is shut, they wait.
+class Gate {
+ public:
+  void pass(int lane) {
+    std::unique_lock lock(mutex_);
+    lanes_.push_back(lane);
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+  }
+  void set_open(bool open) {
+    const std::lock_guard lock(mutex_);
+    open_ = open;
+    changed_.notify_all();
+  }
+  void wait_for(std::size_t started) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return lanes_.size() >= started; });
+  }
+  std::vector<int> lanes() {
+    const std::lock_guard lock(mutex_);
+    return lanes_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+  std::vector<int> lanes_;
+};
+
+CoordinatorWorld world_with(Gate& gate) {
+  CoordinatorWorld world;
+  world.lanes = 3;
+  world.options.parameters = {0, 1 << 20, 3};
+  world.before = [&](int rank, int lane, std::size_t) {
+    if (rank == 0) {
+      gate.pass(lane);
+    }
+  };
+  return world;
+}
+
+TEST(CoordinatorLanes, ATensorGoesAroundTheLanesThatAreBusy) {
+  Gate gate;
+  gate.set_open(false);
+  with_coordinators(world_with(gate), [&](int rank, RankParts& parts) {
+    std::vector<std::vector<float>> data(3, std::vector<float>(kElements, 1));
+    std::vector<Handle> handles;
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      const Request request = make_request(std::to_string(i), {kElements});
+      handles.push_back(submit(*parts.coordinator, request, data[i].data(), data[i].data()));
+      parts.coordinator->flush();
+      if (rank == 0) {
+        gate.wait_for(i + 1);
+      }
+    }
+    if (rank == 0) {
+      gate.set_open(true);
+    }
+    for (const Handle handle : handles) {
+      finish(*parts.coordinator, handle);
+    }
+  });
+  EXPECT_EQ(gate.lanes(), (std::vector<int>{0, 1, 2}));
+}
+
+TEST(CoordinatorLanes, WhatIsOverOnAllRanksWeighsNothing) {
+  Gate gate;
+  with_coordinators(world_with(gate), [&](int, RankParts& parts) {
+    // The lane of a large tensor that cannot be cut is free for the next.
+    for (const std::int64_t elements : {50 * kElements, kElements, kElements}) {
+      std::vector<float> data(static_cast<std::size_t>(elements), 1);
+      std::vector<float> out(data.size() * 2);
+      Request request = make_request("x" + std::to_string(elements), {elements});
+      request.kind = OpKind::kAllgather;
+      finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), nullptr));
+      barrier(*parts.coordinator, "all have it");
+    }
+  });
+  EXPECT_EQ(gate.lanes(), (std::vector<int>{0, 0, 0}));
+}
+
+TEST(CoordinatorLanes, WeightsOfAnEpochShareOutTheBytes) {
+  Gate gate;
+  CoordinatorWorld world = world_with(gate);
+  world.options.parameters.unit_bytes = 1 << 16;
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    if (rank == 1) {
+      Parameters slow_middle{0, 1 << 16, 3};
+      slow_middle.weights[1] = kFullWeight / 4;
+      parts.coordinator->propose(slow_middle);
+    }
+    barrier(*parts.coordinator, "proposed");  // its round, or an earlier one, has carried it
+    std::vector<float> data(9 * (1 << 14), 1);
+    const Request request = make_request("x", {static_cast<std::int64_t>(data.size())});
+    finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), data.data()));
+  });
+  std::vector<int> units(3, 0);
+  for (const int lane : gate.lanes()) {
+    ++units.at(static_cast<std::size_t>(lane));
+  }
+  EXPECT_EQ(units, (std::vector<int>{4, 1, 4}));
+}
+
+}  // namespace
+}  // namespace aiacc
