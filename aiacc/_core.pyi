@@ -38,6 +38,7 @@ def init(
     token: bytes,
     epoch: int,
     addresses: Sequence[str],
+    host_of: Sequence[int],
     listener: Listener | None,
 ) -> None:
     """Connect to the other ranks and start the runtime.

@@ -56,6 +56,7 @@ def start(provider: Provider | None = None) -> bool:
             token=agreement.token,
             epoch=agreement.epoch,
             addresses=agreement.addresses,
+            host_of=agreement.host_of,
             listener=listener,
         )
         if config["autotune"]:

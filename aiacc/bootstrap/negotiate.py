@@ -106,6 +106,8 @@ class Agreement:
     epoch: int
     #: By rank.
     places: tuple[Place, ...]
+    #: Number of each rank's host, from 0 in the order of their lowest ranks.
+    host_of: tuple[int, ...]
     #: Whether every host has the same number of ranks.
     homogeneous: bool
 
@@ -149,6 +151,7 @@ def agree(table: Sequence[Contribution]) -> Agreement:
         token=table[0].token,
         epoch=max(row.generation for row in table),
         places=places,
+        host_of=_hosts(table, places),
         homogeneous=len({place.local_size for place in places}) == 1,
     )
 
@@ -219,6 +222,32 @@ def _places(table: Sequence[Contribution]) -> tuple[Place, ...]:
         local = _count_equal([row.host for row in table])
     cross = _count_equal([local_rank for local_rank, _ in local])
     return tuple(Place(*in_host, *across) for in_host, across in zip(local, cross, strict=True))
+
+
+def _hosts(table: Sequence[Contribution], places: Sequence[Place]) -> tuple[int, ...]:
+    """Number of each rank's host.
+
+    Names do not always tell hosts apart: a launcher may divide one machine by local ranks. A rank
+    belongs to the first host of its name and size that has as many ranks already as its local rank
+    says; if there is none, to a new one.
+    """
+    kinds: list[tuple[str, int]] = []
+    taken: list[int] = []
+    hosts = []
+    for row, place in zip(table, places, strict=True):
+        kind = (row.host, place.local_size)
+        fitting = (
+            number
+            for number, seats in enumerate(zip(kinds, taken, strict=True))
+            if seats == (kind, place.local_rank)
+        )
+        host = next(fitting, len(kinds))
+        if host == len(kinds):
+            kinds.append(kind)
+            taken.append(0)
+        taken[host] += 1
+        hosts.append(host)
+    return tuple(hosts)
 
 
 def _count_equal(values: Sequence[Hashable]) -> list[tuple[int, int]]:

@@ -49,8 +49,9 @@ Variable text(const char* name,
 // clang-format off
 const std::vector<Variable>& table() {
   static const std::vector<Variable> rows = {
-    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local tcp mpi nccl",
-     "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads, else tcp."},
+    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local tcp hierarchical mpi nccl",
+     "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads, else "
+     "tcp. hierarchical, which auto never chooses: tcp inside each host, then between hosts."},
     {"LANES", "HOROVOD_NUM_NCCL_STREAMS", &Config::lanes, "0", 0, 64, "",
      "Concurrent all-reduces; 0 lets the engine choose. The ranks must agree."},
     {"AUTOTUNE", "HOROVOD_AUTOTUNE", &Config::autotune, "false", 0, 0, "",

@@ -52,6 +52,7 @@ void init(int rank,
           const py::bytes& token,
           std::uint32_t epoch,
           std::vector<std::string> addresses,
+          std::vector<int> host_of,
           const PyListener* listener) {
   SessionOptions options;
   options.placement = {rank, size, local_rank, local_size, cross_rank, cross_size};
@@ -61,6 +62,7 @@ void init(int rank,
   options.token = token_from(token);
   options.epoch = epoch;
   options.addresses = std::move(addresses);
+  options.host_of = std::move(host_of);
   std::shared_ptr<Listener> owned = listener != nullptr ? listener->listener : nullptr;
   const py::gil_scoped_release release;
   Runtime::instance().init(std::move(options), std::move(owned));
@@ -115,6 +117,7 @@ void bind_runtime(py::module_& module) {
              py::arg("token"),
              py::arg("epoch"),
              py::arg("addresses"),
+             py::arg("host_of"),
              py::arg("listener").none(true));
   module.def(
       "shutdown", [] { Runtime::instance().shutdown(); }, py::call_guard<py::gil_scoped_release>());

@@ -40,6 +40,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   EngineContext context;
   context.rank = place.rank;
   context.size = place.size;
+  context.host_of = options_.host_of;
   context.lanes = options_.lanes;
   context.peer_timeout_s = config.peer_timeout_s;
   context.spin_us = config.spin_us;

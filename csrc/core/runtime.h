@@ -32,6 +32,7 @@ struct SessionOptions {
   JobToken token{};
   std::uint32_t epoch = 0;
   std::vector<std::string> addresses;  ///< of every rank's listener; may be empty at size 1
+  std::vector<int> host_of{0};         ///< by rank: a number that is equal for ranks of one host
 };
 
 /// Everything that exists between one `init` and its `shutdown`.

@@ -17,6 +17,7 @@ class Connector;
 struct EngineContext {
   int rank = 0;
   int size = 1;
+  std::vector<int> host_of{0};     ///< by rank: a number that is equal for ranks of one host
   int lanes = 1;                   ///< concurrent lanes, numbered 0 .. lanes-1
   double peer_timeout_s = 5.0;     ///< TCP_USER_TIMEOUT and keepalive are derived from it
   double spin_us = 50.0;           ///< how long a wait may spin before it sleeps

@@ -1,6 +1,7 @@
 #include "csrc/engines/registry.h"
 
 #include "csrc/base/error.h"
+#include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/local/local_engine.h"
 #include "csrc/engines/mpi/mpi_loader.h"
 #include "csrc/engines/nccl/nccl_engine.h"
@@ -20,6 +21,9 @@ const std::vector<EngineEntry>& engine_registry() {
   static const std::vector<EngineEntry> entries = {
       {"local", [] { return Viability{true, "one rank: copies only"}; }, &make<LocalEngine>},
       {"tcp", [] { return Viability{true, "built in"}; }, &make<TcpEngine>},
+      {"hierarchical",
+       [] { return Viability{true, "built in: tcp inside hosts and between them"}; },
+       &create_hierarchical_engine},
       {"mpi", &mpi_viability, &create_mpi_engine},
       {"nccl", &nccl_viability, &create_nccl_engine},
   };

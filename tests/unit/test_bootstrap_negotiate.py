@@ -145,6 +145,7 @@ def test_places_follow_the_hosts_in_rank_order():
         Place(2, 3, 0, 1),
         Place(1, 2, 1, 2),
     )
+    assert got.host_of == (0, 1, 0, 0, 1)
     assert not got.homogeneous
 
 
@@ -165,6 +166,32 @@ def test_places_that_the_launcher_gave():
 def test_places_of_a_launcher_count_only_if_every_rank_has_them():
     rows = change(table(3), 1, local_rank=0, local_size=1)
     assert [place.local_rank for place in agree(rows).places] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("local", "expected"),
+    [
+        ("0/2 1/2 0/2 1/2", (0, 0, 1, 1)),
+        ("0/2 0/2 1/2 1/2", (0, 1, 0, 1)),
+        ("0/3 1/3 2/3 0/1", (0, 0, 0, 1)),
+        ("0/1 0/3 1/3 2/3", (0, 1, 1, 1)),
+        ("0/2 1/2 0/1 0/1", (0, 0, 1, 2)),
+        ("1/2 0/2", (0, 1)),
+    ],
+)
+def test_hosts_that_a_launcher_made_of_one_machine(local, expected):
+    pairs = [tuple(map(int, pair.split("/"))) for pair in local.split()]
+    rows = table(len(pairs))
+    for rank, (local_rank, local_size) in enumerate(pairs):
+        change(rows, rank, local_rank=local_rank, local_size=local_size)
+    assert agree(rows).host_of == expected
+
+
+def test_hosts_of_different_names_are_different():
+    rows = table(4, local_size=2)
+    for rank, (host, local_rank) in enumerate([("a", 0), ("b", 0), ("b", 1), ("a", 1)]):
+        change(rows, rank, host=host, local_rank=local_rank)
+    assert agree(rows).host_of == (0, 1, 1, 0)
 
 
 @pytest.mark.parametrize(("local_rank", "local_size"), [(2, 2), (-1, 2), (0, 0), (0, 3)])

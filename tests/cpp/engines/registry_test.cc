@@ -17,7 +17,7 @@ TEST(RegistryTest, EveryEngineSaysWhatItIsOrWhyNot) {
 }
 
 TEST(RegistryTest, CreatesByName) {
-  for (const std::string name : {"local", "tcp"}) {
+  for (const std::string name : {"local", "tcp", "hierarchical"}) {
     EXPECT_EQ(name, create_engine(name, EngineContext{})->name());
   }
 }
@@ -28,7 +28,8 @@ TEST(RegistryTest, UnknownNameListsTheKnown) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(Code::kInvalidArgument, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("local, tcp, mpi, nccl"))
+    EXPECT_NE(std::string::npos,
+              std::string(error.what()).find("local, tcp, hierarchical, mpi, nccl"))
         << error.what();
   }
 }

@@ -1,0 +1,211 @@
+#include "csrc/engines/hierarchical/hierarchical_engine.h"
+
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/engines/members.h"
+#include "csrc/engines/tcp/tcp_engine.h"
+
+namespace aiacc {
+namespace {
+
+std::vector<int> all_ranks(std::size_t size) {
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// `numbers` of ranks as `members` calls them.
+std::vector<int> translated(const std::vector<int>& members, std::vector<int> numbers) {
+  for (int& number : numbers) {
+    number = members[static_cast<std::size_t>(number)];
+  }
+  return numbers;
+}
+
+}  // namespace
+
+HierarchicalEngine::HierarchicalEngine(std::unique_ptr<Engine> flat,
+                                       const std::vector<int>& host_of,
+                                       int rank)
+    : HierarchicalEngine(nullptr,
+                         std::move(flat),
+                         all_ranks(host_of.size()),
+                         host_of,
+                         rank,
+                         {0, static_cast<std::uint32_t>(2 * host_of.size() + 1)}) {}
+
+HierarchicalEngine::HierarchicalEngine(Engine* source,
+                                       std::unique_ptr<Engine> flat,
+                                       const std::vector<int>& members,
+                                       std::vector<int> host_of,
+                                       int rank,
+                                       Groups groups)
+    : host_of_(std::move(host_of)),
+      layout_(host_of_),
+      rank_(rank),
+      groups_(groups),
+      flat_(std::move(flat)),
+      scratch_(static_cast<std::size_t>(flat_->lanes())) {
+  if (layout_.hosts() == 1) {
+    return;
+  }
+  Engine& parent = source != nullptr ? *source : *flat_;
+  std::uint32_t number = groups_.first + 1;
+  inside_ = parent.split(translated(members, layout_.ranks_on(host())),
+                         number + static_cast<std::uint32_t>(host()));
+  if (local() < layout_.columns()) {
+    number += static_cast<std::uint32_t>(layout_.hosts() + local());
+    between_ = parent.split(translated(members, layout_.column(local())), number);
+  }
+}
+
+template <class Operation>
+void HierarchicalEngine::run(int lane, Operation operation) {
+  AIACC_CHECK(lane >= 0 && lane <= lanes());
+  cancellation_.check();
+  try {
+    operation();
+  } catch (...) {
+    abort(current_exception_status());
+    cancellation_.check();  // the first failure is the cause, not this one
+    throw;
+  }
+}
+
+std::size_t HierarchicalEngine::cut(std::size_t count, Scratch& scratch) const {
+  const auto columns = static_cast<std::size_t>(layout_.columns());
+  const auto own = static_cast<std::size_t>(local());
+  scratch.shares.assign(layout_.ranks_on(host()).size(), 0);
+  std::size_t first = 0;
+  std::size_t begin = 0;
+  for (std::size_t column = 0; column < columns; ++column) {
+    if (column == own) {
+      first = begin;
+    }
+    scratch.shares[column] = count / columns + (column < count % columns ? 1 : 0);
+    begin += scratch.shares[column];
+  }
+  return first;
+}
+
+void HierarchicalEngine::all_reduce(
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  run(lane, [&] {
+    if (is_flat(lane)) {
+      return flat_->all_reduce(lane, send, recv, count, reduction);
+    }
+    if (layout_.ranks_on(host()).size() == 1) {
+      return between_->all_reduce(lane, send, recv, count, reduction);
+    }
+    Scratch& scratch = scratch_[static_cast<std::size_t>(lane)];
+    const std::size_t element = size_of(reduction.dtype);
+    const std::size_t first = cut(count, scratch);
+    const std::size_t own = scratch.shares[static_cast<std::size_t>(local())];
+    char* share = static_cast<char*>(recv) + first * element;
+    if (send == recv) {
+      if (scratch.share.size() < own * element) {
+        scratch.share.resize(own * element);
+      }
+      share = scratch.share.data();
+    }
+    Reduction sum = reduction;
+    sum.factor = 1;  // The reduction between hosts is the last one.
+    inside_->reduce_scatter(lane, send, share, scratch.shares, sum);
+    if (between_ != nullptr) {
+      between_->all_reduce(lane, share, share, own, reduction);
+    }
+    for (std::size_t& elements : scratch.shares) {
+      elements *= element;
+    }
+    inside_->all_gather(lane, share, recv, scratch.shares);
+  });
+}
+
+void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
+  AIACC_CHECK(root >= 0 && root < static_cast<int>(host_of_.size()));
+  run(lane, [&] {
+    if (is_flat(lane)) {
+      return flat_->broadcast(lane, buffer, bytes, root);
+    }
+    const int from = layout_.host(root);
+    if (from == host()) {
+      inside_->broadcast(lane, buffer, bytes, layout_.local(root));
+    }
+    Scratch& scratch = scratch_[static_cast<std::size_t>(lane)];
+    char* share = static_cast<char*>(buffer) + cut(bytes, scratch);
+    if (between_ != nullptr) {
+      between_->broadcast(lane,
+                          share,
+                          scratch.shares[static_cast<std::size_t>(local())],
+                          layout_.place_in_column(local(), from));
+    }
+    if (from != host()) {
+      inside_->all_gather(lane, share, buffer, scratch.shares);
+    }
+  });
+}
+
+void HierarchicalEngine::all_gather(int lane,
+                                    const void* send,
+                                    void* recv,
+                                    const std::vector<std::size_t>& bytes_of) {
+  run(lane, [&] { flat_->all_gather(lane, send, recv, bytes_of); });
+}
+
+void HierarchicalEngine::reduce_scatter(int lane,
+                                        const void* send,
+                                        void* recv,
+                                        const std::vector<std::size_t>& counts,
+                                        const Reduction& reduction) {
+  run(lane, [&] { flat_->reduce_scatter(lane, send, recv, counts, reduction); });
+}
+
+void HierarchicalEngine::all_to_all(int lane,
+                                    const void* send,
+                                    void* recv,
+                                    const std::vector<std::size_t>& send_bytes,
+                                    const std::vector<std::size_t>& recv_bytes) {
+  run(lane, [&] { flat_->all_to_all(lane, send, recv, send_bytes, recv_bytes); });
+}
+
+std::unique_ptr<Engine> HierarchicalEngine::split(const std::vector<int>& members,
+                                                  std::uint32_t group) {
+  AIACC_CHECK(group < std::numeric_limits<std::uint32_t>::max() / groups_.count - 2);
+  cancellation_.check();
+  const int place = place_among(members, rank_, static_cast<int>(host_of_.size()));
+  const Groups groups{(group + 1) * groups_.count, groups_.count};
+  std::vector<int> host_of;
+  for (const int member : members) {
+    host_of.push_back(host_of_[static_cast<std::size_t>(member)]);
+  }
+  // The flat engine connects all of them: its abort ends these waits.
+  std::unique_ptr<Engine> flat = flat_->split(members, groups.first);
+  return std::unique_ptr<Engine>(new HierarchicalEngine(
+      flat_.get(), std::move(flat), members, std::move(host_of), place, groups));
+}
+
+void HierarchicalEngine::abort(const Status& status) noexcept {
+  cancellation_.set(status);
+  for (Engine* engine : {flat_.get(), inside_.get(), between_.get()}) {
+    if (engine != nullptr) {
+      engine->abort(status);
+    }
+  }
+}
+
+std::unique_ptr<Engine> create_hierarchical_engine(const EngineContext& context) {
+  if (context.host_of.size() != static_cast<std::size_t>(context.size)) {
+    throw Error(Code::kInvalidArgument,
+                "[hierarchical] the hosts of " + std::to_string(context.host_of.size()) +
+                    " ranks are known (expected " + std::to_string(context.size) +
+                    "); set AIACC_ENGINE to tcp");
+  }
+  return std::make_unique<HierarchicalEngine>(
+      std::make_unique<TcpEngine>(context), context.host_of, context.rank);
+}
+
+}  // namespace aiacc

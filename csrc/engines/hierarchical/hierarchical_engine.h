@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "csrc/engines/cancellation.h"
+#include "csrc/engines/engine.h"
+#include "csrc/engines/hierarchical/host_layout.h"
+
+namespace aiacc {
+
+/// Two engines, one inside each host and one between hosts, as one.
+///
+/// An all-reduce is a reduce-scatter inside the host, an all-reduce of each share between the hosts,
+/// and an all-gather inside: a host's network carries every byte as often as with one rank per host.
+/// Hosts may have different numbers of ranks: those beyond the columns of HostLayout own no share. A
+/// broadcast goes through the root's host, between hosts in shares, and is gathered inside.
+///
+/// The flat engine, among all ranks, does the rest:
+///  * all-gather, reduce-scatter and all-to-all: their bytes have to cross between hosts as often in
+///    any case, and would be carried inside the hosts besides;
+///  * the express lane: small buffers cost latency, and three steps cost more than one;
+///  * everything, if there is only one host.
+///
+/// A failure on any level is latched for all of them.
+class HierarchicalEngine : public Engine {
+ public:
+  /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. Collective,
+  /// blocks, throws what Engine::split throws.
+  HierarchicalEngine(std::unique_ptr<Engine> flat, const std::vector<int>& host_of, int rank);
+
+  const char* name() const override { return "hierarchical"; }
+  int lanes() const override { return flat_->lanes(); }
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  const Reduction& reduction) override;
+  void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
+  void all_gather(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& bytes_of) override;
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override;
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  void abort(const Status& status) noexcept override;
+
+ private:
+  /// What one lane needs while it works, kept for its memory.
+  struct Scratch {
+    std::vector<std::size_t> shares;  ///< of the members of the host
+    std::vector<char> share;          ///< this rank's, while its place in the result is in use
+  };
+
+  /// Numbers for Engine::split that one engine of a job takes: for itself, every host, every column.
+  struct Groups {
+    std::uint32_t first;
+    std::uint32_t count;  ///< enough for all ranks of the job
+  };
+
+  /// Among `members` of `source`, which connects them. `flat` is the engine among them all, and the
+  /// source itself if that is null.
+  HierarchicalEngine(Engine* source,
+                     std::unique_ptr<Engine> flat,
+                     const std::vector<int>& members,
+                     std::vector<int> host_of,
+                     int rank,
+                     Groups groups);
+
+  template <class Operation>
+  void run(int lane, Operation operation);
+  bool is_flat(int lane) const { return lane == express_lane() || layout_.hosts() == 1; }
+  int host() const { return layout_.host(rank_); }
+  int local() const { return layout_.local(rank_); }
+  /// Cuts `count` into one share per column, in `scratch.shares`; where this rank's begins.
+  std::size_t cut(std::size_t count, Scratch& scratch) const;
+
+  const std::vector<int> host_of_;
+  const HostLayout layout_;
+  const int rank_;
+  const Groups groups_;
+  Cancellation cancellation_;
+  std::unique_ptr<Engine> flat_;
+  std::unique_ptr<Engine> inside_;   ///< null if there is one host
+  std::unique_ptr<Engine> between_;  ///< null if there is one host, or if this rank has no column
+  std::vector<Scratch> scratch_;     ///< by lane
+};
+
+/// The engine `hierarchical`: tcp on both levels. Throws Error(kInvalidArgument) if `context.host_of`
+/// does not name the host of every rank.
+std::unique_ptr<Engine> create_hierarchical_engine(const EngineContext& context);
+
+}  // namespace aiacc

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+namespace aiacc {
+
+/// How ranks lie on hosts, for an engine that treats the two levels differently.
+///
+/// As many ranks of every host as the smallest host has talk to other hosts: rank number c of a host
+/// to those with the same number, in *column* c. Pure: follows from `host_of` alone.
+class HostLayout {
+ public:
+  /// `host_of[r]` is the host of rank r, any number that is equal for ranks of one host.
+  explicit HostLayout(const std::vector<int>& host_of);
+
+  int hosts() const { return static_cast<int>(ranks_on_.size()); }
+  int columns() const { return columns_; }
+
+  /// Hosts are renumbered in the order of their lowest ranks.
+  int host(int rank) const { return host_[static_cast<std::size_t>(rank)]; }
+  /// Place of a rank among those of its host.
+  int local(int rank) const { return local_[static_cast<std::size_t>(rank)]; }
+  /// The ranks of a host, ascending.
+  const std::vector<int>& ranks_on(int host) const {
+    return ranks_on_[static_cast<std::size_t>(host)];
+  }
+  /// The ranks of a column, ascending: not in the order of hosts.
+  std::vector<int> column(int number) const;
+  /// Place in `column(number)` of the rank that is on `host`.
+  int place_in_column(int number, int host) const;
+
+ private:
+  std::vector<int> host_;
+  std::vector<int> local_;
+  std::vector<std::vector<int>> ranks_on_;
+  int columns_ = 0;
+};
+
+}  // namespace aiacc
