@@ -12,6 +12,7 @@ from pathlib import Path
 import aiacc
 from aiacc import _core
 from aiacc.config import child_environment
+from aiacc.run import netcheck
 from aiacc.run.command import (
     Launch,
     as_horovod,
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.netcheck:
+        _become_netcheck(options)
     launch = _launch_of(options)
     if options.ignored:
         _say(message_about(options.ignored))
@@ -117,11 +120,28 @@ def _launch_of(options: argparse.Namespace) -> Launch:
         tag_output=options.tag_output,
         settings={
             **settings_of(options),
+            **(netcheck.SETTINGS if options.netcheck else {}),
             **(as_horovod(child_environment({})) if options.as_horovod else {}),
         },
         as_horovod=options.as_horovod,
         extra_arguments=tuple(shlex.split(options.mpi_args or "")) if options.mpi else (),
     )
+
+
+def _become_netcheck(options: argparse.Namespace) -> None:
+    """Let the options start the network check on the hosts that it names."""
+    if options.command or options.hosts or options.hostfile:
+        raise ValueError(
+            "--netcheck with a command, --hosts or --hostfile (expected alone, as in "
+            "`aiaccrun --netcheck host1,host2`)"
+        )
+    options.hosts = options.netcheck
+    hosts = _hosts_of(options)
+    ranks = sum(host.slots for host in hosts)
+    if ranks < 2:
+        raise ValueError(f"--netcheck {options.netcheck} (expected two hosts or more)")
+    options.mpi = options.mpi or not all(host.is_local() for host in hosts)
+    options.command = [sys.executable, "-m", netcheck.__name__]
 
 
 def _hosts_of(options: argparse.Namespace) -> list[Host]:

@@ -31,6 +31,11 @@ def parser() -> argparse.ArgumentParser:
     add("-v", "--version", action="store_true", help="print the version and exit")
     add("-cb", "--check-build", action="store_true", help="print what this installation can do")
     add("--help-env", action="store_true", help="print the environment variables")
+    add(
+        "--netcheck",
+        metavar="h1,h2",
+        help="measure what one and several TCP flows carry between hosts, and suggest lanes",
+    )
     add("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
     add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and the ranks they take (with --mpi)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same, lines of `host slots=N`")

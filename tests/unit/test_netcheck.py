@@ -1,0 +1,67 @@
+"""`aiaccrun --netcheck`: the command that it becomes, and what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from aiacc.run.main import main
+from aiacc.run.netcheck import BYTES, bus_mbit, report
+
+
+def test_bus_bandwidth():
+    # Two hosts: each sends the whole buffer once.
+    assert bus_mbit(1.0, 2) == pytest.approx(BYTES * 8 / 1e6)
+    assert bus_mbit(1.0, 4) == pytest.approx(1.5 * BYTES * 8 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advice"),
+    [
+        ({1: [4.0, 4.1, 9.0], 2: [2.0], 4: [1.0], 8: [1.0]}, "AIACC_LANES=4"),
+        ({1: [1.0], 2: [1.0], 4: [1.1]}, "AIACC_LANES=1 suffices"),
+    ],
+)
+def test_report(seconds, advice):
+    text = report(seconds, 2)
+    assert advice in text
+    assert "   1 flow  " in text
+    assert "1.00x" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--netcheck", "h1"], "two hosts or more"),
+        (["--netcheck", "h1,h1"], "named twice"),
+        (["--netcheck", "h1,h2", "python", "x.py"], "with a command"),
+        (["--netcheck", "h1,h2", "-H", "h1:1"], "with a command, --hosts"),
+    ],
+)
+def test_refusals(arguments, complaint, capsys):
+    assert main(arguments) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.mpi
+def test_other_hosts_are_reached_by_mpirun(capsys):
+    assert main(["--netcheck", "h1,h2", "--dry-run"]) == 0
+    command = capsys.readouterr().out
+    assert "mpirun" in command
+    assert "AIACC_LANES" in command
+    assert command.rstrip().endswith("-m aiacc.run.netcheck")
+
+
+def test_two_ranks_of_this_machine():
+    done = subprocess.run(
+        [sys.executable, "-m", "aiacc.run", "--netcheck", "localhost:2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Mbit/s") == 5
+    assert "AIACC_LANES=" in done.stdout
