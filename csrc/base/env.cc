@@ -104,6 +104,8 @@ const std::vector<Variable>& table() {
          "File to which stall reports are written as JSON, in addition to the log."),
     text("MPI_LIBRARY", "", &Config::mpi_library, "",
          "Path of the MPI library to load; empty: the mpich wheel's, else the system's."),
+    {"TEST_PACE_BYTES", "", &Config::test_pace_bytes, "0", 0, kGiB, "",
+     "For tests: bytes per second that each connection of engine tcp sends at most; 0: no limit."},
   };
   return rows;
 }

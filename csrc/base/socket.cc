@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 
@@ -173,6 +174,13 @@ void Socket::set_options(double peer_timeout_s) {
     // Nothing is lost or queued there, and the pacing timers of BBR cost a third of the throughput.
     static constexpr char kCongestionControl[] = "reno";
     setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, kCongestionControl, sizeof kCongestionControl - 1);
+  }
+}
+
+void Socket::limit_rate(std::size_t bytes_per_s) {
+  const std::uint64_t rate = bytes_per_s;
+  if (setsockopt(fd_, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate) != 0) {
+    throw system_error(Code::kInternal, "[socket] SO_MAX_PACING_RATE", errno);
   }
 }
 

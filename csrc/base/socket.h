@@ -28,6 +28,10 @@ class Socket {
   /// Sets what is needed to notice a dead link: TCP_USER_TIMEOUT, keepalive, TCP_NODELAY.
   void set_options(double peer_timeout_s);
 
+  /// Sends at most so many bytes per second from now on. Throws Error(kInternal) if the kernel
+  /// refuses.
+  void limit_rate(std::size_t bytes_per_s);
+
   /// Bytes moved now, 0 if the call would block. Throw Error(kPeerLost) when the connection is
   /// gone; `peer` names it in the text. Never raise SIGPIPE.
   std::size_t send_some(const void* data, std::size_t bytes, const std::string& peer);

@@ -44,6 +44,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   context.lanes = options_.lanes;
   context.peer_timeout_s = config.peer_timeout_s;
   context.spin_us = config.spin_us;
+  context.pace_bytes = config.test_pace_bytes;
   if (place.size == 1) {
     plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
   } else {

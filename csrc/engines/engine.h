@@ -21,6 +21,7 @@ struct EngineContext {
   int lanes = 1;                   ///< concurrent lanes, numbered 0 .. lanes-1
   double peer_timeout_s = 5.0;     ///< TCP_USER_TIMEOUT and keepalive are derived from it
   double spin_us = 50.0;           ///< how long a wait may spin before it sleeps
+  std::size_t pace_bytes = 0;      ///< most bytes per second of a connection; 0: no limit
   Connector* connector = nullptr;  ///< opens authenticated sockets to peers; null at size 1
 };
 

@@ -72,6 +72,9 @@ ChannelSpec TcpEngine::spec(int peer, ChannelKind kind, int lane, bool connect) 
 }
 
 Channel TcpEngine::channel(Socket socket, int peer, int lane) const {
+  if (context_.pace_bytes > 0) {
+    socket.limit_rate(context_.pace_bytes);
+  }
   return {std::move(socket),
           group_.ranks[static_cast<std::size_t>(peer)],
           lane == express_lane() ? "the express lane" : "lane " + std::to_string(lane)};

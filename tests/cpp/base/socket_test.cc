@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
@@ -122,6 +123,17 @@ TEST(Socket, MovesBytesWithoutBlocking) {
   const std::vector<char> much(1 << 20, 'y');
   while (one.send_some(much.data(), much.size(), "peer") > 0) {
   }
+}
+
+TEST(Socket, ARateIsTheKernelsFromThenOn) {
+  auto [one, other] = connected_pair();
+  one.limit_rate(5'000'000'000);
+  std::uint64_t rate = 0;
+  socklen_t length = sizeof rate;
+  ASSERT_EQ(getsockopt(one.fd(), SOL_SOCKET, SO_MAX_PACING_RATE, &rate, &length), 0);
+  EXPECT_EQ(rate, 5'000'000'000U);
+  Socket closed;
+  EXPECT_THROW(closed.limit_rate(1), Error);
 }
 
 TEST(Socket, AClosedPeerIsLostAndNamed) {
