@@ -39,6 +39,23 @@ def load(library: str) -> str:
     return "; ".join(reasons)
 
 
+def warning_about_flows(version: str, hosts: int, lanes: int) -> str | None:
+    """What to tell the user of an MPI that has one TCP connection per pair of processes. Pure.
+
+    Args:
+        version: Text of MPI_Get_library_version.
+        hosts: Hosts of the job.
+        lanes: All-reduces at a time.
+    """
+    if "Open MPI" not in version or hosts == 1 or lanes == 1:
+        return None
+    return (
+        f"[mpi] {version.strip()} has one TCP connection per pair of processes, so {lanes} lanes "
+        "get no more of a network that caps flows than one; unless the network is no TCP network, "
+        "set AIACC_ENGINE=tcp, or build aiacc for MPICH and use its mpirun"
+    )
+
+
 def _candidates() -> Iterator[str]:
     """MPI libraries of this machine, the likeliest first."""
     yield from _mapped()  # a process must not have two, and mpi4py may have brought one

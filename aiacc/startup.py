@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 from aiacc import _core, mpi_library
 from aiacc.bootstrap import (
@@ -137,6 +138,10 @@ def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float) -> st
             f"{version.strip()} says rank {rank} of {size}, the job says rank {provider.rank} of "
             f"{provider.size}; set AIACC_MPI_LIBRARY to the library of the mpirun that is used"
         )
+    hosts = max(place.cross_size for place in agreement.places)
+    warning = mpi_library.warning_about_flows(version, hosts, agreement.lanes)
+    if rank == 0 and warning is not None:
+        warnings.warn(warning, stacklevel=4)
     return ""
 
 

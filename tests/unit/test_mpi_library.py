@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import pytest
 
-from aiacc import _core, mpi_library
+from aiacc import _core, mpi_library, startup
 
 
 @pytest.fixture
@@ -60,3 +63,28 @@ def test_no_library_at_all_is_explained(plugin, monkeypatch):
 
 def test_library_of_the_wheel_is_a_candidate():
     assert any("libmpi.so." in candidate for candidate in mpi_library._candidates())
+
+
+def test_an_mpi_with_one_flow_per_peer_is_told_with_the_remedy():
+    open_mpi = "Open MPI v5.0.11, package: Open MPI"
+    text = mpi_library.warning_about_flows(open_mpi, hosts=2, lanes=4)
+    assert text is not None
+    assert "v5.0.11" in text
+    assert "4 lanes" in text
+    assert "AIACC_ENGINE=tcp" in text
+    assert mpi_library.warning_about_flows(open_mpi, hosts=1, lanes=4) is None
+    assert mpi_library.warning_about_flows(open_mpi, hosts=2, lanes=1) is None
+    assert mpi_library.warning_about_flows("MPICH Version: 5.0.2", hosts=2, lanes=4) is None
+
+
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
+def test_rank_0_warns_when_it_starts_such_an_mpi(monkeypatch, rank, times):
+    place = SimpleNamespace(cross_size=2)
+    agreement = SimpleNamespace(places=(place, place), lanes=4)
+    provider = SimpleNamespace(rank=rank, size=2)
+    started = (rank, 2, "Open MPI v4.1.4")
+    monkeypatch.setattr(_core, "mpi_initialize", lambda lanes, timeout_s: started)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert startup._start_mpi(provider, agreement, 1.0) == ""
+    assert ["one TCP connection" in str(warning.message) for warning in caught] == [True] * times
