@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,7 +14,7 @@ from bench.report import between_markers
 
 RESULTS = ROOT / "bench" / "results"
 TRAINING = RESULTS / "network_training.json"
-PLOT = RESULTS / "network_training.svg"
+ALLREDUCE = RESULTS / "network_allreduce.json"
 PAGE = ROOT / "docs" / "network.md"
 
 #: Gains over one lane of our own that the vendor of AIACC-Training publishes, at a flow cap of
@@ -54,10 +53,9 @@ def ratio_table(runs: list[Run]) -> str:
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for run in runs:
         for what, value, limit, good in _ratios(run):
-            reached = "" if good is None else "yes" if good else "**no**"
             title = workload(run["workload"]).title
             lines.append(
-                f"| {title} | {_caps(run)} | {what} | {value:.2f}x | {limit} | {reached} |"
+                f"| {title} | {_caps(run)} | {what} | {value:.2f}x | {limit} | {_reached(good)} |"
             )
     return "\n".join(lines)
 
@@ -94,25 +92,51 @@ def _ratios(run: Run) -> list[tuple[str, float, str, bool | None]]:
     return rows
 
 
+def allreduce_table(runs: list[Run]) -> str:
+    """Markdown: a line per engine, number of hosts and bed, a column per number of lanes."""
+    lines = ["| engine | hosts | flow / interface | " + " | ".join(map(_lanes_text, LANES))
+             + " | to reach | reached |", "| --- " * (len(LANES) + 5) + "|"]  # fmt: skip
+    for rows in _by_line(runs):
+        first = rows[0]
+        slow = first["bed"]["slow"]
+        caps = _caps(first) + (f", one flow at {slow:g} of it" if slow else "")
+        cells = [first["engine"], str(first["hosts"]), caps]
+        for lanes in LANES:
+            row = next((row for row in rows if row["lanes"] == lanes), None)
+            cells.append("" if row is None else
+                         f"{row['busbw_mbit']:.0f} Mbit/s, {row['share']:.3f}")  # fmt: skip
+        bar = first["bar"]
+        good = None if bar is None else all(row["share"] >= bar for row in rows)
+        cells += ["" if bar is None else f">= {bar:g}", _reached(good)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _by_line(runs: list[Run]) -> list[list[Run]]:
+    lines: dict[tuple[object, ...], list[Run]] = {}
+    for row in [row for run in runs for row in run["rows"]]:
+        lines.setdefault((row["engine"], row["hosts"], row["bed"]["slow"]), []).append(row)
+    return list(lines.values())
+
+
+def _lanes_text(lanes: int) -> str:
+    return f"{lanes} lane{'s' * (lanes > 1)}"
+
+
 def provenance(runs: list[Run]) -> str:
-    """Markdown: when, where and from what."""
+    """Markdown: when, where and from what; the dirty ones had local changes."""
     commits = sorted({run["commit"][:12] for run in runs})
     first, last = min(run["when"] for run in runs), max(run["when"] for run in runs)
     machine, versions = runs[0]["machine"], runs[0]["versions"]
     return (
         f"Measured {first} to {last} at commit {', '.join(commits)} on {machine['cpu']}, "
-        f"{machine['cores']} cores, Linux {machine['kernel']}, torch {versions['torch']}. "
-        f"Raw samples: `{TRAINING.relative_to(ROOT)}`."
+        f"{machine['cores']} cores, Linux {machine['kernel']}, torch {versions['torch']}."
     )
 
 
-def plot(runs: list[Run], path: Path) -> None:
-    """One panel per run: time per step over lanes, and the peers as lines. Needs matplotlib."""
-    import matplotlib  # type: ignore[import-not-found,unused-ignore]
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
-
+def plot_training(runs: list[Run]) -> Any:
+    """One panel per run: time per step over lanes, and the peers as lines."""
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(1, len(runs), figsize=(4 * len(runs), 3.4), squeeze=False)
     for axis, run in zip(axes[0], runs, strict=True):
         points = [(lanes, step_s(run, f"lanes{lanes}")) for lanes in LANES]
@@ -123,15 +147,48 @@ def plot(runs: list[Run], path: Path) -> None:
             if value is not None:
                 title = next(one.title for one in contenders() if one.name == peer)
                 axis.axhline(value, linestyle=style, color="grey", label=title)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(LANES, [str(lanes) for lanes in LANES])
-        axis.set_ylim(bottom=0)
-        axis.set_xlabel("lanes")
-        axis.set_ylabel("s per step")
-        axis.set_title(f"{run['workload']}, {_caps(run)}", fontsize=9)
+        _label(axis, "s per step", f"{run['workload']}, {_caps(run)}")
     axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    return figure
+
+
+def plot_allreduce(runs: list[Run]) -> Any:
+    """Bus bandwidth over lanes, a curve per engine and number of hosts, and the caps' limit."""
+    figure, axis = _pyplot().subplots(figsize=(5, 3.4))
+    for rows in _by_line(runs):
+        if rows[0]["bed"]["slow"]:
+            continue
+        ordered = sorted(rows, key=lambda row: int(row["lanes"]))
+        axis.plot([row["lanes"] for row in ordered], [row["busbw_mbit"] for row in ordered],
+                  marker="o", label=f"{rows[0]['engine']}, {rows[0]['hosts']} hosts")  # fmt: skip
+        limits = [row["limit_mbit"] for row in ordered]
+    axis.plot([row["lanes"] for row in ordered], limits, linestyle="--", color="grey", label="caps")
+    _label(axis, "bus bandwidth, Mbit/s", "all-reduce of 64 MiB")
+    axis.legend(fontsize=7)
+    return figure
+
+
+def _reached(good: bool | None) -> str:
+    return "" if good is None else "yes" if good else "**no**"
+
+
+def _label(axis: Any, what: str, title: str) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(LANES, [str(lanes) for lanes in LANES])
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("lanes")
+    axis.set_ylabel(what)
+    axis.set_title(title, fontsize=9)
+
+
+def _pyplot() -> Any:
+    import matplotlib  # type: ignore[import-not-found,unused-ignore]
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "aiacc"  # the same file for the same figures
+    from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
+
+    return pyplot
 
 
 def main() -> int:
@@ -139,14 +196,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.network.report", description=__doc__)
     parser.add_argument("--write", action="store_true", help="update docs/network.md and the plot")
     options = parser.parse_args()
-    runs = json.loads(TRAINING.read_text())["runs"]
-    text = "\n\n".join([training_table(runs), ratio_table(runs), provenance(runs)])
-    if not options.write:
-        print(text)
-        return 0
+    training = json.loads(TRAINING.read_text())["runs"]
+    bandwidth = json.loads(ALLREDUCE.read_text())["runs"]
+    sections = {
+        "bench:network-allreduce": [allreduce_table(bandwidth), provenance(bandwidth)],
+        "bench:network-training": [
+            training_table(training), ratio_table(training), provenance(training)
+        ],
+    }  # fmt: skip
     page = PAGE.read_text()
-    PAGE.write_text(between_markers(page, text, str(PAGE), "bench:network-training"))
-    plot(runs, PLOT)
+    for mark, parts in sections.items():
+        text = "\n\n".join(parts)
+        page = between_markers(page, text, str(PAGE), mark)
+        if not options.write:
+            print(text, end="\n\n")
+    if options.write:
+        PAGE.write_text(page)
+        for path, figure in (
+            (TRAINING, plot_training(training)),
+            (ALLREDUCE, plot_allreduce(bandwidth)),
+        ):
+            figure.tight_layout()
+            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     return 0
 
 

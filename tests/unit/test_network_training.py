@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.network.report import ratio_table, step_s, training_table
+from bench.network.report import allreduce_table, ratio_table, step_s, training_table
 from bench.network.training import contenders, record
 from bench.network.workloads import names, workload
 from bench.shapes import elements
@@ -63,6 +63,29 @@ def test_tables():
     assert "| 8 lanes over 1 | 3.14x | >= 1.69x | yes |" in ratios
     assert "| 8 lanes over DDP/gloo | 2.86x | >= 3x | **no** |" in ratios
     assert "| 1.04x | <= 1.03x | **no** |" in ratios
+
+
+def _row(lanes, busbw, bar=0.93, slow=0.0):
+    limit = min(250.0 * lanes, 1000.0)
+    return {
+        "engine": "tcp",
+        "hosts": 4,
+        "lanes": lanes,
+        "bed": {"flow_mbit": 250.0, "nic_mbit": 1000.0, "slow": slow},
+        "busbw_mbit": busbw,
+        "share": busbw / limit,
+        "bar": bar,
+    }
+
+
+def test_table_of_bandwidths():
+    runs = [{"rows": [_row(1, 240.0), _row(4, 950.0)]}, {"rows": [_row(4, 241.0, None, 0.25)]}]
+    head, _, whole, slow = allreduce_table(runs).splitlines()
+    assert "| 1 lane | 2 lanes | 4 lanes | 8 lanes |" in head
+    assert "| 240 Mbit/s, 0.960 |  | 950 Mbit/s, 0.950 |  | >= 0.93 | yes |" in whole
+    assert slow.endswith("one flow at 0.25 of it |  |  | 241 Mbit/s, 0.241 |  |  |  |")
+    runs[0]["rows"][0]["share"] = 0.9
+    assert allreduce_table(runs).splitlines()[2].endswith("| **no** |")
 
 
 def test_a_run_replaces_its_predecessor_only(tmp_path):
