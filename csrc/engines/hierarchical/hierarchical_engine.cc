@@ -179,6 +179,7 @@ std::unique_ptr<Engine> HierarchicalEngine::split(const std::vector<int>& member
   const int place = place_among(members, rank_, static_cast<int>(host_of_.size()));
   const Groups groups{(group + 1) * groups_.count, groups_.count};
   std::vector<int> host_of;
+  host_of.reserve(members.size());
   for (const int member : members) {
     host_of.push_back(host_of_[static_cast<std::size_t>(member)]);
   }

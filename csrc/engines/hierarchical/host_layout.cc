@@ -30,6 +30,7 @@ HostLayout::HostLayout(const std::vector<int>& host_of) {
 std::vector<int> HostLayout::column(int number) const {
   AIACC_CHECK(number >= 0 && number < columns_);
   std::vector<int> ranks;
+  ranks.reserve(ranks_on_.size());
   for (const std::vector<int>& on_host : ranks_on_) {
     ranks.push_back(on_host[static_cast<std::size_t>(number)]);
   }

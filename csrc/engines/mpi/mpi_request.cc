@@ -89,7 +89,7 @@ void wait_for_call(const MpiPlugin& plugin,
 
 int calls_under_way() noexcept { return running_calls.load(); }
 
-WaitCheck deadline_check(const char* what, double timeout_s, WaitCheck also) {
+WaitCheck deadline_check(const char* what, double timeout_s, const WaitCheck& also) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
   return [=] {

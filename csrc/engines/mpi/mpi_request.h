@@ -36,6 +36,6 @@ int calls_under_way() noexcept;
 
 /// Throws Error(kTimeout) from `timeout_s` after now on; `what` continues "waited ...". `also` is
 /// called first.
-WaitCheck deadline_check(const char* what, double timeout_s, WaitCheck also = {});
+WaitCheck deadline_check(const char* what, double timeout_s, const WaitCheck& also = {});
 
 }  // namespace aiacc

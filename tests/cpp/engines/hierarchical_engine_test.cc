@@ -94,7 +94,7 @@ TEST_P(HierarchicalTest, BroadcastsFromEveryRank) {
 TEST_P(HierarchicalTest, DoesTheOtherOperations) {
   with_engines(hosts(), [&](int rank, Engine& engine) {
     for (int lane = 0; lane <= engine.express_lane(); ++lane) {
-      for (const std::size_t scale : {0, 1, 40'000}) {
+      for (const std::size_t scale : {0, 1, 4'000}) {
         check_all_gather(engine, lane, rank, size(), scale);
         check_all_to_all(engine, lane, rank, size(), scale);
         check_reduce_scatter(
