@@ -138,7 +138,7 @@ def main() -> int:
     finally:
         if report["rows"]:
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(report, indent=1) + "\n")
+            options.json.write_text(json.dumps({"runs": [report]}, indent=1) + "\n")
     return 1 if missed else 0
 
 

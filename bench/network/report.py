@@ -230,7 +230,7 @@ def _caps(run: Run) -> str:
 def _chosen(run: Run, name: str) -> str:
     if name != "auto" or not run["lanes"].get(name):
         return ""
-    return f" ({', '.join(str(lanes) for lanes in sorted(set(run['lanes'][name])))} lanes)"
+    return f" (found {', '.join(_lanes_text(lanes) for lanes in sorted(set(run['lanes'][name])))})"
 
 
 if __name__ == "__main__":

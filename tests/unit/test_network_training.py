@@ -57,7 +57,7 @@ def test_tables():
     assert step_s(capped, "ddp_multi") is None
     table = training_table([capped, free])
     assert "| ResNet-50, batch of 64 | 300 / 1000 Mbit/s | 4.40 s |  | 1.50 s | 1.40 s |" in table
-    assert "1.40 s (4 lanes)" in table
+    assert "1.40 s (found 4 lanes)" in table
     assert len({line.count("|") for line in table.splitlines()}) == 1
     ratios = ratio_table([capped, free])
     assert "| 8 lanes over 1 | 3.14x | >= 1.69x | yes |" in ratios
