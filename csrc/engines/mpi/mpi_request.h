@@ -15,8 +15,8 @@ using WaitCheck = std::function<void()>;
 
 /// Waits until `*request` is done and sets it to MPI's null request.
 ///
-/// MPI has no event to sleep on: after spinning this sleeps for 20 us between tests,
-/// which are also what makes a nonblocking collective progress. `check` is called before every
+/// MPI has no event to sleep on: after spinning this naps between tests, which are also what makes a
+/// nonblocking collective progress: a quarter of the wait so far, at least 20 us, at most 500. `check` is called before every
 /// sleep and may throw; `*request` is then still outstanding.
 void wait_for_request(const MpiPlugin& plugin,
                       MpiHandle* request,
