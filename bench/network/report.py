@@ -9,12 +9,15 @@ from statistics import median
 from typing import Any
 
 from bench.machine import ROOT
+from bench.network.lane_report import lanes_text, plot_lanes
 from bench.network.training import LANES, contenders
 from bench.network.workloads import workload
 from bench.report import between_markers
 
 RESULTS = ROOT / "bench" / "results"
 TRAINING = RESULTS / "network_training.json"
+LANE_RUNS = RESULTS / "network_allreduce.json"
+LANE_PLOT = RESULTS / "network_allreduce.svg"
 PLOT = RESULTS / "network_training.svg"
 PAGE = ROOT / "docs" / "network.md"
 
@@ -94,15 +97,15 @@ def _ratios(run: Run) -> list[tuple[str, float, str, bool | None]]:
     return rows
 
 
-def provenance(runs: list[Run]) -> str:
-    """Markdown: when, where and from what."""
+def provenance(runs: list[Run], file: Path) -> str:
+    """Markdown: when, where and from what; ``file`` has the samples."""
     commits = sorted({run["commit"][:12] for run in runs})
     first, last = min(run["when"] for run in runs), max(run["when"] for run in runs)
     machine, versions = runs[0]["machine"], runs[0]["versions"]
     return (
         f"Measured {first} to {last} at commit {', '.join(commits)} on {machine['cpu']}, "
         f"{machine['cores']} cores, Linux {machine['kernel']}, torch {versions['torch']}. "
-        f"Raw samples: `{TRAINING.relative_to(ROOT)}`."
+        f"Raw samples: `{file.relative_to(ROOT)}`."
     )
 
 
@@ -134,19 +137,32 @@ def plot(runs: list[Run], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def training_text(runs: list[Run]) -> str:
+    """Markdown: times per step, and what they gain."""
+    return f"{training_table(runs)}\n\n{ratio_table(runs)}"
+
+
 def main() -> int:
     """Write the tables between the marks of the page, and the plot."""
     parser = argparse.ArgumentParser(prog="python -m bench.network.report", description=__doc__)
     parser.add_argument("--write", action="store_true", help="update docs/network.md and the plot")
     options = parser.parse_args()
-    runs = json.loads(TRAINING.read_text())["runs"]
-    text = "\n\n".join([training_table(runs), ratio_table(runs), provenance(runs)])
-    if not options.write:
-        print(text)
-        return 0
     page = PAGE.read_text()
-    PAGE.write_text(between_markers(page, text, str(PAGE), "bench:network-training"))
-    plot(runs, PLOT)
+    for mark, file, text_of, plot_of, picture in (
+        ("bench:network-lanes", LANE_RUNS, lanes_text, plot_lanes, LANE_PLOT),
+        ("bench:network-training", TRAINING, training_text, plot, PLOT),
+    ):
+        if not file.exists():
+            continue
+        runs = json.loads(file.read_text())["runs"]
+        text = f"{text_of(runs)}\n\n{provenance(runs, file)}"
+        if options.write:
+            page = between_markers(page, text, str(PAGE), mark)
+            plot_of(runs, picture)
+        else:
+            print(text, end="\n\n")
+    if options.write:
+        PAGE.write_text(page)
     return 0
 
 
