@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.network import allreduce, bpf, launch, plan, program, sockets
+from bench.network import allreduce, bpf, lane_report, launch, plan, program, relay, sockets
 from bench.network.plan import Spec
 
 _EXIT = 0x95
@@ -170,3 +170,44 @@ def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
         {"starts": [1_000_000_000, 4_000_000_000], "ends": [3_000_000_000, 6_000_000_000]},
     ]
     assert allreduce.seconds_of(ranks) == [2.0, 2.0]
+
+
+def _row(lanes: int, share: float, **changes):
+    bed = {"hosts": 2, "flow_mbit": 250, "nic_mbit": 1000, "slow": 0}
+    row = {"engine": "tcp", "hosts": 2, "lanes": lanes, "bed": bed, "limit_mbit": 500, "bar": 0.93}
+    row |= {"busbw_mbit": 500 * share, "share": share, "data_flows": [lanes, lanes]}
+    return row | {"load": [1.5, 1, 1]} | changes
+
+
+def test_the_newest_row_of_each_kind_is_shown_and_a_missed_bar_stands_out():
+    old = {"when": "2026-01-01", "rows": [_row(2, 0.95), _row(1, 0.5)]}
+    new = {"when": "2026-01-02", "rows": [_row(1, 0.94), _row(4, 0.8)]}
+    assert [(row["lanes"], row["share"]) for row in lane_report.latest([new, old])] == [
+        (1, 0.94),
+        (2, 0.95),
+        (4, 0.8),
+    ]
+    lines = lane_report.lanes_text([old, new]).splitlines()
+    assert lines[2] == "| tcp | 250 / 1000 | 2 | 1 | 500 | 470 | 0.940 | >= 0.93 | 1 | 1.5 |"
+    assert "**0.800**" in lines[-1]
+
+
+def test_a_bed_with_a_slow_flow_has_no_bar():
+    bed = {"hosts": 2, "flow_mbit": 250, "nic_mbit": 1000, "slow": 0.25}
+    text = lane_report.lanes_text([{"when": "x", "rows": [_row(4, 0.3, bed=bed, bar=None)]}])
+    assert "4, one flow at 0.25" in text
+    assert "**" not in text
+
+
+def test_what_the_relay_is_told():
+    assert relay.command(None, 2, 1.5, 1e-4, 0) == "set -1 2 1500 100 0"
+    assert relay.command(0, None, 0, 1, 0.25) == "set 0 -1 0 1000000 250000"
+
+
+def test_a_relayed_bed_has_no_bridge():
+    assert Spec(delay_ms=1).relayed
+    assert Spec(loss=0.1).relayed
+    assert not Spec().relayed
+    assert all(line.startswith("netns add") for line in plan.links(Spec(relay=True)))
+    with pytest.raises(ValueError, match="cannot be"):
+        Spec(loss=2).check()
