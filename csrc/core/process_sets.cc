@@ -1,16 +1,13 @@
 #include "csrc/core/process_sets.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
+
+#include "csrc/engines/members.h"
 
 namespace aiacc {
 
-ProcessSetTable::ProcessSetTable(int size) {
-  std::vector<int> everyone(static_cast<std::size_t>(size));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  sets_.emplace(0, std::move(everyone));
-}
+ProcessSetTable::ProcessSetTable(int size) { sets_.emplace(0, all_ranks(size)); }
 
 std::uint32_t ProcessSetTable::add(std::vector<int> ranks) {
   sets_.emplace(next_, std::move(ranks));

@@ -1,7 +1,8 @@
 #include "csrc/core/teams.h"
 
-#include <numeric>
 #include <utility>
+
+#include "csrc/engines/members.h"
 
 namespace aiacc {
 namespace {
@@ -15,9 +16,7 @@ std::shared_ptr<Team> team_of(std::uint32_t id, std::vector<int> ranks, int rank
 }
 
 std::shared_ptr<const Team> team_of_all(int rank, int size, Engine& engine) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  auto team = team_of(0, std::move(ranks), rank);
+  auto team = team_of(0, all_ranks(size), rank);
   team->engine = &engine;
   return team;
 }

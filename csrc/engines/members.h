@@ -1,12 +1,29 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 #include "csrc/base/error.h"
 
 namespace aiacc {
+
+/// 0 .. size - 1
+inline std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// What `table` has for each of `numbers`: the ranks that members stand for, the hosts of ranks.
+inline std::vector<int> translated(const std::vector<int>& table, std::vector<int> numbers) {
+  for (int& number : numbers) {
+    number = table[static_cast<std::size_t>(number)];
+  }
+  return numbers;
+}
 
 /// The number that `rank` of `size` gets in an engine among `members`. Checks what Engine::split
 /// demands of them: ascending ranks of this engine, this one among them.

@@ -1,7 +1,6 @@
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 
 #include <limits>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -10,30 +9,13 @@
 #include "csrc/engines/tcp/tcp_engine.h"
 
 namespace aiacc {
-namespace {
-
-std::vector<int> all_ranks(std::size_t size) {
-  std::vector<int> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-/// `numbers` of ranks as `members` calls them.
-std::vector<int> translated(const std::vector<int>& members, std::vector<int> numbers) {
-  for (int& number : numbers) {
-    number = members[static_cast<std::size_t>(number)];
-  }
-  return numbers;
-}
-
-}  // namespace
 
 HierarchicalEngine::HierarchicalEngine(std::unique_ptr<Engine> flat,
                                        const std::vector<int>& host_of,
                                        int rank)
     : HierarchicalEngine(nullptr,
                          std::move(flat),
-                         all_ranks(host_of.size()),
+                         all_ranks(static_cast<int>(host_of.size())),
                          host_of,
                          rank,
                          {0, static_cast<std::uint32_t>(2 * host_of.size() + 1)}) {}
@@ -178,15 +160,10 @@ std::unique_ptr<Engine> HierarchicalEngine::split(const std::vector<int>& member
   cancellation_.check();
   const int place = place_among(members, rank_, static_cast<int>(host_of_.size()));
   const Groups groups{(group + 1) * groups_.count, groups_.count};
-  std::vector<int> host_of;
-  host_of.reserve(members.size());
-  for (const int member : members) {
-    host_of.push_back(host_of_[static_cast<std::size_t>(member)]);
-  }
   // The flat engine connects all of them: its abort ends these waits.
   std::unique_ptr<Engine> flat = flat_->split(members, groups.first);
   return std::unique_ptr<Engine>(new HierarchicalEngine(
-      flat_.get(), std::move(flat), members, std::move(host_of), place, groups));
+      flat_.get(), std::move(flat), members, translated(host_of_, members), place, groups));
 }
 
 void HierarchicalEngine::abort(const Status& status) noexcept {

@@ -1,6 +1,5 @@
 #include "csrc/engines/mpi/mpi_engine.h"
 
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -9,12 +8,6 @@
 
 namespace aiacc {
 namespace {
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 /// Throws if MPI numbers the ranks differently.
 MpiTeam& checked_world(MpiSession& session, const EngineContext& context) {
@@ -124,11 +117,7 @@ void MpiEngine::all_to_all(int lane,
 std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::uint32_t group) {
   place_among(members, team_.topology().rank, team_.topology().size);
   cancellation_.check();
-  std::vector<int> ranks;
-  ranks.reserve(members.size());
-  for (const int member : members) {
-    ranks.push_back(ranks_[static_cast<std::size_t>(member)]);
-  }
+  std::vector<int> ranks = translated(ranks_, members);
   MpiTeam& team = session_.join(ranks, group, cancellation_);
   return std::unique_ptr<Engine>(new MpiEngine(
       session_, team, std::move(ranks), lanes_, spin_us_, [&] { cancellation_.check(); }));

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -10,15 +9,6 @@
 #include "csrc/kernels/scale.h"
 
 namespace aiacc {
-namespace {
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-}  // namespace
 
 TcpEngine::TcpEngine(const EngineContext& context)
     : TcpEngine(context, {all_ranks(context.size), 0}, nullptr) {}
@@ -189,10 +179,7 @@ std::unique_ptr<Engine> TcpEngine::split(const std::vector<int>& members, std::u
   EngineContext context = context_;
   context.rank = place_among(members, context_.rank, size_);
   context.size = static_cast<int>(members.size());
-  Group part{{}, group + 1};
-  for (const int member : members) {
-    part.ranks.push_back(group_.ranks[static_cast<std::size_t>(member)]);
-  }
+  Group part{translated(group_.ranks, members), group + 1};
   try {
     return std::unique_ptr<Engine>(new TcpEngine(context, std::move(part), &cancellation_));
   } catch (...) {
