@@ -77,9 +77,10 @@ tidy: $(STAMPS)/tidy build  ## clang-tidy over the C++ sources
 .PHONY: bench
 bench: gtest build  ## measure against the peers, write bench/results and the tables
 	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/configure.log
-	$(BIN)/cmake --build --preset dev --target submit_bench
+	$(BIN)/cmake --build --preset dev --target submit_bench negotiation_bench
 	$(BIN)/python -m bench.collectives --submit-binary build/dev/bench/micro/submit_bench
 	$(BIN)/python -m bench.report --write
+	$(BIN)/python -m bench.negotiation
 
 .PHONY: docs
 docs: build  ## regenerate the generated pages

@@ -109,7 +109,7 @@ def promised(engine: str, hosts: int, lanes: int) -> int | None:
 def main() -> int:
     """Measure all combinations, write the file; 1 if a bar is missed."""
     options = _options()
-    report: dict[str, Any] = {
+    run: dict[str, Any] = {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python -m bench.network.allreduce", *sys.argv[1:]]),
         "machine": machine.describe(),
@@ -118,7 +118,12 @@ def main() -> int:
         "tensor_bytes": options.mib * _MIB,
         "rows": [],
     }
-    spec = Spec(options.name, congestion=options.congestion)
+    spec = Spec(
+        options.name,
+        flow_mbit=options.flow_mbit,
+        nic_mbit=options.nic_mbit,
+        congestion=options.congestion,
+    )
     print("| engine | hosts | lanes | limit | bus bandwidth | share | bar | flows of a host |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     missed = False
@@ -130,15 +135,16 @@ def main() -> int:
                 for engine in options.engine:
                     with bed_for(bed_spec) as bed:
                         row = measure(bed, engine, lanes, options)
-                    report["rows"].append(row)
+                    run["rows"].append(row)
                     missed = not _judge(row) or missed
     except BedError as error:
         print(f"[bench.network] {error}", file=sys.stderr)
         return 2
     finally:
-        if report["rows"]:
+        if run["rows"]:
+            runs = json.loads(options.json.read_text())["runs"] if options.add else []
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps({"runs": [report]}, indent=1) + "\n")
+            options.json.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
     return 1 if missed else 0
 
 
@@ -177,6 +183,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, default=RESULTS, help="file to write (%(default)s)")
+    parser.add_argument("--add", action="store_true", help="keep the runs that the file has")
     parser.add_argument("--name", default="bandw", help="of the bed (%(default)s)")
     parser.add_argument("--engine", type=lambda text: text.split(","), default=list(LAUNCHERS))
     parser.add_argument("--hosts", type=numbers, default=[2, 4, 8], metavar="N,N")
@@ -186,6 +193,10 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--mib", type=int, default=64, help="size of the tensor (%(default)s)")
     parser.add_argument("--iterations", type=int, default=5, help="of each job (%(default)s)")
+    for cap in ("flow_mbit", "nic_mbit"):
+        parser.add_argument(
+            f"--{cap.replace('_', '-')}", type=float, default=getattr(Spec, cap), metavar="MBIT"
+        )
     parser.add_argument("--congestion", default="cubic", help="TCP's (%(default)s)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds per job (%(default)s)")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="for all")

@@ -113,10 +113,12 @@ def allreduce_table(runs: list[Run]) -> str:
 
 
 def _by_line(runs: list[Run]) -> list[list[Run]]:
-    lines: dict[tuple[object, ...], list[Run]] = {}
+    """Rows that differ in their lanes alone; where one was measured again, the last one counts."""
+    lines: dict[tuple[object, ...], dict[int, Run]] = {}
     for row in [row for run in runs for row in run["rows"]]:
-        lines.setdefault((row["engine"], row["hosts"], row["bed"]["slow"]), []).append(row)
-    return list(lines.values())
+        key = (row["engine"], row["hosts"], row["bed"]["slow"])
+        lines.setdefault(key, {})[row["lanes"]] = row
+    return [list(rows.values()) for _, rows in sorted(lines.items(), reverse=True)]
 
 
 def _lanes_text(lanes: int) -> str:

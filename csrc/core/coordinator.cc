@@ -342,6 +342,7 @@ void Coordinator::run_round(Lane** helped) {
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
   }
+  propose_weights();
   negotiator_.contribute(message_, stuck, dispatcher_.busy());
   plane_.all_reduce(message_, combine_rounds);
   const RoundOutcome& outcome = negotiator_.apply(message_);
@@ -362,6 +363,23 @@ void Coordinator::run_round(Lane** helped) {
   if (!outcome.answers.empty()) {
     report_stalls(outcome.answers);
   }
+}
+
+/// When some lane is much slower than the others. Whoever notices proposes; that of the lowest rank
+/// counts, and the others start to measure anew with it.
+void Coordinator::propose_weights() {
+  Parameters parameters = negotiator_.parameters();
+  const auto weights = dispatcher_.suggest_weights(parameters);
+  if (!weights || negotiator_.has_proposal()) {
+    return;
+  }
+  parameters.weights = *weights;
+  negotiator_.propose(parameters);
+  std::string text;
+  for (std::uint32_t lane = 0; lane < parameters.lanes; ++lane) {
+    text += (lane == 0 ? "" : ", ") + std::to_string((*weights)[lane]);
+  }
+  AIACC_LOG(kInfo) << "[core] the lanes differ in speed; proposed weights: " << text;
 }
 
 void Coordinator::throw_lane_failure() {

@@ -101,6 +101,7 @@ class Coordinator {
   bool want_round();
   bool is_vain();
   void run_round(Lane** helped);
+  void propose_weights();
   void throw_lane_failure();
   void report_stalls(const std::vector<Report>& answers);
   void look_after_peers_and_stalls();

@@ -29,7 +29,8 @@ Dispatcher::Dispatcher(int rank,
       timeline_(timeline),
       table_(table),
       on_failure_(std::move(on_failure)),
-      teams_(rank, size, engine) {
+      teams_(rank, size, engine),
+      watch_(engine) {
   for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
     const bool express = lane == engine_.express_lane();
     lanes_.push_back(std::make_unique<Lane>(
@@ -222,8 +223,14 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
     record_failure();
     return;
   }
+  const auto end = Clock::now();
+  const Request& first = unit.pieces.front().request();
+  // Sums of all ranks alone: other operations move other shares of their bytes.
+  if (unit.team->id == 0 && lane != engine_.express_lane() && first.kind == OpKind::kAllreduce &&
+      first.op != ReduceOp::kAdasum) {
+    watch_.note(lane, unit.plan.bytes, end - start);
+  }
   if (timeline_.on()) {
-    const Request& first = unit.pieces.front().request();
     std::string name = first.name;
     if (unit.pieces.size() > 1) {
       name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
@@ -232,7 +239,7 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
                      phase_of(first.kind),
                      lanes_[static_cast<std::size_t>(lane)]->name(),
                      start,
-                     Clock::now(),
+                     end,
                      unit.plan.bytes);
   }
   finish(unit);

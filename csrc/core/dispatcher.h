@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "csrc/core/lane.h"
+#include "csrc/core/lane_watch.h"
 #include "csrc/core/negotiator.h"
 #include "csrc/core/plan_items.h"
 #include "csrc/core/teams.h"
@@ -47,6 +48,11 @@ class Dispatcher {
   /// Forgets what the lanes were given. For a moment when no rank is busy, on all ranks alike: the
   /// end of a round before which every rank said so, for units come out of rounds only.
   void clear_loads();
+
+  /// Weights of lanes that this rank would propose, if those in use are far from what it measures.
+  std::optional<LaneWeights> suggest_weights(const Parameters& parameters) {
+    return watch_.suggest(parameters);
+  }
 
   /// Runs lanes that nobody runs until `operation` is done or no lane is left. Any thread.
   void help(const Operation& operation);
@@ -100,6 +106,8 @@ class Dispatcher {
   PlanItems items_;
   UnitPlan plan_;
   Unit unit_;
+
+  LaneWatch watch_;
 
   std::atomic<bool> stopped_{false};
   std::atomic<std::uint64_t> units_{0};

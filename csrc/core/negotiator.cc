@@ -93,6 +93,7 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
       outcome.answers.push_back(std::move(report));
     }
   }
+  message.reports.clear();  // With many ranks the requests of a first step are large.
   settle_all(outcome);
   if ((message.flags & kFlagMoving) == 0) {
     outcome.look_again = decisions_ > 0;

@@ -77,6 +77,8 @@ class Negotiator {
   void look_again() { news_ = true; }
   /// For the next epoch; the epoch number in `parameters` is ignored.
   void propose(const Parameters& parameters);
+  /// Whether one of this rank waits for the next round.
+  bool has_proposal() const { return proposal_.has_value(); }
   const Parameters& parameters() const { return parameters_; }
   const ProcessSetTable& process_sets() const { return sets_; }
 

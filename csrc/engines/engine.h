@@ -83,6 +83,14 @@ class Engine {
   /// The new engine must end before this one; `abort` of this one does not reach it.
   virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
 
+  /// Seconds in which bytes that this rank sent on a numbered lane had not arrived yet, since the
+  /// engine came up: the time that the network took, and not a rank. 0 if the engine does not know.
+  /// Any thread.
+  virtual double sending_s(int lane) const {
+    static_cast<void>(lane);
+    return 0;
+  }
+
   /// From any thread, any number of times; the first status wins.
   virtual void abort(const Status& status) noexcept = 0;
 };

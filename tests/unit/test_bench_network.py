@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.network import allreduce, bpf, launch, plan, program, sockets
+from bench.network import allreduce, bpf, launch, plan, program, relay, sockets
 from bench.network.plan import Spec
 
 _EXIT = 0x95
@@ -170,3 +170,17 @@ def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
         {"starts": [1_000_000_000, 4_000_000_000], "ends": [3_000_000_000, 6_000_000_000]},
     ]
     assert allreduce.seconds_of(ranks) == [2.0, 2.0]
+
+
+def test_what_the_relay_is_told():
+    assert relay.command(None, 2, 1.5, 1e-4, 0) == "set -1 2 1500 100 0"
+    assert relay.command(0, None, 0, 1, 0.25) == "set 0 -1 0 1000000 250000"
+
+
+def test_a_relayed_bed_has_no_bridge():
+    assert Spec(delay_ms=1).relayed
+    assert Spec(loss=0.1).relayed
+    assert not Spec().relayed
+    assert all(line.startswith("netns add") for line in plan.links(Spec(relay=True)))
+    with pytest.raises(ValueError, match="cannot be"):
+        Spec(loss=2).check()

@@ -166,6 +166,13 @@ std::unique_ptr<Engine> HierarchicalEngine::split(const std::vector<int>& member
       flat_.get(), std::move(flat), members, translated(host_of_, members), place, groups));
 }
 
+double HierarchicalEngine::sending_s(int lane) const {
+  if (layout_.hosts() == 1) {
+    return flat_->sending_s(lane);
+  }
+  return between_ == nullptr ? 0 : between_->sending_s(lane);
+}
+
 void HierarchicalEngine::abort(const Status& status) noexcept {
   cancellation_.set(status);
   for (Engine* engine : {flat_.get(), inside_.get(), between_.get()}) {

@@ -20,7 +20,7 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr auto kShortestNap = std::chrono::microseconds(20);
 constexpr auto kLongestNap = std::chrono::microseconds(500);
 /// A nap lasts this fraction of the wait so far, so it delays what is waited for by no more.
-constexpr int kNapsOfAWait = 8;
+constexpr int kNapsOfAWait = 4;
 constexpr unsigned long kTimerSlackNs = 1000;
 constexpr auto kLookEvery = std::chrono::milliseconds(5);
 

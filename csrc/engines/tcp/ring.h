@@ -33,6 +33,9 @@ class Ring {
                       const std::vector<std::size_t>& counts,
                       const Reduction& reduction);
 
+  /// See Engine. Any thread.
+  double sending_s() const { return stream_.sending_s(); }
+
  private:
   int wrap(int rank) const { return (rank % size_ + size_) % size_; }
   void begin(OpHeader::Kind kind, std::size_t bytes);

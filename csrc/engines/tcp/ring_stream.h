@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
+#include "csrc/base/tcp_info.h"
 #include "csrc/engines/tcp/channel.h"
 
 namespace aiacc {
@@ -43,6 +44,9 @@ class RingStream {
   RingStream(Channel next, Channel previous, const Cancellation& cancellation);
 
   void run(const RingSchedule& schedule);
+
+  /// Seconds in which something sent to the next rank had not arrived yet. Any thread.
+  double sending_s() const { return tcp_busy_s(next_.fd()); }
 
  private:
   void start(const RingSchedule& schedule);

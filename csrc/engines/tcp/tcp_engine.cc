@@ -173,6 +173,11 @@ void TcpEngine::all_to_all(int lane,
   run(lane, [&](auto&) { pairs(lane).all_to_all(send, recv, send_bytes, recv_bytes); });
 }
 
+double TcpEngine::sending_s(int lane) const {
+  AIACC_CHECK(lane >= 0 && lane < lanes_);
+  return size_ == 1 ? 0 : rings_[static_cast<std::size_t>(lane)]->sending_s();
+}
+
 std::unique_ptr<Engine> TcpEngine::split(const std::vector<int>& members, std::uint32_t group) {
   AIACC_CHECK(group < std::numeric_limits<std::uint32_t>::max());
   cancellation_.check();

@@ -49,6 +49,7 @@ class TcpEngine : public Engine {
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  double sending_s(int lane) const override;
   void abort(const Status& status) noexcept override { cancellation_.set(status); }
 
  private:

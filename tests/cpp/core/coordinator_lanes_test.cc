@@ -1,8 +1,11 @@
 // Which lanes the units of a job take.
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -116,6 +119,32 @@ TEST(CoordinatorLanes, WeightsOfAnEpochShareOutTheBytes) {
     ++units.at(static_cast<std::size_t>(lane));
   }
   EXPECT_EQ(units, (std::vector<int>{4, 1, 4}));
+}
+
+/// A lane with a quarter of the speed gets a quarter of the bytes, by the ranks' own measurement.
+TEST(CoordinatorLanes, ASlowLaneIsRelieved) {
+  constexpr std::size_t kUnits = 12;
+  std::atomic<int> slow_units{0};
+  CoordinatorWorld world;
+  world.lanes = 3;
+  world.options.parameters = {0, 1 << 16, 3};
+  world.before = [&](int rank, int lane, std::size_t bytes) {
+    if (bytes == 1 << 16) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(lane == 1 ? 20 : 5));
+      slow_units += rank == 0 && lane == 1 ? 1 : 0;
+    }
+  };
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    std::vector<float> data(kUnits << 14, 0);
+    const Request request = make_request("x", {static_cast<std::int64_t>(data.size())});
+    bool relieved = false;
+    // The deadline of the ranks ends this if it never happens.
+    while (sum(*parts.coordinator, "relieved", relieved ? 1 : 0) == 0) {
+      const int before = slow_units.load();
+      finish(*parts.coordinator, submit(*parts.coordinator, request, data.data(), data.data()));
+      relieved = rank == 0 && slow_units.load() - before <= 2;
+    }
+  });
 }
 
 }  // namespace

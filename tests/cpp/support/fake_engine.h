@@ -1,7 +1,11 @@
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -18,6 +22,7 @@
 #include "csrc/engines/members.h"
 #include "csrc/kernels/reduce.h"
 #include "csrc/kernels/scale.h"
+#include "csrc/planning/parameters.h"
 namespace aiacc {
 
 /// What the fake engines of all ranks share. A lane is a barrier: whoever comes last does the
@@ -204,6 +209,13 @@ class FakeEngine : public Engine {
     return std::make_unique<FakeEngine>(split.hub, place, before_);
   }
 
+  /// The hook stands for the network.
+  double sending_s(int lane) const override {
+    return std::chrono::duration<double>(
+               std::chrono::nanoseconds(hook_ns_.at(static_cast<std::size_t>(lane)).load()))
+        .count();
+  }
+
   void abort(const Status& status) noexcept override {
     const std::lock_guard lock(hub_->mutex_);
     if (!aborted_) {
@@ -219,7 +231,10 @@ class FakeEngine : public Engine {
            const FakeHub::Perform& perform) {
     AIACC_CHECK(lane_number >= 0 && lane_number <= lanes());
     if (before_) {
+      const auto start = std::chrono::steady_clock::now();
       before_(lane_number, bytes);
+      const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - start;
+      hook_ns_.at(static_cast<std::size_t>(lane_number)) += taken.count();
     }
     std::unique_lock lock(hub_->mutex_);
     if (aborted_) {
@@ -274,6 +289,7 @@ class FakeEngine : public Engine {
   std::shared_ptr<FakeHub> hub_;
   const int rank_;
   const Before before_;
+  std::array<std::atomic<std::int64_t>, kMaxLanes + 1> hook_ns_{};  ///< spent in the hook, by lane
   std::optional<Status> aborted_;
 };
 
