@@ -33,9 +33,9 @@ SETTINGS = {
 }
 
 
-def bus_mbit(seconds: float, size: int) -> float:
-    """Mbit/s that every interface sends during an all-reduce of BYTES among ``size`` hosts."""
-    return BYTES * 8 * 2 * (size - 1) / size / seconds / 1e6
+def bus_mbit(tensor_bytes: int, size: int, seconds: float) -> float:
+    """Bus bandwidth in Mbit/s: what a ring sends and receives on each of ``size`` hosts. Pure."""
+    return tensor_bytes * 8 * 2 * (size - 1) / size / seconds / 1e6
 
 
 def report(seconds: Mapping[int, Sequence[float]], size: int) -> str:
@@ -45,7 +45,7 @@ def report(seconds: Mapping[int, Sequence[float]], size: int) -> str:
         seconds: Durations of all-reduces of BYTES, by lanes; that of one lane included.
         size: Number of hosts.
     """
-    rates = {lanes: bus_mbit(median(samples), size) for lanes, samples in seconds.items()}
+    rates = {lanes: bus_mbit(BYTES, size, median(samples)) for lanes, samples in seconds.items()}
     best = choose(seconds)
     lines = [f"all-reduce of {BYTES >> 20} MiB between {size} ranks; each sends at", ""]
     lines += [

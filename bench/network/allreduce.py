@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from aiacc.run.netcheck import bus_mbit
 from bench import machine
 from bench.network import launch
 from bench.network.bed import Bed, BedError, bed_for
@@ -27,11 +28,6 @@ LAUNCHERS = {"tcp": "explicit", "mpi": "mpirun"}
 _MIB = 1 << 20
 #: A flow that has carried as much of the tensors carried units of them.
 _LEAST_SHARE = 0.01
-
-
-def busbw_mbit(tensor_bytes: int, ranks: int, seconds: float) -> float:
-    """Bus bandwidth in Mbit/s of an all-reduce: what a ring sends and receives on each host."""
-    return tensor_bytes * 8 / 1e6 / seconds * 2 * (ranks - 1) / ranks
 
 
 def limit_mbit(spec: Spec, lanes: int) -> float:
@@ -74,7 +70,7 @@ def measure(bed: Bed, engine: str, lanes: int, options: argparse.Namespace) -> d
     # The warm-up counts for the flows: every host sends the same bytes as on the bus.
     hosts = bed.spec.hosts
     sent = tensor_bytes * (1 + options.iterations) * 2 * (hosts - 1) / hosts
-    rate = busbw_mbit(tensor_bytes, hosts, median(seconds))
+    rate = bus_mbit(tensor_bytes, hosts, median(seconds))
     limit = limit_mbit(bed.spec, lanes)
     row = {
         "engine": engine,

@@ -14,7 +14,7 @@ from aiacc.run.local import Job
 from bench.network.bed import Bed
 from bench.network.plan import address, host_name
 
-LAUNCHERS = ("explicit", "mpirun", "torchrun")
+LAUNCHERS = ("explicit", "mpirun", "torchrun", "none")
 PORT = 29500  # each bed's hosts have all ports for themselves
 
 _AGENT = Path(__file__).with_name("ssh_agent")
@@ -43,7 +43,8 @@ def starts(
 
     Args:
         launcher: "explicit": one process per rank, ranks numbered host by host. "mpirun": one
-            mpirun in host 0. "torchrun": one agent per host.
+            mpirun in host 0. "torchrun": one agent per host. "none": the command itself, once in
+            host 0; an mpirun that it starts reaches the others.
         hosts: Number of hosts.
         per_host: Ranks on each.
         command: The program and its arguments.
@@ -61,12 +62,19 @@ def starts(
             Start(rank // per_host, list(command), {**shared, "AIACC_RANK": str(rank)})
             for rank in range(size)
         ]
+    into_hosts = {
+        "AIACC_BED": namespaces,
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(_AGENT),
+        "HYDRA_IFACE": "eth0",
+    }
+    if launcher == "none":
+        return [Start(0, list(command), into_hosts)]
     if launcher == "mpirun":
         names = ",".join(f"{host_name(host)}:{per_host}" for host in range(hosts))
-        line = [str(Path(sys.executable).with_name("mpirun")), "-launcher", "ssh"]
-        line += ["-launcher-exec", str(_AGENT), "-iface", "eth0", "-hosts", names]
+        line = [str(Path(sys.executable).with_name("mpirun")), "-hosts", names]
         line += ["-ppn", str(per_host), "-n", str(size), *command]
-        return [Start(0, line, {"AIACC_BED": namespaces})]
+        return [Start(0, line, into_hosts)]
     line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(hosts)]
     line += ["--nproc-per-node", str(per_host), "--master-addr", address(0)]
     line += ["--master-port", str(PORT)]

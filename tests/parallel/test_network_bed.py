@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aiacc.run import netcheck
 from bench.network import bpf, launch, program
 from bench.network.bed import Bed, BedError, bed_for, put_up, require_root, take_down
 from bench.network.plan import Spec
@@ -142,6 +143,19 @@ def test_ranks_run_on_hosts_of_their_own(name, launcher, tmp_path, monkeypatch):
     assert between > 100_000, "the hosts have met outside their network"
 
 
+def test_netcheck_finds_the_lanes_that_fill_the_caps(name, tmp_path):
+    command = ["aiaccrun", "--netcheck", "node0,node1"]
+    with bed_for(Spec(name, hosts=2, flow_mbit=250, nic_mbit=1000)) as bed:
+        assert launch.run(bed, "none", 1, command, timeout_s=120, output_folder=tmp_path) == 0
+        heavy = [flow for flow in bed.flows(0) if flow.sent_bytes > program.DATA_BYTES]
+    said = (tmp_path / "rank.0" / "stdout").read_text()
+    assert said.count("Mbit/s") == 5
+    # 1 and 2 flows leave interfaces idle. A busy machine may make 8 look better than 4.
+    assert "AIACC_LANES=1 " not in said
+    assert int(said.rpartition("AIACC_LANES=")[2]) >= 4
+    assert len(heavy) == netcheck.LANES, "not every lane has had a flow of its own"
+
+
 def test_a_failing_rank_is_the_result(name):
     with bed_for(Spec(name, hosts=2)) as bed:
         command = ["sh", "-c", "test $AIACC_RANK = 1 && exit 7; sleep 60"]
@@ -173,14 +187,16 @@ def test_a_bed_that_fails_half_way_leaves_nothing(name, monkeypatch):
 
 def test_the_relay_carries_loses_and_comes_back(name):
     with bed_for(Spec(name, hosts=2, relay=True, flow_mbit=0, nic_mbit=0)) as bed:
+        # While the hosts come up, IPv6 greets some that are not there yet.
+        start = bed.set_path()
         _send(bed, connections=2, each_bytes=100_000)
         before = bed.set_path(loss=1)
-        assert before.lost == 0
-        assert before.carried > 2 * 100_000 / bed.spec.mtu
+        assert before.lost == start.lost
+        assert before.carried - start.carried > 2 * 100_000 / bed.spec.mtu
         lonely = bed.enter(0, [sys.executable, "-c", _LONELY])
         subprocess.run(lonely, check=True, timeout=_TIMEOUT_S)
         after = bed.set_path(delay_ms=1, reorder=0.2)
-        assert after.lost == after.carried - before.carried > 0
+        assert after.lost - before.lost == after.carried - before.carried > 0
         _send(bed, connections=2, each_bytes=100_000)
         with pytest.raises(Exception, match="refuses 'set 5"):
             bed.set_path(5, 0)
