@@ -4,10 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from statistics import median
 from typing import Any
 
 from bench.machine import ROOT
+from bench.network.ablation import Setting, settings
 from bench.network.training import LANES, contenders
 from bench.network.workloads import workload
 from bench.report import between_markers
@@ -15,6 +17,8 @@ from bench.report import between_markers
 RESULTS = ROOT / "bench" / "results"
 TRAINING = RESULTS / "network_training.json"
 ALLREDUCE = RESULTS / "network_allreduce.json"
+WAN = RESULTS / "network_wan.json"
+ABLATION = RESULTS / "network_ablation.json"
 PAGE = ROOT / "docs" / "network.md"
 
 #: Gains over one lane of our own that the vendor of AIACC-Training publishes, at a flow cap of
@@ -112,13 +116,58 @@ def allreduce_table(runs: list[Run]) -> str:
     return "\n".join(lines)
 
 
+def wan_table(runs: list[Run]) -> str:
+    """Markdown: a line per number of hosts, loss and unit, a column per number of lanes."""
+    lines = ["| hosts | delay | loss | AIACC_UNIT_BYTES | " + " | ".join(map(_lanes_text, LANES))
+             + " | 8 lanes over 1 |", "| --- " * (len(LANES) + 5) + "|"]  # fmt: skip
+    for rows in _by_line(runs):
+        bed, rates = rows[0]["bed"], {row["lanes"]: row["busbw_mbit"] for row in rows}
+        cells = [str(rows[0]["hosts"]), f"{bed['delay_ms']:g} ms", f"{bed['loss']:g}"]
+        cells.append(rows[0]["variables"].get("AIACC_UNIT_BYTES", ""))
+        cells += [f"{rates[lanes]:.0f} Mbit/s" if lanes in rates else "" for lanes in LANES]
+        cells.append(f"{rates[8] / rates[1]:.1f}x" if {1, 8} <= set(rates) else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def ablation_table(runs: list[Run]) -> str:
+    """Markdown: a line per setting; where one was measured again, the last one counts."""
+    rows = {Setting(**{name: row[name] for name in _FACTORS}): row
+            for run in runs for row in run["rows"]}  # fmt: skip
+    times = {setting: median(row["seconds"]) for setting, row in rows.items()}
+    default = times.get(Setting())
+    lines = ["| engine | AIACC_LANES | AIACC_UNIT_BYTES | negotiation | step | over the default "
+             "| rounds of negotiation per step |", "| --- " * 7 + "|"]  # fmt: skip
+    for setting in settings():
+        if setting in times:
+            time = times[setting]
+            cells = [setting.engine, str(setting.lanes), setting.unit, setting.negotiation]
+            cells += [f"{time:.2f} s", f"{time / default:.2f}x" if default else ""]
+            cells.append(f"{rows[setting]['rounds_per_step']:.0f}")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+#: What the rows of the ablation differ in.
+_FACTORS = [field.name for field in fields(Setting)]
+
+
 def _by_line(runs: list[Run]) -> list[list[Run]]:
     """Rows that differ in their lanes alone; where one was measured again, the last one counts."""
-    lines: dict[tuple[object, ...], dict[int, Run]] = {}
+    lines: dict[tuple[Any, ...], dict[int, Run]] = {}
     for row in [row for run in runs for row in run["rows"]]:
-        key = (row["engine"], row["hosts"], row["bed"]["slow"])
-        lines.setdefault(key, {})[row["lanes"]] = row
-    return [list(rows.values()) for _, rows in sorted(lines.items(), reverse=True)]
+        bed, variables = row["bed"], row.get("variables", {})
+        case = (
+            row["engine"],
+            row["hosts"],
+            bed["slow"],
+            bed["loss"],
+            str(sorted(variables.items())),
+        )
+        lines.setdefault(case, {})[row["lanes"]] = row
+    ordered = sorted(lines.items(), key=lambda line: line[0][1:])
+    ordered.sort(key=lambda line: line[0][0], reverse=True)
+    return [list(rows.values()) for _, rows in ordered]
 
 
 def _lanes_text(lanes: int) -> str:
@@ -206,6 +255,12 @@ def main() -> int:
             training_table(training), ratio_table(training), provenance(training)
         ],
     }  # fmt: skip
+    for mark, path, table in (
+        ("bench:network-wan", WAN, wan_table),
+        ("bench:network-ablation", ABLATION, ablation_table),
+    ):
+        runs = json.loads(path.read_text())["runs"]
+        sections[mark] = [table(runs), provenance(runs)]
     page = PAGE.read_text()
     for mark, parts in sections.items():
         text = "\n\n".join(parts)

@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--contender", choices=("aiacc", "ddp", "none"), required=True)
     parser.add_argument("--warmup", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -74,7 +75,9 @@ def main() -> None:
         import aiacc.torch as hvd
 
         hvd.init()
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, model.named_parameters(), groups=options.groups or None
+        )
     elif options.contender == "ddp":
         dist.init_process_group(
             "gloo", init_method=f"tcp://{os.environ['AIACC_ADDR']}", rank=rank, world_size=size
@@ -99,6 +102,8 @@ def main() -> None:
             import aiacc
 
             found["lanes"] = aiacc.stats()["lanes"]
+            found["rounds_per_step"] = aiacc.stats()["rounds"] / len(ends)
+            found["control_bytes_per_step"] = aiacc.stats()["control_bytes"] / len(ends)
         options.output.write_text(json.dumps(found))
 
 

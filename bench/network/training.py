@@ -32,6 +32,7 @@ class Contender:
         program: ``--contender`` of `bench.network.step`.
         variables: Environment of its ranks.
         warmup: Steps before those that count.
+        groups: Groups of gradients that are reduced together, 0 for each by itself.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Contender:
     program: str
     variables: dict[str, str]
     warmup: int = 1
+    groups: int = 0
 
 
 def contenders() -> list[Contender]:
@@ -86,7 +88,7 @@ def measure(
     lanes: dict[str, list[int]] = {}
     for number in range(rounds):
         for contender in chosen[:: 1 if number % 2 == 0 else -1]:
-            found = _job(bed, name, contender, steps, timeout_s)
+            found = job(bed, name, contender, steps=steps, timeout_s=timeout_s)
             samples[contender.name].append(found["seconds"])
             if "lanes" in found:
                 lanes.setdefault(contender.name, []).append(found["lanes"])
@@ -115,15 +117,33 @@ def record(run: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps({"runs": runs if any(same) else [*runs, run]}, indent=1) + "\n")
 
 
-def _job(bed: Bed, name: str, contender: Contender, steps: int, timeout_s: float) -> dict[str, Any]:
+def job(
+    bed: Bed, name: str, contender: Contender, *, steps: int, timeout_s: float, per_host: int = 1
+) -> dict[str, Any]:
+    """Run one job of a contender; what `bench.network.step` has found.
+
+    Blocks. Main thread only.
+
+    Args:
+        bed: The hosts.
+        name: Workload.
+        contender: Who.
+        steps: Steps that count.
+        timeout_s: Of the job.
+        per_host: Ranks on each host.
+
+    Raises:
+        RuntimeError: The job failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         command = [sys.executable, "-m", "bench.network.step", "--workload", name]
         command += ["--contender", contender.program, "--warmup", str(contender.warmup)]
-        command += ["--steps", str(steps), "--output", str(output)]
+        command += ["--steps", str(steps), "--groups", str(contender.groups)]
+        command += ["--output", str(output)]
         bed.reset()
         code = launch.run(
-            bed, "explicit", 1, command, variables=contender.variables, timeout_s=timeout_s
+            bed, "explicit", per_host, command, variables=contender.variables, timeout_s=timeout_s
         )
         if code != 0:
             raise RuntimeError(f"[bench.network] {contender.title}: the job ended with code {code}")

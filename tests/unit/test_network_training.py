@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 
-from bench.network.report import allreduce_table, ratio_table, step_s, training_table
+from bench.network.ablation import Setting, settings
+from bench.network.report import (
+    ablation_table,
+    allreduce_table,
+    ratio_table,
+    step_s,
+    training_table,
+    wan_table,
+)
 from bench.network.training import contenders, record
 from bench.network.workloads import names, workload
 from bench.shapes import elements
@@ -71,7 +80,7 @@ def _row(lanes, busbw, bar=0.93, slow=0.0):
         "engine": "tcp",
         "hosts": 4,
         "lanes": lanes,
-        "bed": {"flow_mbit": 250.0, "nic_mbit": 1000.0, "slow": slow},
+        "bed": {"flow_mbit": 250.0, "nic_mbit": 1000.0, "slow": slow, "loss": 0.0},
         "busbw_mbit": busbw,
         "share": busbw / limit,
         "bar": bar,
@@ -86,6 +95,55 @@ def test_table_of_bandwidths():
     assert slow.endswith("one flow at 0.25 of it |  |  | 241 Mbit/s, 0.241 |  |  |  |")
     runs[0]["rows"][0]["share"] = 0.9
     assert allreduce_table(runs).splitlines()[2].endswith("| **no** |")
+
+
+def _far(lanes, busbw, loss, unit):
+    bed = {"slow": 0.0, "delay_ms": 10.0, "loss": loss}
+    variables = {"AIACC_UNIT_BYTES": unit}
+    row = {"engine": "tcp", "hosts": 2, "lanes": lanes, "bed": bed, "busbw_mbit": busbw}
+    return {**row, "variables": variables}
+
+
+def test_table_of_far_networks_has_a_line_for_every_loss_and_unit():
+    rows = [_far(1, 50.0, 1e-4, "1MiB"), _far(1, 60.0, 1e-4, "8MiB"), _far(1, 300.0, 0.0, "1MiB")]
+    rows += [_far(8, 390.0, 1e-4, "1MiB"), _far(8, 400.0, 1e-4, "1MiB")]
+    lines = wan_table([{"rows": rows[:3]}, {"rows": rows[3:]}]).splitlines()[2:]
+    assert [line.split(" | ")[2:4] for line in lines] == [
+        ["0", "1MiB"],
+        ["0.0001", "1MiB"],
+        ["0.0001", "8MiB"],
+    ]
+    assert lines[1].endswith("| 50 Mbit/s |  |  | 400 Mbit/s | 8.0x |")
+    assert lines[2].endswith("| 60 Mbit/s |  |  |  |  |")
+
+
+def test_the_ablation_varies_every_factor_around_the_default():
+    found = settings()
+    assert len(set(found)) == len({one.name for one in found}) == len(found)
+    assert Setting() in found
+    for factor in ("lanes", "unit", "engine", "negotiation"):
+        alone = [one for one in found if replace(one, **{factor: ""}) == _without(factor)]
+        assert len(alone) > 1, factor
+    assert Setting(negotiation="names").contender().variables["AIACC_CACHE_CAPACITY"] == "0"
+    assert "AIACC_CACHE_CAPACITY" not in Setting().contender().variables
+    assert Setting(negotiation="once").contender().groups == 1
+
+
+def _without(factor):
+    return replace(Setting(), **{factor: ""})
+
+
+def test_table_of_the_ablation_compares_with_the_default():
+    def row(setting, *seconds):
+        return {**asdict(setting), "seconds": seconds, "rounds_per_step": 3.2}
+
+    slow = Setting(lanes=1)
+    runs = [{"rows": [row(Setting(), 9.0), row(slow, 18.0, 22.0)]}, {"rows": [row(Setting(), 8.0)]}]
+    lines = ablation_table(runs).splitlines()[2:]
+    assert lines == [
+        "| tcp | 1 | 1MiB | bits | 20.00 s | 2.50x | 3 |",
+        "| tcp | 4 | 1MiB | bits | 8.00 s | 1.00x | 3 |",
+    ]
 
 
 def test_a_run_replaces_its_predecessor_only(tmp_path):
