@@ -1,7 +1,6 @@
-"""Builds, starts, tells and stops the program that carries packets between virtual hosts."""
+"""Starts, tells and stops the program that carries packets between virtual hosts."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -10,12 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.machine import ROOT
+from bench.network import native
 
-_SOURCE = Path(__file__).with_name("relay.c")
-_BINARY = ROOT / "build" / "network" / "relay"
 _SEED = 1
-_BUILD_S = 60.0
 _ANSWER_S = 5.0
 
 
@@ -55,7 +51,11 @@ def start(control: Path, namespaces: Sequence[Path]) -> None:
     Raises:
         RelayError: There is no compiler, or no TAP device.
     """
-    line = [str(_built()), str(_SEED), str(control), *map(str, namespaces)]
+    try:
+        program = native.built("relay")
+    except native.BuildError as error:
+        raise RelayError(str(error)) from error
+    line = [str(program), str(_SEED), str(control), *map(str, namespaces)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     if done.returncode != 0:
         raise RelayError(f"{done.stderr.strip()}; the relay needs CONFIG_TUN and root")
@@ -93,19 +93,3 @@ def stop(control: Path) -> None:
 
 def _number_file(control: Path) -> Path:
     return control.with_name(control.name + ".pid")
-
-
-def _built() -> Path:
-    """The program, compiled if its source is newer."""
-    if _BINARY.exists() and _BINARY.stat().st_mtime >= _SOURCE.stat().st_mtime:
-        return _BINARY
-    compiler = shutil.which("cc")
-    if compiler is None:
-        raise RelayError("cc is missing, which builds the relay; install it: apt-get install gcc")
-    _BINARY.parent.mkdir(parents=True, exist_ok=True)
-    fresh = _BINARY.with_name(f"relay.{os.getpid()}")
-    line = [compiler, "-O2", "-Wall", "-Wextra", "-o", str(fresh), str(_SOURCE)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=_BUILD_S, check=False)
-    if done.returncode != 0:
-        raise RelayError(f"cc does not build {_SOURCE}: {done.stderr.strip()}")
-    return fresh.rename(_BINARY)  # another process may be doing the same
