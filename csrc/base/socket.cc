@@ -221,6 +221,27 @@ std::size_t Socket::recv_some(void* data, std::size_t bytes, const std::string& 
   }
 }
 
+void Socket::send_all(const void* data,
+                      std::size_t bytes,
+                      const std::string& peer,
+                      Clock::time_point deadline) {
+  const auto* next = static_cast<const char*>(data);
+  while (true) {
+    const std::size_t sent = send_some(next, bytes, peer);
+    next += sent;
+    bytes -= sent;
+    if (bytes == 0) {
+      return;
+    }
+    pollfd entry{fd_, POLLOUT, 0};
+    if (sent == 0 && poll(&entry, 1, milliseconds_until(deadline)) == 0) {
+      throw Error(Code::kTimeout,
+                  "[socket] " + peer + " did not take " + std::to_string(bytes) +
+                      " bytes in time; is it frozen?");
+    }
+  }
+}
+
 std::pair<std::string, int> split_address(const std::string& address) {
   const auto colon = address.rfind(':');
   const std::string remedy = " (expected host:port, for example 10.0.0.1:29500)";

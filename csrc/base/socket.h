@@ -37,6 +37,13 @@ class Socket {
   std::size_t send_some(const void* data, std::size_t bytes, const std::string& peer);
   std::size_t recv_some(void* data, std::size_t bytes, const std::string& peer);
 
+  /// Sends all of it, and sleeps while there is no room. Throws Error(kTimeout) at `deadline`, and
+  /// what `send_some` throws.
+  void send_all(const void* data,
+                std::size_t bytes,
+                const std::string& peer,
+                Clock::time_point deadline);
+
  private:
   int fd_ = -1;
 };

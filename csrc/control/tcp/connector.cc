@@ -21,6 +21,9 @@ constexpr std::uint16_t kVersion = 2;
 constexpr std::chrono::milliseconds kProbeEvery{1000};
 constexpr std::chrono::milliseconds kProbePatience{100};
 
+/// A fresh socket has room for an answer, so this is never needed in full.
+constexpr std::chrono::milliseconds kAnswerPatience{100};
+
 /// One byte answers a hello.
 enum Answer : std::uint8_t {
   kWelcome = 1,
@@ -205,8 +208,7 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
   hello.group = spec.group;
   hello.kind = static_cast<std::uint8_t>(spec.kind);
   hello.token = token_;
-  // So few bytes always fit into a fresh socket's buffer.
-  AIACC_CHECK(socket.send_some(&hello, sizeof hello, rank_name(spec.peer)) == sizeof hello);
+  socket.send_all(&hello, sizeof hello, rank_name(spec.peer), deadline);
   return socket;
 }
 
@@ -334,7 +336,7 @@ void Connector::verify(Greeting& greeting) {
   } else if (waiting_.count(key) != 0) {
     answer = kDuplicate;
   }
-  greeting.socket.send_some(&answer, 1, "a connecting process");
+  greeting.socket.send_all(&answer, 1, "a connecting process", Clock::now() + kAnswerPatience);
   if (answer == kWelcome) {
     waiting_.emplace(key, std::move(greeting.socket));
     wake_waiters();

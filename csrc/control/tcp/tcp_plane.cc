@@ -19,6 +19,9 @@ constexpr std::uint8_t kFoldIn = 254;
 constexpr std::uint8_t kResult = 255;
 constexpr std::size_t kReadBytes = 64 << 10;
 
+/// For telling all peers of an abort. Sockets have room for it, unless a peer does not read.
+constexpr std::chrono::milliseconds kAbortPatience{100};
+
 /// In looks. A peer is asked after so much silence, and lost so long after that; the rest of the
 /// time limit is for looks that come late.
 constexpr int kSilentLooks = 2;
@@ -459,17 +462,17 @@ void TcpPlane::abort(const Status& status) noexcept {
     return;
   }
   aborted_ = true;
+  const auto deadline = Clock::now() + kAbortPatience;
   for (const auto& peer : peers_) {
     try {
       Bytes frame;
       encode_frame({FrameType::kAbort, 0, round_, encode_status(status)}, frame);
-      // Whatever does not fit into the socket's buffer would have to wait for a peer that may be
-      // frozen; it learns from the closed connection instead.
-      peer->socket.send_some(frame.data(), frame.size(), peer->name);
-      ::shutdown(peer->socket.fd(), SHUT_WR);
+      // A peer that takes nothing may be frozen; it learns from the closed connection instead.
+      peer->socket.send_all(frame.data(), frame.size(), peer->name, deadline);
     } catch (const Error&) {
       // That peer is the lost one.
     }
+    ::shutdown(peer->socket.fd(), SHUT_WR);
   }
 }
 

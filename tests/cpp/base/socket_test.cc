@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,29 @@ std::pair<Socket, Socket> connected_pair() {
   Socket other = listener.accept();
   EXPECT_TRUE(other.valid());
   return {std::move(one), std::move(other)};
+}
+
+TEST(SendAll, WaitsForRoomUntilAllIsSent) {
+  auto [one, other] = connected_pair();
+  const std::string text(std::size_t{8} << 20, 'x');
+  std::size_t got = 0;
+  std::thread reader([&other = other, &got, &text] {
+    std::string buffer(std::size_t{64} << 10, '\0');
+    while (got < text.size() && readable(other.fd(), 10'000)) {
+      got += other.recv_some(buffer.data(), buffer.size(), "one");
+    }
+  });
+  one.send_all(text.data(), text.size(), "other", in(10'000));
+  reader.join();
+  EXPECT_EQ(got, text.size());
+}
+
+TEST(SendAll, EndsAtTheDeadlineIfNobodyReads) {
+  auto [one, other] = connected_pair();
+  const std::string text(std::size_t{64} << 20, 'x');
+  EXPECT_EQ(
+      code_of([&one = one, &text] { one.send_all(text.data(), text.size(), "other", in(50)); }),
+      Code::kTimeout);
 }
 
 TEST(SplitAddress, HostsAndPorts) {

@@ -1,0 +1,122 @@
+"""Ranks whose socket calls move few bytes, or fail as if interrupted or too early."""
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from bench.network import native
+from tests.support.ranks import ROOT, run_ranks
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
+
+_BYTES = 300_000
+
+
+def _cut_calls() -> int:
+    calls = ctypes.CDLL(None).short_io_calls
+    calls.restype = ctypes.c_long
+    return calls()
+
+
+def _talk_to_itself():
+    """Plain sockets, blocking: everything arrives, in pieces."""
+    server = socket.create_server(("127.0.0.1", 0))
+    one = socket.create_connection(server.getsockname())
+    other, _ = server.accept()
+    sizes = []
+
+    def send():
+        data = bytes(range(250)) * (_BYTES // 250)
+        while data:
+            sent = one.send(data[:1000])
+            sizes.append(sent)
+            data = data[sent:]
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    got = b""
+    while len(got) < _BYTES:
+        got += other.recv(_BYTES)
+    sender.join()
+    assert got == bytes(range(250)) * (_BYTES // 250)
+    assert len(sizes) > 1.5 * _BYTES / 1000
+    assert min(sizes) <= 16
+    one.setblocking(False)
+    refusals = 0
+    for _ in range(2000):
+        try:
+            one.send(b"x")
+            other.recv(1)
+        except BlockingIOError:
+            refusals += 1
+    assert 0 < refusals < 500
+    pair = socket.socketpair()  # not TCP: as ever
+    assert all(pair[0].send(b"x" * 1000) == 1000 == len(pair[1].recv(1000)) for _ in range(100))
+    assert _cut_calls() > refusals
+
+
+def test_the_library_cuts_calls_on_tcp_sockets_only():
+    command = "from tests.parallel import test_short_io as here; here._talk_to_itself()"
+    subprocess.run(
+        [sys.executable, "-c", command],
+        env={"LD_PRELOAD": str(native.short_io()), "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=60,
+    )
+
+
+def _reduce_and_leave(engine):
+    for generation in range(8):
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        handles = []
+        for number, elements in enumerate((1, 300, 50_000, 400_000)):
+            tensor = np.arange(elements, dtype=np.float32) % 1021 + rank + generation
+            handles.append(hvd.allreduce_async(tensor, name=f"t{number}", op=hvd.Sum))
+        for elements, handle in zip((1, 300, 50_000, 400_000), handles, strict=True):
+            total = (np.arange(elements, dtype=np.float32) % 1021 + generation) * size
+            assert np.array_equal(hvd.synchronize(handle), total + size * (size - 1) // 2)
+        gathered = hvd.allgather(np.full((rank + 1, 1000), rank))
+        assert gathered.sum() == 1000 * sum(other * (other + 1) for other in range(size))
+        parts = hvd.alltoall(np.repeat(np.arange(size), 3000) * 10 + rank)
+        assert np.array_equal(parts, np.repeat(np.arange(size) + 10 * rank, 3000))
+        hvd.shutdown()  # at once: what the others have not heard has to arrive nevertheless
+    assert _cut_calls() > 100
+
+
+@pytest.mark.parametrize("engine", ["tcp", "hierarchical"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_get_the_right_numbers(engine, size):
+    env = {"LD_PRELOAD": str(native.short_io()), "AIACC_ENGINE": engine, "AIACC_UNIT_BYTES": "64K"}
+    run_ranks(size, _reduce_and_leave, engine, env=env)
+
+
+def _reduce_for_ever():
+    while True:
+        hvd.allreduce(np.ones(1000), name="x")
+
+
+def _survive_a_death():
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(aiacc.PeerLostError, match="rank 2"):
+        _reduce_for_ever()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_survivors_name_the_rank_that_died(seed):
+    env = {"LD_PRELOAD": str(native.short_io()), "SHORT_IO_SEED": str(seed)}
+    run_ranks(5, _survive_a_death, missing=[2], env=env)
