@@ -90,6 +90,10 @@ class Bed:
             with _open_map(counters_number, struct.Struct("=I"), program.COUNTERS) as counters:
                 counters.put(bytes(4), program.COUNTERS.pack(0, slow if host == 0 else 0))
 
+    def processes(self, host: int) -> list[int]:
+        """Numbers of the processes in a host."""
+        return _processes(self.spec.namespace(host))
+
     def set_path(
         self,
         source: int | None = None,
@@ -239,9 +243,9 @@ def take_down(name: str) -> None:
     mine = re.compile(re.escape(name) + r"-\d+")
     namespaces = [entry.name for entry in _entries(_NAMESPACES) if mine.fullmatch(entry.name)]
     for inside in namespaces:
-        for process in _run(["ip", "netns", "pids", inside]).split():
+        for process in _processes(inside):
             with suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
         _run(["ip", "netns", "delete", inside])
     ports = re.compile(re.escape(name) + r"-(br|v\d+)")
     for link in _entries(Path("/sys/class/net")):
@@ -249,6 +253,10 @@ def take_down(name: str) -> None:
         if ports.fullmatch(link.name):
             with suppress(BedError):
                 _run(["ip", "link", "delete", link.name])
+
+
+def _processes(namespace: str) -> list[int]:
+    return [int(number) for number in _run(["ip", "netns", "pids", namespace]).split()]
 
 
 def _start_relay(spec: Spec) -> None:

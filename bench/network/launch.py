@@ -53,15 +53,7 @@ def starts(
     """
     size = hosts * per_host
     if launcher == "explicit":
-        shared = {
-            "AIACC_SIZE": str(size),
-            "AIACC_ADDR": f"{address(0)}:{PORT}",
-            "AIACC_TOKEN": token,
-        }
-        return [
-            Start(rank // per_host, list(command), {**shared, "AIACC_RANK": str(rank)})
-            for rank in range(size)
-        ]
+        return explicit_starts([rank // per_host for rank in range(size)], command, token)
     into_hosts = {
         "AIACC_BED": namespaces,
         "HYDRA_LAUNCHER": "ssh",
@@ -82,6 +74,31 @@ def starts(
         Start(host, [*line, "--node-rank", str(host), "--no-python", *command], {})
         for host in range(hosts)
     ]
+
+
+def explicit_starts(hosts: Sequence[int], command: Sequence[str], token: str) -> list[Start]:
+    """One process per rank; ``hosts`` has the host of each. Pure."""
+    shared = {
+        "AIACC_SIZE": str(len(hosts)),
+        "AIACC_ADDR": f"{address(0)}:{PORT}",
+        "AIACC_TOKEN": token,
+    }
+    return [
+        Start(host, list(command), {**shared, "AIACC_RANK": str(rank)})
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def environment(bed: Bed) -> dict[str, str]:
+    """The environment of processes in the hosts of a bed, but for what `starts` adds."""
+    return (
+        _DEFAULTS
+        | os.environ
+        | {
+            "AIACC_BED_HOSTS": str(bed.hosts_path),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+        }
+    )
 
 
 def run(
@@ -116,20 +133,13 @@ def run(
     processes = starts(
         launcher, bed.spec.hosts, per_host, command, secrets.token_hex(16), bed.spec.name
     )
-    environment = (
-        _DEFAULTS
-        | os.environ
-        | {
-            "AIACC_BED_HOSTS": str(bed.hosts_path),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-        }
-    )
+    shared = environment(bed)
     with ExitStack() as stack:
         job = Job(tag_output=tag_output, output_folder=output_folder, grace_s=_GRACE_S, say=_say)
         stack.callback(job.close)
         for number, start in enumerate(processes):
             inside = bed.enter(start.host, start.command)
-            job.start(number, inside, {**environment, **start.variables, **(variables or {})})
+            job.start(number, inside, {**shared, **start.variables, **(variables or {})})
         timer = threading.Timer(timeout_s, _too_long, [timeout_s])
         timer.start()
         stack.callback(timer.join)
