@@ -110,6 +110,7 @@ def _survive_a_death():
     hvd.init()
     hvd.barrier()
     if hvd.rank() == 2:
+        hvd.allreduce(np.ones(1000), name="x")  # all have left the barrier
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(aiacc.PeerLostError, match="rank 2"):
         _reduce_for_ever()
