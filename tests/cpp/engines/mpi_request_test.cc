@@ -46,7 +46,7 @@ class MpiRequestTest : public testing::Test {
 
   /// Waits for a request in a thread of its own; the error's text, or "" after success.
   std::thread waiting(int request, std::string* outcome, const WaitCheck& check = [] {}) {
-    return std::thread([=, this] {
+    return std::thread([this, request, outcome, check] {
       MpiHandle handle = static_cast<MpiHandle>(request) + 1;
       Spin spin(std::chrono::nanoseconds(0));
       try {
