@@ -139,13 +139,14 @@ def ablation_table(runs: list[Run]) -> str:
     times = {setting: median(row["seconds"]) for setting, row in rows.items()}
     default = times.get(Setting())
     lines = ["| engine | AIACC_LANES | AIACC_UNIT_BYTES | negotiation | step | over the default "
-             "| rounds of negotiation per step |", "| --- " * 7 + "|"]  # fmt: skip
+             "| rounds, bytes of negotiation per step |", "| --- " * 7 + "|"]  # fmt: skip
     for setting in settings():
         if setting in times:
             time = times[setting]
             cells = [setting.engine, str(setting.lanes), setting.unit, setting.negotiation]
             cells += [f"{time:.2f} s", f"{time / default:.2f}x" if default else ""]
-            cells.append(f"{rows[setting]['rounds_per_step']:.0f}")
+            row = rows[setting]
+            cells.append(f"{row['rounds_per_step']:.0f}, {row['control_bytes_per_step']:,.0f}")
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -135,14 +135,15 @@ def _without(factor):
 
 def test_table_of_the_ablation_compares_with_the_default():
     def row(setting, *seconds):
-        return {**asdict(setting), "seconds": seconds, "rounds_per_step": 3.2}
+        counts = {"rounds_per_step": 3.2, "control_bytes_per_step": 1234.0}
+        return {**asdict(setting), **counts, "seconds": seconds}
 
     slow = Setting(lanes=1)
     runs = [{"rows": [row(Setting(), 9.0), row(slow, 18.0, 22.0)]}, {"rows": [row(Setting(), 8.0)]}]
     lines = ablation_table(runs).splitlines()[2:]
     assert lines == [
-        "| tcp | 1 | 1MiB | bits | 20.00 s | 2.50x | 3 |",
-        "| tcp | 4 | 1MiB | bits | 8.00 s | 1.00x | 3 |",
+        "| tcp | 1 | 1MiB | bits | 20.00 s | 2.50x | 3, 1,234 |",
+        "| tcp | 4 | 1MiB | bits | 8.00 s | 1.00x | 3, 1,234 |",
     ]
 
 
