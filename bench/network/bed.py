@@ -21,6 +21,7 @@ from bench.network.plan import (
     hosts_file,
     interior,
     links,
+    namespaces,
     shaping,
 )
 
@@ -29,6 +30,10 @@ STATE = Path("/run/aiacc-network")
 _NAMESPACES = Path("/run/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
 _COMMAND_S = 60
+#: A switch forwards without asking the rules for IP.
+_NO_FIREWALL = """for file in /proc/sys/net/bridge/bridge-nf-call-*; do
+    test ! -e "$file" || echo 0 >"$file"
+done"""
 
 
 class BedError(RuntimeError):
@@ -120,7 +125,8 @@ class Bed:
     def set_link(self, host: int, up: bool) -> None:
         """Let a host's link go down or come up again; connections and addresses stay."""
         if not self.spec.relayed:
-            _run(["ip", "link", "set", self.spec.port(host), "up" if up else "down"])
+            state = "up" if up else "down"
+            _run(["ip", "-n", self.spec.switch, "link", "set", self.spec.port(host), state])
             return
         loss = self.spec.loss if up else 1
         for source, target in ((host, None), (None, host)):
@@ -214,9 +220,12 @@ def put_up(spec: Spec) -> Bed:
     try:
         STATE.mkdir(mode=0o755, exist_ok=True)
         _hosts_path(spec.name).write_text(hosts_file(spec))
-        _batch(["ip"], links(spec))
+        _batch(["ip"], namespaces(spec))
         if spec.relayed:
             _start_relay(spec)
+        else:
+            _run(["ip", "netns", "exec", spec.switch, "sh", "-c", _NO_FIREWALL])
+            _batch(["ip", "-n", spec.switch], links(spec))
         maps = []
         for host in range(spec.hosts):
             inside = spec.namespace(host)
@@ -240,19 +249,12 @@ def take_down(name: str) -> None:
     relay.stop(_control_path(name))
     _state_path(name).unlink(missing_ok=True)
     _hosts_path(name).unlink(missing_ok=True)
-    mine = re.compile(re.escape(name) + r"-\d+")
-    namespaces = [entry.name for entry in _entries(_NAMESPACES) if mine.fullmatch(entry.name)]
-    for inside in namespaces:
+    mine = re.compile(re.escape(name) + r"-(\d+|sw)")
+    for inside in [entry.name for entry in _entries(_NAMESPACES) if mine.fullmatch(entry.name)]:
         for process in _processes(inside):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         _run(["ip", "netns", "delete", inside])
-    ports = re.compile(re.escape(name) + r"-(br|v\d+)")
-    for link in _entries(Path("/sys/class/net")):
-        # The end of a pair whose namespace is gone may go by itself meanwhile.
-        if ports.fullmatch(link.name):
-            with suppress(BedError):
-                _run(["ip", "link", "delete", link.name])
 
 
 def _processes(namespace: str) -> list[int]:

@@ -69,8 +69,13 @@ class Spec:
             raise ValueError(problem)
 
     @property
+    def switch(self) -> str:
+        """Name of the network namespace that has the bridge, away from the machine's firewall."""
+        return f"{self.name}-sw"
+
+    @property
     def bridge(self) -> str:
-        """Name of the bridge in the network namespace of the machine."""
+        """Name of the bridge in the namespace of the switch."""
         return f"{self.name}-br"
 
     def namespace(self, host: int) -> str:
@@ -109,12 +114,15 @@ def hosts_file(spec: Spec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def links(spec: Spec) -> list[str]:
-    """Lines for ``ip -batch``: the namespaces, and a bridge with its interfaces unless relayed."""
+def namespaces(spec: Spec) -> list[str]:
+    """Lines for ``ip -batch``: the hosts, and the switch unless a relay joins them."""
     lines = [f"netns add {spec.namespace(host)}" for host in range(spec.hosts)]
-    if spec.relayed:
-        return lines
-    lines += [f"link add {spec.bridge} type bridge", f"link set {spec.bridge} mtu {spec.mtu} up"]
+    return lines if spec.relayed else [*lines, f"netns add {spec.switch}"]
+
+
+def links(spec: Spec) -> list[str]:
+    """Lines for ``ip -batch`` inside the switch: the bridge and a cable to every host."""
+    lines = [f"link add {spec.bridge} type bridge", f"link set {spec.bridge} mtu {spec.mtu} up"]
     for host in range(spec.hosts):
         inside, port = spec.namespace(host), spec.port(host)
         lines += [

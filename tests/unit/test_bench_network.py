@@ -185,6 +185,7 @@ def test_a_relayed_bed_has_no_bridge():
     assert Spec(delay_ms=1).relayed
     assert Spec(loss=0.1).relayed
     assert not Spec().relayed
-    assert all(line.startswith("netns add") for line in plan.links(Spec(relay=True)))
+    assert not any("sw" in line for line in plan.namespaces(Spec(relay=True)))
+    assert "netns add aiacc-sw" in plan.namespaces(Spec())
     with pytest.raises(ValueError, match="cannot be"):
         Spec(loss=2).check()

@@ -18,9 +18,18 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr auto kShortestNap = std::chrono::microseconds(20);
-constexpr auto kLongestNap = std::chrono::microseconds(500);
+constexpr auto kLongestNap = std::chrono::microseconds(250);
 /// A nap lasts this fraction of the wait so far, so it delays what is waited for by no more.
 constexpr int kNapsOfAWait = 4;
+/// Waits that nap. The longest nap is so many times kLongestNap: a process tests as often however
+/// many lanes wait, and between two tests each lane receives the less the more they are.
+std::atomic<int> napping{0};
+
+struct Napping {
+  Napping() { napping.fetch_add(1, std::memory_order_relaxed); }
+  ~Napping() { napping.fetch_sub(1, std::memory_order_relaxed); }
+};
+
 constexpr unsigned long kTimerSlackNs = 1000;
 constexpr auto kLookEvery = std::chrono::milliseconds(5);
 
@@ -61,11 +70,13 @@ void wait_for_request(const MpiPlugin& plugin,
     }
   } while (spin.again());
   sharpen_timer();
+  const Napping counted;
   const auto start = SteadyClock::now();
   while (!is_done()) {
     check();
     const SteadyClock::duration part = (SteadyClock::now() - start) / kNapsOfAWait;
-    std::this_thread::sleep_for(std::clamp<SteadyClock::duration>(part, kShortestNap, kLongestNap));
+    const SteadyClock::duration most = kLongestNap * napping.load(std::memory_order_relaxed);
+    std::this_thread::sleep_for(std::clamp<SteadyClock::duration>(part, kShortestNap, most));
   }
 }
 

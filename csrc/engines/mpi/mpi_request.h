@@ -16,8 +16,9 @@ using WaitCheck = std::function<void()>;
 /// Waits until `*request` is done and sets it to MPI's null request.
 ///
 /// MPI has no event to sleep on: after spinning this naps between tests, which are also what makes
-/// a nonblocking collective progress: for a quarter of the wait so far, 20 to 500 us. `check` is
-/// called before every nap and may throw; `*request` is then still outstanding.
+/// a nonblocking collective progress: for a quarter of the wait so far, 20 us to 250 us times the
+/// number of waits in this process. `check` is called before every nap and may throw; `*request` is
+/// then still outstanding.
 void wait_for_request(const MpiPlugin& plugin,
                       MpiHandle* request,
                       Spin& spin,

@@ -21,7 +21,7 @@ constexpr std::chrono::microseconds kSpin{50};
 /// Fits the second-level cache of a core, together with what the other rank is working on.
 constexpr std::size_t kNodeSlotBytes = std::size_t{256} << 10;
 /// Between nodes every rank sends one piece of a slot at a time: large enough for the network.
-constexpr std::size_t kNetworkPieceBytes = std::size_t{512} << 10;
+constexpr std::size_t kNetworkPieceBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxSlotBytes = std::size_t{4} << 20;
 constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 /// An all-to-all has a piece for and of every rank in it.

@@ -14,8 +14,8 @@ constexpr std::size_t kCacheLine = 64;
 /// Up to here every rank reduces everything: one exchange of flags instead of two.
 constexpr std::size_t kSmallBytes = std::size_t{8} << 10;
 constexpr std::size_t kMinBlockBytes = std::size_t{32} << 10;
-/// A buffer is cut into at least this many blocks, as far as kMinBlockBytes allows, so that copying
-/// one overlaps with waiting for another.
+/// On one node a buffer is cut into at least this many blocks, as far as kMinBlockBytes allows, so
+/// that copying one overlaps with waiting for another. Between nodes the latency of each counts more.
 constexpr std::size_t kMinBlocks = 4;
 
 std::size_t round_up(std::size_t value, std::size_t unit) {
@@ -91,8 +91,9 @@ void NodeChannel::all_reduce(const void* send,
     small_all_reduce(send, recv, count, reduction);
     return;
   }
+  const std::size_t blocks_at_least = cross == nullptr ? kMinBlocks : 1;
   const std::size_t block_bytes =
-      std::clamp(round_up(bytes / kMinBlocks, kCacheLine), kMinBlockBytes, slot_bytes_);
+      std::clamp(round_up(bytes / blocks_at_least, kCacheLine), kMinBlockBytes, slot_bytes_);
   const std::size_t block_elems = block_bytes / element;
   const std::uint64_t blocks = (count + block_elems - 1) / block_elems;
   const Plan plan{static_cast<const std::byte*>(send),
@@ -129,8 +130,10 @@ void NodeChannel::all_reduce(const void* send,
     if (cross != nullptr && turn >= plan.first + 2 && turn - 2 < end) {
       cross->finish(static_cast<int>((turn - 2) % kSlots));
       const Plan::Range piece = plan.piece(turn - 2, mine);
-      std::byte* result = slot(rank_, turn - 2) + piece.in_slot;
-      copy_scaled(result, result, piece.elems, reduction.dtype, reduction.factor);
+      std::byte* shown = slot(rank_, turn - 2) + piece.in_slot;
+      // Alone on its node a rank needs no slot to show the result in.
+      std::byte* target = size() == 1 ? plan.recv + piece.offset : shown;
+      copy_scaled(target, shown, piece.elems, reduction.dtype, reduction.factor);
       progress_.announce(NodeProgress::kReduced, turn - 1);
     }
     const std::uint64_t lag = cross != nullptr ? 3 : 2;
@@ -182,6 +185,9 @@ void NodeChannel::gather(const Plan& plan, std::uint64_t block) {
     const int owner = (rank_ + step) % size();
     progress_.wait_for(owner, NodeProgress::kReduced, block + 1);
     const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(owner));
+    if (plan.leaves_node && size() == 1) {
+      continue;  // it is there already
+    }
     std::memcpy(plan.recv + piece.offset, slot(owner, block) + piece.in_slot, piece.bytes);
   }
   progress_.announce(NodeProgress::kConsumed, block + 1);
