@@ -26,17 +26,18 @@ FATAL = frozenset({"kill", "freeze_long", "link_gone", "half_open"})
 #: Kinds that end processes.
 DEADLY = frozenset({"kill", "half_open"})
 
-STEPS = 14
+STEPS = 10
 #: Seconds that the ranks wait for each other at start-up.
 CONNECT_TIMEOUT_S = 10.0
 #: For everything that only takes longer on a busy machine: starting, computing, ending.
 BUSY_S = 60.0
-#: How much later than its time limit a rank may notice that another one is lost.
-LATE_S = 5.0
+#: How much later than its time limit, or than a death, a rank may notice that another one is lost.
+LATE_S = 2.0
 
 #: Errors that say what happened. Not among them: the base class, which is also that of a broken
 #: invariant, and a mismatch, which is a mistake of the script.
 CLEAR_TYPES = frozenset({"PeerLostError", "CollectiveTimeoutError", "BootstrapError"})
+_KILLED = -9
 _RANK_NAMED = re.compile(r"\brank(?:\(s\)|s)? (\d+)")
 
 
@@ -91,19 +92,22 @@ class Fault:
         """Host of the victim."""
         return self.hosts[self.victim]
 
-    @property
-    def lost(self) -> frozenset[int]:
-        """Ranks that the others lose for certain; with a dead link either side loses the other."""
-        if self.kind in ("kill", "freeze_long"):
-            return frozenset({self.victim})
+    def lost_to(self, rank: int) -> frozenset[int]:
+        """The ranks of which one is named by what ``rank`` is told; empty if it may be any."""
+        ranks = range(self.size)
+        if self.kind == "link_gone":  # either side loses the other
+            here = self.hosts[rank] == self.host
+            return frozenset(other for other in ranks if (self.hosts[other] == self.host) != here)
         if self.kind == "half_open":
-            return frozenset(rank for rank, host in enumerate(self.hosts) if host == self.host)
+            return frozenset(other for other in ranks if self.hosts[other] == self.host)
+        if self.kind == "kill" or (self.kind == "freeze_long" and rank != self.victim):
+            return frozenset({self.victim})
         return frozenset()
 
     @property
     def killed(self) -> frozenset[int]:
         """Ranks of which nothing is expected."""
-        return self.lost if self.kind in DEADLY else frozenset()
+        return self.lost_to(self.victim) if self.kind in DEADLY else frozenset()
 
     @property
     def limit_s(self) -> float:
@@ -208,7 +212,7 @@ def choose(seed: int, only: Sequence[str] = ()) -> Fault:
         peer_timeout_s=timeout,
         nic_mbit=rng.choice((100.0, 400.0, 0.0)),
         short_io=kind == "short_io" or (kind != "none" and rng.random() < 0.25),
-        step=-1 if starting else rng.randint(0, STEPS // 2),
+        step=-1 if starting else rng.randrange(STEPS),
         delay_s=round(rng.uniform(0, 1.5 if starting else 0.2), 3),
         victim=victim,
         other=rng.choice([other for other in range(len(ranks_of)) if other != host]),
@@ -241,7 +245,7 @@ def events(fault: Fault) -> list[Event]:
     if fault.kind == "link_gone":
         return [Event(0, "link", host=host)]
     if fault.kind == "half_open":
-        ranks = tuple(sorted(fault.lost))
+        ranks = tuple(sorted(fault.killed))
         return [Event(0, "link", host=host), Event(0.05, "signal", ranks, "SIGKILL")]
     if fault.kind == "one_way_loss":
         return [Event(0, "path", host=host, target=fault.other, loss=1)]
@@ -271,7 +275,7 @@ def judge(
     survivors = {
         rank: reports.get(rank, Report())
         for rank in range(fault.size)
-        if not (struck and rank in fault.killed)
+        if not (rank in fault.killed and reports.get(rank, Report()).code == _KILLED)
     }
     done = [rank for rank, report in survivors.items() if report.outcome == "done"]
     problems = [f"left behind: {name}" for name in left]
@@ -284,7 +288,9 @@ def judge(
     failed = len(survivors) - len(done)
     if failed and fault.kind in HARMLESS:
         problems.append("failed (expected to survive)")
-    if struck and not failed and fault.kind in FATAL:
+    # Nobody works yet while the ranks start: who stands still then only comes later.
+    noticeable = fault.kind in FATAL and (fault.step >= 0 or fault.kind != "freeze_long")
+    if struck and not failed and noticeable:
         problems.append("nobody noticed (expected a clear error)")
     if problems:
         return Verdict("wrong", problems)
@@ -318,9 +324,12 @@ def _detection(report: Report, fault: Fault, rank: int) -> list[str]:
     """Whether the right rank was named, and in time."""
     problems = []
     named = {int(number) for number in _RANK_NAMED.findall(report.text)}
-    if rank not in fault.lost and fault.lost and not named & fault.lost:
-        problems.append(f"names {sorted(named)} (expected of {sorted(fault.lost)}): {report.text}")
-    frozen_s = fault.amount if fault.kind == "freeze_long" and rank in fault.lost else 0
-    if report.late_s > fault.peer_timeout_s + LATE_S + frozen_s:
+    lost = fault.lost_to(rank)
+    if lost and not named & lost:
+        problems.append(f"names {sorted(named)} (expected of {sorted(lost)}): {report.text}")
+    limit_s = LATE_S + (0 if fault.kind == "kill" else fault.peer_timeout_s)
+    if fault.kind == "freeze_long" and rank == fault.victim:
+        limit_s += fault.amount
+    if report.late_s > limit_s:
         problems.append(f"noticed after {report.late_s:.1f} s")
     return problems

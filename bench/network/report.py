@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.machine import ROOT
 from bench.network.ablation import Setting, settings
+from bench.network.fault_plan import KINDS
 from bench.network.training import LANES, contenders
 from bench.network.workloads import workload
 from bench.report import between_markers
@@ -17,6 +18,7 @@ from bench.report import between_markers
 RESULTS = ROOT / "bench" / "results"
 TRAINING = RESULTS / "network_training.json"
 ALLREDUCE = RESULTS / "network_allreduce.json"
+FAULTS = RESULTS / "network_faults.json"
 WAN = RESULTS / "network_wan.json"
 ABLATION = RESULTS / "network_ablation.json"
 PAGE = ROOT / "docs" / "network.md"
@@ -153,6 +155,47 @@ def ablation_table(runs: list[Run]) -> str:
 _FACTORS = [field.name for field in fields(Setting)]
 
 
+def faults_table(runs: list[Run]) -> str:
+    """Markdown: a line per kind of fault, and what has come of it."""
+    rows = [row for run in runs for row in run["rows"]]
+    lines = ["| fault | runs | right numbers on all ranks | clear error on every survivor | wrong "
+             "| seconds to the error, median (most) |", "| --- " * 6 + "|"]  # fmt: skip
+    kinds = [*KINDS.items(), *([("", "all")] if rows else [])]
+    for kind, what in kinds:
+        those = [row for row in rows if row["kind"] == kind or not kind]
+        outcomes = [row["outcome"] for row in those]
+        counts = [outcomes.count(one) for one in ("survived", "clear error", "wrong")]
+        cells = [what, str(len(those)), *map(str, counts), _to_error(those) if kind else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _to_error(rows: list[Run]) -> str:
+    """From the fault to the exception, of ranks at work that were not frozen themselves."""
+    seconds = [
+        rank["late_s"]
+        for row in rows
+        for number, rank in enumerate(row["ranks"])
+        if row["step"] >= 0
+        and rank["outcome"] == "error"
+        and not (row["kind"] == "freeze_long" and number == row["victim"])
+    ]
+    return f"{median(seconds):.2f} ({max(seconds):.2f})" if seconds else ""
+
+
+def faults_text(runs: list[Run]) -> str:
+    """Markdown: how much was checked."""
+    rows = [row for run in runs for row in run["rows"]]
+    short = sum(row["short_io"] for row in rows)
+    cut = sum(rank["short_calls"] for row in rows for rank in row["ranks"])
+    start = sum(row["step"] < 0 for row in rows)
+    return (
+        f"{len(rows)} runs, {sum(row['checked'] for row in rows):,} tensors checked element by "
+        f"element; {short} of the runs had short socket calls ({cut:,}), whatever else happened; "
+        f"in {start} the fault came while the ranks started."
+    )
+
+
 def _by_line(runs: list[Run]) -> list[list[Run]]:
     """Rows that differ in their lanes alone; where one was measured again, the last one counts."""
     lines: dict[tuple[Any, ...], dict[int, Run]] = {}
@@ -250,11 +293,13 @@ def main() -> int:
     options = parser.parse_args()
     training = json.loads(TRAINING.read_text())["runs"]
     bandwidth = json.loads(ALLREDUCE.read_text())["runs"]
+    faults = json.loads(FAULTS.read_text())["runs"]
     sections = {
         "bench:network-allreduce": [allreduce_table(bandwidth), provenance(bandwidth)],
         "bench:network-training": [
             training_table(training), ratio_table(training), provenance(training)
         ],
+        "bench:network-faults": [faults_table(faults), faults_text(faults), provenance(faults)],
     }  # fmt: skip
     for mark, path, table in (
         ("bench:network-wan", WAN, wan_table),

@@ -214,6 +214,18 @@ else:
 """
 
 
+def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "bench.network.allreduce_worker", "--out", str(tmp_path)]
+    command += ["--bytes", str(4 << 20), "--iterations", "2"]
+    with bed_for(Spec(name, hosts=2, delay_ms=1, loss=0.005, reorder=0.02)) as bed:
+        assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 0
+        count = bed.set_path()
+    # Segments are counted and lost, however many of them travel in one large frame.
+    assert count.carried > 2 * 3 * (4 << 20) / bed.spec.mtu
+    assert 0 < count.lost < count.carried / 50
+
+
 def test_a_bridge_has_no_path_to_change(name):
     with bed_for(Spec(name, hosts=1)) as bed, pytest.raises(BedError, match="has a bridge"):
         bed.set_path(loss=1)

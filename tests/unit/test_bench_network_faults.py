@@ -19,10 +19,11 @@ from bench.network.fault_plan import (
     judge,
 )
 from bench.network.fault_work import operations, sent, splits, tensors, wanted
+from bench.network.report import faults_table, faults_text
 
 _DONE = Report("done", checked=100)
 _LOST = "[control] rank 1 has not answered within 4 s (AIACC_PEER_TIMEOUT_S)"
-_ERROR = Report("error", checked=30, type="PeerLostError", text=_LOST, late_s=3.0)
+_ERROR = Report("error", checked=30, type="PeerLostError", text=_LOST, late_s=1.5)
 _KILLED = Report(code=-9)
 
 
@@ -106,7 +107,7 @@ def test_right_numbers_everywhere_and_clear_errors_everywhere():
         (replace(_ERROR, type="MismatchError"), "not a clear error"),
         (replace(_ERROR, type="ShutdownError"), "not a clear error"),
         (replace(_ERROR, text="rank 3 is gone"), "names [3] (expected of [1])"),
-        (replace(_ERROR, late_s=9.5), "noticed after 9.5 s"),
+        (replace(_ERROR, late_s=3.5), "noticed after 3.5 s"),
     ],
 )
 def test_a_survivor_of_a_kill_that_has_neither_is_wrong(bad, problem):
@@ -142,13 +143,30 @@ def test_a_fault_that_comes_too_late_changes_nothing():
     assert _judged("kill", [_DONE] * 4, struck=False).outcome == "survived"
 
 
+def test_either_side_of_a_dead_link_loses_the_other():
+    inside, outside = (replace(_ERROR, text=f"rank {rank} is lost", late_s=5) for rank in (0, 3))
+    assert _judged("link_gone", [outside, outside, inside, inside]).outcome == "clear error"
+    wrong = _judged("link_gone", [inside, outside, inside, outside]).problems
+    assert [problem[:14] for problem in wrong] == ["rank 0: names ", "rank 3: names "]
+
+
+def test_a_rank_that_freezes_while_it_starts_only_comes_late():
+    assert _judged("freeze_long", [_DONE] * 4, step=-1, amount=6).outcome == "survived"
+
+
+def test_a_rank_that_is_killed_while_others_leave_owes_no_report():
+    assert _judged("kill", [_DONE, _KILLED, _DONE, _DONE], struck=False).outcome == "survived"
+    dead = _judged("kill", [_DONE, _DONE, _KILLED, _DONE], struck=False)
+    assert dead.problems == ["rank 2: no report, exit code -9"]
+
+
 def test_who_is_done_may_leave_before_the_others_hear_of_the_fault():
     left = replace(_ERROR, type="ShutdownError", text="rank 0 has shut down")
     assert _judged("link_2s", [_DONE, left, left, left]).outcome == "clear error"
 
 
 def test_a_frozen_rank_answers_for_itself_when_it_goes_on():
-    own = replace(_ERROR, text="rank 0 closed the connection", late_s=12.0)
+    own = replace(_ERROR, text="rank 0 closed the connection", late_s=11.0)
     assert _judged("freeze_long", [_ERROR, own, _ERROR, _ERROR], amount=6).outcome == "clear error"
     hanging = replace(own, code=None)
     assert _judged("freeze_long", [_ERROR, hanging, _ERROR, _ERROR]).outcome == "wrong"
@@ -163,6 +181,32 @@ def test_processes_that_are_left_behind_are_reported():
     assert _judged("none", [_DONE] * 4, left=["process 7 in host 1"]).problems == [
         "left behind: process 7 in host 1"
     ]
+
+
+def _row(kind, outcome, late_s=(), **more):
+    ranks = [{"outcome": "error", "late_s": one, "short_calls": 2} for one in late_s]
+    row = {"kind": kind, "outcome": outcome, "ranks": ranks, "checked": 1000, "short_io": False}
+    return {**row, "step": 3, "victim": 1, **more}
+
+
+def test_table():
+    rows = [
+        _row("kill", "clear error", [0.1, 0.2, 0.6]),
+        _row("kill", "wrong", short_io=True),
+        _row("kill", "clear error", [9.0], step=-1),
+        _row("freeze_long", "clear error", [3.0, 8.0]),
+        _row("reorder", "survived"),
+    ]
+    runs = [{"rows": rows[:2]}, {"rows": rows[2:]}]
+    lines = faults_table(runs).splitlines()
+    assert "| a rank is killed (SIGKILL) | 3 | 0 | 2 | 1 | 0.20 (0.60) |" in lines
+    assert any(
+        line.endswith("time limit (SIGSTOP) | 1 | 0 | 1 | 0 | 3.00 (3.00) |") for line in lines
+    )
+    assert lines[-1] == "| all | 5 | 1 | 3 | 1 |  |"
+    assert faults_text(runs).startswith(
+        "5 runs, 5,000 tensors checked element by element; 1 of the"
+    )
 
 
 def _reduced(inputs):
