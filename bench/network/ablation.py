@@ -6,7 +6,8 @@ python -m bench.network.ablation        # writes bench/results/network_ablation.
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -67,6 +68,26 @@ def settings() -> list[Setting]:
     found += [Setting(lanes, engine="hierarchical") for lanes in LANES]
     found += [replace(Setting(), negotiation=how) for how in NEGOTIATIONS]
     return list(dict.fromkeys(found))
+
+
+def ablation_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: a line per setting; where one was measured again, the last one counts."""
+    factors = [field.name for field in fields(Setting)]
+    rows = {Setting(**{name: row[name] for name in factors}): row
+            for run in runs for row in run["rows"]}  # fmt: skip
+    times = {setting: median(row["seconds"]) for setting, row in rows.items()}
+    default = times.get(Setting())
+    lines = ["| engine | AIACC_LANES | AIACC_UNIT_BYTES | negotiation | step | over the default "
+             "| rounds, bytes of negotiation per step |", "| --- " * 7 + "|"]  # fmt: skip
+    for setting in settings():
+        if setting in times:
+            time = times[setting]
+            cells = [setting.engine, str(setting.lanes), setting.unit, setting.negotiation]
+            cells += [f"{time:.2f} s", f"{time / default:.2f}x" if default else ""]
+            row = rows[setting]
+            cells.append(f"{row['rounds_per_step']:.0f}, {row['control_bytes_per_step']:,.0f}")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main() -> int:

@@ -4,12 +4,12 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from statistics import median
 from typing import Any
 
 from bench.machine import ROOT
-from bench.network.ablation import Setting, settings
+from bench.network.ablation import RESULTS as ABLATION
+from bench.network.ablation import ablation_table
 from bench.network.fault_plan import KINDS
 from bench.network.training import LANES, contenders
 from bench.network.workloads import workload
@@ -20,7 +20,6 @@ TRAINING = RESULTS / "network_training.json"
 ALLREDUCE = RESULTS / "network_allreduce.json"
 FAULTS = RESULTS / "network_faults.json"
 WAN = RESULTS / "network_wan.json"
-ABLATION = RESULTS / "network_ablation.json"
 PAGE = ROOT / "docs" / "network.md"
 
 #: Gains over one lane of our own that the vendor of AIACC-Training publishes, at a flow cap of
@@ -119,40 +118,18 @@ def allreduce_table(runs: list[Run]) -> str:
 
 
 def wan_table(runs: list[Run]) -> str:
-    """Markdown: a line per number of hosts, loss and unit, a column per number of lanes."""
-    lines = ["| hosts | delay | loss | AIACC_UNIT_BYTES | " + " | ".join(map(_lanes_text, LANES))
+    """Markdown: a line per loss, size and unit, a column per number of lanes."""
+    lines = ["| delay | loss | tensor | AIACC_UNIT_BYTES | " + " | ".join(map(_lanes_text, LANES))
              + " | 8 lanes over 1 |", "| --- " * (len(LANES) + 5) + "|"]  # fmt: skip
     for rows in _by_line(runs):
         bed, rates = rows[0]["bed"], {row["lanes"]: row["busbw_mbit"] for row in rows}
-        cells = [str(rows[0]["hosts"]), f"{bed['delay_ms']:g} ms", f"{bed['loss']:g}"]
+        cells = [f"{bed['delay_ms']:g} ms", f"{bed['loss']:g}"]
+        cells.append(f"{rows[0]['tensor_bytes'] >> 20} MiB")
         cells.append(rows[0]["variables"].get("AIACC_UNIT_BYTES", ""))
         cells += [f"{rates[lanes]:.0f} Mbit/s" if lanes in rates else "" for lanes in LANES]
         cells.append(f"{rates[8] / rates[1]:.1f}x" if {1, 8} <= set(rates) else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def ablation_table(runs: list[Run]) -> str:
-    """Markdown: a line per setting; where one was measured again, the last one counts."""
-    rows = {Setting(**{name: row[name] for name in _FACTORS}): row
-            for run in runs for row in run["rows"]}  # fmt: skip
-    times = {setting: median(row["seconds"]) for setting, row in rows.items()}
-    default = times.get(Setting())
-    lines = ["| engine | AIACC_LANES | AIACC_UNIT_BYTES | negotiation | step | over the default "
-             "| rounds, bytes of negotiation per step |", "| --- " * 7 + "|"]  # fmt: skip
-    for setting in settings():
-        if setting in times:
-            time = times[setting]
-            cells = [setting.engine, str(setting.lanes), setting.unit, setting.negotiation]
-            cells += [f"{time:.2f} s", f"{time / default:.2f}x" if default else ""]
-            row = rows[setting]
-            cells.append(f"{row['rounds_per_step']:.0f}, {row['control_bytes_per_step']:,.0f}")
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-#: What the rows of the ablation differ in.
-_FACTORS = [field.name for field in fields(Setting)]
 
 
 def faults_table(runs: list[Run]) -> str:
@@ -199,16 +176,12 @@ def faults_text(runs: list[Run]) -> str:
 def _by_line(runs: list[Run]) -> list[list[Run]]:
     """Rows that differ in their lanes alone; where one was measured again, the last one counts."""
     lines: dict[tuple[Any, ...], dict[int, Run]] = {}
-    for row in [row for run in runs for row in run["rows"]]:
-        bed, variables = row["bed"], row.get("variables", {})
-        case = (
-            row["engine"],
-            row["hosts"],
-            bed["slow"],
-            bed["loss"],
-            str(sorted(variables.items())),
-        )
-        lines.setdefault(case, {})[row["lanes"]] = row
+    for run in runs:
+        for row in run["rows"]:
+            bed, variables = row["bed"], sorted(row.get("variables", {}).items())
+            case = (*(row["engine"], row["hosts"], bed["slow"], bed["loss"]), run["tensor_bytes"])
+            line = lines.setdefault((*case, str(variables)), {})
+            line[row["lanes"]] = {**row, "tensor_bytes": run["tensor_bytes"]}
     ordered = sorted(lines.items(), key=lambda line: line[0][1:])
     ordered.sort(key=lambda line: line[0][0], reverse=True)
     return [list(rows.values()) for _, rows in ordered]

@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from bench.network.ablation import Setting, settings
+from bench.network.ablation import Setting, ablation_table, settings
 from bench.network.report import (
-    ablation_table,
     allreduce_table,
     ratio_table,
     step_s,
@@ -88,7 +87,8 @@ def _row(lanes, busbw, bar=0.93, slow=0.0):
 
 
 def test_table_of_bandwidths():
-    runs = [{"rows": [_row(1, 240.0), _row(4, 950.0)]}, {"rows": [_row(4, 241.0, None, 0.25)]}]
+    whole = {"tensor_bytes": 64 << 20, "rows": [_row(1, 240.0), _row(4, 950.0)]}
+    runs = [whole, {"tensor_bytes": 64 << 20, "rows": [_row(4, 241.0, None, 0.25)]}]
     head, _, whole, slow = allreduce_table(runs).splitlines()
     assert "| 1 lane | 2 lanes | 4 lanes | 8 lanes |" in head
     assert "| 240 Mbit/s, 0.960 |  | 950 Mbit/s, 0.950 |  | >= 0.93 | yes |" in whole
@@ -107,11 +107,14 @@ def _far(lanes, busbw, loss, unit):
 def test_table_of_far_networks_has_a_line_for_every_loss_and_unit():
     rows = [_far(1, 50.0, 1e-4, "1MiB"), _far(1, 60.0, 1e-4, "8MiB"), _far(1, 300.0, 0.0, "1MiB")]
     rows += [_far(8, 390.0, 1e-4, "1MiB"), _far(8, 400.0, 1e-4, "1MiB")]
-    lines = wan_table([{"rows": rows[:3]}, {"rows": rows[3:]}]).splitlines()[2:]
-    assert [line.split(" | ")[2:4] for line in lines] == [
-        ["0", "1MiB"],
-        ["0.0001", "1MiB"],
-        ["0.0001", "8MiB"],
+    other = {"tensor_bytes": 256 << 20, "rows": rows[:1]}
+    runs = [{"tensor_bytes": 64 << 20, "rows": rows[:3]}, other]
+    lines = wan_table([*runs, {"tensor_bytes": 64 << 20, "rows": rows[3:]}]).splitlines()[2:]
+    assert [line.split(" | ")[1:4] for line in lines] == [
+        ["0", "64 MiB", "1MiB"],
+        ["0.0001", "64 MiB", "1MiB"],
+        ["0.0001", "64 MiB", "8MiB"],
+        ["0.0001", "256 MiB", "1MiB"],
     ]
     assert lines[1].endswith("| 50 Mbit/s |  |  | 400 Mbit/s | 8.0x |")
     assert lines[2].endswith("| 60 Mbit/s |  |  |  |  |")
