@@ -237,16 +237,16 @@ void TcpPlane::send_bytes(Peer& peer, const Bytes& bytes) {
     poll(&entry, 1, 100);
   }
   peer.sending = false;
-  while (peer.pongs_due > 0 && !peer.left) {
-    --peer.pongs_due;
-    send_pong(peer);
-  }
+  answer_pings(peer);
 }
 
-void TcpPlane::send_pong(Peer& peer) {
-  Bytes pong;
-  encode_frame({FrameType::kPong, 0, round_, {}}, pong);
-  send_bytes(peer, pong);
+void TcpPlane::answer_pings(Peer& peer) {
+  while (peer.pongs_due > 0 && !peer.left) {
+    --peer.pongs_due;
+    Bytes pong;
+    encode_frame({FrameType::kPong, 0, round_, {}}, pong);
+    send_bytes(peer, pong);
+  }
 }
 
 /// Waits for this round's frame of `peer`; spins briefly, then sleeps and looks after the peers.
@@ -321,8 +321,12 @@ void TcpPlane::read_from(Peer& peer) {
     } else {
       const Frame taken = std::move(frame);
       peer.arrived.pop();
-      handle(peer, taken);  // may read more
+      handle(peer, taken);
     }
+  }
+  // After all that has come: who asked may have given the reason for its end since.
+  if (!peer.sending) {
+    answer_pings(peer);
   }
 }
 
@@ -332,11 +336,7 @@ void TcpPlane::handle(Peer& peer, const Frame& frame) {
     case FrameType::kJoin:
       return;  // queued already
     case FrameType::kPing:
-      if (peer.sending) {
-        ++peer.pongs_due;  // not into the middle of a frame
-      } else {
-        send_pong(peer);
-      }
+      ++peer.pongs_due;
       return;
     case FrameType::kPong:
       return;

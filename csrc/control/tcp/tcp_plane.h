@@ -71,14 +71,14 @@ class TcpPlane : public ControlPlane {
     Clock::time_point heard = Clock::now();
     Clock::time_point asked{};  ///< when an unanswered ping was sent, or zero
     bool sending = false;       ///< a frame is on its way, perhaps only a part of it
-    int pongs_due = 0;          ///< for pings that came meanwhile
+    int pongs_due = 0;          ///< for pings that came
     bool left = false;          ///< it ended the job in order; nothing follows
   };
 
   Peer& peer_of(int rank);
   void send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload);
   void send_bytes(Peer& peer, const Bytes& bytes);
-  void send_pong(Peer& peer);
+  void answer_pings(Peer& peer);
   const Bytes& receive(Peer& peer, std::uint8_t stage);
   bool take_round(Peer& peer, std::uint8_t stage);
   void read_from(Peer& peer);
