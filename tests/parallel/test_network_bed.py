@@ -8,13 +8,15 @@ import struct
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aiacc.run import netcheck
-from bench.network import bpf, launch, program
+from bench.network import bpf, faults, launch, program
 from bench.network.bed import Bed, BedError, bed_for, put_up, require_root, take_down
+from bench.network.fault_plan import choose
 from bench.network.plan import Spec
 from tests.support.ranks import ROOT
 
@@ -229,3 +231,18 @@ def test_what_is_lost_or_overtaken_arrives_right_in_the_end(name, tmp_path, monk
 def test_a_bridge_has_no_path_to_change(name):
     with bed_for(Spec(name, hosts=1)) as bed, pytest.raises(BedError, match="has a bridge"):
         bed.set_path(loss=1)
+
+
+def test_a_run_of_the_faults(name):
+    fault = replace(choose(1, ["half_open"]), ranks_of=(2, 1), victim=2, step=2, short_io=True)
+    row, folder = faults.one(fault, name)
+    assert (row["outcome"], folder) == ("clear error", None), row["problems"]
+    assert [rank["outcome"] for rank in row["ranks"]] == ["error", "error", ""]
+    assert [rank["code"] for rank in row["ranks"]] == [0, 0, -signal.SIGKILL]
+    for survivor in row["ranks"][:2]:
+        assert survivor["type"] == "PeerLostError"
+        assert "rank 2" in survivor["text"]
+        assert survivor["checked"] > 0
+        assert survivor["short_calls"] > 0
+    assert row["struck"]
+    assert _traces(name) == []
