@@ -203,6 +203,31 @@ TEST(TcpPlane, AFarewellIsTheLastThingSent) {
       });
 }
 
+TEST(TcpPlane, TheReasonForAnEndComesBeforeAnswersThatFail) {
+  std::promise<void> closed;
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        closed.get_future().wait();
+        std::string reason;
+        try {
+          plane.service();
+        } catch (const Error& error) {
+          reason = error.what();
+        }
+        EXPECT_EQ(reason, "[control] rank 7 is lost");
+      },
+      [&](RawPeer& peer) {
+        Bytes all;
+        encode_frame({FrameType::kPing, 0, 0, {}}, all);
+        encode_frame({FrameType::kPing, 0, 0, {}}, all);  // the answer to the first is refused
+        const Status status(Code::kPeerLost, "[control] rank 7 is lost");
+        encode_frame({FrameType::kAbort, 0, 0, encode_status(status)}, all);
+        peer.send(all);
+        peer.close();
+        closed.set_value();
+      });
+}
+
 TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
   Bytes valid;
   for (std::uint32_t round = 0; round < 4; ++round) {
