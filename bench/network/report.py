@@ -3,16 +3,25 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from bench.machine import ROOT
 from bench.network.ablation import RESULTS as ABLATION
 from bench.network.ablation import ablation_table
-from bench.network.fault_plan import KINDS
+from bench.network.tables import (
+    Run,
+    allreduce_table,
+    caps_text,
+    faults_table,
+    faults_text,
+    lines_of,
+    provenance,
+    ratio_table,
+    step_s,
+    training_table,
+    wan_table,
+)
 from bench.network.training import LANES, contenders
-from bench.network.workloads import workload
 from bench.report import between_markers
 
 RESULTS = ROOT / "bench" / "results"
@@ -21,242 +30,6 @@ ALLREDUCE = RESULTS / "network_allreduce.json"
 FAULTS = RESULTS / "network_faults.json"
 WAN = RESULTS / "network_wan.json"
 PAGE = ROOT / "docs" / "network.md"
-
-#: Gains over one lane of our own that the vendor of AIACC-Training publishes, at a flow cap of
-#: 30 % of the interface; and what users of torch should gain.
-OVER_ONE_LANE = {"resnet50": 1.69, "vgg16": 1.77}
-OVER_DDP = 3.0
-#: How much slower than one lane the tuned number may be where flows are not capped.
-TUNED_LOSS = 1.03
-
-Run = Mapping[str, Any]
-
-
-def step_s(run: Run, name: str) -> float | None:
-    """Median seconds per step of a contender over all its jobs, None if it did not run."""
-    samples = [value for job in run["seconds"].get(name, ()) for value in job]
-    return median(samples) if samples else None
-
-
-def training_table(runs: list[Run]) -> str:
-    """Markdown: a line per workload and bed, a column per contender, then the ratios."""
-    everybody = contenders()
-    head = ["workload", "flow / interface", *(contender.title for contender in everybody)]
-    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
-    for run in runs:
-        cells = [workload(run["workload"]).title, _caps(run)]
-        for contender in everybody:
-            value = step_s(run, contender.name)
-            cells.append("" if value is None else f"{value:.2f} s{_chosen(run, contender.name)}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def ratio_table(runs: list[Run]) -> str:
-    """Markdown: what the gains are, and what they were to be."""
-    lines = ["| workload | flow / interface | gain | factor | to reach | reached |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-    for run in runs:
-        for what, value, limit, good in _ratios(run):
-            title = workload(run["workload"]).title
-            lines.append(
-                f"| {title} | {_caps(run)} | {what} | {value:.2f}x | {limit} | {_reached(good)} |"
-            )
-    return "\n".join(lines)
-
-
-def _ratios(run: Run) -> list[tuple[str, float, str, bool | None]]:
-    """What is compared, the factor, the bar as text and whether it is reached."""
-    times = {contender.name: step_s(run, contender.name) for contender in contenders()}
-    ours = {lanes: times[f"lanes{lanes}"] for lanes in LANES}
-    found = {lanes: value for lanes, value in ours.items() if value is not None}
-    one, auto = ours[1], times["auto"]
-    rows: list[tuple[str, float, str, bool | None]] = []
-    if not found:
-        return rows
-    best = min(found, key=lambda lanes: found[lanes])
-    if not run["bed"]["flow_mbit"]:
-        if one is not None and auto is not None:
-            value = auto / one
-            rows.append(("time of the tuned number over that of one lane", value,
-                         f"<= {TUNED_LOSS:g}x", value <= TUNED_LOSS))  # fmt: skip
-        return rows
-    if one is not None:
-        bar = OVER_ONE_LANE.get(run["workload"])
-        value = one / found[best]
-        rows.append((f"{best} lanes over 1", value, "" if bar is None else f">= {bar:g}x",
-                     None if bar is None else value >= bar))  # fmt: skip
-    for peer, title, bar in (
-        ("ddp", "DDP/gloo", OVER_DDP),
-        ("ddp_multi", "DDP/gloo with the interface listed 4 times", 1.0),
-    ):
-        other = times[peer]
-        if other is not None:
-            value = other / found[best]
-            rows.append((f"{best} lanes over {title}", value, f">= {bar:g}x", value >= bar))
-    return rows
-
-
-def allreduce_table(runs: list[Run]) -> str:
-    """Markdown: a line per engine, number of hosts and bed, a column per number of lanes."""
-    lines = ["| engine | hosts | flow / interface | " + " | ".join(map(_lanes_text, LANES))
-             + " | to reach | reached |", "| --- " * (len(LANES) + 5) + "|"]  # fmt: skip
-    for rows in _by_line(runs):
-        first = rows[0]
-        slow = first["bed"]["slow"]
-        caps = _caps(first) + (f", one flow at {slow:g} of it" if slow else "")
-        cells = [first["engine"], str(first["hosts"]), caps]
-        for lanes in LANES:
-            row = next((row for row in rows if row["lanes"] == lanes), None)
-            cells.append("" if row is None else
-                         f"{row['busbw_mbit']:.0f} Mbit/s, {row['share']:.3f}")  # fmt: skip
-        bar = first["bar"]
-        good = None if bar is None else all(row["share"] >= bar for row in rows)
-        cells += ["" if bar is None else f">= {bar:g}", _reached(good)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def wan_table(runs: list[Run]) -> str:
-    """Markdown: a line per loss, size and unit, a column per number of lanes."""
-    lines = ["| delay | loss | tensor | AIACC_UNIT_BYTES | " + " | ".join(map(_lanes_text, LANES))
-             + " | 8 lanes over 1 |", "| --- " * (len(LANES) + 5) + "|"]  # fmt: skip
-    for rows in _by_line(runs):
-        bed, rates = rows[0]["bed"], {row["lanes"]: row["busbw_mbit"] for row in rows}
-        cells = [f"{bed['delay_ms']:g} ms", f"{bed['loss']:g}"]
-        cells.append(f"{rows[0]['tensor_bytes'] >> 20} MiB")
-        cells.append(rows[0]["variables"].get("AIACC_UNIT_BYTES", ""))
-        cells += [f"{rates[lanes]:.0f} Mbit/s" if lanes in rates else "" for lanes in LANES]
-        cells.append(f"{rates[8] / rates[1]:.1f}x" if {1, 8} <= set(rates) else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def faults_table(runs: list[Run]) -> str:
-    """Markdown: a line per kind of fault, and what has come of it."""
-    rows = [row for run in runs for row in run["rows"]]
-    lines = ["| fault | runs | right numbers on all ranks | clear error on every survivor | wrong "
-             "| seconds to the error, median (most) |", "| --- " * 6 + "|"]  # fmt: skip
-    kinds = [*KINDS.items(), *([("", "all")] if rows else [])]
-    for kind, what in kinds:
-        those = [row for row in rows if row["kind"] == kind or not kind]
-        outcomes = [row["outcome"] for row in those]
-        counts = [outcomes.count(one) for one in ("survived", "clear error", "wrong")]
-        cells = [what, str(len(those)), *map(str, counts), _to_error(those) if kind else ""]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _to_error(rows: list[Run]) -> str:
-    """From the fault to the exception, of ranks at work that were not frozen themselves."""
-    seconds = [
-        rank["late_s"]
-        for row in rows
-        for number, rank in enumerate(row["ranks"])
-        if row["step"] >= 0
-        and rank["outcome"] == "error"
-        and not (row["kind"] == "freeze_long" and number == row["victim"])
-    ]
-    return f"{median(seconds):.2f} ({max(seconds):.2f})" if seconds else ""
-
-
-def faults_text(runs: list[Run]) -> str:
-    """Markdown: how much was checked."""
-    rows = [row for run in runs for row in run["rows"]]
-    short = sum(row["short_io"] for row in rows)
-    cut = sum(rank["short_calls"] for row in rows for rank in row["ranks"])
-    start = sum(row["step"] < 0 for row in rows)
-    return (
-        f"{len(rows)} runs, {sum(row['checked'] for row in rows):,} tensors checked element by "
-        f"element; {short} of the runs had short socket calls ({cut:,}), whatever else happened; "
-        f"in {start} the fault came while the ranks started."
-    )
-
-
-def _by_line(runs: list[Run]) -> list[list[Run]]:
-    """Rows that differ in their lanes alone; where one was measured again, the last one counts."""
-    lines: dict[tuple[Any, ...], dict[int, Run]] = {}
-    for run in runs:
-        for row in run["rows"]:
-            bed, variables = row["bed"], sorted(row.get("variables", {}).items())
-            case = (*(row["engine"], row["hosts"], bed["slow"], bed["loss"]), run["tensor_bytes"])
-            line = lines.setdefault((*case, str(variables)), {})
-            line[row["lanes"]] = {**row, "tensor_bytes": run["tensor_bytes"]}
-    ordered = sorted(lines.items(), key=lambda line: line[0][1:])
-    ordered.sort(key=lambda line: line[0][0], reverse=True)
-    return [list(rows.values()) for _, rows in ordered]
-
-
-def _lanes_text(lanes: int) -> str:
-    return f"{lanes} lane{'s' * (lanes > 1)}"
-
-
-def provenance(runs: list[Run]) -> str:
-    """Markdown: when, where and from what; the dirty ones had local changes."""
-    commits = sorted({run["commit"][:12] for run in runs})
-    first, last = min(run["when"] for run in runs), max(run["when"] for run in runs)
-    machine, versions = runs[0]["machine"], runs[0]["versions"]
-    return (
-        f"Measured {first} to {last} at commit {', '.join(commits)} on {machine['cpu']}, "
-        f"{machine['cores']} cores, Linux {machine['kernel']}, torch {versions['torch']}."
-    )
-
-
-def plot_training(runs: list[Run]) -> Any:
-    """One panel per run: time per step over lanes, and the peers as lines."""
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(1, len(runs), figsize=(4 * len(runs), 3.4), squeeze=False)
-    for axis, run in zip(axes[0], runs, strict=True):
-        points = [(lanes, step_s(run, f"lanes{lanes}")) for lanes in LANES]
-        known = [(lanes, value) for lanes, value in points if value is not None]
-        axis.plot(*zip(*known, strict=True), marker="o", label="aiacc")
-        for peer, style in (("ddp", "--"), ("ddp_multi", ":")):
-            value = step_s(run, peer)
-            if value is not None:
-                title = next(one.title for one in contenders() if one.name == peer)
-                axis.axhline(value, linestyle=style, color="grey", label=title)
-        _label(axis, "s per step", f"{run['workload']}, {_caps(run)}")
-    axes[0][0].legend(fontsize=7)
-    return figure
-
-
-def plot_allreduce(runs: list[Run]) -> Any:
-    """Bus bandwidth over lanes, a curve per engine and number of hosts, and the caps' limit."""
-    figure, axis = _pyplot().subplots(figsize=(5, 3.4))
-    for rows in _by_line(runs):
-        if rows[0]["bed"]["slow"]:
-            continue
-        ordered = sorted(rows, key=lambda row: int(row["lanes"]))
-        axis.plot([row["lanes"] for row in ordered], [row["busbw_mbit"] for row in ordered],
-                  marker="o", label=f"{rows[0]['engine']}, {rows[0]['hosts']} hosts")  # fmt: skip
-        limits = [row["limit_mbit"] for row in ordered]
-    axis.plot([row["lanes"] for row in ordered], limits, linestyle="--", color="grey", label="caps")
-    _label(axis, "bus bandwidth, Mbit/s", "all-reduce of 64 MiB")
-    axis.legend(fontsize=7)
-    return figure
-
-
-def _reached(good: bool | None) -> str:
-    return "" if good is None else "yes" if good else "**no**"
-
-
-def _label(axis: Any, what: str, title: str) -> None:
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(LANES, [str(lanes) for lanes in LANES])
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("lanes")
-    axis.set_ylabel(what)
-    axis.set_title(title, fontsize=9)
-
-
-def _pyplot() -> Any:
-    import matplotlib  # type: ignore[import-not-found,unused-ignore]
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "aiacc"  # the same file for the same figures
-    from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
-
-    return pyplot
 
 
 def main() -> int:
@@ -297,16 +70,57 @@ def main() -> int:
     return 0
 
 
-def _caps(run: Run) -> str:
-    bed = run["bed"]
-    flow = f"{bed['flow_mbit']:g}" if bed["flow_mbit"] else "no cap"
-    return f"{flow} / {bed['nic_mbit']:g} Mbit/s" if bed["nic_mbit"] else f"{flow} / no cap"
+def plot_training(runs: list[Run]) -> Any:
+    """One panel per run: time per step over lanes, and the peers as lines."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(1, len(runs), figsize=(4 * len(runs), 3.4), squeeze=False)
+    for axis, run in zip(axes[0], runs, strict=True):
+        points = [(lanes, step_s(run, f"lanes{lanes}")) for lanes in LANES]
+        known = [(lanes, value) for lanes, value in points if value is not None]
+        axis.plot(*zip(*known, strict=True), marker="o", label="aiacc")
+        for peer, style in (("ddp", "--"), ("ddp_multi", ":")):
+            value = step_s(run, peer)
+            if value is not None:
+                title = next(one.title for one in contenders() if one.name == peer)
+                axis.axhline(value, linestyle=style, color="grey", label=title)
+        _label(axis, "s per step", f"{run['workload']}, {caps_text(run)}")
+    axes[0][0].legend(fontsize=7)
+    return figure
 
 
-def _chosen(run: Run, name: str) -> str:
-    if name != "auto" or not run["lanes"].get(name):
-        return ""
-    return f" (found {', '.join(_lanes_text(lanes) for lanes in sorted(set(run['lanes'][name])))})"
+def plot_allreduce(runs: list[Run]) -> Any:
+    """Bus bandwidth over lanes, a curve per engine and number of hosts, and the caps' limit."""
+    figure, axis = _pyplot().subplots(figsize=(5, 3.4))
+    for rows in lines_of(runs):
+        if rows[0]["bed"]["slow"]:
+            continue
+        ordered = sorted(rows, key=lambda row: int(row["lanes"]))
+        axis.plot([row["lanes"] for row in ordered], [row["busbw_mbit"] for row in ordered],
+                  marker="o", label=f"{rows[0]['engine']}, {rows[0]['hosts']} hosts")  # fmt: skip
+        limits = [row["limit_mbit"] for row in ordered]
+    axis.plot([row["lanes"] for row in ordered], limits, linestyle="--", color="grey", label="caps")
+    _label(axis, "bus bandwidth, Mbit/s", "all-reduce of 64 MiB")
+    axis.legend(fontsize=7)
+    return figure
+
+
+def _label(axis: Any, what: str, title: str) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(LANES, [str(lanes) for lanes in LANES])
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("lanes")
+    axis.set_ylabel(what)
+    axis.set_title(title, fontsize=9)
+
+
+def _pyplot() -> Any:
+    import matplotlib  # type: ignore[import-not-found,unused-ignore]
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "aiacc"  # the same file for the same figures
+    from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
+
+    return pyplot
 
 
 if __name__ == "__main__":

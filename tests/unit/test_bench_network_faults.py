@@ -19,7 +19,7 @@ from bench.network.fault_plan import (
     judge,
 )
 from bench.network.fault_work import operations, sent, splits, tensors, wanted
-from bench.network.report import faults_table, faults_text
+from bench.network.tables import faults_table, faults_text
 
 _DONE = Report("done", checked=100)
 _LOST = "[control] rank 1 has not answered within 4 s (AIACC_PEER_TIMEOUT_S)"

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from bench.network.ablation import Setting, ablation_table, settings
-from bench.network.report import (
+from bench.network.tables import (
     allreduce_table,
     ratio_table,
     step_s,
