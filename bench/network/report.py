@@ -91,8 +91,9 @@ def plot_training(runs: list[Run]) -> Any:
 def plot_allreduce(runs: list[Run]) -> Any:
     """Bus bandwidth over lanes, a curve per engine and number of hosts, and the caps' limit."""
     figure, axis = _pyplot().subplots(figsize=(5, 3.4))
-    for rows in lines_of(runs):
-        if rows[0]["bed"]["slow"]:
+    lines = lines_of(runs)
+    for rows in lines:
+        if rows[0]["bed"]["slow"] or caps_text(rows[0]) != caps_text(lines[0][0]):
             continue
         ordered = sorted(rows, key=lambda row: int(row["lanes"]))
         axis.plot([row["lanes"] for row in ordered], [row["busbw_mbit"] for row in ordered],

@@ -163,7 +163,8 @@ def lines_of(runs: list[Run]) -> list[list[Run]]:
     for run in runs:
         for row in run["rows"]:
             bed, variables = row["bed"], sorted(row.get("variables", {}).items())
-            case = (*(row["engine"], row["hosts"], bed["slow"], bed["loss"]), run["tensor_bytes"])
+            caps = (-bed["nic_mbit"], -bed["flow_mbit"], bed["slow"], bed["loss"])
+            case = (row["engine"], row["hosts"], *caps, run["tensor_bytes"])
             line = lines.setdefault((*case, str(variables)), {})
             line[row["lanes"]] = {**row, "tensor_bytes": run["tensor_bytes"]}
     ordered = sorted(lines.items(), key=lambda line: line[0][1:])

@@ -98,7 +98,7 @@ def test_table_of_bandwidths():
 
 
 def _far(lanes, busbw, loss, unit):
-    bed = {"slow": 0.0, "delay_ms": 10.0, "loss": loss}
+    bed = {"slow": 0.0, "delay_ms": 10.0, "loss": loss, "flow_mbit": 0.0, "nic_mbit": 1000.0}
     variables = {"AIACC_UNIT_BYTES": unit}
     row = {"engine": "tcp", "hosts": 2, "lanes": lanes, "bed": bed, "busbw_mbit": busbw}
     return {**row, "variables": variables}
