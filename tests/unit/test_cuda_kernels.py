@@ -64,7 +64,34 @@ def test_the_check_notices():
     ]
 
 
-@pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine: install a CUDA toolkit")
+needs_nvcc = pytest.mark.skipif(
+    NVCC is None, reason="no nvcc on this machine: install a CUDA toolkit"
+)
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_the_wider_side_moves_16_bytes_at_a_time(tmp_path):
+    code = ""
+    for source in SOURCES:
+        out = tmp_path / f"{source.stem}.ptx"
+        arguments = ["-ptx", "-std=c++17", "-O3", f"-I{ROOT}", "-o", str(out), str(source)]
+        subprocess.run([NVCC, *arguments], check=True, timeout=550)
+        code += out.read_text()
+    kernels = dict(re.findall(r"\.entry (\w+)\((.*?)\n}\n", code, re.DOTALL))
+    assert set(kernels) == kernel_names()
+    for name, body in kernels.items():
+        widths = {
+            access: max(
+                int(count or 1) * int(bits) // 8
+                for count, bits in re.findall(rf"\b{access}\.global(?:\.v(\d))?\.[a-z](\d+)", body)
+            )
+            for access in ("ld", "st")
+        }
+        assert max(widths.values()) == 16, (name, widths)
+
+
+@needs_nvcc
 @pytest.mark.parametrize("architecture", sorted(TABLE, key=int))
 @pytest.mark.timeout(600)
 def test_kernels_fit(architecture, tmp_path):
