@@ -277,6 +277,7 @@ TEST_P(FakeNcclTest, TellsWhoIssuedWhat) {
     for (int i = 0; i < 2; ++i) {
       rank.nccl.all_reduce(&value, &value, 1, kNcclFloat32, kNcclSum, comm, rank.stream);
     }
+    rank.finish();
   });
   for (int device = 0; device < size(); ++device) {
     EXPECT_EQ((std::vector<int>{0, 0}), nccl_.issued(device));

@@ -185,7 +185,9 @@ void check_pack(const CopyJob& job, std::uint32_t blocks, std::size_t shift) {
       using T = decltype(element);
       const auto values = any_elements<T>(counts[i] + 2, static_cast<std::uint32_t>(i));
       std::vector<unsigned char> bytes((counts[i] + shift) * from);
-      std::memcpy(bytes.data() + shift * from, values.data(), counts[i] * from);
+      std::copy_n(reinterpret_cast<const unsigned char*>(values.data()),
+                  counts[i] * from,
+                  bytes.begin() + static_cast<std::ptrdiff_t>(shift * from));
       tensors.push_back(std::move(bytes));
     });
     segments.push_back({tensors.back().data() + shift * from, base + at * to, counts[i]});
