@@ -53,7 +53,7 @@ list(APPEND AIACC_NVCC_TARGETS -gencode arch=compute_${newest},code=compute_${ne
 set(AIACC_DEVICE_IMAGE ${CMAKE_BINARY_DIR}/generated/batch_copy.fatbin)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
 # Only device code is made of it, so a host compiler that is newer than nvcc expects does no harm.
-# Compressed for drivers older than the toolkit, too: the reserved space for arguments is all zeros.
+# Compressed, because most of it is zeros: the space that is reserved for arguments.
 add_custom_command(
   OUTPUT ${AIACC_DEVICE_IMAGE}
   COMMAND ${AIACC_NVCC} -fatbin ${AIACC_NVCC_FLAGS} ${AIACC_NVCC_TARGETS}

@@ -142,10 +142,12 @@ std::size_t size_on_wire(DataType dtype, WireFormat wire) {
 }
 
 const std::vector<CopyKernel>& copy_kernels() {
+  // NOLINTBEGIN(bugprone-macro-parentheses): types
 #define AIACC_COPY_KERNEL(name, Operation, In, Out) \
   describe<Operation<In, Out, HostCodec>>("aiacc_copy_" #name, "aiacc_copy_" #name "_large"),
   static const std::vector<CopyKernel> kernels = {AIACC_COPY_KERNELS(AIACC_COPY_KERNEL)};
 #undef AIACC_COPY_KERNEL
+  // NOLINTEND(bugprone-macro-parentheses)
   return kernels;
 }
 
