@@ -4,17 +4,15 @@ python -m bench.network.ablation        # writes bench/results/network_ablation.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import machine
-from bench.network import training
+from bench.network import runs, training
 from bench.network.bed import BedError, bed_for
 from bench.network.plan import Spec
 
@@ -102,11 +100,8 @@ def main() -> int:
         congestion="cubic",
     )
     run: dict[str, Any] = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m bench.network.ablation", *sys.argv[1:]]),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        **machine.commit(),
+        **runs.begun(),
+        "command": runs.command("bench.network.ablation", sys.argv[1:]),
         "workload": WORKLOAD,
         "bed": asdict(spec),
         "per_host": options.per_host,
@@ -130,9 +125,7 @@ def main() -> int:
         return 2
     finally:
         if run["rows"]:
-            kept = options.add and options.json.exists()
-            runs = json.loads(options.json.read_text())["runs"] if kept else []
-            options.json.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
+            runs.save(options.json, [*runs.kept(options.json, options.add), run])
     return 0
 
 

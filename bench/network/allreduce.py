@@ -9,14 +9,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from aiacc.run.netcheck import bus_mbit
 from bench import machine
-from bench.network import launch
+from bench.network import launch, runs
 from bench.network.bed import Bed, BedError, bed_for
 from bench.network.plan import Spec
 
@@ -107,11 +106,8 @@ def main() -> int:
     """Measure all combinations, write the file; 1 if a bar is missed."""
     options = _options()
     run: dict[str, Any] = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m bench.network.allreduce", *sys.argv[1:]]),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        **machine.commit(),
+        **runs.begun(),
+        "command": runs.command("bench.network.allreduce", sys.argv[1:]),
         "tensor_bytes": options.mib * _MIB,
         "rows": [],
     }
@@ -141,10 +137,7 @@ def main() -> int:
         return 2
     finally:
         if run["rows"]:
-            kept = options.add and options.json.exists()
-            runs = json.loads(options.json.read_text())["runs"] if kept else []
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps({"runs": [*runs, run]}, indent=1) + "\n")
+            runs.save(options.json, [*runs.kept(options.json, options.add), run])
     return 1 if missed else 0
 
 

@@ -5,17 +5,15 @@ python -m bench.network.faults --seed 17 --runs 1     # run 17 of them again
 """
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.network import fault_run
+from bench.network import fault_run, runs
 from bench.network.bed import BedError
 from bench.network.fault_plan import KINDS, STEPS, Fault, Verdict, choose, judge
 from bench.network.fault_work import tensors
@@ -72,14 +70,11 @@ def main() -> int:
     options = _options()
     only = options.only.split(",") if options.only else []
     found: dict[str, Any] = {
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-        "command": " ".join(["python -m bench.network.faults", *sys.argv[1:]]),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        **machine.commit(),
+        **runs.begun(),
+        "command": runs.command("bench.network.faults", sys.argv[1:]),
         "rows": [],
     }
-    before = json.loads(options.json.read_text())["runs"] if options.add else []
+    before = runs.kept(options.json, options.add)
     wrong = 0
     try:
         for seed in range(options.seed, options.seed + options.runs):
@@ -92,8 +87,7 @@ def main() -> int:
                 again = f" --only {options.only}" if options.only else ""
                 print(f"    again: python -m bench.network.faults --seed {seed} --runs 1{again}")
                 print(f"    output of the ranks: {folder}", flush=True)
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps({"runs": [*before, found]}, indent=1) + "\n")
+            runs.save(options.json, [*before, found])
     except BedError as error:
         print(f"[bench.network] {error}", file=sys.stderr)
         return 2

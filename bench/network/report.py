@@ -1,13 +1,13 @@
 """``python -m bench.network.report``: tables and plots of docs/network.md, from results."""
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from bench.machine import ROOT
 from bench.network.ablation import RESULTS as ABLATION
 from bench.network.ablation import ablation_table
+from bench.network.runs import load
 from bench.network.tables import (
     Run,
     allreduce_table,
@@ -37,9 +37,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.network.report", description=__doc__)
     parser.add_argument("--write", action="store_true", help="update docs/network.md and the plot")
     options = parser.parse_args()
-    training = json.loads(TRAINING.read_text())["runs"]
-    bandwidth = json.loads(ALLREDUCE.read_text())["runs"]
-    faults = json.loads(FAULTS.read_text())["runs"]
+    training = load(TRAINING)
+    bandwidth = load(ALLREDUCE)
+    faults = load(FAULTS)
     sections = {
         "bench:network-allreduce": [allreduce_table(bandwidth), provenance(bandwidth)],
         "bench:network-training": [
@@ -51,7 +51,7 @@ def main() -> int:
         ("bench:network-wan", WAN, wan_table),
         ("bench:network-ablation", ABLATION, ablation_table),
     ):
-        runs = json.loads(path.read_text())["runs"]
+        runs = load(path)
         sections[mark] = [table(runs), provenance(runs)]
     page = PAGE.read_text()
     for mark, parts in sections.items():

@@ -151,57 +151,60 @@ ssize_t __read_chk(int descriptor, void* data, size_t bytes, size_t room) {
   return read(descriptor, data, bytes);
 }
 
-ssize_t readv(int descriptor, const struct iovec* parts, int count) {
-  REAL(readv)
+typedef ssize_t (*vector_call)(int, const struct iovec*, int);
+
+static ssize_t move_parts(vector_call real, int descriptor, const struct iovec* parts, int count) {
   struct iovec fewer[kMostParts];
   if (count < 1 || count > kMostParts) {
     return real(descriptor, parts, count);
   }
   const ssize_t now = allowed(descriptor, total_of(parts, (size_t)count), 0);
   return now < 0 ? -1 : real(descriptor, fewer, (int)first_bytes(fewer, parts, (size_t)now));
+}
+
+ssize_t readv(int descriptor, const struct iovec* parts, int count) {
+  REAL(readv)
+  return move_parts(real, descriptor, parts, count);
 }
 
 ssize_t writev(int descriptor, const struct iovec* parts, int count) {
   REAL(writev)
-  struct iovec fewer[kMostParts];
-  if (count < 1 || count > kMostParts) {
-    return real(descriptor, parts, count);
+  return move_parts(real, descriptor, parts, count);
+}
+
+/* Makes `cut` the message of which no more moves than is allowed, its parts in `fewer`; -1 if the
+ * call shall fail. Messages with more parts, or with control data, stay whole. */
+static int cut_message(int descriptor, const struct msghdr* message, int flags, struct msghdr* cut,
+                       struct iovec* fewer) {
+  *cut = *message;
+  if (message->msg_controllen > 0 || message->msg_iovlen > kMostParts) {
+    return 0;
   }
-  const ssize_t now = allowed(descriptor, total_of(parts, (size_t)count), 0);
-  return now < 0 ? -1 : real(descriptor, fewer, (int)first_bytes(fewer, parts, (size_t)now));
+  const size_t bytes = total_of(message->msg_iov, message->msg_iovlen);
+  const ssize_t now = allowed(descriptor, bytes, flags);
+  if (now < 0) {
+    return -1;
+  }
+  cut->msg_iov = fewer;
+  cut->msg_iovlen = first_bytes(fewer, message->msg_iov, (size_t)now);
+  return 0;
 }
 
 ssize_t sendmsg(int descriptor, const struct msghdr* message, int flags) {
   REAL(sendmsg)
+  struct msghdr cut;
   struct iovec fewer[kMostParts];
-  if (message->msg_controllen > 0 || message->msg_iovlen > kMostParts) {
-    return real(descriptor, message, flags);
-  }
-  const size_t bytes = total_of(message->msg_iov, message->msg_iovlen);
-  const ssize_t now = allowed(descriptor, bytes, flags);
-  if (now < 0) {
-    return -1;
-  }
-  struct msghdr cut = *message;
-  cut.msg_iov = fewer;
-  cut.msg_iovlen = first_bytes(fewer, message->msg_iov, (size_t)now);
-  return real(descriptor, &cut, flags);
+  return cut_message(descriptor, message, flags, &cut, fewer) < 0 ? -1
+                                                                   : real(descriptor, &cut, flags);
 }
 
 ssize_t recvmsg(int descriptor, struct msghdr* message, int flags) {
   REAL(recvmsg)
+  struct msghdr cut;
   struct iovec fewer[kMostParts];
-  if (message->msg_controllen > 0 || message->msg_iovlen > kMostParts) {
-    return real(descriptor, message, flags);
-  }
-  const size_t bytes = total_of(message->msg_iov, message->msg_iovlen);
-  const ssize_t now = allowed(descriptor, bytes, flags);
-  if (now < 0) {
+  if (cut_message(descriptor, message, flags, &cut, fewer) < 0) {
     return -1;
   }
-  struct msghdr cut = *message;
-  cut.msg_iov = fewer;
-  cut.msg_iovlen = first_bytes(fewer, message->msg_iov, (size_t)now);
   const ssize_t got = real(descriptor, &cut, flags);
   cut.msg_iov = message->msg_iov;
   cut.msg_iovlen = message->msg_iovlen;

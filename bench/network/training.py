@@ -4,14 +4,12 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import machine
-from bench.network import launch
+from bench.network import launch, runs
 from bench.network.bed import Bed
 from bench.network.workloads import workload
 
@@ -102,19 +100,16 @@ def measure(
         "bed": asdict(bed.spec),
         "seconds": samples,
         "lanes": lanes,
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        **machine.commit(),
+        **runs.begun(),
     }
 
 
 def record(run: Mapping[str, Any], path: Path) -> None:
     """Put a run into a result file, in place of an earlier one of its workload and bed."""
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
-    same = [(old["workload"], old["bed"]) == (run["workload"], run["bed"]) for old in runs]
-    runs = [run if found else old for old, found in zip(runs, same, strict=True)]
-    path.write_text(json.dumps({"runs": runs if any(same) else [*runs, run]}, indent=1) + "\n")
+    before = runs.kept(path, add=True)
+    same = [(old["workload"], old["bed"]) == (run["workload"], run["bed"]) for old in before]
+    after = [run if found else old for old, found in zip(before, same, strict=True)]
+    runs.save(path, after if any(same) else [*before, run])
 
 
 def job(
