@@ -31,6 +31,7 @@ struct NodeChannel::Plan {
   std::size_t count;
   Reduction reduction;
   bool leaves_node;         ///< another node's part is still to come when this node's is reduced
+  bool writes_recv;         ///< nobody else on the node: results go to `recv` without a slot
   std::size_t element;      ///< bytes
   std::size_t block_elems;  ///< of every block but the last
   std::uint64_t blocks;
@@ -101,6 +102,7 @@ void NodeChannel::all_reduce(const void* send,
                   count,
                   reduction,
                   cross != nullptr,
+                  cross != nullptr && size() == 1,
                   element,
                   block_elems,
                   blocks,
@@ -131,8 +133,7 @@ void NodeChannel::all_reduce(const void* send,
       cross->finish(static_cast<int>((turn - 2) % kSlots));
       const Plan::Range piece = plan.piece(turn - 2, mine);
       std::byte* shown = slot(rank_, turn - 2) + piece.in_slot;
-      // Alone on its node a rank needs no slot to show the result in.
-      std::byte* target = size() == 1 ? plan.recv + piece.offset : shown;
+      std::byte* target = plan.writes_recv ? plan.recv + piece.offset : shown;
       copy_scaled(target, shown, piece.elems, reduction.dtype, reduction.factor);
       progress_.announce(NodeProgress::kReduced, turn - 1);
     }
@@ -185,8 +186,8 @@ void NodeChannel::gather(const Plan& plan, std::uint64_t block) {
     const int owner = (rank_ + step) % size();
     progress_.wait_for(owner, NodeProgress::kReduced, block + 1);
     const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(owner));
-    if (plan.leaves_node && size() == 1) {
-      continue;  // it is there already
+    if (plan.writes_recv) {
+      continue;
     }
     std::memcpy(plan.recv + piece.offset, slot(owner, block) + piece.in_slot, piece.bytes);
   }
