@@ -180,11 +180,15 @@ def provenance(runs: list[Run]) -> str:
     """Markdown: when, where and from what; the dirty ones had local changes."""
     commits = sorted({run["commit"][:12] for run in runs})
     first, last = min(run["when"] for run in runs), max(run["when"] for run in runs)
-    machine, versions = runs[0]["machine"], runs[0]["versions"]
+    machines = sorted({_machine_text(run["machine"]) for run in runs})
     return (
-        f"Measured {first} to {last} at commit {', '.join(commits)} on {machine['cpu']}, "
-        f"{machine['cores']} cores, Linux {machine['kernel']}, torch {versions['torch']}."
+        f"Measured {first} to {last} at commit {', '.join(commits)} on {' and '.join(machines)}, "
+        f"torch {runs[0]['versions']['torch']}."
     )
+
+
+def _machine_text(machine: dict[str, Any]) -> str:
+    return f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}"
 
 
 def _reached(good: bool | None) -> str:
