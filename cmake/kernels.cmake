@@ -4,6 +4,8 @@
 
 set(AIACC_KERNEL_SOURCES
   csrc/kernels/adasum.cc
+  csrc/kernels/batch_copier.cc
+  csrc/kernels/batch_copy.cc
   csrc/kernels/half.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc

@@ -37,6 +37,16 @@ DynamicLibrary::~DynamicLibrary() {
   }
 }
 
+bool DynamicLibrary::is_mapped(const std::string& path) noexcept {
+  void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (handle == nullptr) {
+    dlerror();  // nobody else should see this failure
+    return false;
+  }
+  dlclose(handle);
+  return true;
+}
+
 void* DynamicLibrary::find(const std::string& symbol) const noexcept {
   return handle_ == nullptr ? nullptr : dlsym(handle_, symbol.c_str());
 }

@@ -19,6 +19,9 @@ class DynamicLibrary {
   DynamicLibrary& operator=(DynamicLibrary&& other) noexcept;
   ~DynamicLibrary();
 
+  /// Whether the process has a library of this path or shared-object name in memory; loads nothing.
+  static bool is_mapped(const std::string& path) noexcept;
+
   const std::string& path() const { return path_; }
 
   /// Null if there is no such symbol.

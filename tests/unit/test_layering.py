@@ -16,13 +16,15 @@ LAYERS = {
     "base": set(),
     "planning": {"base"},
     "control": {"base"},
-    "kernels": {"base"},
-    "engines": {"base", "planning", "control", "kernels"},
-    "core": {"base", "planning", "control", "kernels", "engines"},
-    "bindings": {"base", "planning", "control", "kernels", "engines", "core"},
+    "cuda": {"base"},
+    "kernels": {"base", "cuda"},
+    "engines": {"base", "planning", "control", "cuda", "kernels"},
+    "core": {"base", "planning", "control", "cuda", "kernels", "engines"},
+    "bindings": {"base", "planning", "control", "cuda", "kernels", "engines", "core"},
 }
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")
 FRAMEWORK_HEADER = re.compile(r"^(torch|ATen|c10|tensorflow|pybind11|Python\.h|numpy)")
+CUDA_HEADER = re.compile(r"^(cuda|nccl)[a-z0-9_]*\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -45,6 +47,8 @@ def violations(folder, text):
             yield f"{include} may be included in bindings only"
         elif include == "mpi.h" and folder != "engines":
             yield "mpi.h may be included in engines only"
+        elif CUDA_HEADER.match(include) and folder != "kernels":
+            yield f"{include} may be included in kernels only"
     if folder != "base" and re.search(r"\bgetenv\s*\(", COMMENT.sub("", text)):
         yield "getenv may be called in base/env.cc only"
 
@@ -66,6 +70,8 @@ def test_includes_point_downwards(path):
         ("engines", "#  include <torch/extension.h>"),
         ("core", "#include <pybind11/pybind11.h>"),
         ("core", "#include <mpi.h>"),
+        ("engines", "#include <nccl.h>"),
+        ("cuda", "#include <cuda_runtime.h>"),
         ("core", 'const char* x = std::getenv("X");'),
     ],
 )
@@ -76,7 +82,7 @@ def test_the_rule_notices(folder, text):
 def test_every_source_is_built():
     built = "".join(p.read_text() for p in [ROOT / "CMakeLists.txt", *(ROOT / "cmake").iterdir()])
     missing = [
-        name_of(path) for path in SOURCES if path.suffix == ".cc" and name_of(path) not in built
+        name_of(path) for path in SOURCES if path.suffix != ".h" and name_of(path) not in built
     ]
     assert missing == []
 

@@ -18,5 +18,12 @@ TEST(BuildInfo, SaysWhyThereIsNoMpiOrWhichOneThereIs) {
   EXPECT_EQ(has_mpi, !info.at("mpi_soname").empty());
 }
 
+TEST(BuildInfo, SaysWhichKernelsThereAre) {
+  const auto list = build_info();
+  const std::map<std::string, std::string> info(list.begin(), list.end());
+  const bool has_kernels = info.at("cuda").rfind("kernels for compute capability", 0) == 0;
+  EXPECT_EQ(has_kernels, !info.at("cuda_architectures").empty());
+}
+
 }  // namespace
 }  // namespace aiacc

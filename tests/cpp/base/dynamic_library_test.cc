@@ -36,6 +36,11 @@ TEST(DynamicLibrary, MissingSymbolNamesItAndTheLibrary) {
   }
 }
 
+TEST(DynamicLibrary, TellsWhatIsMapped) {
+  EXPECT_TRUE(DynamicLibrary::is_mapped("libc.so.6"));
+  EXPECT_FALSE(DynamicLibrary::is_mapped("libaiacc_nothing.so"));
+}
+
 TEST(DynamicLibrary, MovesItsHandle) {
   DynamicLibrary first("libm.so.6");
   const DynamicLibrary second(std::move(first));

@@ -1,0 +1,83 @@
+#include "csrc/engines/nccl/nccl_api.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/dynamic_library.h"
+#include "tests/cpp/engines/nccl_symbols.h"
+
+// AIACC_FAKE_NCCL_NEW, _OLD and _TOO_OLD, from CMake: paths of libraries made of fake_nccl_library.cc.
+
+namespace aiacc {
+namespace {
+
+template <class... Arguments>
+NcclResult call(NcclResult (*function)(Arguments...)) {
+  return function(Arguments{}...);
+}
+
+TEST(NcclApiTest, EveryMemberIsItsFunction) {
+  const NcclApi api = load_nccl(AIACC_FAKE_NCCL_NEW);
+  EXPECT_EQ(23203, api.version);
+  int line = 0;
+#define AIACC_CALL(member, symbol) EXPECT_EQ(line++, call(api.member)) << #symbol;
+  AIACC_NCCL_SYMBOLS(AIACC_CALL)
+  AIACC_NCCL_NEWER_SYMBOLS(AIACC_CALL)
+}
+
+TEST(NcclApiTest, AnOlderLibraryLacksSome) {
+  const NcclApi api = load_nccl(AIACC_FAKE_NCCL_OLD);
+  EXPECT_EQ(22707, api.version);
+  EXPECT_EQ(nullptr, api.all_reduce_config);
+  EXPECT_EQ(nullptr, api.comm_revoke);
+  EXPECT_NE(nullptr, api.window_register);
+}
+
+std::string reason(const std::string& library) {
+  try {
+    load_nccl(library);
+  } catch (const Error& error) {
+    EXPECT_EQ(Code::kEngine, error.code());
+    return error.what();
+  }
+  return "";
+}
+
+TEST(NcclApiTest, RefusesWhatIsTooOld) {
+  const std::string text = reason(AIACC_FAKE_NCCL_TOO_OLD);
+  EXPECT_NE(std::string::npos, text.find("is version 2.26.5 (expected 2.27.0 or newer)")) << text;
+}
+
+TEST(NcclApiTest, NoLibrary) {
+  const std::string text = reason("/nowhere/libnccl.so.2");
+  EXPECT_NE(std::string::npos, text.find("/nowhere/libnccl.so.2")) << text;
+  EXPECT_NE(std::string::npos, text.find("pip install nvidia-nccl-cu13")) << text;
+}
+
+TEST(NcclApiTest, AnotherLibrary) {
+  EXPECT_NE(std::string::npos, reason("libm.so.6").find("has no symbol \"ncclGetVersion\""));
+}
+
+TEST(NcclApiTest, SaysWhichCallHasFailedAndWhy) {
+  const NcclApi api = load_nccl(AIACC_FAKE_NCCL_NEW);
+  EXPECT_NO_THROW(check_nccl(api, kNcclSuccess, "group_end"));
+  try {
+    check_nccl(api, kNcclSystemError, "group_end");
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_STREQ("[nccl] group_end failed: an error (and why); NCCL_DEBUG=INFO says more",
+                 error.what());
+  }
+}
+
+// The last one: what it maps stays. The library's shared-object name is NCCL's.
+TEST(NcclApiTest, TakesTheLibraryThatIsMappedAlready) {
+  ASSERT_FALSE(DynamicLibrary::is_mapped("libnccl.so.2"));
+  const DynamicLibrary frameworks(AIACC_FAKE_NCCL_NAMED);
+  ASSERT_TRUE(DynamicLibrary::is_mapped("libnccl.so.2"));
+  EXPECT_EQ(22809, load_nccl("/nowhere/libnccl.so.2").version);
+}
+
+}  // namespace
+}  // namespace aiacc

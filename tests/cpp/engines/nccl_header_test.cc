@@ -1,0 +1,86 @@
+// Compares csrc/engines/nccl/nccl_api.h with an nccl.h of version 2.32 or newer. Compiled where there
+// is one; it is enough that it compiles.
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/nccl/nccl_api.h"
+#include "tests/cpp/engines/nccl_symbols.h"
+
+namespace aiacc {
+namespace {
+
+/// Passed alike: both pointers, both integers or enumerations of one size, or blocks of one size.
+template <class A, class B>
+constexpr bool kAlike = std::is_pointer_v<A> == std::is_pointer_v<B> && sizeof(A) == sizeof(B);
+
+template <class A, class B>
+struct SameForm : std::false_type {};
+template <class RA, class... A, class RB, class... B>
+struct SameForm<RA (*)(A...), RB (*)(B...)> {
+  static constexpr bool all() {
+    if constexpr (sizeof...(A) == sizeof...(B)) {
+      return kAlike<RA, RB> && (kAlike<A, B> && ...);
+    }
+    return false;
+  }
+  static constexpr bool value = all();
+};
+
+#define AIACC_COMPARE(member, symbol) \
+  static_assert(SameForm<decltype(NcclApi::member), decltype(&::symbol)>::value, #symbol);
+AIACC_NCCL_SYMBOLS(AIACC_COMPARE)
+AIACC_NCCL_NEWER_SYMBOLS(AIACC_COMPARE)
+
+#define AIACC_SAME_PLACE(theirs, ours) \
+  static_assert(offsetof(ncclConfig_t, theirs) == offsetof(NcclConfig, ours), #theirs)
+AIACC_SAME_PLACE(blocking, blocking);
+AIACC_SAME_PLACE(minCTAs, min_ctas);
+AIACC_SAME_PLACE(maxCTAs, max_ctas);
+AIACC_SAME_PLACE(netName, net_name);
+AIACC_SAME_PLACE(splitShare, split_share);
+AIACC_SAME_PLACE(commName, comm_name);
+AIACC_SAME_PLACE(nvlsCTAs, nvls_ctas);
+AIACC_SAME_PLACE(nvlinkCentricSched, nvlink_centric_sched);
+AIACC_SAME_PLACE(numRmaCtx, rma_contexts);
+AIACC_SAME_PLACE(graphStreamOrdering, graph_stream_ordering);
+AIACC_SAME_PLACE(launchOrderImplicit, launch_order_implicit);
+AIACC_SAME_PLACE(hostCftMode, host_cft_mode);
+AIACC_SAME_PLACE(nvlsHostMode, nvls_host_mode);
+static_assert(sizeof(ncclConfig_t) >= sizeof(NcclConfig), "members are only ever added");
+static_assert(offsetof(ncclCollConfig_t, maxCTAs) == offsetof(NcclCollConfig, max_ctas));
+static_assert(offsetof(ncclCollConfig_t, algSelection) == offsetof(NcclCollConfig, algorithms));
+static_assert(offsetof(ncclCollConfig_t, forceAlgSelection) ==
+              offsetof(NcclCollConfig, force_algorithms));
+static_assert(offsetof(ncclCollConfig_t, launchCompletionEvent) ==
+              offsetof(NcclCollConfig, launch_completion_event));
+
+static_assert(kNcclMagic == NCCL_API_MAGIC && kNcclUndefined == NCCL_CONFIG_UNDEF_INT);
+static_assert(kNcclWindowSymmetric == NCCL_WIN_COLL_SYMMETRIC);
+static_assert(kNcclWindowAlignment == NCCL_WIN_REQUIRED_ALIGNMENT);
+static_assert(kNcclInProgress == static_cast<int>(ncclInProgress));
+static_assert(kNcclRemoteError == static_cast<int>(ncclRemoteError));
+static_assert(kNcclScalarHost == static_cast<int>(ncclScalarHostImmediate));
+static_assert(kNcclAvg == static_cast<int>(ncclAvg) && kNcclMin == static_cast<int>(ncclMin));
+static_assert(kNcclFirstOwnOp == static_cast<int>(ncclNumOps));
+static_assert(kNcclBfloat16 == static_cast<int>(ncclBfloat16));
+static_assert(kNcclFloat8e5m2 == static_cast<int>(ncclFloat8e5m2));
+
+TEST(NcclHeaderTest, InitialisesAsTheHeaderDoes) {
+  const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+  const NcclConfig ours;
+  EXPECT_EQ(theirs.splitShare, ours.split_share);
+  EXPECT_EQ(theirs.launchOrderImplicit, ours.launch_order_implicit);
+  EXPECT_EQ(theirs.magic, ours.magic);
+  const ncclCollConfig_t theirs_of_call = NCCL_COLLCONFIG_INITIALIZER;
+  const NcclCollConfig ours_of_call;
+  EXPECT_EQ(theirs_of_call.maxCTAs, ours_of_call.max_ctas);
+  EXPECT_EQ(theirs_of_call.forceAlgSelection, ours_of_call.force_algorithms);
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,278 @@
+#include "tests/cpp/support/fake_cuda.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+FakeCuda* instance = nullptr;
+
+template <class Batch>
+std::function<void()> run_later(void (*run)(const Batch&, std::uint32_t),
+                                const void* argument,
+                                std::uint32_t blocks) {
+  auto batch = std::make_shared<Batch>(*static_cast<const Batch*>(argument));
+  return [run, batch, blocks] { run(*batch, blocks); };
+}
+
+}  // namespace
+
+FakeCuda::FakeCuda(int devices) : devices_(devices) {
+  AIACC_CHECK(instance == nullptr);
+  instance = this;
+  for (const CopyKernel& kernel : copy_kernels()) {
+    kernels_[kernel.name] = {&kernel, false};
+    kernels_[kernel.large_name] = {&kernel, true};
+  }
+  for (int device = 0; device < devices; ++device) {
+    add_stream(device);
+  }
+  fill_table();
+  fill_stream_table();
+  fill_memory_table();
+}
+
+FakeCuda::~FakeCuda() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  for (const auto& stream : streams_) {
+    stream->thread.join();
+  }
+  contexts().clear();
+  instance = nullptr;
+}
+
+FakeCuda& FakeCuda::self() {
+  AIACC_CHECK(instance != nullptr);
+  return *instance;
+}
+
+std::vector<CudaContext>& FakeCuda::contexts() {
+  thread_local std::vector<CudaContext> stack;
+  return stack;
+}
+
+int FakeCuda::current_device() const {
+  // A context is its device's number and one, so that it is not null.
+  return contexts().empty()
+             ? -1
+             : static_cast<int>(reinterpret_cast<std::uintptr_t>(contexts().back())) - 1;
+}
+
+CudaResult FakeCuda::refuse(CudaResult result) {
+  ++misuses_;
+  return result;
+}
+
+FakeCuda::Stream* FakeCuda::add_stream(int device) {
+  streams_.push_back(std::make_unique<Stream>());
+  Stream* stream = streams_.back().get();
+  stream->device = device;
+  stream->thread = std::thread([this, stream] { work(*stream); });
+  return stream;
+}
+
+FakeCuda::Stream* FakeCuda::find(CudaStream handle) {
+  if (handle == nullptr) {
+    const int device = current_device();
+    return device < 0 ? nullptr : streams_[static_cast<std::size_t>(device)].get();
+  }
+  for (const auto& stream : streams_) {
+    if (reinterpret_cast<CudaStream>(stream.get()) == handle && !stream->destroyed) {
+      return stream.get();
+    }
+  }
+  return nullptr;
+}
+
+FakeCuda::Event* FakeCuda::find(CudaEvent handle) {
+  for (const auto& event : events_) {
+    if (reinterpret_cast<CudaEvent>(event.get()) == handle && !event->destroyed) {
+      return event.get();
+    }
+  }
+  return nullptr;
+}
+
+bool FakeCuda::can_run(const Stream& stream) const {
+  if (held_ || stream.queue.empty()) {
+    return false;
+  }
+  const Task& task = stream.queue.front();
+  return task.waits_for == nullptr || task.waits_for->completed >= task.number;
+}
+
+void FakeCuda::work(Stream& stream) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return ending_ || can_run(stream); });
+    if (ending_) {
+      return;
+    }
+    Task task = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    stream.busy = true;
+    if (task.run && !broken()) {
+      lock.unlock();
+      task.run();
+      lock.lock();
+    }
+    if (task.completes != nullptr) {
+      task.completes->completed = task.number;
+    }
+    stream.busy = false;
+    changed_.notify_all();
+  }
+}
+
+void FakeCuda::hold() {
+  const std::lock_guard lock(mutex_);
+  held_ = true;
+}
+
+void FakeCuda::release() {
+  const std::lock_guard lock(mutex_);
+  held_ = false;
+  changed_.notify_all();
+}
+
+void FakeCuda::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] {
+    return std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) {
+      return stream->queue.empty() && !stream->busy;
+    });
+  });
+}
+
+void FakeCuda::set_capturing(CudaStream handle, bool capturing) {
+  const std::lock_guard lock(mutex_);
+  find(handle)->capturing = capturing;
+}
+
+int FakeCuda::device_of(CudaStream handle) {
+  const std::lock_guard lock(mutex_);
+  const Stream* stream = find(handle);
+  return stream == nullptr ? -1 : stream->device;
+}
+
+CudaResult FakeCuda::push(CudaStream handle, Task task) {
+  if (broken()) {
+    return sticky_;
+  }
+  const std::lock_guard lock(mutex_);
+  Stream* stream = find(handle);
+  if (stream == nullptr) {
+    return refuse(kCudaInvalidHandle);
+  }
+  stream->queue.push_back(std::move(task));
+  changed_.notify_all();
+  return kCudaSuccess;
+}
+
+CudaResult FakeCuda::enqueue(CudaStream stream, std::function<void()> run) {
+  Task task;
+  task.run = std::move(run);
+  return push(stream, std::move(task));
+}
+
+void FakeCuda::fill_table() {
+  driver_.init = [](unsigned) { return kCudaSuccess; };
+  driver_.driver_version = [](int* version) { return *version = 13000, kCudaSuccess; };
+  driver_.error_name = [](CudaResult, const char** text) {
+    return *text = "CUDA_ERROR_FAKE", kCudaSuccess;
+  };
+  driver_.error_string = [](CudaResult, const char** text) {
+    return *text = "a fake's error", kCudaSuccess;
+  };
+  driver_.device_count = [](int* count) { return *count = self().devices_, kCudaSuccess; };
+  driver_.device_get = [](CudaDevice* device, int ordinal) {
+    return *device = ordinal, ordinal < self().devices_ ? kCudaSuccess : kCudaInvalidValue;
+  };
+  driver_.device_name = [](char* name, int bytes, CudaDevice) {
+    std::strncpy(name, "fake", static_cast<std::size_t>(bytes));
+    return kCudaSuccess;
+  };
+  driver_.device_attribute = [](int* value, int attribute, CudaDevice) {
+    *value = attribute == kCudaMultiprocessors ? 4 : attribute == kCudaCapabilityMajor ? 9 : 0;
+    return kCudaSuccess;
+  };
+  driver_.primary_context_retain = [](CudaContext* context, CudaDevice device) {
+    *context = reinterpret_cast<CudaContext>(static_cast<std::uintptr_t>(device) + 1);
+    return kCudaSuccess;
+  };
+  driver_.primary_context_release = [](CudaDevice) { return kCudaSuccess; };
+  driver_.context_push = [](CudaContext context) {
+    contexts().push_back(context);
+    return kCudaSuccess;
+  };
+  driver_.context_pop = [](CudaContext* context) {
+    if (contexts().empty()) {
+      return self().refuse(kCudaInvalidContext);
+    }
+    *context = contexts().back();
+    contexts().pop_back();
+    return kCudaSuccess;
+  };
+  driver_.context_current = [](CudaContext* context) {
+    *context = contexts().empty() ? nullptr : contexts().back();
+    return kCudaSuccess;
+  };
+  driver_.context_device = [](CudaDevice* device) {
+    *device = self().current_device();
+    return *device < 0 ? self().refuse(kCudaInvalidContext) : kCudaSuccess;
+  };
+  driver_.module_load = [](CudaModule* module, const void* image) {
+    ++self().synchronising_;
+    *module = reinterpret_cast<CudaModule>(const_cast<void*>(image));
+    return image == nullptr              ? kCudaInvalidValue
+           : self().current_device() < 0 ? self().refuse(kCudaInvalidContext)
+                                         : kCudaSuccess;
+  };
+  driver_.module_unload = [](CudaModule) {
+    ++self().synchronising_;
+    return kCudaSuccess;
+  };
+  driver_.module_get_function = [](CudaFunction* function, CudaModule, const char* name) {
+    const auto found = self().kernels_.find(name);
+    if (found == self().kernels_.end()) {
+      return kCudaNotFound;
+    }
+    *function = reinterpret_cast<CudaFunction>(&found->second);
+    return kCudaSuccess;
+  };
+  driver_.blocks_per_multiprocessor = [](int* blocks, CudaFunction, int, std::size_t) {
+    return *blocks = 2, kCudaSuccess;
+  };
+  driver_.launch = [](CudaFunction function,
+                      unsigned blocks,
+                      unsigned blocks_y,
+                      unsigned blocks_z,
+                      unsigned threads,
+                      unsigned threads_y,
+                      unsigned threads_z,
+                      unsigned shared_bytes,
+                      CudaStream stream,
+                      void** arguments,
+                      void** extra) {
+    const auto& kernel = *reinterpret_cast<const Kernel*>(function);
+    const bool fits = blocks > 0 && blocks_y == 1 && blocks_z == 1 && threads == kCopyThreads &&
+                      threads_y == 1 && threads_z == 1 && shared_bytes == 0 && extra == nullptr;
+    if (!fits) {
+      return self().refuse(kCudaInvalidValue);
+    }
+    ++self().launches_;
+    return self().enqueue(stream,
+                          kernel.large ? run_later(kernel.copy->run_large, arguments[0], blocks)
+                                       : run_later(kernel.copy->run_small, arguments[0], blocks));
+  };
+}
+
+}  // namespace aiacc

@@ -1,0 +1,122 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/cuda/driver.h"
+#include "csrc/kernels/batch_copy.h"
+
+namespace aiacc {
+
+/// A CUDA driver without GPU: device memory is host memory, a stream is a thread that does what is
+/// queued on it, kernels are their twins on the host. One at a time in a process; all devices behave
+/// alike. Destroy it after what uses it, when nothing waits on a stream.
+///
+/// Misuse is counted and answered with an error: calls without a current context, handles that are
+/// none, launches of another shape than the kernel's.
+class FakeCuda {
+ public:
+  explicit FakeCuda(int devices = 1);
+  ~FakeCuda();
+  FakeCuda(const FakeCuda&) = delete;
+  FakeCuda& operator=(const FakeCuda&) = delete;
+
+  const CudaDriver& driver() const { return driver_; }
+
+  /// Streams do nothing from now on, until `release`: whatever returns in between has only queued.
+  void hold();
+  void release();
+  /// Blocks until every stream is empty. For tests; what is tested cannot call it.
+  void drain();
+
+  /// Calls that wait for the GPU, or may: allocating and freeing, loading modules. A step makes none.
+  int synchronising_calls() const { return synchronising_; }
+  int misuses() const { return misuses_; }
+  int launches() const { return launches_; }
+  /// From now on everything that is queued is dropped and every call that could notice fails with
+  /// `error`, as after an illegal access.
+  void break_with(CudaResult error) { sticky_ = error; }
+  void set_capturing(CudaStream stream, bool capturing);
+
+  /// Queues `task` on a stream, for fakes of libraries that launch kernels. A task that blocks must end
+  /// before this does.
+  CudaResult enqueue(CudaStream stream, std::function<void()> task);
+  /// Device of a stream.
+  int device_of(CudaStream stream);
+  bool broken() const { return sticky_ != kCudaSuccess; }
+
+ private:
+  struct Event {
+    std::uint64_t recorded = 0;
+    std::uint64_t completed = 0;
+    bool destroyed = false;
+  };
+  struct Task {
+    std::function<void()> run;
+    Event* waits_for = nullptr;  ///< instead of running: wait for its record `number`
+    Event* completes = nullptr;
+    std::uint64_t number = 0;
+  };
+  struct Stream {
+    int device = 0;
+    std::deque<Task> queue;
+    bool busy = false;
+    bool destroyed = false;
+    bool capturing = false;
+    std::thread thread;
+  };
+  struct Kernel {
+    const CopyKernel* copy = nullptr;
+    bool large = false;
+  };
+  struct Memory {
+    std::unique_ptr<std::byte[]> bytes;
+    std::size_t size = 0;
+    int device = 0;
+    bool on_host = false;
+  };
+
+  static FakeCuda& self();
+  static std::vector<CudaContext>& contexts();  ///< of the calling thread
+  void fill_table();
+  void fill_stream_table();
+  void fill_memory_table();
+  int current_device() const;  ///< -1 if no context is current
+  CudaResult refuse(CudaResult result);
+  Stream* find(CudaStream stream);
+  Event* find(CudaEvent event);
+  Stream* add_stream(int device);
+  void work(Stream& stream);
+  bool can_run(const Stream& stream) const;
+  CudaResult push(CudaStream stream, Task task);
+  CudaResult take_memory(void** memory, std::size_t bytes, bool on_host);
+  CudaResult give_memory_back(std::uintptr_t address, bool on_host);
+
+  const int devices_;
+  CudaDriver driver_{};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool held_ = false;
+  bool ending_ = false;
+  std::vector<std::unique_ptr<Stream>>
+      streams_;  ///< the first ones are the devices' legacy streams
+  std::vector<std::unique_ptr<Event>> events_;
+  std::map<std::string, Kernel> kernels_;
+  std::map<std::uintptr_t, Memory> memory_;
+  std::atomic<int> synchronising_{0};
+  std::atomic<int> misuses_{0};
+  std::atomic<int> launches_{0};
+  std::atomic<CudaResult> sticky_{kCudaSuccess};
+};
+
+}  // namespace aiacc

@@ -1,0 +1,176 @@
+#include <cstring>
+#include <utility>
+
+#include "tests/cpp/support/fake_cuda.h"
+
+// The part of the fake that concerns streams, events and memory.
+
+namespace aiacc {
+
+void FakeCuda::fill_stream_table() {
+  driver_.stream_priority_range = [](int* lowest, int* highest) {
+    *lowest = 0;
+    *highest = -5;
+    return kCudaSuccess;
+  };
+  driver_.stream_create = [](CudaStream* stream, unsigned, int) {
+    const int device = self().current_device();
+    if (device < 0) {
+      return self().refuse(kCudaInvalidContext);
+    }
+    const std::lock_guard lock(self().mutex_);
+    *stream = reinterpret_cast<CudaStream>(self().add_stream(device));
+    return kCudaSuccess;
+  };
+  driver_.stream_destroy = [](CudaStream handle) {
+    const std::lock_guard lock(self().mutex_);
+    Stream* stream = handle == nullptr ? nullptr : self().find(handle);
+    if (stream == nullptr) {
+      return self().refuse(kCudaInvalidHandle);
+    }
+    stream->destroyed = true;  // what is queued goes on
+    return kCudaSuccess;
+  };
+  driver_.stream_query = [](CudaStream handle) {
+    const std::lock_guard lock(self().mutex_);
+    const Stream* stream = self().find(handle);
+    if (stream == nullptr) {
+      return self().refuse(kCudaInvalidHandle);
+    }
+    return self().broken()                          ? self().sticky_.load()
+           : stream->queue.empty() && !stream->busy ? kCudaSuccess
+                                                    : kCudaNotReady;
+  };
+  driver_.stream_is_capturing = [](CudaStream handle, int* status) {
+    const std::lock_guard lock(self().mutex_);
+    const Stream* stream = self().find(handle);
+    *status = stream != nullptr && stream->capturing ? 1 : 0;
+    return stream == nullptr ? self().refuse(kCudaInvalidHandle) : kCudaSuccess;
+  };
+  driver_.stream_wait_event = [](CudaStream stream, CudaEvent handle, unsigned) {
+    Task task;
+    {
+      const std::lock_guard lock(self().mutex_);
+      task.waits_for = self().find(handle);
+      if (task.waits_for == nullptr) {
+        return self().refuse(kCudaInvalidHandle);
+      }
+      task.number = task.waits_for->recorded;  // a later record does not count
+    }
+    return self().push(stream, std::move(task));
+  };
+  driver_.event_create = [](CudaEvent* event, unsigned) {
+    if (self().current_device() < 0) {
+      return self().refuse(kCudaInvalidContext);
+    }
+    const std::lock_guard lock(self().mutex_);
+    self().events_.push_back(std::make_unique<Event>());
+    *event = reinterpret_cast<CudaEvent>(self().events_.back().get());
+    return kCudaSuccess;
+  };
+  driver_.event_record = [](CudaEvent handle, CudaStream stream) {
+    Task task;
+    {
+      const std::lock_guard lock(self().mutex_);
+      task.completes = self().find(handle);
+      if (task.completes == nullptr) {
+        return self().refuse(kCudaInvalidHandle);
+      }
+      task.number = ++task.completes->recorded;
+    }
+    return self().push(stream, std::move(task));
+  };
+  driver_.event_query = [](CudaEvent handle) {
+    const std::lock_guard lock(self().mutex_);
+    const Event* event = self().find(handle);
+    if (event == nullptr) {
+      return self().refuse(kCudaInvalidHandle);
+    }
+    return self().broken()                       ? self().sticky_.load()
+           : event->completed == event->recorded ? kCudaSuccess
+                                                 : kCudaNotReady;
+  };
+  driver_.event_destroy = [](CudaEvent handle) {
+    const std::lock_guard lock(self().mutex_);
+    Event* event = self().find(handle);
+    if (event == nullptr) {
+      return self().refuse(kCudaInvalidHandle);
+    }
+    event->destroyed = true;  // streams that wait for it go on waiting
+    return kCudaSuccess;
+  };
+  driver_.launch_host_function = [](CudaStream stream, CudaHostFunction function, void* argument) {
+    return self().enqueue(stream, [function, argument] { function(argument); });
+  };
+}
+
+CudaResult FakeCuda::take_memory(void** memory, std::size_t bytes, bool on_host) {
+  ++synchronising_;
+  const int device = current_device();
+  if (device < 0) {
+    return refuse(kCudaInvalidContext);
+  }
+  constexpr std::size_t kAlignment = 256;
+  Memory block{std::make_unique<std::byte[]>(bytes + kAlignment), bytes, device, on_host};
+  const auto begin = reinterpret_cast<std::uintptr_t>(block.bytes.get());
+  const std::uintptr_t address = (begin + kAlignment - 1) / kAlignment * kAlignment;
+  const std::lock_guard lock(mutex_);
+  memory_[address] = std::move(block);
+  *memory = reinterpret_cast<void*>(address);
+  return kCudaSuccess;
+}
+
+CudaResult FakeCuda::give_memory_back(std::uintptr_t address, bool on_host) {
+  ++synchronising_;
+  const std::lock_guard lock(mutex_);
+  const auto found = memory_.find(address);
+  if (found == memory_.end() || found->second.on_host != on_host) {
+    return refuse(kCudaInvalidValue);
+  }
+  memory_.erase(found);
+  return kCudaSuccess;
+}
+
+void FakeCuda::fill_memory_table() {
+  driver_.allocate = [](CudaAddress* address, std::size_t bytes) {
+    void* memory = nullptr;
+    const CudaResult result = self().take_memory(&memory, bytes, false);
+    *address = reinterpret_cast<CudaAddress>(memory);
+    return result;
+  };
+  driver_.release = [](CudaAddress address) { return self().give_memory_back(address, false); };
+  driver_.host_allocate = [](void** memory, std::size_t bytes, unsigned) {
+    return self().take_memory(memory, bytes, true);
+  };
+  driver_.host_release = [](void* memory) {
+    return self().give_memory_back(reinterpret_cast<std::uintptr_t>(memory), true);
+  };
+  driver_.copy_async = [](CudaAddress to, CudaAddress from, std::size_t bytes, CudaStream stream) {
+    return self().enqueue(stream, [to, from, bytes] {
+      std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    });
+  };
+  driver_.fill_async =
+      [](CudaAddress to, unsigned char value, std::size_t bytes, CudaStream stream) {
+        return self().enqueue(
+            stream, [to, value, bytes] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+      };
+  driver_.pointer_attribute = [](void* value, int attribute, CudaAddress pointer) {
+    const std::lock_guard lock(self().mutex_);
+    auto next = self().memory_.upper_bound(pointer);
+    if (next == self().memory_.begin() || (--next)->first + next->second.size <= pointer) {
+      return kCudaInvalidValue;  // the driver has never heard of it
+    }
+    const Memory& block = next->second;
+    if (attribute == kCudaPointerMemoryType) {
+      *static_cast<unsigned*>(value) = block.on_host ? kCudaMemoryHost : kCudaMemoryDevice;
+    } else if (attribute == kCudaPointerDevice) {
+      *static_cast<int*>(value) = block.device;
+    } else {
+      return self().refuse(kCudaInvalidValue);
+    }
+    return kCudaSuccess;
+  };
+}
+
+}  // namespace aiacc

@@ -1,0 +1,328 @@
+#include <cstring>
+#include <utility>
+
+#include "csrc/kernels/float8.h"
+#include "csrc/kernels/half.h"
+#include "csrc/kernels/reduce.h"
+#include "csrc/kernels/scale.h"
+#include "tests/cpp/support/fake_nccl.h"
+
+// The part of the fake that knows what the collectives do.
+
+namespace aiacc {
+namespace {
+
+/// 8-bit floats and those without a DataType are computed in the type that this returns.
+DataType computed_in(NcclDataType dtype) {
+  switch (dtype) {
+    case kNcclInt8:
+      return DataType::kInt8;
+    case kNcclUint8:
+      return DataType::kUInt8;
+    case kNcclInt32:
+    case kNcclUint32:  // sums and products wrap around alike
+      return DataType::kInt32;
+    case kNcclInt64:
+    case kNcclUint64:
+      return DataType::kInt64;
+    case kNcclFloat16:
+      return DataType::kFloat16;
+    case kNcclFloat64:
+      return DataType::kFloat64;
+    case kNcclBfloat16:
+      return DataType::kBFloat16;
+    case kNcclFloat32:
+    case kNcclFloat8e4m3:
+    case kNcclFloat8e5m2:
+      return DataType::kFloat32;
+  }
+  return DataType::kUInt8;
+}
+
+bool is_float8(NcclDataType dtype) { return dtype == kNcclFloat8e4m3 || dtype == kNcclFloat8e5m2; }
+
+std::vector<std::byte> load(const void* from, std::size_t count, NcclDataType dtype) {
+  const std::size_t size = size_of(computed_in(dtype));
+  std::vector<std::byte> values(count * size);
+  if (!is_float8(dtype)) {
+    std::memcpy(values.data(), from, values.size());
+    return values;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint8_t bits = static_cast<const std::uint8_t*>(from)[i];
+    const float value =
+        dtype == kNcclFloat8e4m3 ? widen_float8(Float8E4M3{bits}) : widen_float8(Float8E5M2{bits});
+    std::memcpy(values.data() + i * size, &value, size);
+  }
+  return values;
+}
+
+void store(void* to, const std::vector<std::byte>& values, NcclDataType dtype) {
+  if (!is_float8(dtype)) {
+    std::memcpy(to, values.data(), values.size());
+    return;
+  }
+  for (std::size_t i = 0; i < values.size() / sizeof(float); ++i) {
+    float value = 0;
+    std::memcpy(&value, values.data() + i * sizeof value, sizeof value);
+    static_cast<std::uint8_t*>(to)[i] = dtype == kNcclFloat8e4m3
+                                            ? narrow_float8<Float8E4M3>(value).bits
+                                            : narrow_float8<Float8E5M2>(value).bits;
+  }
+}
+
+ReduceOp reduce_op(NcclRedOp op) {
+  switch (op) {
+    case kNcclProd:
+      return ReduceOp::kProduct;
+    case kNcclMax:
+      return ReduceOp::kMax;
+    case kNcclMin:
+      return ReduceOp::kMin;
+    default:
+      return ReduceOp::kSum;
+  }
+}
+
+std::byte* bytes_at(const void* memory, std::size_t offset) {
+  return static_cast<std::byte*>(const_cast<void*>(memory)) + offset;
+}
+
+}  // namespace
+
+std::size_t nccl_size_of(NcclDataType dtype) {
+  return dtype < 0 || dtype > kNcclFloat8e5m2 ? 0
+         : is_float8(dtype)                   ? 1
+                                              : size_of(computed_in(dtype));
+}
+
+/// Elements offset .. offset + count of all ranks' inputs, reduced.
+void FakeNccl::reduce_all(const Meeting& meeting,
+                          std::size_t offset,
+                          std::size_t count,
+                          void* out) {
+  const Call& first = *meeting.calls.front();
+  const DataType type = computed_in(first.dtype);
+  std::vector<std::byte> sum;
+  for (const auto& call : meeting.calls) {
+    std::vector<std::byte> values =
+        load(bytes_at(call->send, offset * nccl_size_of(call->dtype)), count, call->dtype);
+    copy_scaled(values.data(), values.data(), count, type, call->factor);
+    if (sum.empty()) {
+      sum = std::move(values);
+    } else {
+      reduce(sum.data(), values.data(), count, type, reduce_op(first.op));
+    }
+  }
+  if (first.op == kNcclAvg) {
+    scale(sum.data(), sum.data(), count, type, 1.0 / static_cast<double>(meeting.calls.size()));
+  }
+  store(out, sum, first.dtype);
+}
+
+/// Message i from one rank to another is what that one receives i-th from it.
+void FakeNccl::exchange(const Meeting& meeting) {
+  for (std::size_t from = 0; from < meeting.calls.size(); ++from) {
+    for (std::size_t to = 0; to < meeting.calls.size(); ++to) {
+      std::vector<const Call::Message*> sent;
+      for (const Call::Message& message : meeting.calls[from]->sends) {
+        if (message.peer == static_cast<int>(to)) {
+          sent.push_back(&message);
+        }
+      }
+      std::size_t next = 0;
+      for (const Call::Message& message : meeting.calls[to]->receives) {
+        if (message.peer == static_cast<int>(from) && next < sent.size()) {
+          std::memmove(message.buffer, sent[next]->buffer, message.bytes);
+          ++next;
+        }
+      }
+    }
+  }
+}
+
+/// Called with the lock held, by the stream that came last.
+void FakeNccl::perform(World& world, Meeting& meeting) {
+  const Call& first = *meeting.calls.front();
+  for (const auto& call : meeting.calls) {
+    if (call->what != first.what) {
+      complain(kNcclInvalidUsage,
+               "ranks meet with \"" + first.what + "\" and \"" + call->what + "\"");
+      for (Comm* member : world.members) {
+        member->error = kNcclInternalError;
+      }
+      return;
+    }
+  }
+  const std::string kind = first.what.substr(0, first.what.find(' '));
+  const std::size_t size = nccl_size_of(first.dtype);
+  if (kind == "messages") {
+    exchange(meeting);
+    return;
+  }
+  // Results are made before any is written: inputs may be outputs.
+  std::vector<std::vector<std::byte>> results;
+  for (std::size_t rank = 0; rank < meeting.calls.size(); ++rank) {
+    if (kind == "all_reduce" || kind == "reduce_scatter") {
+      results.emplace_back(first.count * size);
+      const std::size_t offset = kind == "all_reduce" ? 0 : rank * first.count;
+      reduce_all(meeting, offset, first.count, results.back().data());
+    } else if (kind == "broadcast") {
+      const void* source = meeting.calls[static_cast<std::size_t>(first.root)]->send;
+      results.emplace_back(bytes_at(source, 0), bytes_at(source, first.count * size));
+    } else {
+      results.emplace_back();
+      for (const auto& call : meeting.calls) {
+        results.back().insert(results.back().end(),
+                              bytes_at(call->send, 0),
+                              bytes_at(call->send, first.count * size));
+      }
+    }
+  }
+  for (std::size_t rank = 0; rank < results.size(); ++rank) {
+    if (!results[rank].empty()) {
+      std::memcpy(meeting.calls[rank]->recv, results[rank].data(), results[rank].size());
+    }
+  }
+}
+
+NcclResult FakeNccl::issue_reduction(NcclComm handle,
+                                     CudaStream stream,
+                                     const std::string& kind,
+                                     Call call) {
+  const bool is_unsigned = call.dtype == kNcclUint32 || call.dtype == kNcclUint64;
+  if (nccl_size_of(call.dtype) == 0 ||
+      (is_unsigned && call.op != kNcclSum && call.op != kNcclProd)) {
+    const std::lock_guard lock(mutex_);
+    return complain(kNcclInvalidArgument, kind + " of a type that the fake does not have");
+  }
+  if (call.op >= kNcclFirstOwnOp) {
+    const std::lock_guard lock(mutex_);
+    Comm* comm = find(handle);
+    const auto index = static_cast<std::size_t>(call.op - kNcclFirstOwnOp);
+    if (comm == nullptr || index >= comm->factors.size()) {
+      return complain(kNcclInvalidArgument, kind + " with an operation that is none");
+    }
+    call.factor = comm->factors[index];  // may differ between ranks
+    call.op = kNcclSum;
+  }
+  call.what = kind + " of " + std::to_string(call.count) + " elements of type " +
+              std::to_string(call.dtype) + ", operation " + std::to_string(call.op);
+  return issue(handle, stream, std::move(call));
+}
+
+void FakeNccl::fill_collectives() {
+  api_.create_premul_sum =
+      [](NcclRedOp* op, void* scalar, NcclDataType dtype, int, NcclComm handle) {
+        const std::lock_guard lock(self().mutex_);
+        Comm* comm = self().find(handle);
+        if (comm == nullptr) {
+          return self().complain(kNcclInvalidArgument, "an operation for no communicator");
+        }
+        double factor = 1;
+        const std::vector<std::byte> value = load(scalar, 1, dtype);
+        switch (computed_in(dtype)) {
+          case DataType::kFloat64:
+            std::memcpy(&factor, value.data(), sizeof factor);
+            break;
+          case DataType::kFloat32: {
+            float narrow = 0;
+            std::memcpy(&narrow, value.data(), sizeof narrow);
+            factor = narrow;
+            break;
+          }
+          case DataType::kFloat16:
+          case DataType::kBFloat16: {
+            std::uint16_t bits = 0;
+            std::memcpy(&bits, value.data(), sizeof bits);
+            factor = dtype == kNcclFloat16 ? half_to_float(bits) : bfloat16_to_float(bits);
+            break;
+          }
+          default:
+            return self().complain(kNcclInvalidArgument, "a factor for integers");
+        }
+        comm->factors.push_back(factor);
+        *op = static_cast<NcclRedOp>(kNcclFirstOwnOp + comm->factors.size() - 1);
+        return kNcclSuccess;
+      };
+  api_.destroy_op = [](NcclRedOp, NcclComm) { return kNcclSuccess; };
+  api_.all_reduce = [](const void* send,
+                       void* recv,
+                       std::size_t count,
+                       NcclDataType dtype,
+                       NcclRedOp op,
+                       NcclComm comm,
+                       CudaStream stream) {
+    return self().issue_reduction(
+        comm, stream, "all_reduce", {"", send, recv, count, dtype, op, 0, 1, {}, {}});
+  };
+  api_.all_reduce_config = [](const void* send,
+                              void* recv,
+                              std::size_t count,
+                              NcclDataType dtype,
+                              NcclRedOp op,
+                              NcclComm comm,
+                              CudaStream stream,
+                              const NcclCollConfig* config) {
+    const char* algorithms = config->algorithms != nullptr ? config->algorithms : "any";
+    return self().issue_reduction(comm,
+                                  stream,
+                                  std::string("all_reduce by ") + algorithms,
+                                  {"", send, recv, count, dtype, op, 0, 1, {}, {}});
+  };
+  api_.reduce_scatter = [](const void* send,
+                           void* recv,
+                           std::size_t count,
+                           NcclDataType dtype,
+                           NcclRedOp op,
+                           NcclComm comm,
+                           CudaStream stream) {
+    return self().issue_reduction(
+        comm, stream, "reduce_scatter", {"", send, recv, count, dtype, op, 0, 1, {}, {}});
+  };
+  api_.broadcast = [](const void* send,
+                      void* recv,
+                      std::size_t count,
+                      NcclDataType dtype,
+                      int root,
+                      NcclComm comm,
+                      CudaStream stream) {
+    const std::string what = "broadcast of " + std::to_string(count * nccl_size_of(dtype)) +
+                             " bytes from " + std::to_string(root);
+    return self().issue(comm, stream, {what, send, recv, count, dtype, kNcclSum, root, 1, {}, {}});
+  };
+  api_.all_gather = [](const void* send,
+                       void* recv,
+                       std::size_t count,
+                       NcclDataType dtype,
+                       NcclComm comm,
+                       CudaStream stream) {
+    const std::string what =
+        "all_gather of " + std::to_string(count * nccl_size_of(dtype)) + " bytes";
+    return self().issue(comm, stream, {what, send, recv, count, dtype, kNcclSum, 0, 1, {}, {}});
+  };
+  api_.send = [](const void* buffer,
+                 std::size_t count,
+                 NcclDataType dtype,
+                 int peer,
+                 NcclComm comm,
+                 CudaStream stream) {
+    Call call;
+    call.what = "messages";
+    call.sends = {{const_cast<void*>(buffer), count * nccl_size_of(dtype), peer}};
+    return self().issue(comm, stream, std::move(call));
+  };
+  api_.receive = [](void* buffer,
+                    std::size_t count,
+                    NcclDataType dtype,
+                    int peer,
+                    NcclComm comm,
+                    CudaStream stream) {
+    Call call;
+    call.what = "messages";
+    call.receives = {{buffer, count * nccl_size_of(dtype), peer}};
+    return self().issue(comm, stream, std::move(call));
+  };
+}
+
+}  // namespace aiacc

@@ -1,0 +1,104 @@
+#include <cstring>
+
+#include "tests/cpp/support/fake_nccl.h"
+
+// The part of the fake that concerns communicators, memory and groups.
+
+namespace aiacc {
+
+void FakeNccl::fill_table() {
+  api_.get_unique_id = [](NcclUniqueId* id) {
+    const std::lock_guard lock(self().mutex_);
+    *id = {};
+    const int number = self().ids_++;
+    std::memcpy(id->internal, &number, sizeof number);
+    return kNcclSuccess;
+  };
+  api_.comm_init = [](NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) {
+    return self().init(comm, ranks, id, rank, config);
+  };
+  api_.comm_async_error = [](NcclComm handle, NcclResult* error) {
+    const std::lock_guard lock(self().mutex_);
+    Comm* comm = self().find(handle);
+    if (comm == nullptr) {
+      return self().complain(kNcclInvalidArgument, "comm_async_error of no communicator");
+    }
+    const bool ready = comm->world->joined == comm->world->size && comm->polls == 0;
+    comm->polls -= comm->polls > 0 ? 1 : 0;
+    *error = comm->error != kNcclSuccess ? comm->error : ready ? kNcclSuccess : kNcclInProgress;
+    return kNcclSuccess;
+  };
+  api_.comm_finalize = [](NcclComm handle) {
+    const std::lock_guard lock(self().mutex_);
+    Comm* comm = self().find(handle);
+    return comm == nullptr ? self().complain(kNcclInvalidArgument, "finalize of no communicator")
+           : comm->pending > 0 && comm->config.blocking == 0 ? kNcclInProgress
+                                                             : kNcclSuccess;
+  };
+  const auto end = [](NcclComm handle, bool abort) {
+    const std::lock_guard lock(self().mutex_);
+    Comm* comm = self().find(handle);
+    if (comm == nullptr) {
+      return self().complain(kNcclInvalidArgument, "the end of no communicator");
+    }
+    if (!abort && comm->pending > 0) {
+      return self().complain(kNcclInvalidUsage, "comm_destroy before the work has ended");
+    }
+    comm->aborted = true;
+    comm->destroyed = true;
+    --self().alive_;
+    self().changed_.notify_all();
+    return kNcclSuccess;
+  };
+  static const auto end_of = end;
+  api_.comm_destroy = [](NcclComm comm) { return end_of(comm, false); };
+  api_.comm_abort = [](NcclComm comm) { return end_of(comm, true); };
+  api_.comm_revoke = [](NcclComm handle, int) {
+    const std::lock_guard lock(self().mutex_);
+    if (Comm* comm = self().find(handle)) {
+      comm->aborted = true;
+      self().changed_.notify_all();
+      return kNcclSuccess;
+    }
+    return self().complain(kNcclInvalidArgument, "comm_revoke of no communicator");
+  };
+  api_.comm_register = [](NcclComm, void* buffer, std::size_t, void** handle) {
+    ++self().registered_;
+    *handle = buffer;
+    return kNcclSuccess;
+  };
+  api_.comm_deregister = [](NcclComm, void*) {
+    --self().registered_;
+    return kNcclSuccess;
+  };
+  api_.window_register = [](NcclComm, void* buffer, std::size_t bytes, NcclWindow* window, int) {
+    const auto address = reinterpret_cast<std::uintptr_t>(buffer);
+    if (address % kNcclWindowAlignment != 0 || bytes % kNcclWindowAlignment != 0) {
+      const std::lock_guard lock(self().mutex_);
+      return self().complain(kNcclInvalidArgument, "a window that is not aligned");
+    }
+    ++self().registered_;
+    *window = reinterpret_cast<NcclWindow>(buffer);
+    return kNcclSuccess;
+  };
+  api_.window_deregister = [](NcclComm, NcclWindow) {
+    --self().registered_;
+    return kNcclSuccess;
+  };
+  api_.allocate = [](void** memory, std::size_t bytes) {
+    CudaAddress address = 0;
+    const CudaResult result = self().cuda_.driver().allocate(&address, bytes);
+    *memory = reinterpret_cast<void*>(address);
+    return result == kCudaSuccess ? kNcclSuccess : 1;
+  };
+  api_.release = [](void* memory) {
+    const auto address = reinterpret_cast<CudaAddress>(memory);
+    return self().cuda_.driver().release(address) == kCudaSuccess ? kNcclSuccess : 1;
+  };
+  api_.error_string = [](NcclResult) { return "a fake's error"; };
+  api_.last_error = [](NcclComm) { return ""; };
+  api_.group_start = [] { return ++group().depth, kNcclSuccess; };
+  api_.group_end = [] { return self().close_group(); };
+}
+
+}  // namespace aiacc

@@ -1,0 +1,117 @@
+"""Every CUDA kernel compiles for every architecture; the hot ones need no more than they may."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "csrc/kernels").glob("*.cu"))
+#: Most registers of the hot kernels by compute capability. None of them may spill.
+TABLE = json.loads((ROOT / "tests/unit/cuda_kernel_registers.json").read_text())
+NVCC = shutil.which("nvcc", path="/usr/local/cuda/bin") or shutil.which("nvcc")
+ENTRY = re.compile(
+    r"entry function '(?P<name>\w+)' for 'sm_(?P<architecture>\d+)'"
+    r".*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r".*?Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
+
+
+def resources(report):
+    """Kernel to (registers, spilled bytes), from what ptxas says."""
+    return {
+        entry["name"]: (int(entry["registers"]), int(entry["stores"]) + int(entry["loads"]))
+        for entry in ENTRY.finditer(report)
+    }
+
+
+def excesses(found, allowed):
+    """What of ``found`` is more than ``allowed``, or missing."""
+    for name, most in allowed.items():
+        if name not in found:
+            yield f"{name} is not compiled"
+            continue
+        registers, spilled = found[name]
+        if registers > most or spilled:
+            yield f"{name}: {registers} registers (at most {most}), {spilled} bytes spilled (none)"
+
+
+def kernel_names():
+    """Names of all kernels, from the list that the host's twins are made of."""
+    pairs = (ROOT / "csrc/kernels/batch_copy_pairs.h").read_text()
+    names = re.findall(r"^ +X\((\w+),", pairs, re.MULTILINE)
+    return {f"aiacc_copy_{name}{size}" for name in names for size in ("", "_large")}
+
+
+def test_the_build_names_the_same_architectures():
+    cmake = (ROOT / "cmake/cuda.cmake").read_text()
+    listed = re.search(r'AIACC_CUDA_ARCHITECTURES "([0-9;]+)"', cmake)
+    assert listed.group(1).split(";") == sorted(TABLE, key=int)
+
+
+def test_the_check_notices():
+    found = {"a": (32, 0), "b": (33, 0), "c": (9, 4)}
+    assert list(excesses(found, dict.fromkeys("abcd", 32))) == [
+        "b: 33 registers (at most 32), 0 bytes spilled (none)",
+        "c: 9 registers (at most 32), 4 bytes spilled (none)",
+        "d is not compiled",
+    ]
+
+
+needs_nvcc = pytest.mark.skipif(
+    NVCC is None, reason="no nvcc on this machine: install a CUDA toolkit"
+)
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_the_wider_side_moves_16_bytes_at_a_time(tmp_path):
+    code = ""
+    for source in SOURCES:
+        out = tmp_path / f"{source.stem}.ptx"
+        arguments = ["-ptx", "-std=c++17", "-O3", f"-I{ROOT}", "-o", str(out), str(source)]
+        subprocess.run([NVCC, *arguments], check=True, timeout=550)
+        code += out.read_text()
+    kernels = dict(re.findall(r"\.entry (\w+)\((.*?)\n}\n", code, re.DOTALL))
+    assert set(kernels) == kernel_names()
+    for name, body in kernels.items():
+        widths = {
+            access: max(
+                int(count or 1) * int(bits) // 8
+                for count, bits in re.findall(rf"\b{access}\.global(?:\.v(\d))?\.[a-z](\d+)", body)
+            )
+            for access in ("ld", "st")
+        }
+        assert max(widths.values()) == 16, (name, widths)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("architecture", sorted(TABLE, key=int))
+@pytest.mark.timeout(600)
+def test_kernels_fit(architecture, tmp_path):
+    known = subprocess.run([NVCC, "--list-gpu-arch"], capture_output=True, text=True, check=True)
+    if f"compute_{architecture}" not in known.stdout.split():
+        pytest.skip(f"{NVCC} does not know compute capability {architecture}")
+    report = ""
+    for source in SOURCES:
+        done = subprocess.run(
+            [
+                *(NVCC, "-cubin", "-std=c++17", "-O3", f"-I{ROOT}", f"-arch=sm_{architecture}"),
+                *("-allow-unsupported-compiler", "-Xptxas", "-v", "-Werror", "all-warnings"),
+                *("-o", str(tmp_path / f"{source.stem}.cubin"), str(source)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=550,
+        )
+        assert done.returncode == 0, done.stderr
+        report += done.stderr
+    found = resources(report)
+    assert set(found) == kernel_names()
+    assert list(excesses(found, TABLE[architecture])) == []
