@@ -49,9 +49,18 @@ Variable text(const char* name,
 // clang-format off
 const std::vector<Variable>& table() {
   static const std::vector<Variable> rows = {
-    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local tcp hierarchical mpi nccl",
+    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local tcp hierarchical mpi",
      "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads, else "
      "tcp. hierarchical, which auto never chooses: tcp inside each host, then between hosts."},
+    {"GPU_ENGINE", "", &Config::gpu_engine, "auto", 0, 0,
+     "auto nccl hierarchical hierarchical-tcp staged",
+     "Who moves tensors on CUDA devices. staged: pinned host memory and AIACC_ENGINE, for which ranks may "
+     "share a device. hierarchical: NCCL inside each host, then between hosts; hierarchical-tcp: NCCL inside "
+     "each host, AIACC_LANES lanes of tcp between hosts. auto: nccl if it can run on every rank, else staged. "
+     "The ranks must agree."},
+    {"GPU_LANES", "", &Config::gpu_lanes, "0", 0, 64, "",
+     "Concurrent operations of engine nccl, each with a communicator of its own; 0: 2, or 1 where "
+     "several would not be safe. The ranks must agree."},
     {"LANES", "HOROVOD_NUM_NCCL_STREAMS", &Config::lanes, "0", 0, 64, "",
      "Concurrent all-reduces; 0 lets the engine choose. The ranks must agree."},
     {"AUTOTUNE", "HOROVOD_AUTOTUNE", &Config::autotune, "false", 0, 0, "",
@@ -285,6 +294,13 @@ Config Config::from(const std::function<const char*(const char*)>& lookup) {
 Config Config::from_environment() {
   return from([](const char* name) -> const char* { return std::getenv(name); });
 }
+
+std::string library_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void set_library_variable(const char* name, const char* value) { setenv(name, value, 0); }
 
 std::vector<std::pair<std::string, ConfigValue>> values_of(const Config& config) {
   std::vector<std::pair<std::string, ConfigValue>> values;

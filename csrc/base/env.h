@@ -13,6 +13,8 @@ namespace aiacc {
 /// The defaults here are overwritten by those of the table in env.cc, which is the authority.
 struct Config {
   std::string engine;
+  std::string gpu_engine;
+  int gpu_lanes = 0;
   int lanes = 0;
   bool autotune = false;
   std::size_t unit_bytes = 0;
@@ -51,6 +53,12 @@ struct Config {
   /// The same from any source: `lookup` returns null for what is not set.
   static Config from(const std::function<const char*(const char*)>& lookup);
 };
+
+/// A variable that is another library's, such as NCCL's; "" if it is not set.
+std::string library_variable(const char* name);
+/// Sets one that is not set, for libraries that have not read it yet. Not while another thread reads
+/// the environment.
+void set_library_variable(const char* name, const char* value);
 
 using ConfigValue = std::variant<std::string, int, std::size_t, double, bool>;
 

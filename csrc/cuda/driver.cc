@@ -80,6 +80,11 @@ CudaDriver load_cuda_driver(const std::string& path) {
   return driver;
 }
 
+const CudaDriver& process_cuda_driver() {
+  static const CudaDriver driver = load_cuda_driver();
+  return driver;
+}
+
 void check_cuda(const CudaDriver& driver, CudaResult result, const char* call) {
   if (result != kCudaSuccess) {
     throw Error(Code::kEngine, describe(driver, result, call));

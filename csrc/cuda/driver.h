@@ -118,6 +118,9 @@ struct CudaDriver {
 /// with the remedy, if there is no such library or a function is missing.
 CudaDriver load_cuda_driver(const std::string& library = "libcuda.so.1");
 
+/// That of this process, loaded by the first call. Throws what load_cuda_driver does.
+const CudaDriver& process_cuda_driver();
+
 /// Throws Error(kEngine) with the driver's words unless `result` is success.
 void check_cuda(const CudaDriver& driver, CudaResult result, const char* call);
 

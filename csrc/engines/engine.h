@@ -12,17 +12,24 @@
 namespace aiacc {
 
 class Connector;
+class DeviceEngine;
 
-/// What an engine is given to come up. Everything here is equal on all ranks except `rank`.
+/// What an engine is given to come up. Everything here is equal on all ranks except `rank`,
+/// `device` and `nccl_in_use`.
 struct EngineContext {
   int rank = 0;
   int size = 1;
-  std::vector<int> host_of{0};     ///< by rank: a number that is equal for ranks of one host
-  int lanes = 1;                   ///< concurrent lanes, numbered 0 .. lanes-1
-  double peer_timeout_s = 5.0;     ///< TCP_USER_TIMEOUT and keepalive are derived from it
-  double spin_us = 50.0;           ///< how long a wait may spin before it sleeps
-  std::size_t pace_bytes = 0;      ///< most bytes per second of a connection; 0: no limit
-  Connector* connector = nullptr;  ///< opens authenticated sockets to peers; null at size 1
+  std::vector<int> host_of{0};       ///< by rank: a number that is equal for ranks of one host
+  int lanes = 1;                     ///< concurrent lanes, numbered 0 .. lanes-1
+  double peer_timeout_s = 5.0;       ///< TCP_USER_TIMEOUT and keepalive are derived from it
+  double connect_timeout_s = 30.0;   ///< how long ranks wait for each other to come up
+  std::size_t unit_bytes = 1 << 20;  ///< what a packed unit has at most, to begin with
+  double spin_us = 50.0;             ///< how long a wait may spin before it sleeps
+  std::size_t pace_bytes = 0;        ///< most bytes per second of a connection; 0: no limit
+  Connector* connector = nullptr;    ///< opens authenticated sockets to peers; null at size 1
+  std::uint32_t group = 0;           ///< keeps engines of one kind among all ranks apart
+  int device = 0;                    ///< GPU of a rank that has no tensor to tell one; may differ
+  bool nccl_in_use = false;          ///< others in this process may have made NCCL communicators
 };
 
 /// Moves tensor bytes between ranks.
@@ -90,6 +97,9 @@ class Engine {
     static_cast<void>(lane);
     return 0;
   }
+
+  /// This engine, if it is one for tensors on a GPU; null if for host memory.
+  virtual DeviceEngine* as_device() { return nullptr; }
 
   /// From any thread, any number of times; the first status wins.
   virtual void abort(const Status& status) noexcept = 0;

@@ -1,6 +1,9 @@
 #include "csrc/engines/registry.h"
 
+#include <utility>
+
 #include "csrc/base/error.h"
+#include "csrc/engines/hierarchical/hierarchical_device_engine.h"
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/local/local_engine.h"
 #include "csrc/engines/mpi/mpi_loader.h"
@@ -51,6 +54,24 @@ std::unique_ptr<Engine> create_engine(const std::string& name, const EngineConte
                 "[engines] the engine '" + name + "' cannot run here: " + viability.detail);
   }
   return entry.create(context);
+}
+
+std::unique_ptr<Engine> create_gpu_engine(const std::string& name,
+                                          const EngineContext& context,
+                                          int host_lanes) {
+  const bool tcp_between = name == "hierarchical-tcp";
+  if (name != "nccl" && name != "hierarchical" && !tcp_between) {
+    throw Error(Code::kInvalidArgument,
+                "[engines] no engine for GPUs is called '" + name +
+                    "' (expected nccl, hierarchical or hierarchical-tcp); check AIACC_GPU_ENGINE");
+  }
+  std::unique_ptr<Engine> nccl = create_engine("nccl", context);
+  if (name == "nccl") {
+    return nccl;
+  }
+  EngineContext between = context;
+  between.lanes = host_lanes;
+  return create_hierarchical_device_engine(std::move(nccl), between, tcp_between);
 }
 
 }  // namespace aiacc

@@ -27,4 +27,11 @@ const EngineEntry& find_engine(const std::string& name);
 /// it is not viable here.
 std::unique_ptr<Engine> create_engine(const std::string& name, const EngineContext& context);
 
+/// Creates the engine for tensors on GPUs that a value of AIACC_GPU_ENGINE stands for: nccl,
+/// hierarchical (NCCL on both levels) or hierarchical-tcp (NCCL inside the hosts, `host_lanes` lanes of
+/// tcp between them). Collective. Throws Error as create_engine does.
+std::unique_ptr<Engine> create_gpu_engine(const std::string& name,
+                                          const EngineContext& context,
+                                          int host_lanes);
+
 }  // namespace aiacc

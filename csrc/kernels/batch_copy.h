@@ -17,6 +17,8 @@ enum class WireFormat : std::uint8_t {
   kFloat8E5M2 = 4,
 };
 
+inline constexpr int kWireFormats = 5;
+
 /// "tensor", "float16", ..., "float8_e5m2"
 const char* name_of(WireFormat wire);
 

@@ -24,6 +24,11 @@ constexpr LaneWeights equal_weights() {
   return weights;
 }
 
+/// How an all-reduce goes, where an engine has several ways: round a ring is best for bandwidth, along
+/// a tree for latency among many ranks.
+enum class Algorithm : std::uint8_t { kAny = 0, kRing = 1, kTree = 2 };
+inline constexpr int kAlgorithms = 3;
+
 /// What the planner may be told to change during a job. All ranks use the same epoch at any time:
 /// the number travels in every round and a proposal takes effect at the end of the round that
 /// carried it.
@@ -32,6 +37,7 @@ struct Parameters {
   std::uint64_t unit_bytes = 1 << 20;  ///< target size of one engine operation
   std::uint32_t lanes = 1;             ///< lanes in use, 1 .. the engine's
   LaneWeights weights = equal_weights();
+  Algorithm algorithm = Algorithm::kAny;  ///< of all-reduces on GPUs
 };
 
 /// The parameters after a round that carried `proposals`, in rank order. Pure.

@@ -19,7 +19,14 @@ using JobToken = std::array<std::uint8_t, 16>;
 
 /// What a connection is for. Part of the wire format. A probe ends with its hello: it only finds
 /// out whether the other rank is still there.
-enum class ChannelKind : std::uint8_t { kControl = 1, kRing = 2, kMesh = 3, kPair = 4, kProbe = 5 };
+enum class ChannelKind : std::uint8_t {
+  kControl = 1,
+  kRing = 2,
+  kMesh = 3,
+  kPair = 4,
+  kProbe = 5,
+  kIds = 6
+};
 
 /// One wanted connection: `connect` is true on exactly one of its two ends.
 struct ChannelSpec {

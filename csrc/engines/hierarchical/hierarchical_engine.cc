@@ -12,16 +12,20 @@ namespace aiacc {
 
 HierarchicalEngine::HierarchicalEngine(std::unique_ptr<Engine> flat,
                                        const std::vector<int>& host_of,
-                                       int rank)
+                                       int rank,
+                                       std::unique_ptr<Engine> near,
+                                       std::uint32_t group)
     : HierarchicalEngine(nullptr,
                          std::move(flat),
+                         std::move(near),
                          all_ranks(static_cast<int>(host_of.size())),
                          host_of,
                          rank,
-                         {0, static_cast<std::uint32_t>(2 * host_of.size() + 1)}) {}
+                         {group, static_cast<std::uint32_t>(2 * host_of.size() + 1), group}) {}
 
 HierarchicalEngine::HierarchicalEngine(Engine* source,
                                        std::unique_ptr<Engine> flat,
+                                       std::unique_ptr<Engine> near,
                                        const std::vector<int>& members,
                                        std::vector<int> host_of,
                                        int rank,
@@ -31,14 +35,17 @@ HierarchicalEngine::HierarchicalEngine(Engine* source,
       rank_(rank),
       groups_(groups),
       flat_(std::move(flat)),
+      near_(std::move(near)),
       scratch_(static_cast<std::size_t>(flat_->lanes())) {
   if (layout_.hosts() == 1) {
     return;
   }
   Engine& parent = source != nullptr ? *source : *flat_;
   std::uint32_t number = groups_.first + 1;
-  inside_ = parent.split(translated(members, layout_.ranks_on(host())),
-                         number + static_cast<std::uint32_t>(host()));
+  const std::vector<int>& here = layout_.ranks_on(host());
+  const std::uint32_t number_here = number + static_cast<std::uint32_t>(host());
+  inside_ = near_ != nullptr ? near_->split(here, number_here)
+                             : parent.split(translated(members, here), number_here);
   if (local() < layout_.columns()) {
     number += static_cast<std::uint32_t>(layout_.hosts() + local());
     between_ = parent.split(translated(members, layout_.column(local())), number);
@@ -88,7 +95,7 @@ void HierarchicalEngine::all_reduce(
     const std::size_t first = cut(count, scratch);
     const std::size_t own = scratch.shares[static_cast<std::size_t>(local())];
     char* share = static_cast<char*>(recv) + first * element;
-    if (send == recv) {
+    if (send == recv && flat_->as_device() == nullptr) {
       if (scratch.share.size() < own * element) {
         scratch.share.resize(own * element);
       }
@@ -154,16 +161,23 @@ void HierarchicalEngine::all_to_all(int lane,
   run(lane, [&] { flat_->all_to_all(lane, send, recv, send_bytes, recv_bytes); });
 }
 
-std::unique_ptr<Engine> HierarchicalEngine::split(const std::vector<int>& members,
-                                                  std::uint32_t group) {
-  AIACC_CHECK(group < std::numeric_limits<std::uint32_t>::max() / groups_.count - 2);
+std::unique_ptr<HierarchicalEngine> HierarchicalEngine::split_levels(
+    const std::vector<int>& members, std::uint32_t group) {
+  const std::uint32_t numbers = std::numeric_limits<std::uint32_t>::max() - groups_.base;
+  AIACC_CHECK(group < numbers / groups_.count - 2);
   cancellation_.check();
   const int place = place_among(members, rank_, static_cast<int>(host_of_.size()));
-  const Groups groups{(group + 1) * groups_.count, groups_.count};
+  const Groups groups{groups_.base + (group + 1) * groups_.count, groups_.count, groups_.base};
   // The flat engine connects all of them: its abort ends these waits.
   std::unique_ptr<Engine> flat = flat_->split(members, groups.first);
-  return std::unique_ptr<Engine>(new HierarchicalEngine(
-      flat_.get(), std::move(flat), members, translated(host_of_, members), place, groups));
+  std::unique_ptr<Engine> near = near_ != nullptr ? near_->split(members, groups.first) : nullptr;
+  return std::unique_ptr<HierarchicalEngine>(new HierarchicalEngine(flat_.get(),
+                                                                    std::move(flat),
+                                                                    std::move(near),
+                                                                    members,
+                                                                    translated(host_of_, members),
+                                                                    place,
+                                                                    groups));
 }
 
 double HierarchicalEngine::sending_s(int lane) const {
@@ -175,20 +189,46 @@ double HierarchicalEngine::sending_s(int lane) const {
 
 void HierarchicalEngine::abort(const Status& status) noexcept {
   cancellation_.set(status);
-  for (Engine* engine : {flat_.get(), inside_.get(), between_.get()}) {
-    if (engine != nullptr) {
-      engine->abort(status);
-    }
+  for (Engine* engine : parts()) {
+    engine->abort(status);
   }
 }
 
-std::unique_ptr<Engine> create_hierarchical_engine(const EngineContext& context) {
+std::vector<Engine*> HierarchicalEngine::parts() const {
+  std::vector<Engine*> engines;
+  for (Engine* engine : {flat_.get(), near_.get(), inside_.get(), between_.get()}) {
+    if (engine != nullptr) {
+      engines.push_back(engine);
+    }
+  }
+  return engines;
+}
+
+std::vector<Engine*> HierarchicalEngine::parts_of(int lane) const {
+  if (is_flat(lane)) {
+    return {flat_.get()};
+  }
+  std::vector<Engine*> engines;
+  if (layout_.ranks_on(host()).size() > 1) {
+    engines.push_back(inside_.get());
+  }
+  if (between_ != nullptr) {
+    engines.push_back(between_.get());
+  }
+  return engines;
+}
+
+void check_hosts(const EngineContext& context) {
   if (context.host_of.size() != static_cast<std::size_t>(context.size)) {
     throw Error(Code::kInvalidArgument,
                 "[hierarchical] the hosts of " + std::to_string(context.host_of.size()) +
                     " ranks are known (expected " + std::to_string(context.size) +
-                    "); set AIACC_ENGINE to tcp");
+                    "); choose an engine that is not hierarchical");
   }
+}
+
+std::unique_ptr<Engine> create_hierarchical_engine(const EngineContext& context) {
+  check_hosts(context);
   return std::make_unique<HierarchicalEngine>(
       std::make_unique<TcpEngine>(context), context.host_of, context.rank);
 }

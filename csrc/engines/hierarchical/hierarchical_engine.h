@@ -23,12 +23,19 @@ namespace aiacc {
 ///  * the express lane: small buffers cost latency, and three steps cost more than one;
 ///  * everything, if there is only one host.
 ///
-/// A failure on any level is latched for all of them.
+/// If these are engines for tensors on GPUs, so is what this does; HierarchicalDeviceEngine makes it a
+/// DeviceEngine. A failure on any level is latched for all of them.
 class HierarchicalEngine : public Engine {
  public:
-  /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. Collective,
-  /// blocks, throws what Engine::split throws.
-  HierarchicalEngine(std::unique_ptr<Engine> flat, const std::vector<int>& host_of, int rank);
+  /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. `near`: what is
+  /// split for the inside of the hosts, also an engine of all ranks; null: `flat`. Numbers that
+  /// are given to Engine::split are greater than `group`, that of `flat`. Collective, blocks, throws
+  /// what Engine::split throws.
+  HierarchicalEngine(std::unique_ptr<Engine> flat,
+                     const std::vector<int>& host_of,
+                     int rank,
+                     std::unique_ptr<Engine> near = nullptr,
+                     std::uint32_t group = 0);
 
   const char* name() const override { return "hierarchical"; }
   int lanes() const override { return flat_->lanes(); }
@@ -52,9 +59,18 @@ class HierarchicalEngine : public Engine {
                   void* recv,
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
+    return split_levels(members, group);
+  }
+  std::unique_ptr<HierarchicalEngine> split_levels(const std::vector<int>& members,
+                                                   std::uint32_t group);
   double sending_s(int lane) const override;
   void abort(const Status& status) noexcept override;
+
+  /// All engines that this consists of, the flat one first.
+  std::vector<Engine*> parts() const;
+  /// Those of them that an all-reduce on that lane uses.
+  std::vector<Engine*> parts_of(int lane) const;
 
  private:
   /// What one lane needs while it works, kept for its memory.
@@ -67,12 +83,14 @@ class HierarchicalEngine : public Engine {
   struct Groups {
     std::uint32_t first;
     std::uint32_t count;  ///< enough for all ranks of the job
+    std::uint32_t base;   ///< the first one of the engine of all ranks
   };
 
   /// Among `members` of `source`, which connects them. `flat` is the engine among them all, and the
   /// source itself if that is null.
   HierarchicalEngine(Engine* source,
                      std::unique_ptr<Engine> flat,
+                     std::unique_ptr<Engine> near,
                      const std::vector<int>& members,
                      std::vector<int> host_of,
                      int rank,
@@ -92,13 +110,16 @@ class HierarchicalEngine : public Engine {
   const Groups groups_;
   Cancellation cancellation_;
   std::unique_ptr<Engine> flat_;
+  std::unique_ptr<Engine> near_;     ///< null if the flat one serves inside the hosts, too
   std::unique_ptr<Engine> inside_;   ///< null if there is one host
   std::unique_ptr<Engine> between_;  ///< null if there is one host, or if this rank has no column
   std::vector<Scratch> scratch_;     ///< by lane
 };
 
-/// The engine `hierarchical`: tcp on both levels. Throws Error(kInvalidArgument) if `context.host_of`
-/// does not name the host of every rank.
+/// Throws Error(kInvalidArgument) if `context.host_of` does not name the host of every rank.
+void check_hosts(const EngineContext& context);
+
+/// The engine `hierarchical`: tcp on both levels. Throws what check_hosts does.
 std::unique_ptr<Engine> create_hierarchical_engine(const EngineContext& context);
 
 }  // namespace aiacc

@@ -67,6 +67,7 @@ NcclApi load_nccl(const std::string& path) {
   bind(library, "ncclBroadcast", api.broadcast);
   bind(library, "ncclAllGather", api.all_gather);
   bind(library, "ncclReduceScatter", api.reduce_scatter);
+  bind(library, "ncclReduce", api.reduce);
   bind(library, "ncclSend", api.send);
   bind(library, "ncclRecv", api.receive);
   bind_if_there(library, "ncclAllReduceConfig", api.all_reduce_config);

@@ -179,6 +179,14 @@ struct NcclApi {
                                NcclRedOp op,
                                NcclComm comm,
                                CudaStream stream);
+  NcclResult (*reduce)(const void* send,
+                       void* recv,
+                       std::size_t count,
+                       NcclDataType dtype,
+                       NcclRedOp op,
+                       int root,
+                       NcclComm comm,
+                       CudaStream stream);
   NcclResult (*send)(const void* buffer,
                      std::size_t count,
                      NcclDataType dtype,

@@ -1,13 +1,110 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
 
-#include "csrc/engines/engine.h"
+#include "csrc/engines/cancellation.h"
+#include "csrc/engines/device_engine.h"
+#include "csrc/engines/nccl/nccl_api.h"
+#include "csrc/engines/nccl/nccl_device.h"
 
 namespace aiacc {
 
-/// CUDA tensors over NCCL. CMake chooses the implementation: no_nccl.cc where there is none.
+/// Tensors on GPUs over NCCL: one communicator with connections of its own, one stream of high
+/// priority and one registered buffer for each lane.
+///
+/// It queues: see DeviceEngine. Calls of NCCL do not block; where one is not over at once, the issuing
+/// thread asks again until it is, the engine is aborted, or `connect_timeout_s` have passed. The order
+/// of issue, equal on all ranks, is what keeps communicators that share a GPU from waiting for each
+/// other crosswise; NCCL is told to run them in it ("implicit launch order").
+class NcclEngine : public DeviceEngine {
+ public:
+  /// Concerns this rank alone. The tables outlive it. Throws Error(kUnsupported) if so many lanes
+  /// would not be safe with this NCCL, or in this process.
+  NcclEngine(const CudaDriver& cuda, const NcclApi& nccl, const EngineContext& context);
+  /// Waits for what is queued, then ends the communicators; what is not over by a deadline is aborted.
+  ~NcclEngine() override;
+
+  const char* name() const override { return "nccl"; }
+  int lanes() const override { return shared_->lanes(); }
+  bool queues() const override { return true; }
+  bool direct() const override { return true; }
+  std::shared_ptr<Device> device(int ordinal) override { return shared_->open(ordinal); }
+  CudaStream stream(int lane) override { return shared_->stream(lane); }
+  void* buffer(int lane, std::size_t bytes) override;
+  std::string refusal(const DeviceReduction& reduction) const override;
+  bool quiesce(Clock::time_point deadline) noexcept override { return shared_->quiesce(deadline); }
+  void check() override;
+  void abort(const Status& status) noexcept override;
+
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  const Reduction& reduction) override;
+  /// The wish for an algorithm counts from NCCL 2.31 on.
+  void all_reduce_on_wire(int lane,
+                          const void* send,
+                          void* recv,
+                          std::size_t count,
+                          const DeviceReduction& reduction) override;
+  void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
+  void all_gather(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& bytes_of) override;
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override;
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+
+ private:
+  struct Lane {
+    NcclComm comm = nullptr;
+    void* buffer = nullptr;  ///< the one that is registered
+    std::vector<void*> registrations;
+  };
+
+  NcclEngine(std::shared_ptr<NcclDevice> shared,
+             EngineContext context,
+             std::vector<int> members,
+             std::uint32_t group);
+  void connect();
+  void join(std::size_t lane, const NcclUniqueId& id);
+  std::vector<NcclUniqueId> agree_on_ids();
+  void settle(NcclComm comm, NcclResult result, const char* call);
+  void* registered_buffer(std::size_t lane, std::size_t bytes);
+  template <class Call>
+  void issue(int lane, const char* name, Call call);
+  template <class Call>
+  void issue_group(int lane, const char* name, Call call);
+  bool finish() noexcept;
+
+  const std::shared_ptr<NcclDevice> shared_;
+  const NcclApi& nccl_;
+  const EngineContext context_;     ///< rank and size: those of this engine
+  const std::vector<int> members_;  ///< their ranks in the job
+  const std::uint32_t group_;
+  Cancellation cancellation_;
+  std::mutex mutex_;  ///< one thread at a time is in NCCL; guards what follows
+  std::vector<Lane> comms_;
+};
+
+/// Whether there are a driver, a GPU, kernels for it and NCCL.
 Viability nccl_viability();
+/// What launch_order_problem says about this process; "" where there is no NCCL.
+std::string nccl_lanes_problem(int lanes, bool in_use);
+/// With the libraries of this process.
 std::unique_ptr<Engine> create_nccl_engine(const EngineContext& context);
 
 }  // namespace aiacc

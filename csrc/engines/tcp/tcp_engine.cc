@@ -11,7 +11,7 @@
 namespace aiacc {
 
 TcpEngine::TcpEngine(const EngineContext& context)
-    : TcpEngine(context, {all_ranks(context.size), 0}, nullptr) {}
+    : TcpEngine(context, {all_ranks(context.size), context.group}, nullptr) {}
 
 TcpEngine::TcpEngine(const EngineContext& context, Group group, const Cancellation* interrupt)
     : context_(context),

@@ -1,0 +1,45 @@
+#include "csrc/cuda/stream_signal.h"
+
+#include <poll.h>
+
+#include <array>
+#include <chrono>
+
+namespace aiacc {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{100};
+
+}  // namespace
+
+void StreamSignal::arm(const CudaDriver& driver, CudaStream stream) {
+  driver_ = &driver;
+  stream_ = stream;
+  auto owned = std::make_unique<std::shared_ptr<Event>>(reached_);
+  const auto tell = [](void* argument) {
+    const std::unique_ptr<std::shared_ptr<Event>> reached(
+        static_cast<std::shared_ptr<Event>*>(argument));
+    (*reached)->set();
+  };
+  AIACC_CUDA_CHECK(driver, launch_host_function, stream, tell, owned.get());
+  static_cast<void>(owned.release());  // the driver's now
+}
+
+void StreamSignal::wait(int interrupt, const std::function<void()>& check) {
+  std::array<pollfd, 2> events{};
+  events[0] = {reached_->fd(), POLLIN, 0};
+  events[1] = {interrupt, POLLIN, 0};
+  while (true) {
+    poll(events.data(), events.size(), static_cast<int>(kLook.count()));
+    if (events[0].revents != 0) {
+      reached_->clear();
+      return;
+    }
+    check();
+    if (const CudaResult state = driver_->stream_query(stream_); state != kCudaNotReady) {
+      check_cuda(*driver_, state, "stream_query");
+    }
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "csrc/base/socket.h"
+#include "csrc/cuda/device.h"
+#include "csrc/engines/engine.h"
+#include "csrc/kernels/batch_copy.h"
+#include "csrc/planning/parameters.h"
+
+namespace aiacc {
+
+/// How the elements of an all-reduce are added up on GPUs.
+struct DeviceReduction {
+  DataType dtype = DataType::kFloat32;  ///< of the elements, unless `wire` says another one
+  ReduceOp op = ReduceOp::kSum;
+  WireFormat wire = WireFormat::kTensor;
+  Algorithm algorithm = Algorithm::kAny;  ///< a wish
+};
+
+/// Whether there is no DataType for what travels.
+constexpr bool is_float8(WireFormat wire) {
+  return wire == WireFormat::kFloat8E4M3 || wire == WireFormat::kFloat8E5M2;
+}
+
+/// Of the elements that are added up, unless they are 8-bit floats.
+constexpr DataType dtype_on_wire(const DeviceReduction& reduction) {
+  return reduction.wire == WireFormat::kFloat16    ? DataType::kFloat16
+         : reduction.wire == WireFormat::kBFloat16 ? DataType::kBFloat16
+                                                   : reduction.dtype;
+}
+
+/// An engine for tensors in the memory of a GPU. What engine.h says holds, except for this.
+///
+/// Streams: every lane has a stream. What is given to an operation is what earlier work on that
+/// stream has left in memory, and `recv` holds the result for later work on it. Nothing else orders
+/// an operation: who calls makes the stream wait for whoever wrote the tensors.
+/// Blocking: an engine that `queues` returns when the operation is on the stream, and waits for no
+/// GPU. One that does not may wait in the calling thread, as other engines do.
+/// Threads and order: all operations of an engine that queues, and of all that were split from it, are
+/// issued by one thread, in an order that is equal on all ranks over all lanes together. Otherwise
+/// the rules of Engine hold, lane by lane.
+/// Start: construction and `split` concern this rank alone; the first operation connects the ranks,
+/// and waits for them, so that a job which never uses a GPU does not touch it.
+/// Failure: `abort` makes the GPU leave operations; `quiesce` tells when it has.
+class DeviceEngine : public Engine {
+ public:
+  DeviceEngine* as_device() override { return this; }
+
+  /// As all_reduce with the factor 1, which is this with a reduction of a dtype and an op only.
+  virtual void all_reduce_on_wire(int lane,
+                                  const void* send,
+                                  void* recv,
+                                  std::size_t count,
+                                  const DeviceReduction& reduction) = 0;
+
+  virtual bool queues() const = 0;
+
+  /// The device that all operations are about, opened with the driver that the engine uses. The first
+  /// call decides: `ordinal`, or for -1 the one that the context proposed. Throws
+  /// Error(kUnsupported) for another one later: a rank uses one GPU. Shared with all engines that
+  /// are split from this one. Any thread.
+  virtual std::shared_ptr<Device> device(int ordinal) = 0;
+
+  /// The stream of a lane. Needs `device` before. The issuing thread's.
+  virtual CudaStream stream(int lane) = 0;
+
+  /// Memory of the lane for packed units, of at least so many bytes, aligned to 256, which kernels on
+  /// `stream(lane)` and operations on that lane can use; valid until the next call for that lane.
+  /// May be pinned host memory. Waits for the GPU when it has to grow; else not.
+  virtual void* buffer(int lane, std::size_t bytes) = 0;
+
+  /// Whether operations work on any memory of the device. If not, on `buffer` alone.
+  virtual bool direct() const = 0;
+
+  /// The rest of the text of an error if it cannot do that reduction on the device, which is known,
+  /// such as "dtype uint16 (expected ...)"; else "". Equal on all ranks with equal GPUs. Needs a
+  /// Device::Scope.
+  virtual std::string refusal(const DeviceReduction& reduction) const = 0;
+
+  /// Waits until the streams of all lanes are empty, or the device has failed, or the deadline; true
+  /// unless the deadline came. For the end: nothing in a step calls it. Any thread.
+  virtual bool quiesce(Clock::time_point deadline) noexcept = 0;
+
+  /// Throws Error if the GPU or the library has failed since. Called now and then by any thread; does
+  /// not wait.
+  virtual void check() = 0;
+};
+
+}  // namespace aiacc

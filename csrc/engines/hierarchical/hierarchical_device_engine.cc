@@ -1,0 +1,87 @@
+#include "csrc/engines/hierarchical/hierarchical_device_engine.h"
+
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/engines/hierarchical/host_lanes.h"
+#include "csrc/engines/tcp/tcp_engine.h"
+
+namespace aiacc {
+namespace {
+
+/// Numbers of connections from here on are not those of process sets on the engine for host memory.
+constexpr std::uint32_t kFirstGroup = std::uint32_t{1} << 31;
+
+std::vector<DeviceEngine*> devices_of(const std::vector<Engine*>& engines) {
+  std::vector<DeviceEngine*> devices;
+  for (Engine* engine : engines) {
+    DeviceEngine* device = engine->as_device();
+    AIACC_CHECK(device != nullptr && device->queues() && device->direct());
+    devices.push_back(device);
+  }
+  return devices;
+}
+
+}  // namespace
+
+HierarchicalDeviceEngine::HierarchicalDeviceEngine(std::unique_ptr<HierarchicalEngine> levels)
+    : levels_(std::move(levels)), parts_(devices_of(levels_->parts())) {}
+
+/// It is the same memory for all parts; each may want to register it.
+void* HierarchicalDeviceEngine::buffer(int lane, std::size_t bytes) {
+  void* memory = nullptr;
+  for (DeviceEngine* part : devices_of(levels_->parts_of(lane))) {
+    memory = part->buffer(lane, bytes);
+  }
+  return memory;
+}
+
+void HierarchicalDeviceEngine::all_reduce_on_wire(
+    int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
+  AIACC_CHECK(!is_float8(reduction.wire));
+  all_reduce(lane, send, recv, count, {dtype_on_wire(reduction), reduction.op});
+}
+
+std::string HierarchicalDeviceEngine::refusal(const DeviceReduction& reduction) const {
+  if (is_float8(reduction.wire)) {
+    return std::string("wire ") + name_of(reduction.wire) +
+           " (expected a format of 16 or 32 bits); set AIACC_GPU_ENGINE=nccl for it";
+  }
+  for (const DeviceEngine* part : parts_) {
+    const std::string problem = part->refusal(reduction);
+    if (!problem.empty()) {
+      return problem;
+    }
+  }
+  return "";
+}
+
+void HierarchicalDeviceEngine::check() {
+  for (DeviceEngine* part : parts_) {
+    part->check();
+  }
+}
+
+std::unique_ptr<Engine> HierarchicalDeviceEngine::split(const std::vector<int>& members,
+                                                        std::uint32_t group) {
+  return std::make_unique<HierarchicalDeviceEngine>(levels_->split_levels(members, group));
+}
+
+std::unique_ptr<Engine> create_hierarchical_device_engine(std::unique_ptr<Engine> nccl,
+                                                          EngineContext context,
+                                                          bool host_lanes) {
+  check_hosts(context);
+  const int rank = context.rank;
+  std::unique_ptr<Engine> flat = std::move(nccl);
+  std::unique_ptr<Engine> near;
+  if (host_lanes) {
+    near = std::move(flat);
+    context.group = kFirstGroup;
+    flat = std::make_unique<HostLanes>(
+        std::make_unique<TcpEngine>(context), near->split({rank}, 0), rank, context.size);
+  }
+  return std::make_unique<HierarchicalDeviceEngine>(std::make_unique<HierarchicalEngine>(
+      std::move(flat), context.host_of, rank, std::move(near), context.group));
+}
+
+}  // namespace aiacc

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "csrc/engines/device_engine.h"
+#include "csrc/engines/hierarchical/hierarchical_engine.h"
+
+namespace aiacc {
+
+/// HierarchicalEngine for tensors on GPUs, whose parts are engines that queue and that share their
+/// streams: NCCL inside the hosts, and NCCL or lanes of the CPU between them.
+///
+/// Every step of a unit is on the stream of its lane. All ranks of a host issue the same steps in the
+/// same order, and so do all ranks of a column: the order of issue that NCCL wants. The algorithm that
+/// a reduction wishes for is left to NCCL: one step differs from the other.
+class HierarchicalDeviceEngine : public DeviceEngine {
+ public:
+  explicit HierarchicalDeviceEngine(std::unique_ptr<HierarchicalEngine> levels);
+
+  const char* name() const override { return "hierarchical"; }
+  int lanes() const override { return levels_->lanes(); }
+  bool queues() const override { return true; }
+  bool direct() const override { return true; }
+  std::shared_ptr<Device> device(int ordinal) override { return first().device(ordinal); }
+  CudaStream stream(int lane) override { return first().stream(lane); }
+  void* buffer(int lane, std::size_t bytes) override;
+  std::string refusal(const DeviceReduction& reduction) const override;
+  bool quiesce(Clock::time_point deadline) noexcept override { return first().quiesce(deadline); }
+  void check() override;
+  void abort(const Status& status) noexcept override { levels_->abort(status); }
+
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  const Reduction& reduction) override {
+    levels_->all_reduce(lane, send, recv, count, reduction);
+  }
+  void all_reduce_on_wire(int lane,
+                          const void* send,
+                          void* recv,
+                          std::size_t count,
+                          const DeviceReduction& reduction) override;
+  void broadcast(int lane, void* buffer, std::size_t bytes, int root) override {
+    levels_->broadcast(lane, buffer, bytes, root);
+  }
+  void all_gather(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& bytes_of) override {
+    levels_->all_gather(lane, send, recv, bytes_of);
+  }
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override {
+    levels_->reduce_scatter(lane, send, recv, counts, reduction);
+  }
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override {
+    levels_->all_to_all(lane, send, recv, send_bytes, recv_bytes);
+  }
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+
+ private:
+  DeviceEngine& first() const { return *parts_.front(); }
+
+  const std::unique_ptr<HierarchicalEngine> levels_;
+  const std::vector<DeviceEngine*> parts_;
+};
+
+/// `nccl` inside the hosts; between them the same, or with `host_lanes` the lanes of an engine `tcp`.
+/// Takes NCCL's engine among all ranks. Collective, blocks. Throws Error(kInvalidArgument) if
+/// `context.host_of` does not name the host of every rank.
+std::unique_ptr<Engine> create_hierarchical_device_engine(std::unique_ptr<Engine> nccl,
+                                                          EngineContext context,
+                                                          bool host_lanes);
+
+}  // namespace aiacc

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "csrc/cuda/stream_signal.h"
+#include "csrc/engines/cancellation.h"
+#include "csrc/engines/device_engine.h"
+
+namespace aiacc {
+
+/// The lanes of an engine for host memory, as an engine for tensors on GPUs that queues: between hosts
+/// whose network is a matter for many flows, not for NCCL.
+///
+/// An all-reduce or a broadcast is cut into one part for each lane of that engine. All parts travel at
+/// a time: through pinned memory, the lane, and back. Other operations use one lane. The issuing
+/// thread waits until the host has done its part, so one operation follows another: it is the parts
+/// that are concurrent. The results are on the stream as usual.
+class HostLanes : public DeviceEngine {
+ public:
+  /// `host` is an engine for host memory, in which this is rank `rank` of `size`. `own` gives device,
+  /// streams and buffers, all of them shared with the engines that this one is composed with: one
+  /// for GPUs that was split for this rank alone.
+  HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<Engine> own, int rank, int size);
+  ~HostLanes() override;
+
+  const char* name() const override { return host_->name(); }
+  int lanes() const override { return own_.lanes(); }
+  bool queues() const override { return true; }
+  bool direct() const override { return true; }
+  std::shared_ptr<Device> device(int ordinal) override { return own_.device(ordinal); }
+  CudaStream stream(int lane) override { return own_.stream(lane); }
+  void* buffer(int lane, std::size_t bytes) override { return own_.buffer(lane, bytes); }
+  std::string refusal(const DeviceReduction& reduction) const override {
+    return own_.refusal(reduction);
+  }
+  bool quiesce(Clock::time_point deadline) noexcept override { return own_.quiesce(deadline); }
+  double sending_s(int lane) const override { return host_->sending_s(lane); }
+  void check() override;
+  void abort(const Status& status) noexcept override;
+
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  const Reduction& reduction) override;
+  void all_reduce_on_wire(int lane,
+                          const void* send,
+                          void* recv,
+                          std::size_t count,
+                          const DeviceReduction& reduction) override;
+  void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
+  void all_gather(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& bytes_of) override;
+  void reduce_scatter(int lane,
+                      const void* send,
+                      void* recv,
+                      const std::vector<std::size_t>& counts,
+                      const Reduction& reduction) override;
+  void all_to_all(int lane,
+                  const void* send,
+                  void* recv,
+                  const std::vector<std::size_t>& send_bytes,
+                  const std::vector<std::size_t>& recv_bytes) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+
+ private:
+  /// A lane of the host's engine.
+  struct Lane {
+    CudaStream stream = nullptr;
+    std::byte* memory = nullptr;  ///< pinned
+    std::size_t capacity = 0;
+    StreamSignal filled;
+  };
+  /// What one lane does of an operation. `work` finds `sent` bytes at the start of its argument and
+  /// leaves `received` bytes at `received_at`.
+  struct Part {
+    int lane = 0;
+    const void* send = nullptr;
+    std::size_t sent = 0;
+    void* recv = nullptr;
+    std::size_t received = 0;
+    std::size_t received_at = 0;
+    std::function<void(std::byte* memory)> work;
+  };
+
+  /// Does the parts, each on a lane of its own, between what is on the stream of `lane` and what will be.
+  void run(int lane, std::vector<Part> parts);
+  Mark pass(const Part& part, const Mark& ready);
+  void make_room(Lane& lane, std::size_t bytes);
+  /// The lane of the host's engine for operations that use one.
+  int host_lane(int lane) const;
+  /// Those that share an operation of so many bytes.
+  std::vector<int> host_lanes(int lane, std::size_t bytes) const;
+
+  const std::unique_ptr<Engine> host_;
+  const std::unique_ptr<Engine> kept_;
+  DeviceEngine& own_;  ///< what `kept_` keeps
+  const int rank_;
+  const int size_;
+  Cancellation cancellation_;
+  std::shared_ptr<Device> device_;  ///< null until the first operation; the issuing thread's
+  std::vector<Lane> staging_;       ///< by lane of the host's engine
+};
+
+}  // namespace aiacc

@@ -1,0 +1,256 @@
+// How the communicators of NcclEngine begin, are watched, and end.
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "csrc/base/log.h"
+#include "csrc/control/tcp/connector.h"
+#include "csrc/engines/nccl/nccl_engine.h"
+#include "csrc/engines/nccl/nccl_settings.h"
+
+namespace aiacc {
+namespace {
+
+/// How long `abort` waits for a thread that is in NCCL, where calls do not block.
+constexpr std::chrono::seconds kPatience{1};
+
+Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// Another rank's death shows as this before the control plane has found it out.
+Code code_of(NcclResult result) {
+  return result == kNcclRemoteError || result == kNcclSystemError ? Code::kPeerLost : Code::kEngine;
+}
+
+void throw_if_failed(const NcclApi& api, NcclResult result, const char* call) {
+  try {
+    check_nccl(api, result, call);
+  } catch (const Error& error) {
+    throw Error(code_of(result), error.what());
+  }
+}
+
+/// Longer and longer, up to a millisecond, unless it is cancelled.
+class Pause {
+ public:
+  explicit Pause(const Cancellation& cancellation) : cancellation_(cancellation) {}
+  void operator()() {
+    pollfd wait{cancellation_.fd(), POLLIN, 0};
+    const timespec span{0, next_ns_};
+    ppoll(&wait, 1, &span, nullptr);
+    next_ns_ = std::min(2 * next_ns_, 1'000'000L);
+  }
+
+ private:
+  const Cancellation& cancellation_;
+  long next_ns_ = 2000;
+};
+
+void receive(Socket& socket,
+             void* data,
+             std::size_t bytes,
+             int from,
+             const Cancellation& cancellation,
+             Clock::time_point deadline) {
+  auto* cursor = static_cast<std::byte*>(data);
+  while (bytes > 0) {
+    cancellation.check();
+    const std::size_t got = socket.recv_some(cursor, bytes, "rank " + std::to_string(from));
+    cursor += got;
+    bytes -= got;
+    if (got > 0) {
+      continue;
+    }
+    const auto left = deadline - Clock::now();
+    if (left <= Clock::duration::zero()) {
+      throw Error(Code::kTimeout,
+                  "[nccl] rank " + std::to_string(from) +
+                      " did not send the ids of the communicators (expected at once)");
+    }
+    pollfd wait[] = {{socket.fd(), POLLIN, 0}, {cancellation.fd(), POLLIN, 0}};
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
+    poll(wait, 2, static_cast<int>(ms) + 1);
+  }
+}
+
+}  // namespace
+
+/// Of one communicator for each lane, made by the first member.
+std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
+  std::vector<NcclUniqueId> ids(static_cast<std::size_t>(lanes()));
+  const std::size_t bytes = ids.size() * sizeof(NcclUniqueId);
+  const auto deadline = Clock::now() + duration_of(context_.connect_timeout_s);
+  const bool first = context_.rank == 0;
+  if (first) {
+    for (NcclUniqueId& id : ids) {
+      AIACC_NCCL_CHECK(nccl_, get_unique_id, &id);
+    }
+  }
+  if (context_.size == 1) {
+    return ids;
+  }
+  std::vector<ChannelSpec> specs;
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    if (first ? member > 0 : member == 0) {
+      specs.push_back({members_[member], ChannelKind::kIds, 0, first, group_});
+    }
+  }
+  std::vector<Socket> sockets = context_.connector->establish(specs, cancellation_.fd());
+  for (std::size_t i = 0; i < sockets.size(); ++i) {
+    if (first) {
+      const std::string peer = "rank " + std::to_string(specs[i].peer);
+      sockets[i].send_all(ids.data(), bytes, peer, deadline);
+    } else {
+      receive(sockets[i], ids.data(), bytes, specs[i].peer, cancellation_, deadline);
+    }
+  }
+  return ids;
+}
+
+void NcclEngine::connect() {
+  if (!comms_.empty()) {
+    return;  // Only this thread fills it.
+  }
+  cancellation_.check();
+  try {
+    const std::vector<NcclUniqueId> ids = agree_on_ids();
+    {
+      const std::lock_guard lock(mutex_);
+      comms_.resize(ids.size());
+    }
+    // One after another: many that come up at once have been seen to hang (NVIDIA/nccl#2379).
+    for (std::size_t lane = 0; lane < ids.size(); ++lane) {
+      join(lane, ids[lane]);
+    }
+  } catch (...) {
+    cancellation_.set(current_exception_status());  // Nobody uses what is there by half.
+    throw;
+  }
+}
+
+/// Also takes the lane's buffer, so that no step has to.
+void NcclEngine::join(std::size_t lane, const NcclUniqueId& id) {
+  const std::lock_guard lock(mutex_);
+  cancellation_.check();
+  NcclConfig config =
+      communicator_settings(nccl_.version, lanes(), shared_->attribute(kCudaMultiprocessors));
+  NcclComm& comm = comms_[lane].comm;
+  const NcclResult result = nccl_.comm_init(&comm, context_.size, id, context_.rank, &config);
+  settle(comm, result, "ncclCommInitRankConfig");
+  registered_buffer(lane, context_.unit_bytes);
+}
+
+/// Waits until a call on `comm` that returned `result` is over. With the lock.
+void NcclEngine::settle(NcclComm comm, NcclResult result, const char* call) {
+  const auto deadline = Clock::now() + duration_of(context_.connect_timeout_s);
+  Pause pause(cancellation_);
+  while (result == kNcclInProgress) {
+    pause();
+    cancellation_.check();
+    if (Clock::now() >= deadline) {
+      throw Error(Code::kTimeout,
+                  std::string("[nccl] ") + call + " was not over after " +
+                      std::to_string(context_.connect_timeout_s) +
+                      " s; is a rank stuck? AIACC_CONNECT_TIMEOUT_S is the limit, NCCL_DEBUG=INFO "
+                      "says more");
+    }
+    throw_if_failed(nccl_, nccl_.comm_async_error(comm, &result), "ncclCommGetAsyncError");
+  }
+  throw_if_failed(nccl_, result, call);
+}
+
+void NcclEngine::check() {
+  cancellation_.check();
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return;  // Whoever is in NCCL looks itself.
+  }
+  for (const Lane& lane : comms_) {
+    NcclResult state = kNcclSuccess;
+    if (lane.comm != nullptr) {
+      throw_if_failed(nccl_, nccl_.comm_async_error(lane.comm, &state), "ncclCommGetAsyncError");
+      if (state != kNcclInProgress) {
+        throw_if_failed(nccl_, state, "an operation on the GPU");
+      }
+    }
+  }
+}
+
+void NcclEngine::abort(const Status& status) noexcept {
+  cancellation_.set(status);
+  try {
+    // Whoever is in NCCL leaves now; if not, aborting is what NCCL allows meanwhile.
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    for (const auto limit = Clock::now() + kPatience; !lock && Clock::now() < limit;) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      lock.try_lock();
+    }
+    if (comms_.empty()) {
+      return;
+    }
+    const Device::Scope scope(shared_->device());
+    for (Lane& lane : comms_) {
+      if (lane.comm != nullptr) {
+        nccl_.comm_abort(std::exchange(lane.comm, nullptr));
+      }
+    }
+  } catch (const std::exception& error) {
+    AIACC_LOG(kWarning) << "[nccl] abort: " << error.what();
+  }
+}
+
+/// Ends the communicators in order; false if that cannot be.
+bool NcclEngine::finish() noexcept {
+  try {
+    cancellation_.check();
+    const auto deadline = Clock::now() + duration_of(context_.peer_timeout_s);
+    // Not until the streams are empty: other engines go on with them.
+    for (int lane = 0; lane < lanes(); ++lane) {
+      const Mark last = shared_->open(-1)->record(stream(lane));
+      Pause pause(cancellation_);
+      while (!shared_->device().reached(last)) {
+        if (Clock::now() >= deadline) {
+          return false;
+        }
+        pause();
+      }
+    }
+    for (Lane& lane : comms_) {
+      for (void* registration : lane.registrations) {
+        nccl_.comm_deregister(lane.comm, registration);
+      }
+      settle(lane.comm, nccl_.comm_finalize(lane.comm), "ncclCommFinalize");
+      // May go on in the background; the handle is none any longer.
+      nccl_.comm_destroy(std::exchange(lane.comm, nullptr));
+    }
+  } catch (const std::exception& error) {
+    AIACC_LOG(kDebug) << "[nccl] " << error.what();
+    return false;
+  }
+  return true;
+}
+
+NcclEngine::~NcclEngine() {
+  if (comms_.empty()) {
+    return;
+  }
+  try {
+    const Device::Scope scope(shared_->device());
+    if (finish()) {
+      return;
+    }
+  } catch (const Error&) {
+    return;  // The driver is shutting down.
+  }
+  abort({Code::kShutdown, "[nccl] the engine has ended"});
+  quiesce(Clock::now() + duration_of(context_.peer_timeout_s));
+}
+
+}  // namespace aiacc

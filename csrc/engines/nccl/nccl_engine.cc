@@ -1,0 +1,235 @@
+#include "csrc/engines/nccl/nccl_engine.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "csrc/base/env.h"
+#include "csrc/base/log.h"
+#include "csrc/engines/members.h"
+#include "csrc/engines/nccl/nccl_settings.h"
+
+// What is done on communicators; how they begin and end is in nccl_connect.cc.
+
+namespace aiacc {
+namespace {
+
+const std::byte* at(const void* base, std::size_t offset) {
+  return static_cast<const std::byte*>(base) + offset;
+}
+
+std::byte* at(void* base, std::size_t offset) { return static_cast<std::byte*>(base) + offset; }
+
+bool failed(NcclResult result) { return result != kNcclSuccess && result != kNcclInProgress; }
+
+bool all_equal(const std::vector<std::size_t>& values) {
+  return std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) == values.end();
+}
+
+}  // namespace
+
+NcclEngine::NcclEngine(const CudaDriver& cuda, const NcclApi& nccl, const EngineContext& context)
+    : NcclEngine(std::make_shared<NcclDevice>(cuda, nccl, context.lanes, context.device),
+                 context,
+                 all_ranks(context.size),
+                 0) {
+  const std::string problem = launch_order_problem(
+      nccl.version, context.lanes, library_variable(kLaunchOrderVariable), context.nccl_in_use);
+  if (!problem.empty()) {
+    throw Error(Code::kUnsupported, "[nccl] " + problem);
+  }
+  if (needs_launch_order_variable(nccl.version, context.lanes)) {
+    set_library_variable(kLaunchOrderVariable, "1");
+  }
+}
+
+NcclEngine::NcclEngine(std::shared_ptr<NcclDevice> shared,
+                       EngineContext context,
+                       std::vector<int> members,
+                       std::uint32_t group)
+    : shared_(std::move(shared)),
+      nccl_(shared_->nccl()),
+      context_(std::move(context)),
+      members_(std::move(members)),
+      group_(group) {}
+
+std::unique_ptr<Engine> NcclEngine::split(const std::vector<int>& members, std::uint32_t group) {
+  cancellation_.check();
+  EngineContext context = context_;
+  context.rank = place_among(members, context_.rank, context_.size);
+  context.size = static_cast<int>(members.size());
+  return std::unique_ptr<Engine>(
+      new NcclEngine(shared_, std::move(context), translated(members_, members), group));
+}
+
+void* NcclEngine::buffer(int lane, std::size_t bytes) {
+  connect();
+  const std::lock_guard lock(mutex_);
+  cancellation_.check();
+  return registered_buffer(static_cast<std::size_t>(lane) % comms_.size(), bytes);
+}
+
+/// All ranks come here before the same operation, for memory of the same size. With the lock.
+void* NcclEngine::registered_buffer(std::size_t lane, std::size_t bytes) {
+  const NcclDevice::Buffer& buffer = shared_->buffer(static_cast<int>(lane), bytes);
+  Lane& here = comms_[lane];
+  if (here.buffer != buffer.memory) {
+    // That of an outgrown buffer stays: work with it may be queued.
+    here.buffer = buffer.memory;
+    void* registration = nullptr;
+    if (nccl_.comm_register(here.comm, buffer.memory, buffer.capacity, &registration) ==
+        kNcclSuccess) {
+      here.registrations.push_back(registration);
+    } else {
+      AIACC_LOG(kDebug) << "[nccl] buffers are not registered: this library or network cannot";
+    }
+  }
+  return buffer.memory;
+}
+
+std::string NcclEngine::refusal(const DeviceReduction& reduction) const {
+  return nccl_refusal(reduction, shared_->attribute(kCudaCapabilityMajor));
+}
+
+/// `call(comm, stream)` queues one operation.
+template <class Call>
+void NcclEngine::issue(int lane, const char* name, Call call) {
+  connect();
+  const std::lock_guard lock(mutex_);
+  cancellation_.check();
+  NcclComm comm = comms_[static_cast<std::size_t>(lane) % comms_.size()].comm;
+  settle(comm, call(comm, shared_->stream(lane)), name);
+}
+
+/// `call(comm, stream)` queues parts of one operation and returns the first result that is bad.
+template <class Call>
+void NcclEngine::issue_group(int lane, const char* name, Call call) {
+  issue(lane, name, [&](NcclComm comm, CudaStream stream) {
+    NcclResult result = nccl_.group_start();
+    if (failed(result)) {
+      return result;
+    }
+    result = call(comm, stream);
+    const NcclResult ended = nccl_.group_end();
+    return failed(result) ? result : ended;
+  });
+}
+
+void NcclEngine::all_reduce(
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  AIACC_CHECK(reduction.factor == 1.0);
+  all_reduce_on_wire(lane, send, recv, count, {reduction.dtype, reduction.op});
+}
+
+void NcclEngine::all_reduce_on_wire(
+    int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
+  const NcclDataType type = nccl_type_of(reduction.dtype, reduction.wire);
+  const NcclRedOp op = nccl_op_of(reduction.dtype, reduction.op);
+  if (count == 0) {
+    return;
+  }
+  issue(lane, "ncclAllReduce", [&](NcclComm comm, CudaStream stream) {
+    if (reduction.algorithm == Algorithm::kAny || nccl_.all_reduce_config == nullptr) {
+      return nccl_.all_reduce(send, recv, count, type, op, comm, stream);
+    }
+    const NcclCollConfig settings = call_settings(reduction.algorithm);
+    return nccl_.all_reduce_config(send, recv, count, type, op, comm, stream, &settings);
+  });
+}
+
+void NcclEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
+  if (bytes == 0) {
+    return;
+  }
+  issue(lane, "ncclBroadcast", [&](NcclComm comm, CudaStream stream) {
+    return nccl_.broadcast(buffer, buffer, bytes, kNcclUint8, root, comm, stream);
+  });
+}
+
+void NcclEngine::all_gather(int lane,
+                            const void* send,
+                            void* recv,
+                            const std::vector<std::size_t>& bytes_of) {
+  AIACC_CHECK(bytes_of.size() == members_.size());
+  if (all_equal(bytes_of)) {
+    if (bytes_of.front() > 0) {
+      issue(lane, "ncclAllGather", [&](NcclComm comm, CudaStream stream) {
+        return nccl_.all_gather(send, recv, bytes_of.front(), kNcclUint8, comm, stream);
+      });
+    }
+    return;
+  }
+  issue_group(lane, "ncclBroadcast of every rank", [&](NcclComm comm, CudaStream stream) {
+    NcclResult result = kNcclSuccess;
+    std::size_t offset = 0;
+    for (std::size_t root = 0; root < bytes_of.size() && !failed(result); ++root) {
+      const std::size_t bytes = bytes_of[root];
+      void* part = at(recv, offset);
+      const bool mine = root == static_cast<std::size_t>(context_.rank);
+      if (bytes > 0) {
+        result = nccl_.broadcast(
+            mine ? send : part, part, bytes, kNcclUint8, static_cast<int>(root), comm, stream);
+      }
+      offset += bytes;
+    }
+    return result;
+  });
+}
+
+void NcclEngine::reduce_scatter(int lane,
+                                const void* send,
+                                void* recv,
+                                const std::vector<std::size_t>& counts,
+                                const Reduction& reduction) {
+  AIACC_CHECK(reduction.factor == 1.0 && counts.size() == members_.size());
+  const NcclDataType type = nccl_type_of(reduction.dtype);
+  const NcclRedOp op = nccl_op_of(reduction.dtype, reduction.op);
+  if (all_equal(counts)) {
+    if (counts.front() > 0) {
+      issue(lane, "ncclReduceScatter", [&](NcclComm comm, CudaStream stream) {
+        return nccl_.reduce_scatter(send, recv, counts.front(), type, op, comm, stream);
+      });
+    }
+    return;
+  }
+  issue_group(lane, "ncclReduce to every rank", [&](NcclComm comm, CudaStream stream) {
+    NcclResult result = kNcclSuccess;
+    std::size_t offset = 0;
+    for (std::size_t root = 0; root < counts.size() && !failed(result); ++root) {
+      if (counts[root] > 0) {
+        result = nccl_.reduce(
+            at(send, offset), recv, counts[root], type, op, static_cast<int>(root), comm, stream);
+      }
+      offset += counts[root] * size_of(reduction.dtype);
+    }
+    return result;
+  });
+}
+
+void NcclEngine::all_to_all(int lane,
+                            const void* send,
+                            void* recv,
+                            const std::vector<std::size_t>& send_bytes,
+                            const std::vector<std::size_t>& recv_bytes) {
+  AIACC_CHECK(send_bytes.size() == members_.size() && recv_bytes.size() == members_.size());
+  issue_group(lane, "ncclSend and ncclRecv", [&](NcclComm comm, CudaStream stream) {
+    NcclResult result = kNcclSuccess;
+    std::size_t sent = 0;
+    std::size_t received = 0;
+    for (std::size_t peer = 0; peer < members_.size() && !failed(result); ++peer) {
+      const int rank = static_cast<int>(peer);
+      if (send_bytes[peer] > 0) {
+        result = nccl_.send(at(send, sent), send_bytes[peer], kNcclUint8, rank, comm, stream);
+      }
+      if (recv_bytes[peer] > 0 && !failed(result)) {
+        result =
+            nccl_.receive(at(recv, received), recv_bytes[peer], kNcclUint8, rank, comm, stream);
+      }
+      sent += send_bytes[peer];
+      received += recv_bytes[peer];
+    }
+    return result;
+  });
+}
+
+}  // namespace aiacc

@@ -1,0 +1,54 @@
+#include <string>
+
+#include "csrc/base/env.h"
+#include "csrc/base/error.h"
+#include "csrc/engines/nccl/nccl_engine.h"
+#include "csrc/engines/nccl/nccl_settings.h"
+#include "csrc/kernels/device_image.h"
+
+namespace aiacc {
+namespace {
+
+/// Loaded once in a process, and never unloaded.
+const NcclApi& nccl_of_process() {
+  static const NcclApi api = load_nccl();
+  return api;
+}
+
+}  // namespace
+
+Viability nccl_viability() {
+  if (device_image().data == nullptr) {
+    return {
+        false,
+        "this build has no CUDA kernels: rebuild aiacc where nvcc is; CPU tensors work with the "
+        "engines tcp and mpi"};
+  }
+  try {
+    const CudaDriver& cuda = process_cuda_driver();
+    int devices = 0;
+    AIACC_CUDA_CHECK(cuda, init, 0);
+    AIACC_CUDA_CHECK(cuda, device_count, &devices);
+    if (devices == 0) {
+      return {false, "no GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"};
+    }
+    return {true,
+            "NCCL " + nccl_version_text(nccl_of_process().version) + ", " +
+                std::to_string(devices) + " GPUs"};
+  } catch (const Error& error) {
+    return {false, error.what()};
+  }
+}
+
+std::string nccl_lanes_problem(int lanes, bool in_use) {
+  return nccl_viability().viable
+             ? launch_order_problem(
+                   nccl_of_process().version, lanes, library_variable(kLaunchOrderVariable), in_use)
+             : "";
+}
+
+std::unique_ptr<Engine> create_nccl_engine(const EngineContext& context) {
+  return std::make_unique<NcclEngine>(process_cuda_driver(), nccl_of_process(), context);
+}
+
+}  // namespace aiacc
