@@ -6,6 +6,7 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/engines/mpi/mpi_loader.h"
+#include "csrc/engines/nccl/nccl_engine.h"
 #include "csrc/engines/registry.h"
 
 namespace py = pybind11;
@@ -21,6 +22,7 @@ void bind_engines(py::module_& module) {
     }
     return rows;
   });
+  module.def("nccl_lanes_problem", &nccl_lanes_problem, py::arg("lanes"), py::arg("in_use"));
   module.def("load_mpi", &load_mpi, py::arg("plugin"), py::arg("library"));
   module.def(
       "mpi_initialize",

@@ -25,7 +25,9 @@ OpKind kind_from(int kind) {
   return static_cast<OpKind>(kind);
 }
 
-constexpr Py_ssize_t kSubmitArguments = 11;
+/// Without the device and the stream, and with them.
+constexpr Py_ssize_t kHostArguments = 11;
+constexpr Py_ssize_t kDeviceArguments = 13;
 
 long long integer(PyObject* object) {
   const long long value = PyLong_AsLongLong(object);
@@ -75,7 +77,7 @@ void assign_shape(std::vector<std::int64_t>& target, PyObject* object) {
   }
 }
 
-Handle submit(PyObject* const* arguments) {
+Handle submit(PyObject* const* arguments, Py_ssize_t count) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
   std::shared_ptr<Operation> operation = coordinator.acquire();
@@ -88,7 +90,9 @@ Handle submit(PyObject* const* arguments) {
   request.dtype = dtype_from(static_cast<int>(integer(arguments[5])));
   request.op = reduce_op_from(static_cast<int>(integer(arguments[6])));
   request.root = static_cast<int>(integer(arguments[7]));
-  request.device = -1;
+  const bool placed = count == kDeviceArguments;
+  request.device = placed ? static_cast<std::int32_t>(integer(arguments[11])) : -1;
+  operation->stream = placed ? static_cast<CudaStream>(address(arguments[12])) : nullptr;
   request.prescale = number(arguments[8]);
   request.postscale = number(arguments[9]);
   request.process_set = static_cast<std::uint32_t>(integer(arguments[10]));
@@ -111,7 +115,9 @@ Handle submit_alltoall(const py::str& name,
                        const py::tuple& shape,
                        int dtype,
                        const std::vector<std::int64_t>& splits,
-                       std::uint32_t process_set) {
+                       std::uint32_t process_set,
+                       std::int32_t device,
+                       std::uintptr_t stream) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
   std::shared_ptr<Operation> operation = blank_operation(coordinator);
@@ -124,6 +130,8 @@ Handle submit_alltoall(const py::str& name,
   request.dtype = dtype_from(dtype);
   request.numbers = splits;
   request.process_set = process_set;
+  request.device = device;
+  operation->stream = reinterpret_cast<CudaStream>(stream);  // NOLINT(performance-no-int-to-ptr)
   return coordinator.submit(std::move(operation));
 }
 
@@ -136,7 +144,9 @@ Handle submit_group(int kind,
                     int op,
                     double prescale,
                     double postscale,
-                    std::uint32_t process_set) {
+                    std::uint32_t process_set,
+                    std::int32_t device,
+                    std::uintptr_t stream) {
   const std::size_t tensors = inputs.size();
   if (tensors == 0 || outputs.size() != tensors || shapes.size() != tensors ||
       dtypes.size() != tensors) {
@@ -171,16 +181,19 @@ Handle submit_group(int kind,
   request.prescale = prescale;
   request.postscale = postscale;
   request.process_set = process_set;
+  request.device = device;
+  operation->stream = reinterpret_cast<CudaStream>(stream);  // NOLINT(performance-no-int-to-ptr)
   return coordinator.submit(std::move(operation));
 }
 
 PyObject* call_submit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    if (count != kSubmitArguments) {
+    if (count != kHostArguments && count != kDeviceArguments) {
       throw py::type_error("[submit] " + std::to_string(count) + " arguments (expected " +
-                           std::to_string(kSubmitArguments) + ")");
+                           std::to_string(kHostArguments) + " or " +
+                           std::to_string(kDeviceArguments) + ")");
     }
-    return PyLong_FromLongLong(submit(arguments));
+    return PyLong_FromLongLong(submit(arguments, count));
   });
 }
 
@@ -205,8 +218,30 @@ void bind_operations(py::module_& module) {
   module.attr("REDUCESCATTER") = static_cast<int>(OpKind::kReducescatter);
   module.attr("JOIN") = static_cast<int>(OpKind::kJoin);
   PyModule_AddFunctions(module.ptr(), hot_path);
-  module.def("submit_alltoall", &submit_alltoall);
-  module.def("submit_group", &submit_group);
+  module.def("submit_alltoall",
+             &submit_alltoall,
+             py::arg("name"),
+             py::arg("input"),
+             py::arg("shape"),
+             py::arg("dtype"),
+             py::arg("splits"),
+             py::arg("process_set"),
+             py::arg("device") = -1,
+             py::arg("stream") = 0);
+  module.def("submit_group",
+             &submit_group,
+             py::arg("kind"),
+             py::arg("name"),
+             py::arg("inputs"),
+             py::arg("outputs"),
+             py::arg("shapes"),
+             py::arg("dtypes"),
+             py::arg("op"),
+             py::arg("prescale"),
+             py::arg("postscale"),
+             py::arg("process_set"),
+             py::arg("device") = -1,
+             py::arg("stream") = 0);
   module.def("flush", [] { Runtime::instance().session()->coordinator().flush(); });
 }
 

@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,35 +24,48 @@ bool has_result(OpKind kind) {
   return kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kJoin;
 }
 
-void wait(PyObject* argument) {
-  const Handle handle = PyLong_AsLongLong(argument);
-  if (handle == -1 && PyErr_Occurred() != nullptr) {
+void wait(PyObject* const* arguments, Py_ssize_t count) {
+  const Handle handle = PyLong_AsLongLong(arguments[0]);
+  void* stream = count > 1 ? PyLong_AsVoidPtr(arguments[1]) : nullptr;
+  if (PyErr_Occurred() != nullptr) {
     throw py::error_already_set();
   }
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
+  std::shared_ptr<Operation> operation;
   if (coordinator.poll(handle)) {
     // The common case of the second handle of a step: done, so keep the GIL.
-    const auto operation = coordinator.wait(handle);
-    if (has_result(operation->request.kind)) {
-      return;
-    }
+    operation = coordinator.wait(handle);
   } else {
     const py::gil_scoped_release release;
-    const auto operation = coordinator.wait(handle, check_signals);
-    if (has_result(operation->request.kind)) {
-      return;
-    }
+    operation = coordinator.wait(handle, check_signals);
   }
-  coordinator.release(handle);
+  if (operation->request.on_gpu()) {
+    coordinator.device_path().order_after(*operation, static_cast<CudaStream>(stream));
+  }
+  if (!has_result(operation->request.kind)) {
+    coordinator.release(handle);
+  }
 }
 
-PyObject* call_wait(PyObject*, PyObject* argument) {
+PyObject* call_wait(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    wait(argument);
+    if (count != 1 && count != 2) {
+      throw py::type_error("[handle] wait of " + std::to_string(count) +
+                           " arguments (expected a handle, and a stream for CUDA)");
+    }
+    wait(arguments, count);
     Py_INCREF(Py_None);
     return Py_None;
   });
+}
+
+/// Shape of what an all-gather or all-to-all gave.
+std::vector<std::int64_t> shape_of(Operation& operation, std::size_t index) {
+  std::vector<std::int64_t> shape = operation.request.tensor(index).shape;
+  const auto& rows = operation.tensor(index).first_extents;
+  shape.front() = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+  return shape;
 }
 
 /// A finished operation whose handle is released with this object.
@@ -84,11 +98,7 @@ class Finished {
   /// Bytes and shape of tensor `index`; the array takes the memory over.
   py::tuple output(std::size_t index) {
     TensorBuffers& buffers = operation_->tensor(index);
-    std::vector<std::int64_t> shape = operation_->request.tensor(index).shape;
-    shape.front() = 0;
-    for (const std::int64_t extent : buffers.first_extents) {
-      shape.front() += extent;
-    }
+    const std::vector<std::int64_t> shape = shape_of(*operation_, index);
     auto memory = std::make_unique<RawBytes>(std::move(buffers.gathered));
     const auto bytes = static_cast<py::ssize_t>(memory->size());
     std::uint8_t* data = memory->data();
@@ -125,12 +135,52 @@ py::tuple take_alltoall(Handle handle) {
   return py::make_tuple(output[0], output[1], received);
 }
 
+py::list output_shapes(Handle handle) {
+  const auto session = Runtime::instance().session();
+  std::shared_ptr<Operation> operation;
+  {
+    const py::gil_scoped_release release;
+    operation = session->coordinator().wait(handle, check_signals);
+  }
+  py::list shapes;
+  for (std::size_t i = 0; i < operation->request.tensors(); ++i) {
+    shapes.append(py::tuple(py::cast(shape_of(*operation, i))));
+  }
+  return shapes;
+}
+
+py::tuple take_into(Handle handle, const std::vector<std::uintptr_t>& outputs, std::uintptr_t to) {
+  const auto session = Runtime::instance().session();
+  Coordinator& coordinator = session->coordinator();
+  const auto operation = coordinator.wait(handle);
+  const Request& request = operation->request;
+  if (!request.on_gpu() || outputs.size() != request.tensors()) {
+    throw Error(Code::kInvalidArgument,
+                "[handle] take_into of " + std::to_string(outputs.size()) + " outputs (expected " +
+                    std::to_string(request.tensors()) + ", of tensors on a GPU)");
+  }
+  auto* stream = reinterpret_cast<CudaStream>(to);  // NOLINT(performance-no-int-to-ptr)
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    coordinator.device_path().copy_gathered(
+        *operation,
+        i,
+        reinterpret_cast<void*>(outputs[i]),  // NOLINT(performance-no-int-to-ptr)
+        stream);
+  }
+  coordinator.release(handle);
+  return request.kind == OpKind::kAlltoall ? py::tuple(py::cast(operation->first_extents))
+                                           : py::tuple();
+}
+
 std::int64_t take_join(Handle handle) {
   return Finished(handle, OpKind::kJoin, "take_join").operation().value;
 }
 
 PyMethodDef hot_path[] = {
-    {"wait", &call_wait, METH_O, nullptr},
+    {"wait",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_wait)),
+     METH_FASTCALL,
+     nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -144,6 +194,8 @@ void bind_results(py::module_& module) {
   module.def("take_output", &take_output);
   module.def("take_outputs", &take_outputs);
   module.def("take_alltoall", &take_alltoall);
+  module.def("output_shapes", &output_shapes);
+  module.def("take_into", &take_into);
   module.def("take_join", &take_join);
 }
 

@@ -47,22 +47,28 @@ void init(int rank,
           int cross_rank,
           int cross_size,
           std::string engine,
+          std::string gpu_engine,
           int lanes,
           std::uint64_t unit_bytes,
           const py::bytes& token,
           std::uint32_t epoch,
           std::vector<std::string> addresses,
           std::vector<int> host_of,
-          const PyListener* listener) {
+          const PyListener* listener,
+          int gpu_lanes,
+          bool nccl_in_use) {
   SessionOptions options;
   options.placement = {rank, size, local_rank, local_size, cross_rank, cross_size};
   options.engine = std::move(engine);
+  options.gpu_engine = std::move(gpu_engine);
   options.lanes = lanes;
   options.unit_bytes = unit_bytes;
   options.token = token_from(token);
   options.epoch = epoch;
   options.addresses = std::move(addresses);
   options.host_of = std::move(host_of);
+  options.gpu_lanes = gpu_lanes;
+  options.nccl_in_use = nccl_in_use;
   std::shared_ptr<Listener> owned = listener != nullptr ? listener->listener : nullptr;
   const py::gil_scoped_release release;
   Runtime::instance().init(std::move(options), std::move(owned));
@@ -112,13 +118,16 @@ void bind_runtime(py::module_& module) {
              py::arg("cross_rank"),
              py::arg("cross_size"),
              py::arg("engine"),
+             py::arg("gpu_engine") = "staged",
              py::arg("lanes"),
              py::arg("unit_bytes"),
              py::arg("token"),
              py::arg("epoch"),
              py::arg("addresses"),
              py::arg("host_of"),
-             py::arg("listener").none(true));
+             py::arg("listener").none(true),
+             py::arg("gpu_lanes") = 1,
+             py::arg("nccl_in_use") = false);
   module.def(
       "shutdown", [] { Runtime::instance().shutdown(); }, py::call_guard<py::gil_scoped_release>());
   module.def("is_initialized", [] { return Runtime::instance().initialized(); });
@@ -129,6 +138,7 @@ void bind_runtime(py::module_& module) {
   module.def("cross_rank", [] { return Runtime::instance().session()->placement().cross_rank; });
   module.def("cross_size", [] { return Runtime::instance().session()->placement().cross_size; });
   module.def("engine", [] { return std::string(Runtime::instance().session()->engine().name()); });
+  module.def("gpu_engine", [] { return Runtime::instance().session()->gpu_engine(); });
   module.def("lanes", [] { return Runtime::instance().session()->engine().lanes(); });
   module.def("stats", &stats);
   module.def(

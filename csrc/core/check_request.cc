@@ -48,6 +48,23 @@ std::string op_problem(const Request& request, const std::vector<int>&) {
   return "";
 }
 
+/// float32 is what the kernels can narrow.
+std::string wire_problem(const Request& request, const std::vector<int>&) {
+  if (request.wire == WireFormat::kTensor) {
+    return "";
+  }
+  const std::string wire = std::string("wire format ") + name_of(request.wire);
+  if (request.kind != OpKind::kAllreduce || !request.on_gpu() || request.op == ReduceOp::kAdasum) {
+    return wire + " (expected an all-reduce of tensors on GPUs, and not Adasum)";
+  }
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    if (request.tensor(i).dtype != DataType::kFloat32) {
+      return wire + " for " + name_of(request.tensor(i).dtype) + " (expected float32)";
+    }
+  }
+  return "";
+}
+
 std::string unsupported(const Request& request, const std::vector<int>& members) {
   const bool is_adasum = request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum;
   return is_adasum && (members.size() & (members.size() - 1)) != 0
@@ -105,7 +122,7 @@ std::string size_problem(const Request& request) {
 
 void check_request(const Request& request, const std::vector<int>& members) {
   std::string problem = size_problem(request);
-  for (auto* check : {&root_problem, &op_problem, &splits_problem, &join_problem}) {
+  for (auto* check : {&root_problem, &op_problem, &splits_problem, &join_problem, &wire_problem}) {
     if (problem.empty()) {
       problem = check(request, members);
     }

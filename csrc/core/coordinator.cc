@@ -26,6 +26,9 @@ constexpr std::chrono::milliseconds kCauseGrace{300};
 /// How long units in flight may go on after an orderly shutdown somewhere.
 constexpr std::chrono::milliseconds kDrain{1000};
 
+/// The same for what is queued on a GPU, where much may be before it.
+constexpr std::chrono::seconds kDrainGpu{5};
+
 Clock::duration tick_of(const CoordinatorOptions& options) {
   double tick_s = options.peer_timeout_s / kLooksPerTimeout;
   for (const double limit : {options.stall_warn_s, options.stall_fail_s}) {
@@ -71,7 +74,8 @@ void check(const Request& request, const Teams& teams, int rank) {
 Coordinator::Coordinator(ControlPlane& plane,
                          Engine& engine,
                          Timeline& timeline,
-                         CoordinatorOptions options)
+                         CoordinatorOptions options,
+                         DeviceEngine* gpu)
     : plane_(plane),
       engine_(engine),
       timeline_(timeline),
@@ -81,7 +85,19 @@ Coordinator::Coordinator(ControlPlane& plane,
       lanes_(options_.parameters.lanes),
       negotiator_(plane.rank(), plane.size(), options_.cache_capacity, options_.parameters),
       stalls_(options_.stall_warn_s, options_.stall_fail_s),
-      dispatcher_(plane.rank(), plane.size(), engine, timeline, table_, [this] { plane_.wake(); }) {
+      dispatcher_(plane.rank(),
+                  plane.size(),
+                  engine,
+                  gpu,
+                  {options_.gpu_missing,
+                   options_.staging,
+                   engine.lanes() + 1,
+                   options_.staged_device,
+                   options_.stall_warn_s,
+                   options_.stall_fail_s},
+                  timeline,
+                  table_,
+                  [this] { plane_.wake(); }) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   background_ = std::thread([this] { background(); });
 }
@@ -89,6 +105,9 @@ Coordinator::Coordinator(ControlPlane& plane,
 Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   const Request& request = operation->request;
   check(request, dispatcher_.teams(), plane_.rank());
+  if (request.on_gpu()) {
+    dispatcher_.device_path().admit(*operation);
+  }
   submitters_.note();
   const std::uint64_t bytes = request.total_bytes();
   std::uint64_t queued = 0;
@@ -395,11 +414,12 @@ void Coordinator::look_after_peers_and_stalls() {
   if (now < looked_ + tick_) {
     return;
   }
-  if (table_.in_flight() == 0) {
+  if (table_.in_flight() == 0 && !dispatcher_.busy()) {
     return;
   }
   looked_ = now;
   plane_.check_peers();
+  dispatcher_.look_after_gpu();
   if (stalls_.should_ask(table_.undispatched(), now)) {
     negotiator_.ask_for_stalls();
     do {
@@ -426,7 +446,7 @@ void Coordinator::report_stalls(const std::vector<Report>& answers) {
 
 Clock::time_point Coordinator::next_deadline() {
   auto deadline = Clock::time_point::max();
-  if (table_.in_flight() > 0) {
+  if (table_.in_flight() > 0 || dispatcher_.busy()) {
     deadline = Clock::now() + tick_;
   }
   if (table_.has_queued()) {
@@ -450,6 +470,7 @@ void Coordinator::fail(const Status& status) noexcept {
   plane_.abort(status);
   if (orderly) {
     dispatcher_.drain(Clock::now() + kDrain);
+    dispatcher_.drain_gpu(Clock::now() + kDrainGpu);
   } else {
     AIACC_LOG(kError) << status.message();
   }

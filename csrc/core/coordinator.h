@@ -32,6 +32,11 @@ struct CoordinatorOptions {
   double stall_warn_s = 60.0;
   double stall_fail_s = 0.0;
   std::string stall_file;  ///< JSON lines of every stall are appended here; "" for none
+  /// Why the job has no engine for tensors on GPUs, if it has none: the rest of an error's text.
+  std::string gpu_missing = "this job has no engine for GPUs; move the tensor to the CPU";
+  /// Without an engine for GPUs: the driver for staging, see DevicePathOptions.
+  std::function<const CudaDriver&()> staging;
+  int staged_device = 0;
 };
 
 /// Counters since the start.
@@ -53,7 +58,12 @@ struct CoordinatorStats {
 /// with it, on every rank.
 class Coordinator {
  public:
-  Coordinator(ControlPlane& plane, Engine& engine, Timeline& timeline, CoordinatorOptions options);
+  /// `gpu`: the engine for tensors on GPUs; null: they are staged, or refused.
+  Coordinator(ControlPlane& plane,
+              Engine& engine,
+              Timeline& timeline,
+              CoordinatorOptions options,
+              DeviceEngine* gpu = nullptr);
   ~Coordinator() { shutdown(); }
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -67,6 +77,8 @@ class Coordinator {
   /// operation.
   std::shared_ptr<Operation> wait(Handle handle, const std::function<void()>& on_tick = {});
   void release(Handle handle) { table_.release(handle); }
+  /// For operations on tensors on a GPU, which are done when they are queued: see DevicePath.
+  DevicePath& device_path() { return dispatcher_.device_path(); }
   void flush();
 
   /// Registers a process set of these ranks and returns its id. Collective over all ranks; blocks

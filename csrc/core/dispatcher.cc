@@ -5,8 +5,13 @@
 #include <string>
 #include <utility>
 
+#include "csrc/base/log.h"
+
 namespace aiacc {
 namespace {
+
+/// How long the GPU may take to leave what was aborted. Work of the framework may be before it.
+constexpr std::chrono::seconds kAbortGpu{2};
 
 /// "ALLREDUCE", as Horovod writes it in its timelines.
 std::string phase_of(OpKind kind) {
@@ -22,6 +27,8 @@ std::string phase_of(OpKind kind) {
 Dispatcher::Dispatcher(int rank,
                        int size,
                        Engine& engine,
+                       DeviceEngine* gpu,
+                       DevicePathOptions gpu_options,
                        Timeline& timeline,
                        TensorTable& table,
                        std::function<void()> on_failure)
@@ -29,13 +36,22 @@ Dispatcher::Dispatcher(int rank,
       timeline_(timeline),
       table_(table),
       on_failure_(std::move(on_failure)),
-      teams_(rank, size, engine),
-      watch_(engine) {
+      teams_(rank, size, engine, gpu),
+      watch_(engine),
+      device_path_(gpu, std::move(gpu_options)) {
   for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
     const bool express = lane == engine_.express_lane();
     lanes_.push_back(std::make_unique<Lane>(
         express ? "express" : "lane " + std::to_string(lane),
-        [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); }));
+        [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
+        device_path_.stages()
+            ? Lane::Prepare([this, lane](const Unit& unit) { prepare_unit(lane, unit); })
+            : Lane::Prepare()));
+  }
+  if (device_path_.queues()) {
+    launcher_ = std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer& buffer) {
+      run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
+    });
   }
 }
 
@@ -139,6 +155,9 @@ Operation* Dispatcher::answer_with_zeros(const Request& request) {
   operation->more.resize(request.more.size());
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     TensorBuffers& buffers = operation->tensor(i);
+    if (request.on_gpu()) {
+      continue;  // no memory means zeros there
+    }
     buffers.gathered.assign(request.tensor(i).bytes(), 0);
     buffers.output = buffers.gathered.data();
     buffers.input = buffers.output;
@@ -199,9 +218,14 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
   for (const PlannedUnit& planned : plan_) {
     unit_.plan = planned;
     unit_.team = team;
+    unit_.algorithm = parameters.algorithm;
     unit_.pieces.clear();
     for (const Slice& slice : planned.slices) {
       unit_.pieces.push_back(items_.pieces[slice.item]);
+    }
+    if (launcher_ != nullptr && unit_.pieces.front().request().on_gpu()) {
+      launcher_->push(unit_, true);
+      continue;
     }
     Lane* lane = lanes_[planned.lane].get();
     // A caller that will wait anyway runs one lane itself instead of waking its worker.
@@ -212,13 +236,28 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
   }
 }
 
+void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
+  if (stopped_.load() || !unit.pieces.front().request().on_gpu()) {
+    return;
+  }
+  try {
+    device_path_.prepare(unit, lane);
+  } catch (...) {
+    record_failure();
+  }
+}
+
 void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   if (stopped_.load()) {
     return;  // Its operations fail when the table is closed.
   }
   const auto start = Clock::now();
   try {
-    execute_unit(unit, lane, buffer);
+    if (unit.pieces.front().request().on_gpu()) {
+      device_path_.run(unit, lane, buffer);
+    } else {
+      execute_unit(unit, lane, buffer);
+    }
   } catch (...) {
     record_failure();
     return;
@@ -226,8 +265,8 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   const auto end = Clock::now();
   const Request& first = unit.pieces.front().request();
   // Sums of all ranks alone: other operations move other shares of their bytes.
-  if (unit.team->id == 0 && lane != engine_.express_lane() && first.kind == OpKind::kAllreduce &&
-      first.op != ReduceOp::kAdasum) {
+  if (unit.team->id == 0 && lane != engine_.express_lane() && !first.on_gpu() &&
+      first.kind == OpKind::kAllreduce && first.op != ReduceOp::kAdasum) {
     watch_.note(lane, unit.plan.bytes, end - start);
   }
   if (timeline_.on()) {
@@ -288,19 +327,36 @@ std::optional<Dispatcher::Failure> Dispatcher::failure() const {
   return failure_;
 }
 
+void Dispatcher::look_after_gpu() {
+  if (device_path_.busy()) {
+    teams_.check_gpu();
+    device_path_.look_after();
+  }
+}
+
 void Dispatcher::drain(Clock::time_point deadline) {
   for (const auto& lane : lanes_) {
     lane->quiesce(deadline);
   }
-  if (changes_ != nullptr) {
-    changes_->quiesce(deadline);
+  for (Lane* lane : {launcher_.get(), changes_.get()}) {
+    if (lane != nullptr) {
+      lane->quiesce(deadline);
+    }
+  }
+}
+
+void Dispatcher::drain_gpu(Clock::time_point deadline) noexcept {
+  if (!device_path_.quiesce(deadline)) {
+    AIACC_LOG(kWarning) << "[gpu] the GPU has not done what is queued; its results are incomplete";
   }
 }
 
 void Dispatcher::stop(const Status& status) noexcept {
   stopped_.store(true);
   teams_.abort(status);
+  device_path_.abort(status);
   drain(Clock::time_point::max());
+  drain_gpu(Clock::now() + kAbortGpu);
 }
 
 }  // namespace aiacc

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "csrc/core/device_path.h"
 #include "csrc/core/lane.h"
 #include "csrc/core/lane_watch.h"
 #include "csrc/core/negotiator.h"
@@ -29,12 +30,18 @@ namespace aiacc {
 /// each of them runs there. Of the units that are not done take the first in the order of agreement:
 /// on none of its members another one is before it in its lane, so all of them come to run it, and it
 /// ends. Hence no ranks wait for each other crosswise.
+///
+/// Units of tensors on GPUs, if their engine queues: all of them are issued by one launching thread in
+/// the order of their agreement. They are finished here when they are queued.
 class Dispatcher {
  public:
-  /// `on_failure` is called by the thread that failed a unit, after `failure` has it.
+  /// `gpu`: the engine for tensors on GPUs, or null. `on_failure` is called by the thread that failed
+  /// a unit, after `failure` has it.
   Dispatcher(int rank,
              int size,
              Engine& engine,
+             DeviceEngine* gpu,
+             DevicePathOptions gpu_options,
              Timeline& timeline,
              TensorTable& table,
              std::function<void()> on_failure);
@@ -44,7 +51,7 @@ class Dispatcher {
   void dispatch(const std::vector<Agreement>& ready, const Parameters& parameters, Lane** helped);
 
   /// Whether units are under way on this rank. Any thread.
-  bool busy() const { return finished_units_.load() != units_.load(); }
+  bool busy() { return finished_units_.load() != units_.load() || device_path_.busy(); }
   /// Forgets what the lanes were given. For a moment when no rank is busy, on all ranks alike: the
   /// end of a round before which every rank said so, for units come out of rounds only.
   void clear_loads();
@@ -66,10 +73,15 @@ class Dispatcher {
 
   /// Lets units in flight, and new process sets that connect, end until the deadline.
   void drain(Clock::time_point deadline);
+  /// Waits until the GPU has done what is queued, or the deadline, or it has failed.
+  void drain_gpu(Clock::time_point deadline) noexcept;
   /// Aborts the engines; when this returns no buffer of an operation is touched any more.
   void stop(const Status& status) noexcept;
 
   const Teams& teams() const { return teams_; }
+  DevicePath& device_path() { return device_path_; }
+  /// Throws Error if a GPU, or its engine, has failed or takes too long. The driver's.
+  void look_after_gpu();
 
   std::uint64_t units() const { return units_.load(); }
   std::uint64_t data_bytes() const { return data_bytes_.load(); }
@@ -87,6 +99,7 @@ class Dispatcher {
   void plan_team(const std::shared_ptr<const Team>& team,
                  const Parameters& parameters,
                  Lane** helped);
+  void prepare_unit(int lane, const Unit& unit) noexcept;
   void run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
   void run_change(Unit& unit) noexcept;
   void finish(Unit& unit);
@@ -108,6 +121,7 @@ class Dispatcher {
   Unit unit_;
 
   LaneWatch watch_;
+  DevicePath device_path_;
 
   std::atomic<bool> stopped_{false};
   std::atomic<std::uint64_t> units_{0};
@@ -121,6 +135,7 @@ class Dispatcher {
   std::optional<Failure> failure_;
 
   std::vector<std::unique_ptr<Lane>> lanes_;  ///< the engine's lanes, then the express lane
+  std::unique_ptr<Lane> launcher_;            ///< of units for a GPU engine that queues
   std::unique_ptr<Lane> changes_;  ///< connects and ends the engines of process sets, one by one
 };
 

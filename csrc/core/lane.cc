@@ -6,8 +6,11 @@
 
 namespace aiacc {
 
-Lane::Lane(std::string name, Run run)
-    : name_(std::move(name)), run_(std::move(run)), worker_([this] { work(); }) {}
+Lane::Lane(std::string name, Run run, Prepare prepare)
+    : name_(std::move(name)),
+      run_(std::move(run)),
+      prepare_(std::move(prepare)),
+      worker_([this] { work(); }) {}
 
 Lane::~Lane() {
   {
@@ -70,10 +73,24 @@ void Lane::work() {
 
 void Lane::run_queued(std::unique_lock<std::mutex>& lock) {
   running_ = true;
-  while (!queue_.empty()) {
-    std::swap(unit_, queue_.front());
-    queue_.pop();
+  bool prepared = false;  // next_ holds a unit
+  while (prepared || !queue_.empty()) {
+    if (prepared) {
+      std::swap(unit_, next_);
+      prepared = false;
+    } else {
+      std::swap(unit_, queue_.front());
+      queue_.pop();
+    }
+    if (prepare_ && !queue_.empty()) {
+      std::swap(next_, queue_.front());
+      queue_.pop();
+      prepared = true;
+    }
     lock.unlock();
+    if (prepared) {
+      prepare_(next_);
+    }
     run_(unit_, buffer_);
     unit_.team.reset();
     lock.lock();

@@ -20,8 +20,11 @@ class Lane {
  public:
   /// Runs a unit; must not throw. Called by whichever thread runs the lane.
   using Run = std::function<void(Unit& unit, PackBuffer& buffer)>;
+  /// Starts on a unit that will be run after the next one; must not throw. Called once for each, in
+  /// their order, by whichever thread runs the lane.
+  using Prepare = std::function<void(const Unit& unit)>;
 
-  Lane(std::string name, Run run);
+  Lane(std::string name, Run run, Prepare prepare = {});
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -44,11 +47,13 @@ class Lane {
 
   const std::string name_;
   const Run run_;
+  const Prepare prepare_;
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable idle_;
   RecyclingQueue<Unit> queue_;
   Unit unit_;  ///< the one that is run
+  Unit next_;  ///< the one that is prepared
   bool running_ = false;
   bool notified_ = false;
   bool stopping_ = false;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxSlots = std::size_t{1} << 24;
 /// Encoded request of an empty name and shape.
-constexpr std::size_t kMinRequest = 48;
+constexpr std::size_t kMinRequest = 49;
 /// Encoded tensor of an empty shape.
 constexpr std::size_t kMinTensor = 5;
 
@@ -126,6 +126,7 @@ void encode_request(const Request& request, Writer& writer) {
   writer.put(request.process_set);
   writer.put(request.prescale);
   writer.put(request.postscale);
+  writer.put(request.wire);
   encode_shape(request.shape, writer);
   writer.put(static_cast<std::uint32_t>(request.more.size()));
   for (const TensorSpec& tensor : request.more) {
@@ -152,6 +153,11 @@ Request decode_request(Reader& reader) {
   request.process_set = reader.get<std::uint32_t>();
   request.prescale = reader.get<double>();
   request.postscale = reader.get<double>();
+  const auto wire = reader.get<std::uint8_t>();
+  if (wire >= kWireFormats) {
+    Reader::malformed("an unknown wire format");
+  }
+  request.wire = static_cast<WireFormat>(wire);
   request.shape = decode_shape(reader, kMaxDimensions);
   for (auto left = reader.count(kMaxGroup, kMinTensor); left > 0; --left) {
     TensorSpec tensor;
@@ -185,6 +191,7 @@ void encode_report(const Report& report, Writer& writer) {
     writer.put(proposal.unit_bytes);
     writer.put(proposal.lanes);
     writer.put(proposal.weights);
+    writer.put(proposal.algorithm);
   }
 }
 
@@ -198,12 +205,17 @@ Report decode_report(Reader& reader) {
   for (auto left = reader.count(kMaxSlots, 4); left > 0; --left) {
     report.pending.push_back(reader.get_text());
   }
-  for (auto left = reader.count(1, 16 + sizeof(LaneWeights)); left > 0; --left) {
+  for (auto left = reader.count(1, 17 + sizeof(LaneWeights)); left > 0; --left) {
     Parameters proposal;
     proposal.epoch = reader.get<std::uint32_t>();
     proposal.unit_bytes = reader.get<std::uint64_t>();
     proposal.lanes = reader.get<std::uint32_t>();
     proposal.weights = reader.get<LaneWeights>();
+    const auto algorithm = reader.get<std::uint8_t>();
+    if (algorithm >= kAlgorithms) {
+      Reader::malformed("an unknown algorithm");
+    }
+    proposal.algorithm = static_cast<Algorithm>(algorithm);
     try {
       check_parameters(proposal);
     } catch (const Error& error) {

@@ -32,8 +32,8 @@ bool packs_with(const Piece& left, const Piece& right) {
   const Request& a = left.request();
   const Request& b = right.request();
   return a.kind == b.kind && left.spec().dtype == right.spec().dtype && a.op == b.op &&
-         a.root == b.root && a.device == b.device && a.prescale == b.prescale &&
-         a.postscale == b.postscale;
+         a.root == b.root && a.on_gpu() == b.on_gpu() && a.prescale == b.prescale &&
+         a.postscale == b.postscale && a.wire == b.wire;
 }
 
 }  // namespace

@@ -56,8 +56,8 @@ std::uint64_t Request::total_bytes() const {
 
 bool same_signature(const Request& a, const Request& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         a.device == b.device && a.process_set == b.process_set && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.shape == b.shape && a.more == b.more &&
+         a.on_gpu() == b.on_gpu() && a.process_set == b.process_set && a.prescale == b.prescale &&
+         a.postscale == b.postscale && a.wire == b.wire && a.shape == b.shape && a.more == b.more &&
          a.numbers == b.numbers;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
+#include "csrc/kernels/batch_copy.h"
 
 namespace aiacc {
 
@@ -52,22 +53,27 @@ struct Request : TensorSpec {
   std::string name;
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
-  std::int32_t root = 0;          ///< global rank; broadcast only
-  std::int32_t device = -1;       ///< -1: host memory
+  std::int32_t root = 0;  ///< global rank; broadcast only
+  /// -1: host memory; else the number of this rank's GPU, which may be another one on every rank.
+  std::int32_t device = -1;
   std::uint32_t process_set = 0;  ///< 0: all ranks
   bool cacheable = true;          ///< false for automatic names: they never come again
   double prescale = 1.0;
   double postscale = 1.0;
+  /// How the elements of an all-reduce on GPUs travel, and are added up: narrower than they are.
+  WireFormat wire = WireFormat::kTensor;
   std::vector<TensorSpec> more;  ///< the other tensors of a group
   /// All-to-all: rows for every member of the process set. Adding a set: its ranks. Removing: its id.
   std::vector<std::int64_t> numbers;
 
+  bool on_gpu() const { return device >= 0; }
   std::size_t tensors() const { return 1 + more.size(); }
   const TensorSpec& tensor(std::size_t index) const { return index == 0 ? *this : more[index - 1]; }
   std::uint64_t total_bytes() const;
 };
 
-/// Same operation in every respect: a cached agreement may be used again.
+/// Same operation in every respect on which ranks agree: a cached agreement may be used again. Of the
+/// device that is its kind.
 bool same_signature(const Request& a, const Request& b);
 
 /// Whether a rank that has joined can answer this with zeros.

@@ -21,6 +21,8 @@ CoordinatorOptions coordinator_options(const Config& config, const SessionOption
   options.stall_warn_s = config.stall_warn_s;
   options.stall_fail_s = config.stall_fail_s;
   options.stall_file = config.stall_file;
+  options.staging = &process_cuda_driver;
+  options.staged_device = session.placement.local_rank;
   return options;
 }
 
@@ -45,6 +47,10 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   context.peer_timeout_s = config.peer_timeout_s;
   context.spin_us = config.spin_us;
   context.pace_bytes = config.test_pace_bytes;
+  context.connect_timeout_s = config.connect_timeout_s;
+  context.unit_bytes = options_.unit_bytes;
+  context.device = place.local_rank;
+  context.nccl_in_use = options_.nccl_in_use;
   if (place.size == 1) {
     plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
   } else {
@@ -64,8 +70,16 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     context.connector = connector_.get();
   }
   engine_ = create_engine(options_.engine, context);
-  coordinator_ = std::make_unique<Coordinator>(
-      *plane_, *engine_, timeline_, coordinator_options(config, options_));
+  if (options_.gpu_engine != "staged") {
+    context.lanes = options_.gpu_lanes;
+    gpu_engine_ = create_gpu_engine(options_.gpu_engine, context, options_.lanes);
+  }
+  coordinator_ =
+      std::make_unique<Coordinator>(*plane_,
+                                    *engine_,
+                                    timeline_,
+                                    coordinator_options(config, options_),
+                                    gpu_engine_ != nullptr ? gpu_engine_->as_device() : nullptr);
   if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
     timeline_.start(config.timeline, config.timeline_mark_cycles);
   }
@@ -85,6 +99,7 @@ Session::~Session() {
   // The coordinator first: its threads use everything else. The plane last: it says goodbye.
   coordinator_.reset();
   timeline_.stop();
+  gpu_engine_.reset();
   engine_.reset();
   plane_.reset();
 }

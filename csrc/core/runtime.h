@@ -27,6 +27,9 @@ struct Placement {
 struct SessionOptions {
   Placement placement;
   std::string engine = "local";
+  std::string gpu_engine = "staged";  ///< "nccl" or "staged"
+  int gpu_lanes = 1;                  ///< of that engine; staging uses those of `engine`
+  bool nccl_in_use = false;           ///< of this rank: see EngineContext
   int lanes = 1;
   std::uint64_t unit_bytes = 1 << 20;
   JobToken token{};
@@ -61,6 +64,7 @@ class Session {
   }
   const ControlPlane& plane() const { return *plane_; }
   const Engine& engine() const { return *engine_; }
+  const std::string& gpu_engine() const { return options_.gpu_engine; }
 
  private:
   void refuse_if_inherited() const;
@@ -72,6 +76,7 @@ class Session {
   Timeline timeline_;
   std::unique_ptr<ControlPlane> plane_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Engine> gpu_engine_;  ///< null when tensors on GPUs are staged
   std::unique_ptr<Coordinator> coordinator_;
 };
 

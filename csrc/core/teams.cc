@@ -15,16 +15,25 @@ std::shared_ptr<Team> team_of(std::uint32_t id, std::vector<int> ranks, int rank
   return team;
 }
 
-std::shared_ptr<const Team> team_of_all(int rank, int size, Engine& engine) {
+void abort_team(const Team& team, const Status& status) noexcept {
+  for (Engine* engine : {team.engine, static_cast<Engine*>(team.gpu)}) {
+    if (engine != nullptr) {
+      engine->abort(status);
+    }
+  }
+}
+
+std::shared_ptr<const Team> team_of_all(int rank, int size, Engine& engine, DeviceEngine* gpu) {
   auto team = team_of(0, all_ranks(size), rank);
   team->engine = &engine;
+  team->gpu = gpu;
   return team;
 }
 
 }  // namespace
 
-Teams::Teams(int rank, int size, Engine& engine)
-    : rank_(rank), engine_(engine), everyone_(team_of_all(rank, size, engine)) {
+Teams::Teams(int rank, int size, Engine& engine, DeviceEngine* gpu)
+    : rank_(rank), engine_(engine), gpu_(gpu), everyone_(team_of_all(rank, size, engine, gpu)) {
   teams_.emplace(0, everyone_);
 }
 
@@ -61,9 +70,13 @@ void Teams::connect(std::uint32_t id) {
   auto team = team_of(id, blank->ranks, rank_);
   team->owned = engine_.split(team->ranks, id);
   team->engine = team->owned.get();
+  if (gpu_ != nullptr) {
+    team->owned_gpu = gpu_->split(team->ranks, id);
+    team->gpu = team->owned_gpu->as_device();
+  }
   const std::lock_guard lock(mutex_);
   if (aborted_) {
-    team->engine->abort(*aborted_);
+    abort_team(*team, *aborted_);
   }
   teams_[id] = std::move(team);
 }
@@ -77,13 +90,20 @@ std::shared_ptr<const Team> Teams::remove(std::uint32_t id) {
   return team;
 }
 
+void Teams::check_gpu() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, team] : teams_) {
+    if (team->gpu != nullptr) {
+      team->gpu->check();
+    }
+  }
+}
+
 void Teams::abort(const Status& status) noexcept {
   const std::lock_guard lock(mutex_);
   aborted_ = aborted_ ? aborted_ : status;
   for (const auto& [id, team] : teams_) {
-    if (team->engine != nullptr) {
-      team->engine->abort(status);
-    }
+    abort_team(*team, status);
   }
 }
 

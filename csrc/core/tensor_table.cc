@@ -18,6 +18,9 @@ void reset(Operation& operation) {
   operation.request.numbers.clear();
   operation.first_extents.clear();
   operation.gathered = {};
+  operation.gathered_on_gpu.reset();
+  operation.written.reset();
+  operation.completed.clear();
   operation.more.clear();
   operation.value = 0;
   operation.slices_left.store(0, std::memory_order_relaxed);

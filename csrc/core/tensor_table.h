@@ -14,6 +14,7 @@
 #include "csrc/base/raw_bytes.h"
 #include "csrc/base/socket.h"
 #include "csrc/core/message.h"
+#include "csrc/cuda/device_pool.h"
 
 namespace aiacc {
 
@@ -25,7 +26,8 @@ struct TensorBuffers {
   void* output = nullptr;
   /// Rows that come from every member of the process set: all-gather and all-to-all.
   std::vector<std::int64_t> first_extents;
-  RawBytes gathered;  ///< the output of those
+  RawBytes gathered;                                       ///< the output of those
+  std::shared_ptr<DeviceBlock> gathered_on_gpu = nullptr;  ///< the same for tensors on a GPU
 };
 
 /// One submitted operation, from submit to wait.
@@ -35,6 +37,10 @@ struct TensorBuffers {
 struct Operation : TensorBuffers {
   Request request;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
+  /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until `submit`.
+  CudaStream stream = nullptr;
+  Mark written;                 ///< where `stream` was in `submit`
+  std::vector<Mark> completed;  ///< where the results are there; a mark for every unit of it
   Handle handle = 0;
   Clock::time_point submitted;
   Clock::time_point ready;

@@ -26,6 +26,7 @@ struct Unit {
   PlannedUnit plan;
   std::vector<Piece> pieces;
   std::shared_ptr<const Team> team;
+  Algorithm algorithm = Algorithm::kAny;
   std::vector<Operation*> finished;  ///< scratch of whoever has run it
 };
 

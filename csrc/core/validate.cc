@@ -68,6 +68,9 @@ const std::vector<Check>& checks() {
       {"postscale_factor",
        [](const Request& r) { return number_text(r.postscale); },
        [](const Request& a, const Request& b) { return a.postscale == b.postscale; }},
+      {"wire format",
+       [](const Request& r) { return std::string(name_of(r.wire)); },
+       [](const Request& a, const Request& b) { return a.wire == b.wire; }},
       {"process set",
        [](const Request& r) { return shape_text(r.numbers); },
        [](const Request& a, const Request& b) {
@@ -77,7 +80,7 @@ const std::vector<Check>& checks() {
        [](const Request& r) {
          return r.device < 0 ? std::string("cpu") : "gpu " + std::to_string(r.device);
        },
-       [](const Request& a, const Request& b) { return (a.device < 0) == (b.device < 0); }},
+       [](const Request& a, const Request& b) { return a.on_gpu() == b.on_gpu(); }},
   };
   return table;
 }

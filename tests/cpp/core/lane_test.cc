@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -152,6 +153,21 @@ TEST(PackBuffer, GrowsAndIsAligned) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory) % 256, 0U);
     memory[bytes - 1] = std::byte{1};
   }
+}
+
+/// While a unit runs the next one is on its way already, and no third one.
+TEST(Lane, PreparesOneUnitAhead) {
+  std::vector<std::string> calls;
+  Lane lane(
+      "test",
+      [&](Unit& unit, PackBuffer&) { calls.push_back("run " + std::to_string(unit.plan.seq)); },
+      [&](const Unit& unit) { calls.push_back("prepare " + std::to_string(unit.plan.seq)); });
+  for (std::uint64_t seq = 0; seq < 3; ++seq) {
+    push(lane, unit_of(seq), false);
+  }
+  lane.help();
+  const std::vector<std::string> expected{"prepare 1", "run 0", "prepare 2", "run 1", "run 2"};
+  EXPECT_EQ(calls, expected);
 }
 
 }  // namespace

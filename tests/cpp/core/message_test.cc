@@ -38,7 +38,9 @@ RoundMessage message_of(int rank, std::size_t slots) {
   report.requests[1].process_set = 7;
   report.has_pending = true;
   report.pending = {"a", "", std::string(300, 'x')};
+  report.requests[2].wire = WireFormat::kFloat8E4M3;
   report.proposals = {{4, 1 << 20, 2}};
+  report.proposals[0].algorithm = Algorithm::kTree;
   message.reports.push_back(report);
   return message;
 }
@@ -73,6 +75,7 @@ void expect_equal(const RoundMessage& a, const RoundMessage& b) {
     for (std::size_t k = 0; k < left.requests.size(); ++k) {
       EXPECT_EQ(left.requests[k].name, right.requests[k].name);
       EXPECT_EQ(left.requests[k].cacheable, right.requests[k].cacheable);
+      EXPECT_EQ(left.requests[k].device, right.requests[k].device);
       EXPECT_TRUE(same_signature(left.requests[k], right.requests[k]));
     }
     ASSERT_EQ(left.proposals.size(), right.proposals.size());
@@ -80,6 +83,7 @@ void expect_equal(const RoundMessage& a, const RoundMessage& b) {
       EXPECT_EQ(left.proposals[k].epoch, right.proposals[k].epoch);
       EXPECT_EQ(left.proposals[k].unit_bytes, right.proposals[k].unit_bytes);
       EXPECT_EQ(left.proposals[k].lanes, right.proposals[k].lanes);
+      EXPECT_EQ(left.proposals[k].algorithm, right.proposals[k].algorithm);
     }
   }
 }
@@ -106,7 +110,7 @@ TEST(RoundMessage, ManyOfTheSmallestRequestsFit) {
 TEST(RoundMessage, SignatureIsEverythingButNameAndCaching) {
   const Request base = make_request("x", {2, 3});
   EXPECT_TRUE(same_signature(base, make_request("y", {2, 3})));
-  std::vector<Request> others(13, base);
+  std::vector<Request> others(14, base);
   others[0].kind = OpKind::kBroadcast;
   others[1].dtype = DataType::kFloat64;
   others[2].op = ReduceOp::kMax;
@@ -120,9 +124,13 @@ TEST(RoundMessage, SignatureIsEverythingButNameAndCaching) {
   others[10].more = {{DataType::kFloat32, {2, 3}}};
   others[11].numbers = {1};
   others[12].more = {{DataType::kFloat32, {2, 3}}, {DataType::kInt8, {1}}};
+  others[13].wire = WireFormat::kBFloat16;
   for (std::size_t i = 0; i < others.size(); ++i) {
     EXPECT_FALSE(same_signature(base, others[i])) << i;
   }
+  Request elsewhere = others[4];
+  elsewhere.device = 3;
+  EXPECT_TRUE(same_signature(others[4], elsewhere)) << "GPUs have other numbers on every rank";
 }
 
 TEST(RoundMessage, BytesAndElementsOfAShape) {

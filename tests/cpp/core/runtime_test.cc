@@ -44,8 +44,10 @@ class Pair {
     return options;
   }
   std::unique_ptr<Session> session(int rank, const Config& config) const {
-    return std::make_unique<Session>(
-        config, options(rank), listeners_[static_cast<std::size_t>(rank)]);
+    return std::make_unique<Session>(config, options(rank), listener_of(rank));
+  }
+  std::shared_ptr<Listener> listener_of(int rank) const {
+    return listeners_[static_cast<std::size_t>(rank)];
   }
 
  private:
@@ -70,6 +72,14 @@ TEST(Session, TwoRanksWorkAndLeave) {
     EXPECT_EQ(sum(session->coordinator(), "x", 1), 2.0F);
     EXPECT_GT(session->plane().rounds(), 0U);
   });
+}
+
+TEST(Session, AnEngineIsForHostMemoryOrForGpus) {
+  SessionOptions options;
+  options.gpu_engine = "local";
+  const Status status = status_of([&] { Session(defaults(), options, nullptr); });
+  EXPECT_EQ(Code::kInvalidArgument, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("AIACC_GPU_ENGINE")) << status.message();
 }
 
 TEST(Session, ComesAndGoesWithoutLeavingDescriptorsOrThreads) {

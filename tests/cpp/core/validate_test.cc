@@ -39,6 +39,7 @@ std::vector<Disagreement> disagreements() {
       {"number of tensors", [](Request& r) { r.more.resize(1); }, "1", "2"},
       {"process set", [](Request& r) { r.numbers = {0, 2}; }, "[]", "[0, 2]"},
       {"device", [](Request& r) { r.device = 1; }, "cpu", "gpu 1"},
+      {"wire format", [](Request& r) { r.wire = WireFormat::kBFloat16; }, "tensor", "bfloat16"},
   };
 }
 

@@ -22,6 +22,7 @@
   X(broadcast, ncclBroadcast)                    \
   X(all_gather, ncclAllGather)                   \
   X(reduce_scatter, ncclReduceScatter)           \
+  X(reduce, ncclReduce)                          \
   X(send, ncclSend)                              \
   X(receive, ncclRecv)
 

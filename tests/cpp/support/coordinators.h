@@ -40,6 +40,8 @@ struct CoordinatorWorld {
   Transport transport = Transport::kInProcess;
   int lanes = 2;
   CoordinatorOptions options;
+  /// Makes a rank's engine for tensors on GPUs, if there shall be one.
+  std::function<std::unique_ptr<DeviceEngine>(int rank)> gpu;
   /// Hook of the fake engine: rank, lane, bytes.
   std::function<void(int, int, std::size_t)> before;
 
@@ -55,6 +57,7 @@ struct CoordinatorWorld {
 struct RankParts {
   std::unique_ptr<ControlPlane> plane;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<DeviceEngine> gpu;
   std::unique_ptr<Timeline> timeline;
   std::unique_ptr<Coordinator> coordinator;
 };
@@ -89,14 +92,16 @@ void with_coordinators(const CoordinatorWorld& world, Body body) {
       context.connector = &tcp->connector(rank);
       parts.engine = std::make_unique<TcpEngine>(context);
     }
-    parts.coordinator =
-        std::make_unique<Coordinator>(*parts.plane, *parts.engine, *parts.timeline, world.options);
+    parts.gpu = world.gpu ? world.gpu(rank) : nullptr;
+    parts.coordinator = std::make_unique<Coordinator>(
+        *parts.plane, *parts.engine, *parts.timeline, world.options, parts.gpu.get());
     {
       const auto guard = group.on_failure([&](const Status&) { parts.coordinator->shutdown(); });
       body(rank, parts);
     }
     parts.coordinator.reset();
     parts.timeline.reset();
+    parts.gpu.reset();
     parts.engine.reset();
     parts.plane.reset();
   });

@@ -75,6 +75,13 @@ void FakeNccl::break_with(NcclComm comm, NcclResult error) {
   find(comm)->error = error;
 }
 
+void FakeNccl::break_all_with(NcclResult error) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& comm : comms_) {
+    comm->error = error;
+  }
+}
+
 NcclConfig FakeNccl::config_of(NcclComm comm) {
   const std::lock_guard lock(mutex_);
   return find(comm)->config;
@@ -83,6 +90,11 @@ NcclConfig FakeNccl::config_of(NcclComm comm) {
 std::vector<int> FakeNccl::issued(int device) {
   const std::lock_guard lock(mutex_);
   return devices_[device].worlds;
+}
+
+int FakeNccl::preferred(const std::string& algorithm) {
+  const std::lock_guard lock(mutex_);
+  return preferred_[algorithm];
 }
 
 std::size_t FakeNccl::issuing_threads(int device) {

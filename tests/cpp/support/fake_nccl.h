@@ -43,12 +43,17 @@ class FakeNccl {
   void set_polls(int polls);
   /// What a communicator's `comm_async_error` says from now on.
   void break_with(NcclComm comm, NcclResult error);
+  void break_all_with(NcclResult error);
 
   NcclConfig config_of(NcclComm comm);
   /// Communicators that a device's rank issued to, in order, numbered by the creation of their ids.
   std::vector<int> issued(int device);
   /// Threads that have issued to a device.
   std::size_t issuing_threads(int device);
+  /// How often the state of a communicator was asked for.
+  int questions() const { return questions_; }
+  /// All-reduces that were told to prefer an algorithm.
+  int preferred(const std::string& algorithm);
   int communicators() const { return alive_; }
   int registrations() const { return registered_; }
   int misuses() const { return misuses_; }
@@ -91,6 +96,7 @@ class FakeNccl {
     bool destroyed = false;
     int pending = 0;
     std::vector<double> factors;  ///< of its own operations
+    std::set<void*> registered;
   };
   struct World {
     int number = 0;
@@ -139,6 +145,7 @@ class FakeNccl {
   std::map<int, std::unique_ptr<World>> worlds_;
   std::vector<std::unique_ptr<Comm>> comms_;
   std::map<int, Device> devices_;
+  std::map<std::string, int> preferred_;
   int ids_ = 0;
   int resident_ = 1 << 20;
   int polls_ = 0;
@@ -147,6 +154,7 @@ class FakeNccl {
   std::atomic<int> alive_{0};
   std::atomic<int> registered_{0};
   std::atomic<int> misuses_{0};
+  std::atomic<int> questions_{0};
 };
 
 /// Bytes of one element; 0 for a number that names none.

@@ -167,6 +167,11 @@ void FakeNccl::perform(World& world, Meeting& meeting) {
       results.emplace_back(first.count * size);
       const std::size_t offset = kind == "all_reduce" ? 0 : rank * first.count;
       reduce_all(meeting, offset, first.count, results.back().data());
+    } else if (kind == "reduce") {
+      results.emplace_back(static_cast<int>(rank) == first.root ? first.count * size : 0);
+      if (!results.back().empty()) {
+        reduce_all(meeting, 0, first.count, results.back().data());
+      }
     } else if (kind == "broadcast") {
       const void* source = meeting.calls[static_cast<std::size_t>(first.root)]->send;
       results.emplace_back(bytes_at(source, 0), bytes_at(source, first.count * size));
@@ -265,6 +270,10 @@ void FakeNccl::fill_collectives() {
                               CudaStream stream,
                               const NcclCollConfig* config) {
     const char* algorithms = config->algorithms != nullptr ? config->algorithms : "any";
+    {
+      const std::lock_guard lock(self().mutex_);
+      ++self().preferred_[algorithms];
+    }
     return self().issue_reduction(comm,
                                   stream,
                                   std::string("all_reduce by ") + algorithms,
@@ -279,6 +288,19 @@ void FakeNccl::fill_collectives() {
                            CudaStream stream) {
     return self().issue_reduction(
         comm, stream, "reduce_scatter", {"", send, recv, count, dtype, op, 0, 1, {}, {}});
+  };
+  api_.reduce = [](const void* send,
+                   void* recv,
+                   std::size_t count,
+                   NcclDataType dtype,
+                   NcclRedOp op,
+                   int root,
+                   NcclComm comm,
+                   CudaStream stream) {
+    return self().issue_reduction(comm,
+                                  stream,
+                                  "reduce to " + std::to_string(root),
+                                  {"", send, recv, count, dtype, op, root, 1, {}, {}});
   };
   api_.broadcast = [](const void* send,
                       void* recv,

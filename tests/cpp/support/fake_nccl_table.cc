@@ -18,6 +18,7 @@ void FakeNccl::fill_table() {
     return self().init(comm, ranks, id, rank, config);
   };
   api_.comm_async_error = [](NcclComm handle, NcclResult* error) {
+    ++self().questions_;
     const std::lock_guard lock(self().mutex_);
     Comm* comm = self().find(handle);
     if (comm == nullptr) {
@@ -44,6 +45,10 @@ void FakeNccl::fill_table() {
     if (!abort && comm->pending > 0) {
       return self().complain(kNcclInvalidUsage, "comm_destroy before the work has ended");
     }
+    if (!abort && !comm->registered.empty()) {
+      return self().complain(kNcclInvalidUsage, "comm_destroy before comm_deregister");
+    }
+    self().registered_ -= static_cast<int>(comm->registered.size());
     comm->aborted = true;
     comm->destroyed = true;
     --self().alive_;
@@ -62,12 +67,23 @@ void FakeNccl::fill_table() {
     }
     return self().complain(kNcclInvalidArgument, "comm_revoke of no communicator");
   };
-  api_.comm_register = [](NcclComm, void* buffer, std::size_t, void** handle) {
+  api_.comm_register = [](NcclComm handle, void* buffer, std::size_t, void** registration) {
+    const std::lock_guard lock(self().mutex_);
+    Comm* comm = self().find(handle);
+    if (comm == nullptr) {
+      return self().complain(kNcclInvalidArgument, "comm_register with no communicator");
+    }
+    comm->registered.insert(buffer);
     ++self().registered_;
-    *handle = buffer;
+    *registration = buffer;
     return kNcclSuccess;
   };
-  api_.comm_deregister = [](NcclComm, void*) {
+  api_.comm_deregister = [](NcclComm handle, void* registration) {
+    const std::lock_guard lock(self().mutex_);
+    Comm* comm = self().find(handle);
+    if (comm == nullptr || comm->registered.erase(registration) == 0) {
+      return self().complain(kNcclInvalidArgument, "comm_deregister of what is not registered");
+    }
     --self().registered_;
     return kNcclSuccess;
   };

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/core/device_unit.h"
+#include "csrc/core/staging.h"
+#include "csrc/core/tensor_table.h"
+#include "csrc/core/unit.h"
+#include "csrc/engines/device_engine.h"
+
+namespace aiacc {
+
+struct DevicePathOptions {
+  std::string missing;  ///< why there is neither an engine nor staging, for errors
+  /// Without an engine: tensors pass through pinned memory and the engine of their team for host
+  /// memory, with this driver, which outlives all; asked for with the first tensor. Null: they are
+  /// refused.
+  std::function<const CudaDriver&()> staging;
+  int staged_lanes = 0;     ///< of that engine, the express lane included
+  int staged_device = 0;    ///< of a rank that has no tensor to tell one
+  double stall_warn_s = 0;  ///< report what the GPU has not done for so long; 0: never
+  double stall_fail_s = 0;  ///< fail then; 0: never
+};
+
+/// What is special about operations on tensors in the memory of a GPU.
+///
+/// Order by events, no thread waits for the GPU: `admit` marks the stream that writes the inputs; the
+/// stream of the unit's lane waits for the marks of its tensors; the end of the unit is marked there;
+/// `order_after` makes the stream that reads the results wait for those marks. An operation is done,
+/// in the sense of the table, when it is queued.
+/// Lifetime: who submits keeps the memory until the operation is done *and* whatever may overwrite or
+/// reuse it is ordered after it, by `order_after`. With torch's caching allocator that is the tensor
+/// kept by its handle until `synchronize`, on the stream that it was allocated on.
+///
+/// Threads: any, except where it says so.
+class DevicePath {
+ public:
+  /// `engine`, that of all ranks, outlives this; null: staging, or requests are refused.
+  explicit DevicePath(DeviceEngine* engine, DevicePathOptions options = {});
+  ~DevicePath();
+  DevicePath(const DevicePath&) = delete;
+  DevicePath& operator=(const DevicePath&) = delete;
+
+  /// Whether units run in one launching thread, in the order of their agreement; else in their lanes'.
+  bool queues() const { return engine_ != nullptr && engine_->queues(); }
+
+  /// Before an operation enters the table, in the thread that submits it. Throws Error(kUnsupported)
+  /// if the job has no engine for GPUs, the rank has used another GPU before, the engine cannot do
+  /// it, or the stream is being captured into a graph; Error(kEngine) if CUDA fails.
+  void admit(Operation& operation);
+
+  /// Whether units are staged: see Staging.
+  bool stages() const { return engine_ == nullptr && options_.staging; }
+
+  /// Staging: starts on a unit of a lane, in the thread that runs the lane, before `run` of the one
+  /// before it. Throws what CUDA throws.
+  void prepare(const Unit& unit, int lane);
+  /// One unit, in the thread where such units run. Throws what the engine and CUDA throw.
+  void run(const Unit& unit, int lane, PackBuffer& buffer);
+
+  /// What is queued on `stream` from now on comes after the operation, which is done. Throws
+  /// Error(kUnsupported) if the stream is being captured.
+  void order_after(const Operation& operation, CudaStream stream);
+
+  /// Queues a copy of what an all-gather or all-to-all gave to `to`, device memory of as many bytes,
+  /// on `stream`, after the operation.
+  void copy_gathered(Operation& operation, std::size_t tensor, void* to, CudaStream stream);
+
+  /// Whether units are on their way on the GPU, as far as is known.
+  bool busy();
+  /// Throws Error(kEngine) if the GPU has failed, Error(kTimeout) if a unit takes longer than
+  /// `stall_fail_s`. Does not wait. The driver's.
+  void look_after();
+
+  /// Waits until the GPU has done what is queued, or has failed, or the deadline; true unless the
+  /// deadline came.
+  bool quiesce(Clock::time_point deadline) noexcept;
+  /// Staging: ends the waits for copies to the host. Any thread.
+  void abort(const Status& status) noexcept;
+
+ private:
+  /// A unit that is on a stream.
+  struct Queued {
+    Mark done;
+    std::string name;
+    Clock::time_point since;
+    bool reported = false;
+  };
+
+  std::shared_ptr<Device> device(int ordinal);
+  const std::shared_ptr<DeviceTools>& tools();
+  Staging& staging();
+  Mark run_queued(const Unit& unit, int lane);
+  void wait_for_inputs(const Unit& unit, CudaStream stream, const Device& device) const;
+  void order_after(const Operation& operation, CudaStream stream, const Device& device);
+  void check_reductions(const Request& request) const;
+  void refuse(const Request& request, const std::string& problem) const;
+  void retire();
+
+  DeviceEngine* const engine_;
+  const DevicePathOptions options_;
+  std::mutex mutex_;
+  std::shared_ptr<Device> staged_device_;  ///< that of all tensors, once it is known
+  std::shared_ptr<DeviceTools> tools_;     ///< of the one device
+  std::unique_ptr<Staging> staging_;
+  std::optional<Status> aborted_;
+  std::deque<Queued> queued_;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,194 @@
+#include "csrc/engines/nccl/nccl_engine.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/members.h"
+#include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/support/nccl_world.h"
+
+namespace aiacc {
+namespace {
+
+constexpr int kLanes = 2;
+
+class NcclEngineTest : public testing::TestWithParam<int> {
+ protected:
+  template <class Body>
+  void with_engines(Body body) {
+    with_nccl(world_, kLanes, body);
+  }
+  int size() const { return GetParam(); }
+
+  NcclWorld world_{GetParam()};
+};
+
+TEST_P(NcclEngineTest, EveryReductionOfEveryType) {
+  with_engines([&](int rank, NcclEngine& engine) {
+    FinishingEngine finishing(engine, rank);
+    for (int type = 0; type < kDataTypes; ++type) {
+      const auto dtype = static_cast<DataType>(type);
+      for (const ReduceOp op :
+           {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+        if (!engine.refusal({dtype, op}).empty()) {
+          EXPECT_EQ(2U, size_of(dtype));
+          continue;
+        }
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}}) {
+          check_all_reduce(finishing, type % kLanes, rank, size(), count, dtype, op);
+        }
+        check_reduce_scatter(finishing, 0, rank, uneven_counts(size(), 3), dtype, op);
+      }
+    }
+  });
+}
+
+TEST_P(NcclEngineTest, TheOtherOperations) {
+  with_engines([&](int rank, NcclEngine& engine) {
+    FinishingEngine finishing(engine, rank);
+    for (int lane = 0; lane <= kLanes; ++lane) {  // also the express lane
+      check_every_operation(finishing, lane, rank, size());
+    }
+    const std::vector<std::size_t> even(static_cast<std::size_t>(size()), 33);
+    check_reduce_scatter(finishing, 1, rank, even, DataType::kFloat32, ReduceOp::kSum);
+    std::vector<int> all(even.size());
+    engine.all_gather(0, &rank, all.data(), std::vector<std::size_t>(even.size(), sizeof rank));
+    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
+    EXPECT_EQ(all_ranks(size()), all);
+    check_broadcast(finishing, 0, rank, 0, 0);
+    check_all_to_all(finishing, 0, rank, size(), 0);
+  });
+}
+
+TEST_P(NcclEngineTest, CallsThatAreNotOverAtOnce) {
+  world_.nccl.set_polls(3);
+  with_engines([&](int rank, NcclEngine& engine) {
+    FinishingEngine finishing(engine, rank);
+    check_every_operation(finishing, 0, rank, size());
+    check_every_operation(finishing, 1, rank, size());
+  });
+}
+
+TEST_P(NcclEngineTest, NothingConnectsBeforeTheFirstOperation) {
+  with_engines([&](int rank, NcclEngine& engine) {
+    engine.split({rank}, 7);
+    EXPECT_EQ(0, world_.nccl.communicators());
+  });
+}
+
+TEST_P(NcclEngineTest, QueuesWhileTheGpuStandsStill) {
+  std::vector<std::vector<float>> values(static_cast<std::size_t>(size()));
+  std::atomic<int> arrived{0};
+  with_engines([&](int rank, NcclEngine& engine) {
+    std::vector<float>& mine = values[static_cast<std::size_t>(rank)];
+    mine.assign(1000, 1.0F);
+    for (int lane = 0; lane < kLanes; ++lane) {  // connects, and makes room
+      engine.all_reduce(lane, mine.data(), mine.data(), mine.size(), {});
+      engine.buffer(lane, mine.size() * sizeof(float));
+    }
+    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
+    const auto meet = [&](int times) {
+      for (++arrived; arrived.load() < times * size();) {
+        std::this_thread::yield();
+      }
+    };
+    meet(1);
+    world_.cuda.hold();
+    const int before = world_.cuda.synchronising_calls();
+    meet(2);
+    for (int i = 0; i < 20; ++i) {
+      engine.buffer(i % kLanes, mine.size() * sizeof(float));
+      engine.all_reduce(i % kLanes, mine.data(), mine.data() + 500, 10, {});
+    }
+    meet(3);
+    EXPECT_EQ(before, world_.cuda.synchronising_calls());
+    world_.cuda.release();
+    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
+  });
+}
+
+TEST_P(NcclEngineTest, BuffersGrowAndAreRegistered) {
+  with_engines([&](int rank, NcclEngine& engine) {
+    static_cast<void>(rank);
+    float one = 1;
+    engine.all_reduce(0, &one, &one, 1, {});
+    void* small = engine.buffer(0, 100);
+    EXPECT_EQ(small, engine.buffer(0, 200));
+    EXPECT_EQ(0U, reinterpret_cast<std::uintptr_t>(small) % 256);
+    const std::size_t bytes = std::size_t{5} << 20;
+    auto* large = static_cast<std::byte*>(engine.buffer(0, bytes));
+    EXPECT_NE(small, engine.buffer(1, 100));
+    engine.all_reduce(0, large, large, bytes / sizeof(float), {});
+    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
+    EXPECT_GE(world_.nccl.registrations(), kLanes + 1);
+  });
+}
+
+TEST_P(NcclEngineTest, ComesUpManyTimes) {
+  for (int i = 0; i < 20; ++i) {
+    with_engines([&](int rank, NcclEngine& engine) {
+      FinishingEngine finishing(engine, rank);
+      check_all_reduce(finishing, i % 3, rank, size(), 100, DataType::kBFloat16, ReduceOp::kSum);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, NcclEngineTest, testing::Values(1, 2, 3, 4));
+
+TEST(NcclEngine, CommunicatorsOfTheLanes) {
+  NcclWorld world(2);
+  with_nccl(world, 3, [&](int rank, NcclEngine& engine) {
+    float one = 1;
+    for (int lane = 0; lane < 3; ++lane) {
+      engine.all_reduce(lane, &one, &one, 1, {});
+    }
+    ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
+    EXPECT_EQ((std::vector<int>{0, 1, 2}), world.nccl.issued(rank));
+    EXPECT_NE(engine.stream(0), engine.stream(1));
+    EXPECT_EQ(engine.stream(0), engine.stream(3));
+  });
+}
+
+TEST(NcclEngine, AnAlgorithmWhereTheLibraryLetsItBeChosen) {
+  for (const int version : {kNcclHeaderVersion, nccl_version_code(2, 28, 9)}) {
+    NcclWorld world(2, version);
+    with_nccl(world, 1, [&](int, NcclEngine& engine) {
+      float value = 1;
+      DeviceReduction reduction;
+      for (const Algorithm algorithm : {Algorithm::kAny, Algorithm::kTree, Algorithm::kRing}) {
+        reduction.algorithm = algorithm;
+        engine.all_reduce_on_wire(0, &value, &value, 1, reduction);
+      }
+      ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
+      EXPECT_EQ(8.0F, value);
+    });
+    const int expected = version == kNcclHeaderVersion ? 2 : 0;
+    EXPECT_EQ(expected, world.nccl.preferred("tree"));
+    EXPECT_EQ(expected, world.nccl.preferred("ring"));
+  }
+}
+
+TEST(NcclEngine, SplitsShareTheStreams) {
+  NcclWorld world(4);
+  with_nccl(world, kLanes, [&](int rank, NcclEngine& engine) {
+    const std::vector<int> members =
+        rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+    const auto half = engine.split(members, static_cast<std::uint32_t>(1 + rank % 2));
+    ASSERT_NE(nullptr, half->as_device());
+    EXPECT_EQ(engine.stream(1), half->as_device()->stream(1));
+    FinishingEngine finishing(*half->as_device(), rank / 2);
+    check_every_operation(finishing, 0, rank / 2, 2);
+    const auto alone = half->split({rank / 2}, static_cast<std::uint32_t>(10 + rank));
+    FinishingEngine single(*alone->as_device(), 0);
+    check_every_operation(single, 1, 0, 1);
+    FinishingEngine all(engine, rank);
+    check_every_operation(all, 1, rank, 4);
+  });
+}
+
+}  // namespace
+}  // namespace aiacc

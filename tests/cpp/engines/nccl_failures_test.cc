@@ -1,0 +1,136 @@
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/env.h"
+#include "csrc/engines/nccl/nccl_engine.h"
+#include "tests/cpp/support/nccl_world.h"
+
+namespace aiacc {
+namespace {
+
+template <class Call>
+Status status_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return {};
+}
+
+Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
+
+TEST(NcclFailures, AbortEndsWhatWaitsForARankThatNeverComes) {
+  NcclWorld world(2);
+  with_nccl(world, 2, [&](int rank, NcclEngine& engine) {
+    float value = 1;
+    for (int lane = 0; lane < 2; ++lane) {
+      engine.all_reduce(lane, &value, &value, 1, {});
+    }
+    ASSERT_TRUE(engine.quiesce(soon()));
+    if (rank == 0) {
+      engine.all_reduce(1, &value, &value, 1, {});
+      engine.all_reduce(0, &value, &value, 1, {});
+      EXPECT_FALSE(engine.quiesce(Clock::now()));
+    }
+    engine.abort({Code::kPeerLost, "rank 1 is gone"});
+    engine.abort({Code::kEngine, "a later reason"});
+    EXPECT_TRUE(engine.quiesce(soon()));
+    const Status status = status_of([&] { engine.all_reduce(0, &value, &value, 1, {}); });
+    EXPECT_EQ(Code::kPeerLost, status.code());
+    EXPECT_EQ("rank 1 is gone", status.message());
+    EXPECT_EQ(Code::kPeerLost, status_of([&] { engine.check(); }).code());
+    EXPECT_EQ(Code::kPeerLost, status_of([&] { engine.split({rank}, 3); }).code());
+  });
+}
+
+TEST(NcclFailures, AbortEndsARankThatConnects) {
+  NcclWorld world(2);
+  const auto engine = world.engine(0, 1);
+  const auto device = engine->device(0);
+  std::thread connecting([&] {
+    const Device::Scope scope(*device);
+    float value = 1;
+    const Status status = status_of([&] { engine->all_reduce(0, &value, &value, 1, {}); });
+    EXPECT_NE(Code::kOk, status.code()) << "rank 1 never came";
+  });
+  engine->abort({Code::kShutdown, "the job ends"});
+  connecting.join();
+}
+
+TEST(NcclFailures, ACommunicatorThatDoesNotComeUpIsGivenUp) {
+  NcclWorld world(2);
+  EngineContext context = world.context(0, 1);
+  context.size = 1;  // so that nobody asks for ids
+  context.connect_timeout_s = 0.05;
+  world.nccl.set_polls(1 << 30);
+  NcclEngine engine(world.cuda.driver(), world.nccl.api(), context);
+  const auto device = engine.device(0);
+  const Device::Scope scope(*device);
+  float value = 1;
+  const auto call = [&] { engine.all_reduce(0, &value, &value, 1, {}); };
+  const Status status = status_of(call);
+  EXPECT_EQ(Code::kTimeout, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("AIACC_CONNECT_TIMEOUT_S"))
+      << status.message();
+  EXPECT_EQ(status.message(), status_of(call).message()) << "what is there by half is not used";
+}
+
+TEST(NcclFailures, AsynchronousErrorsAreFound) {
+  for (const auto& [result, code] : {std::pair{kNcclRemoteError, Code::kPeerLost},
+                                     std::pair{kNcclSystemError, Code::kPeerLost},
+                                     std::pair{kNcclInternalError, Code::kEngine}}) {
+    NcclWorld world(1);
+    with_nccl(world, 1, [&, error = result, expected = code](int, NcclEngine& engine) {
+      float value = 1;
+      engine.all_reduce(0, &value, &value, 1, {});
+      engine.check();
+      ASSERT_TRUE(engine.quiesce(soon()));
+      world.nccl.break_all_with(error);
+      const Status status = status_of([&] { engine.check(); });
+      EXPECT_EQ(expected, status.code());
+      EXPECT_NE(std::string::npos, status.message().find("[nccl]")) << status.message();
+    });
+  }
+}
+
+TEST(NcclFailures, OneGpuForARank) {
+  FakeCuda cuda(3);
+  FakeNccl nccl(cuda);
+  EngineContext context;
+  context.device = 2;
+  {
+    NcclEngine engine(cuda.driver(), nccl.api(), context);
+    EXPECT_EQ(2, engine.device(-1)->ordinal()) << "as proposed";
+  }
+  NcclEngine engine(cuda.driver(), nccl.api(), context);
+  EXPECT_EQ(Code::kInvalidArgument, status_of([&] { engine.device(3); }).code());
+  EXPECT_EQ(1, engine.device(1)->ordinal());
+  EXPECT_EQ(1, engine.device(-1)->ordinal());
+  const Status status = status_of([&] { engine.device(0); });
+  EXPECT_EQ(Code::kUnsupported, status.code());
+  EXPECT_NE(std::string::npos, status.message().find("GPU 0 (expected GPU 1")) << status.message();
+}
+
+TEST(NcclFailures, LanesThatWouldNotBeSafeAreRefused) {
+  FakeCuda cuda(1);
+  FakeNccl nccl(cuda, nccl_version_code(2, 28, 9));
+  EngineContext context;
+  context.lanes = 2;
+  context.nccl_in_use = true;
+  const std::string before = library_variable("NCCL_LAUNCH_ORDER_IMPLICIT");
+  ASSERT_EQ("", before);
+  EXPECT_EQ(Code::kUnsupported,
+            status_of([&] { NcclEngine(cuda.driver(), nccl.api(), context); }).code());
+  EXPECT_EQ("", library_variable("NCCL_LAUNCH_ORDER_IMPLICIT"));
+  context.nccl_in_use = false;
+  const NcclEngine engine(cuda.driver(), nccl.api(), context);
+  EXPECT_EQ("1", library_variable("NCCL_LAUNCH_ORDER_IMPLICIT"));
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,85 @@
+#include "csrc/engines/nccl/nccl_settings.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+constexpr int kOld = nccl_version_code(2, 27, 7);
+constexpr int kNew = nccl_version_code(2, 31, 2);
+
+TEST(NcclSettings, SeveralLanesNeedTheOrderOfLaunches) {
+  EXPECT_EQ("", launch_order_problem(kOld, 1, "", true));
+  EXPECT_EQ("", launch_order_problem(kOld, 1, "0", true));
+  EXPECT_EQ("", launch_order_problem(kOld, 2, "", false));
+  EXPECT_EQ("", launch_order_problem(kOld, 2, "1", true));
+  EXPECT_EQ("", launch_order_problem(kNew, 2, "", true));
+  EXPECT_NE("", launch_order_problem(kOld, 2, "", true));
+  EXPECT_NE("", launch_order_problem(kOld, 2, "0", false));
+  EXPECT_NE("", launch_order_problem(kNew, 2, "0", false)) << "the variable wins";
+}
+
+TEST(NcclSettings, ARefusalSaysWhatToDo) {
+  const std::string text = launch_order_problem(kOld, 4, "", true);
+  for (const char* part :
+       {"4 lanes", "2.27.7", "NCCL_LAUNCH_ORDER_IMPLICIT", "AIACC_GPU_LANES=1"}) {
+    EXPECT_NE(std::string::npos, text.find(part)) << text;
+  }
+}
+
+TEST(NcclSettings, ACommunicatorOfALane) {
+  const NcclConfig one = communicator_settings(kNew, 1, 132);
+  EXPECT_EQ(0, one.blocking);
+  EXPECT_EQ(0, one.split_share);
+  EXPECT_EQ(33, one.max_ctas);
+  EXPECT_EQ(kNcclUndefined, one.launch_order_implicit);
+  const NcclConfig four = communicator_settings(kNew, 4, 132);
+  EXPECT_EQ(8, four.max_ctas);
+  EXPECT_EQ(1, four.launch_order_implicit);
+  EXPECT_EQ(kNcclUndefined, communicator_settings(kOld, 4, 132).launch_order_implicit);
+  EXPECT_EQ(1, communicator_settings(kNew, 64, 40).max_ctas);
+}
+
+TEST(NcclSettings, NarrowFloatsOnTheWire) {
+  EXPECT_EQ(kNcclBfloat16, nccl_type_of(DataType::kFloat32, WireFormat::kBFloat16));
+  EXPECT_EQ(kNcclFloat8e5m2, nccl_type_of(DataType::kFloat32, WireFormat::kFloat8E5M2));
+  DeviceReduction reduction;
+  reduction.wire = WireFormat::kBFloat16;
+  EXPECT_EQ("", nccl_refusal(reduction, 7));
+  reduction.wire = WireFormat::kFloat8E4M3;
+  EXPECT_EQ("", nccl_refusal(reduction, 9));
+  const std::string text = nccl_refusal(reduction, 8);
+  for (const char* part : {"float8_e4m3", "compute capability 8", "expected 9"}) {
+    EXPECT_NE(std::string::npos, text.find(part)) << text;
+  }
+}
+
+TEST(NcclSettings, AnAlgorithmIsAWish) {
+  EXPECT_STREQ("ring", call_settings(Algorithm::kRing).algorithms);
+  EXPECT_STREQ("tree", call_settings(Algorithm::kTree).algorithms);
+  EXPECT_EQ(0, call_settings(Algorithm::kTree).force_algorithms);
+}
+
+TEST(NcclSettings, TypesAndOperations) {
+  EXPECT_EQ(kNcclBfloat16, nccl_type_of(DataType::kBFloat16));
+  EXPECT_EQ(kNcclUint8, nccl_type_of(DataType::kBool));
+  EXPECT_EQ(kNcclSum, nccl_op_of(DataType::kUInt8, ReduceOp::kSum));
+  EXPECT_EQ(kNcclMax, nccl_op_of(DataType::kBool, ReduceOp::kSum));
+  EXPECT_EQ(kNcclMin, nccl_op_of(DataType::kBool, ReduceOp::kProduct));
+  for (int type = 0; type < kDataTypes; ++type) {
+    const auto dtype = static_cast<DataType>(type);
+    const bool can = nccl_refusal({dtype, ReduceOp::kSum}, 7).empty();
+    EXPECT_EQ(can, dtype != DataType::kInt16 && dtype != DataType::kUInt16) << name_of(dtype);
+    if (!can) {
+      EXPECT_THROW(nccl_type_of(dtype), Error);
+    }
+  }
+  EXPECT_NE("", nccl_refusal({DataType::kFloat32, ReduceOp::kAdasum}, 9));
+}
+
+}  // namespace
+}  // namespace aiacc
