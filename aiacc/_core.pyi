@@ -33,6 +33,7 @@ def init(
     cross_rank: int,
     cross_size: int,
     engine: str,
+    gpu_engine: str = "staged",
     lanes: int,
     unit_bytes: int,
     token: bytes,
@@ -40,12 +41,15 @@ def init(
     addresses: Sequence[str],
     host_of: Sequence[int],
     listener: Listener | None,
+    gpu_lanes: int = 1,
+    nccl_in_use: bool = False,
 ) -> None:
     """Connect to the other ranks and start the runtime.
 
-    Collective. Blocks until every rank is connected. The values except the ranks are equal
-    everywhere; everything else comes from the configuration (`config`). Raises on failure, leaving
-    nothing open.
+    Collective. Blocks until every rank is connected. The values except the ranks and `nccl_in_use`
+    are equal everywhere; everything else comes from the configuration (`config`). `nccl_in_use`:
+    others in this process may have made NCCL communicators. Raises on failure, leaving nothing
+    open.
     """
 
 def shutdown() -> None:
@@ -59,6 +63,7 @@ def local_size() -> int: ...
 def cross_rank() -> int: ...
 def cross_size() -> int: ...
 def engine() -> str: ...
+def gpu_engine() -> str: ...
 def lanes() -> int: ...
 def submit(
     kind: int,
@@ -72,6 +77,8 @@ def submit(
     prescale: float,
     postscale: float,
     process_set: int,
+    device: int = -1,
+    stream: int = 0,
     /,
 ) -> int:
     """Queue one operation and return its handle at once.
@@ -83,6 +90,9 @@ def submit(
     (`take_output`). BROADCAST reads `input` on the root only; `root` is a global rank. The output
     of REDUCESCATTER has d0 // n rows and one more on the first d0 % n members; Sum and Average
     only. JOIN has no name, memory or process set (`take_join`).
+    `device`: -1 for host memory, else the ordinal of the CUDA device that all the memory is on.
+    `stream` is then the CUDA stream (0: the legacy default one) whose work so far has to be done
+    before the memory is read or written; the host does not wait for it.
     Raises ValueError for bad input (also a name that is already in flight in the process set, and a
     process set without this rank), HorovodInternalError (`aiacc.CollectiveError`) when not
     initialised or after a fatal error.
@@ -95,6 +105,8 @@ def submit_alltoall(
     dtype: int,
     splits: tuple[int, ...],
     process_set: int,
+    device: int = -1,
+    stream: int = 0,
     /,
 ) -> int:
     """Queue an all-to-all: `splits[i]` rows for the i-th member. Otherwise like `submit`."""
@@ -110,6 +122,8 @@ def submit_group(
     prescale: float,
     postscale: float,
     process_set: int,
+    device: int = -1,
+    stream: int = 0,
     /,
 ) -> int:
     """Queue an ALLREDUCE, ALLGATHER or REDUCESCATTER of several tensors under one name.
@@ -121,9 +135,11 @@ def submit_group(
 def poll(handle: int) -> bool:
     """Whether `wait` would return at once. ValueError for an unknown handle."""
 
-def wait(handle: int, /) -> None:
+def wait(handle: int, stream: int = 0, /) -> None:
     """Block (without the GIL) until done; raise what went wrong.
 
+    Of memory on a CUDA device, done means that its work is queued: what follows on `stream` of that
+    device (0: the legacy default one) comes after it.
     Releases the handle unless it is an ALLGATHER, an ALLTOALL or a JOIN, which `take_output` and so
     on release. ValueError for an unknown handle.
     """
@@ -133,6 +149,17 @@ def take_output(handle: int) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
 
 def take_outputs(handle: int) -> list[tuple[npt.NDArray[np.uint8], tuple[int, ...]]]:
     """Bytes and shapes that a finished ALLGATHER of a group produced."""
+
+def output_shapes(handle: int) -> list[tuple[int, ...]]:
+    """Shapes that a finished ALLGATHER or ALLTOALL produced on a CUDA device; see `take_into`."""
+
+def take_into(handle: int, outputs: tuple[int, ...], stream: int, /) -> tuple[int, ...]:
+    """Copy what a finished ALLGATHER or ALLTOALL produced on a CUDA device, and release the handle.
+
+    `outputs`: addresses of memory on that device, of the shapes that `output_shapes` says. The
+    copies are queued on `stream`; the host does not wait. Returns the rows received from every
+    member for an ALLTOALL, else ().
+    """
 
 def take_alltoall(
     handle: int,
@@ -175,6 +202,12 @@ def stats() -> dict[str, int | float]:
 
 def engines() -> list[tuple[str, bool, str]]:
     """(name, viable, version or reason and remedy) of every engine this build knows."""
+
+def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
+    """Why so many lanes of NCCL would not be safe in this process; "" if they are, or without NCCL.
+
+    `in_use`: others in this process may have made communicators.
+    """
 
 def load_mpi(plugin: str, library: str) -> str:
     """Load the `mpi` plug-in against this MPI library; "" or the reason why not."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from aiacc import _core
 
 
@@ -42,8 +44,15 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Version of NCCL as a number like 22104, or 0: this build has no NCCL."""
-    return 0
+    """Version of NCCL as a number like 22104, or 0: NCCL cannot run in this process."""
+    (detail,) = [text for name, viable, text in _core.engines() if name == "nccl" and viable] or [
+        ""
+    ]
+    version = re.search(r"(\d+)\.(\d+)\.(\d+)", detail)
+    if version is None:
+        return 0
+    major, minor, patch = map(int, version.groups())
+    return 10000 * major + 100 * minor + patch
 
 
 def ddl_built() -> bool:
@@ -57,8 +66,8 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether the core handles CUDA tensors. Not in this version."""
-    return False
+    """Whether the build has the CUDA kernels; tensors on GPUs are staged without them."""
+    return bool(_core.build_info()["cuda_architectures"])
 
 
 def rocm_built() -> bool:

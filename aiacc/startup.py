@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 
 from aiacc import _core, mpi_library
@@ -15,6 +16,7 @@ from aiacc.bootstrap import (
     new_token,
     select_provider,
 )
+from aiacc.bootstrap.negotiate import GPU_LANES
 from aiacc.config import LauncherEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError, CollectiveError
 from aiacc.tuning import tuner
@@ -52,6 +54,9 @@ def start(provider: Provider | None = None) -> bool:
             cross_rank=place.cross_rank,
             cross_size=place.cross_size,
             engine=agreement.engine,
+            gpu_engine=agreement.gpu_engine,
+            gpu_lanes=agreement.gpu_lanes,
+            nccl_in_use=_nccl_in_use(),
             lanes=agreement.lanes,
             unit_bytes=agreement.unit_bytes,
             token=agreement.token,
@@ -110,6 +115,11 @@ def _contribution(
         host=host_id(),
         address=address,
         engine=str(config["engine"]),
+        gpu_engine=str(config["gpu_engine"]),
+        gpu_lanes=int(config["gpu_lanes"]),
+        gpu_lanes_problem=_core.nccl_lanes_problem(
+            int(config["gpu_lanes"]) or GPU_LANES, _nccl_in_use()
+        ),
         engines=engines,
         lanes=int(config["lanes"]),
         unit_bytes=int(config["unit_bytes"]),
@@ -123,6 +133,17 @@ def _contribution(
             "AIACC_CACHE_CAPACITY": config["cache_capacity"],
             "AIACC_AUTOTUNE": config["autotune"],
         },
+    )
+
+
+def _nccl_in_use() -> bool:
+    """Whether torch.distributed may have made NCCL communicators in this process."""
+    distributed = sys.modules.get("torch.distributed")
+    return (
+        distributed is not None
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_backend() not in ("gloo", "mpi")
     )
 
 

@@ -1,11 +1,13 @@
-"""Which arrays the core takes, and what to tell the owner of another one."""
+"""Which arrays the core takes, where they live, and what to tell the owner of another one."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from aiacc.array import device_arrays
 
 #: Numbers of the core's data types (csrc/base/dtype.h) by NumPy's names. NumPy has no bfloat16 of
 #: its own; ml_dtypes brings one of that name.
@@ -26,56 +28,127 @@ DTYPE_CODES: dict[str, int] = {
 Array = npt.NDArray[Any]
 
 
-def view_of(array: Any, what: str) -> tuple[Array, int, int]:
-    """NumPy's view of ``array``, the address of its memory and the number of its dtype.
+class View(NamedTuple):
+    """An array as the core takes it."""
+
+    #: NumPy's view of what is in host memory; what is on a CUDA device itself.
+    array: Any
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    code: int
+    #: Device (-1: host memory) and stream: the last two arguments of a submission.
+    place: tuple[int, int]
+
+    def empty(self, shape: tuple[int, ...]) -> Any:
+        """A new array of the same dtype in the same place."""
+        if self.place[0] < 0:
+            return np.empty(shape, self.dtype)
+        return device_arrays.empty(self.array, shape, self.place[0])
+
+    def stream_now(self) -> int:
+        """The stream on which the owner of an array on a CUDA device works by now."""
+        return device_arrays.stream_of(self.array)
+
+
+def view_of(array: Any, what: str) -> View:
+    """What the core has to know of ``array``.
 
     Args:
-        array: Anything with NumPy's array interface.
+        array: Anything with NumPy's array interface, the CUDA array interface, or DLPack.
         what: What it is given for, such as ``"allreduce of 'loss'"``.
 
     Raises:
-        TypeError: It has no array interface.
+        TypeError: It has none of them.
         ValueError: The core does not take it; the text says why and what to do.
     """
-    if not hasattr(array, "__array_interface__"):
-        raise TypeError(
-            f"[array] {what}: {type(array).__name__} (expected NumPy's array interface); "
-            "convert it with numpy.asarray"
-        )
-    view = np.asarray(array)
-    code = DTYPE_CODES.get(view.dtype.name)
-    if code is None or not view.dtype.isnative:
-        raise ValueError(
-            f"[array] {what}: array of dtype {view.dtype!s} (expected one of "
-            f"{', '.join(DTYPE_CODES)}, in native byte order); convert it with array.astype(...)"
-        )
-    if not view.flags.c_contiguous:
-        raise ValueError(
-            f"[array] {what}: array of shape {view.shape} with strides {view.strides} bytes "
-            "(expected contiguous memory in C order); use numpy.ascontiguousarray"
-        )
-    return view, view.__array_interface__["data"][0], code
+    return _view_of(array, what)[0]
 
 
-def writable_view_of(array: Any, what: str) -> tuple[Array, int, int]:
+def writable_view_of(array: Any, what: str) -> View:
     """Like `view_of`, for memory that the operation overwrites.
 
     Raises:
         ValueError: Also if the array must not be written.
     """
-    view, address, code = view_of(array, what)
-    if not view.flags.writeable:
+    view, writable = _view_of(array, what)
+    if not writable:
         raise ValueError(
             f"[array] {what}: array that must not be written (expected a writable one); "
             "use the operation without underscore, or array.copy()"
         )
-    return view, address, code
+    return view
 
 
-def check_rows(array: Array, what: str) -> None:
+def address_of(array: Any) -> int:
+    """Address of the memory of an array that `View.empty` made."""
+    host = hasattr(array, "__array_interface__")
+    interface = array.__array_interface__ if host else array.__cuda_array_interface__
+    address: int = interface["data"][0]
+    return address
+
+
+def check_rows(view: View, what: str) -> None:
     """Raise ValueError for an array that has no first dimension."""
-    if array.ndim == 0:
+    if not view.shape:
         raise ValueError(
             f"[array] {what}: array without dimensions (expected at least one, the first of which "
             "is divided among the ranks); use array.reshape(1)"
         )
+
+
+def _view_of(array: Any, what: str) -> tuple[View, bool]:
+    if not hasattr(array, "__array_interface__"):
+        if device_arrays.is_on_device(array):
+            return _device_view_of(array, what)
+        if not hasattr(array, "__dlpack__"):
+            raise TypeError(
+                f"[array] {what}: {type(array).__name__} (expected NumPy's array interface, the "
+                "CUDA array interface or DLPack); convert it with numpy.asarray"
+            )
+        array = np.from_dlpack(array)
+    view = np.asarray(array)
+    code = _code_of(view.dtype, what)
+    if not view.flags.c_contiguous:
+        raise _strided(view.shape, view.strides, what)
+    address = view.__array_interface__["data"][0]
+    return View(view, address, view.shape, view.dtype, code, (-1, 0)), view.flags.writeable
+
+
+def _device_view_of(array: Any, what: str) -> tuple[View, bool]:
+    array = device_arrays.with_interface(array, what)
+    interface = array.__cuda_array_interface__
+    shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
+    code = _code_of(dtype, what)
+    strides = interface.get("strides")
+    if strides is not None and not _is_contiguous(shape, tuple(strides), dtype.itemsize):
+        raise _strided(shape, tuple(strides), what)
+    place = device_arrays.device_of(array, what), device_arrays.stream_of(array)
+    address, read_only = interface["data"]
+    return View(array, address, shape, dtype, code, place), not read_only
+
+
+def _code_of(dtype: np.dtype[Any], what: str) -> int:
+    code = DTYPE_CODES.get(dtype.name)
+    if code is None or not dtype.isnative:
+        raise ValueError(
+            f"[array] {what}: array of dtype {dtype!s} (expected one of "
+            f"{', '.join(DTYPE_CODES)}, in native byte order); convert it with array.astype(...)"
+        )
+    return code
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> bool:
+    expected = item_bytes
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent > 1 and stride != expected:
+            return 0 in shape
+        expected *= extent
+    return True
+
+
+def _strided(shape: tuple[int, ...], strides: tuple[int, ...], what: str) -> ValueError:
+    return ValueError(
+        f"[array] {what}: array of shape {shape} with strides {strides} bytes "
+        "(expected contiguous memory in C order); use numpy.ascontiguousarray"
+    )

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiacc import _core
-from aiacc.array.arrays import Array, check_rows, view_of
-from aiacc.array.handles import Pending, address_of, from_bytes, pending, synchronize
+from aiacc.array.arrays import Array, View, address_of, check_rows, view_of
+from aiacc.array.handles import Pending, pending, synchronize, take_alltoall
 from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
 from aiacc.reduce_ops import Average, check_scatter_op
 from aiacc.rows import checked_splits, scattered_rows
@@ -35,25 +35,25 @@ def alltoall_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     what = f"alltoall of {name!r}"
-    source, address, code = view_of(tensor, what)
+    source = view_of(tensor, what)
     check_rows(source, what)
     size = place_in(process_set).size
     parts = checked_splits(_numbers_of(splits, what), source.shape[0], size, f"[array] {what}")
     handle = _core.submit_alltoall(
         "alltoall." + name if name else "",
-        address,
+        source.address,
         (sum(parts), *source.shape[1:]),
-        code,
+        source.code,
         parts,
         set_id(process_set),
+        *source.place,
     )
 
     def take(handle: int) -> Any:
-        data, shape, received = _core.take_alltoall(handle)
-        output = from_bytes(data, shape, source.dtype)
+        output, received = take_alltoall(handle, source)
         return output if splits is None else (output, np.array(received, np.int32))
 
-    pending[handle] = Pending(source, take)
+    pending[handle] = Pending([source], take)
     return handle
 
 
@@ -103,23 +103,24 @@ def reducescatter_async(
     """
     what = f"reducescatter of {name!r}"
     op = check_scatter_op(op)
-    source, address, code = view_of(tensor, what)
+    source = view_of(tensor, what)
     check_rows(source, what)
     output = scattered_output(source, process_set)
     handle = _core.submit(
         _core.REDUCESCATTER,
         "reducescatter." + name if name else "",
-        address,
+        source.address,
         address_of(output),
         source.shape,
-        code,
+        source.code,
         op,
         0,
         prescale_factor,
         postscale_factor,
         set_id(process_set),
+        *source.place,
     )
-    pending[handle] = Pending(source, output)
+    pending[handle] = Pending([source], output)
     return handle
 
 
@@ -157,10 +158,10 @@ def reducescatter(
     return part
 
 
-def scattered_output(source: Array, process_set: ProcessSet) -> Array:
+def scattered_output(source: View, process_set: ProcessSet) -> Any:
     """Room for this rank's part of a reducescatter of ``source``."""
     rank, size = place_in(process_set)
-    return np.empty((scattered_rows(source.shape[0], rank, size), *source.shape[1:]), source.dtype)
+    return source.empty((scattered_rows(source.shape[0], rank, size), *source.shape[1:]))
 
 
 def _numbers_of(splits: Splits, what: str) -> Sequence[int] | None:

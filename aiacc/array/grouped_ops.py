@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from aiacc import _core
-from aiacc.array.arrays import Array, check_rows, view_of, writable_view_of
+from aiacc.array.arrays import Array, View, address_of, check_rows, view_of, writable_view_of
 from aiacc.array.exchange_ops import scattered_output
-from aiacc.array.handles import Pending, address_of, from_bytes, pending, synchronize
+from aiacc.array.handles import Pending, pending, synchronize, take_outputs
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import Average, check_scatter_op, resolve_op
 
@@ -38,9 +38,10 @@ def grouped_allreduce_async(
     """
     op = resolve_op(average, op)
     group = _group_of(tensors, "grouped_allreduce", name)
-    outputs = [np.empty_like(source, subok=False) for source in group.sources]
+    outputs = [source.empty(source.shape) for source in group]
+    addresses = tuple(map(address_of, outputs))
     return _reduce(
-        group, outputs, outputs, name, op, prescale_factor, postscale_factor, process_set
+        group, addresses, outputs, name, op, prescale_factor, postscale_factor, process_set
     )
 
 
@@ -61,8 +62,9 @@ def grouped_allreduce_async_(
     op = resolve_op(average, op)
     given = list(tensors)
     group = _group_of(given, "grouped_allreduce", name, writable=True)
+    addresses = tuple(source.address for source in group)
     return _reduce(
-        group, group.sources, given, name, op, prescale_factor, postscale_factor, process_set
+        group, addresses, given, name, op, prescale_factor, postscale_factor, process_set
     )
 
 
@@ -130,18 +132,11 @@ def grouped_allgather_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     group = _group_of(tensors, "grouped_allgather", name, rows=True)
-    nothing = (0,) * len(group.sources)
+    nothing = (0,) * len(group)
     handle = _submit(
         _core.ALLGATHER, "grouped_allgather", group, nothing, name, 1, 1.0, 1.0, process_set
     )
-
-    def take(handle: int) -> list[Array]:
-        return [
-            from_bytes(data, shape, source.dtype)
-            for (data, shape), source in zip(_core.take_outputs(handle), group.sources, strict=True)
-        ]
-
-    pending[handle] = Pending(group.sources, take)
+    pending[handle] = Pending(group, lambda handle: take_outputs(handle, group))
     return handle
 
 
@@ -184,7 +179,7 @@ def grouped_reducescatter_async(
     """
     op = check_scatter_op(op)
     group = _group_of(tensors, "grouped_reducescatter", name, rows=True)
-    outputs = [scattered_output(source, process_set) for source in group.sources]
+    outputs = [scattered_output(source, process_set) for source in group]
     handle = _submit(
         _core.REDUCESCATTER,
         "grouped_reducescatter",
@@ -196,7 +191,7 @@ def grouped_reducescatter_async(
         postscale_factor,
         process_set,
     )
-    pending[handle] = Pending(group.sources, outputs)
+    pending[handle] = Pending(group, outputs)
     return handle
 
 
@@ -226,12 +221,6 @@ def grouped_reducescatter(
     return results
 
 
-class _Group(NamedTuple):
-    sources: list[Array]
-    addresses: tuple[int, ...]
-    codes: tuple[int, ...]
-
-
 def _group_of(
     tensors: Iterable[Any],
     kind: str,
@@ -239,7 +228,7 @@ def _group_of(
     *,
     rows: bool = False,
     writable: bool = False,
-) -> _Group:
+) -> list[View]:
     """Views of the arrays, once it is certain that the core takes them."""
     what = f"{kind} of {name!r}"
     if isinstance(tensors, np.ndarray):
@@ -251,17 +240,22 @@ def _group_of(
     views = [see(array, f"array {index} of {what}") for index, array in enumerate(tensors)]
     if not views:
         raise ValueError(f"[array] {what}: an empty list (expected at least one array)")
-    if rows:
-        for index, (source, _, _) in enumerate(views):
-            check_rows(source, f"array {index} of {what}")
-    sources, addresses, codes = zip(*views, strict=True)
-    return _Group(list(sources), addresses, codes)
+    device = views[0].place[0]
+    for index, view in enumerate(views):
+        if rows:
+            check_rows(view, f"array {index} of {what}")
+        if view.place[0] != device:
+            raise ValueError(
+                f"[array] {what}: array {index} on device {view.place[0]} and array 0 on {device} "
+                "(expected one device, or -1, host memory); make a group for each"
+            )
+    return views
 
 
 def _submit(
     kind: int,
     verb: str,
-    group: _Group,
+    group: list[View],
     outputs: tuple[int, ...],
     name: str | None,
     op: int,
@@ -272,20 +266,21 @@ def _submit(
     return _core.submit_group(
         kind,
         f"{verb}.{name}" if name else "",
-        group.addresses,
+        tuple(source.address for source in group),
         outputs,
-        tuple(source.shape for source in group.sources),
-        group.codes,
+        tuple(source.shape for source in group),
+        tuple(source.code for source in group),
         op,
         prescale_factor,
         postscale_factor,
         set_id(process_set),
+        *group[0].place,
     )
 
 
 def _reduce(
-    group: _Group,
-    outputs: list[Array],
+    group: list[View],
+    outputs: tuple[int, ...],
     results: list[Any],
     name: str | None,
     op: int,
@@ -297,12 +292,12 @@ def _reduce(
         _core.ALLREDUCE,
         "grouped_allreduce",
         group,
-        tuple(map(address_of, outputs)),
+        outputs,
         name,
         op,
         prescale_factor,
         postscale_factor,
         process_set,
     )
-    pending[handle] = Pending((group.sources, outputs), results)
+    pending[handle] = Pending(group, results)
     return handle

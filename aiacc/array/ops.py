@@ -1,4 +1,4 @@
-"""Collectives on NumPy arrays and whatever else has NumPy's array interface.
+"""Collectives on NumPy and CuPy arrays and whatever else has their interfaces, or DLPack.
 
 Every collective has to be called by all ranks with equal names, shapes (except the first dimension
 of an all-gather), dtypes and parameters, in any order. Calls without a name are paired by counting
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from aiacc import _core
-from aiacc.array.arrays import Array, check_rows, view_of, writable_view_of
-from aiacc.array.handles import Pending, address_of, from_bytes, pending, synchronize
+from aiacc.array.arrays import Array, address_of, check_rows, view_of, writable_view_of
+from aiacc.array.handles import Pending, pending, synchronize, take_output
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import resolve_op
 
@@ -33,7 +31,8 @@ def allreduce_async(
     Blocks: never. Do not write ``tensor`` until `synchronize` returns.
 
     Args:
-        tensor: C-contiguous array of any shape, of a dtype in `arrays.DTYPE_CODES`.
+        tensor: C-contiguous array of any shape, of a dtype in `arrays.DTYPE_CODES`, in host memory
+            or on a CUDA device. Results are where ``tensor`` is.
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
@@ -49,22 +48,23 @@ def allreduce_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     op = resolve_op(average, op)
-    source, address, code = view_of(tensor, f"allreduce of {name!r}")
-    result = np.empty_like(source, subok=False)
+    source = view_of(tensor, f"allreduce of {name!r}")
+    result = source.empty(source.shape)
     handle = _core.submit(
         _core.ALLREDUCE,
         _wire_name("allreduce", name),
-        address,
+        source.address,
         address_of(result),
         source.shape,
-        code,
+        source.code,
         op,
         0,
         prescale_factor,
         postscale_factor,
         set_id(process_set),
+        *source.place,
     )
-    pending[handle] = Pending(source, result)
+    pending[handle] = Pending([source], result)
     return handle
 
 
@@ -83,21 +83,22 @@ def allreduce_async_(
     alone until `synchronize` returns it.
     """
     op = resolve_op(average, op)
-    source, address, code = writable_view_of(tensor, f"allreduce of {name!r}")
+    source = writable_view_of(tensor, f"allreduce of {name!r}")
     handle = _core.submit(
         _core.ALLREDUCE,
         _wire_name("allreduce", name),
-        address,
-        address,
+        source.address,
+        source.address,
         source.shape,
-        code,
+        source.code,
         op,
         0,
         prescale_factor,
         postscale_factor,
         set_id(process_set),
+        *source.place,
     )
-    pending[handle] = Pending(source, tensor)
+    pending[handle] = Pending([source], tensor)
     return handle
 
 
@@ -158,24 +159,23 @@ def allgather_async(
         ValueError: Bad argument, among them an array without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source, address, code = view_of(tensor, f"allgather of {name!r}")
+    source = view_of(tensor, f"allgather of {name!r}")
     check_rows(source, f"allgather of {name!r}")
     handle = _core.submit(
         _core.ALLGATHER,
         _wire_name("allgather", name),
-        address,
+        source.address,
         0,
         source.shape,
-        code,
+        source.code,
         1,
         0,
         1.0,
         1.0,
         set_id(process_set),
+        *source.place,
     )
-    pending[handle] = Pending(
-        source, lambda handle: from_bytes(*_core.take_output(handle), source.dtype)
-    )
+    pending[handle] = Pending([source], lambda handle: take_output(handle, source))
     return handle
 
 
@@ -215,22 +215,23 @@ def broadcast_async(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source, address, code = view_of(tensor, f"broadcast of {name!r}")
-    result = np.empty_like(source, subok=False)
+    source = view_of(tensor, f"broadcast of {name!r}")
+    result = source.empty(source.shape)
     handle = _core.submit(
         _core.BROADCAST,
         _wire_name("broadcast", name),
-        address,
+        source.address,
         address_of(result),
         source.shape,
-        code,
+        source.code,
         1,
         root_rank,
         1.0,
         1.0,
         set_id(process_set),
+        *source.place,
     )
-    pending[handle] = Pending(source, result)
+    pending[handle] = Pending([source], result)
     return handle
 
 
@@ -241,21 +242,22 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start overwriting ``tensor`` with that of ``root_rank``; otherwise like `broadcast_async`."""
-    source, address, code = writable_view_of(tensor, f"broadcast of {name!r}")
+    source = writable_view_of(tensor, f"broadcast of {name!r}")
     handle = _core.submit(
         _core.BROADCAST,
         _wire_name("broadcast", name),
-        address,
-        address,
+        source.address,
+        source.address,
         source.shape,
-        code,
+        source.code,
         1,
         root_rank,
         1.0,
         1.0,
         set_id(process_set),
+        *source.place,
     )
-    pending[handle] = Pending(source, tensor)
+    pending[handle] = Pending([source], tensor)
     return handle
 
 

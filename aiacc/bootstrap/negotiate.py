@@ -27,6 +27,10 @@ LANES = 4
 #: The same under AIACC_AUTOTUNE, which uses the best number up to this.
 TUNED_LANES = 8
 
+#: Lanes of engine nccl unless AIACC_GPU_LANES asks for a number: each has a communicator, which
+#: takes memory and multiprocessors of the GPU.
+GPU_LANES = 2
+
 AUTO = "auto"
 TOKEN_BYTES = 16
 
@@ -45,6 +49,8 @@ class Contribution:
     address: str
     #: AIACC_ENGINE: a name, or "auto".
     engine: str
+    #: AIACC_GPU_ENGINE: a name, or "auto".
+    gpu_engine: str
     #: Reason why not, by the name of every engine of this rank's build; "" for a viable one.
     engines: Mapping[str, str]
     #: AIACC_LANES, 0 for automatic.
@@ -59,6 +65,10 @@ class Contribution:
     local_size: int | None = None
     #: Random bytes; those of rank 0 become the token of the job.
     token: bytes = b""
+    #: AIACC_GPU_LANES, 0 for automatic.
+    gpu_lanes: int = 0
+    #: Why several lanes on a GPU would not be safe on this rank; "" if they are.
+    gpu_lanes_problem: str = ""
     #: Other settings that only work if they are equal everywhere, by the name of their variable.
     equal: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -97,6 +107,8 @@ class Agreement:
     """What all ranks will run; equal on every rank."""
 
     engine: str
+    gpu_engine: str
+    gpu_lanes: int
     lanes: int
     unit_bytes: int
     #: Listener of every rank, in rank order.
@@ -143,8 +155,11 @@ def agree(table: Sequence[Contribution]) -> Agreement:
         _check_equal(name, [row.equal.get(name, "(absent)") for row in table])
     places = _places(table)
     engine = _engine(table)
+    gpu_engine = _gpu_engine(table)
     return Agreement(
         engine=engine,
+        gpu_engine=gpu_engine,
+        gpu_lanes=1 if gpu_engine == "staged" else _gpu_lanes(table),
         lanes=table[0].lanes or _default_lanes(engine, table[0].equal),
         unit_bytes=table[0].unit_bytes,
         addresses=tuple(row.address for row in table),
@@ -162,6 +177,21 @@ def _default_lanes(engine: str, settings: Mapping[str, Scalar]) -> int:
     return TUNED_LANES if settings.get("AIACC_AUTOTUNE") else LANES
 
 
+def _gpu_lanes(table: Sequence[Contribution]) -> int:
+    requested = table[0].gpu_lanes
+    if requested == 1:
+        return 1
+    for row in table:
+        if row.gpu_lanes_problem and requested:
+            raise BootstrapError(
+                f"[bootstrap] AIACC_GPU_LANES={requested} on rank {row.rank}: "
+                f"{row.gpu_lanes_problem}"
+            )
+        if row.gpu_lanes_problem:
+            return 1
+    return requested or GPU_LANES
+
+
 def _check_world(table: Sequence[Contribution]) -> None:
     for position, row in enumerate(table):
         if row.size != len(table):
@@ -176,6 +206,8 @@ def _check_world(table: Sequence[Contribution]) -> None:
             )
     _check_equal("version of aiacc", [row.version for row in table])
     _check_equal("AIACC_ENGINE", [row.engine for row in table])
+    _check_equal("AIACC_GPU_LANES", [row.gpu_lanes for row in table])
+    _check_equal("AIACC_GPU_ENGINE", [row.gpu_engine for row in table])
     _check_equal("AIACC_LANES", [row.lanes for row in table])
     _check_equal("AIACC_UNIT_BYTES", [row.unit_bytes for row in table])
 
@@ -198,14 +230,28 @@ def _engine(table: Sequence[Contribution]) -> str:
         if launched_by_mpi and all(row.engines.get("mpi") == "" for row in table):
             return "mpi"
         requested = "tcp"
+    _check_viable(table, requested, "AIACC_ENGINE")
+    return requested
+
+
+def _gpu_engine(table: Sequence[Contribution]) -> str:
+    """Who moves tensors on CUDA devices, whether the job has any or not."""
+    requested = table[0].gpu_engine
+    if requested == AUTO:
+        return "nccl" if all(row.engines.get("nccl") == "" for row in table) else "staged"
+    if requested != "staged":
+        _check_viable(table, "nccl", "AIACC_GPU_ENGINE")
+    return requested
+
+
+def _check_viable(table: Sequence[Contribution], engine: str, variable: str) -> None:
     for row in table:
-        reason = row.engines.get(requested, "this build does not know it")
+        reason = row.engines.get(engine, "this build does not know it")
         if reason:
             raise BootstrapError(
-                f"[bootstrap] engine {requested} cannot run on rank {row.rank}: {reason} (expected "
-                "viable on every rank); remedy that, or choose another AIACC_ENGINE"
+                f"[bootstrap] engine {engine} cannot run on rank {row.rank}: {reason} (expected "
+                f"viable on every rank); remedy that, or choose another {variable}"
             )
-    return requested
 
 
 def _places(table: Sequence[Contribution]) -> tuple[Place, ...]:

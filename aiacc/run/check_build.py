@@ -49,7 +49,7 @@ def report() -> str:
         lines.append(_line(fits, "mpirun", text))
     if not launchers:
         lines.append(_line(False, "mpirun", "none on PATH; pip install 'aiacc[mpi]'"))
-    lines += ["", "CUDA", _line(False, "cuda", f"{info['cuda']}; no engine uses CUDA yet")]
+    lines += ["", "CUDA", _line(bool(info["cuda_architectures"]), "cuda", info["cuda"])]
     return "\n".join(lines) + "\n"
 
 

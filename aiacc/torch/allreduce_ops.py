@@ -12,7 +12,7 @@ from aiacc.reduce_ops import resolve_op
 from aiacc.torch.autograd import apply, grad_name
 from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.handles import pending, tensor_of
-from aiacc.torch.tensors import DTYPE_CODES, address_and_code, refusal
+from aiacc.torch.tensors import DTYPE_CODES, address_and_code, place_of, refusal
 
 # Bound here because a look-up in a module costs as much as a tenth of a submission.
 _submit = _core.submit
@@ -34,7 +34,8 @@ def allreduce_async_(
     Blocks: never. Leave ``tensor`` alone until `synchronize` returns.
 
     Args:
-        tensor: Contiguous CPU tensor of any shape, of a dtype in `tensors.DTYPE_CODES`.
+        tensor: Contiguous tensor of any shape on the CPU or a CUDA device, of a dtype in
+            `tensors.DTYPE_CODES`. The result comes after what the current stream has queued.
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
@@ -54,11 +55,13 @@ def allreduce_async_(
     # Written out, not shared: this is the path of a gradient.
     try:
         code = DTYPE_CODES[tensor.dtype]
-        if not (tensor.is_cpu and tensor.is_contiguous()):
+        on_host = tensor.is_cpu
+        if not ((on_host or tensor.is_cuda) and tensor.is_contiguous()):
             raise refusal(tensor, f"allreduce of {name!r}")
         address = tensor.data_ptr()
     except (AttributeError, KeyError, RuntimeError):
         raise refusal(tensor, f"allreduce of {name!r}") from None
+    device, stream = (-1, 0) if on_host else place_of(tensor)
     handle = _submit(
         _ALLREDUCE,
         "allreduce." + name if name else "",
@@ -71,6 +74,8 @@ def allreduce_async_(
         prescale_factor,
         postscale_factor,
         0 if process_set is global_process_set else set_id(process_set),
+        device,
+        stream,
     )
     pending[handle] = tensor
     return handle
@@ -104,6 +109,7 @@ def allreduce_async(
         prescale_factor,
         postscale_factor,
         set_id(process_set),
+        *place_of(tensor),
     )
     pending[handle] = (tensor, output)
     return handle

@@ -14,11 +14,11 @@ class Entry(NamedTuple):
 
     elements: int
     element_bytes: int
-    dtype: Hashable
+    kind: Hashable  #: what may share a bucket: dtype and device
 
 
 class Bucket(NamedTuple):
-    """One flat piece of memory of one dtype; lengths and offsets in elements."""
+    """One flat piece of memory of one kind; lengths and offsets in elements."""
 
     members: list[int]
     offsets: list[int]
@@ -28,13 +28,13 @@ class Bucket(NamedTuple):
 def lay_out(entries: Sequence[Entry], bucket_bytes: int) -> list[Bucket]:
     """Pack ``entries``, in the order in which their gradients come, into buckets.
 
-    A bucket holds consecutive entries of one dtype and at most ``bucket_bytes``, or a single larger
+    A bucket holds consecutive entries of one kind and at most ``bucket_bytes``, or a single larger
     one. Buckets are in the order in which they get complete.
     """
     done: list[Bucket] = []
     open_buckets: dict[Hashable, Bucket] = {}
     for number, entry in enumerate(entries):
-        bucket = open_buckets.get(entry.dtype)
+        bucket = open_buckets.get(entry.kind)
         if bucket is not None and (bucket.elements + entry.elements) * entry.element_bytes > (
             bucket_bytes
         ):
@@ -42,7 +42,7 @@ def lay_out(entries: Sequence[Entry], bucket_bytes: int) -> list[Bucket]:
             bucket = None
         bucket = bucket or Bucket([], [], 0)
         padded = _rounded_up(entry.elements, ALIGNMENT_BYTES // entry.element_bytes)
-        open_buckets[entry.dtype] = Bucket(
+        open_buckets[entry.kind] = Bucket(
             [*bucket.members, number],
             [*bucket.offsets, bucket.elements],
             bucket.elements + padded,

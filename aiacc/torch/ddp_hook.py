@@ -9,7 +9,7 @@ from aiacc import _core, basics
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import Average
 from aiacc.torch.group_work import Futures, GroupWork
-from aiacc.torch.tensors import address_and_code
+from aiacc.torch.tensors import address_and_code, place_of
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def allreduce_hook(
         bucket: Its gradients are reduced in place.
 
     Returns:
-        The reduced bucket, once it is there; or `CollectiveError` if that failed.
+        The reduced bucket, once it is there (on a CUDA device: queued, and the stream of whoever
+        takes it waits); or `CollectiveError` if that failed.
 
     Raises:
         ValueError: A bucket that the core does not take.
@@ -59,10 +60,11 @@ def allreduce_hook(
         1.0,
         1.0,
         process_set_id,
+        *place_of(tensor),
     )
     if bucket.is_last():
         _core.flush()
-    done = GroupWork([(handle, None)], tensor, [tensor], _futures).get_future()
+    done = GroupWork([(handle, None, (tensor,))], [tensor], _futures).get_future()
     return done.then(lambda future: future.value()[0])
 
 

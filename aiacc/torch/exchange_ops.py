@@ -14,8 +14,8 @@ from aiacc.rows import checked_splits, scattered_rows
 from aiacc.torch.autograd import apply, grad_name
 from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.gather_ops import allgather_async
-from aiacc.torch.handles import from_bytes, pending, synchronize, tensor_of
-from aiacc.torch.tensors import address_and_code, check_rows
+from aiacc.torch.handles import pending, synchronize, tensor_of
+from aiacc.torch.tensors import address_and_code, check_rows, place_of, take_alltoall
 
 Splits: TypeAlias = Sequence[int] | torch.Tensor | None
 
@@ -50,8 +50,9 @@ def alltoall_async(
         code,
         parts,
         set_id(process_set),
+        *place_of(tensor),
     )
-    pending[handle] = (tensor, lambda handle: _take(handle, tensor.dtype))
+    pending[handle] = (tensor, lambda handle: _take(handle, tensor))
     return handle
 
 
@@ -69,8 +70,8 @@ def alltoall(
     Blocks: until the result is there.
 
     Args:
-        tensor: Contiguous CPU tensor of at least one dimension, of a dtype in
-            `tensors.DTYPE_CODES`.
+        tensor: Contiguous tensor of at least one dimension on the CPU or a CUDA device, of a dtype
+            in `tensors.DTYPE_CODES`.
         splits: Number of rows for every rank, a list or an int32 tensor; rows beyond their sum are
             not sent. None divides the rows evenly.
         name: Pairs this call with the calls of the other ranks.
@@ -78,7 +79,7 @@ def alltoall(
 
     Returns:
         The parts for this rank, in rank order, as one tensor. If ``splits`` are given, a pair: that
-        tensor, and how many rows came from each rank, an int32 tensor.
+        tensor, and how many rows came from each rank, an int32 tensor on the CPU.
 
     Raises:
         ValueError: Bad argument, among them splits that do not fit.
@@ -119,6 +120,7 @@ def reducescatter_async(
         prescale_factor,
         postscale_factor,
         set_id(process_set),
+        *place_of(tensor),
     )
     pending[handle] = (tensor, output)
     return handle
@@ -144,8 +146,8 @@ def reducescatter(
     Blocks: until the result is there.
 
     Args:
-        tensor: Contiguous CPU tensor of at least one dimension, of a dtype in
-            `tensors.DTYPE_CODES`.
+        tensor: Contiguous tensor of at least one dimension on the CPU or a CUDA device, of a dtype
+            in `tensors.DTYPE_CODES`.
         name: Pairs this call with the calls of the other ranks.
         compression: Form in which the tensor travels.
         op: Average (default) or Sum.
@@ -169,7 +171,7 @@ def scattered_output(tensor: torch.Tensor, process_set: ProcessSet) -> torch.Ten
     """Room for this rank's part of a reducescatter of ``tensor``."""
     rank, size = place_in(process_set)
     rows = scattered_rows(tensor.shape[0], rank, size)
-    return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
+    return tensor.new_empty((rows, *tensor.shape[1:]), requires_grad=False)
 
 
 def scatter_grad_factor(
@@ -180,9 +182,9 @@ def scatter_grad_factor(
     return size * prescale_factor * postscale_factor
 
 
-def _take(handle: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    data, shape, received = _core.take_alltoall(handle)
-    return from_bytes(data, shape, dtype), torch.tensor(received, dtype=torch.int32, device="cpu")
+def _take(handle: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    output, received = take_alltoall(handle, like)
+    return output, torch.tensor(received, dtype=torch.int32, device="cpu")
 
 
 def _numbers_of(splits: Splits, what: str) -> Sequence[int] | None:

@@ -12,6 +12,7 @@ import torch
 from aiacc import _core
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.mpi_ops import allgather, broadcast_, broadcast_async_, synchronize
+from aiacc.torch.tensors import device_of
 
 
 def broadcast_parameters(
@@ -67,6 +68,7 @@ class _Tensor(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    on_host: bool
 
 
 def broadcast_optimizer_state(
@@ -104,7 +106,7 @@ def broadcast_optimizer_state(
     state = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
     state = broadcast_object(state, root_rank, name="optimizer_state")
     if not is_root:
-        state = _put_tensors(state, tensors)
+        state = _put_tensors(state, tensors, optimizer.param_groups[0]["params"][0])
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     with torch.no_grad():
         _broadcast_tensors(named, root_rank)
@@ -145,7 +147,7 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """``value`` with a `_Tensor` in the place of every tensor, which is appended to ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Tensor(tuple(value.shape), value.dtype)
+        return _Tensor(tuple(value.shape), value.dtype, device_of(value) < 0)
     if isinstance(value, dict):
         return {key: _take_tensors(entry, tensors) for key, entry in value.items()}
     if type(value) in (list, tuple):
@@ -153,15 +155,22 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _put_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of `_take_tensors` with new tensors, in the same order."""
+def _put_tensors(value: Any, tensors: list[torch.Tensor], parameter: torch.Tensor) -> Any:
+    """The inverse of `_take_tensors` with new tensors, in the same order.
+
+    What is on a device of the root comes to the device of ``parameter`` here.
+    """
     if isinstance(value, _Tensor):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device="cpu"))
+        tensors.append(
+            torch.empty(value.shape, dtype=value.dtype, device="cpu")
+            if value.on_host
+            else parameter.new_empty(value.shape, dtype=value.dtype, requires_grad=False)
+        )
         return tensors[-1]
     if isinstance(value, dict):
-        return {key: _put_tensors(entry, tensors) for key, entry in value.items()}
+        return {key: _put_tensors(entry, tensors, parameter) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)([_put_tensors(entry, tensors) for entry in value])
+        return type(value)([_put_tensors(entry, tensors, parameter) for entry in value])
     return value
 
 

@@ -11,8 +11,8 @@ from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
 from aiacc.reduce_ops import Average
 from aiacc.torch.allreduce_ops import allreduce_async
 from aiacc.torch.autograd import apply, grad_name
-from aiacc.torch.handles import from_bytes, pending, tensor_of
-from aiacc.torch.tensors import address_and_code, check_rows
+from aiacc.torch.handles import pending, tensor_of
+from aiacc.torch.tensors import address_and_code, check_rows, place_of, take_output
 
 
 def allgather_async(
@@ -43,8 +43,9 @@ def allgather_async(
         1.0,
         1.0,
         set_id(process_set),
+        *place_of(tensor),
     )
-    pending[handle] = (tensor, lambda handle: from_bytes(*_core.take_output(handle), tensor.dtype))
+    pending[handle] = (tensor, lambda handle: take_output(handle, tensor))
     return handle
 
 
@@ -99,6 +100,7 @@ def broadcast_async_(
         1.0,
         1.0,
         set_id(process_set),
+        *place_of(tensor),
     )
     pending[handle] = tensor
     return handle
@@ -128,6 +130,7 @@ def broadcast_async(
         1.0,
         1.0,
         set_id(process_set),
+        *place_of(tensor),
     )
     pending[handle] = (tensor, output)
     return handle

@@ -13,7 +13,7 @@ from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import set_id
 from aiacc.torch.agreement import answer_of_first, everywhere
 from aiacc.torch.gradient_reducer import GradientReducer, NamedParameters, ReductionOptions
-from aiacc.torch.tensors import address_and_code
+from aiacc.torch.tensors import address_and_code, place_of_all
 
 
 class BatchReducer(GradientReducer):
@@ -207,6 +207,7 @@ class GroupReducer(BatchReducer):
             options.prescale_factor,
             options.postscale_factor,
             set_id(options.process_set),
+            *place_of_all(sent, f"gradients in the group of {name!r}"),
         )
 
         def finish() -> None:

@@ -12,6 +12,7 @@ from aiacc.torch.agreement import answer_of_first, everywhere
 from aiacc.torch.bucket_layout import Entry, is_dense, lay_out
 from aiacc.torch.gradient_batches import BatchReducer
 from aiacc.torch.gradient_reducer import NamedParameters, ReductionOptions
+from aiacc.torch.tensors import device_of, place_of
 
 
 class BucketReducer(BatchReducer):
@@ -84,7 +85,8 @@ class BucketReducer(BatchReducer):
         flat = self._flats[number]
         sent, restore = self._compressed(flat)
         if restore is None and not self._after:
-            self._in_flight.append((_core.submit(*self._calls[number]), flat, None))
+            handle = _core.submit(*(*self._calls[number], *place_of(flat)))
+            self._in_flight.append((handle, (flat,), None))
             return
         after = [self._after.pop(index, None) for index in self._batches[number]]
 
@@ -93,10 +95,11 @@ class BucketReducer(BatchReducer):
                 if step is not None:
                     step()
 
-        self._in_flight.append((_core.submit(*self._call_of(number, sent)), sent, finish))
+        handle = _core.submit(*(*self._call_of(number, sent), *place_of(sent)))
+        self._in_flight.append((handle, (sent,), finish))
 
     def _call_of(self, number: int, sent: torch.Tensor) -> tuple[Any, ...]:
-        """Arguments of `_core.submit` for a bucket in the form ``sent``."""
+        """Arguments of `_core.submit` for a bucket in the form ``sent``; see `_call`."""
         name = f"bucket.{number}.{self._names[self._batches[number][0]]}"
         return self._call(name, sent, f"bucket {number} of gradients")
 
@@ -135,13 +138,13 @@ class BucketReducer(BatchReducer):
     def _form(self, order: list[int]) -> None:
         """Make buckets for these parameters, with the gradients that they have."""
         members = [self._parameters[index] for index in order]
-        entries = [Entry(p.numel(), p.element_size(), p.dtype) for p in members]
+        entries = [Entry(p.numel(), p.element_size(), (p.dtype, device_of(p))) for p in members]
         layout = lay_out(entries, self._bucket_bytes)
         self._flats = []
         self._views = {}
         for bucket in layout:
             like = members[bucket.members[0]]
-            flat = torch.zeros(bucket.elements, dtype=like.dtype, device=like.device)
+            flat = like.detach().new_zeros(bucket.elements)
             self._flats.append(flat)
             for number, offset in zip(bucket.members, bucket.offsets, strict=True):
                 parameter = members[number]

@@ -14,9 +14,11 @@ from torch._C._distributed_c10d import Work
 
 from aiacc import _core
 from aiacc.exceptions import CollectiveError
+from aiacc.torch import streams
+from aiacc.torch.tensors import device_of, wait
 
-#: A handle, and what is left to do with its result.
-Step: TypeAlias = tuple[int, Callable[[int], None] | None]
+#: A handle, what is left to do with its result, and the tensors whose memory the core uses.
+Step: TypeAlias = tuple[int, Callable[[int], None] | None, tuple[torch.Tensor, ...]]
 
 
 class GroupWork(Work):
@@ -25,16 +27,17 @@ class GroupWork(Work):
     Threads: any. What `wait` raised once it raises again.
     """
 
-    def __init__(
-        self, steps: list[Step], kept: object, outputs: list[torch.Tensor], futures: Futures
-    ) -> None:
-        """Keep ``kept`` alive until the steps are done; ``outputs`` is the result."""
+    def __init__(self, steps: list[Step], outputs: list[torch.Tensor], futures: Futures) -> None:
+        """Keep tensors alive until the steps are done; ``outputs`` is the result."""
         super().__init__()
         self._lock = threading.Lock()
         self._steps = steps
-        self._kept = kept
         self._outputs = outputs
         self._futures = futures
+        used = [tensor for _, _, tensors in steps for tensor in tensors]
+        self._device = device_of(used[0]) if used else -1
+        #: On a CUDA device, once the steps are done: where the results are on its streams.
+        self._mark: Any = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         self._error: Exception | None = None
         futures.keep(self)
@@ -42,33 +45,43 @@ class GroupWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the outputs may be used. ``timeout`` is ignored: a lost rank is an error.
 
+        On a CUDA device the current stream waits for them, and the host does not.
+
         Raises:
             CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
         """
         del timeout
         with self._lock:
             while self._steps:
-                handle, finish = self._steps[0]
+                handle, finish, used = self._steps[0]
                 try:
-                    _core.wait(handle)
+                    wait(handle, *used)
                     if finish is not None:
                         with torch.no_grad():
                             finish(handle)
                 except (CollectiveError, ValueError, RuntimeError) as error:
                     self._error = self._error or error
                 del self._steps[0]
-            self._kept = None
+            if self._device >= 0:
+                self._order()
         self._futures.forget(self)
         if self._error is not None:
             raise self._error
         return True
+
+    def _order(self) -> None:
+        """The first thread that waits says where the results are; the streams of others wait."""
+        if self._mark is None:
+            self._mark = streams.mark(self._device)
+        else:
+            streams.wait_for_mark(self._mark, self._device)
 
     def is_completed(self) -> bool:
         """Whether `wait` would return at once. Never blocks."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return all(_core.poll(handle) for handle, _ in self._steps)
+            return all(_core.poll(handle) for handle, *_ in self._steps)
         finally:
             self._lock.release()
 
@@ -87,9 +100,14 @@ class GroupWork(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the outputs, which completes without anybody waiting."""
         if self._future is None:
-            self._future = torch.futures.Future()
+            on_device = self._device >= 0
+            self._future = streams.future_on(self._device) if on_device else torch.futures.Future()
             self._futures.complete(self)
         return self._future
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which waiting touches no stream of the user's."""
+        return streams.aside(self._device) if self._device >= 0 else contextlib.nullcontext()
 
     def complete_future(self) -> None:
         """Complete the future after `wait`, and run its callbacks. Called by `Futures` only."""
@@ -123,7 +141,8 @@ class Futures:
         if len(self._under_way) >= self._too_many:
             for other in tuple(self._under_way):
                 if other.is_completed():
-                    with contextlib.suppress(Exception):  # a later `wait` raises it again
+                    # A later `wait` raises it again.
+                    with contextlib.suppress(Exception), other.aside():
                         other.wait()
             self._too_many = 2 * len(self._under_way) + 64
         self._under_way.add(work)
@@ -157,14 +176,15 @@ class Futures:
 
     def _run(self) -> None:
         while True:
-            work: Any = self._queue.get()
+            work = self._queue.get()
             if work is None:
                 return
-            with contextlib.suppress(Exception):  # `complete_future` passes it on
-                work.wait()
-            with self._lock:
-                self._free -= 1
-            self._see_to_the_queue()
-            work.complete_future()
+            with work.aside():
+                with contextlib.suppress(Exception):  # `complete_future` passes it on
+                    work.wait()
+                with self._lock:
+                    self._free -= 1
+                self._see_to_the_queue()
+                work.complete_future()
             with self._lock:
                 self._free += 1

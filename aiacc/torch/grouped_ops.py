@@ -14,8 +14,8 @@ from aiacc.torch.autograd import apply_to_group, grad_name
 from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.exchange_ops import scatter_grad_factor, scattered_output
 from aiacc.torch.gather_ops import allgather_async
-from aiacc.torch.handles import from_bytes, pending, synchronize, tensor_of
-from aiacc.torch.tensors import address_and_code, check_rows
+from aiacc.torch.handles import pending, synchronize, tensor_of
+from aiacc.torch.tensors import address_and_code, check_rows, place_of_all, take_outputs
 
 Tensors = list[torch.Tensor]
 
@@ -153,14 +153,7 @@ def grouped_allgather_async(
     handle = _submit(
         _core.ALLGATHER, "grouped_allgather", name, group, None, 1, 1.0, 1.0, process_set
     )
-
-    def take(handle: int) -> Tensors:
-        return [
-            from_bytes(data, shape, tensor.dtype)
-            for (data, shape), tensor in zip(_core.take_outputs(handle), group, strict=True)
-        ]
-
-    pending[handle] = (group, take)
+    pending[handle] = (group, lambda handle: take_outputs(handle, group))
     return handle
 
 
@@ -297,6 +290,7 @@ def _submit(
         prescale_factor,
         postscale_factor,
         set_id(process_set),
+        *place_of_all(tensors, f"{verb} of {name!r}"),
     )
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from aiacc import _core
 from aiacc.exceptions import CollectiveError
+from aiacc.torch.tensors import wait
 
-#: A tensor or several that an operation changes in place; or a pair: what must stay alive until it
-#: is done, and its result or a function that takes the result from the core.
+#: A tensor that an operation changes in place; or a pair: what it reads, and its result or a
+#: function that takes the result from the core. All of it stays alive until the operation is done.
 Entry: TypeAlias = (
     torch.Tensor
-    | list[torch.Tensor]
-    | tuple[object, torch.Tensor | list[Any] | Callable[[int], Any]]
+    | tuple[
+        torch.Tensor | list[torch.Tensor],
+        torch.Tensor | list[torch.Tensor] | Callable[[int], Any],
+    ]
 )
 
 #: By handle, until that is synchronised.
@@ -26,6 +27,8 @@ pending: dict[int, Entry] = {}
 
 def poll(handle: int) -> bool:
     """Whether `synchronize` would return at once. Never blocks.
+
+    Of CUDA tensors that means that the work is queued, not that the GPU has done it.
 
     Raises:
         ValueError: The handle was synchronised before, or never existed.
@@ -36,7 +39,8 @@ def poll(handle: int) -> bool:
 def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result.
 
-    Blocks: until the operation is done or failed.
+    Blocks: until the operation is done or failed. On CUDA tensors, done means queued: the current
+    stream waits for the result, and the host does not.
 
     Returns:
         The output tensor (the tensor itself for an in-place operation), a list of them for a
@@ -50,7 +54,7 @@ def synchronize(handle: int) -> Any:
     if entry is None:
         return None
     try:
-        _core.wait(handle)
+        wait(handle, *_tensors(entry))
     except (CollectiveError, ValueError):  # else an interrupt: the core still uses the memory
         pending.pop(handle, None)
         raise
@@ -61,16 +65,19 @@ def synchronize(handle: int) -> Any:
     return result(handle) if callable(result) else result
 
 
+def _tensors(entry: Entry) -> list[torch.Tensor]:
+    """What an operation reads and writes, of memory that is known when it is submitted."""
+    if isinstance(entry, torch.Tensor):
+        return [entry]
+    return [
+        tensor
+        for part in entry
+        if not callable(part)
+        for tensor in (part if isinstance(part, list) else [part])
+    ]
+
+
 def tensor_of(handle: int) -> torch.Tensor:
     """`synchronize` for a handle that is under way and gives one tensor."""
     output: torch.Tensor = synchronize(handle)
     return output
-
-
-def from_bytes(
-    data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    """A tensor over memory that the core has given away."""
-    if data.size == 0:  # no view of nothing
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.from_numpy(data).view(dtype).reshape(shape)

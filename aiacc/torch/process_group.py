@@ -1,9 +1,9 @@
 """``torch.distributed.init_process_group("aiacc")``: the engines of aiacc under torch's own API.
 
 Importing `aiacc.torch` registers the backend. It serves DistributedDataParallel and the collectives
-of ``torch.distributed`` on CPU tensors, in groups of all ranks of the job; groups of some of them
-are torch's own gloo. Operations are paired by counting them, so every rank has to call them in the
-same order, as torch demands anyway.
+of ``torch.distributed`` on tensors of the CPU and of CUDA devices, in groups of all ranks of the
+job; groups of some of them are torch's own gloo. Operations are paired by counting them, so every
+rank has to call them in the same order, as torch demands anyway.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from aiacc import _core, basics
 from aiacc.bootstrap.store import StoreProvider
 from aiacc.reduce_ops import Average, Max, Min, Product, Sum
 from aiacc.torch.group_work import Futures, GroupWork, Step
-from aiacc.torch.handles import from_bytes
-from aiacc.torch.tensors import address_and_code
+from aiacc.torch.tensors import address_and_code, place_of, take_alltoall, take_output
 
 if TYPE_CHECKING:
     # torch's class has overloads that only callers in Python see; torch.distributed uses one each.
@@ -208,7 +207,7 @@ class ProcessGroup(_Base):
         """Wait for all ranks."""
         del opts
         handle = _core.submit(_core.BARRIER, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, 0)
-        return self._work([((handle, None), None)], [])
+        return self._work([(handle, None, ())], [])
 
     def send(self, *_: Any) -> GroupWork:
         """Not available.
@@ -238,11 +237,10 @@ class ProcessGroup(_Base):
 
     abort = shutdown
 
-    def _work(self, started: list[tuple[Step, object]], outputs: Tensors) -> GroupWork:
-        kept = [memory for _, memory in started]
-        return GroupWork([step for step, _ in started], kept, outputs, self._futures)
+    def _work(self, steps: list[Step], outputs: Tensors) -> GroupWork:
+        return GroupWork(steps, outputs, self._futures)
 
-    def _reduce(self, tensor: torch.Tensor, target: torch.Tensor, op: Any) -> tuple[Step, object]:
+    def _reduce(self, tensor: torch.Tensor, target: torch.Tensor, op: Any) -> Step:
         kind = _kind_of(op)
         if kind in _BITWISE:
             return self._gather_and_combine(tensor, target, _BITWISE[kind])
@@ -261,24 +259,25 @@ class ProcessGroup(_Base):
             _factor_of(op, kind),
             1.0,
             0,
+            *place_of(sent),
         )
-        return (handle, _copy_back(received, given)), (sent, received)
+        return handle, _copy_back(received, given), (sent, received)
 
     def _gather_and_combine(
         self,
         tensor: torch.Tensor,
         target: torch.Tensor,
         combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> tuple[Step, object]:
+    ) -> Step:
         sent = tensor.detach().contiguous()
 
         def finish(handle: int) -> None:
-            everyones = _taken(handle, sent.dtype).reshape(self._size, *sent.shape)
+            everyones = take_output(handle, sent).reshape(self._size, *sent.shape)
             target.detach().copy_(functools.reduce(combine, everyones))
 
-        return (self._submit_gather(sent), finish), sent
+        return self._submit_gather(sent), finish, (sent,)
 
-    def _broadcast(self, tensor: torch.Tensor, root: int) -> tuple[Step, object]:
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> Step:
         given = tensor.detach()
         buffer = given.contiguous()
         address, code = address_and_code(buffer, "broadcast")
@@ -294,28 +293,28 @@ class ProcessGroup(_Base):
             1.0,
             1.0,
             0,
+            *place_of(buffer),
         )
-        return (handle, _copy_back(buffer, given)), buffer
+        return handle, _copy_back(buffer, given), (buffer,)
 
-    def _gather(self, tensor: torch.Tensor, outputs: Tensors | None) -> tuple[Step, object]:
+    def _gather(self, tensor: torch.Tensor, outputs: Tensors | None) -> Step:
         sent = tensor.detach().contiguous()
 
         def finish(handle: int) -> None:
-            received = _taken(handle, sent.dtype)
+            received = take_output(handle, sent)
             if outputs is not None:
                 _distribute(received, outputs)
 
-        return (self._submit_gather(sent), finish), sent
+        return self._submit_gather(sent), finish, (sent,)
 
     def _submit_gather(self, sent: torch.Tensor) -> int:
         address, code = address_and_code(sent, "all_gather")
+        shape = (sent.numel(),)
         return _core.submit(
-            _core.ALLGATHER, "", address, 0, (sent.numel(),), code, Sum, 0, 1.0, 1.0, 0
+            _core.ALLGATHER, "", address, 0, shape, code, Sum, 0, 1.0, 1.0, 0, *place_of(sent)
         )
 
-    def _reduce_scatter(
-        self, output: torch.Tensor, tensor: torch.Tensor, op: Any
-    ) -> tuple[Step, object]:
+    def _reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Step:
         kind = _kind_of(op)
         if tensor.numel() != output.numel() * self._size:
             raise ValueError(
@@ -326,7 +325,7 @@ class ProcessGroup(_Base):
         sent = tensor.detach().contiguous()
         if kind not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
             reduced = torch.empty_like(sent)
-            (handle, finish), kept = self._reduce(sent, reduced, op)
+            handle, finish, used = self._reduce(sent, reduced, op)
 
             def take_part(handle: int) -> None:
                 if finish is not None:
@@ -334,7 +333,7 @@ class ProcessGroup(_Base):
                 part = reduced.reshape(self._size, -1)[self._rank]
                 given.copy_(part.reshape(given.shape))
 
-            return (handle, take_part), (kept, reduced)
+            return handle, take_part, used
         received = given if given.is_contiguous() else torch.empty_like(given).contiguous()
         address, code = address_and_code(sent, "reduce_scatter")
         address_and_code(received, "reduce_scatter")
@@ -350,27 +349,30 @@ class ProcessGroup(_Base):
             _factor_of(op, kind),
             1.0,
             0,
+            *place_of(sent),
         )
-        return (handle, _copy_back(received, given)), (sent, received)
+        return handle, _copy_back(received, given), (sent, received)
 
     def _exchange(
         self, tensor: torch.Tensor, parts: list[int], outputs: Tensors, expected: list[int]
-    ) -> tuple[Step, object]:
+    ) -> Step:
         sent = tensor.detach().contiguous()
         address, code = address_and_code(sent, "all_to_all")
-        handle = _core.submit_alltoall("", address, tuple(sent.shape), code, tuple(parts), 0)
+        handle = _core.submit_alltoall(
+            "", address, tuple(sent.shape), code, tuple(parts), 0, *place_of(sent)
+        )
 
         def finish(handle: int) -> None:
-            data, shape, received = _core.take_alltoall(handle)
+            output, received = take_alltoall(handle, sent)
             if list(received) != list(expected):
                 raise ValueError(
                     f"[torch] all_to_all: rank {self._rank} received parts of {list(received)} "
                     f"(expected {list(expected)}, as the output says); give every rank splits that "
                     "match those of the others"
                 )
-            _distribute(from_bytes(data, shape, sent.dtype), outputs)
+            _distribute(output, outputs)
 
-        return (handle, finish), sent
+        return handle, finish, (sent,)
 
     def _even_parts(self, rows: int, what: str) -> list[int]:
         if rows % self._size != 0:
@@ -410,10 +412,6 @@ def _copy_back(received: torch.Tensor, given: torch.Tensor) -> Callable[[int], N
     return copy
 
 
-def _taken(handle: int, dtype: torch.dtype) -> torch.Tensor:
-    return from_bytes(*_core.take_output(handle), dtype)
-
-
 def _distribute(received: torch.Tensor, outputs: Tensors) -> None:
     """Fill the outputs, one after another."""
     total = sum(output.numel() for output in outputs)
@@ -450,4 +448,4 @@ def _create(options: Any, backend_options: Any) -> Any:
 def register() -> None:
     """Make the name "aiacc" known to torch. May be called again."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])

@@ -11,6 +11,7 @@ import torch
 from aiacc import _core
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import Average, Sum, check_op, name_of_op
+from aiacc.torch.tensors import place_of, take_output, wait
 
 _INDEX_BYTES = 8
 
@@ -28,7 +29,7 @@ def sparse_allreduce_async(
     Blocks: never; what is returned blocks, until the result is there.
 
     Args:
-        tensor: Sparse COO tensor on the CPU, coalesced or not; only read.
+        tensor: Sparse COO tensor on the CPU or a CUDA device, coalesced or not; only read.
         name: Pairs this call with the calls of the other ranks.
         op: Average or Sum.
         process_set: Ranks that take part.
@@ -49,13 +50,12 @@ def sparse_allreduce_async(
 
 
 def _result(handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int) -> torch.Tensor:
-    _core.wait(handle)
-    del rows  # the core has read them until now
-    return take_rows(handle, like, divide_by)
+    wait(handle, rows)
+    return take_rows(handle, rows, like, divide_by)
 
 
 def check_sparse(tensor: torch.Tensor, what: str) -> None:
-    """Raise ValueError unless ``tensor`` is a sparse COO tensor on the CPU."""
+    """Raise ValueError unless ``tensor`` is a sparse COO tensor on the CPU or a CUDA device."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"[torch] {what}: {type(tensor).__name__} (expected torch.Tensor)")
     if tensor.layout is not torch.sparse_coo:
@@ -63,10 +63,10 @@ def check_sparse(tensor: torch.Tensor, what: str) -> None:
             f"[torch] {what}: tensor of layout {tensor.layout} (expected torch.sparse_coo); "
             "use tensor.to_sparse(), or a dense allreduce"
         )
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(
-            f"[torch] {what}: tensor on device {tensor.device} (expected cpu, the only device of "
-            "this version's engines); use tensor.cpu()"
+            f"[torch] {what}: tensor on device {tensor.device} (expected cpu or cuda); use "
+            "tensor.cpu()"
         )
 
 
@@ -127,15 +127,14 @@ def submit_rows(wire_name: str, rows: torch.Tensor, process_set: ProcessSet) -> 
         1.0,
         1.0,
         set_id(process_set),
+        *place_of(rows),
     )
 
 
-def take_rows(handle: int, like: torch.Tensor, divide_by: int) -> torch.Tensor:
-    """Result of a finished `submit_rows`: a coalesced tensor of the size and dtype of ``like``."""
-    data, shape = _core.take_output(handle)
-    rows = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8, device="cpu")
+def take_rows(handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int) -> torch.Tensor:
+    """Result of `submit_rows` of ``rows``: a coalesced tensor of the size and dtype of ``like``."""
     with torch.no_grad():
-        total = unpack_rows(rows.reshape(shape), like).coalesce()
+        total = unpack_rows(take_output(handle, rows), like).coalesce()
         if divide_by != 1:
             total = (
                 total / divide_by
@@ -147,6 +146,6 @@ def take_rows(handle: int, like: torch.Tensor, divide_by: int) -> torch.Tensor:
 
 def empty_like(parameter: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without entries, of the form that embeddings give."""
-    indices = torch.empty((1, 0), dtype=torch.int64, device="cpu")
-    values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device="cpu")
+    indices = parameter.new_empty((1, 0), dtype=torch.int64)
+    values = parameter.new_empty((0, *parameter.shape[1:]), requires_grad=False)
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=True)

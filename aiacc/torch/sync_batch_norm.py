@@ -19,11 +19,11 @@ _numbers = itertools.count()
 
 
 class Statistics(NamedTuple):
-    """Mean and biased variance per channel in float64, and of how many ``values``."""
+    """Mean and biased variance per channel, and of how many ``values``; all in float64."""
 
     mean: torch.Tensor
     var: torch.Tensor
-    values: float
+    values: torch.Tensor
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -86,11 +86,12 @@ class SyncBatchNorm(_BatchNorm):
         wire_name = f"sync_batch_norm.{self._number}"
         everyones = _gathered(local_statistics(input.detach()), wire_name, self.process_set)
         statistics = combined(everyones)
-        if statistics.values <= 1:
+        # Two values here are enough, without asking a GPU how many there are.
+        if input.numel() < 2 * input.shape[1] and float(statistics.values) <= 1:
             raise ValueError(
                 f"[torch] SyncBatchNorm: input of shape {tuple(input.shape)} on this rank, and "
-                f"{statistics.values:g} values per channel on all ranks together (expected at "
-                "least 2 while training); use larger batches, or eval()"
+                f"{float(statistics.values):g} values per channel on all ranks together (expected "
+                "at least 2 while training); use larger batches, or eval()"
             )
         self._track(statistics)
         output: torch.Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
@@ -117,34 +118,30 @@ def local_statistics(batch: torch.Tensor) -> Statistics:
     channels = batch.shape[1]
     count = batch.numel() // channels if channels else 0
     if count == 0:
-        nothing = torch.zeros(channels, dtype=torch.float64, device="cpu")
-        return Statistics(nothing, nothing, 0)
+        nothing = batch.new_zeros(channels, dtype=torch.float64)
+        return Statistics(nothing, nothing, nothing.new_zeros(()))
     precise = batch if batch.dtype == torch.float64 else batch.float()
     var, mean = torch.var_mean(precise, _all_but_channels(batch), correction=0)
-    return Statistics(mean.cpu().double(), var.cpu().double(), count)
+    values = mean.new_full((), count, dtype=torch.float64)
+    return Statistics(mean.double(), var.double(), values)
 
 
 def _gathered(own: Statistics, name: str, process_set: ProcessSet) -> list[Statistics]:
     channels = len(own.mean)
-    row = torch.cat(
-        [own.mean, own.var, torch.tensor([own.values], dtype=torch.float64, device="cpu")]
-    )
+    row = torch.cat([own.mean, own.var, own.values.reshape(1)])
     rows = allgather(row.reshape(1, -1), name, process_set)
-    return [Statistics(row[:channels], row[channels:-1], float(row[-1])) for row in rows]
+    return [Statistics(row[:channels], row[channels:-1], row[-1]) for row in rows]
 
 
 def combined(parts: list[Statistics]) -> Statistics:
     """Statistics of the union of the ``parts``."""
-    count = sum(part.values for part in parts)
-    if count == 0:
-        return parts[0]
-    counts = torch.tensor(
-        [part.values for part in parts], dtype=torch.float64, device="cpu"
-    ).reshape(-1, 1)
+    counts = torch.stack([part.values for part in parts]).reshape(-1, 1)
+    count = counts.sum()
+    divisor = count.clamp(min=1.0)  # of nothing: zeros
     means = torch.stack([part.mean for part in parts])
-    mean = (counts * means).sum(0) / count
+    mean = (counts * means).sum(0) / divisor
     var = (counts * (torch.stack([part.var for part in parts]) + (means - mean) ** 2)).sum(0)
-    return Statistics(mean, var / count, count)
+    return Statistics(mean, var / divisor, count)
 
 
 def _all_but_channels(batch: torch.Tensor) -> list[int]:
@@ -170,8 +167,8 @@ class _Normalize(torch.autograd.Function):
         if batch.numel() == 0:
             return torch.empty_like(batch)
         precise = torch.float64 if batch.dtype == torch.float64 else torch.float32
-        mean = statistics.mean.to(batch.device, precise)
-        var = statistics.var.to(batch.device, precise)
+        mean = statistics.mean.to(precise)
+        var = statistics.var.to(precise)
         if weight is not None and bias is not None:  # all four have to be of one dtype
             weight, bias = weight.to(precise), bias.to(precise)
         return functional.batch_norm(batch, mean, var, weight, bias, False, 0.0, eps)
@@ -185,8 +182,8 @@ class _Normalize(torch.autograd.Function):
         dims = _all_but_channels(batch)
         shape = [1, -1] + [1] * (batch.dim() - 2)
         precise = torch.float64 if batch.dtype == torch.float64 else torch.float32
-        mean = statistics.mean.to(batch.device, precise)
-        scale = (statistics.var + eps).rsqrt().to(batch.device, precise)  # 1 / deviation
+        mean = statistics.mean.to(precise)
+        scale = (statistics.var + eps).rsqrt().to(precise)  # 1 / deviation
 
         gradient = gradient.to(precise)
         normal = (batch.to(precise) - mean.reshape(shape)) * scale.reshape(shape)
@@ -195,9 +192,9 @@ class _Normalize(torch.autograd.Function):
 
         input_gradient = None
         if ctx.needs_input_grad[0]:
-            sums = torch.cat([sum_of_gradient, sum_of_product]).cpu().double()
+            sums = torch.cat([sum_of_gradient, sum_of_product]).double()
             allreduce_(sums, None, wire_name + ".backward", Sum, process_set=process_set)
-            means = (sums / statistics.values).to(batch.device, precise).reshape(2, -1)
+            means = (sums / statistics.values).to(precise).reshape(2, -1)
             factor = scale if weight is None else scale * weight.to(precise)
             gradient = gradient - means[0].reshape(shape) - normal * means[1].reshape(shape)
             input_gradient = (gradient * factor.reshape(shape)).to(batch.dtype)

@@ -1,8 +1,14 @@
-"""Which tensors the core takes, and what to tell the owner of another one."""
+"""Which tensors the core takes, where they live, and what to tell the owner of another one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+
+from aiacc import _core
+from aiacc.torch import streams
 
 #: Numbers of the core's data types (csrc/base/dtype.h).
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -37,10 +43,10 @@ def refusal(tensor: object, what: str) -> Exception:
             f"[torch] {what}: tensor of layout {tensor.layout} (expected torch.strided); "
             "use tensor.to_dense(), or DistributedOptimizer(..., sparse_as_dense=True)"
         )
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         return ValueError(
-            f"[torch] {what}: tensor on device {tensor.device} (expected cpu, the only device of "
-            "this version's engines); use tensor.cpu()"
+            f"[torch] {what}: tensor on device {tensor.device} (expected cpu or cuda); use "
+            "tensor.cpu()"
         )
     if tensor.dtype not in DTYPE_CODES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
@@ -56,6 +62,33 @@ def refusal(tensor: object, what: str) -> Exception:
     return ValueError(f"[torch] {what}: tensor {tensor!r} has no memory that can be sent")
 
 
+def device_of(tensor: torch.Tensor) -> int:
+    """Ordinal of the CUDA device that ``tensor`` is on, or -1 for one in host memory."""
+    return -1 if tensor.is_cpu else tensor.get_device()
+
+
+def place_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The last two arguments of a submission: device, and the stream that ``tensor`` comes from."""
+    device = device_of(tensor)
+    return (device, streams.current_stream(device)) if device >= 0 else (-1, 0)
+
+
+def place_of_all(tensors: Sequence[torch.Tensor], what: str) -> tuple[int, int]:
+    """`place_of` tensors that travel as one operation.
+
+    Raises:
+        ValueError: They are on several devices.
+    """
+    device = device_of(tensors[0])
+    for number, tensor in enumerate(tensors):
+        if device_of(tensor) != device:
+            raise ValueError(
+                f"[torch] {what}: tensor {number} on device {tensor.device} and tensor 0 on "
+                f"{tensors[0].device} (expected one device); make a group for each device"
+            )
+    return place_of(tensors[0])
+
+
 def address_and_code(tensor: torch.Tensor, what: str) -> tuple[int, int]:
     """Address and dtype number of a tensor that the core takes.
 
@@ -64,11 +97,75 @@ def address_and_code(tensor: torch.Tensor, what: str) -> tuple[int, int]:
         TypeError: It is no tensor.
     """
     try:
-        if tensor.is_cpu and tensor.is_contiguous():
+        if (tensor.is_cpu or tensor.is_cuda) and tensor.is_contiguous():
             return tensor.data_ptr(), DTYPE_CODES[tensor.dtype]
     except (AttributeError, KeyError, RuntimeError):
         pass
     raise refusal(tensor, what)
+
+
+def wait(handle: int, *tensors: torch.Tensor) -> None:
+    """Wait for an operation that uses the memory of ``tensors``, which are on one device.
+
+    Blocks: until the operation is done or failed. On a CUDA device, done means queued: whatever the
+    caller runs on its current stream from now on comes after it, and the host waits for no GPU.
+
+    Raises:
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+        ValueError: Unknown handle.
+    """
+    if not tensors or tensors[0].is_cpu:
+        _core.wait(handle)
+        return
+    device = device_of(tensors[0])
+    stream = streams.current_stream(device)
+    _core.wait(handle, stream)
+    # Memory that another stream has allocated goes to that one's next tensor as soon as nobody
+    # holds it, unless the allocator knows that this stream comes after its use here.
+    streams.record_use(tensors, device, stream)
+
+
+def take_output(handle: int, like: torch.Tensor) -> torch.Tensor:
+    """What a finished all-gather produced, as a tensor of the device and dtype of ``like``."""
+    return take_outputs(handle, [like])[0]
+
+
+def take_outputs(handle: int, likes: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a finished all-gather of several tensors produced, on their device."""
+    if likes[0].is_cpu:
+        return [
+            _from_bytes(data, shape, like.dtype)
+            for (data, shape), like in zip(_core.take_outputs(handle), likes, strict=True)
+        ]
+    return _taken(handle, likes)[0]
+
+
+def take_alltoall(handle: int, like: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """What a finished all-to-all produced, and the rows received from every rank."""
+    if like.is_cpu:
+        data, shape, received = _core.take_alltoall(handle)
+        return _from_bytes(data, shape, like.dtype), received
+    (output,), received = _taken(handle, [like])
+    return output, received
+
+
+def _taken(handle: int, likes: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+    """The core's output in memory of torch's allocator, which only now is known to be how large."""
+    shapes = _core.output_shapes(handle)
+    outputs = [
+        like.new_empty(shape, requires_grad=False)
+        for like, shape in zip(likes, shapes, strict=True)
+    ]
+    addresses = tuple(output.data_ptr() for output in outputs)
+    received = _core.take_into(handle, addresses, streams.current_stream(device_of(likes[0])))
+    return outputs, received
+
+
+def _from_bytes(data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over memory that the core has given away."""
+    if data.size == 0:  # no view of nothing
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
 def check_rows(tensor: torch.Tensor, what: str) -> None:

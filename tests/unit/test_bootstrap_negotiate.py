@@ -18,6 +18,7 @@ def row(rank, size, **changes):
         host="a/boot",
         address=f"10.0.0.1:{5000 + rank}",
         engine="auto",
+        gpu_engine="auto",
         engines=ENGINES,
         lanes=0,
         unit_bytes=2097152,
@@ -115,8 +116,30 @@ def test_a_requested_engine_must_run_on_every_rank():
     assert agree(rows).engine == "mpi"
     with pytest.raises(BootstrapError, match="engine mpi cannot run on rank 2: no MPI library"):
         agree(change(rows, 2, engines=ENGINES))
-    with pytest.raises(BootstrapError, match="engine nccl cannot run on rank 0: this build"):
-        agree(table(2, engine="nccl"))
+    with pytest.raises(BootstrapError, match="engine sockets cannot run on rank 0: this build"):
+        agree(table(2, engine="sockets"))
+
+
+def test_tensors_on_gpus_are_staged_unless_every_rank_has_nccl():
+    everywhere = table(3, engines=ENGINES | {"nccl": ""})
+    assert agree(everywhere).gpu_engine == "nccl"
+    assert agree(change(everywhere, 1, engines=ENGINES | {"nccl": "no GPU"})).gpu_engine == "staged"
+    assert agree(table(3)).gpu_engine == "staged"
+    assert (
+        agree(table(2, gpu_engine="staged", engines=ENGINES | {"nccl": ""})).gpu_engine == "staged"
+    )
+    for engine in ("nccl", "hierarchical", "hierarchical-tcp"):
+        assert (
+            agree(table(2, gpu_engine=engine, engines=ENGINES | {"nccl": ""})).gpu_engine == engine
+        )
+        with pytest.raises(
+            BootstrapError, match=r"nccl cannot run on rank 0.*another AIACC_GPU_ENGINE"
+        ):
+            agree(table(2, gpu_engine=engine))
+    with pytest.raises(
+        BootstrapError, match="disagree about AIACC_GPU_ENGINE: auto on rank 0, nccl"
+    ):
+        agree(change(table(2), 1, gpu_engine="nccl"))
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aabb"])
@@ -220,3 +243,18 @@ def test_names_and_tokens_of_this_process():
     assert host_id() == host_id()
     assert len(new_token()) == 16
     assert new_token() != new_token()
+
+
+def test_lanes_on_gpus_are_as_many_as_are_safe_everywhere():
+    engines = ENGINES | {"nccl": ""}
+    assert agree(table(3, engines=engines)).gpu_lanes == 2
+    assert agree(table(3)).gpu_lanes == 1
+    four = {"engines": engines, "gpu_lanes": 4}
+    assert agree(table(3, **four)).gpu_lanes == 4
+    unsafe = {"gpu_lanes_problem": "not safe"}
+    assert agree(change(table(3, engines=engines), 2, **unsafe)).gpu_lanes == 1
+    assert agree(change(table(3, engines=engines, gpu_lanes=1), 2, **unsafe)).gpu_lanes == 1
+    with pytest.raises(BootstrapError, match="AIACC_GPU_LANES=4 on rank 2: not safe"):
+        agree(change(table(3, **four), 2, **unsafe))
+    with pytest.raises(BootstrapError, match="disagree about AIACC_GPU_LANES"):
+        agree(change(table(3, **four), 1, gpu_lanes=3))

@@ -29,6 +29,7 @@ def test_what_is_built():
     assert capabilities.mpi_built() == (_core.build_info()["mpi_flavour"] != "none")
     assert capabilities.gloo_built()
     assert capabilities.nccl_built() == 0
-    for absent in ("ddl", "ccl", "cuda", "rocm"):
+    assert capabilities.cuda_built() == bool(_core.build_info()["cuda_architectures"])
+    for absent in ("ddl", "ccl", "rocm"):
         assert getattr(capabilities, f"{absent}_built")() is False
     capabilities.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")

@@ -1,0 +1,225 @@
+"""Everything of aiacc.torch on tensors that pass for CUDA tensors, over the staged path.
+
+No GPU is involved: see tests/support/fake_gpu.py. What the bodies check is what the tests of CPU
+tensors check; here they also show that it comes about without waiting for a GPU where none may be
+waited for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import aiacc
+import aiacc.array as array_hvd
+import aiacc.torch as hvd
+from aiacc.torch import tensors
+from tests.gpu import bodies
+from tests.parallel import (
+    test_adasum,
+    test_ddp_hook,
+    test_exchange_ops,
+    test_objects_and_sparse,
+    test_optimizer,
+    test_optimizer_buckets,
+    test_optimizer_classes,
+    test_optimizer_groups,
+    test_process_group,
+    test_sync_batch_norm,
+    test_torch_ops,
+)
+from tests.support import fake_gpu
+from tests.support.device_array import DeviceArray
+from tests.support.ranks import free_port
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_operations_as_on_the_cpu(size):
+    fake_gpu.run_ranks(size, test_torch_ops._check_everything)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_make_gpu_check_does(size):
+    """The operations that run on a GPU where there is one."""
+    assert fake_gpu.run_ranks(size, bodies.every_operation) == [len(bodies.DTYPES)] * size
+
+
+def test_a_lost_rank_is_an_error_that_names_it():
+    results = fake_gpu.run_ranks(3, bodies.lose_a_rank, missing=[1])
+    assert results[::2] == ["survived"] * 2
+
+
+def _start_again():
+    for turn in range(10):
+        assert bodies.begin()[1] == 2
+        assert hvd.allreduce(torch.ones(9), name=f"turn{turn}", op=hvd.Sum).eq(2).all()
+        hvd.shutdown()
+
+
+def test_the_core_starts_again():
+    fake_gpu.run_ranks(2, _start_again)
+
+
+def _trained(options):
+    return bodies.trained(4, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"groups": 3}])
+def test_training_of_make_gpu_check(options):
+    first, second = fake_gpu.run_ranks(2, _trained, options)
+    assert first == second
+
+
+@pytest.mark.parametrize("body", test_exchange_ops.BODIES)
+def test_three_ranks_as_on_the_cpu(body):
+    fake_gpu.run_ranks(3, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        test_sync_batch_norm._all_variants,
+        test_objects_and_sparse._objects,
+        test_objects_and_sparse._sparse,
+        test_optimizer._use_in_every_way,
+        test_optimizer_buckets._use_in_every_way,
+        test_optimizer_classes._every_class,
+        test_optimizer_classes._sparse_gradients,
+        test_optimizer_classes._changes,
+        test_optimizer_groups._groups,
+        test_adasum._operations,
+    ],
+)
+def test_two_ranks_as_on_the_cpu(body):
+    fake_gpu.run_ranks(2, body)
+
+
+def _process_group(port):
+    test_process_group._join(port)
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    test_process_group._reduce(rank, size)
+    test_process_group._move(rank, size)
+    test_process_group._scatter(rank, size)
+    test_process_group._asynchronous(rank, size)
+    test_process_group._callbacks_that_wait(rank, size)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("body", [test_ddp_hook._compare, _process_group])
+def test_torch_distributed(body):
+    fake_gpu.run_ranks(2, body, free_port())
+
+
+def _steps_of_an_optimizer(steps):
+    """The tensors of a model are on the device, and so are its gradients."""
+    hvd.init()
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    counts = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        torch.manual_seed(10 * step + hvd.rank())
+        model(torch.randn(4, 8)).sum().backward()
+        assert all(tensors.device_of(p.grad) == 0 for p in model.parameters())
+        optimizer.step()
+        counts.append(fake_gpu.driver().fake_synchronising_calls())
+    hvd.shutdown()
+    return counts
+
+
+def test_a_step_makes_no_call_that_waits_for_a_gpu():
+    for report in fake_gpu.run_ranks_and_report(2, _steps_of_an_optimizer, 6):
+        assert report.waits >= 6 * 16
+        # Memory is taken in the first steps; after that nothing may wait.
+        assert report.result[2:] == [report.result[2]] * 4
+
+
+def _mixed_places():
+    hvd.init()
+    mine = torch.ones(4, device="cpu") if hvd.rank() == 0 else torch.ones(4)
+    with pytest.raises(aiacc.MismatchError) as caught:
+        hvd.allreduce(mine, name="mixed")
+    assert hvd.allreduce(torch.ones(4), name="later", op=hvd.Sum)[0] == hvd.size()
+    assert hvd.allreduce(torch.ones(4, device="cpu"), name="host", op=hvd.Sum)[0] == hvd.size()
+    hvd.shutdown()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_mixed_places_fail_on_every_rank(size):
+    messages = fake_gpu.run_ranks(size, _mixed_places)
+    assert len(set(messages)) == 1
+    assert (
+        "'allreduce.mixed': rank 0 submitted device cpu, rank 1 submitted device gpu" in messages[0]
+    )
+
+
+def _a_group_in_two_places():
+    hvd.init()
+    with pytest.raises(ValueError, match=r"tensor 1 on device cpu.*expected one device"):
+        hvd.grouped_allreduce([torch.ones(2), torch.ones(2, device="cpu")], name="both")
+    hvd.shutdown()
+
+
+def test_a_group_is_in_one_place():
+    fake_gpu.run_ranks(1, _a_group_in_two_places)
+
+
+def _capture():
+    hvd.init()
+    driver = fake_gpu.driver()
+    hvd.allreduce(torch.ones(2))
+    driver.fake_set_capturing(0, 1)
+    refusal = r"'allreduce\.graph'.*captured.*outside of torch\.cuda\.graph"
+    with pytest.raises(NotImplementedError, match=refusal):
+        hvd.allreduce_async_(torch.ones(2), name="graph")
+    driver.fake_set_capturing(0, 0)
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == hvd.size()
+    hvd.shutdown()
+
+
+def test_capture_into_a_graph_is_refused():
+    fake_gpu.run_ranks(2, _capture)
+
+
+def _arrays():
+    """aiacc.array on what passes for CuPy's arrays."""
+    array_hvd.init()
+    rank, size = array_hvd.rank(), array_hvd.size()
+
+    def on_device(*shape, dtype=np.float32, value=rank + 1):
+        return DeviceArray(np.full(shape, value, dtype))
+
+    total = sum(range(1, size + 1))
+    for _ in range(2):  # the second time from the cache
+        given = on_device(300, 300)
+        result = array_hvd.allreduce(given, name="sum", op=array_hvd.Sum)
+        assert isinstance(result, DeviceArray)
+        assert (result.host == total).all()
+        assert (given.host == rank + 1).all()
+        assert array_hvd.allreduce_(given, name="place", op=array_hvd.Sum) is given
+        assert (given.host == total).all()
+    rows = array_hvd.allgather(on_device(rank + 1, 2, dtype=np.int64), name="rows")
+    assert rows.host[:, 0].tolist() == [r + 1 for r in range(size) for _ in range(r + 1)]
+    assert (array_hvd.broadcast(on_device(7), size - 1, name="b").host == size).all()
+    part = array_hvd.reducescatter(on_device(2 * size + 1, 3), name="rs", op=array_hvd.Sum)
+    assert part.shape == (3 if rank == 0 else 2, 3)
+    assert (part.host == total).all()
+    output, received = array_hvd.alltoall(on_device(size, 2), [1] * size, name="x")
+    assert output.host[:, 0].tolist() == list(range(1, size + 1))
+    assert received.tolist() == [1] * size
+    both = array_hvd.grouped_allreduce([on_device(5), on_device(9)], name="g", op=array_hvd.Sum)
+    assert all((result.host == total).all() for result in both)
+    gathered = array_hvd.grouped_allgather([on_device(1), on_device(rank, 2)], name="gg")
+    assert [result.shape[0] for result in gathered] == [size, sum(range(size))]
+    with pytest.raises(ValueError, match=r"array 1 on device -1 and array 0 on 0"):
+        array_hvd.grouped_allreduce([on_device(5), np.ones(5)], name="mixed")
+    array_hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_arrays(size):
+    fake_gpu.run_ranks(size, _arrays)

@@ -1,0 +1,182 @@
+"""Ranks without GPU whose tensors pass for tensors on CUDA device 0.
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_sum(size):
+        fake_gpu.run_ranks(size, add_up)
+
+In a rank, torch's tensors stay in host memory, which is also the device memory of the fake driver
+(tests/cpp/support/fake_cuda.h) that the core loads in place of libcuda. Tensors count as on the
+device unless they were made with ``device="cpu"``, from NumPy or from bytes, by `torch.Tensor.cpu`,
+or from such tensors alone.
+
+What torch computes happens at once, as if its stream had come to it. So whoever makes a stream of
+torch's wait here waits for the fake's streams themselves: that is what the stream would do before
+the computation that follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from aiacc import _core
+from aiacc.torch import streams
+from tests.support import ranks
+
+LIBRARY = ranks.ROOT / "build/dev/tests/cpp/fake_driver/libcuda.so.1"
+
+
+class Report(NamedTuple):
+    """What a rank did to its fake GPU."""
+
+    result: Any
+    waits: int
+    synchronising_calls: int
+
+
+def run_ranks(size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """`ranks.run_ranks` on fake GPUs; the results of the ranks."""
+    reports = run_ranks_and_report(size, function, *args, **options)
+    return [None if report is None else report.result for report in reports]
+
+
+def run_ranks_and_report(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    env: dict[str, str] | None = None,
+    **rest: Any,
+) -> list[Report]:
+    """The same, with what the ranks did to their GPUs."""
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY.relative_to(ranks.ROOT)} is not built; run make test-cpp")
+    changes = {"LD_LIBRARY_PATH": str(LIBRARY.parent), **(env or {})}
+    return ranks.run_ranks(size, on_fake_gpu, function, *args, env=changes, **rest)
+
+
+def driver() -> ctypes.CDLL:
+    """The fake, of this process."""
+    return ctypes.CDLL(str(LIBRARY))
+
+
+def on_fake_gpu(function: Callable[..., Any], *args: Any) -> Report:
+    """Run ``function(*args)`` with tensors that pass for ones on device 0. For a rank process."""
+    fake = driver()
+    waits = _order_by_waiting(fake)
+    _pretend_placement()
+    _pretend_streams(fake)
+    with _MarksHost():
+        result = function(*args)
+    assert fake.fake_misuses() == 0
+    return Report(result, len(waits), fake.fake_synchronising_calls())
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor in this process counts as one in host memory."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor._values()
+    return getattr(tensor.untyped_storage(), "on_host", False)
+
+
+def _order_by_waiting(fake: ctypes.CDLL) -> list[int]:
+    real_wait, real_take = _core.wait, _core.take_into
+    waits: list[int] = []
+
+    def wait(handle: int, *stream: int) -> None:
+        real_wait(handle, *stream)
+        if stream:
+            waits.append(handle)
+            fake.fake_drain()
+
+    def take_into(*arguments: Any) -> tuple[int, ...]:
+        received = real_take(*arguments)
+        fake.fake_drain()
+        return received
+
+    _core.wait, _core.take_into = wait, take_into
+    return waits
+
+
+def _pretend_placement() -> None:
+    get_device = torch.Tensor.get_device
+
+    def in_memory(tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    tensor_class: Any = torch.Tensor
+    tensor_class.is_cpu = property(lambda t: in_memory(t) and is_on_host(t))
+    tensor_class.is_cuda = property(lambda t: in_memory(t) and not is_on_host(t))
+    tensor_class.get_device = lambda t: 0 if t.is_cuda else get_device(t)
+    tensor_class.cuda = lambda t, *_: (
+        t if t.is_cuda else torch.empty_like(t, device="cuda").copy_(t)
+    )
+    torch.cuda.set_device = lambda device: None  # type: ignore[assignment]
+
+    # torch.distributed asks for it to choose between ways that do not matter here.
+    torch.cuda.get_device_capability = lambda device=None: (8, 0)  # type: ignore[assignment]
+    # These are no functions that a mode sees.
+    for name in ("from_numpy", "frombuffer"):
+        setattr(torch, name, _marking(getattr(torch, name)))
+
+
+def _marking(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def marked(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = make(*args, **kwargs)
+        _mark_host(made)
+        return made
+
+    return marked
+
+
+def _mark_host(tensor: torch.Tensor) -> None:
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # it has no memory
+        tensor.untyped_storage().on_host = True  # type: ignore[attr-defined]
+
+
+def _pretend_streams(fake: ctypes.CDLL) -> None:
+    pretended: Any = streams
+    pretended.current_stream = lambda device: 0
+    pretended.record_use = lambda tensors, device, stream: None
+    pretended.aside = lambda device: contextlib.nullcontext()
+    pretended.mark = lambda device: object()
+    pretended.wait_for_mark = lambda event, device: None
+    pretended.future_on = lambda device: torch.futures.Future()
+    torch.cuda.synchronize = lambda device=None: fake.fake_drain()  # type: ignore[assignment]
+
+
+class _MarksHost(TorchFunctionMode):
+    """Remembers which memory counts as the host's."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        device = str(options.get("device"))
+        if device == "cuda":
+            del options["device"]
+        result = func(*args, **options)
+        if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
+            return result
+        if func is torch.Tensor.cpu and not is_on_host(args[0]):
+            result = result.clone()
+        given = list(_tensors((args, options)))
+        from_host = bool(given) and all(map(is_on_host, given)) and device != "cuda"
+        if func is torch.Tensor.cpu or device == "cpu" or from_host:
+            _mark_host(result)
+        return result
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            yield from _tensors(entry)

@@ -1,0 +1,122 @@
+"""What aiacc.array takes for arrays on a CUDA device, by their interfaces; nothing is submitted."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from aiacc.array import arrays, device_arrays
+from tests.support.device_array import DeviceArray
+
+
+def test_place_is_that_of_the_interface_and_of_dlpack():
+    array = DeviceArray(np.zeros((2, 3), np.float32), device=1, stream=2)
+    view = arrays.view_of(array, "here")
+    assert view.place == (1, 2)
+    assert (view.shape, view.code) == ((2, 3), arrays.DTYPE_CODES["float32"])
+    assert view.address == array.host.__array_interface__["data"][0]
+    assert view.array is array
+
+
+@pytest.mark.parametrize(("said", "driver"), [(None, 0), (1, 0), (2, 2), (0x7F00, 0x7F00)])
+def test_streams_are_as_the_driver_knows_them(said, driver):
+    assert device_arrays.stream_of(DeviceArray(np.zeros(1), stream=said)) == driver
+
+
+def test_a_version_without_streams_means_the_legacy_one():
+    interface = dict(DeviceArray(np.zeros(1)).__cuda_array_interface__)
+    del interface["stream"]
+    assert device_arrays.stream_of(SimpleNamespace(__cuda_array_interface__=interface)) == 0
+
+
+def test_the_stream_of_now_is_asked_for_again():
+    array = DeviceArray(np.zeros(1), stream=7)
+    view = arrays.view_of(array, "here")
+    array.stream = 9
+    assert (view.place[1], view.stream_now()) == (7, 9)
+
+
+def test_new_arrays_come_from_the_library_of_the_given_one():
+    view = arrays.view_of(DeviceArray(np.zeros(3, np.int16), device=1), "here")
+    made = view.empty((2, 5))
+    assert isinstance(made, DeviceArray)
+    assert (made.shape, made.dtype, made.device) == ((2, 5), np.int16, 1)
+
+
+@pytest.mark.parametrize("made_on", [0, -1])
+def test_a_library_that_makes_them_elsewhere_is_refused(made_on):
+    array = DeviceArray(np.zeros(3), device=1)
+    array.made_on = made_on
+    with pytest.raises(
+        ValueError, match=r"on CUDA device 1.*on device (0|-1) .*make device 1 the current"
+    ):
+        arrays.view_of(array, "here").empty((1,))
+
+
+REFUSED = [
+    (DeviceArray(np.zeros((4, 4), np.float32)[:, ::2]), ValueError, "strides.*contiguous"),
+    (DeviceArray(np.zeros(2, np.complex64)), ValueError, "complex64.*astype"),
+]
+
+
+@pytest.mark.parametrize(("array", "kind", "text"), REFUSED)
+def test_refusals_name_value_expectation_and_remedy(array, kind, text):
+    with pytest.raises(kind, match=f"'x'.*{text}"):
+        arrays.view_of(array, "allreduce of 'x'")
+
+
+def test_strides_that_are_those_of_c_order_are_taken():
+    array = DeviceArray(np.zeros((2, 1, 3), np.float32))
+    array.strides = (12, 999, 4)  # the middle one steps nowhere
+    assert arrays.view_of(array, "here").shape == (2, 1, 3)
+
+
+def test_an_array_that_must_not_be_written():
+    array = DeviceArray(np.zeros(2))
+    array.read_only = True
+    assert arrays.view_of(array, "here").shape == (2,)
+    with pytest.raises(ValueError, match="must not be written"):
+        arrays.writable_view_of(array, "here")
+
+
+def test_an_array_that_does_not_say_where_it_is():
+    interface = DeviceArray(np.zeros(1)).__cuda_array_interface__
+    array = SimpleNamespace(__cuda_array_interface__=interface)
+    with pytest.raises(TypeError, match=r"__dlpack_device__.*cupy\.asarray"):
+        arrays.view_of(array, "here")
+
+
+def test_dlpack_on_a_device_is_read_by_cupy(monkeypatch):
+    given = SimpleNamespace(__dlpack__=None, __dlpack_device__=lambda: (2, 0))
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(TypeError, match=r"with DLPack alone.*install cupy"):
+        arrays.view_of(given, "here")
+    seen = DeviceArray(np.zeros(5, np.float64))
+    cupy = SimpleNamespace(from_dlpack=lambda array: seen if array is given else None)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert arrays.view_of(given, "here").array is seen
+
+
+def test_dlpack_in_host_memory_is_read_by_numpy():
+    class Tensor:
+        def __init__(self):
+            self.host = np.arange(4.0)
+
+        def __dlpack__(self, **options):
+            return self.host.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.host.__dlpack_device__()
+
+    tensor = Tensor()
+    view = arrays.view_of(tensor, "here")
+    assert view.place == (-1, 0)
+    assert view.address == tensor.host.__array_interface__["data"][0]
+
+
+def test_what_is_no_array():
+    with pytest.raises(TypeError, match=r"list.*CUDA array interface or DLPack"):
+        arrays.view_of([1.0], "here")
