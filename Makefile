@@ -57,6 +57,14 @@ asan tsan: gtest $(STAMPS)/tools  ## C++ tests under sanitizers
 	$(call cmake,$@)
 	$(BIN)/ctest --preset $@ -j $(JOBS)
 
+# With the interpreter that has torch for CUDA, not with .venv: see .ci/gpu_check.py.
+GPU_PYTHON ?= $(PYTHON)
+GPU_STAGES ?=
+
+.PHONY: gpu-check
+gpu-check:  ## on a machine with a GPU: build, tests/gpu, bench/gpu (GPU_STAGES="build test bench")
+	$(GPU_PYTHON) .ci/gpu_check.py $(GPU_STAGES)
+
 .PHONY: lint
 lint: $(STAMPS)/package  ## formatting, ruff, mypy; changes nothing
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)

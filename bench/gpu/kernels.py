@@ -1,0 +1,90 @@
+"""The kernels that pack and unpack, against the driver's copies and torch's foreach operations."""
+
+import json
+import math
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import shapes
+from bench.machine import ROOT
+
+PROGRAM = ROOT / "build/gpu/tests/gpu/gpu_kernels_bench"
+_SAMPLES, _CALLS, _WARM_UP = 20, 20, 3
+
+#: Elements of the float32 tensors of each set.
+SETS = {
+    "161 gradients of ResNet-50": [math.prod(shape) for _, shape in shapes.resnet50()],
+    "64 tensors of 16 MiB": [4 << 20] * 64,
+}
+
+
+def measure() -> list[dict[str, Any]]:
+    """Microseconds of each way to pack each set, by sample.
+
+    Raises:
+        RuntimeError: The program of the kernels is missing or fails.
+    """
+    if not PROGRAM.exists():
+        raise RuntimeError(f"{PROGRAM} is missing (expected as built by make gpu-check)")
+    rows = []
+    for name, counts in SETS.items():
+        for row in [*_kernels(counts), *_foreach(counts)]:
+            rows.append({"set": name, "tensors": len(counts), **row})
+    return rows
+
+
+def _kernels(counts: list[int]) -> list[dict[str, Any]]:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(map(str, counts)))
+        file.flush()
+        done = subprocess.run(
+            [str(PROGRAM), file.name], capture_output=True, text=True, timeout=120, check=False
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"{Path(PROGRAM).name} ended with {done.returncode}: {done.stderr}")
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def _foreach(counts: list[int]) -> list[dict[str, Any]]:
+    """What torch offers to the same end."""
+    tensors = [torch.zeros(count, device="cuda") for count in counts]
+    payload = 4 * sum(counts)
+    flat = torch.zeros(sum(counts), device="cuda")
+    half = torch.zeros(sum(counts), device="cuda", dtype=torch.float16)
+    views, half_views = list(flat.split(counts)), list(half.split(counts))
+
+    def scaled() -> None:
+        torch._foreach_copy_(views, tensors)
+        torch._foreach_mul_(views, 0.125)
+
+    ways: list[tuple[str, int, Callable[[], Any]]] = [
+        ("torch: cat", payload, lambda: torch.cat(tensors, out=flat)),
+        ("torch: foreach copy", payload, lambda: torch._foreach_copy_(views, tensors)),
+        ("torch: foreach copy and scale", payload, scaled),
+        ("torch: foreach copy as float16", payload // 2,
+         lambda: torch._foreach_copy_(half_views, tensors)),
+    ]  # fmt: skip
+    return [
+        {"work": work, "bytes_read": payload, "bytes_written": written, "us": _timed(run)}
+        for work, written, run in ways
+    ]
+
+
+def _timed(run: Callable[[], Any]) -> list[float]:
+    samples = []
+    for sample in range(_WARM_UP + _SAMPLES):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(_CALLS):
+            run()
+        end.record()
+        end.synchronize()
+        if sample >= _WARM_UP:
+            samples.append(1000 * begin.elapsed_time(end) / _CALLS)
+    return samples

@@ -1,0 +1,276 @@
+"""What a rank does with tensors on its GPU, against the same numbers on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aiacc
+import aiacc.torch as hvd
+from aiacc.torch.tensors import DTYPE_CODES
+
+#: torch computes with these; the wider unsigned ones it only stores.
+DTYPES = [dtype for dtype in DTYPE_CODES if dtype != torch.uint16]
+#: NCCL has no reductions of these.
+NOT_OF_NCCL = (torch.int16, torch.uint16)
+OPS = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}
+
+
+def begin() -> tuple[int, int]:
+    """Join the job, on GPU 0; rank and size."""
+    torch.cuda.set_device(0)
+    hvd.init()
+    return hvd.rank(), hvd.size()
+
+
+def numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Small whole numbers on the CPU: their sums and products are exact in every dtype."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randint(0, 3, shape, generator=generator, device="cpu").to(dtype)
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal to the last bit, and on the GPU."""
+    assert actual.is_cuda
+    torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0)
+
+
+def every_operation() -> int:
+    """All operations on all dtypes that the engine of this job takes; how many it took."""
+    rank, size = begin()
+    taken = 0
+    for seed, dtype in enumerate(DTYPES):
+        if aiacc._core.gpu_engine() == "nccl" and dtype in NOT_OF_NCCL:
+            with pytest.raises(NotImplementedError, match="dtype"):
+                hvd.allreduce(numbers(rank, (3,), dtype, seed).cuda(), op=hvd.Sum)
+        else:
+            _reduce(rank, size, dtype, seed)
+        _move(rank, size, dtype, seed)
+        taken += 1
+    _groups(size)
+    hvd.shutdown()
+    return taken
+
+
+def _reduce(rank: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    for shape in ((), (5,), (1000, 300), (3, 1 << 20) if dtype == torch.float32 else (7, 9)):
+        inputs = [numbers(other, shape, dtype, seed) for other in range(size)]
+        for op, combine in OPS.items():
+            if dtype == torch.bool:
+                combine = torch.logical_or if op in (hvd.Sum, hvd.Max) else torch.logical_and
+            expected = functools.reduce(combine, inputs)
+            mine = inputs[rank].cuda()
+            same(hvd.allreduce(mine, op=op), expected)
+            same(mine, inputs[rank])
+            assert hvd.allreduce_(mine, op=op) is mine
+            same(mine, expected)
+    if dtype.is_floating_point:
+        ones = torch.full((33,), float(size), dtype=dtype, device="cpu")
+        same(hvd.allreduce(ones.cuda(), op=hvd.Average), ones)
+        scaled = hvd.allreduce(ones.cuda(), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+        same(scaled, ones * 2 * size)
+    rows = [numbers(other, (2 * size + 1, 3), dtype, seed + 50) for other in range(size)]
+    if dtype != torch.bool:
+        total = functools.reduce(torch.add, rows)
+        own = hvd.reducescatter(rows[rank].cuda(), op=hvd.Sum)
+        same(own, total.tensor_split(size)[rank])
+
+
+def _move(rank: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    rows = [numbers(other, (other + 1, 4), dtype, seed + 100) for other in range(size)]
+    same(hvd.allgather(rows[rank].cuda()), torch.cat(rows))
+    for root in range(size):
+        same(
+            hvd.broadcast(
+                rows[0].cuda() if rank == root else torch.zeros_like(rows[0]).cuda(), root
+            ),
+            rows[0],
+        )
+    sent = numbers(rank, (sum(range(size)) + size, 2), dtype, seed + 200).cuda()
+    splits = [other + 1 for other in range(size)]
+    received, counts = hvd.alltoall(sent, splits)
+    assert counts.tolist() == [rank + 1] * size
+    begin_row = sum(splits[:rank])
+    expected = [
+        numbers(other, (sum(range(size)) + size, 2), dtype, seed + 200)[
+            begin_row : begin_row + rank + 1
+        ]
+        for other in range(size)
+    ]
+    same(received, torch.cat(expected))
+
+
+def _groups(size: int) -> None:
+    tensors = [torch.full((n,), 1.0, device="cuda") for n in (1, 1000, 100000)]
+    for reduced in hvd.grouped_allreduce(tensors, op=hvd.Sum):
+        assert reduced.eq(size).all()
+    sparse = torch.eye(4, device="cuda").to_sparse()
+    total = hvd.sparse_allreduce_async(sparse, "eye", hvd.Sum)()
+    assert total.to_dense().eq(size * torch.eye(4, device="cuda")).all()
+
+
+def trained(steps: int, **options: Any) -> list[float]:
+    """A small network after some steps; equal on all ranks."""
+    rank, _ = begin()
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for _ in range(6):
+        layers += [torch.nn.Linear(64, 64), torch.nn.Tanh()]
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    wrapped = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    for step in range(steps):
+        wrapped.zero_grad()
+        torch.manual_seed(100 * step + rank)
+        model(torch.randn(16, 64).cuda()).pow(2).mean().backward()
+        wrapped.step()
+    everything = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    hvd.shutdown()
+    return everything.cpu().tolist()
+
+
+def steps_without_synchronisation() -> None:
+    """torch itself raises where the host would wait for the GPU."""
+    begin()
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))).cuda()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05))
+    batch = torch.randn(16, 64, device="cuda")
+    for step in range(6):
+        if step == 3:
+            torch.cuda.set_sync_debug_mode("error")
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+    torch.cuda.set_sync_debug_mode("default")
+    hvd.shutdown()
+
+
+def returns_before_the_gpu_is_done() -> None:
+    """`synchronize` returns while the kernel that writes the input has not ended."""
+    _, size = begin()
+    tensor = torch.ones(1000, device="cuda")
+    hvd.allreduce(tensor, name="connects")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4_000_000_000)  # clock ticks: seconds
+    written = torch.cuda.Event()
+    tensor.fill_(2)
+    written.record()
+    handle = hvd.allreduce_async_(tensor, name="late", op=hvd.Sum)
+    hvd.synchronize(handle)
+    assert not written.query()
+    assert tensor.eq(2 * size).all()
+    hvd.shutdown()
+
+
+def refuses_capture() -> None:
+    """A collective in a CUDA graph is an error, and the job goes on."""
+    _, size = begin()
+    tensor = torch.ones(8, device="cuda")
+    hvd.allreduce(tensor)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        doubled = tensor * 2
+        with pytest.raises(NotImplementedError, match=r"captured.*outside of torch\.cuda\.graph"):
+            hvd.allreduce_async_(doubled, name="in a graph")
+    graph.replay()
+    assert hvd.allreduce(doubled, op=hvd.Sum).eq(2 * size).all()
+    hvd.shutdown()
+
+
+def random_orders(tensors: int, rounds: int) -> None:
+    """Every rank submits in an order of its own, from a stream of its own."""
+    rank, size = begin()
+    shuffle = random.Random(rank)
+    sizes = [random.Random(7 * number).choice([1, 100, 5000, 300000]) for number in range(tensors)]
+    dtypes = [torch.float32, torch.float16, torch.int32, torch.float64]
+    side = torch.cuda.Stream()
+    for turn in range(rounds):
+        order = list(range(tensors))
+        shuffle.shuffle(order)
+        handles: dict[int, int] = {}
+        for number in order:
+            stream = side if shuffle.random() < 0.5 else torch.cuda.current_stream()
+            with torch.cuda.stream(stream):
+                value = torch.full(
+                    (sizes[number],), rank + turn, dtype=dtypes[number % 4], device="cuda"
+                )
+                handles[number] = hvd.allreduce_async_(value, name=f"t{number}", op=hvd.Sum)
+        shuffle.shuffle(order)
+        expected = sum(range(size)) + size * turn
+        for number in order:
+            assert hvd.synchronize(handles[number]).eq(expected).all(), (turn, number)
+    hvd.shutdown()
+
+
+def lose_a_rank() -> str:
+    """Rank 1 dies between two operations; the others get an error that names it."""
+    rank, _ = begin()
+    tensor = torch.ones(1 << 20, device="cuda")
+    hvd.allreduce(tensor, name="all are there")
+    torch.cuda.synchronize()
+    if rank == 1:
+        os._exit(7)
+    with pytest.raises(hvd.HorovodInternalError, match="rank 1"):
+        _reduce_for_ever(tensor)
+    hvd.shutdown()
+    return "survived"
+
+
+def _reduce_for_ever(tensor: torch.Tensor) -> None:
+    for step in itertools.count():
+        hvd.allreduce(tensor, name=f"step{step}")
+
+
+def start_again(times: int) -> list[int]:
+    """Bytes of GPU memory in use after every `init`, operation and `shutdown`."""
+    used = []
+    for turn in range(times):
+        _, size = begin()
+        ones = torch.ones(1000, device="cuda")
+        assert hvd.allreduce(ones, name=f"turn{turn}", op=hvd.Sum).eq(size).all()
+        torch.cuda.synchronize()
+        hvd.shutdown()
+        free, total = torch.cuda.mem_get_info(0)
+        used.append(total - free)
+    return used
+
+
+def flows() -> int:
+    """TCP connections of this process that NCCL has opened for large sums on all lanes."""
+    begin()
+    before = _connections()
+    for number in range(16):
+        hvd.allreduce(torch.ones(1 << 20, device="cuda"), name=f"large{number}")
+    torch.cuda.synchronize()
+    opened = _connections() - before
+    hvd.barrier()
+    hvd.shutdown()
+    return opened
+
+
+def _connections() -> int:
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                continue
+            held = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:  # the descriptor of the listing itself
+            continue
+        with held:
+            internet = held.family in (socket.AF_INET, socket.AF_INET6)
+            if internet and held.type & socket.SOCK_STREAM:
+                listens = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                count += 0 if listens else 1
+    return count

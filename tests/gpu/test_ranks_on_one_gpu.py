@@ -1,0 +1,63 @@
+"""Two and three ranks that share a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu import bodies
+from tests.support import one_gpu
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_operation(size, way):
+    one_gpu.run_ranks(way, size, bodies.every_operation)
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"groups": 3}])
+def test_training_gives_all_ranks_the_same(options, way):
+    first, second = one_gpu.run_ranks(way, 2, _train, options)
+    assert first == second
+
+
+def _train(options):
+    return bodies.trained(5, **options)
+
+
+@pytest.mark.parametrize("way", [one_gpu.HOSTS, one_gpu.SHARED])
+def test_a_step_waits_for_no_gpu(way):
+    one_gpu.run_ranks(way, 2, bodies.steps_without_synchronisation)
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_random_orders(lanes, way):
+    env = one_gpu.lanes(lanes) | {"AIACC_UNIT_BYTES": "262144"}
+    one_gpu.run_ranks(way, 2, bodies.random_orders, 60, 4, env=env)
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+def test_a_lost_rank_is_an_error_that_names_it(way):
+    results = one_gpu.run_ranks(way, 3, bodies.lose_a_rank, missing=[1])
+    assert results[::2] == ["survived"] * 2
+
+
+def test_two_ranks_start_again():
+    one_gpu.run_ranks(one_gpu.HOSTS, 2, bodies.start_again, 5)
+
+
+def test_every_lane_has_flows_of_its_own():
+    """Two ranks over sockets: four communicators open four times what one opens."""
+    opened = {
+        lanes: one_gpu.run_ranks(
+            one_gpu.HOSTS,
+            2,
+            bodies.flows,
+            env=one_gpu.lanes(lanes) | {"AIACC_UNIT_BYTES": "262144", "NCCL_MAX_CTAS": "1"},
+        )[0]
+        for lanes in (1, 2, 4)
+    }
+    assert opened[1] > 0
+    assert opened[2] >= opened[1] + opened[1] // 2
+    assert opened[4] >= 2 * opened[2] - opened[1] // 2
