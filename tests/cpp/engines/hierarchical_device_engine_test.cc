@@ -76,7 +76,7 @@ TEST_P(HierarchicalDeviceTest, EveryReductionOfEveryType) {
       for (const ReduceOp op :
            {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
         if (engine.refusal({dtype, op}).empty()) {
-          for (const std::size_t count : {0, 1, 2, 12, 1001}) {
+          for (const std::size_t count : {0, 2, 101}) {
             check_all_reduce(finishing, type % kLanes, rank, size(), count, dtype, op);
           }
         }
@@ -105,7 +105,7 @@ TEST_P(HierarchicalDeviceTest, NarrowFloats) {
 TEST_P(HierarchicalDeviceTest, LargeBuffers) {
   with_engines([&](int rank, DeviceEngine& engine) {
     FinishingEngine finishing(engine, rank);
-    for (const std::size_t count : {100'001, 500'000, 200'000}) {
+    for (const std::size_t count : {100'001, 200'000}) {
       check_all_reduce(finishing, 1, rank, size(), count, DataType::kFloat32, ReduceOp::kSum);
       check_broadcast(finishing, 0, rank, size() - 1, count);
     }
