@@ -328,9 +328,11 @@ bool Coordinator::want_round() {
     return true;
   }
   if (!table_.has_queued()) {
-    // Somebody may submit and flush between these two lines: then the flush counts.
-    flush_.exchange(false);
-    return table_.has_queued();
+    // A flush of nothing is over, unless somebody has submitted just now and meant that.
+    const bool flushed = flush_.exchange(false);
+    if (flushed || !table_.has_queued()) {
+      return table_.has_queued();
+    }
   }
   return flush_.load() || table_.queued_bytes() >= unit_bytes_.load(std::memory_order_relaxed) ||
          Clock::now() >= table_.queued_since() + options_.linger;
