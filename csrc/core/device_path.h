@@ -50,7 +50,7 @@ class DevicePath {
   DevicePath& operator=(const DevicePath&) = delete;
 
   /// Whether units run in one launching thread, in the order of their agreement; else in their lanes'.
-  bool queues() const { return engine_ != nullptr && engine_->queues(); }
+  bool queues() const { return engine_ != nullptr; }
 
   /// Before an operation enters the table, in the thread that submits it. Throws Error(kUnsupported)
   /// if the job has no engine for GPUs, the rank has used another GPU before, the engine cannot do

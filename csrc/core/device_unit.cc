@@ -6,8 +6,6 @@
 namespace aiacc {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
-
 const std::byte* at(const void* base, std::uint64_t offset) {
   return static_cast<const std::byte*>(base) + offset;
 }
@@ -15,10 +13,6 @@ const std::byte* at(const void* base, std::uint64_t offset) {
 std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
 
 CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress>(memory); }
-
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 /// A unit on its way: where it runs, and what moves bytes there.
 class DeviceUnit {
@@ -42,9 +36,7 @@ class DeviceUnit {
 
  private:
   /// Whether the operation can work on the memory of the one tensor of the unit.
-  bool in_place() const {
-    return unit_.pieces.size() == 1 && engine_.direct() && request_.wire == WireFormat::kTensor;
-  }
+  bool in_place() const { return unit_.pieces.size() == 1 && request_.wire == WireFormat::kTensor; }
   std::size_t on_wire(std::size_t bytes) const {
     return bytes / size_of(dtype_) * size_on_wire(dtype_, request_.wire);
   }
@@ -210,16 +202,7 @@ void DeviceUnit::all_gather() {
   const TensorBuffers& buffers = piece_.buffers();
   const auto parts = bytes_of(buffers.first_extents);
   const std::size_t total = std::accumulate(parts.begin(), parts.end(), std::size_t{0});
-  std::byte* out = gathered(total);
-  if (engine_.direct()) {
-    engine_.all_gather(lane_, buffers.input, out, parts);
-    return;
-  }
-  const std::size_t mine = piece_.spec().bytes();
-  auto* staged = static_cast<std::byte*>(engine_.buffer(lane_, aligned(total) + mine));
-  copy(staged + aligned(total), buffers.input, mine);
-  engine_.all_gather(lane_, staged + aligned(total), staged, parts);
-  copy(out, staged, total);
+  engine_.all_gather(lane_, buffers.input, gathered(total), parts);
 }
 
 void DeviceUnit::all_to_all() {
@@ -227,16 +210,7 @@ void DeviceUnit::all_to_all() {
   const auto sent = bytes_of(request_.numbers);
   const auto received = bytes_of(buffers.first_extents);
   const std::size_t total = std::accumulate(received.begin(), received.end(), std::size_t{0});
-  std::byte* out = gathered(total);
-  if (engine_.direct()) {
-    engine_.all_to_all(lane_, buffers.input, out, sent, received);
-    return;
-  }
-  const std::size_t mine = std::accumulate(sent.begin(), sent.end(), std::size_t{0});
-  auto* staged = static_cast<std::byte*>(engine_.buffer(lane_, aligned(total) + mine));
-  copy(staged + aligned(total), buffers.input, mine);
-  engine_.all_to_all(lane_, staged + aligned(total), staged, sent, received);
-  copy(out, staged, total);
+  engine_.all_to_all(lane_, buffers.input, gathered(total), sent, received);
 }
 
 void DeviceUnit::reduce_scatter() {
@@ -250,19 +224,15 @@ void DeviceUnit::reduce_scatter() {
                      static_cast<std::uint64_t>(scattered_rows(spec.shape.front(), size, member)));
   }
   const std::size_t own = counts[static_cast<std::size_t>(unit_.team->rank)];
-  const std::size_t own_bytes = own * size_of(dtype_);
   const void* send = buffers.input;
-  void* recv = buffers.output;
-  if (!engine_.direct() || request_.prescale != 1.0) {
-    const std::size_t room = engine_.direct() ? 0 : own_bytes;
-    auto* staged = static_cast<std::byte*>(engine_.buffer(lane_, aligned(spec.bytes()) + room));
-    scale(staged, send, spec.elements(), request_.prescale);
-    send = staged;
-    recv = engine_.direct() ? recv : staged + aligned(spec.bytes());
+  if (request_.prescale != 1.0) {
+    void* scaled = engine_.buffer(lane_, spec.bytes());
+    scale(scaled, send, spec.elements(), request_.prescale);
+    send = scaled;
   }
-  engine_.reduce_scatter(lane_, send, recv, counts, {dtype_, op(), 1.0});
-  if (own > 0 && (recv != buffers.output || factor_after() != 1.0)) {
-    scale(buffers.output, recv, own, factor_after());
+  engine_.reduce_scatter(lane_, send, buffers.output, counts, {dtype_, op(), 1.0});
+  if (own > 0 && factor_after() != 1.0) {
+    scale(buffers.output, buffers.output, own, factor_after());
   }
 }
 

@@ -31,7 +31,7 @@ namespace aiacc {
 /// on none of its members another one is before it in its lane, so all of them come to run it, and it
 /// ends. Hence no ranks wait for each other crosswise.
 ///
-/// Units of tensors on GPUs, if their engine queues: all of them are issued by one launching thread in
+/// Units of tensors on GPUs, if they have an engine: all of them are issued by one launching thread in
 /// the order of their agreement. They are finished here when they are queued.
 class Dispatcher {
  public:
@@ -135,7 +135,7 @@ class Dispatcher {
   std::optional<Failure> failure_;
 
   std::vector<std::unique_ptr<Lane>> lanes_;  ///< the engine's lanes, then the express lane
-  std::unique_ptr<Lane> launcher_;            ///< of units for a GPU engine that queues
+  std::unique_ptr<Lane> launcher_;            ///< of units for an engine for GPUs
   std::unique_ptr<Lane> changes_;  ///< connects and ends the engines of process sets, one by one
 };
 

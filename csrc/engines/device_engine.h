@@ -37,11 +37,12 @@ constexpr DataType dtype_on_wire(const DeviceReduction& reduction) {
 /// Streams: every lane has a stream. What is given to an operation is what earlier work on that
 /// stream has left in memory, and `recv` holds the result for later work on it. Nothing else orders
 /// an operation: who calls makes the stream wait for whoever wrote the tensors.
-/// Blocking: an engine that `queues` returns when the operation is on the stream, and waits for no
-/// GPU. One that does not may wait in the calling thread, as other engines do.
-/// Threads and order: all operations of an engine that queues, and of all that were split from it, are
-/// issued by one thread, in an order that is equal on all ranks over all lanes together. Otherwise
-/// the rules of Engine hold, lane by lane.
+/// Memory: any of the device. In reduce_scatter `recv` may be the own part of `send`, and in all_gather
+/// `send` the own part of `recv`.
+/// Blocking: operations return when they are on the stream, and wait for no GPU, except where an
+/// engine says so.
+/// Threads and order: all operations of an engine, and of all that were split from it, are issued by one
+/// thread, in an order that is equal on all ranks over all lanes together.
 /// Start: construction and `split` concern this rank alone; the first operation connects the ranks,
 /// and waits for them, so that a job which never uses a GPU does not touch it.
 /// Failure: `abort` makes the GPU leave operations; `quiesce` tells when it has.
@@ -56,8 +57,6 @@ class DeviceEngine : public Engine {
                                   std::size_t count,
                                   const DeviceReduction& reduction) = 0;
 
-  virtual bool queues() const = 0;
-
   /// The device that all operations are about, opened with the driver that the engine uses. The first
   /// call decides: `ordinal`, or for -1 the one that the context proposed. Throws
   /// Error(kUnsupported) for another one later: a rank uses one GPU. Shared with all engines that
@@ -69,11 +68,8 @@ class DeviceEngine : public Engine {
 
   /// Memory of the lane for packed units, of at least so many bytes, aligned to 256, which kernels on
   /// `stream(lane)` and operations on that lane can use; valid until the next call for that lane.
-  /// May be pinned host memory. Waits for the GPU when it has to grow; else not.
+  /// Waits for the GPU when it has to grow; else not.
   virtual void* buffer(int lane, std::size_t bytes) = 0;
-
-  /// Whether operations work on any memory of the device. If not, on `buffer` alone.
-  virtual bool direct() const = 0;
 
   /// The rest of the text of an error if it cannot do that reduction on the device, which is known,
   /// such as "dtype uint16 (expected ...)"; else "". Equal on all ranks with equal GPUs. Needs a

@@ -9,8 +9,8 @@
 
 namespace aiacc {
 
-/// HierarchicalEngine for tensors on GPUs, whose parts are engines that queue and that share their
-/// streams: NCCL inside the hosts, and NCCL or lanes of the CPU between them.
+/// HierarchicalEngine for tensors on GPUs, whose parts are engines that share their streams:
+/// NCCL inside the hosts, and NCCL or lanes of the CPU between them.
 ///
 /// Every step of a unit is on the stream of its lane. All ranks of a host issue the same steps in the
 /// same order, and so do all ranks of a column: the order of issue that NCCL wants. The algorithm that
@@ -21,8 +21,6 @@ class HierarchicalDeviceEngine : public DeviceEngine {
 
   const char* name() const override { return "hierarchical"; }
   int lanes() const override { return levels_->lanes(); }
-  bool queues() const override { return true; }
-  bool direct() const override { return true; }
   std::shared_ptr<Device> device(int ordinal) override { return first().device(ordinal); }
   CudaStream stream(int lane) override { return first().stream(lane); }
   void* buffer(int lane, std::size_t bytes) override;

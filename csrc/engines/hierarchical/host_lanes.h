@@ -13,7 +13,7 @@
 
 namespace aiacc {
 
-/// The lanes of an engine for host memory, as an engine for tensors on GPUs that queues: between hosts
+/// The lanes of an engine for host memory, as an engine for tensors on GPUs: between hosts
 /// whose network is a matter for many flows, not for NCCL.
 ///
 /// An all-reduce or a broadcast is cut into one part for each lane of that engine. All parts travel at
@@ -30,8 +30,6 @@ class HostLanes : public DeviceEngine {
 
   const char* name() const override { return host_->name(); }
   int lanes() const override { return own_.lanes(); }
-  bool queues() const override { return true; }
-  bool direct() const override { return true; }
   std::shared_ptr<Device> device(int ordinal) override { return own_.device(ordinal); }
   CudaStream stream(int lane) override { return own_.stream(lane); }
   void* buffer(int lane, std::size_t bytes) override { return own_.buffer(lane, bytes); }

@@ -30,8 +30,6 @@ class NcclEngine : public DeviceEngine {
 
   const char* name() const override { return "nccl"; }
   int lanes() const override { return shared_->lanes(); }
-  bool queues() const override { return true; }
-  bool direct() const override { return true; }
   std::shared_ptr<Device> device(int ordinal) override { return shared_->open(ordinal); }
   CudaStream stream(int lane) override { return shared_->stream(lane); }
   void* buffer(int lane, std::size_t bytes) override;
