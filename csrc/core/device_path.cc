@@ -30,55 +30,55 @@ void DevicePath::refuse(const Request& request, const std::string& problem) cons
                   std::to_string(request.device) + ": " + problem);
 }
 
-/// Of the device that `engine_` has chosen by now, or chooses.
-const std::shared_ptr<DeviceTools>& DevicePath::tools() {
+/// Of that number; -1: the first one that was used, or a proposal.
+DevicePath::Gpu& DevicePath::gpu(int ordinal) {
   const std::lock_guard lock(mutex_);
-  if (tools_ == nullptr) {
-    tools_ = std::make_shared<DeviceTools>(
-        engine_ == nullptr ? staged_device_ : engine_->device(-1), engine_ != nullptr);
+  ordinal = ordinal < 0 ? first_gpu_ : ordinal;
+  const auto known = gpus_.find(ordinal);
+  if (known != gpus_.end()) {
+    return known->second;
   }
-  return tools_;
+  const std::shared_ptr<Device> device =
+      engine_ != nullptr
+          ? engine_->open(ordinal)
+          : Device::open(options_.staging(), ordinal < 0 ? options_.staged_device : ordinal);
+  first_gpu_ = gpus_.empty() ? device->ordinal() : first_gpu_;
+  return gpus_.emplace(device->ordinal(), Gpu{device, nullptr, nullptr}).first->second;
 }
 
-/// The engine's, or the one that staging uses; `ordinal` -1: whichever it is.
-std::shared_ptr<Device> DevicePath::device(int ordinal) {
-  if (engine_ != nullptr) {
-    return engine_->device(ordinal);
-  }
+/// Where this rank's tensors of a unit are.
+DevicePath::Gpu& DevicePath::own_gpu(const Unit& unit) {
+  return gpu(unit.devices()->at(static_cast<std::size_t>(unit.team->rank)));
+}
+
+DeviceTools& DevicePath::tools(Gpu& gpu) {
   const std::lock_guard lock(mutex_);
-  if (staged_device_ == nullptr) {
-    staged_device_ =
-        Device::open(options_.staging(), ordinal >= 0 ? ordinal : options_.staged_device);
+  if (gpu.tools == nullptr) {
+    gpu.tools = std::make_shared<DeviceTools>(gpu.device, engine_ != nullptr);
   }
-  if (ordinal >= 0 && ordinal != staged_device_->ordinal()) {
-    throw Error(Code::kUnsupported,
-                "[gpu] a tensor on GPU " + std::to_string(ordinal) + " (expected GPU " +
-                    std::to_string(staged_device_->ordinal()) +
-                    ", the one that this rank has used before); start one process for each GPU");
-  }
-  return staged_device_;
+  return *gpu.tools;
 }
 
 /// Needs a Device::Scope.
-Staging& DevicePath::staging() {
-  DeviceTools& shared = *tools();
+Staging& DevicePath::staging(Gpu& gpu) {
+  const DeviceTools& shared = tools(gpu);
   const std::lock_guard lock(mutex_);
-  if (staging_ == nullptr) {
-    staging_ = std::make_unique<Staging>(shared.device, shared.pool, options_.staged_lanes);
+  if (gpu.staging == nullptr) {
+    gpu.staging = std::make_unique<Staging>(gpu.device, shared.pool, options_.staged_lanes);
     if (aborted_) {
-      staging_->abort(*aborted_);
+      gpu.staging->abort(*aborted_);
     }
   }
-  return *staging_;
+  return *gpu.staging;
 }
 
 DevicePath::~DevicePath() {
-  if (staging_ != nullptr) {
+  for (auto& [ordinal, gpu] : gpus_) {
     try {
-      const Device::Scope scope(*staged_device_);
-      staging_.reset();
+      const Device::Scope scope(*gpu.device);
+      gpu.staging.reset();
     } catch (const Error&) {
-      static_cast<void>(staging_.release());  // The driver is shutting down, and all this with it.
+      static_cast<void>(gpu.staging.release());  // The driver is shutting down, and all this with it.
     }
   }
 }
@@ -111,7 +111,7 @@ void DevicePath::admit(Operation& operation) {
   if (engine_ == nullptr && !options_.staging) {
     refuse(request, options_.missing);
   }
-  const std::shared_ptr<Device> device = this->device(request.device);
+  const std::shared_ptr<Device> device = gpu(request.device).device;
   const Device::Scope scope(*device);
   check_reductions(request);
   if (device->capturing(operation.stream)) {
@@ -147,31 +147,33 @@ void DevicePath::wait_for_inputs(const Unit& unit, CudaStream stream, const Devi
   }
 }
 
-Mark DevicePath::run_queued(const Unit& unit, int lane) {
-  DeviceTools& shared = *tools();
-  const CudaStream stream = unit.team->gpu->stream(lane);
-  wait_for_inputs(unit, stream, *shared.device);
-  execute_device_unit(unit, lane, shared);
-  return shared.device->record(stream);
+Mark DevicePath::run_queued(const Unit& unit,
+                            int lane,
+                            DeviceEngine& engine,
+                            DeviceTools& tools) {
+  const CudaStream stream = engine.stream(lane);
+  wait_for_inputs(unit, stream, *tools.device);
+  execute_device_unit(unit, lane, engine, tools);
+  return tools.device->record(stream);
 }
 
 void DevicePath::prepare(const Unit& unit, int lane) {
-  const std::shared_ptr<Device> device = this->device(-1);
-  const Device::Scope scope(*device);
-  staging().prepare(
-      unit, lane, [&](const Unit& of, CudaStream stream) { wait_for_inputs(of, stream, *device); });
+  Gpu& gpu = own_gpu(unit);
+  const Device::Scope scope(*gpu.device);
+  staging(gpu).prepare(unit, lane, [&](const Unit& of, CudaStream stream) {
+    wait_for_inputs(of, stream, *gpu.device);
+  });
 }
 
 void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
-  const std::shared_ptr<Device> device = this->device(-1);
-  const Device::Scope scope(*device);
-  const Mark done = stages() ? staging().run(unit,
-                                             lane,
-                                             buffer,
-                                             [&](const Unit& of, CudaStream stream) {
-                                               wait_for_inputs(of, stream, *device);
-                                             })
-                             : run_queued(unit, lane);
+  DeviceEngine* engine = engine_ != nullptr ? &unit.team->gpu->on(*unit.devices()) : nullptr;
+  Gpu& gpu = engine != nullptr ? this->gpu(engine->device(-1)->ordinal()) : own_gpu(unit);
+  const Device::Scope scope(*gpu.device);
+  const auto wait = [&](const Unit& of, CudaStream stream) {
+    wait_for_inputs(of, stream, *gpu.device);
+  };
+  const Mark done = engine != nullptr ? run_queued(unit, lane, *engine, tools(gpu))
+                                      : staging(gpu).run(unit, lane, buffer, wait);
   const std::lock_guard lock(mutex_);
   for (const Piece& piece : unit.pieces) {
     Operation& operation = *piece.operation;
@@ -182,7 +184,7 @@ void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
       piece.buffers().gathered_on_gpu->users = {done};
     }
   }
-  queued_.push_back({done, name_of(unit), Clock::now()});
+  queued_.push_back({gpu.device, done, name_of(unit), Clock::now()});
 }
 
 void DevicePath::order_after(const Operation& operation, CudaStream stream, const Device& device) {
@@ -201,7 +203,7 @@ void DevicePath::order_after(const Operation& operation, CudaStream stream) {
   if (operation.completed.empty()) {
     return;  // nothing had to move
   }
-  const Device& device = *tools()->device;
+  const Device& device = *gpu(operation.request.device).device;
   const Device::Scope scope(device);
   order_after(operation, stream, device);
 }
@@ -219,7 +221,7 @@ void DevicePath::copy_gathered(Operation& operation,
   for (const std::int64_t rows : operation.tensor(tensor).first_extents) {
     bytes += static_cast<std::uint64_t>(rows) * spec.row_bytes();
   }
-  Device& device = *tools()->device;
+  Device& device = *gpu(operation.request.device).device;
   const Device::Scope scope(device);
   order_after(operation, stream, device);
   AIACC_CUDA_CHECK(device.driver(),
@@ -231,29 +233,26 @@ void DevicePath::copy_gathered(Operation& operation,
   block->users = {device.record(stream)};
 }
 
-/// Forgets units that are over, up to the first that is not. Needs the lock and a Device::Scope.
+/// Forgets units that are over, up to the first that is not. Needs the lock.
 void DevicePath::retire() {
-  while (!queued_.empty() && tools_->device->reached(queued_.front().done)) {
+  while (!queued_.empty()) {
+    const Queued& oldest = queued_.front();
+    const Device::Scope scope(*oldest.device);
+    if (!oldest.device->reached(oldest.done)) {
+      return;
+    }
     queued_.pop_front();
   }
 }
 
 bool DevicePath::busy() {
   const std::lock_guard lock(mutex_);
-  if (queued_.empty()) {
-    return false;
-  }
-  const Device::Scope scope(*tools_->device);
   retire();
   return !queued_.empty();
 }
 
 void DevicePath::look_after() {
   const std::lock_guard lock(mutex_);
-  if (queued_.empty()) {
-    return;
-  }
-  const Device::Scope scope(*tools_->device);
   retire();
   if (queued_.empty()) {
     return;
@@ -278,20 +277,25 @@ bool DevicePath::quiesce(Clock::time_point deadline) noexcept {
   if (engine_ != nullptr) {
     return engine_->quiesce(deadline);
   }
-  Staging* staging = nullptr;
+  std::vector<Gpu*> staged;
   {
     const std::lock_guard lock(mutex_);
-    staging = staging_.get();
+    for (auto& [ordinal, gpu] : gpus_) {
+      if (gpu.staging != nullptr) {
+        staged.push_back(&gpu);
+      }
+    }
   }
-  if (staging == nullptr) {
-    return true;
+  bool quiet = true;
+  for (Gpu* gpu : staged) {
+    try {
+      const Device::Scope scope(*gpu->device);
+      quiet = gpu->staging->quiesce(deadline) && quiet;
+    } catch (const Error&) {
+      // The driver is shutting down: nothing is running.
+    }
   }
-  try {
-    const Device::Scope scope(*staged_device_);
-    return staging->quiesce(deadline);
-  } catch (const Error&) {
-    return true;  // The driver is shutting down: nothing is running.
-  }
+  return quiet;
 }
 
 void DevicePath::abort(const Status& status) noexcept {
@@ -299,8 +303,10 @@ void DevicePath::abort(const Status& status) noexcept {
   if (!aborted_) {
     aborted_ = status;
   }
-  if (staging_ != nullptr) {
-    staging_->abort(*aborted_);
+  for (auto& [ordinal, gpu] : gpus_) {
+    if (gpu.staging != nullptr) {
+      gpu.staging->abort(*aborted_);
+    }
   }
 }
 

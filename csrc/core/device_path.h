@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,7 +26,7 @@ struct DevicePathOptions {
   /// refused.
   std::function<const CudaDriver&()> staging;
   int staged_lanes = 0;     ///< of that engine, the express lane included
-  int staged_device = 0;    ///< of a rank that has no tensor to tell one
+  int staged_device = 0;    ///< of a rank that never had a tensor to tell one
   double stall_warn_s = 0;  ///< report what the GPU has not done for so long; 0: never
   double stall_fail_s = 0;  ///< fail then; 0: never
 };
@@ -53,8 +54,8 @@ class DevicePath {
   bool queues() const { return engine_ != nullptr; }
 
   /// Before an operation enters the table, in the thread that submits it. Throws Error(kUnsupported)
-  /// if the job has no engine for GPUs, the rank has used another GPU before, the engine cannot do
-  /// it, or the stream is being captured into a graph; Error(kEngine) if CUDA fails.
+  /// if the job has no engine for GPUs, the engine cannot do it, or the stream is being captured into
+  /// a graph; Error(kInvalidArgument) for a GPU that is not there; Error(kEngine) if CUDA fails.
   void admit(Operation& operation);
 
   /// Whether units are staged: see Staging.
@@ -87,18 +88,26 @@ class DevicePath {
   void abort(const Status& status) noexcept;
 
  private:
+  /// A GPU that this rank uses.
+  struct Gpu {
+    std::shared_ptr<Device> device;
+    std::shared_ptr<DeviceTools> tools;  ///< null before its first unit
+    std::unique_ptr<Staging> staging;    ///< the same
+  };
   /// A unit that is on a stream.
   struct Queued {
+    std::shared_ptr<Device> device;
     Mark done;
     std::string name;
     Clock::time_point since;
     bool reported = false;
   };
 
-  std::shared_ptr<Device> device(int ordinal);
-  const std::shared_ptr<DeviceTools>& tools();
-  Staging& staging();
-  Mark run_queued(const Unit& unit, int lane);
+  Gpu& gpu(int ordinal);
+  Gpu& own_gpu(const Unit& unit);
+  DeviceTools& tools(Gpu& gpu);
+  Staging& staging(Gpu& gpu);
+  Mark run_queued(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools);
   void wait_for_inputs(const Unit& unit, CudaStream stream, const Device& device) const;
   void order_after(const Operation& operation, CudaStream stream, const Device& device);
   void check_reductions(const Request& request) const;
@@ -108,9 +117,8 @@ class DevicePath {
   DeviceEngine* const engine_;
   const DevicePathOptions options_;
   std::mutex mutex_;
-  std::shared_ptr<Device> staged_device_;  ///< that of all tensors, once it is known
-  std::shared_ptr<DeviceTools> tools_;     ///< of the one device
-  std::unique_ptr<Staging> staging_;
+  std::map<int, Gpu> gpus_;  ///< by number; none goes before the end
+  int first_gpu_ = -1;
   std::optional<Status> aborted_;
   std::deque<Queued> queued_;
 };

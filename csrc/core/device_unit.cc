@@ -17,10 +17,10 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress
 /// A unit on its way: where it runs, and what moves bytes there.
 class DeviceUnit {
  public:
-  DeviceUnit(const Unit& unit, int lane, DeviceTools& tools)
+  DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools)
       : unit_(unit),
         lane_(lane),
-        engine_(*unit.team->gpu),
+        engine_(engine),
         tools_(tools),
         driver_(tools.device->driver()),
         stream_(engine_.stream(lane)),
@@ -255,8 +255,8 @@ DeviceTools::~DeviceTools() {
   }
 }
 
-void execute_device_unit(const Unit& unit, int lane, DeviceTools& tools) {
-  DeviceUnit work(unit, lane, tools);
+void execute_device_unit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools) {
+  DeviceUnit work(unit, lane, engine, tools);
   switch (unit.pieces.front().request().kind) {
     case OpKind::kAllreduce:
       work.all_reduce();

@@ -23,12 +23,12 @@ struct DeviceTools {
   std::unique_ptr<BatchCopier> copier;  ///< null without kernels
 };
 
-/// Queues one unit of tensors on a GPU on its lane's stream, with the GPU engine of its team: pack
+/// Queues one unit of tensors on a GPU on its lane's stream, with the engine of its GPUs: pack
 /// with the prescale, operation, unpack with what is to be done to the sum; one kernel each. A single
 /// tensor is worked on in place where the engine can. A piece without memory stands for zeros, and
 /// its result is dropped.
 /// Neither waits for the inputs nor marks the end: see DevicePath. Needs a Device::Scope. Throws what
 /// engine and CUDA throw.
-void execute_device_unit(const Unit& unit, int lane, DeviceTools& tools);
+void execute_device_unit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools);
 
 }  // namespace aiacc

@@ -63,7 +63,7 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
   finished_.clear();
   for (const Agreement& agreement : ready) {
     if (agreement.zeros != nullptr) {
-      if (Operation* operation = answer_with_zeros(*agreement.zeros)) {
+      if (Operation* operation = answer_with_zeros(agreement)) {
         moving_.push_back(operation);
       }
       continue;
@@ -149,9 +149,11 @@ void Dispatcher::clear_loads() {
 }
 
 /// An operation of nobody, which gives zeros and whose result is dropped; null if it is empty.
-Operation* Dispatcher::answer_with_zeros(const Request& request) {
+Operation* Dispatcher::answer_with_zeros(const Agreement& agreement) {
+  const Request& request = *agreement.zeros;
   auto operation = std::make_unique<Operation>();
   operation->request = request;
+  operation->devices = agreement.devices;
   operation->more.resize(request.more.size());
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     TensorBuffers& buffers = operation->tensor(i);

@@ -94,7 +94,7 @@ class Dispatcher {
   };
 
   void change_process_sets(Operation& operation, const Agreement& agreement);
-  Operation* answer_with_zeros(const Request& request);
+  Operation* answer_with_zeros(const Agreement& agreement);
   void plan_moving(const Parameters& parameters, Lane** helped);
   void plan_team(const std::shared_ptr<const Team>& team,
                  const Parameters& parameters,

@@ -17,12 +17,22 @@ void Negotiator::submit(const Request& request, std::uint64_t ticket) {
     bits_.for_each([&](std::size_t slot) { requeue(static_cast<ResponseCache::Slot>(slot)); });
   }
   const auto slot = cache_.find(request.process_set, request.name);
-  if (slot && same_signature(cache_.at(*slot), request)) {
+  if (slot && has_slot(request, *slot)) {
     bits_.set(*slot);
     by_slot_[*slot] = {&request, ticket};
     return;
   }
   fresh_.push_back({&request, ticket});
+}
+
+/// Whether what was agreed on is what this rank asks for again.
+bool Negotiator::has_slot(const Request& request, ResponseCache::Slot slot) const {
+  if (!same_signature(cache_.at(slot), request)) {
+    return false;
+  }
+  const SharedPlacement& devices = cache_.devices(slot);
+  const auto member = static_cast<std::size_t>(sets_.index_of(request.process_set, rank_));
+  return devices == nullptr || devices->at(member) == request.device;
 }
 
 void Negotiator::propose(const Parameters& parameters) {
@@ -129,6 +139,7 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
       AIACC_CHECK(joined_.has(rank_) && joinable_.test(slot));
       agreement.zeros = std::make_shared<Request>(request);
     }
+    agreement.devices = cache_.devices(slot);
     if (request.kind == OpKind::kAllgather) {
       const std::size_t members = sets_.members(request.process_set)->size();
       for (std::size_t i = 0; i < request.tensors(); ++i) {
@@ -178,9 +189,9 @@ void Negotiator::take_join(int rank) {
   }
 }
 
-void Negotiator::give_slot(const Request& request) {
+void Negotiator::give_slot(const Request& request, const SharedPlacement& devices) {
   std::optional<ResponseCache::Slot> evicted;
-  const auto slot = cache_.insert(request, evicted);
+  const auto slot = cache_.insert(request, devices, evicted);
   if (evicted) {
     requeue(*evicted);
   }

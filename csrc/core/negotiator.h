@@ -25,6 +25,7 @@ struct Agreement {
   /// All-to-all: rows that all ranks send together. Join: the last rank to join. Process sets: the
   /// id of a new one, whether an old one was removed.
   std::int64_t value = 0;
+  SharedPlacement devices;               ///< the members' GPUs; null: a tensor in host memory
   Status status;                         ///< not ok: fails on every rank with this
   std::shared_ptr<const Request> zeros;  ///< what this rank, which has joined, answers with zeros
 };
@@ -116,7 +117,8 @@ class Negotiator {
   void remove_set(std::uint32_t id, RoundOutcome& outcome);
   void fail(const Key& key, const Status& status, RoundOutcome& outcome);
   void fail_automatic_names(RoundOutcome& outcome);
-  void give_slot(const Request& request);
+  bool has_slot(const Request& request, ResponseCache::Slot slot) const;
+  void give_slot(const Request& request, const SharedPlacement& devices);
   void free_slot(ResponseCache::Slot slot);
   void requeue(ResponseCache::Slot slot);
   bool blocked_by_join(const Request& request) const;

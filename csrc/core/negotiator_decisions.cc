@@ -92,6 +92,7 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
   const Request& first = requests.front();
   Agreement agreement;
   agreement.status = validate(requests, ranks);
+  agreement.devices = placement_of(waiting.by_member);
   bool uniform = true;
   if (agreement.status.ok()) {
     uniform = add_rows(requests, member, agreement.first_extents, agreement.value);
@@ -100,7 +101,7 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
     }
   }
   if (agreement.status.ok() && uniform && first.cacheable && !blocked_by_join(first)) {
-    give_slot(first);
+    give_slot(first, agreement.devices);
   }
   if (member < 0) {
     return;

@@ -32,14 +32,15 @@ bool packs_with(const Piece& left, const Piece& right) {
   const Request& a = left.request();
   const Request& b = right.request();
   return a.kind == b.kind && left.spec().dtype == right.spec().dtype && a.op == b.op &&
-         a.root == b.root && a.on_gpu() == b.on_gpu() && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.wire == b.wire;
+         a.root == b.root && same_placement(left.operation->devices, right.operation->devices) &&
+         a.prescale == b.prescale && a.postscale == b.postscale && a.wire == b.wire;
 }
 
 }  // namespace
 
 void take_agreement(Operation& operation, const Agreement& agreement) {
   operation.value = agreement.value;
+  operation.devices = agreement.devices;
   if (agreement.first_extents.empty()) {
     return;
   }

@@ -1,5 +1,7 @@
 #include "csrc/core/response_cache.h"
 
+#include <utility>
+
 namespace aiacc {
 
 std::optional<ResponseCache::Slot> ResponseCache::find(std::uint32_t process_set,
@@ -16,6 +18,7 @@ std::optional<ResponseCache::Slot> ResponseCache::find(std::uint32_t process_set
 }
 
 std::optional<ResponseCache::Slot> ResponseCache::insert(const Request& request,
+                                                         SharedPlacement devices,
                                                          std::optional<Slot>& evicted) {
   evicted.reset();
   if (capacity_ == 0) {
@@ -31,7 +34,7 @@ std::optional<ResponseCache::Slot> ResponseCache::insert(const Request& request,
   }
   const Slot slot = *free_.begin();
   free_.erase(free_.begin());
-  entries_[slot] = {request, ++clock_, true};
+  entries_[slot] = {request, std::move(devices), ++clock_, true};
   by_name_[request.process_set][request.name] = slot;
   return slot;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "csrc/core/message.h"
+#include "csrc/planning/device_placement.h"
 
 namespace aiacc {
 
@@ -27,10 +28,14 @@ class ResponseCache {
   /// The slot of this name in this process set, whatever its signature.
   std::optional<Slot> find(std::uint32_t process_set, const std::string& name) const;
   const Request& at(Slot slot) const { return entries_[slot].request; }
+  /// The members' GPUs; null for a tensor in host memory.
+  const SharedPlacement& devices(Slot slot) const { return entries_[slot].devices; }
 
   /// Lowest free slot, evicting when full; `evicted` receives what had to go. Nothing is cached
   /// when the capacity is 0.
-  std::optional<Slot> insert(const Request& request, std::optional<Slot>& evicted);
+  std::optional<Slot> insert(const Request& request,
+                             SharedPlacement devices,
+                             std::optional<Slot>& evicted);
   void touch(Slot slot) { entries_[slot].used = ++clock_; }
   void erase(Slot slot);
 
@@ -51,6 +56,7 @@ class ResponseCache {
  private:
   struct Entry {
     Request request;
+    SharedPlacement devices;
     std::uint64_t used = 0;
     bool valid = false;
   };

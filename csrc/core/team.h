@@ -4,8 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "csrc/core/placed_engines.h"
 #include "csrc/core/process_sets.h"
-#include "csrc/engines/device_engine.h"
+#include "csrc/engines/engine.h"
 
 namespace aiacc {
 
@@ -17,8 +18,9 @@ struct Team {
   int rank = 0;                   ///< place of this rank among them; -1: it is no member
   Engine* engine = nullptr;       ///< null unless this rank is a member and the set is usable
   std::unique_ptr<Engine> owned;  ///< behind `engine`, except that of all ranks
-  DeviceEngine* gpu = nullptr;  ///< for tensors on GPUs; null like `engine`, or if the job has none
   std::unique_ptr<Engine> owned_gpu;
+  /// For tensors on GPUs; null like `engine`, or if the job has none.
+  std::unique_ptr<PlacedEngines> gpu;
 
   int size() const { return static_cast<int>(ranks.size()); }
 };

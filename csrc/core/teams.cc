@@ -16,17 +16,24 @@ std::shared_ptr<Team> team_of(std::uint32_t id, std::vector<int> ranks, int rank
 }
 
 void abort_team(const Team& team, const Status& status) noexcept {
-  for (Engine* engine : {team.engine, static_cast<Engine*>(team.gpu)}) {
-    if (engine != nullptr) {
-      engine->abort(status);
-    }
+  if (team.engine != nullptr) {
+    team.engine->abort(status);
   }
+  if (team.gpu != nullptr) {
+    team.gpu->abort(status);
+  }
+}
+
+void give_gpu(Team& team, DeviceEngine& engine) {
+  team.gpu = std::make_unique<PlacedEngines>(engine, team.rank, team.size(), team.id);
 }
 
 std::shared_ptr<const Team> team_of_all(int rank, int size, Engine& engine, DeviceEngine* gpu) {
   auto team = team_of(0, all_ranks(size), rank);
   team->engine = &engine;
-  team->gpu = gpu;
+  if (gpu != nullptr) {
+    give_gpu(*team, *gpu);
+  }
   return team;
 }
 
@@ -71,8 +78,8 @@ void Teams::connect(std::uint32_t id) {
   team->owned = engine_.split(team->ranks, id);
   team->engine = team->owned.get();
   if (gpu_ != nullptr) {
-    team->owned_gpu = gpu_->split(team->ranks, id);
-    team->gpu = team->owned_gpu->as_device();
+    team->owned_gpu = gpu_->split(team->ranks, id * PlacedEngines::kGroups);
+    give_gpu(*team, *team->owned_gpu->as_device());
   }
   const std::lock_guard lock(mutex_);
   if (aborted_) {

@@ -19,6 +19,7 @@ void reset(Operation& operation) {
   operation.first_extents.clear();
   operation.gathered = {};
   operation.gathered_on_gpu.reset();
+  operation.devices.reset();
   operation.written.reset();
   operation.completed.clear();
   operation.more.clear();

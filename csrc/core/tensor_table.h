@@ -15,6 +15,7 @@
 #include "csrc/base/socket.h"
 #include "csrc/core/message.h"
 #include "csrc/cuda/device_pool.h"
+#include "csrc/planning/device_placement.h"
 
 namespace aiacc {
 
@@ -37,6 +38,7 @@ struct TensorBuffers {
 struct Operation : TensorBuffers {
   Request request;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
+  SharedPlacement devices;  ///< Agreement::devices
   /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until `submit`.
   CudaStream stream = nullptr;
   Mark written;                 ///< where `stream` was in `submit`

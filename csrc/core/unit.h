@@ -28,6 +28,9 @@ struct Unit {
   std::shared_ptr<const Team> team;
   Algorithm algorithm = Algorithm::kAny;
   std::vector<Operation*> finished;  ///< scratch of whoever has run it
+
+  /// The members' GPUs. All tensors of a unit have the same; null in host memory.
+  const SharedPlacement& devices() const { return pieces.front().operation->devices; }
 };
 
 /// Reusable, growing scratch memory of one lane, aligned for vector instructions.

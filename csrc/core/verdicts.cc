@@ -40,6 +40,16 @@ bool add_rows(const std::vector<Request>& requests,
   return uniform;
 }
 
+SharedPlacement placement_of(const std::vector<std::optional<Request>>& by_member) {
+  DevicePlacement devices;
+  bool on_gpu = false;
+  for (const auto& request : by_member) {
+    devices.push_back(request ? request->device : -1);
+    on_gpu = on_gpu || devices.back() >= 0;
+  }
+  return on_gpu ? std::make_shared<DevicePlacement>(std::move(devices)) : nullptr;
+}
+
 Status joined_status(const Request& request, int rank) {
   return {Code::kMismatch,
           "[join] " + quoted(request) + ": rank " + std::to_string(rank) +

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "csrc/core/validate.h"
+#include "csrc/planning/device_placement.h"
 
 namespace aiacc {
 
@@ -17,6 +19,9 @@ bool add_rows(const std::vector<Request>& requests,
               int member,
               std::vector<std::int64_t>& rows,
               std::int64_t& value);
+
+/// The GPUs that the members' requests are about; null if they are about host memory. Pure.
+SharedPlacement placement_of(const std::vector<std::optional<Request>>& by_member);
 
 /// Why requests fail that need no disagreement for it. The texts are the same on every rank.
 

@@ -57,10 +57,13 @@ class DeviceEngine : public Engine {
                                   std::size_t count,
                                   const DeviceReduction& reduction) = 0;
 
-  /// The device that all operations are about, opened with the driver that the engine uses. The first
-  /// call decides: `ordinal`, or for -1 the one that the context proposed. Throws
-  /// Error(kUnsupported) for another one later: a rank uses one GPU. Shared with all engines that
-  /// are split from this one. Any thread.
+  /// A device of this rank, opened with the driver that the engine uses; -1: the first one that was
+  /// opened, else the one that the context proposed. Shared with all engines that are split from this
+  /// one. Any thread.
+  virtual std::shared_ptr<Device> open(int ordinal) = 0;
+
+  /// The device that the operations of this engine are about. The first call decides: open(ordinal).
+  /// Later ones give that number again, or -1.
   virtual std::shared_ptr<Device> device(int ordinal) = 0;
 
   /// The stream of a lane. Needs `device` before. The issuing thread's.
@@ -71,13 +74,14 @@ class DeviceEngine : public Engine {
   /// Waits for the GPU when it has to grow; else not.
   virtual void* buffer(int lane, std::size_t bytes) = 0;
 
-  /// The rest of the text of an error if it cannot do that reduction on the device, which is known,
+  /// The rest of the text of an error if it cannot do that reduction on a device,
   /// such as "dtype uint16 (expected ...)"; else "". Equal on all ranks with equal GPUs. Needs a
-  /// Device::Scope.
+  /// Device::Scope of the device that it is about.
   virtual std::string refusal(const DeviceReduction& reduction) const = 0;
 
-  /// Waits until the streams of all lanes are empty, or the device has failed, or the deadline; true
-  /// unless the deadline came. For the end: nothing in a step calls it. Any thread.
+  /// Waits until the streams of all lanes are empty, on all devices of engines that are split from each
+  /// other, or a device has failed, or the deadline; true unless the deadline came. For the end:
+  /// nothing in a step calls it. Any thread.
   virtual bool quiesce(Clock::time_point deadline) noexcept = 0;
 
   /// Throws Error if the GPU or the library has failed since. Called now and then by any thread; does

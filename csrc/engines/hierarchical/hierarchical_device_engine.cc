@@ -27,6 +27,14 @@ std::vector<DeviceEngine*> devices_of(const std::vector<Engine*>& engines) {
 HierarchicalDeviceEngine::HierarchicalDeviceEngine(std::unique_ptr<HierarchicalEngine> levels)
     : levels_(std::move(levels)), parts_(devices_of(levels_->parts())) {}
 
+std::shared_ptr<Device> HierarchicalDeviceEngine::device(int ordinal) {
+  std::shared_ptr<Device> device;
+  for (DeviceEngine* part : parts_) {
+    device = part->device(ordinal);
+  }
+  return device;
+}
+
 /// It is the same memory for all parts; each may want to register it.
 void* HierarchicalDeviceEngine::buffer(int lane, std::size_t bytes) {
   void* memory = nullptr;

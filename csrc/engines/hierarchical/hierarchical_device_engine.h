@@ -21,7 +21,8 @@ class HierarchicalDeviceEngine : public DeviceEngine {
 
   const char* name() const override { return "hierarchical"; }
   int lanes() const override { return levels_->lanes(); }
-  std::shared_ptr<Device> device(int ordinal) override { return first().device(ordinal); }
+  std::shared_ptr<Device> open(int ordinal) override { return first().open(ordinal); }
+  std::shared_ptr<Device> device(int ordinal) override;
   CudaStream stream(int lane) override { return first().stream(lane); }
   void* buffer(int lane, std::size_t bytes) override;
   std::string refusal(const DeviceReduction& reduction) const override;

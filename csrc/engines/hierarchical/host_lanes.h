@@ -30,6 +30,7 @@ class HostLanes : public DeviceEngine {
 
   const char* name() const override { return host_->name(); }
   int lanes() const override { return own_.lanes(); }
+  std::shared_ptr<Device> open(int ordinal) override { return own_.open(ordinal); }
   std::shared_ptr<Device> device(int ordinal) override { return own_.device(ordinal); }
   CudaStream stream(int lane) override { return own_.stream(lane); }
   void* buffer(int lane, std::size_t bytes) override { return own_.buffer(lane, bytes); }

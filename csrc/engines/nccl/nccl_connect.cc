@@ -140,7 +140,7 @@ void NcclEngine::join(std::size_t lane, const NcclUniqueId& id) {
   const std::lock_guard lock(mutex_);
   cancellation_.check();
   NcclConfig config =
-      communicator_settings(nccl_.version, lanes(), shared_->attribute(kCudaMultiprocessors));
+      communicator_settings(nccl_.version, lanes(), devices_->attribute(kCudaMultiprocessors));
   NcclComm& comm = comms_[lane].comm;
   const NcclResult result = nccl_.comm_init(&comm, context_.size, id, context_.rank, &config);
   settle(comm, result, "ncclCommInitRankConfig");
@@ -195,7 +195,7 @@ void NcclEngine::abort(const Status& status) noexcept {
     if (comms_.empty()) {
       return;
     }
-    const Device::Scope scope(shared_->device());
+    const Device::Scope scope(*device_->device());
     for (Lane& lane : comms_) {
       if (lane.comm != nullptr) {
         nccl_.comm_abort(std::exchange(lane.comm, nullptr));
@@ -213,9 +213,9 @@ bool NcclEngine::finish() noexcept {
     const auto deadline = Clock::now() + duration_of(context_.peer_timeout_s);
     // Not until the streams are empty: other engines go on with them.
     for (int lane = 0; lane < lanes(); ++lane) {
-      const Mark last = shared_->open(-1)->record(stream(lane));
+      const Mark last = device_->device()->record(stream(lane));
       Pause pause(cancellation_);
-      while (!shared_->device().reached(last)) {
+      while (!device_->device()->reached(last)) {
         if (Clock::now() >= deadline) {
           return false;
         }
@@ -242,7 +242,7 @@ NcclEngine::~NcclEngine() {
     return;
   }
   try {
-    const Device::Scope scope(shared_->device());
+    const Device::Scope scope(*device_->device());
     if (finish()) {
       return;
     }

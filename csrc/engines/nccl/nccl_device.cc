@@ -1,8 +1,7 @@
 #include "csrc/engines/nccl/nccl_device.h"
 
-#include <algorithm>
-#include <string>
 #include <thread>
+#include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
@@ -14,10 +13,18 @@ constexpr std::size_t kLeastBuffer = std::size_t{1} << 20;
 
 }  // namespace
 
-NcclDevice::~NcclDevice() {
-  if (device_ == nullptr) {
-    return;
+NcclDevice::NcclDevice(std::shared_ptr<Device> device, const NcclApi& nccl, int lanes)
+    : device_(std::move(device)), nccl_(nccl), lanes_(static_cast<std::size_t>(lanes)) {
+  const CudaDriver& driver = device_->driver();
+  int lowest = 0;
+  int highest = 0;
+  AIACC_CUDA_CHECK(driver, stream_priority_range, &lowest, &highest);
+  for (Lane& lane : lanes_) {
+    AIACC_CUDA_CHECK(driver, stream_create, &lane.stream, kCudaStreamNonBlocking, highest);
   }
+}
+
+NcclDevice::~NcclDevice() {
   try {
     const Device::Scope scope(*device_);
     for (Lane& lane : lanes_) {
@@ -27,43 +34,11 @@ NcclDevice::~NcclDevice() {
           AIACC_LOG(kWarning) << "[nccl] a buffer could not be given back";
         }
       }
-      AIACC_CUDA_LOG(cuda_, stream_destroy, lane.stream);
+      AIACC_CUDA_LOG(device_->driver(), stream_destroy, lane.stream);
     }
   } catch (const Error&) {
     // The driver is shutting down, and all this with it.
   }
-}
-
-std::shared_ptr<Device> NcclDevice::open(int ordinal) {
-  const std::lock_guard lock(mutex_);
-  if (device_ == nullptr) {
-    const auto device = Device::open(cuda_, ordinal >= 0 ? ordinal : proposed_);
-    const Device::Scope scope(*device);
-    int lowest = 0;
-    int highest = 0;
-    AIACC_CUDA_CHECK(cuda_, stream_priority_range, &lowest, &highest);
-    for (Lane& lane : lanes_) {
-      if (lane.stream == nullptr) {
-        AIACC_CUDA_CHECK(cuda_, stream_create, &lane.stream, kCudaStreamNonBlocking, highest);
-      }
-    }
-    device_ = device;
-  }
-  if (ordinal >= 0 && ordinal != device_->ordinal()) {
-    throw Error(Code::kUnsupported,
-                "[nccl] a tensor on GPU " + std::to_string(ordinal) + " (expected GPU " +
-                    std::to_string(device_->ordinal()) +
-                    ", the one that this rank has used before); start one process for each GPU");
-  }
-  return device_;
-}
-
-int NcclDevice::attribute(int number) const {
-  CudaDevice device = 0;
-  int value = 0;
-  AIACC_CUDA_CHECK(cuda_, context_device, &device);
-  AIACC_CUDA_CHECK(cuda_, device_attribute, &value, number, device);
-  return value;
 }
 
 const NcclDevice::Buffer& NcclDevice::buffer(int lane, std::size_t bytes) {
@@ -83,29 +58,57 @@ const NcclDevice::Buffer& NcclDevice::buffer(int lane, std::size_t bytes) {
   return here.buffer;
 }
 
-bool NcclDevice::quiesce(Clock::time_point deadline) noexcept {
-  try {
-    std::shared_ptr<Device> device;
-    {
-      const std::lock_guard lock(mutex_);
-      device = device_;
-    }
-    if (device == nullptr) {
-      return true;
-    }
-    const Device::Scope scope(*device);
-    for (const Lane& lane : lanes_) {
-      while (cuda_.stream_query(lane.stream) == kCudaNotReady) {
-        if (Clock::now() >= deadline) {
-          return false;
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(200));  // nothing wakes up for that
+bool NcclDevice::quiesce(Clock::time_point deadline) const {
+  const Device::Scope scope(*device_);
+  for (const Lane& lane : lanes_) {
+    while (device_->driver().stream_query(lane.stream) == kCudaNotReady) {
+      if (Clock::now() >= deadline) {
+        return false;
       }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));  // nothing wakes up for that
     }
-  } catch (const Error&) {
-    // A device without a context runs nothing.
   }
   return true;
+}
+
+std::shared_ptr<NcclDevice> NcclDevices::on(int ordinal) {
+  const std::lock_guard lock(mutex_);
+  if (ordinal < 0) {
+    ordinal = first_.value_or(proposed_);
+  }
+  auto known = devices_.find(ordinal);
+  if (known == devices_.end()) {
+    const auto device = Device::open(cuda_, ordinal);
+    const Device::Scope scope(*device);
+    known = devices_.emplace(ordinal, std::make_shared<NcclDevice>(device, nccl_, lanes_)).first;
+    first_ = first_.value_or(ordinal);
+  }
+  return known->second;
+}
+
+int NcclDevices::attribute(int number) const {
+  CudaDevice device = 0;
+  int value = 0;
+  AIACC_CUDA_CHECK(cuda_, context_device, &device);
+  AIACC_CUDA_CHECK(cuda_, device_attribute, &value, number, device);
+  return value;
+}
+
+bool NcclDevices::quiesce(Clock::time_point deadline) noexcept {
+  std::map<int, std::shared_ptr<NcclDevice>> devices;
+  {
+    const std::lock_guard lock(mutex_);
+    devices = devices_;
+  }
+  bool quiet = true;
+  for (const auto& [ordinal, device] : devices) {
+    try {
+      quiet = device->quiesce(deadline) && quiet;
+    } catch (const Error&) {
+      // A device without a context runs nothing.
+    }
+  }
+  return quiet;
 }
 
 }  // namespace aiacc

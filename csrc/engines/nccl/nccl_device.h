@@ -1,9 +1,10 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "csrc/base/socket.h"
@@ -12,29 +13,20 @@
 
 namespace aiacc {
 
-/// The streams and buffers of the lanes of one rank's GPU. Engines that are split from each other
-/// share them: one stream per lane keeps their operations in order.
+/// The streams and buffers of the lanes of one GPU. Engines that are split from each other share them:
+/// one stream per lane keeps their operations in order.
 ///
-/// Threads: `open` and `quiesce` any, the others the issuing one, after `open`.
+/// Threads: `quiesce` any, the others the issuing one. The tables outlive it.
 class NcclDevice {
  public:
-  /// `proposed`: the device if nobody asks for one.
-  NcclDevice(const CudaDriver& cuda, const NcclApi& nccl, int lanes, int proposed)
-      : cuda_(cuda), nccl_(nccl), proposed_(proposed), lanes_(static_cast<std::size_t>(lanes)) {}
+  /// Needs a Device::Scope.
+  NcclDevice(std::shared_ptr<Device> device, const NcclApi& nccl, int lanes);
   /// The streams are empty by then, or the device has failed.
   ~NcclDevice();
   NcclDevice(const NcclDevice&) = delete;
   NcclDevice& operator=(const NcclDevice&) = delete;
 
-  const NcclApi& nccl() const { return nccl_; }
-  int lanes() const { return static_cast<int>(lanes_.size()); }
-
-  /// See DeviceEngine::device.
-  std::shared_ptr<Device> open(int ordinal);
-  /// Of the device that was opened.
-  const Device& device() const { return *device_; }
-  /// An attribute of the device whose context is current.
-  int attribute(int number) const;
+  const std::shared_ptr<Device>& device() const { return device_; }
   CudaStream stream(int lane) const { return lane_at(lane).stream; }
 
   struct Buffer {
@@ -45,7 +37,7 @@ class NcclDevice {
   const Buffer& buffer(int lane, std::size_t bytes);
 
   /// See DeviceEngine::quiesce.
-  bool quiesce(Clock::time_point deadline) noexcept;
+  bool quiesce(Clock::time_point deadline) const;
 
  private:
   struct Lane {
@@ -58,12 +50,34 @@ class NcclDevice {
     return lanes_[static_cast<std::size_t>(lane) % lanes_.size()];
   }
 
+  const std::shared_ptr<Device> device_;
+  const NcclApi& nccl_;
+  std::vector<Lane> lanes_;
+};
+
+/// The GPUs that one rank uses, most often one. Threads: any.
+class NcclDevices {
+ public:
+  /// `proposed`: the device if nobody asks for one.
+  NcclDevices(const CudaDriver& cuda, const NcclApi& nccl, int lanes, int proposed)
+      : cuda_(cuda), nccl_(nccl), lanes_(lanes), proposed_(proposed) {}
+
+  const NcclApi& nccl() const { return nccl_; }
+  int lanes() const { return lanes_; }
+  /// See DeviceEngine::open.
+  std::shared_ptr<NcclDevice> on(int ordinal);
+  /// An attribute of the device whose context is current.
+  int attribute(int number) const;
+  bool quiesce(Clock::time_point deadline) noexcept;
+
+ private:
   const CudaDriver& cuda_;
   const NcclApi& nccl_;
+  const int lanes_;
   const int proposed_;
-  std::mutex mutex_;  ///< guards the opening
-  std::shared_ptr<Device> device_;
-  std::vector<Lane> lanes_;
+  std::mutex mutex_;
+  std::optional<int> first_;
+  std::map<int, std::shared_ptr<NcclDevice>> devices_;  ///< by ordinal
 };
 
 }  // namespace aiacc

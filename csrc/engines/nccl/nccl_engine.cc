@@ -29,7 +29,7 @@ bool all_equal(const std::vector<std::size_t>& values) {
 }  // namespace
 
 NcclEngine::NcclEngine(const CudaDriver& cuda, const NcclApi& nccl, const EngineContext& context)
-    : NcclEngine(std::make_shared<NcclDevice>(cuda, nccl, context.lanes, context.device),
+    : NcclEngine(std::make_shared<NcclDevices>(cuda, nccl, context.lanes, context.device),
                  context,
                  all_ranks(context.size),
                  0) {
@@ -43,12 +43,12 @@ NcclEngine::NcclEngine(const CudaDriver& cuda, const NcclApi& nccl, const Engine
   }
 }
 
-NcclEngine::NcclEngine(std::shared_ptr<NcclDevice> shared,
+NcclEngine::NcclEngine(std::shared_ptr<NcclDevices> devices,
                        EngineContext context,
                        std::vector<int> members,
                        std::uint32_t group)
-    : shared_(std::move(shared)),
-      nccl_(shared_->nccl()),
+    : devices_(std::move(devices)),
+      nccl_(devices_->nccl()),
       context_(std::move(context)),
       members_(std::move(members)),
       group_(group) {}
@@ -59,7 +59,15 @@ std::unique_ptr<Engine> NcclEngine::split(const std::vector<int>& members, std::
   context.rank = place_among(members, context_.rank, context_.size);
   context.size = static_cast<int>(members.size());
   return std::unique_ptr<Engine>(
-      new NcclEngine(shared_, std::move(context), translated(members_, members), group));
+      new NcclEngine(devices_, std::move(context), translated(members_, members), group));
+}
+
+std::shared_ptr<Device> NcclEngine::device(int ordinal) {
+  if (device_ == nullptr) {
+    device_ = devices_->on(ordinal);
+  }
+  AIACC_CHECK(ordinal < 0 || ordinal == device_->device()->ordinal());
+  return device_->device();
 }
 
 void* NcclEngine::buffer(int lane, std::size_t bytes) {
@@ -71,7 +79,7 @@ void* NcclEngine::buffer(int lane, std::size_t bytes) {
 
 /// All ranks come here before the same operation, for memory of the same size. With the lock.
 void* NcclEngine::registered_buffer(std::size_t lane, std::size_t bytes) {
-  const NcclDevice::Buffer& buffer = shared_->buffer(static_cast<int>(lane), bytes);
+  const NcclDevice::Buffer& buffer = device_->buffer(static_cast<int>(lane), bytes);
   Lane& here = comms_[lane];
   if (here.buffer != buffer.memory) {
     // That of an outgrown buffer stays: work with it may be queued.
@@ -88,7 +96,7 @@ void* NcclEngine::registered_buffer(std::size_t lane, std::size_t bytes) {
 }
 
 std::string NcclEngine::refusal(const DeviceReduction& reduction) const {
-  return nccl_refusal(reduction, shared_->attribute(kCudaCapabilityMajor));
+  return nccl_refusal(reduction, devices_->attribute(kCudaCapabilityMajor));
 }
 
 /// `call(comm, stream)` queues one operation.
@@ -98,7 +106,7 @@ void NcclEngine::issue(int lane, const char* name, Call call) {
   const std::lock_guard lock(mutex_);
   cancellation_.check();
   NcclComm comm = comms_[static_cast<std::size_t>(lane) % comms_.size()].comm;
-  settle(comm, call(comm, shared_->stream(lane)), name);
+  settle(comm, call(comm, device_->stream(lane)), name);
 }
 
 /// `call(comm, stream)` queues parts of one operation and returns the first result that is bad.

@@ -13,8 +13,8 @@
 
 namespace aiacc {
 
-/// Tensors on GPUs over NCCL: one communicator with connections of its own, one stream of high
-/// priority and one registered buffer for each lane.
+/// Tensors on a GPU of every rank over NCCL: one communicator with connections of its own, one stream
+/// of high priority and one registered buffer for each lane.
 ///
 /// It queues: see DeviceEngine. Calls of NCCL do not block; where one is not over at once, the issuing
 /// thread asks again until it is, the engine is aborted, or `connect_timeout_s` have passed. The order
@@ -29,12 +29,13 @@ class NcclEngine : public DeviceEngine {
   ~NcclEngine() override;
 
   const char* name() const override { return "nccl"; }
-  int lanes() const override { return shared_->lanes(); }
-  std::shared_ptr<Device> device(int ordinal) override { return shared_->open(ordinal); }
-  CudaStream stream(int lane) override { return shared_->stream(lane); }
+  int lanes() const override { return devices_->lanes(); }
+  std::shared_ptr<Device> open(int ordinal) override { return devices_->on(ordinal)->device(); }
+  std::shared_ptr<Device> device(int ordinal) override;
+  CudaStream stream(int lane) override { return device_->stream(lane); }
   void* buffer(int lane, std::size_t bytes) override;
   std::string refusal(const DeviceReduction& reduction) const override;
-  bool quiesce(Clock::time_point deadline) noexcept override { return shared_->quiesce(deadline); }
+  bool quiesce(Clock::time_point deadline) noexcept override { return devices_->quiesce(deadline); }
   void check() override;
   void abort(const Status& status) noexcept override;
 
@@ -73,7 +74,7 @@ class NcclEngine : public DeviceEngine {
     std::vector<void*> registrations;
   };
 
-  NcclEngine(std::shared_ptr<NcclDevice> shared,
+  NcclEngine(std::shared_ptr<NcclDevices> devices,
              EngineContext context,
              std::vector<int> members,
              std::uint32_t group);
@@ -88,7 +89,8 @@ class NcclEngine : public DeviceEngine {
   void issue_group(int lane, const char* name, Call call);
   bool finish() noexcept;
 
-  const std::shared_ptr<NcclDevice> shared_;
+  const std::shared_ptr<NcclDevices> devices_;
+  std::shared_ptr<NcclDevice> device_;  ///< the one of all operations; null until `device`
   const NcclApi& nccl_;
   const EngineContext context_;     ///< rank and size: those of this engine
   const std::vector<int> members_;  ///< their ranks in the job

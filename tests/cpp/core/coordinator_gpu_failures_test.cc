@@ -118,16 +118,17 @@ TEST(CoordinatorGpuFailures, RefusedWhereItIsSubmitted) {
   });
 }
 
-TEST(CoordinatorGpuFailures, ASecondGpuOfARank) {
+TEST(CoordinatorGpuFailures, AGpuThatIsNotThere) {
   NcclWorld gpus(2);
-  with_gpus(gpus, {}, 1, [&](int rank, RankParts& parts, GpuRank& gpu) {
+  with_gpus(gpus, {}, 1, [&](int, RankParts& parts, GpuRank& gpu) {
     float value = 1;
-    gpu.finish(gpu.submit(make_request("x", {1}), &value, &value));
     auto operation = gpu.operation(make_request("x", {1}), &value, &value);
-    operation->request.device = 1 - rank;
+    operation->request.device = 2;
     const Status status = status_of([&] { parts.coordinator->submit(operation); });
-    EXPECT_EQ(Code::kUnsupported, status.code());
-    EXPECT_TRUE(contains(status.message(), "one process for each GPU")) << status.message();
+    EXPECT_EQ(Code::kInvalidArgument, status.code());
+    EXPECT_TRUE(contains(status.message(), "device 2 (expected 0..1")) << status.message();
+    gpu.finish(gpu.submit(make_request("x", {1}), &value, &value));
+    EXPECT_EQ(2, value);
   });
 }
 

@@ -17,7 +17,7 @@ using Slot = ResponseCache::Slot;
 
 std::optional<Slot> insert(ResponseCache& cache, const std::string& name) {
   std::optional<Slot> evicted;
-  return cache.insert(make_request(name), evicted);
+  return cache.insert(make_request(name), nullptr, evicted);
 }
 
 TEST(ResponseCache, FindsWhatWasInserted) {
@@ -36,7 +36,7 @@ TEST(ResponseCache, ANameMayHaveASlotInEveryProcessSet) {
   Request other = make_request("a");
   other.process_set = 3;
   std::optional<Slot> evicted;
-  EXPECT_EQ(cache.insert(other, evicted), Slot{1});
+  EXPECT_EQ(cache.insert(other, nullptr, evicted), Slot{1});
   EXPECT_EQ(cache.find(0, "a"), Slot{0});
   EXPECT_EQ(cache.find(3, "a"), Slot{1});
   EXPECT_FALSE(cache.find(1, "a"));
@@ -95,7 +95,7 @@ TEST(ResponseCache, EvictsTheLeastRecentlyUsed) {
         continue;
       }
       std::optional<Slot> evicted;
-      const auto inserted = cache.insert(make_request(name), evicted);
+      const auto inserted = cache.insert(make_request(name), nullptr, evicted);
       ASSERT_TRUE(inserted);
       ASSERT_EQ(evicted.has_value(), slots.size() == capacity);
       if (evicted) {

@@ -276,23 +276,5 @@ TEST(Staging, WaitReturnsWhileTheGpuIsStillBusy) {
   });
 }
 
-TEST(Staging, ARankUsesOneGpu) {
-  FakeCuda cuda(2);
-  CoordinatorWorld world;
-  world.size = 1;
-  world.options.staging = [&]() -> const CudaDriver& { return cuda.driver(); };
-  with_coordinators(world, [&](int, RankParts& parts) {
-    float value = 1;
-    Request request = make_request("first", {1});
-    request.device = 1;
-    finish(*parts.coordinator, submit(*parts.coordinator, request, &value, &value));
-    request.name = "second";
-    request.device = 0;
-    const Status status = status_of([&] { submit(*parts.coordinator, request, &value, &value); });
-    EXPECT_EQ(status.code(), Code::kUnsupported);
-    EXPECT_NE(status.message().find("expected GPU 1"), std::string::npos) << status.message();
-  });
-}
-
 }  // namespace
 }  // namespace aiacc

@@ -168,11 +168,29 @@ TEST_P(HierarchicalDeviceTest, SplitsLikeTheOthers) {
     if (rank % 2 == 0) {
       const std::unique_ptr<Engine> part = engine.split(members, 3);
       ASSERT_NE(nullptr, part->as_device());
+      part->as_device()->device(rank);
       FinishingEngine finishing(*part->as_device(), rank / 2);
       check_every_operation(finishing, 0, rank / 2, static_cast<int>(members.size()));
     }
     FinishingEngine finishing(engine, rank);
     check_every_operation(finishing, 1, rank, size());
+  });
+}
+
+/// All its parts move to the other GPU, and the two engines do not disturb each other.
+TEST_P(HierarchicalDeviceTest, OneForEveryGpuOfARank) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    const std::unique_ptr<Engine> part = engine.split(all_ranks(size()), 3);
+    DeviceEngine& other = *part->as_device();
+    const auto device = other.device((rank + 1) % size());
+    EXPECT_NE(engine.stream(0), other.stream(0));
+    for (int times = 0; times < 2; ++times) {
+      FinishingEngine here(engine, rank);
+      check_every_operation(here, 0, rank, size());
+      const Device::Scope scope(*device);
+      FinishingEngine there(other, rank);
+      check_every_operation(there, 0, rank, size());
+    }
   });
 }
 

@@ -98,7 +98,7 @@ TEST(NcclFailures, AsynchronousErrorsAreFound) {
   }
 }
 
-TEST(NcclFailures, OneGpuForARank) {
+TEST(NcclFailures, OneGpuForAnEngine) {
   FakeCuda cuda(3);
   FakeNccl nccl(cuda);
   EngineContext context;
@@ -111,9 +111,10 @@ TEST(NcclFailures, OneGpuForARank) {
   EXPECT_EQ(Code::kInvalidArgument, status_of([&] { engine.device(3); }).code());
   EXPECT_EQ(1, engine.device(1)->ordinal());
   EXPECT_EQ(1, engine.device(-1)->ordinal());
-  const Status status = status_of([&] { engine.device(0); });
-  EXPECT_EQ(Code::kUnsupported, status.code());
-  EXPECT_NE(std::string::npos, status.message().find("GPU 0 (expected GPU 1")) << status.message();
+  EXPECT_EQ(Code::kInternal, status_of([&] { engine.device(0); }).code());
+  EXPECT_EQ(0, engine.open(0)->ordinal()) << "for another engine of the rank";
+  EXPECT_EQ(0, engine.split({0}, 1)->as_device()->device(0)->ordinal());
+  EXPECT_EQ(1, engine.split({0}, 2)->as_device()->device(-1)->ordinal()) << "the first one";
 }
 
 TEST(NcclFailures, LanesThatWouldNotBeSafeAreRefused) {
