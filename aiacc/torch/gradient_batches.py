@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import set_id
 from aiacc.torch.agreement import answer_of_first, everywhere
 from aiacc.torch.gradient_reducer import GradientReducer, NamedParameters, ReductionOptions
-from aiacc.torch.tensors import address_and_code, place_of_all
+from aiacc.torch.tensors import address_and_code, device_of, place_of_all
 
 
 class BatchReducer(GradientReducer):
@@ -128,7 +128,8 @@ class BatchReducer(GradientReducer):
 class GroupReducer(BatchReducer):
     """Reduces groups of gradients, each in one operation, as the user chose them.
 
-    Of a number of groups the first step only agrees on the order of parameters, that of the first
+    Operations are on one GPU: a group of parameters on several is one group for each. Of a number of
+    groups the first step only agrees on the order of parameters, that of the first
     rank, and reduces gradients singly; parameters that come later stay single.
     """
 
@@ -159,7 +160,7 @@ class GroupReducer(BatchReducer):
         if not isinstance(self._wanted, int):
             self._undecided = False
             groups = [[index for index in group if index in self._hooks] for group in self._wanted]
-            self._set_batches([group for group in groups if group])
+            self._set_batches(self._on_one_device(groups))
 
     def _agree(self) -> None:
         assert isinstance(self._wanted, int)
@@ -171,7 +172,12 @@ class GroupReducer(BatchReducer):
                 f"groups={self._wanted}: the ranks optimize parameters of different names "
                 "(expected the same everywhere); pass the same named_parameters on every rank"
             )
-        self._set_batches(split_evenly([number_of[name] for name in names], self._wanted))
+        groups = split_evenly([number_of[name] for name in names], self._wanted)
+        self._set_batches(self._on_one_device(groups))
+
+    def _on_one_device(self, groups: list[list[int]]) -> list[list[int]]:
+        places = [device_of(parameter) for parameter in self._parameters]
+        return [part for group in groups for part in divided(group, places)]
 
     def _start_step(self) -> None:
         super()._start_step()
@@ -215,6 +221,14 @@ class GroupReducer(BatchReducer):
                 step()
 
         self._in_flight.append((handle, sent, finish if after else None))
+
+
+def divided(group: list[int], places: Sequence[Hashable]) -> list[list[int]]:
+    """``group`` in parts whose members have the same entry of ``places``, in order of appearance."""
+    parts: dict[Hashable, list[int]] = {}
+    for index in group:
+        parts.setdefault(places[index], []).append(index)
+    return list(parts.values())
 
 
 def split_evenly(items: list[int], parts: int) -> list[list[int]]:

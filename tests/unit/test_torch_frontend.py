@@ -14,6 +14,7 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.process_sets import ProcessSet
 from aiacc.torch import handles
+from aiacc.torch.gradient_batches import divided
 
 
 @pytest.fixture(autouse=True)
@@ -275,3 +276,10 @@ def test_mistaken_names_and_groups_are_explained():
     assert record[0].filename == __file__
     with pytest.raises(ValueError, match="backward_passes_per_step=-1"):
         hvd.DistributedOptimizer(sgd).set_backward_passes_per_step(-1)
+
+
+def test_a_group_on_several_devices_is_one_for_each():
+    places = [0, 1, 0, 1, -1]
+    assert divided([4, 0, 3, 2, 1], places) == [[4], [0, 2], [3, 1]]
+    assert divided([2, 0], places) == [[2, 0]]
+    assert divided([], places) == []

@@ -76,8 +76,7 @@ void check_models_on_two_gpus(const CudaDriver& driver, int size, int rank, Rank
       return (i % 2 == 0) != moved ? first : second;
     };
     for (const std::size_t i : order) {
-      handles[i] =
-          stream_of(i).submit(request_of("w" + std::to_string(i), values[i]), values[i]);
+      handles[i] = stream_of(i).submit(request_of("w" + std::to_string(i), values[i]), values[i]);
     }
     for (const std::size_t i : order) {
       stream_of(i).finish(handles[i]);
