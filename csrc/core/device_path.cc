@@ -78,7 +78,8 @@ DevicePath::~DevicePath() {
       const Device::Scope scope(*gpu.device);
       gpu.staging.reset();
     } catch (const Error&) {
-      static_cast<void>(gpu.staging.release());  // The driver is shutting down, and all this with it.
+      static_cast<void>(
+          gpu.staging.release());  // The driver is shutting down, and all this with it.
     }
   }
 }
@@ -147,16 +148,6 @@ void DevicePath::wait_for_inputs(const Unit& unit, CudaStream stream, const Devi
   }
 }
 
-Mark DevicePath::run_queued(const Unit& unit,
-                            int lane,
-                            DeviceEngine& engine,
-                            DeviceTools& tools) {
-  const CudaStream stream = engine.stream(lane);
-  wait_for_inputs(unit, stream, *tools.device);
-  execute_device_unit(unit, lane, engine, tools);
-  return tools.device->record(stream);
-}
-
 void DevicePath::prepare(const Unit& unit, int lane) {
   Gpu& gpu = own_gpu(unit);
   const Device::Scope scope(*gpu.device);
@@ -169,10 +160,10 @@ void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
   DeviceEngine* engine = engine_ != nullptr ? &unit.team->gpu->on(*unit.devices()) : nullptr;
   Gpu& gpu = engine != nullptr ? this->gpu(engine->device(-1)->ordinal()) : own_gpu(unit);
   const Device::Scope scope(*gpu.device);
-  const auto wait = [&](const Unit& of, CudaStream stream) {
+  const WaitForInputs wait = [&](const Unit& of, CudaStream stream) {
     wait_for_inputs(of, stream, *gpu.device);
   };
-  const Mark done = engine != nullptr ? run_queued(unit, lane, *engine, tools(gpu))
+  const Mark done = engine != nullptr ? execute_device_unit(unit, lane, *engine, tools(gpu), wait)
                                       : staging(gpu).run(unit, lane, buffer, wait);
   const std::lock_guard lock(mutex_);
   for (const Piece& piece : unit.pieces) {

@@ -107,7 +107,6 @@ class DevicePath {
   Gpu& own_gpu(const Unit& unit);
   DeviceTools& tools(Gpu& gpu);
   Staging& staging(Gpu& gpu);
-  Mark run_queued(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools);
   void wait_for_inputs(const Unit& unit, CudaStream stream, const Device& device) const;
   void order_after(const Operation& operation, CudaStream stream, const Device& device);
   void check_reductions(const Request& request) const;

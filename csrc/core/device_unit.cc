@@ -17,13 +17,19 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress
 /// A unit on its way: where it runs, and what moves bytes there.
 class DeviceUnit {
  public:
-  DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools)
+  DeviceUnit(const Unit& unit,
+             int lane,
+             DeviceEngine& engine,
+             DeviceTools& tools,
+             const WaitForInputs& wait)
       : unit_(unit),
         lane_(lane),
         engine_(engine),
         tools_(tools),
         driver_(tools.device->driver()),
+        wait_(wait),
         stream_(engine_.stream(lane)),
+        current_(stream_),
         piece_(unit.pieces.front()),
         request_(piece_.request()),
         dtype_(piece_.spec().dtype) {}
@@ -33,6 +39,9 @@ class DeviceUnit {
   void all_gather();
   void all_to_all();
   void reduce_scatter();
+
+  /// Marks the end.
+  Mark finish();
 
  private:
   /// Whether the operation can work on the memory of the one tensor of the unit.
@@ -49,6 +58,10 @@ class DeviceUnit {
     run(CopyDirection::kPack, factor, {{in, out, count}});
   }
   void run(CopyDirection direction, double factor, const std::vector<CopySegment>& segments);
+  /// For a unit that is worked on where its tensors are.
+  void start_in_place() { wait_(unit_, stream_); }
+  std::byte* start_packing(std::size_t bytes);
+  void end_packing();
   bool keeps(const Piece& piece) const;
   void pack(std::byte* packed, double factor);
   void unpack(const std::byte* packed, double factor);
@@ -62,7 +75,10 @@ class DeviceUnit {
   DeviceEngine& engine_;
   DeviceTools& tools_;
   const CudaDriver& driver_;
-  const CudaStream stream_;
+  const WaitForInputs& wait_;
+  const CudaStream stream_;  ///< the lane's
+  CudaStream current_;       ///< that of kernels: the lane's, or the one where it packs
+  std::byte* packed_ = nullptr;
   const Piece& piece_;  ///< the first one: the others are alike
   const Request& request_;
   const DataType dtype_;
@@ -80,7 +96,34 @@ void DeviceUnit::run(CopyDirection direction,
   job.direction = direction;
   job.factor = factor;
   const std::lock_guard lock(tools_.copier_mutex);
-  tools_.copier->enqueue(stream_, job, segments);
+  tools_.copier->enqueue(current_, job, segments);
+}
+
+/// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are there
+/// and nobody uses the buffer any more.
+std::byte* DeviceUnit::start_packing(std::size_t bytes) {
+  packed_ = static_cast<std::byte*>(engine_.buffer(lane_, bytes));
+  current_ = engine_.pack_stream(lane_);
+  const auto user = tools_.buffer_users.find(packed_);
+  if (user != tools_.buffer_users.end()) {
+    tools_.device->wait(current_, user->second);
+  }
+  wait_(unit_, current_);
+  return packed_;
+}
+
+/// The lane's stream goes on after what was packed; the inputs, which it may overwrite, are read then.
+void DeviceUnit::end_packing() {
+  tools_.device->wait(stream_, tools_.device->record(current_));
+  current_ = stream_;
+}
+
+Mark DeviceUnit::finish() {
+  const Mark done = tools_.device->record(stream_);
+  if (packed_ != nullptr) {
+    tools_.buffer_users[packed_] = done;
+  }
+  return done;
 }
 
 /// Whether a tensor of the root's holds its result already.
@@ -96,7 +139,7 @@ void DeviceUnit::pack(std::byte* packed, double factor) {
     const Slice& slice = unit_.plan.slices[i];
     const void* input = unit_.pieces[i].buffers().input;
     if (input == nullptr) {
-      AIACC_CUDA_CHECK(driver_, fill_async, address_of(packed), 0, on_wire(slice.bytes), stream_);
+      AIACC_CUDA_CHECK(driver_, fill_async, address_of(packed), 0, on_wire(slice.bytes), current_);
     } else {
       segments.push_back({at(input, slice.offset), packed, slice.bytes / size_of(dtype_)});
     }
@@ -132,12 +175,14 @@ void DeviceUnit::all_reduce() {
   const std::size_t count = unit_.plan.bytes / size_of(dtype_);
   const DeviceReduction reduction{dtype_, op(), request_.wire, unit_.algorithm};
   if (!in_place()) {
-    auto* packed = static_cast<std::byte*>(engine_.buffer(lane_, on_wire(unit_.plan.bytes)));
+    std::byte* packed = start_packing(on_wire(unit_.plan.bytes));
     pack(packed, request_.prescale);
+    end_packing();
     engine_.all_reduce_on_wire(lane_, packed, packed, count, reduction);
     unpack(packed, factor_after());
     return;
   }
+  start_in_place();
   const std::uint64_t offset = unit_.plan.slices.front().offset;
   const TensorBuffers& buffers = piece_.buffers();
   if (buffers.output == nullptr) {
@@ -165,6 +210,7 @@ void DeviceUnit::broadcast() {
   const int root = index_in(unit_.team->ranks, request_.root);
   const bool mine = root == unit_.team->rank;
   if (in_place()) {
+    start_in_place();
     const Slice& slice = unit_.plan.slices.front();
     void* data = at(piece_.buffers().output, slice.offset);
     if (mine) {
@@ -173,10 +219,11 @@ void DeviceUnit::broadcast() {
     engine_.broadcast(lane_, data, slice.bytes, root);
     return;
   }
-  auto* packed = static_cast<std::byte*>(engine_.buffer(lane_, unit_.plan.bytes));
+  std::byte* packed = start_packing(unit_.plan.bytes);
   if (mine) {
     pack(packed, 1.0);
   }
+  end_packing();
   engine_.broadcast(lane_, packed, unit_.plan.bytes, root);
   unpack(packed, 1.0);
 }
@@ -202,6 +249,7 @@ void DeviceUnit::all_gather() {
   const TensorBuffers& buffers = piece_.buffers();
   const auto parts = bytes_of(buffers.first_extents);
   const std::size_t total = std::accumulate(parts.begin(), parts.end(), std::size_t{0});
+  start_in_place();
   engine_.all_gather(lane_, buffers.input, gathered(total), parts);
 }
 
@@ -210,6 +258,7 @@ void DeviceUnit::all_to_all() {
   const auto sent = bytes_of(request_.numbers);
   const auto received = bytes_of(buffers.first_extents);
   const std::size_t total = std::accumulate(received.begin(), received.end(), std::size_t{0});
+  start_in_place();
   engine_.all_to_all(lane_, buffers.input, gathered(total), sent, received);
 }
 
@@ -225,9 +274,12 @@ void DeviceUnit::reduce_scatter() {
   }
   const std::size_t own = counts[static_cast<std::size_t>(unit_.team->rank)];
   const void* send = buffers.input;
-  if (request_.prescale != 1.0) {
-    void* scaled = engine_.buffer(lane_, spec.bytes());
+  if (request_.prescale == 1.0) {
+    start_in_place();
+  } else {
+    std::byte* scaled = start_packing(spec.bytes());
     scale(scaled, send, spec.elements(), request_.prescale);
+    end_packing();
     send = scaled;
   }
   engine_.reduce_scatter(lane_, send, buffers.output, counts, {dtype_, op(), 1.0});
@@ -255,30 +307,35 @@ DeviceTools::~DeviceTools() {
   }
 }
 
-void execute_device_unit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools) {
-  DeviceUnit work(unit, lane, engine, tools);
+Mark execute_device_unit(const Unit& unit,
+                         int lane,
+                         DeviceEngine& engine,
+                         DeviceTools& tools,
+                         const WaitForInputs& wait) {
+  DeviceUnit work(unit, lane, engine, tools, wait);
   switch (unit.pieces.front().request().kind) {
     case OpKind::kAllreduce:
       work.all_reduce();
-      return;
+      break;
     case OpKind::kBroadcast:
       work.broadcast();
-      return;
+      break;
     case OpKind::kAllgather:
       work.all_gather();
-      return;
+      break;
     case OpKind::kAlltoall:
       work.all_to_all();
-      return;
+      break;
     case OpKind::kReducescatter:
       work.reduce_scatter();
-      return;
+      break;
     case OpKind::kBarrier:
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
-      return;  // The agreement is all; it never becomes a unit.
+      break;  // The agreement is all; it never becomes a unit.
   }
+  return work.finish();
 }
 
 }  // namespace aiacc

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 
 #include "csrc/core/unit.h"
 #include "csrc/cuda/device_pool.h"
@@ -21,14 +23,23 @@ struct DeviceTools {
   std::shared_ptr<DevicePool> pool;
   std::mutex copier_mutex;
   std::unique_ptr<BatchCopier> copier;  ///< null without kernels
+  /// Where the last unit is over that used a buffer of the engine, by its address. The launching
+  /// thread's.
+  std::unordered_map<const void*, Mark> buffer_users;
 };
 
+/// Makes a stream wait for who wrote a unit's tensors.
+using WaitForInputs = std::function<void(const Unit& unit, CudaStream stream)>;
+
 /// Queues one unit of tensors on a GPU on its lane's stream, with the engine of its GPUs: pack
-/// with the prescale, operation, unpack with what is to be done to the sum; one kernel each. A single
-/// tensor is worked on in place where the engine can. A piece without memory stands for zeros, and
-/// its result is dropped.
-/// Neither waits for the inputs nor marks the end: see DevicePath. Needs a Device::Scope. Throws what
-/// engine and CUDA throw.
-void execute_device_unit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools);
+/// with the prescale, operation, unpack with what is to be done to the sum; one kernel each. It is
+/// packed while the lane's unit before it is on its way. A single tensor is worked on in place where
+/// the engine can. A piece without memory stands for zeros, and its result is dropped.
+/// Returns the mark of its end. Needs a Device::Scope. Throws what engine and CUDA throw.
+Mark execute_device_unit(const Unit& unit,
+                         int lane,
+                         DeviceEngine& engine,
+                         DeviceTools& tools,
+                         const WaitForInputs& wait);
 
 }  // namespace aiacc

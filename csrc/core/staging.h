@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "csrc/base/socket.h"
+#include "csrc/core/device_unit.h"
 #include "csrc/core/staged_unit.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/cuda/stream_signal.h"
@@ -31,9 +32,6 @@ class Staging {
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
-
-  /// Makes a stream wait for who wrote a unit's tensors.
-  using WaitForInputs = std::function<void(const Unit& unit, CudaStream stream)>;
 
   /// Starts to copy the first step of a unit to the host, if there is a slot for it. Called for the
   /// units of a lane in their order, before `run` is called for the one before it.

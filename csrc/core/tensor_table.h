@@ -38,7 +38,7 @@ struct TensorBuffers {
 struct Operation : TensorBuffers {
   Request request;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
-  SharedPlacement devices;  ///< Agreement::devices
+  SharedPlacement devices;          ///< Agreement::devices
   /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until `submit`.
   CudaStream stream = nullptr;
   Mark written;                 ///< where `stream` was in `submit`

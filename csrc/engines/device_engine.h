@@ -68,10 +68,12 @@ class DeviceEngine : public Engine {
 
   /// The stream of a lane. Needs `device` before. The issuing thread's.
   virtual CudaStream stream(int lane) = 0;
+  /// Another one for kernels that prepare the lane's next operation while one is under way.
+  virtual CudaStream pack_stream(int lane) = 0;
 
   /// Memory of the lane for packed units, of at least so many bytes, aligned to 256, which kernels on
-  /// `stream(lane)` and operations on that lane can use; valid until the next call for that lane.
-  /// Waits for the GPU when it has to grow; else not.
+  /// its streams and operations on that lane can use. It is the next of a ring: what the caller did
+  /// with the same address before may still be queued. Waits for the GPU when it has to grow; else not.
   virtual void* buffer(int lane, std::size_t bytes) = 0;
 
   /// The rest of the text of an error if it cannot do that reduction on a device,

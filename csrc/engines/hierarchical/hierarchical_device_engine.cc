@@ -35,15 +35,6 @@ std::shared_ptr<Device> HierarchicalDeviceEngine::device(int ordinal) {
   return device;
 }
 
-/// It is the same memory for all parts; each may want to register it.
-void* HierarchicalDeviceEngine::buffer(int lane, std::size_t bytes) {
-  void* memory = nullptr;
-  for (DeviceEngine* part : devices_of(levels_->parts_of(lane))) {
-    memory = part->buffer(lane, bytes);
-  }
-  return memory;
-}
-
 void HierarchicalDeviceEngine::all_reduce_on_wire(
     int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
   AIACC_CHECK(!is_float8(reduction.wire));

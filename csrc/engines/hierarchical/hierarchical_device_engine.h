@@ -24,7 +24,8 @@ class HierarchicalDeviceEngine : public DeviceEngine {
   std::shared_ptr<Device> open(int ordinal) override { return first().open(ordinal); }
   std::shared_ptr<Device> device(int ordinal) override;
   CudaStream stream(int lane) override { return first().stream(lane); }
-  void* buffer(int lane, std::size_t bytes) override;
+  CudaStream pack_stream(int lane) override { return first().pack_stream(lane); }
+  void* buffer(int lane, std::size_t bytes) override { return first().buffer(lane, bytes); }
   std::string refusal(const DeviceReduction& reduction) const override;
   bool quiesce(Clock::time_point deadline) noexcept override { return first().quiesce(deadline); }
   void check() override;

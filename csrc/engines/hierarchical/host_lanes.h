@@ -33,6 +33,7 @@ class HostLanes : public DeviceEngine {
   std::shared_ptr<Device> open(int ordinal) override { return own_.open(ordinal); }
   std::shared_ptr<Device> device(int ordinal) override { return own_.device(ordinal); }
   CudaStream stream(int lane) override { return own_.stream(lane); }
+  CudaStream pack_stream(int lane) override { return own_.pack_stream(lane); }
   void* buffer(int lane, std::size_t bytes) override { return own_.buffer(lane, bytes); }
   std::string refusal(const DeviceReduction& reduction) const override {
     return own_.refusal(reduction);

@@ -135,7 +135,7 @@ void NcclEngine::connect() {
   }
 }
 
-/// Also takes the lane's buffer, so that no step has to.
+/// Also takes the lane's buffers, so that no step has to.
 void NcclEngine::join(std::size_t lane, const NcclUniqueId& id) {
   const std::lock_guard lock(mutex_);
   cancellation_.check();
@@ -144,7 +144,10 @@ void NcclEngine::join(std::size_t lane, const NcclUniqueId& id) {
   NcclComm& comm = comms_[lane].comm;
   const NcclResult result = nccl_.comm_init(&comm, context_.size, id, context_.rank, &config);
   settle(comm, result, "ncclCommInitRankConfig");
-  registered_buffer(lane, context_.unit_bytes);
+  for (std::size_t turn = 0; turn < NcclDevice::kRing; ++turn) {
+    const int number = static_cast<int>(lane);
+    register_buffer(number, device_->buffer(number, context_.unit_bytes).memory);
+  }
 }
 
 /// Waits until a call on `comm` that returned `result` is over. With the lock.
@@ -223,8 +226,10 @@ bool NcclEngine::finish() noexcept {
       }
     }
     for (Lane& lane : comms_) {
-      for (void* registration : lane.registrations) {
-        nccl_.comm_deregister(lane.comm, registration);
+      for (const auto& [memory, registration] : lane.registrations) {
+        if (registration != nullptr) {
+          nccl_.comm_deregister(lane.comm, registration);
+        }
       }
       settle(lane.comm, nccl_.comm_finalize(lane.comm), "ncclCommFinalize");
       // May go on in the background; the handle is none any longer.

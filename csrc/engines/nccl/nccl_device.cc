@@ -1,5 +1,6 @@
 #include "csrc/engines/nccl/nccl_device.h"
 
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -20,7 +21,9 @@ NcclDevice::NcclDevice(std::shared_ptr<Device> device, const NcclApi& nccl, int 
   int highest = 0;
   AIACC_CUDA_CHECK(driver, stream_priority_range, &lowest, &highest);
   for (Lane& lane : lanes_) {
-    AIACC_CUDA_CHECK(driver, stream_create, &lane.stream, kCudaStreamNonBlocking, highest);
+    for (CudaStream* stream : {&lane.stream, &lane.pack_stream}) {
+      AIACC_CUDA_CHECK(driver, stream_create, stream, kCudaStreamNonBlocking, highest);
+    }
   }
 }
 
@@ -28,13 +31,17 @@ NcclDevice::~NcclDevice() {
   try {
     const Device::Scope scope(*device_);
     for (Lane& lane : lanes_) {
-      lane.outgrown.push_back(lane.buffer.memory);
+      for (const Buffer& buffer : lane.ring) {
+        lane.outgrown.push_back(buffer.memory);
+      }
       for (void* memory : lane.outgrown) {
         if (memory != nullptr && nccl_.release(memory) != kNcclSuccess) {
           AIACC_LOG(kWarning) << "[nccl] a buffer could not be given back";
         }
       }
-      AIACC_CUDA_LOG(device_->driver(), stream_destroy, lane.stream);
+      for (const CudaStream stream : {lane.stream, lane.pack_stream}) {
+        AIACC_CUDA_LOG(device_->driver(), stream_destroy, stream);
+      }
     }
   } catch (const Error&) {
     // The driver is shutting down, and all this with it.
@@ -43,29 +50,44 @@ NcclDevice::~NcclDevice() {
 
 const NcclDevice::Buffer& NcclDevice::buffer(int lane, std::size_t bytes) {
   Lane& here = lanes_[static_cast<std::size_t>(lane) % lanes_.size()];
-  if (bytes > here.buffer.capacity) {
+  Buffer& buffer = here.ring[here.next];
+  here.next = (here.next + 1) % kRing;
+  if (bytes > buffer.capacity) {
     std::size_t capacity = kLeastBuffer;
     while (capacity < bytes) {
       capacity *= 2;
     }
     void* memory = nullptr;
     AIACC_NCCL_CHECK(nccl_, allocate, &memory, capacity);
-    if (here.buffer.memory != nullptr) {
-      here.outgrown.push_back(here.buffer.memory);
+    if (buffer.memory != nullptr) {
+      here.outgrown.push_back(buffer.memory);
     }
-    here.buffer = {memory, capacity};
+    buffer = {memory, capacity};
   }
-  return here.buffer;
+  return buffer;
+}
+
+const NcclDevice::Buffer* NcclDevice::find(int lane, const void* memory) const {
+  for (const Buffer& buffer : lane_at(lane).ring) {
+    const auto* begin = static_cast<const std::byte*>(buffer.memory);
+    if (std::less_equal<>()(begin, memory) &&
+        std::less<>()(memory, static_cast<const void*>(begin + buffer.capacity))) {
+      return &buffer;
+    }
+  }
+  return nullptr;
 }
 
 bool NcclDevice::quiesce(Clock::time_point deadline) const {
   const Device::Scope scope(*device_);
   for (const Lane& lane : lanes_) {
-    while (device_->driver().stream_query(lane.stream) == kCudaNotReady) {
-      if (Clock::now() >= deadline) {
-        return false;
+    for (const CudaStream stream : {lane.pack_stream, lane.stream}) {
+      while (device_->driver().stream_query(stream) == kCudaNotReady) {
+        if (Clock::now() >= deadline) {
+          return false;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(200));  // nothing wakes up for that
       }
-      std::this_thread::sleep_for(std::chrono::microseconds(200));  // nothing wakes up for that
     }
   }
   return true;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -13,7 +14,7 @@
 
 namespace aiacc {
 
-/// The streams and buffers of the lanes of one GPU. Engines that are split from each other share them:
+/// Streams of high priority and buffers of the lanes of one GPU. Engines that are split from each other share them:
 /// one stream per lane keeps their operations in order.
 ///
 /// Threads: `quiesce` any, the others the issuing one. The tables outlive it.
@@ -28,13 +29,18 @@ class NcclDevice {
 
   const std::shared_ptr<Device>& device() const { return device_; }
   CudaStream stream(int lane) const { return lane_at(lane).stream; }
+  CudaStream pack_stream(int lane) const { return lane_at(lane).pack_stream; }
 
   struct Buffer {
     void* memory = nullptr;
     std::size_t capacity = 0;
   };
-  /// See DeviceEngine::buffer. Earlier ones stay until the end, for work that is still queued.
+  /// Buffers of a lane, which take turns: one is packed while the other is on its way.
+  static constexpr std::size_t kRing = 2;
+  /// See DeviceEngine::buffer. Outgrown ones stay until the end, for work that is still queued.
   const Buffer& buffer(int lane, std::size_t bytes);
+  /// The one of the lane that holds this memory, or null.
+  const Buffer* find(int lane, const void* memory) const;
 
   /// See DeviceEngine::quiesce.
   bool quiesce(Clock::time_point deadline) const;
@@ -42,7 +48,9 @@ class NcclDevice {
  private:
   struct Lane {
     CudaStream stream = nullptr;
-    Buffer buffer;
+    CudaStream pack_stream = nullptr;
+    std::array<Buffer, kRing> ring;
+    std::size_t next = 0;
     std::vector<void*> outgrown;
   };
   /// Lanes of the planner may be more: they share.

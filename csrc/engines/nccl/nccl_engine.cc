@@ -74,45 +74,52 @@ void* NcclEngine::buffer(int lane, std::size_t bytes) {
   connect();
   const std::lock_guard lock(mutex_);
   cancellation_.check();
-  return registered_buffer(static_cast<std::size_t>(lane) % comms_.size(), bytes);
+  return device_->buffer(lane, bytes).memory;
 }
 
-/// All ranks come here before the same operation, for memory of the same size. With the lock.
-void* NcclEngine::registered_buffer(std::size_t lane, std::size_t bytes) {
-  const NcclDevice::Buffer& buffer = device_->buffer(static_cast<int>(lane), bytes);
-  Lane& here = comms_[lane];
-  if (here.buffer != buffer.memory) {
-    // That of an outgrown buffer stays: work with it may be queued.
-    here.buffer = buffer.memory;
-    void* registration = nullptr;
-    if (nccl_.comm_register(here.comm, buffer.memory, buffer.capacity, &registration) ==
-        kNcclSuccess) {
-      here.registrations.push_back(registration);
-    } else {
-      AIACC_LOG(kDebug) << "[nccl] buffers are not registered: this library or network cannot";
-    }
+/// If it is that of a buffer. All ranks do so before the same operation, for memory of the same size.
+/// That of an outgrown buffer stays registered: work with it may be queued. With the lock.
+void NcclEngine::register_buffer(int lane, const void* memory) {
+  const NcclDevice::Buffer* buffer = device_->find(lane, memory);
+  Lane& here = comms_[static_cast<std::size_t>(lane) % comms_.size()];
+  if (buffer == nullptr || here.registrations.count(buffer->memory) > 0) {
+    return;
   }
-  return buffer.memory;
+  void*& registration = here.registrations[buffer->memory];
+  if (nccl_.comm_register(here.comm, buffer->memory, buffer->capacity, &registration) !=
+      kNcclSuccess) {
+    registration = nullptr;
+    AIACC_LOG(kDebug) << "[nccl] buffers are not registered: this library or network cannot";
+  }
 }
 
 std::string NcclEngine::refusal(const DeviceReduction& reduction) const {
   return nccl_refusal(reduction, devices_->attribute(kCudaCapabilityMajor));
 }
 
-/// `call(comm, stream)` queues one operation.
+/// `call(comm, stream)` queues one operation on `memory`.
 template <class Call>
-void NcclEngine::issue(int lane, const char* name, Call call) {
+void NcclEngine::issue(int lane,
+                       const char* name,
+                       std::initializer_list<const void*> memory,
+                       Call call) {
   connect();
   const std::lock_guard lock(mutex_);
   cancellation_.check();
+  for (const void* part : memory) {
+    register_buffer(lane, part);
+  }
   NcclComm comm = comms_[static_cast<std::size_t>(lane) % comms_.size()].comm;
   settle(comm, call(comm, device_->stream(lane)), name);
 }
 
 /// `call(comm, stream)` queues parts of one operation and returns the first result that is bad.
 template <class Call>
-void NcclEngine::issue_group(int lane, const char* name, Call call) {
-  issue(lane, name, [&](NcclComm comm, CudaStream stream) {
+void NcclEngine::issue_group(int lane,
+                             const char* name,
+                             std::initializer_list<const void*> memory,
+                             Call call) {
+  issue(lane, name, memory, [&](NcclComm comm, CudaStream stream) {
     NcclResult result = nccl_.group_start();
     if (failed(result)) {
       return result;
@@ -136,7 +143,7 @@ void NcclEngine::all_reduce_on_wire(
   if (count == 0) {
     return;
   }
-  issue(lane, "ncclAllReduce", [&](NcclComm comm, CudaStream stream) {
+  issue(lane, "ncclAllReduce", {send, recv}, [&](NcclComm comm, CudaStream stream) {
     if (reduction.algorithm == Algorithm::kAny || nccl_.all_reduce_config == nullptr) {
       return nccl_.all_reduce(send, recv, count, type, op, comm, stream);
     }
@@ -149,7 +156,7 @@ void NcclEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) 
   if (bytes == 0) {
     return;
   }
-  issue(lane, "ncclBroadcast", [&](NcclComm comm, CudaStream stream) {
+  issue(lane, "ncclBroadcast", {buffer}, [&](NcclComm comm, CudaStream stream) {
     return nccl_.broadcast(buffer, buffer, bytes, kNcclUint8, root, comm, stream);
   });
 }
@@ -161,27 +168,28 @@ void NcclEngine::all_gather(int lane,
   AIACC_CHECK(bytes_of.size() == members_.size());
   if (all_equal(bytes_of)) {
     if (bytes_of.front() > 0) {
-      issue(lane, "ncclAllGather", [&](NcclComm comm, CudaStream stream) {
+      issue(lane, "ncclAllGather", {send, recv}, [&](NcclComm comm, CudaStream stream) {
         return nccl_.all_gather(send, recv, bytes_of.front(), kNcclUint8, comm, stream);
       });
     }
     return;
   }
-  issue_group(lane, "ncclBroadcast of every rank", [&](NcclComm comm, CudaStream stream) {
-    NcclResult result = kNcclSuccess;
-    std::size_t offset = 0;
-    for (std::size_t root = 0; root < bytes_of.size() && !failed(result); ++root) {
-      const std::size_t bytes = bytes_of[root];
-      void* part = at(recv, offset);
-      const bool mine = root == static_cast<std::size_t>(context_.rank);
-      if (bytes > 0) {
-        result = nccl_.broadcast(
-            mine ? send : part, part, bytes, kNcclUint8, static_cast<int>(root), comm, stream);
-      }
-      offset += bytes;
-    }
-    return result;
-  });
+  issue_group(
+      lane, "ncclBroadcast of every rank", {send, recv}, [&](NcclComm comm, CudaStream stream) {
+        NcclResult result = kNcclSuccess;
+        std::size_t offset = 0;
+        for (std::size_t root = 0; root < bytes_of.size() && !failed(result); ++root) {
+          const std::size_t bytes = bytes_of[root];
+          void* part = at(recv, offset);
+          const bool mine = root == static_cast<std::size_t>(context_.rank);
+          if (bytes > 0) {
+            result = nccl_.broadcast(
+                mine ? send : part, part, bytes, kNcclUint8, static_cast<int>(root), comm, stream);
+          }
+          offset += bytes;
+        }
+        return result;
+      });
 }
 
 void NcclEngine::reduce_scatter(int lane,
@@ -194,24 +202,31 @@ void NcclEngine::reduce_scatter(int lane,
   const NcclRedOp op = nccl_op_of(reduction.dtype, reduction.op);
   if (all_equal(counts)) {
     if (counts.front() > 0) {
-      issue(lane, "ncclReduceScatter", [&](NcclComm comm, CudaStream stream) {
+      issue(lane, "ncclReduceScatter", {send, recv}, [&](NcclComm comm, CudaStream stream) {
         return nccl_.reduce_scatter(send, recv, counts.front(), type, op, comm, stream);
       });
     }
     return;
   }
-  issue_group(lane, "ncclReduce to every rank", [&](NcclComm comm, CudaStream stream) {
-    NcclResult result = kNcclSuccess;
-    std::size_t offset = 0;
-    for (std::size_t root = 0; root < counts.size() && !failed(result); ++root) {
-      if (counts[root] > 0) {
-        result = nccl_.reduce(
-            at(send, offset), recv, counts[root], type, op, static_cast<int>(root), comm, stream);
-      }
-      offset += counts[root] * size_of(reduction.dtype);
-    }
-    return result;
-  });
+  issue_group(
+      lane, "ncclReduce to every rank", {send, recv}, [&](NcclComm comm, CudaStream stream) {
+        NcclResult result = kNcclSuccess;
+        std::size_t offset = 0;
+        for (std::size_t root = 0; root < counts.size() && !failed(result); ++root) {
+          if (counts[root] > 0) {
+            result = nccl_.reduce(at(send, offset),
+                                  recv,
+                                  counts[root],
+                                  type,
+                                  op,
+                                  static_cast<int>(root),
+                                  comm,
+                                  stream);
+          }
+          offset += counts[root] * size_of(reduction.dtype);
+        }
+        return result;
+      });
 }
 
 void NcclEngine::all_to_all(int lane,
@@ -220,7 +235,7 @@ void NcclEngine::all_to_all(int lane,
                             const std::vector<std::size_t>& send_bytes,
                             const std::vector<std::size_t>& recv_bytes) {
   AIACC_CHECK(send_bytes.size() == members_.size() && recv_bytes.size() == members_.size());
-  issue_group(lane, "ncclSend and ncclRecv", [&](NcclComm comm, CudaStream stream) {
+  issue_group(lane, "ncclSend and ncclRecv", {send, recv}, [&](NcclComm comm, CudaStream stream) {
     NcclResult result = kNcclSuccess;
     std::size_t sent = 0;
     std::size_t received = 0;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,7 +16,7 @@
 namespace aiacc {
 
 /// Tensors on a GPU of every rank over NCCL: one communicator with connections of its own, one stream
-/// of high priority and one registered buffer for each lane.
+/// of high priority and a ring of registered buffers for each lane.
 ///
 /// It queues: see DeviceEngine. Calls of NCCL do not block; where one is not over at once, the issuing
 /// thread asks again until it is, the engine is aborted, or `connect_timeout_s` have passed. The order
@@ -33,6 +35,7 @@ class NcclEngine : public DeviceEngine {
   std::shared_ptr<Device> open(int ordinal) override { return devices_->on(ordinal)->device(); }
   std::shared_ptr<Device> device(int ordinal) override;
   CudaStream stream(int lane) override { return device_->stream(lane); }
+  CudaStream pack_stream(int lane) override { return device_->pack_stream(lane); }
   void* buffer(int lane, std::size_t bytes) override;
   std::string refusal(const DeviceReduction& reduction) const override;
   bool quiesce(Clock::time_point deadline) noexcept override { return devices_->quiesce(deadline); }
@@ -70,8 +73,8 @@ class NcclEngine : public DeviceEngine {
  private:
   struct Lane {
     NcclComm comm = nullptr;
-    void* buffer = nullptr;  ///< the one that is registered
-    std::vector<void*> registrations;
+    /// By the memory of a buffer; null where this library or network cannot.
+    std::map<const void*, void*> registrations;
   };
 
   NcclEngine(std::shared_ptr<NcclDevices> devices,
@@ -82,11 +85,14 @@ class NcclEngine : public DeviceEngine {
   void join(std::size_t lane, const NcclUniqueId& id);
   std::vector<NcclUniqueId> agree_on_ids();
   void settle(NcclComm comm, NcclResult result, const char* call);
-  void* registered_buffer(std::size_t lane, std::size_t bytes);
+  void register_buffer(int lane, const void* memory);
   template <class Call>
-  void issue(int lane, const char* name, Call call);
+  void issue(int lane, const char* name, std::initializer_list<const void*> memory, Call call);
   template <class Call>
-  void issue_group(int lane, const char* name, Call call);
+  void issue_group(int lane,
+                   const char* name,
+                   std::initializer_list<const void*> memory,
+                   Call call);
   bool finish() noexcept;
 
   const std::shared_ptr<NcclDevices> devices_;

@@ -150,6 +150,7 @@ TEST_P(HierarchicalDeviceTest, RegistersTheBufferOfALaneWithEveryPart) {
   std::atomic<int> registered{0};
   with_engines([&](int, DeviceEngine& engine) {
     void* memory = engine.buffer(0, 1000);
+    EXPECT_NE(memory, engine.buffer(0, 500)) << "they take turns";
     EXPECT_EQ(memory, engine.buffer(0, 500));
     EXPECT_NE(memory, engine.buffer(1, 1000));
     engine.all_reduce(0, memory, memory, 100, {DataType::kFloat32, ReduceOp::kSum});

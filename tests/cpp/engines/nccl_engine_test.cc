@@ -117,14 +117,19 @@ TEST_P(NcclEngineTest, BuffersGrowAndAreRegistered) {
     float one = 1;
     engine.all_reduce(0, &one, &one, 1, {});
     void* small = engine.buffer(0, 100);
+    void* other = engine.buffer(0, 100);
+    EXPECT_NE(small, other) << "they take turns";
     EXPECT_EQ(small, engine.buffer(0, 200));
     EXPECT_EQ(0U, reinterpret_cast<std::uintptr_t>(small) % 256);
     const std::size_t bytes = std::size_t{5} << 20;
     auto* large = static_cast<std::byte*>(engine.buffer(0, bytes));
+    EXPECT_NE(other, large);
+    EXPECT_EQ(small, engine.buffer(0, 100)) << "only one has grown";
     EXPECT_NE(small, engine.buffer(1, 100));
-    engine.all_reduce(0, large, large, bytes / sizeof(float), {});
+    // In the middle of it, as a part of a hierarchical operation is.
+    engine.all_reduce(0, large + 256, large + 256, bytes / sizeof(float) - 64, {});
     ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
-    EXPECT_GE(world_.nccl.registrations(), kLanes + 1);
+    EXPECT_GE(world_.nccl.registrations(), 2 * kLanes + 1);
   });
 }
 
