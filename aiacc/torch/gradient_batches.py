@@ -128,8 +128,8 @@ class BatchReducer(GradientReducer):
 class GroupReducer(BatchReducer):
     """Reduces groups of gradients, each in one operation, as the user chose them.
 
-    Operations are on one GPU: a group of parameters on several is one group for each. Of a number of
-    groups the first step only agrees on the order of parameters, that of the first
+    Operations are on one GPU: a group of parameters on several is one group for each.
+    Of a number of groups the first step only agrees on the order of parameters, that of the first
     rank, and reduces gradients singly; parameters that come later stay single.
     """
 
@@ -224,7 +224,7 @@ class GroupReducer(BatchReducer):
 
 
 def divided(group: list[int], places: Sequence[Hashable]) -> list[list[int]]:
-    """``group`` in parts whose members have the same entry of ``places``, in order of appearance."""
+    """``group`` in parts whose members have the same of ``places``, in order of appearance."""
     parts: dict[Hashable, list[int]] = {}
     for index in group:
         parts.setdefault(places[index], []).append(index)
