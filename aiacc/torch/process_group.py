@@ -8,19 +8,23 @@ rank has to call them in the same order, as torch demands anyway.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ReduceOp
 
 from aiacc import _core, basics
 from aiacc.bootstrap.store import StoreProvider
-from aiacc.reduce_ops import Average, Max, Min, Product, Sum
+from aiacc.torch.group_steps import (
+    Tensors,
+    broadcast_from,
+    even_parts,
+    exchange,
+    gather_into,
+    reduce_into,
+    reduce_scatter_into,
+)
 from aiacc.torch.group_work import Futures, GroupWork, Step
-from aiacc.torch.tensors import address_and_code, place_of, take_alltoall, take_output
 
 if TYPE_CHECKING:
     # torch's class has overloads that only callers in Python see; torch.distributed uses one each.
@@ -30,23 +34,6 @@ else:
     _Base = dist.ProcessGroup
 
 NAME = "aiacc"
-
-_REDUCTIONS = {
-    ReduceOp.SUM: Sum,
-    ReduceOp.AVG: Average,
-    ReduceOp.PRODUCT: Product,
-    ReduceOp.MIN: Min,
-    ReduceOp.MAX: Max,
-    ReduceOp.PREMUL_SUM: Sum,
-}
-#: What the core does not reduce: every rank gathers all, and combines them itself.
-_BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-    ReduceOp.BXOR: torch.bitwise_xor,
-}
-
-Tensors = list[torch.Tensor]
 
 
 class ProcessGroup(_Base):
@@ -89,7 +76,8 @@ class ProcessGroup(_Base):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Reduce every tensor in place."""
         steps = [
-            self._reduce(tensor, tensor, opts.reduceOp if opts else None) for tensor in tensors
+            reduce_into(tensor, tensor, opts.reduceOp if opts else None, self._size)
+            for tensor in tensors
         ]
         return self._work(steps, tensors)
 
@@ -102,12 +90,12 @@ class ProcessGroup(_Base):
         steps = []
         for tensor in tensors:
             target = tensor if self._rank == opts.rootRank else torch.empty_like(tensor)
-            steps.append(self._reduce(tensor, target, opts.reduceOp))
+            steps.append(reduce_into(tensor, target, opts.reduceOp, self._size))
         return self._work(steps, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Overwrite every tensor with that of one rank."""
-        return self._work([self._broadcast(tensor, opts.rootRank) for tensor in tensors], tensors)
+        return self._work([broadcast_from(tensor, opts.rootRank) for tensor in tensors], tensors)
 
     def allgather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None
@@ -115,21 +103,21 @@ class ProcessGroup(_Base):
         """Copy the inputs of all ranks into the lists of outputs."""
         del opts
         pairs = zip(output_tensors, input_tensors, strict=True)
-        steps = [self._gather(given, outputs) for outputs, given in pairs]
+        steps = [gather_into(given, outputs) for outputs, given in pairs]
         return self._work(steps, [tensor for outputs in output_tensors for tensor in outputs])
 
     def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> GroupWork:
         """Copy the inputs of all ranks into the outputs of one."""
         is_root = self._rank == opts.rootRank
         outputs = output_tensors[0] if is_root else None
-        return self._work([self._gather(input_tensors[0], outputs)], outputs or [])
+        return self._work([gather_into(input_tensors[0], outputs)], outputs or [])
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> GroupWork:
         """Copy the inputs of all ranks into one output, one after another."""
         del opts
-        return self._work([self._gather(input, [output])], [output])
+        return self._work([gather_into(input, [output])], [output])
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -137,14 +125,16 @@ class ProcessGroup(_Base):
         """`all_gather_single` for several pairs."""
         del opts
         pairs = zip(inputs, outputs, strict=True)
-        return self._work([self._gather(given, [output]) for given, output in pairs], outputs)
+        return self._work([gather_into(given, [output]) for given, output in pairs], outputs)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> GroupWork:
         """Reduce the inputs; every rank gets its part."""
         op = opts.reduceOp if opts else None
-        return self._work([self._reduce_scatter(output, input, op)], [output])
+        return self._work(
+            [reduce_scatter_into(output, input, op, self._rank, self._size)], [output]
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -152,7 +142,10 @@ class ProcessGroup(_Base):
         """`reduce_scatter_single` for several pairs."""
         op = opts.reduceOp if opts else None
         pairs = zip(outputs, inputs, strict=True)
-        return self._work([self._reduce_scatter(out, given, op) for out, given in pairs], outputs)
+        return self._work(
+            [reduce_scatter_into(out, given, op, self._rank, self._size) for out, given in pairs],
+            outputs,
+        )
 
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None
@@ -160,7 +153,9 @@ class ProcessGroup(_Base):
         """Reduce lists of inputs; every rank gets the one at its place."""
         op = opts.reduceOp if opts else None
         steps = [
-            self._reduce_scatter(output, torch.cat([part.reshape(-1) for part in parts]), op)
+            reduce_scatter_into(
+                output, torch.cat([part.reshape(-1) for part in parts]), op, self._rank, self._size
+            )
             for output, parts in zip(output_tensors, input_tensors, strict=True)
         ]
         return self._work(steps, output_tensors)
@@ -175,9 +170,9 @@ class ProcessGroup(_Base):
     ) -> GroupWork:
         """Send a part of the input to every rank."""
         del opts
-        parts = input_split_sizes or self._even_parts(input.shape[0], "input")
-        expected = output_split_sizes or self._even_parts(output.shape[0], "output")
-        return self._work([self._exchange(input, parts, [output], expected)], [output])
+        parts = input_split_sizes or even_parts(input.shape[0], "input", self._size)
+        expected = output_split_sizes or even_parts(output.shape[0], "output", self._size)
+        return self._work([exchange(input, parts, [output], expected, self._rank)], [output])
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
@@ -187,7 +182,9 @@ class ProcessGroup(_Base):
         sent = torch.cat([tensor.reshape(-1) for tensor in input_tensors])
         parts = [tensor.numel() for tensor in input_tensors]
         expected = [tensor.numel() for tensor in output_tensors]
-        return self._work([self._exchange(sent, parts, output_tensors, expected)], output_tensors)
+        return self._work(
+            [exchange(sent, parts, output_tensors, expected, self._rank)], output_tensors
+        )
 
     def scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any
@@ -201,7 +198,7 @@ class ProcessGroup(_Base):
             parts = [tensor.numel() for tensor in input_tensors[0]]
         else:
             sent, parts = output.new_empty(0), [0] * self._size
-        return self._work([self._exchange(sent, parts, [output], expected)], output_tensors)
+        return self._work([exchange(sent, parts, [output], expected, self._rank)], output_tensors)
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Wait for all ranks."""
@@ -239,191 +236,6 @@ class ProcessGroup(_Base):
 
     def _work(self, steps: list[Step], outputs: Tensors) -> GroupWork:
         return GroupWork(steps, outputs, self._futures)
-
-    def _reduce(self, tensor: torch.Tensor, target: torch.Tensor, op: Any) -> Step:
-        kind = _kind_of(op)
-        if kind in _BITWISE:
-            return self._gather_and_combine(tensor, target, _BITWISE[kind])
-        sent, given = tensor.detach().contiguous(), target.detach()
-        received = given if given.is_contiguous() else torch.empty_like(sent)
-        address, code = address_and_code(sent, "all_reduce")
-        handle = _core.submit(
-            _core.ALLREDUCE,
-            "",
-            address,
-            received.data_ptr(),
-            tuple(sent.shape),
-            code,
-            _reduction_of(kind),
-            0,
-            _factor_of(op, kind),
-            1.0,
-            0,
-            *place_of(sent),
-        )
-        return handle, _copy_back(received, given), (sent, received)
-
-    def _gather_and_combine(
-        self,
-        tensor: torch.Tensor,
-        target: torch.Tensor,
-        combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> Step:
-        sent = tensor.detach().contiguous()
-
-        def finish(handle: int) -> None:
-            everyones = take_output(handle, sent).reshape(self._size, *sent.shape)
-            target.detach().copy_(functools.reduce(combine, everyones))
-
-        return self._submit_gather(sent), finish, (sent,)
-
-    def _broadcast(self, tensor: torch.Tensor, root: int) -> Step:
-        given = tensor.detach()
-        buffer = given.contiguous()
-        address, code = address_and_code(buffer, "broadcast")
-        handle = _core.submit(
-            _core.BROADCAST,
-            "",
-            address,
-            address,
-            tuple(buffer.shape),
-            code,
-            Sum,
-            root,
-            1.0,
-            1.0,
-            0,
-            *place_of(buffer),
-        )
-        return handle, _copy_back(buffer, given), (buffer,)
-
-    def _gather(self, tensor: torch.Tensor, outputs: Tensors | None) -> Step:
-        sent = tensor.detach().contiguous()
-
-        def finish(handle: int) -> None:
-            received = take_output(handle, sent)
-            if outputs is not None:
-                _distribute(received, outputs)
-
-        return self._submit_gather(sent), finish, (sent,)
-
-    def _submit_gather(self, sent: torch.Tensor) -> int:
-        address, code = address_and_code(sent, "all_gather")
-        shape = (sent.numel(),)
-        return _core.submit(
-            _core.ALLGATHER, "", address, 0, shape, code, Sum, 0, 1.0, 1.0, 0, *place_of(sent)
-        )
-
-    def _reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Step:
-        kind = _kind_of(op)
-        if tensor.numel() != output.numel() * self._size:
-            raise ValueError(
-                f"[torch] reduce_scatter of {tensor.numel()} elements into {output.numel()} on "
-                f"{self._size} ranks (expected {output.numel() * self._size} in the input)"
-            )
-        given = output.detach()
-        sent = tensor.detach().contiguous()
-        if kind not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
-            reduced = torch.empty_like(sent)
-            handle, finish, used = self._reduce(sent, reduced, op)
-
-            def take_part(handle: int) -> None:
-                if finish is not None:
-                    finish(handle)
-                part = reduced.reshape(self._size, -1)[self._rank]
-                given.copy_(part.reshape(given.shape))
-
-            return handle, take_part, used
-        received = given if given.is_contiguous() else torch.empty_like(given).contiguous()
-        address, code = address_and_code(sent, "reduce_scatter")
-        address_and_code(received, "reduce_scatter")
-        handle = _core.submit(
-            _core.REDUCESCATTER,
-            "",
-            address,
-            received.data_ptr(),
-            (self._size, received.numel()),
-            code,
-            _reduction_of(kind),
-            0,
-            _factor_of(op, kind),
-            1.0,
-            0,
-            *place_of(sent),
-        )
-        return handle, _copy_back(received, given), (sent, received)
-
-    def _exchange(
-        self, tensor: torch.Tensor, parts: list[int], outputs: Tensors, expected: list[int]
-    ) -> Step:
-        sent = tensor.detach().contiguous()
-        address, code = address_and_code(sent, "all_to_all")
-        handle = _core.submit_alltoall(
-            "", address, tuple(sent.shape), code, tuple(parts), 0, *place_of(sent)
-        )
-
-        def finish(handle: int) -> None:
-            output, received = take_alltoall(handle, sent)
-            if list(received) != list(expected):
-                raise ValueError(
-                    f"[torch] all_to_all: rank {self._rank} received parts of {list(received)} "
-                    f"(expected {list(expected)}, as the output says); give every rank splits that "
-                    "match those of the others"
-                )
-            _distribute(output, outputs)
-
-        return handle, finish, (sent,)
-
-    def _even_parts(self, rows: int, what: str) -> list[int]:
-        if rows % self._size != 0:
-            raise ValueError(
-                f"[torch] all_to_all: {what} of {rows} rows on {self._size} ranks (expected a "
-                f"multiple of {self._size}); give {what}_split_sizes"
-            )
-        return [rows // self._size] * self._size
-
-
-def _kind_of(op: Any) -> Any:
-    """The kind of a reduction, without its factor."""
-    if op is None:
-        return ReduceOp.SUM
-    return op.op if isinstance(op, ReduceOp) else op  # type: ignore[attr-defined]
-
-
-def _reduction_of(kind: Any) -> int:
-    if kind not in _REDUCTIONS:
-        raise ValueError(f"[torch] reduction {kind} (expected one of torch.distributed.ReduceOp)")
-    return _REDUCTIONS[kind]
-
-
-def _factor_of(op: Any, kind: Any) -> float:
-    return float(op.factor) if kind == ReduceOp.PREMUL_SUM else 1.0
-
-
-def _copy_back(received: torch.Tensor, given: torch.Tensor) -> Callable[[int], None] | None:
-    """What brings the result into a tensor that the core could not write, else None."""
-    if received.data_ptr() == given.data_ptr():
-        return None
-
-    def copy(handle: int) -> None:
-        del handle
-        given.copy_(received)
-
-    return copy
-
-
-def _distribute(received: torch.Tensor, outputs: Tensors) -> None:
-    """Fill the outputs, one after another."""
-    total = sum(output.numel() for output in outputs)
-    if received.numel() != total:
-        raise ValueError(
-            f"[torch] {received.numel()} elements came from the ranks (expected {total}, the size "
-            "of the outputs); give outputs of the size of all inputs"
-        )
-    flat = received.reshape(-1)
-    parts = torch.split(flat, [output.numel() for output in outputs])
-    for part, output in zip(parts, outputs, strict=True):
-        output.detach().copy_(part.reshape(output.shape))
 
 
 def _create(options: Any, backend_options: Any) -> Any:

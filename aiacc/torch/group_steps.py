@@ -1,0 +1,245 @@
+"""What the collectives of `aiacc.torch.process_group` submit, and do with the results.
+
+Functions return when their operation is submitted; the `Step` says how to finish it. Tensors that
+the core cannot take as they are, such as strided ones, pass through a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from aiacc import _core
+from aiacc.reduce_ops import Average, Max, Min, Product, Sum
+from aiacc.torch.group_work import Step
+from aiacc.torch.tensors import address_and_code, place_of, take_alltoall, take_output
+
+_REDUCTIONS = {
+    ReduceOp.SUM: Sum,
+    ReduceOp.AVG: Average,
+    ReduceOp.PRODUCT: Product,
+    ReduceOp.MIN: Min,
+    ReduceOp.MAX: Max,
+    ReduceOp.PREMUL_SUM: Sum,
+}
+#: What the core does not reduce: every rank gathers all, and combines them itself.
+_BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+Tensors = list[torch.Tensor]
+
+
+def reduce_into(tensor: torch.Tensor, target: torch.Tensor, op: Any, size: int) -> Step:
+    """Reduce ``tensor`` into ``target``, which may be the same."""
+    kind = _kind_of(op)
+    if kind in _BITWISE:
+        return _gather_and_combine(tensor, target, _BITWISE[kind], size)
+    sent, given = tensor.detach().contiguous(), target.detach()
+    received = given if given.is_contiguous() else torch.empty_like(sent)
+    address, code = address_and_code(sent, "all_reduce")
+    handle = _core.submit(
+        _core.ALLREDUCE,
+        "",
+        address,
+        received.data_ptr(),
+        tuple(sent.shape),
+        code,
+        _reduction_of(kind),
+        0,
+        _factor_of(op, kind),
+        1.0,
+        0,
+        *place_of(sent),
+    )
+    return handle, _copy_back(received, given), (sent, received)
+
+
+def _gather_and_combine(
+    tensor: torch.Tensor,
+    target: torch.Tensor,
+    combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    size: int,
+) -> Step:
+    sent = tensor.detach().contiguous()
+
+    def finish(handle: int) -> None:
+        everyones = take_output(handle, sent).reshape(size, *sent.shape)
+        target.detach().copy_(functools.reduce(combine, everyones))
+
+    return _submit_gather(sent), finish, (sent,)
+
+
+def broadcast_from(tensor: torch.Tensor, root: int) -> Step:
+    """Overwrite ``tensor`` with that of rank ``root``."""
+    given = tensor.detach()
+    buffer = given.contiguous()
+    address, code = address_and_code(buffer, "broadcast")
+    handle = _core.submit(
+        _core.BROADCAST,
+        "",
+        address,
+        address,
+        tuple(buffer.shape),
+        code,
+        Sum,
+        root,
+        1.0,
+        1.0,
+        0,
+        *place_of(buffer),
+    )
+    return handle, _copy_back(buffer, given), (buffer,)
+
+
+def gather_into(tensor: torch.Tensor, outputs: Tensors | None) -> Step:
+    """Copy the tensors of all ranks into ``outputs``, one after another; None: nowhere."""
+    sent = tensor.detach().contiguous()
+
+    def finish(handle: int) -> None:
+        received = take_output(handle, sent)
+        if outputs is not None:
+            _distribute(received, outputs)
+
+    return _submit_gather(sent), finish, (sent,)
+
+
+def _submit_gather(sent: torch.Tensor) -> int:
+    address, code = address_and_code(sent, "all_gather")
+    shape = (sent.numel(),)
+    return _core.submit(
+        _core.ALLGATHER, "", address, 0, shape, code, Sum, 0, 1.0, 1.0, 0, *place_of(sent)
+    )
+
+
+def reduce_scatter_into(
+    output: torch.Tensor, tensor: torch.Tensor, op: Any, rank: int, size: int
+) -> Step:
+    """Reduce ``tensor``, of which ``output`` gets this rank's part.
+
+    Raises:
+        ValueError: The numbers of elements do not fit.
+    """
+    kind = _kind_of(op)
+    if tensor.numel() != output.numel() * size:
+        raise ValueError(
+            f"[torch] reduce_scatter of {tensor.numel()} elements into {output.numel()} on "
+            f"{size} ranks (expected {output.numel() * size} in the input)"
+        )
+    given = output.detach()
+    sent = tensor.detach().contiguous()
+    if kind not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
+        reduced = torch.empty_like(sent)
+        handle, finish, used = reduce_into(sent, reduced, op, size)
+
+        def take_part(handle: int) -> None:
+            if finish is not None:
+                finish(handle)
+            part = reduced.reshape(size, -1)[rank]
+            given.copy_(part.reshape(given.shape))
+
+        return handle, take_part, used
+    received = given if given.is_contiguous() else torch.empty_like(given).contiguous()
+    address, code = address_and_code(sent, "reduce_scatter")
+    address_and_code(received, "reduce_scatter")
+    handle = _core.submit(
+        _core.REDUCESCATTER,
+        "",
+        address,
+        received.data_ptr(),
+        (size, received.numel()),
+        code,
+        _reduction_of(kind),
+        0,
+        _factor_of(op, kind),
+        1.0,
+        0,
+        *place_of(sent),
+    )
+    return handle, _copy_back(received, given), (sent, received)
+
+
+def exchange(
+    tensor: torch.Tensor, parts: list[int], outputs: Tensors, expected: list[int], rank: int
+) -> Step:
+    """Send ``parts`` rows of ``tensor`` to the ranks; ``outputs`` get ``expected`` of each."""
+    sent = tensor.detach().contiguous()
+    address, code = address_and_code(sent, "all_to_all")
+    handle = _core.submit_alltoall(
+        "", address, tuple(sent.shape), code, tuple(parts), 0, *place_of(sent)
+    )
+
+    def finish(handle: int) -> None:
+        output, received = take_alltoall(handle, sent)
+        if list(received) != list(expected):
+            raise ValueError(
+                f"[torch] all_to_all: rank {rank} received parts of {list(received)} "
+                f"(expected {list(expected)}, as the output says); give every rank splits that "
+                "match those of the others"
+            )
+        _distribute(output, outputs)
+
+    return handle, finish, (sent,)
+
+
+def even_parts(rows: int, what: str, size: int) -> list[int]:
+    """Splits of an all-to-all that names none.
+
+    Raises:
+        ValueError: The rows cannot be divided evenly.
+    """
+    if rows % size != 0:
+        raise ValueError(
+            f"[torch] all_to_all: {what} of {rows} rows on {size} ranks (expected a "
+            f"multiple of {size}); give {what}_split_sizes"
+        )
+    return [rows // size] * size
+
+
+def _kind_of(op: Any) -> Any:
+    """The kind of a reduction, without its factor."""
+    if op is None:
+        return ReduceOp.SUM
+    return op.op if isinstance(op, ReduceOp) else op  # type: ignore[attr-defined]
+
+
+def _reduction_of(kind: Any) -> int:
+    if kind not in _REDUCTIONS:
+        raise ValueError(f"[torch] reduction {kind} (expected one of torch.distributed.ReduceOp)")
+    return _REDUCTIONS[kind]
+
+
+def _factor_of(op: Any, kind: Any) -> float:
+    return float(op.factor) if kind == ReduceOp.PREMUL_SUM else 1.0
+
+
+def _copy_back(received: torch.Tensor, given: torch.Tensor) -> Callable[[int], None] | None:
+    """What brings the result into a tensor that the core could not write, else None."""
+    if received.data_ptr() == given.data_ptr():
+        return None
+
+    def copy(handle: int) -> None:
+        del handle
+        given.copy_(received)
+
+    return copy
+
+
+def _distribute(received: torch.Tensor, outputs: Tensors) -> None:
+    """Fill the outputs, one after another."""
+    total = sum(output.numel() for output in outputs)
+    if received.numel() != total:
+        raise ValueError(
+            f"[torch] {received.numel()} elements came from the ranks (expected {total}, the size "
+            "of the outputs); give outputs of the size of all inputs"
+        )
+    flat = received.reshape(-1)
+    parts = torch.split(flat, [output.numel() for output in outputs])
+    for part, output in zip(parts, outputs, strict=True):
+        output.detach().copy_(part.reshape(output.shape))
