@@ -79,6 +79,7 @@ def submit(
     process_set: int,
     device: int = -1,
     stream: int = 0,
+    wire: int = 0,
     /,
 ) -> int:
     """Queue one operation and return its handle at once.
@@ -93,6 +94,9 @@ def submit(
     `device`: -1 for host memory, else the ordinal of the CUDA device that all the memory is on.
     `stream` is then the CUDA stream (0: the legacy default one) whose work so far has to be done
     before the memory is read or written; the host does not wait for it.
+    `wire`: how the float32 tensor of an ALLREDUCE travels between CUDA devices, and is added up:
+    0 as it is, 1 float16, 2 bfloat16, 3 float8_e4m3, 4 float8_e5m2. Raises ValueError for what
+    never travels so, NotImplementedError for what this engine or device cannot.
     Raises ValueError for bad input (also a name that is already in flight in the process set, and a
     process set without this rank), HorovodInternalError (`aiacc.CollectiveError`) when not
     initialised or after a fatal error.
@@ -124,6 +128,7 @@ def submit_group(
     process_set: int,
     device: int = -1,
     stream: int = 0,
+    wire: int = 0,
     /,
 ) -> int:
     """Queue an ALLREDUCE, ALLGATHER or REDUCESCATTER of several tensors under one name.
@@ -194,8 +199,12 @@ def flush() -> None:
 
 def start_timeline(path: str, mark_cycles: bool = False) -> None: ...
 def stop_timeline() -> None: ...
-def propose_parameters(unit_bytes: int, lanes: int) -> None:
-    """Change the planner's parameters on all ranks, together, after a later round."""
+def propose_parameters(unit_bytes: int, lanes: int, gpu_algorithm: str = "") -> None:
+    """Change the planner's parameters on all ranks, together, after a later round.
+
+    `gpu_algorithm`: auto, ring or tree; "" for that of AIACC_GPU_ALGORITHM. ValueError for another
+    word, and for numbers that the engine has no use for.
+    """
 
 def stats() -> dict[str, int | float]:
     """Counters since `init`: rounds, control_bytes, units, tensors, data_bytes, wait_ns, ..."""

@@ -132,6 +132,7 @@ def _contribution(
         equal={
             "AIACC_CACHE_CAPACITY": config["cache_capacity"],
             "AIACC_AUTOTUNE": config["autotune"],
+            "AIACC_GPU_ALGORITHM": config["gpu_algorithm"],
         },
     )
 

@@ -12,11 +12,14 @@ from aiacc.reduce_ops import resolve_op
 from aiacc.torch.autograd import apply, grad_name
 from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.handles import pending, tensor_of
+from aiacc.torch.sending import to_send
 from aiacc.torch.tensors import DTYPE_CODES, address_and_code, place_of, refusal
+from aiacc.torch.wire_formats import AS_THEY_ARE, wire_of
 
 # Bound here because a look-up in a module costs as much as a tenth of a submission.
 _submit = _core.submit
 _ALLREDUCE = _core.ALLREDUCE
+_NONE = Compression.none
 
 
 def allreduce_async_(
@@ -27,6 +30,8 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = _NONE,
 ) -> int:
     """Start reducing ``tensor`` over all ranks in place.
 
@@ -42,6 +47,7 @@ def allreduce_async_(
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.
+        compression: Form in which the tensor travels.
 
     Returns:
         Handle for `poll` and `synchronize`.
@@ -52,6 +58,10 @@ def allreduce_async_(
     """
     if op is None or average is not None:
         op = resolve_op(average, op)
+    if compression is not _NONE:
+        return _start_compressed(
+            tensor, compression, name, op, prescale_factor, postscale_factor, process_set
+        )
     # Written out, not shared: this is the path of a gradient.
     try:
         code = DTYPE_CODES[tensor.dtype]
@@ -89,30 +99,22 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = _NONE,
 ) -> int:
     """Start reducing ``tensor`` over all ranks into a new tensor, which `synchronize` returns.
 
     Arguments, errors and duties are those of `allreduce_async_`; ``tensor`` is only read.
     """
     op = resolve_op(average, op)
-    address, code = address_and_code(tensor, f"allreduce of {name!r}")
-    output = torch.empty_like(tensor, requires_grad=False)
-    handle = _submit(
-        _ALLREDUCE,
-        "allreduce." + name if name else "",
-        address,
-        output.data_ptr(),
-        tensor.shape,
-        code,
-        op,
-        0,
-        prescale_factor,
-        postscale_factor,
-        set_id(process_set),
-        *place_of(tensor),
-    )
-    pending[handle] = (tensor, output)
-    return handle
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    if compression is _NONE:
+        return _start(tensor, None, *rest, AS_THEY_ARE)
+    address_and_code(tensor, f"allreduce of {name!r}")
+    wire = wire_of(compression, [tensor], op)
+    if wire is None:
+        return _start_compressed(tensor.detach().clone(), compression, *rest)
+    return _start(tensor, None, *rest, wire)
 
 
 def allreduce(
@@ -150,10 +152,14 @@ def allreduce(
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     op = resolve_op(average, op)
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    reduced: torch.Tensor
+    wire = wire_of(compression, [tensor], op)
+    if wire is not None:
+        reduced = apply(_Allreduce, tensor, *rest, wire)
+        return reduced
     compressed, ctx = compression.compress(tensor)
-    reduced: torch.Tensor = apply(
-        _Allreduce, compressed, name, op, prescale_factor, postscale_factor, process_set
-    )
+    reduced = apply(_Allreduce, compressed, *rest, AS_THEY_ARE)
     return compression.decompress(reduced, ctx)
 
 
@@ -165,6 +171,8 @@ def allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = _NONE,
 ) -> torch.Tensor:
     """Reduce ``tensor`` over all ranks in place and return it.
 
@@ -173,39 +181,83 @@ def allreduce_(
     if average is not None:
         op = resolve_op(average, op)
     return tensor_of(
-        allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
+        allreduce_async_(
+            tensor,
+            None,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+            compression=compression,
+        )
     )
+
+
+def _start(
+    tensor: torch.Tensor,
+    output: torch.Tensor | None,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    wire: int,
+) -> int:
+    """Submit ``tensor`` to be reduced into ``output``, by default a new one."""
+    address, code = address_and_code(tensor, f"allreduce of {name!r}")
+    if output is None:
+        output = torch.empty_like(tensor, requires_grad=False)
+    handle = _submit(
+        _ALLREDUCE,
+        "allreduce." + name if name else "",
+        address,
+        output.data_ptr(),
+        tensor.shape,
+        code,
+        op,
+        0,
+        prescale_factor,
+        postscale_factor,
+        set_id(process_set),
+        *place_of(tensor),
+        wire,
+    )
+    pending[handle] = (tensor, output)
+    return handle
+
+
+def _start_compressed(
+    tensor: torch.Tensor,
+    compression: type[Compressor],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    """Submit ``tensor`` to be reduced in place, in the form that ``compression`` gives it."""
+    address_and_code(tensor, f"allreduce of {name!r}")
+    (sent,), restore, wire = to_send(compression, [tensor], op)
+    handle = _start(sent, sent, name, op, prescale_factor, postscale_factor, process_set, wire)
+
+    def result(_: int) -> torch.Tensor:
+        if restore is not None:
+            restore()
+        return tensor
+
+    pending[handle] = (sent, result)
+    return handle
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        op: int,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, *rest: Any) -> torch.Tensor:
         if ctx is not None:
-            ctx.arguments = (grad_name(name), op, prescale_factor, postscale_factor, process_set)
-        return tensor_of(
-            allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
-        )
+            ctx.arguments = (grad_name(name), *rest)
+        return tensor_of(_start(tensor, None, name, *rest))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        name, op, prescale_factor, postscale_factor, process_set = ctx.arguments
-        gradient = tensor_of(
-            allreduce_async(
-                grads[0].contiguous(),
-                None,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                process_set,
-            )
-        )
-        return gradient, None, None, None, None, None
+        gradient = tensor_of(_start(grads[0].contiguous(), None, *ctx.arguments))
+        return gradient, *(None for _ in ctx.arguments)

@@ -187,7 +187,7 @@ class GroupReducer(BatchReducer):
         self._stand_ins[index] = self._zeros(index)
 
     def _submit_batch(self, number: int) -> None:
-        sent: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
         after: list[Callable[[], None]] = []
         for index in self._batches[number]:
             gradient, then = (
@@ -195,9 +195,10 @@ class GroupReducer(BatchReducer):
                 if index in self._stand_ins
                 else (self._dense(index), None)
             )
-            tensor, restore = self._compressed(gradient)
-            sent.append(tensor)
-            after += [step for step in (restore, then) if step is not None]
+            gradients.append(gradient)
+            after += [] if then is None else [then]
+        sent, restore, wire = self._to_send(gradients)
+        after = after if restore is None else [restore, *after]
         name = self._names[self._batches[number][0]]
         places = [address_and_code(tensor, f"gradient in the group of {name!r}") for tensor in sent]
         addresses = tuple(address for address, _ in places)
@@ -214,6 +215,7 @@ class GroupReducer(BatchReducer):
             options.postscale_factor,
             set_id(options.process_set),
             *place_of_all(sent, f"gradients in the group of {name!r}"),
+            wire,
         )
 
         def finish() -> None:

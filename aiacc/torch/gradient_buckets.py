@@ -83,9 +83,9 @@ class BucketReducer(BatchReducer):
 
     def _submit_batch(self, number: int) -> None:
         flat = self._flats[number]
-        sent, restore = self._compressed(flat)
+        (sent,), restore, wire = self._to_send([flat])
         if restore is None and not self._after:
-            handle = _core.submit(*(*self._calls[number], *place_of(flat)))
+            handle = _core.submit(*(*self._calls[number], *place_of(flat), wire))
             self._in_flight.append((handle, (flat,), None))
             return
         after = [self._after.pop(index, None) for index in self._batches[number]]
@@ -95,7 +95,7 @@ class BucketReducer(BatchReducer):
                 if step is not None:
                     step()
 
-        handle = _core.submit(*(*self._call_of(number, sent), *place_of(sent)))
+        handle = _core.submit(*(*self._call_of(number, sent), *place_of(sent), wire))
         self._in_flight.append((handle, (sent,), finish))
 
     def _call_of(self, number: int, sent: torch.Tensor) -> tuple[Any, ...]:

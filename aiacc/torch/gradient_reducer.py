@@ -15,6 +15,7 @@ from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import Average
 from aiacc.torch import sparse
 from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.sending import Sent, to_send
 from aiacc.torch.tensors import DTYPE_CODES, address_and_code, place_of, refusal, wait
 from aiacc.tuning.tuner import step_done
 
@@ -304,8 +305,8 @@ class GradientReducer:
     ) -> None:
         """Submit a dense gradient to be reduced in place; ``then`` runs after that."""
         name = self._names[index]
-        sent, restore = self._compressed(gradient)
-        arguments = *self._call(name, sent, f"gradient of {name!r}"), *place_of(sent)
+        (sent,), restore, wire = self._to_send([gradient])
+        arguments = *self._call(name, sent, f"gradient of {name!r}"), *place_of(sent), wire
         handle = _core.submit(*arguments)
         self._in_flight.append((handle, (sent,), _both(restore, then)))
         self._left[index] = 0
@@ -313,7 +314,7 @@ class GradientReducer:
     def _call(self, name: str, sent: torch.Tensor, what: str) -> tuple[Any, ...]:
         """Arguments of `_core.submit` to reduce ``sent`` in place; ``what`` it is, for errors.
 
-        Without the last two, which `place_of` gives at the moment of the submission.
+        Without the place, which `place_of` gives at the moment of the submission, and the wire.
         """
         address, code = address_and_code(sent, what)
         options = self._options
@@ -331,20 +332,9 @@ class GradientReducer:
             set_id(options.process_set),
         )
 
-    def _compressed(self, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
-        """The contiguous tensor to send, and what puts the result into ``gradient`` if needed."""
-        compression = self._options.compression
-        with torch.no_grad():
-            compressed, ctx = compression.compress(gradient)
-            sent = compressed.contiguous()
-        if ctx is None and sent.data_ptr() == gradient.data_ptr():
-            return sent, None
-
-        def restore() -> None:
-            with torch.no_grad():
-                gradient.copy_(compression.decompress(sent, ctx))
-
-        return sent, restore
+    def _to_send(self, gradients: Sequence[torch.Tensor]) -> Sent:
+        """What to submit for gradients that are reduced as one operation."""
+        return to_send(self._options.compression, gradients, self._options.op)
 
     def _submit_sparse(self, index: int, gradient: torch.Tensor) -> None:
         """Gather the entries of all ranks, under the name that a dense gradient would have.

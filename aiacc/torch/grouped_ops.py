@@ -15,7 +15,9 @@ from aiacc.torch.compression import Compression, Compressor
 from aiacc.torch.exchange_ops import scatter_grad_factor, scattered_output
 from aiacc.torch.gather_ops import allgather_async
 from aiacc.torch.handles import pending, synchronize, tensor_of
+from aiacc.torch.sending import to_send
 from aiacc.torch.tensors import address_and_code, check_rows, place_of_all, take_outputs
+from aiacc.torch.wire_formats import AS_THEY_ARE, wire_of
 
 Tensors = list[torch.Tensor]
 
@@ -28,6 +30,8 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
 ) -> int:
     """Start reducing ``tensors`` over all ranks in place, as one operation.
 
@@ -43,6 +47,7 @@ def grouped_allreduce_async_(
         prescale_factor: Multiplies the inputs of every rank; integers are truncated.
         postscale_factor: Multiplies the results.
         process_set: Ranks that take part.
+        compression: Form in which the tensors travel.
 
     Returns:
         One handle, for `poll` and `synchronize`.
@@ -53,7 +58,10 @@ def grouped_allreduce_async_(
     """
     op = resolve_op(average, op)
     group = _group_of(tensors, "grouped_allreduce", name)
-    return _reduce(group, group, name, op, prescale_factor, postscale_factor, process_set)
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    if compression is not Compression.none:
+        return _reduce_compressed(group, compression, *rest)
+    return _reduce(group, group, *rest)
 
 
 def grouped_allreduce_async(
@@ -64,6 +72,8 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
 ) -> int:
     """Start reducing ``tensors`` into new ones, a list of which `synchronize` returns.
 
@@ -71,8 +81,12 @@ def grouped_allreduce_async(
     """
     op = resolve_op(average, op)
     group = _group_of(tensors, "grouped_allreduce", name)
-    outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in group]
-    return _reduce(group, outputs, name, op, prescale_factor, postscale_factor, process_set)
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    wire = wire_of(compression, group, op)
+    if wire is None and compression is not Compression.none:
+        copies = [tensor.detach().clone() for tensor in group]
+        return _reduce_compressed(copies, compression, *rest)
+    return _reduce_anew(group, *rest, wire or AS_THEY_ARE)
 
 
 def grouped_allreduce(
@@ -101,16 +115,13 @@ def grouped_allreduce(
     """
     op = resolve_op(average, op)
     group = _group_of(tensors, "grouped_allreduce", name)
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    wire = wire_of(compression, group, op)
+    if wire is not None:
+        return apply_to_group(_GroupedAllreduce, group, *rest, wire)
     compressed = [compression.compress(tensor) for tensor in group]
-    reduced = apply_to_group(
-        _GroupedAllreduce,
-        [tensor for tensor, _ in compressed],
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    sent = [tensor for tensor, _ in compressed]
+    reduced = apply_to_group(_GroupedAllreduce, sent, *rest, AS_THEY_ARE)
     return _decompressed(compression, reduced, compressed)
 
 
@@ -122,6 +133,8 @@ def grouped_allreduce_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
 ) -> Tensors:
     """Reduce ``tensors`` over all ranks in place and return the list of them.
 
@@ -129,7 +142,14 @@ def grouped_allreduce_(
     """
     op = resolve_op(average, op)
     handle = grouped_allreduce_async_(
-        tensors, None, name, op, prescale_factor, postscale_factor, process_set
+        tensors,
+        None,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        compression=compression,
     )
     return _tensors_of(handle)
 
@@ -277,6 +297,7 @@ def _submit(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
+    wire: int = AS_THEY_ARE,
 ) -> int:
     codes = [address_and_code(tensor, verb) for tensor in tensors]
     return _core.submit_group(
@@ -291,6 +312,7 @@ def _submit(
         postscale_factor,
         set_id(process_set),
         *place_of_all(tensors, f"{verb} of {name!r}"),
+        wire,
     )
 
 
@@ -302,6 +324,7 @@ def _reduce(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
+    wire: int = AS_THEY_ARE,
 ) -> int:
     handle = _submit(
         _core.ALLREDUCE,
@@ -313,8 +336,31 @@ def _reduce(
         prescale_factor,
         postscale_factor,
         process_set,
+        wire,
     )
     pending[handle] = (group, outputs)
+    return handle
+
+
+def _reduce_anew(group: Tensors, *rest: Any) -> int:
+    """`_reduce` into new tensors."""
+    return _reduce(group, [torch.empty_like(one, requires_grad=False) for one in group], *rest)
+
+
+def _reduce_compressed(
+    group: Tensors, compression: type[Compressor], name: str | None, op: int, *rest: Any
+) -> int:
+    """Submit ``group`` to be reduced in place, in the form that ``compression`` gives it."""
+    sent, restore, wire = to_send(compression, group, op)
+    arguments = name, op, *rest, wire
+    handle = _reduce(sent, sent, *arguments)
+
+    def results(_: int) -> Tensors:
+        if restore is not None:
+            restore()
+        return group
+
+    pending[handle] = (sent, results)
     return handle
 
 
@@ -347,18 +393,18 @@ class _GroupedAllreduce(torch.autograd.Function):
         prescale_factor: float,
         postscale_factor: float,
         process_set: ProcessSet,
+        wire: int,
         *tensors: torch.Tensor,
     ) -> Any:
-        rest = (op, prescale_factor, postscale_factor, process_set)
+        rest = (op, prescale_factor, postscale_factor, process_set, wire)
         if ctx is not None:
             ctx.arguments = (grad_name(name), *rest)
-        return tuple(_tensors_of(grouped_allreduce_async(tensors, None, name, *rest)))
+        return tuple(_tensors_of(_reduce_anew(list(tensors), name, *rest)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        name, *rest = ctx.arguments
-        reduced = _tensors_of(grouped_allreduce_async(_contiguous(grads), None, name, *rest))
-        return None, None, None, None, None, *reduced
+        reduced = _tensors_of(_reduce_anew(_contiguous(grads), *ctx.arguments))
+        return *(None for _ in ctx.arguments), *reduced
 
 
 class _GroupedAllgather(torch.autograd.Function):

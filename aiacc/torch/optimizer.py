@@ -17,6 +17,7 @@ from aiacc.torch.gradient_batches import GroupReducer
 from aiacc.torch.gradient_buckets import BucketReducer
 from aiacc.torch.gradient_reducer import GradientReducer, NamedParameters, ReductionOptions
 from aiacc.torch.optimizer_methods import Distributed, check_passes, default_names, distribute
+from aiacc.torch.wire_formats import has_cast
 
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20
@@ -103,7 +104,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
     if op == Adasum:
-        _check_adasum(process_set, groups, gradient_as_bucket_view)
+        _check_adasum(process_set, groups, gradient_as_bucket_view, compression)
         adasum = distribute_adasum(optimizer, named, compression)
         adasum.set_backward_passes_per_step(passes)
         return adasum
@@ -164,7 +165,9 @@ def _numbered(
     return [[number_of[p] for p in group if p in number_of] for group in groups]
 
 
-def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool) -> None:
+def _check_adasum(
+    process_set: ProcessSet, groups: object, buckets: bool, compression: type[Compressor]
+) -> None:
     if process_set.process_set_id != 0:
         raise NotImplementedError(  # Horovod's class
             f"op=Adasum with {process_set} (expected global_process_set); use op=Average"
@@ -173,6 +176,11 @@ def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool) -> Non
         raise ValueError(
             "op=Adasum with groups or gradient_as_bucket_view (expected neither, for changes of "
             "parameters are combined one by one); leave them out"
+        )
+    if not has_cast(compression):
+        raise ValueError(
+            f"op=Adasum with compression={compression.__name__} (expected one that casts, for "
+            "NCCL does not combine changes); use Compression.bf16"
         )
 
 

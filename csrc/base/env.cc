@@ -61,6 +61,9 @@ const std::vector<Variable>& table() {
     {"GPU_LANES", "", &Config::gpu_lanes, "0", 0, 64, "",
      "Concurrent operations of engine nccl, each with a communicator of its own; 0: 2, or 1 where "
      "several would not be safe. The ranks must agree."},
+    {"GPU_ALGORITHM", "", &Config::gpu_algorithm, "auto", 0, 0, "auto ring tree",
+     "What engine nccl asks NCCL 2.31 or newer to do an all-reduce by, a wish; auto: NCCL chooses. Without effect "
+     "on older ones and the other engines. The ranks must agree."},
     {"LANES", "HOROVOD_NUM_NCCL_STREAMS", &Config::lanes, "0", 0, 64, "",
      "Concurrent all-reduces; 0 lets the engine choose. The ranks must agree."},
     {"AUTOTUNE", "HOROVOD_AUTOTUNE", &Config::autotune, "false", 0, 0, "",

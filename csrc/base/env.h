@@ -15,6 +15,7 @@ struct Config {
   std::string engine;
   std::string gpu_engine;
   int gpu_lanes = 0;
+  std::string gpu_algorithm;
   int lanes = 0;
   bool autotune = false;
   std::size_t unit_bytes = 0;

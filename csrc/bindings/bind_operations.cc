@@ -25,9 +25,19 @@ OpKind kind_from(int kind) {
   return static_cast<OpKind>(kind);
 }
 
-/// Without the device and the stream, and with them.
+WireFormat wire_from(int wire) {
+  if (wire < 0 || wire >= kWireFormats) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] wire format " + std::to_string(wire) + " (expected 0.." +
+                    std::to_string(kWireFormats - 1) + ")");
+  }
+  return static_cast<WireFormat>(wire);
+}
+
+/// Without the device and the stream, with them, and with the wire format after these.
 constexpr Py_ssize_t kHostArguments = 11;
 constexpr Py_ssize_t kDeviceArguments = 13;
+constexpr Py_ssize_t kWireArguments = 14;
 
 long long integer(PyObject* object) {
   const long long value = PyLong_AsLongLong(object);
@@ -90,9 +100,11 @@ Handle submit(PyObject* const* arguments, Py_ssize_t count) {
   request.dtype = dtype_from(static_cast<int>(integer(arguments[5])));
   request.op = reduce_op_from(static_cast<int>(integer(arguments[6])));
   request.root = static_cast<int>(integer(arguments[7]));
-  const bool placed = count == kDeviceArguments;
+  const bool placed = count >= kDeviceArguments;
   request.device = placed ? static_cast<std::int32_t>(integer(arguments[11])) : -1;
   operation->stream = placed ? static_cast<CudaStream>(address(arguments[12])) : nullptr;
+  request.wire = count == kWireArguments ? wire_from(static_cast<int>(integer(arguments[13])))
+                                         : WireFormat::kTensor;
   request.prescale = number(arguments[8]);
   request.postscale = number(arguments[9]);
   request.process_set = static_cast<std::uint32_t>(integer(arguments[10]));
@@ -146,7 +158,8 @@ Handle submit_group(int kind,
                     double postscale,
                     std::uint32_t process_set,
                     std::int32_t device,
-                    std::uintptr_t stream) {
+                    std::uintptr_t stream,
+                    int wire) {
   const std::size_t tensors = inputs.size();
   if (tensors == 0 || outputs.size() != tensors || shapes.size() != tensors ||
       dtypes.size() != tensors) {
@@ -182,16 +195,18 @@ Handle submit_group(int kind,
   request.postscale = postscale;
   request.process_set = process_set;
   request.device = device;
+  request.wire = wire_from(wire);
   operation->stream = reinterpret_cast<CudaStream>(stream);  // NOLINT(performance-no-int-to-ptr)
   return coordinator.submit(std::move(operation));
 }
 
 PyObject* call_submit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    if (count != kHostArguments && count != kDeviceArguments) {
+    if (count != kHostArguments && count != kDeviceArguments && count != kWireArguments) {
       throw py::type_error("[submit] " + std::to_string(count) + " arguments (expected " +
-                           std::to_string(kHostArguments) + " or " +
-                           std::to_string(kDeviceArguments) + ")");
+                           std::to_string(kHostArguments) + ", " +
+                           std::to_string(kDeviceArguments) + " or " +
+                           std::to_string(kWireArguments) + ")");
     }
     return PyLong_FromLongLong(submit(arguments, count));
   });
@@ -241,7 +256,8 @@ void bind_operations(py::module_& module) {
              py::arg("postscale"),
              py::arg("process_set"),
              py::arg("device") = -1,
-             py::arg("stream") = 0);
+             py::arg("stream") = 0,
+             py::arg("wire") = 0);
   module.def("flush", [] { Runtime::instance().session()->coordinator().flush(); });
 }
 

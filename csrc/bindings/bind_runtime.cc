@@ -154,15 +154,18 @@ void bind_runtime(py::module_& module) {
       py::call_guard<py::gil_scoped_release>());
   module.def(
       "propose_parameters",
-      [](std::uint64_t unit_bytes, std::uint32_t lanes) {
+      [](std::uint64_t unit_bytes, std::uint32_t lanes, const std::string& gpu_algorithm) {
         const auto session = Runtime::instance().session();
         Parameters parameters;
         parameters.unit_bytes = unit_bytes;
         parameters.lanes = lanes;
+        parameters.algorithm =
+            gpu_algorithm.empty() ? session->gpu_algorithm() : algorithm_from(gpu_algorithm);
         session->coordinator().propose(parameters);
       },
       py::arg("unit_bytes"),
       py::arg("lanes"),
+      py::arg("gpu_algorithm") = "",
       py::call_guard<py::gil_scoped_release>());
 }
 

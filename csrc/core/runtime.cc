@@ -7,6 +7,7 @@
 #include "csrc/base/log.h"
 #include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/engines/nccl/nccl_settings.h"
 #include "csrc/engines/registry.h"
 
 namespace aiacc {
@@ -15,6 +16,7 @@ namespace {
 CoordinatorOptions coordinator_options(const Config& config, const SessionOptions& session) {
   CoordinatorOptions options;
   options.parameters = {0, session.unit_bytes, static_cast<std::uint32_t>(session.lanes)};
+  options.parameters.algorithm = algorithm_from(config.gpu_algorithm);
   options.cache_capacity = static_cast<std::size_t>(config.cache_capacity);
   options.linger = std::chrono::microseconds(config.linger_us);
   options.peer_timeout_s = config.peer_timeout_s;
@@ -26,10 +28,25 @@ CoordinatorOptions coordinator_options(const Config& config, const SessionOption
   return options;
 }
 
+/// A wish that nobody heeds is no error: the same settings serve machines of several kinds.
+void report_vain_wish(Algorithm algorithm, const std::string& gpu_engine) {
+  if (algorithm == Algorithm::kAny) {
+    return;
+  }
+  const std::string problem = gpu_engine == "nccl"
+                                  ? algorithm_problem(nccl_version())
+                                  : "engine " + gpu_engine + " for GPUs (expected nccl)";
+  if (!problem.empty()) {
+    AIACC_LOG(kInfo) << "[core] AIACC_GPU_ALGORITHM=" << name_of(algorithm)
+                     << " has no effect: " << problem;
+  }
+}
+
 }  // namespace
 
 Session::Session(const Config& config, SessionOptions options, std::shared_ptr<Listener> listener)
     : options_(std::move(options)),
+      gpu_algorithm_(algorithm_from(config.gpu_algorithm)),
       listener_(std::move(listener)),
       timeline_(options_.placement.rank) {
   const Placement& place = options_.placement;
@@ -74,6 +91,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     context.lanes = options_.gpu_lanes;
     gpu_engine_ = create_gpu_engine(options_.gpu_engine, context, options_.lanes);
   }
+  report_vain_wish(gpu_algorithm_, options_.gpu_engine);
   coordinator_ =
       std::make_unique<Coordinator>(*plane_,
                                     *engine_,

@@ -11,6 +11,7 @@
 #include "csrc/base/socket.h"
 #include "csrc/control/tcp/connector.h"
 #include "csrc/core/coordinator.h"
+#include "csrc/planning/parameters.h"
 
 namespace aiacc {
 
@@ -65,12 +66,15 @@ class Session {
   const ControlPlane& plane() const { return *plane_; }
   const Engine& engine() const { return *engine_; }
   const std::string& gpu_engine() const { return options_.gpu_engine; }
+  /// Of all-reduces on GPUs, as AIACC_GPU_ALGORITHM has it.
+  Algorithm gpu_algorithm() const { return gpu_algorithm_; }
 
  private:
   void refuse_if_inherited() const;
 
   const std::uint32_t generation_ = fork_guard::generation();
   const SessionOptions options_;
+  const Algorithm gpu_algorithm_;
   std::shared_ptr<Listener> listener_;
   std::unique_ptr<Connector> connector_;
   Timeline timeline_;

@@ -7,6 +7,28 @@
 
 namespace aiacc {
 
+const char* name_of(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAny:
+      return "auto";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kTree:
+      return "tree";
+  }
+  return "unknown";
+}
+
+Algorithm algorithm_from(const std::string& name) {
+  for (int number = 0; number < kAlgorithms; ++number) {
+    if (name == name_of(static_cast<Algorithm>(number))) {
+      return static_cast<Algorithm>(number);
+    }
+  }
+  throw Error(Code::kInvalidArgument,
+              "[planning] algorithm \"" + name + "\" (expected auto, ring or tree)");
+}
+
 Parameters next_parameters(const Parameters& current, const std::vector<Parameters>& proposals) {
   for (const Parameters& proposal : proposals) {
     if (proposal.epoch == current.epoch + 1) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace aiacc {
@@ -28,6 +29,11 @@ constexpr LaneWeights equal_weights() {
 /// a tree for latency among many ranks.
 enum class Algorithm : std::uint8_t { kAny = 0, kRing = 1, kTree = 2 };
 inline constexpr int kAlgorithms = 3;
+
+/// "auto", "ring", "tree"
+const char* name_of(Algorithm algorithm);
+/// Its inverse. Throws Error(kInvalidArgument) for another word.
+Algorithm algorithm_from(const std::string& name);
 
 /// What the planner may be told to change during a job. All ranks use the same epoch at any time:
 /// the number travels in every round and a proposal takes effect at the end of the round that

@@ -218,6 +218,9 @@ struct NcclApi {
 /// than kNcclLeastVersion.
 NcclApi load_nccl(const std::string& library = "libnccl.so.2");
 
+/// Version of the library that this process uses, which is loaded for it. Throws what load_nccl does.
+int nccl_version();
+
 /// Throws Error(kEngine) with NCCL's words unless `result` is success. kNcclInProgress is a failure
 /// here: who makes calls that do not block looks for it first.
 void check_nccl(const NcclApi& api, NcclResult result, const char* call);

@@ -17,6 +17,8 @@ const NcclApi& nccl_of_process() {
 
 }  // namespace
 
+int nccl_version() { return nccl_of_process().version; }
+
 Viability nccl_viability() {
   if (device_image().data == nullptr) {
     return {

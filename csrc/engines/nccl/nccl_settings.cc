@@ -10,6 +10,9 @@ namespace {
 /// Since then every communicator can be told.
 constexpr int kOrderBySetting = nccl_version_code(2, 31, 0);
 
+/// Since then every call can be told.
+constexpr int kAlgorithmBySetting = nccl_version_code(2, 31, 0);
+
 /// NCCL adds 8-bit floats up on GPUs of this compute capability and newer.
 constexpr int kFloat8Capability = 9;
 
@@ -132,6 +135,13 @@ std::string nccl_refusal(const DeviceReduction& reduction, int capability) {
            " or newer, where NCCL adds 8-bit floats up); use bfloat16";
   }
   return "";
+}
+
+std::string algorithm_problem(int version) {
+  return version >= kAlgorithmBySetting
+             ? ""
+             : "NCCL " + nccl_version_text(version) +
+                   " chooses by itself (expected 2.31 or newer); update it, or use NCCL_ALGO";
 }
 
 NcclCollConfig call_settings(Algorithm algorithm) {

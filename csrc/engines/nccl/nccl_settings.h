@@ -39,6 +39,9 @@ NcclRedOp nccl_op_of(DataType dtype, ReduceOp op);
 /// number before the point), else "".
 std::string nccl_refusal(const DeviceReduction& reduction, int capability);
 
+/// Why that version does not heed a wish for an algorithm, with the remedy; "" if it does.
+std::string algorithm_problem(int version);
+
 /// What a call is told to prefer. Only for an algorithm that is wished.
 NcclCollConfig call_settings(Algorithm algorithm);
 
