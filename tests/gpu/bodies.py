@@ -8,8 +8,9 @@ import os
 import random
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -83,6 +84,119 @@ def _reduce(rank: int, size: int, dtype: torch.dtype, seed: int) -> None:
         total = functools.reduce(torch.add, rows)
         own = hvd.reducescatter(rows[rank].cuda(), op=hvd.Sum)
         same(own, total.tensor_split(size)[rank])
+
+
+class Format(NamedTuple):
+    """Of floats: the distance from 1 to the next one, and the smallest one."""
+
+    epsilon: float
+    smallest: float
+
+
+FORMATS = {
+    "fp16": Format(2.0**-10, 2.0**-24),
+    "bf16": Format(2.0**-7, 2.0**-133),
+    "fp8_e4m3": Format(2.0**-3, 2.0**-9),
+    "fp8_e5m2": Format(2.0**-2, 2.0**-16),
+}
+
+
+def compressed() -> list[str]:
+    """All-reduces in every compression that this job and GPU have; which those are."""
+    rank, size = begin()
+    taken = []
+    for seed, (name, form) in enumerate(FORMATS.items()):
+        compression = getattr(hvd.Compression, name)
+        if name.startswith("fp8"):
+            half = torch.ones(3, device="cuda", dtype=torch.float16)
+            with pytest.raises(
+                (ValueError, NotImplementedError), match=f"wire format .*{name[4:]}"
+            ):
+                hvd.allreduce(half, name="half", compression=compression)
+            problem = _problem_of_float8()
+            if problem:
+                with pytest.raises(NotImplementedError, match=problem):
+                    hvd.allreduce(half.float(), name="refused", compression=compression)
+                continue
+        _every_form(rank, size, compression, seed)
+        _rounded(rank, size, compression, form, seed)
+        taken.append(name)
+    hvd.shutdown()
+    return taken
+
+
+def _problem_of_float8() -> str:
+    if aiacc._core.gpu_engine() == "staged":
+        return r"wire format float8.*stages.*engine nccl"
+    if torch.cuda.get_device_capability()[0] < 9:
+        return r"wire format float8.*compute capability.*bfloat16"
+    return ""
+
+
+def _every_form(rank: int, size: int, compression: Any, seed: int) -> None:
+    """On numbers that every format has, as have the sums of up to four ranks."""
+    for shape in ((), (5,), (1000, 300)):
+        inputs = [numbers(other, shape, torch.float32, seed + 300) for other in range(size)]
+        expected = functools.reduce(torch.add, inputs)
+        mine = inputs[rank].cuda()
+        options = {"op": hvd.Sum, "compression": compression}
+        same(hvd.allreduce(mine, **options), expected)
+        same(hvd.synchronize(hvd.allreduce_async(mine, **options)), expected)
+        for result in (
+            *hvd.grouped_allreduce([mine, mine], **options),
+            *hvd.synchronize(hvd.grouped_allreduce_async([mine, mine], **options)),
+        ):
+            same(result, expected)
+        same(mine, inputs[rank])
+        for reduce in _in_place(options):
+            place = mine.clone()
+            assert reduce(place) is place
+            same(place, expected)
+    ones = torch.ones(33, device="cuda")
+    same(hvd.allreduce(ones, compression=compression), ones.cpu())
+    scaled = hvd.allreduce(ones, None, None, compression, hvd.Sum, 0.5, 8.0)
+    same(scaled, torch.full((33,), 4.0 * size, device="cpu"))
+    leaf = torch.ones(33, device="cuda", requires_grad=True)
+    hvd.allreduce(leaf, op=hvd.Sum, compression=compression).sum().backward()
+    assert leaf.grad is not None
+    same(leaf.grad, torch.full((33,), float(size), device="cpu"))
+    whole = torch.arange(9, device="cuda")
+    same(hvd.allreduce(whole, op=hvd.Sum, compression=compression), whole.cpu() * size)
+
+
+def _in_place(options: dict[str, Any]) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """All forms of an all-reduce that change a tensor and return it."""
+    return [
+        lambda tensor: hvd.allreduce_(tensor, **options),
+        lambda tensor: hvd.synchronize(hvd.allreduce_async_(tensor, **options)),
+        lambda tensor: hvd.grouped_allreduce_([tensor], **options)[0],
+        lambda tensor: hvd.synchronize(hvd.grouped_allreduce_async_([tensor], **options))[0],
+    ]
+
+
+def _rounded(rank: int, size: int, compression: Any, form: Format, seed: int) -> None:
+    """Inputs and partial sums are rounded, each to the nearest number of the format."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(size, 5000, generator=generator, device="cpu")
+    reduced = hvd.allreduce(inputs[rank].cuda(), op=hvd.Sum, compression=compression)
+    assert reduced.dtype == torch.float32
+    error = (reduced.cpu() - inputs.sum(0)).abs()
+    assert (error <= size * (form.epsilon * inputs.abs().sum(0) + form.smallest)).all()
+    assert error.any(), "nothing was rounded"
+
+
+def compresses_without_memory() -> None:
+    """An all-reduce in place that travels in half the bytes takes no memory of torch's."""
+    begin()
+    tensor = torch.ones(1 << 20, device="cuda")
+    for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
+        hvd.allreduce_(tensor, name="warm", compression=compression)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        hvd.allreduce_(tensor, name="steady", compression=compression)
+        assert torch.cuda.max_memory_allocated() == before
+    hvd.shutdown()
 
 
 def _move(rank: int, size: int, dtype: torch.dtype, seed: int) -> None:

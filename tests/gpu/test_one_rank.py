@@ -13,7 +13,13 @@ ENGINES = ["nccl", "staged"]
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "body", [bodies.every_operation, bodies.steps_without_synchronisation, bodies.refuses_capture]
+    "body",
+    [
+        bodies.every_operation,
+        bodies.compressed,
+        bodies.steps_without_synchronisation,
+        bodies.refuses_capture,
+    ],
 )
 def test_alone(body, engine):
     if engine == "nccl":
@@ -24,6 +30,11 @@ def test_alone(body, engine):
 def test_synchronize_returns_before_the_gpu_is_done():
     one_gpu.nccl_version()
     run_ranks(1, bodies.returns_before_the_gpu_is_done, env={"AIACC_GPU_ENGINE": "nccl"})
+
+
+def test_compression_takes_no_memory():
+    one_gpu.nccl_version()
+    run_ranks(1, bodies.compresses_without_memory, env={"AIACC_GPU_ENGINE": "nccl"})
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import aiacc.torch as hvd
 from tests.gpu import bodies
 from tests.support import one_gpu
 
@@ -15,7 +16,30 @@ def test_every_operation(size, way):
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"groups": 3}])
+@pytest.mark.parametrize("size", [2, 3])
+def test_compression(size, way):
+    first, *others = one_gpu.run_ranks(way, size, bodies.compressed)
+    assert others == [first] * (size - 1)
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_algorithms(algorithm, way):
+    env = {"AIACC_GPU_ALGORITHM": algorithm}
+    one_gpu.run_ranks(way, 2, bodies.every_operation, env=env)
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_as_bucket_view": True},
+        {"groups": 3},
+        {"compression": hvd.Compression.bf16},
+        {"compression": hvd.Compression.fp16, "gradient_as_bucket_view": True},
+    ],
+)
 def test_training_gives_all_ranks_the_same(options, way):
     first, second = one_gpu.run_ranks(way, 2, _train, options)
     assert first == second

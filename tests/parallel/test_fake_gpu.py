@@ -15,6 +15,7 @@ import aiacc
 import aiacc.array as array_hvd
 import aiacc.torch as hvd
 from aiacc.torch import tensors
+from aiacc.torch.wire_formats import choose
 from tests.gpu import bodies
 from tests.parallel import (
     test_adasum,
@@ -43,6 +44,39 @@ def test_operations_as_on_the_cpu(size):
 def test_what_make_gpu_check_does(size):
     """The operations that run on a GPU where there is one."""
     assert fake_gpu.run_ranks(size, bodies.every_operation) == [len(bodies.DTYPES)] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_compression_where_tensors_are_staged(size):
+    assert fake_gpu.run_ranks(size, bodies.compressed) == [["fp16", "bf16"]] * size
+
+
+def _narrowed(body, *args):
+    """What ``body`` gives, and the wire formats of its all-reduces."""
+    wires = fake_gpu.pretend_wire_formats()
+    return body(*args), wires
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_compression_where_the_engine_queues(size):
+    for formats, wires in fake_gpu.run_ranks(size, _narrowed, bodies.compressed):
+        assert formats == list(bodies.FORMATS)
+        assert wires == sorted(wires)
+        assert set(wires) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8_e5m2"])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"groups": 3}])
+def test_gradients_travel_narrow_in_every_optimizer(options, name):
+    compression = getattr(hvd.Compression, name)
+    ours = {**options, "compression": compression}
+    (first, wires), (second, _) = fake_gpu.run_ranks(2, _narrowed, _trained, ours)
+    assert first == second
+    assert set(wires) == {choose(compression, [torch.float32], hvd.Average, queued=True)}
+    exact, _ = fake_gpu.run_ranks(2, _trained, options)
+    apart = torch.tensor(first) - torch.tensor(exact)
+    # Gradients are smaller than 1, and so is the sum of what the steps make of them.
+    assert 0 < apart.abs().max() < bodies.FORMATS[name].epsilon
 
 
 def test_a_lost_rank_is_an_error_that_names_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -59,6 +60,19 @@ def _reduce():
         _equal(mine, expected)
 
 
+@dataclasses.dataclass
+class Tenfold:
+    """Somebody else's compressor, which is an object and cannot be hashed."""
+
+    factor: float
+
+    def compress(self, tensor):
+        return tensor * self.factor, self.factor
+
+    def decompress(self, tensor, ctx):
+        return tensor / ctx
+
+
 def _average_scale_and_compress():
     size, rank = hvd.size(), hvd.rank()
     twelve = torch.full((3,), 12.0)
@@ -72,6 +86,22 @@ def _average_scale_and_compress():
     for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
         for tensor in (twelve, twelve.double(), twelve.long()):
             _equal(hvd.allreduce(tensor, op=hvd.Sum, compression=compression), tensor * size)
+            given = tensor.clone()
+            for reduced in (
+                hvd.synchronize(hvd.allreduce_async(given, op=hvd.Sum, compression=compression)),
+                *hvd.synchronize(
+                    hvd.grouped_allreduce_async([given], op=hvd.Sum, compression=compression)
+                ),
+            ):
+                _equal(reduced, tensor * size)
+                _equal(given, tensor)
+            assert hvd.allreduce_(given, op=hvd.Sum, compression=compression) is given
+            _equal(given, tensor * size)
+            given = tensor.clone()
+            (reduced,) = hvd.grouped_allreduce_([given], op=hvd.Sum, compression=compression)
+            assert reduced is given
+            _equal(given, tensor * size)
+    _equal(hvd.allreduce(twelve, op=hvd.Sum, compression=Tenfold(10.0)), twelve * size)
     # An average is the nearest number to the quotient.
     whole = torch.arange(1.0, 500.0)
     for dtype in (torch.float16, torch.float32, torch.float64):

@@ -55,6 +55,15 @@ TEST(Env, OwnNameWinsOverHorovods) {
   EXPECT_EQ(config_of({{"HOROVOD_RANK", "3"}, {"AIACC_RANK", "1"}}).rank, 1);
 }
 
+TEST(Env, AlgorithmsForGpus) {
+  EXPECT_EQ(config_of({}).gpu_algorithm, "auto");
+  EXPECT_EQ(config_of({{"AIACC_GPU_ALGORITHM", "Ring"}}).gpu_algorithm, "ring");
+  const std::string text = error_of({{"AIACC_GPU_ALGORITHM", "star"}});
+  EXPECT_NE(text.find("AIACC_GPU_ALGORITHM=\"star\" (expected one of auto, ring, tree)"),
+            std::string::npos)
+      << text;
+}
+
 TEST(Env, EmptyCountsAsUnset) {
   EXPECT_EQ(config_of({{"AIACC_LANES", ""}}).lanes, 0);
   EXPECT_EQ(config_of({{"AIACC_LANES", ""}, {"HOROVOD_NUM_NCCL_STREAMS", "5"}}).lanes, 5);

@@ -100,7 +100,9 @@ TEST(CoordinatorGpuFailures, RefusedWhereItIsSubmitted) {
     EXPECT_EQ(Code::kInvalidArgument, status.code());
     EXPECT_TRUE(contains(status.message(), "bfloat16 for float64 (expected float32)"));
     request.dtype = DataType::kFloat32;
-    EXPECT_EQ(Code::kInvalidArgument, refusal(request, -1).code()) << "host memory";
+    status = refusal(request, -1);
+    EXPECT_EQ(Code::kInvalidArgument, status.code()) << "host memory";
+    EXPECT_TRUE(contains(status.message(), "tensors on GPUs, and not Adasum); use Compression.bf16"));
     cuda.set_capturing(gpu.stream(), true);
     status = refusal(make_request("x", {1}), 0);
     EXPECT_EQ(Code::kUnsupported, status.code());

@@ -145,6 +145,17 @@ TEST_P(CoordinatorGpuTest, AnAlgorithmForAllUnitsOfAnEpoch) {
   EXPECT_EQ(0, gpus_.nccl.preferred("ring"));
 }
 
+TEST_P(CoordinatorGpuTest, AnAlgorithmFromTheStart) {
+  world_.options.parameters.algorithm = Algorithm::kRing;
+  with_gpus([&](int, RankParts&, GpuRank& gpu) {
+    std::vector<float> values(5000, 1.0F);  // several units
+    gpu.finish(gpu.submit(make_request("x", {5000}), values.data(), values.data()));
+    EXPECT_EQ(static_cast<float>(size()), values.back());
+  });
+  EXPECT_GE(gpus_.nccl.preferred("ring"), 2 * size());
+  EXPECT_EQ(0, gpus_.nccl.preferred("tree"));
+}
+
 TEST_P(CoordinatorGpuTest, TheOtherOperations) {
   with_gpus([&](int rank, RankParts& parts, GpuRank& gpu) {
     const auto ranks = static_cast<std::size_t>(size());

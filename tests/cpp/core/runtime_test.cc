@@ -82,6 +82,25 @@ TEST(Session, AnEngineIsForHostMemoryOrForGpus) {
   EXPECT_NE(std::string::npos, status.message().find("AIACC_GPU_ENGINE")) << status.message();
 }
 
+TEST(Session, AWishForAnAlgorithmThatNobodyHeedsIsReported) {
+  const auto log_of = [](const char* algorithm) {
+    Config config = defaults();
+    config.log_level = "info";
+    config.gpu_algorithm = algorithm;
+    SessionOptions options;
+    testing::internal::CaptureStderr();
+    const Session session(config, options, nullptr);
+    EXPECT_EQ(algorithm_from(algorithm), session.gpu_algorithm());
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string text = log_of("tree");
+  const std::string line =
+      "AIACC_GPU_ALGORITHM=tree has no effect: engine staged for GPUs (expected nccl)";
+  EXPECT_NE(std::string::npos, text.find(line)) << text;
+  EXPECT_EQ(text.find(line), text.rfind(line));
+  EXPECT_EQ(std::string::npos, log_of("auto").find("AIACC_GPU_ALGORITHM"));
+}
+
 TEST(Session, ComesAndGoesWithoutLeavingDescriptorsOrThreads) {
   const std::size_t before = open_descriptors();
   for (int cycle = 0; cycle < 50; ++cycle) {

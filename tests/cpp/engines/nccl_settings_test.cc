@@ -64,6 +64,14 @@ TEST(NcclSettings, AnAlgorithmIsAWish) {
   EXPECT_EQ(0, call_settings(Algorithm::kTree).force_algorithms);
 }
 
+TEST(NcclSettings, VersionsThatChooseTheAlgorithmThemselves) {
+  EXPECT_EQ("", algorithm_problem(nccl_version_code(2, 31, 0)));
+  const std::string text = algorithm_problem(nccl_version_code(2, 30, 7));
+  for (const char* part : {"NCCL 2.30.7", "expected 2.31", "update it"}) {
+    EXPECT_NE(std::string::npos, text.find(part)) << text;
+  }
+}
+
 TEST(NcclSettings, TypesAndOperations) {
   EXPECT_EQ(kNcclBfloat16, nccl_type_of(DataType::kBFloat16));
   EXPECT_EQ(kNcclUint8, nccl_type_of(DataType::kBool));

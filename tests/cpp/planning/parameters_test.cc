@@ -23,6 +23,15 @@ TEST(Parameters, ProposalsForAnotherEpochAreDropped) {
   EXPECT_EQ(next_parameters(now, {{5, 200, 2}, {6, 300, 3}}).unit_bytes, 300U);
 }
 
+TEST(Parameters, AlgorithmsHaveNames) {
+  for (const Algorithm algorithm : {Algorithm::kAny, Algorithm::kRing, Algorithm::kTree}) {
+    EXPECT_EQ(algorithm, algorithm_from(name_of(algorithm)));
+  }
+  EXPECT_EQ(Algorithm::kAny, algorithm_from("auto"));
+  EXPECT_THROW(algorithm_from("star"), Error);
+  EXPECT_THROW(algorithm_from(""), Error);
+}
+
 TEST(Parameters, WhatNoEngineCanDoIsRefused) {
   EXPECT_NO_THROW(check_parameters({0, 1, kMaxLanes}));
   EXPECT_NO_THROW(check_parameters({0, 1, 2}, 2));

@@ -1,0 +1,126 @@
+"""How compressed all-reduces travel: the decision, and the core's numbers of the formats."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import aiacc.torch as hvd
+from aiacc import _core
+from aiacc.torch.handles import pending
+from aiacc.torch.tensors import DTYPE_CODES
+from aiacc.torch.wire_formats import AS_THEY_ARE, choose, has_cast
+
+FP16, BF16 = hvd.Compression.fp16, hvd.Compression.bf16
+E4M3, E5M2 = hvd.Compression.fp8_e4m3, hvd.Compression.fp8_e5m2
+SINGLE, HALF, DOUBLE, WHOLE = torch.float32, torch.float16, torch.float64, torch.int64
+
+
+class Derived(FP16):
+    """A compressor of somebody else's."""
+
+
+@pytest.mark.parametrize(
+    ("compression", "dtypes", "wire"),
+    [
+        (hvd.Compression.none, [SINGLE], None),
+        (FP16, [SINGLE], 1),
+        (BF16, [SINGLE, SINGLE], 2),
+        (E4M3, [SINGLE], 3),
+        (E5M2, [SINGLE], 4),
+        # float32 is what the kernels can narrow.
+        (FP16, [HALF], None),
+        (BF16, [HALF], None),
+        (FP16, [DOUBLE], None),
+        (FP16, [WHOLE], None),
+        (FP16, [SINGLE, WHOLE], None),
+        # Integers pass; the core refuses the other dtypes.
+        (E4M3, [WHOLE, torch.bool], AS_THEY_ARE),
+        (E4M3, [DOUBLE], 3),
+        (E5M2, [SINGLE, WHOLE], 4),
+        # Compressors of others, as classes and as objects.
+        (Derived, [SINGLE], None),
+        ([], [SINGLE], None),
+    ],
+)
+def test_tensors_of_an_engine_that_queues(compression, dtypes, wire):
+    assert choose(compression, dtypes, hvd.Average, queued=True) == wire
+
+
+@pytest.mark.parametrize(("op", "queued"), [(hvd.Adasum, True), (hvd.Sum, False)])
+def test_elsewhere_a_cast_stands_for_the_format_if_there_is_one(op, queued):
+    for compression, dtype in itertools.product((FP16, BF16, Derived), (SINGLE, HALF, WHOLE)):
+        assert choose(compression, [dtype], op, queued=queued) is None
+    assert choose(E4M3, [SINGLE], op, queued=queued) == 3, "for the core to refuse"
+    assert choose(E4M3, [WHOLE], op, queued=queued) == AS_THEY_ARE
+
+
+def test_what_has_a_cast():
+    assert [has_cast(one) for one in (FP16, Derived, [])] == [True, True, True]
+    assert [has_cast(one) for one in (E4M3, E5M2)] == [False, False]
+
+
+@pytest.fixture
+def _job_of_one():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def _submit(wire):
+    tensor = torch.ones(3)
+    address = tensor.data_ptr()
+    shape, code = (3,), DTYPE_CODES[SINGLE]
+    rest = (hvd.Sum, 0, 1.0, 1.0, 0, -1, 0, wire)
+    _core.wait(_core.submit(_core.ALLREDUCE, "w", address, address, shape, code, *rest))
+
+
+@pytest.mark.usefixtures("_job_of_one")
+def test_numbers_are_the_cores():
+    _submit(AS_THEY_ARE)
+    names = {FP16: "float16", BF16: "bfloat16", E4M3: "float8_e4m3", E5M2: "float8_e5m2"}
+    for compression, name in names.items():
+        wire = choose(compression, [SINGLE], hvd.Sum, queued=True)
+        with pytest.raises(ValueError, match=rf"'w': wire format {name} \(expected.*on GPUs"):
+            _submit(wire)
+    for wrong in (-1, 5):
+        with pytest.raises(ValueError, match=rf"wire format {wrong} \(expected 0\.\.4\)"):
+            _submit(wrong)
+
+
+@pytest.mark.usefixtures("_job_of_one")
+@pytest.mark.parametrize("compression", [E4M3, E5M2])
+@pytest.mark.parametrize(
+    "call",
+    [
+        hvd.allreduce,
+        hvd.allreduce_,
+        hvd.allreduce_async,
+        hvd.allreduce_async_,
+        lambda tensor, **options: hvd.grouped_allreduce([tensor], **options),
+        lambda tensor, **options: hvd.grouped_allreduce_([tensor], **options),
+        lambda tensor, **options: hvd.grouped_allreduce_async([tensor], **options),
+        lambda tensor, **options: hvd.grouped_allreduce_async_([tensor], **options),
+    ],
+)
+def test_8_bits_are_refused_in_host_memory_where_they_are_submitted(call, compression):
+    text = r"allreduce\.bad': wire format float8_.*GPUs, and not Adasum.*use Compression\.bf16"
+    with pytest.raises(ValueError, match=text):
+        call(torch.ones(4), name="bad", compression=compression)
+    assert not pending
+
+
+@pytest.mark.usefixtures("_job_of_one")
+def test_8_bits_are_refused_where_nothing_travels_so():
+    for call in (hvd.reducescatter, lambda one, **rest: hvd.grouped_reducescatter([one], **rest)):
+        with pytest.raises(ValueError, match=r"FP8E4M3.*float32.*expected an all-reduce.*bf16"):
+            call(torch.ones(4), compression=E4M3)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(ValueError, match=r"op=Adasum with compression=FP8E5M2.*bf16"):
+        hvd.DistributedOptimizer(optimizer, compression=E5M2, op=hvd.Adasum)
+    whole = torch.arange(4)
+    for compression in (E4M3, E5M2):
+        assert hvd.allreduce(whole, compression=compression).equal(whole)
+        assert hvd.reducescatter(whole, compression=compression).equal(whole)
