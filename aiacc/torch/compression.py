@@ -113,7 +113,12 @@ class FP8E5M2Compressor(_FP8Compressor):
 
 
 class Compression:
-    """The choices for the argument ``compression``."""
+    """The choices for the argument ``compression``.
+
+    With none a tensor travels as it is. fp16 and bf16 send floating-point tensors in 16 bits, and
+    fp8_e4m3 and fp8_e5m2 float32 CUDA tensors in 8 bits; the sum over the ranks is formed in that
+    format too. Integers pass unchanged. docs/gpu.md says what happens on a CUDA device.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

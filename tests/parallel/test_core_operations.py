@@ -84,6 +84,22 @@ def test_alltoall(size):
     run_ranks(size, _alltoall)
 
 
+def _proposals():
+    hvd.init()
+    for algorithm in ("tree", "auto", ""):
+        _core.propose_parameters(4096, 1, algorithm)
+        hvd.barrier()  # its round, or an earlier one, has carried the proposal
+        assert hvd.allreduce(np.ones(5000), op=hvd.Sum).tolist() == [hvd.size()] * 5000
+    with pytest.raises(ValueError, match='algorithm "star".*expected auto, ring or tree'):
+        _core.propose_parameters(4096, 1, "star")
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_proposed_parameters(size):
+    run_ranks(size, _proposals, env={"AIACC_GPU_ALGORITHM": "ring"})
+
+
 def _join():
     return _core.take_join(_core.submit(_core.JOIN, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, 0))
 

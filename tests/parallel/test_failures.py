@@ -277,12 +277,15 @@ def test_different_sizes_are_an_error_on_both_ranks():
         assert "size 3" in message
 
 
-def _different_settings():
+def _different_settings(name, value):
     if os.environ["AIACC_RANK"] == "1":
-        os.environ["AIACC_UNIT_BYTES"] = "4096"
-    with pytest.raises(aiacc.BootstrapError, match="AIACC_UNIT_BYTES"):
+        os.environ[name] = value
+    with pytest.raises(aiacc.BootstrapError, match=f"{name}.*{value} on rank 1"):
         hvd.init()
 
 
-def test_different_settings_are_an_error_on_both_ranks():
-    run_ranks(2, _different_settings, timeout=PATIENCE_S)
+@pytest.mark.parametrize(
+    ("name", "value"), [("AIACC_UNIT_BYTES", "4096"), ("AIACC_GPU_ALGORITHM", "ring")]
+)
+def test_different_settings_are_an_error_on_both_ranks(name, value):
+    run_ranks(2, _different_settings, name, value, timeout=PATIENCE_S)
