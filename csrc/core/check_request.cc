@@ -55,13 +55,14 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
   }
   const std::string wire = std::string("wire format ") + name_of(request.wire);
   if (request.kind != OpKind::kAllreduce || !request.on_gpu() || request.op == ReduceOp::kAdasum) {
-    return wire + " (expected an all-reduce of tensors on GPUs, and not Adasum); use Compression.bf16, which "
-           "casts the tensor there";
+    return wire +
+           " (expected an all-reduce of tensors on GPUs, and not Adasum); use Compression.bf16, "
+           "which casts the tensor there";
   }
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     if (request.tensor(i).dtype != DataType::kFloat32) {
-      return wire + " for " + name_of(request.tensor(i).dtype) + " (expected float32); leave it as it is, "
-             "in a group of its own";
+      return wire + " for " + name_of(request.tensor(i).dtype) +
+             " (expected float32); leave it as it is, in a group of its own";
     }
   }
   return "";

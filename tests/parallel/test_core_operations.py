@@ -90,7 +90,7 @@ def _proposals():
         _core.propose_parameters(4096, 1, algorithm)
         hvd.barrier()  # its round, or an earlier one, has carried the proposal
         assert hvd.allreduce(np.ones(5000), op=hvd.Sum).tolist() == [hvd.size()] * 5000
-    with pytest.raises(ValueError, match='algorithm "star".*expected auto, ring or tree'):
+    with pytest.raises(ValueError, match=r'algorithm "star".*expected auto, ring or tree'):
         _core.propose_parameters(4096, 1, "star")
     hvd.shutdown()
 

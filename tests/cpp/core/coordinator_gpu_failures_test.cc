@@ -102,7 +102,8 @@ TEST(CoordinatorGpuFailures, RefusedWhereItIsSubmitted) {
     request.dtype = DataType::kFloat32;
     status = refusal(request, -1);
     EXPECT_EQ(Code::kInvalidArgument, status.code()) << "host memory";
-    EXPECT_TRUE(contains(status.message(), "tensors on GPUs, and not Adasum); use Compression.bf16"));
+    EXPECT_TRUE(
+        contains(status.message(), "tensors on GPUs, and not Adasum); use Compression.bf16"));
     cuda.set_capturing(gpu.stream(), true);
     status = refusal(make_request("x", {1}), 0);
     EXPECT_EQ(Code::kUnsupported, status.code());
