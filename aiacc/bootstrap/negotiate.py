@@ -69,6 +69,12 @@ class Contribution:
     gpu_lanes: int = 0
     #: Why several lanes on a GPU would not be safe on this rank; "" if they are.
     gpu_lanes_problem: str = ""
+    #: GPUs that this rank sees, by names that are equal on all ranks of a host; empty: not known.
+    gpus: Sequence[str] = field(default_factory=list)
+    #: NCCL_HOSTID, which NCCL takes for the name of the host; "" if it is not set.
+    nccl_host: str = ""
+    #: Whether NCCL takes several ranks on one GPU.
+    nccl_shares_gpus: bool = False
     #: Other settings that only work if they are equal everywhere, by the name of their variable.
     equal: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -108,6 +114,8 @@ class Agreement:
 
     engine: str
     gpu_engine: str
+    #: Why not the engine that every rank could run, for the log; "" if that was chosen.
+    gpu_engine_reason: str
     gpu_lanes: int
     lanes: int
     unit_bytes: int
@@ -155,10 +163,11 @@ def agree(table: Sequence[Contribution]) -> Agreement:
         _check_equal(name, [row.equal.get(name, "(absent)") for row in table])
     places = _places(table)
     engine = _engine(table)
-    gpu_engine = _gpu_engine(table)
+    gpu_engine, gpu_engine_reason = _gpu_engine(table)
     return Agreement(
         engine=engine,
         gpu_engine=gpu_engine,
+        gpu_engine_reason=gpu_engine_reason,
         gpu_lanes=1 if gpu_engine == "staged" else _gpu_lanes(table),
         lanes=table[0].lanes or _default_lanes(engine, table[0].equal),
         unit_bytes=table[0].unit_bytes,
@@ -234,14 +243,44 @@ def _engine(table: Sequence[Contribution]) -> str:
     return requested
 
 
-def _gpu_engine(table: Sequence[Contribution]) -> str:
-    """Who moves tensors on CUDA devices, whether the job has any or not."""
+def _gpu_engine(table: Sequence[Contribution]) -> tuple[str, str]:
+    """Who moves tensors on CUDA devices, if the job has any; why not NCCL although it can run."""
     requested = table[0].gpu_engine
     if requested == AUTO:
-        return "nccl" if all(row.engines.get("nccl") == "" for row in table) else "staged"
+        if not all(row.engines.get("nccl") == "" for row in table):
+            return "staged", ""
+        reason = _shared_gpu(table)
+        return ("staged", reason) if reason else ("nccl", "")
     if requested != "staged":
         _check_viable(table, "nccl", "AIACC_GPU_ENGINE")
-    return requested
+    return requested, ""
+
+
+def _shared_gpu(table: Sequence[Contribution]) -> str:
+    """Why two ranks must share a GPU, which NCCL refuses; "" if they need not, or NCCL was told to.
+
+    They must when ranks of one host, as NCCL counts hosts, are more than all GPUs that they see.
+    """
+    if all(row.nccl_shares_gpus for row in table):
+        return ""
+    hosts: dict[str, list[Contribution]] = {}
+    for row in table:
+        hosts.setdefault(row.nccl_host or row.host, []).append(row)
+    for rows in hosts.values():
+        seen = [frozenset(row.gpus) for row in rows]
+        if not all(seen):
+            continue  # not known
+        together = frozenset().union(*seen)
+        for gpus in sorted({*seen, together}, key=lambda names: (len(names), sorted(names))):
+            ranks = [row.rank for row, mine in zip(rows, seen, strict=True) if mine <= gpus]
+            if len(ranks) > len(gpus):
+                return (
+                    f"ranks {', '.join(map(str, ranks))} of host {rows[0].host.split('/')[0]} see "
+                    f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} together, and NCCL takes one rank for "
+                    "each; start as many ranks as there are GPUs, or let them share with "
+                    "NCCL_MULTI_RANK_GPU_ENABLE=1, from NCCL 2.30 on"
+                )
+    return ""
 
 
 def _check_viable(table: Sequence[Contribution], engine: str, variable: str) -> None:

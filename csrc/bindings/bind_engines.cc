@@ -7,6 +7,7 @@
 #include "csrc/bindings/bindings.h"
 #include "csrc/engines/mpi/mpi_loader.h"
 #include "csrc/engines/nccl/nccl_engine.h"
+#include "csrc/engines/nccl/nccl_gpus.h"
 #include "csrc/engines/registry.h"
 
 namespace py = pybind11;
@@ -23,6 +24,10 @@ void bind_engines(py::module_& module) {
     return rows;
   });
   module.def("nccl_lanes_problem", &nccl_lanes_problem, py::arg("lanes"), py::arg("in_use"));
+  module.def("nccl_gpus", [] {
+    const NcclGpus gpus = nccl_gpus();
+    return py::make_tuple(gpus.visible, gpus.host, gpus.may_share);
+  });
   module.def("load_mpi", &load_mpi, py::arg("plugin"), py::arg("library"));
   module.def(
       "mpi_initialize",

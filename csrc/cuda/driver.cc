@@ -46,6 +46,7 @@ CudaDriver load_cuda_driver(const std::string& path) {
   bind(library, "cuDeviceGetCount", driver.device_count);
   bind(library, "cuDeviceGet", driver.device_get);
   bind(library, "cuDeviceGetName", driver.device_name);
+  bind(library, "cuDeviceGetPCIBusId", driver.device_pci_address);
   bind(library, "cuDeviceGetAttribute", driver.device_attribute);
   bind(library, "cuDevicePrimaryCtxRetain", driver.primary_context_retain);
   bind(library, "cuDevicePrimaryCtxRelease_v2", driver.primary_context_release);

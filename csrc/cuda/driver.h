@@ -58,6 +58,7 @@ struct CudaDriver {
   CudaResult (*device_count)(int* count);
   CudaResult (*device_get)(CudaDevice* device, int ordinal);
   CudaResult (*device_name)(char* name, int bytes, CudaDevice device);
+  CudaResult (*device_pci_address)(char* address, int bytes, CudaDevice device);
   CudaResult (*device_attribute)(int* value, int attribute, CudaDevice device);
 
   /// The context that the framework uses, too. Retains count; release as often.

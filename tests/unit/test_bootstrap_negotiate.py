@@ -48,7 +48,14 @@ def test_addresses_token_and_epoch_of_the_job():
 
 
 def test_a_row_survives_the_wire():
-    full = row(3, 5, local_rank=1, local_size=2, equal={"AIACC_CACHE_CAPACITY": 4096, "B": True})
+    full = row(
+        3,
+        5,
+        local_rank=1,
+        local_size=2,
+        equal={"AIACC_CACHE_CAPACITY": 4096, "B": True},
+        gpus=["0000:1a:00.0"],
+    )
     assert Contribution.decode(full.encode()) == full
 
 
@@ -140,6 +147,51 @@ def test_tensors_on_gpus_are_staged_unless_every_rank_has_nccl():
         BootstrapError, match="disagree about AIACC_GPU_ENGINE: auto on rank 0, nccl"
     ):
         agree(change(table(2), 1, gpu_engine="nccl"))
+
+
+def sharing(gpus, **changes):
+    """Rows of ranks of one host that see these GPUs, one letter for each."""
+    return [
+        row(rank, len(gpus), gpus=list(seen), engines=ENGINES | {"nccl": ""}, **changes)
+        for rank, seen in enumerate(gpus)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks"),
+    [
+        (["a"], None),
+        (["ab", "ab"], None),
+        (["a", "b"], None),
+        (["a", "abc", "abc"], None),
+        (["a", "a"], "ranks 0, 1 of host a see 1 GPU together"),
+        (["ab", "ab", "ab"], "ranks 0, 1, 2 of host a see 2 GPUs together"),
+        (["abcd", "a", "abcd", "a"], "ranks 1, 3 of host a see 1 GPU together"),
+        (["ab", "bc", "ca", "ab"], "ranks 0, 1, 2, 3 of host a see 3 GPUs together"),
+        (["a", ""], None),
+    ],
+)
+def test_ranks_that_must_share_a_gpu_are_staged(gpus, ranks):
+    agreement = agree(sharing(gpus))
+    assert agreement.gpu_engine == ("nccl" if ranks is None else "staged")
+    assert (ranks or "") in agreement.gpu_engine_reason
+    assert bool(agreement.gpu_engine_reason) == (ranks is not None)
+
+
+def test_ranks_that_may_share_a_gpu_keep_nccl():
+    assert agree(sharing(["a", "a"], nccl_shares_gpus=True)).gpu_engine == "nccl"
+    assert agree(change(sharing(["a", "a"]), 0, nccl_shares_gpus=True)).gpu_engine == "staged"
+    assert agree(change(sharing(["a", "a"]), 1, host="b/boot")).gpu_engine == "nccl"
+    # What NCCL takes for hosts decides.
+    assert agree(change(sharing(["a", "a"]), 1, nccl_host="h1")).gpu_engine == "nccl"
+    apart = change(sharing(["a", "a"], nccl_host="h"), 1, host="b/boot")
+    assert agree(apart).gpu_engine == "staged"
+
+
+@pytest.mark.parametrize("engine", ["nccl", "hierarchical"])
+def test_who_asks_for_nccl_gets_it(engine):
+    agreement = agree(sharing(["a", "a"], gpu_engine=engine))
+    assert (agreement.gpu_engine, agreement.gpu_engine_reason) == (engine, "")
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aabb"])

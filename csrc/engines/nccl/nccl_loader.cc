@@ -2,7 +2,9 @@
 
 #include "csrc/base/env.h"
 #include "csrc/base/error.h"
+#include "csrc/cuda/visible_devices.h"
 #include "csrc/engines/nccl/nccl_engine.h"
+#include "csrc/engines/nccl/nccl_gpus.h"
 #include "csrc/engines/nccl/nccl_settings.h"
 #include "csrc/kernels/device_image.h"
 
@@ -47,6 +49,19 @@ std::string nccl_lanes_problem(int lanes, bool in_use) {
              ? launch_order_problem(
                    nccl_of_process().version, lanes, library_variable(kLaunchOrderVariable), in_use)
              : "";
+}
+
+NcclGpus nccl_gpus() {
+  NcclGpus gpus;
+  gpus.host = library_variable(kHostVariable);
+  try {
+    gpus.visible = visible_devices(process_cuda_driver());
+    const std::string share = library_variable(kShareVariable);
+    gpus.may_share = !share.empty() && shares_gpus(nccl_of_process().version, share);
+  } catch (const Error&) {
+    // What is not known decides nothing.
+  }
+  return gpus;
 }
 
 std::unique_ptr<Engine> create_nccl_engine(const EngineContext& context) {

@@ -13,6 +13,9 @@ constexpr int kOrderBySetting = nccl_version_code(2, 31, 0);
 /// Since then every call can be told.
 constexpr int kAlgorithmBySetting = nccl_version_code(2, 31, 0);
 
+/// Since then several ranks may have one GPU.
+constexpr int kSharedGpus = nccl_version_code(2, 30, 0);
+
 /// NCCL adds 8-bit floats up on GPUs of this compute capability and newer.
 constexpr int kFloat8Capability = 9;
 
@@ -47,6 +50,10 @@ std::string launch_order_problem(int version,
 
 bool needs_launch_order_variable(int version, int lanes) {
   return version < kOrderBySetting && lanes > 1;
+}
+
+bool shares_gpus(int version, const std::string& variable) {
+  return version >= kSharedGpus && !variable.empty() && variable != "0";
 }
 
 NcclConfig communicator_settings(int version, int lanes, int multiprocessors) {

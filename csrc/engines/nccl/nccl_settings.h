@@ -27,6 +27,13 @@ std::string launch_order_problem(int version,
 /// Whether that variable has to be 1 before the first communicator, because none can be told itself.
 bool needs_launch_order_variable(int version, int lanes);
 
+/// NCCL's environment variables for ranks that share a GPU, and for what counts as a host.
+inline constexpr const char* kShareVariable = "NCCL_MULTI_RANK_GPU_ENABLE";
+inline constexpr const char* kHostVariable = "NCCL_HOSTID";
+
+/// Whether NCCL of this version takes several ranks on a GPU, for this value of kShareVariable.
+bool shares_gpus(int version, const std::string& variable);
+
 /// Settings of one of `lanes` communicators of a device with so many multiprocessors: the lanes share
 /// a quarter of them, so that all are resident at once and the model has the others.
 NcclConfig communicator_settings(int version, int lanes, int multiprocessors);

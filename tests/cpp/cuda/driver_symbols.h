@@ -9,6 +9,7 @@
   X(device_count, cuDeviceGetCount, "cuDeviceGetCount")                                 \
   X(device_get, cuDeviceGet, "cuDeviceGet")                                             \
   X(device_name, cuDeviceGetName, "cuDeviceGetName")                                    \
+  X(device_pci_address, cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId")                     \
   X(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute")                     \
   X(primary_context_retain, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")       \
   X(primary_context_release, cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2") \

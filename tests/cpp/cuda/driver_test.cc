@@ -1,9 +1,11 @@
 #include "csrc/cuda/driver.h"
 
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "csrc/cuda/visible_devices.h"
 #include "tests/cpp/cuda/driver_symbols.h"
 #include "tests/cpp/support/fake_cuda.h"
 
@@ -54,6 +56,12 @@ TEST(CudaDriverTest, SaysWhichCallHasFailed) {
   } catch (const Error& error) {
     EXPECT_STREQ("[cuda] event_query failed: CUDA_ERROR_FAKE (a fake's error)", error.what());
   }
+}
+
+TEST(VisibleDevices, TheirAddressesInTheOrderOfTheirNumbers) {
+  const FakeCuda cuda(3);
+  EXPECT_EQ((std::vector<std::string>{"0000:1a:00.0", "0000:1b:00.0", "0000:1c:00.0"}),
+            visible_devices(cuda.driver()));
 }
 
 }  // namespace

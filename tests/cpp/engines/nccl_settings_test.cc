@@ -31,6 +31,14 @@ TEST(NcclSettings, ARefusalSaysWhatToDo) {
   }
 }
 
+TEST(NcclSettings, RanksMayShareAGpuIfNcclIsToldAndCan) {
+  EXPECT_FALSE(shares_gpus(kNew, ""));
+  EXPECT_FALSE(shares_gpus(kNew, "0"));
+  EXPECT_TRUE(shares_gpus(kNew, "1"));
+  EXPECT_TRUE(shares_gpus(nccl_version_code(2, 30, 0), "1"));
+  EXPECT_FALSE(shares_gpus(kOld, "1"));
+}
+
 TEST(NcclSettings, ACommunicatorOfALane) {
   const NcclConfig one = communicator_settings(kNew, 1, 132);
   EXPECT_EQ(0, one.blocking);

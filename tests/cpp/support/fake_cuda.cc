@@ -1,6 +1,7 @@
 #include "tests/cpp/support/fake_cuda.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -198,6 +199,10 @@ void FakeCuda::fill_table() {
   };
   driver_.device_name = [](char* name, int bytes, CudaDevice) {
     std::strncpy(name, "fake", static_cast<std::size_t>(bytes));
+    return kCudaSuccess;
+  };
+  driver_.device_pci_address = [](char* address, int bytes, CudaDevice device) {
+    std::snprintf(address, static_cast<std::size_t>(bytes), "0000:%02x:00.0", device + 0x1a);
     return kCudaSuccess;
   };
   driver_.device_attribute = [](int* value, int attribute, CudaDevice) {

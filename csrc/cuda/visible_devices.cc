@@ -1,0 +1,23 @@
+#include "csrc/cuda/visible_devices.h"
+
+#include <array>
+
+namespace aiacc {
+
+std::vector<std::string> visible_devices(const CudaDriver& driver) {
+  int count = 0;
+  AIACC_CUDA_CHECK(driver, init, 0);
+  AIACC_CUDA_CHECK(driver, device_count, &count);
+  std::vector<std::string> addresses;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CudaDevice device = 0;
+    std::array<char, 32> address{};
+    AIACC_CUDA_CHECK(driver, device_get, &device, ordinal);
+    AIACC_CUDA_CHECK(
+        driver, device_pci_address, address.data(), static_cast<int>(address.size()), device);
+    addresses.emplace_back(address.data());
+  }
+  return addresses;
+}
+
+}  // namespace aiacc

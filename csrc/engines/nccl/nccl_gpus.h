@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace aiacc {
+
+/// What decides whether ranks would share a GPU, which NCCL refuses.
+struct NcclGpus {
+  std::vector<std::string> visible;  ///< see visible_devices; empty: not known
+  std::string host;        ///< NCCL_HOSTID, by which NCCL tells hosts apart; "": their names
+  bool may_share = false;  ///< NCCL has been told that ranks may share a GPU, and can do it
+};
+
+/// Of this process. Asks the driver and the environment, never another rank. Throws nothing: what is
+/// wrong with the driver is said by nccl_viability.
+NcclGpus nccl_gpus();
+
+}  // namespace aiacc
