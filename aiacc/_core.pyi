@@ -218,6 +218,12 @@ def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
     `in_use`: others in this process may have made communicators.
     """
 
+def nccl_gpus() -> tuple[list[str], str, bool]:
+    """(PCI addresses of the GPUs that this process sees, NCCL_HOSTID, whether ranks may share one).
+
+    The list is empty if they are not known. Initialises the driver.
+    """
+
 def load_mpi(plugin: str, library: str) -> str:
     """Load the `mpi` plug-in against this MPI library; "" or the reason why not."""
 
@@ -236,6 +242,9 @@ def build_info() -> dict[str, str]:
 # Configuration: the one table of environment variables lives in csrc/base/env.cc.
 def env_table() -> list[tuple[str, str, str, str, str]]:
     """(name, Horovod alias or "", type, default, meaning) of every variable."""
+
+def log_info(text: str) -> None:
+    """Write one line to the log, if AIACC_LOG_LEVEL shows information."""
 
 def config() -> dict[str, str | int | float | bool]:
     """Parsed values by lower-case name without the AIACC_ prefix; ValueError if one is wrong."""

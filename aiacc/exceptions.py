@@ -10,9 +10,10 @@ class AiaccError(RuntimeError):
 class CollectiveError(AiaccError):
     """A collective operation failed, or could not be started.
 
-    Raised as this class itself when the runtime is not initialised or a broken invariant was found.
-    Unless it is a `MismatchError` the runtime is of no more use: call ``shutdown()`` and ``init()``
-    to go on in this process.
+    Raised as this class itself when the runtime is not initialised, a broken invariant was found,
+    or a rank gave NaN or infinity and AIACC_CHECK_FINITE is "raise". Unless it is
+    a `MismatchError` the runtime is of no more use: call ``shutdown()`` and ``init()`` to go on in
+    this process.
     """
 
 

@@ -65,6 +65,8 @@ def start(provider: Provider | None = None) -> bool:
             host_of=agreement.host_of,
             listener=listener,
         )
+        if agreement.gpu_engine_reason and provider.rank == 0:
+            _core.log_info(f"[bootstrap] tensors on GPUs are staged: {agreement.gpu_engine_reason}")
         if config["autotune"]:
             tuner.start(provider.rank, agreement.lanes, agreement.unit_bytes)
         return len({place.local_size for place in agreement.places}) == 1
@@ -109,6 +111,9 @@ def _contribution(
     # Looking for MPI takes time and loads libraries; other jobs have no use for it.
     if environment.mpi is not None or config["engine"] == "mpi":
         engines["mpi"] = mpi_library.load(str(config["mpi_library"]))
+    gpus, nccl_host, nccl_shares_gpus = (
+        _core.nccl_gpus() if engines.get("nccl") == "" else ([], "", False)
+    )
     return Contribution(
         rank=provider.rank,
         size=provider.size,
@@ -121,6 +126,9 @@ def _contribution(
             int(config["gpu_lanes"]) or GPU_LANES, _nccl_in_use()
         ),
         engines=engines,
+        gpus=gpus,
+        nccl_host=nccl_host,
+        nccl_shares_gpus=nccl_shares_gpus,
         lanes=int(config["lanes"]),
         unit_bytes=int(config["unit_bytes"]),
         version=_core.__version__,
@@ -133,6 +141,8 @@ def _contribution(
             "AIACC_CACHE_CAPACITY": config["cache_capacity"],
             "AIACC_AUTOTUNE": config["autotune"],
             "AIACC_GPU_ALGORITHM": config["gpu_algorithm"],
+            # It decides from which memory a tensor travels, which NCCL wants alike on all ranks.
+            "AIACC_CHECK_FINITE": config["check_finite"],
         },
     )
 

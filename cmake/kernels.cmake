@@ -6,6 +6,7 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/adasum.cc
   csrc/kernels/batch_copier.cc
   csrc/kernels/batch_copy.cc
+  csrc/kernels/check_finite.cc
   csrc/kernels/half.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc

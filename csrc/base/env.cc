@@ -56,8 +56,8 @@ const std::vector<Variable>& table() {
      "auto nccl hierarchical hierarchical-tcp staged",
      "Who moves tensors on CUDA devices. staged: pinned host memory and AIACC_ENGINE, for which ranks may "
      "share a device. hierarchical: NCCL inside each host, then between hosts; hierarchical-tcp: NCCL inside "
-     "each host, AIACC_LANES lanes of tcp between hosts. auto: nccl if it can run on every rank, else staged. "
-     "The ranks must agree."},
+     "each host, AIACC_LANES lanes of tcp between hosts. auto: nccl if it can run on every rank, each on a GPU of "
+     "its own, else staged. The ranks must agree."},
     {"GPU_LANES", "", &Config::gpu_lanes, "0", 0, 64, "",
      "Concurrent operations of engine nccl, each with a communicator of its own; 0: 2, or 1 where "
      "several would not be safe. The ranks must agree."},
@@ -100,6 +100,10 @@ const std::vector<Variable>& table() {
      "Microseconds that submitted tensors may wait for more before the ranks agree on them."},
     {"SPIN_US", "", &Config::spin_us, "50", 0, 50, "",
      "Microseconds that a waiting thread may spin before it sleeps."},
+    {"CHECK_FINITE", "", &Config::check_finite, "off", 0, 0, "off warn raise",
+     "What happens when a rank gives NaN, infinity, or numbers too large for the format in which they "
+     "travel, to an all-reduce or reduce-scatter. warn: a line in the log, once for each tensor. raise: the "
+     "job fails on every rank, with an error that names rank and tensor. The ranks must agree."},
     {"LOG_LEVEL", "HOROVOD_LOG_LEVEL", &Config::log_level, "warning", 0, 0,
      "trace debug info warning error fatal",
      "Least severe message that is written to standard error."},

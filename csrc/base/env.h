@@ -37,6 +37,7 @@ struct Config {
   int linger_us = 0;
   int spin_us = 0;
 
+  std::string check_finite;
   std::string log_level;
   std::string timeline;
   bool timeline_mark_cycles = false;

@@ -11,12 +11,13 @@ enum class Code {
   kOk,
   kInvalidArgument,  ///< bad input of this rank; nothing was submitted
   kUnsupported,      ///< right input for what aiacc does not offer; nothing was submitted
-  kMismatch,  ///< ranks disagree on one tensor; that tensor fails everywhere, the job goes on
-  kTimeout,   ///< a deadline passed (start-up, stall limit)
-  kPeerLost,  ///< a rank died, froze, or its link is gone; fatal
-  kEngine,    ///< the data engine failed; fatal
-  kShutdown,  ///< the runtime was shut down while the operation was outstanding
-  kInternal,  ///< a broken invariant of aiacc itself; fatal
+  kMismatch,   ///< ranks disagree on one tensor; that tensor fails everywhere, the job goes on
+  kTimeout,    ///< a deadline passed (start-up, stall limit)
+  kPeerLost,   ///< a rank died, froze, or its link is gone; fatal
+  kEngine,     ///< the data engine failed; fatal
+  kShutdown,   ///< the runtime was shut down while the operation was outstanding
+  kInternal,   ///< a broken invariant of aiacc itself; fatal
+  kNotFinite,  ///< a rank gave NaN or infinity, and asked for an error; fatal
 };
 
 /// Copyable outcome that crosses threads; exceptions never do.

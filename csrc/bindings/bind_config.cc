@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "csrc/base/env.h"
+#include "csrc/base/log.h"
 #include "csrc/bindings/bindings.h"
 
 namespace py = pybind11;
@@ -16,6 +17,8 @@ void bind_config(py::module_& module) {
     }
     return rows;
   });
+  module.def(
+      "log_info", [](const std::string& text) { AIACC_LOG(kInfo) << text; }, py::arg("text"));
   module.def("config", [] {
     py::dict result;
     for (const auto& [name, value] : values_of(Config::from_environment())) {

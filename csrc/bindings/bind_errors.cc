@@ -24,6 +24,7 @@ const char* class_of(Code code) {
     case Code::kInvalidArgument:
     case Code::kUnsupported:
     case Code::kInternal:
+    case Code::kNotFinite:
       return "CollectiveError";
   }
   return "CollectiveError";

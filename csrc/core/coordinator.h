@@ -12,6 +12,7 @@
 
 #include "csrc/control/control_plane.h"
 #include "csrc/core/dispatcher.h"
+#include "csrc/core/finite_check.h"
 #include "csrc/core/negotiator.h"
 #include "csrc/core/stall_inspector.h"
 #include "csrc/core/submitters.h"
@@ -37,6 +38,7 @@ struct CoordinatorOptions {
   /// Without an engine for GPUs: the driver for staging, see DevicePathOptions.
   std::function<const CudaDriver&()> staging;
   int staged_device = 0;
+  FiniteMode check_finite = FiniteMode::kOff;
 };
 
 /// Counters since the start.
@@ -151,7 +153,8 @@ class Coordinator {
   std::atomic<std::uint64_t> tensors_{0};
   std::atomic<std::uint64_t> wait_ns_{0};
 
-  Dispatcher dispatcher_;  ///< its `dispatch` is the driver's
+  const std::unique_ptr<FiniteCheck> finite_;  ///< null: inputs are not looked at
+  Dispatcher dispatcher_;                      ///< its `dispatch` is the driver's
   std::mutex shutdown_mutex_;
   std::thread background_;
 };

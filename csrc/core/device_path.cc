@@ -54,7 +54,8 @@ DevicePath::Gpu& DevicePath::own_gpu(const Unit& unit) {
 DeviceTools& DevicePath::tools(Gpu& gpu) {
   const std::lock_guard lock(mutex_);
   if (gpu.tools == nullptr) {
-    gpu.tools = std::make_shared<DeviceTools>(gpu.device, engine_ != nullptr);
+    gpu.tools =
+        std::make_shared<DeviceTools>(gpu.device, engine_ != nullptr, options_.finite != nullptr);
   }
   return *gpu.tools;
 }
@@ -163,8 +164,10 @@ void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
   const WaitForInputs wait = [&](const Unit& of, CudaStream stream) {
     wait_for_inputs(of, stream, *gpu.device);
   };
-  const Mark done = engine != nullptr ? execute_device_unit(unit, lane, *engine, tools(gpu), wait)
-                                      : staging(gpu).run(unit, lane, buffer, wait);
+  ReportPool::Taken checked;
+  const Mark done = engine != nullptr
+                        ? execute_device_unit(unit, lane, *engine, tools(gpu), wait, checked)
+                        : staging(gpu).run(unit, lane, buffer, wait);
   const std::lock_guard lock(mutex_);
   for (const Piece& piece : unit.pieces) {
     Operation& operation = *piece.operation;
@@ -175,7 +178,7 @@ void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
       piece.buffers().gathered_on_gpu->users = {done};
     }
   }
-  queued_.push_back({gpu.device, done, name_of(unit), Clock::now()});
+  queued_.push_back({gpu.device, done, name_of(unit), Clock::now(), std::move(checked)});
 }
 
 void DevicePath::order_after(const Operation& operation, CudaStream stream, const Device& device) {
@@ -232,6 +235,9 @@ void DevicePath::retire() {
     if (!oldest.device->reached(oldest.done)) {
       return;
     }
+    if (oldest.checked != nullptr) {
+      options_.finite->collect(*oldest.checked);
+    }
     queued_.pop_front();
   }
 }
@@ -239,12 +245,15 @@ void DevicePath::retire() {
 bool DevicePath::busy() {
   const std::lock_guard lock(mutex_);
   retire();
-  return !queued_.empty();
+  return !queued_.empty() || (options_.finite != nullptr && options_.finite->has_found());
 }
 
 void DevicePath::look_after() {
   const std::lock_guard lock(mutex_);
   retire();
+  if (options_.finite != nullptr) {
+    options_.finite->throw_found();
+  }
   if (queued_.empty()) {
     return;
   }
@@ -266,7 +275,9 @@ void DevicePath::look_after() {
 
 bool DevicePath::quiesce(Clock::time_point deadline) noexcept {
   if (engine_ != nullptr) {
-    return engine_->quiesce(deadline);
+    const bool quiet = engine_->quiesce(deadline);
+    collect_rest();
+    return quiet;
   }
   std::vector<Gpu*> staged;
   {
@@ -287,6 +298,16 @@ bool DevicePath::quiesce(Clock::time_point deadline) noexcept {
     }
   }
   return quiet;
+}
+
+/// What was found in units that were not over when somebody looked last.
+void DevicePath::collect_rest() noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    retire();
+  } catch (const std::exception&) {
+    // The device has failed, or its driver has ended: its reports say nothing.
+  }
 }
 
 void DevicePath::abort(const Status& status) noexcept {

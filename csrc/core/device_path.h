@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "csrc/core/device_unit.h"
+#include "csrc/core/finite_check.h"
 #include "csrc/core/staging.h"
 #include "csrc/core/tensor_table.h"
 #include "csrc/core/unit.h"
@@ -25,10 +26,11 @@ struct DevicePathOptions {
   /// memory, with this driver, which outlives all; asked for with the first tensor. Null: they are
   /// refused.
   std::function<const CudaDriver&()> staging;
-  int staged_lanes = 0;     ///< of that engine, the express lane included
-  int staged_device = 0;    ///< of a rank that never had a tensor to tell one
-  double stall_warn_s = 0;  ///< report what the GPU has not done for so long; 0: never
-  double stall_fail_s = 0;  ///< fail then; 0: never
+  int staged_lanes = 0;           ///< of that engine, the express lane included
+  int staged_device = 0;          ///< of a rank that never had a tensor to tell one
+  double stall_warn_s = 0;        ///< report what the GPU has not done for so long; 0: never
+  double stall_fail_s = 0;        ///< fail then; 0: never
+  FiniteCheck* finite = nullptr;  ///< what looks at inputs, or null; outlives this
 };
 
 /// What is special about operations on tensors in the memory of a GPU.
@@ -53,6 +55,8 @@ class DevicePath {
   /// Whether units run in one launching thread, in the order of their agreement; else in their lanes'.
   bool queues() const { return engine_ != nullptr; }
 
+  FiniteCheck* finite() const { return options_.finite; }
+
   /// Before an operation enters the table, in the thread that submits it. Throws Error(kUnsupported)
   /// if the job has no engine for GPUs, the engine cannot do it, or the stream is being captured into
   /// a graph; Error(kInvalidArgument) for a GPU that is not there; Error(kEngine) if CUDA fails.
@@ -75,9 +79,11 @@ class DevicePath {
   /// on `stream`, after the operation.
   void copy_gathered(Operation& operation, std::size_t tensor, void* to, CudaStream stream);
 
-  /// Whether units are on their way on the GPU, as far as is known.
+  /// Whether units are on their way on the GPU, as far as is known, or what was found in their inputs
+  /// is to be thrown.
   bool busy();
-  /// Throws Error(kEngine) if the GPU has failed, Error(kTimeout) if a unit takes longer than
+  /// Throws Error(kEngine) if the GPU has failed, Error(kNotFinite) if it has found such an input and
+  /// that shall be an error, Error(kTimeout) if a unit takes longer than
   /// `stall_fail_s`. Does not wait. The driver's.
   void look_after();
 
@@ -100,6 +106,7 @@ class DevicePath {
     Mark done;
     std::string name;
     Clock::time_point since;
+    ReportPool::Taken checked;
     bool reported = false;
   };
 
@@ -112,6 +119,7 @@ class DevicePath {
   void check_reductions(const Request& request) const;
   void refuse(const Request& request, const std::string& problem) const;
   void retire();
+  void collect_rest() noexcept;
 
   DeviceEngine* const engine_;
   const DevicePathOptions options_;

@@ -32,7 +32,11 @@ class DeviceUnit {
         current_(stream_),
         piece_(unit.pieces.front()),
         request_(piece_.request()),
-        dtype_(piece_.spec().dtype) {}
+        dtype_(piece_.spec().dtype) {
+    if (unit.finite != nullptr && has_checked_inputs(unit)) {
+      checked_ = tools.reports->take(unit);
+    }
+  }
 
   void all_reduce();
   void broadcast();
@@ -42,6 +46,7 @@ class DeviceUnit {
 
   /// Marks the end.
   Mark finish();
+  ReportPool::Taken take_checked() { return std::move(checked_); }
 
  private:
   /// Whether the operation can work on the memory of the one tensor of the unit.
@@ -54,10 +59,17 @@ class DeviceUnit {
       AIACC_CUDA_CHECK(driver_, copy_async, address_of(to), address_of(from), bytes, stream_);
     }
   }
-  void scale(void* out, const void* in, std::size_t count, double factor) {
-    run(CopyDirection::kPack, factor, {{in, out, count}});
+  void scale(
+      void* out, const void* in, std::size_t count, double factor, CopyReport* reports = nullptr) {
+    run(CopyDirection::kPack, factor, {{in, out, count}}, reports);
   }
-  void run(CopyDirection direction, double factor, const std::vector<CopySegment>& segments);
+  void run(CopyDirection direction,
+           double factor,
+           const std::vector<CopySegment>& segments,
+           CopyReport* reports = nullptr);
+  /// Whether the input has to pass through a kernel.
+  bool converts() const { return request_.prescale != 1.0 || checked_ != nullptr; }
+  CopyReport* reports() const { return checked_ == nullptr ? nullptr : checked_->reports; }
   /// For a unit that is worked on where its tensors are.
   void start_in_place() { wait_(unit_, stream_); }
   std::byte* start_packing(std::size_t bytes);
@@ -82,11 +94,13 @@ class DeviceUnit {
   const Piece& piece_;  ///< the first one: the others are alike
   const Request& request_;
   const DataType dtype_;
+  ReportPool::Taken checked_;  ///< null: nobody looks at the inputs
 };
 
 void DeviceUnit::run(CopyDirection direction,
                      double factor,
-                     const std::vector<CopySegment>& segments) {
+                     const std::vector<CopySegment>& segments,
+                     CopyReport* reports) {
   if (segments.empty()) {
     return;
   }
@@ -95,8 +109,9 @@ void DeviceUnit::run(CopyDirection direction,
   job.wire = request_.wire;
   job.direction = direction;
   job.factor = factor;
+  job.check = reports != nullptr;
   const std::lock_guard lock(tools_.copier_mutex);
-  tools_.copier->enqueue(current_, job, segments);
+  tools_.copier->enqueue(current_, job, segments, reports);
 }
 
 /// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are there
@@ -145,7 +160,7 @@ void DeviceUnit::pack(std::byte* packed, double factor) {
     }
     packed += on_wire(slice.bytes);
   }
-  run(CopyDirection::kPack, factor, segments);
+  run(CopyDirection::kPack, factor, segments, reports());
 }
 
 void DeviceUnit::unpack(const std::byte* packed, double factor) {
@@ -196,8 +211,8 @@ void DeviceUnit::all_reduce() {
   }
   const void* send = at(buffers.input, offset);
   void* recv = at(buffers.output, offset);
-  if (request_.prescale != 1.0) {
-    scale(recv, send, count, request_.prescale);
+  if (converts()) {
+    scale(recv, send, count, request_.prescale, reports());
     send = recv;
   }
   engine_.all_reduce_on_wire(lane_, send, recv, count, reduction);
@@ -274,11 +289,11 @@ void DeviceUnit::reduce_scatter() {
   }
   const std::size_t own = counts[static_cast<std::size_t>(unit_.team->rank)];
   const void* send = buffers.input;
-  if (request_.prescale == 1.0) {
+  if (!converts()) {
     start_in_place();
   } else {
     std::byte* scaled = start_packing(spec.bytes());
-    scale(scaled, send, spec.elements(), request_.prescale);
+    scale(scaled, send, spec.elements(), request_.prescale, reports());
     end_packing();
     send = scaled;
   }
@@ -290,11 +305,12 @@ void DeviceUnit::reduce_scatter() {
 
 }  // namespace
 
-DeviceTools::DeviceTools(std::shared_ptr<Device> opened, bool kernels)
+DeviceTools::DeviceTools(std::shared_ptr<Device> opened, bool kernels, bool check)
     : device(std::move(opened)), pool(DevicePool::make(device)) {
   if (kernels) {
     const Device::Scope scope(*device);
     copier = std::make_unique<BatchCopier>(device->driver());
+    reports = check ? std::make_unique<ReportPool>(device->driver()) : nullptr;
   }
 }
 
@@ -302,8 +318,11 @@ DeviceTools::~DeviceTools() {
   try {
     const Device::Scope scope(*device);
     copier.reset();
+    reports.reset();
   } catch (const Error&) {
-    static_cast<void>(copier.release());  // The driver is shutting down, and the module with it.
+    // The driver is shutting down, and these with it.
+    static_cast<void>(copier.release());
+    static_cast<void>(reports.release());
   }
 }
 
@@ -311,7 +330,8 @@ Mark execute_device_unit(const Unit& unit,
                          int lane,
                          DeviceEngine& engine,
                          DeviceTools& tools,
-                         const WaitForInputs& wait) {
+                         const WaitForInputs& wait,
+                         ReportPool::Taken& checked) {
   DeviceUnit work(unit, lane, engine, tools, wait);
   switch (unit.pieces.front().request().kind) {
     case OpKind::kAllreduce:
@@ -335,6 +355,7 @@ Mark execute_device_unit(const Unit& unit,
     case OpKind::kRemoveProcessSet:
       break;  // The agreement is all; it never becomes a unit.
   }
+  checked = work.take_checked();
   return work.finish();
 }
 

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "csrc/core/report_pool.h"
 #include "csrc/core/unit.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/kernels/batch_copier.h"
@@ -13,8 +14,8 @@ namespace aiacc {
 
 /// What the units of one GPU share.
 struct DeviceTools {
-  /// `kernels`: load those that pack and unpack.
-  DeviceTools(std::shared_ptr<Device> opened, bool kernels);
+  /// `kernels`: load those that pack and unpack. `check`: they shall look at inputs.
+  DeviceTools(std::shared_ptr<Device> opened, bool kernels, bool check = false);
   ~DeviceTools();
   DeviceTools(const DeviceTools&) = delete;
   DeviceTools& operator=(const DeviceTools&) = delete;
@@ -23,6 +24,7 @@ struct DeviceTools {
   std::shared_ptr<DevicePool> pool;
   std::mutex copier_mutex;
   std::unique_ptr<BatchCopier> copier;  ///< null without kernels
+  std::unique_ptr<ReportPool> reports;  ///< null without a check by kernels
   /// Where the last unit is over that used a buffer of the engine, by its address. The launching
   /// thread's.
   std::unordered_map<const void*, Mark> buffer_users;
@@ -35,11 +37,14 @@ using WaitForInputs = std::function<void(const Unit& unit, CudaStream stream)>;
 /// with the prescale, operation, unpack with what is to be done to the sum; one kernel each. It is
 /// packed while the lane's unit before it is on its way. A single tensor is worked on in place where
 /// the engine can. A piece without memory stands for zeros, and its result is dropped.
+/// With `unit.finite` the first kernel looks at the inputs, and copies where it would not be needed;
+/// what it finds lies in `checked`, which is null otherwise, when the GPU has done the unit.
 /// Returns the mark of its end. Needs a Device::Scope. Throws what engine and CUDA throw.
 Mark execute_device_unit(const Unit& unit,
                          int lane,
                          DeviceEngine& engine,
                          DeviceTools& tools,
-                         const WaitForInputs& wait);
+                         const WaitForInputs& wait,
+                         ReportPool::Taken& checked);
 
 }  // namespace aiacc

@@ -221,6 +221,7 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
     unit_.plan = planned;
     unit_.team = team;
     unit_.algorithm = parameters.algorithm;
+    unit_.finite = device_path_.finite();
     unit_.pieces.clear();
     for (const Slice& slice : planned.slices) {
       unit_.pieces.push_back(items_.pieces[slice.item]);

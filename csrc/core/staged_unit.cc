@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 
+#include "csrc/core/finite_check.h"
 #include "csrc/planning/staging_chunks.h"
 
 namespace aiacc {
@@ -144,6 +145,9 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_out(std::size_t step,
 void StagedUnit::run(std::size_t step, int lane, std::byte* host, PackBuffer& buffer) const {
   Engine& engine = *unit_.team->engine;
   std::byte* output = host + output_offset(step);
+  if (unit_.finite != nullptr) {
+    unit_.finite->inspect(unit_, host);
+  }
   if (kind_ == OpKind::kAllgather) {
     engine.all_gather(lane, host, output, sizes(received_, step));
   } else if (kind_ == OpKind::kAlltoall) {

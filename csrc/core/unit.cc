@@ -6,6 +6,7 @@
 #include <limits>
 #include <new>
 
+#include "csrc/core/finite_check.h"
 #include "csrc/engines/adasum.h"
 #include "csrc/kernels/scale.h"
 
@@ -196,6 +197,9 @@ double average_factor(DataType dtype, int size) {
 }
 
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  if (unit.finite != nullptr) {
+    unit.finite->inspect(unit);
+  }
   switch (unit.pieces.front().request().kind) {
     case OpKind::kAllreduce:
       if (unit.pieces.front().request().op == ReduceOp::kAdasum) {

@@ -11,6 +11,8 @@
 
 namespace aiacc {
 
+class FiniteCheck;
+
 /// One tensor of an operation.
 struct Piece {
   Operation* operation = nullptr;
@@ -27,6 +29,7 @@ struct Unit {
   std::vector<Piece> pieces;
   std::shared_ptr<const Team> team;
   Algorithm algorithm = Algorithm::kAny;
+  FiniteCheck* finite = nullptr;     ///< null: inputs are not looked at
   std::vector<Operation*> finished;  ///< scratch of whoever has run it
 
   /// The members' GPUs. All tensors of a unit have the same; null in host memory.

@@ -31,6 +31,7 @@ using Avx2Kernels = Kernels<F16cBlocks>;
 
 }  // namespace
 
-const VectorLevel kAvx2Level = {"avx2", &Avx2Kernels::reduce_into, &Avx2Kernels::scale};
+const VectorLevel kAvx2Level = {
+    "avx2", &Avx2Kernels::reduce_into, &Avx2Kernels::scale, &Avx2Kernels::largest_magnitude};
 
 }  // namespace aiacc

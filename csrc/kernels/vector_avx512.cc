@@ -31,6 +31,9 @@ using Avx512Kernels = Kernels<Avx512HalfBlocks>;
 
 }  // namespace
 
-const VectorLevel kAvx512Level = {"avx512", &Avx512Kernels::reduce_into, &Avx512Kernels::scale};
+const VectorLevel kAvx512Level = {"avx512",
+                                  &Avx512Kernels::reduce_into,
+                                  &Avx512Kernels::scale,
+                                  &Avx512Kernels::largest_magnitude};
 
 }  // namespace aiacc

@@ -5,7 +5,9 @@ namespace aiacc {
 
 using BaselineKernels = Kernels<PlainHalfBlocks>;
 
-const VectorLevel kBaselineLevel = {
-    "baseline", &BaselineKernels::reduce_into, &BaselineKernels::scale};
+const VectorLevel kBaselineLevel = {"baseline",
+                                    &BaselineKernels::reduce_into,
+                                    &BaselineKernels::scale,
+                                    &BaselineKernels::largest_magnitude};
 
 }  // namespace aiacc

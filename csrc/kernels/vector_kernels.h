@@ -90,6 +90,19 @@ void combine(void* out, const void* a, const void* b, std::size_t count) {
   }
 }
 
+/// The largest of the floats as their bits without sign, which order them, NaN last. `Bits` is signed,
+/// since the oldest processors have no unsigned maximum.
+template <class Bits>
+std::uint64_t largest_bits(const void* in, std::size_t count, Bits without_sign) {
+  const auto* x = static_cast<const typename Raw<Bits>::Type*>(in);
+  Bits largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto bits = static_cast<Bits>(x[i] & without_sign);
+    largest = bits > largest ? bits : largest;
+  }
+  return static_cast<std::uint64_t>(largest);
+}
+
 using Bits16 = Raw<std::uint16_t>::Type;
 
 /// bfloat16 in blocks that stay in the first-level cache.
@@ -275,6 +288,18 @@ struct Kernels {
         return scale_bool(out, in, count, factor);
       case DataType::kBFloat16:
         return scale_16<BFloat16Blocks>(out, in, count, factor);
+    }
+  }
+
+  /// The caller has checked that `dtype` is floating.
+  static std::uint64_t largest_magnitude(const void* in, std::size_t count, DataType dtype) {
+    switch (dtype) {
+      case DataType::kFloat64:
+        return largest_bits<std::int64_t>(in, count, INT64_MAX);
+      case DataType::kFloat32:
+        return largest_bits<std::int32_t>(in, count, INT32_MAX);
+      default:
+        return largest_bits<std::int16_t>(in, count, INT16_MAX);
     }
   }
 };

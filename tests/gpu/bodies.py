@@ -327,6 +327,41 @@ def random_orders(tensors: int, rounds: int) -> None:
     hvd.shutdown()
 
 
+def chosen_engine() -> str:
+    """Which engine moves tensors on GPUs in this job, and does."""
+    _, size = begin()
+    assert hvd.allreduce(torch.ones(3).cuda(), op=hvd.Sum).eq(size).all()
+    engine = aiacc._core.gpu_engine()
+    hvd.shutdown()
+    return engine
+
+
+def gives_nan(raises: bool) -> str:
+    """The last rank gives a NaN; the text of the error, if the job asks for one."""
+    rank, size = begin()
+    same(hvd.allreduce(torch.ones(9).cuda(), op=hvd.Sum, name="good"), torch.ones(9).cpu() * size)
+    bias, weight = torch.ones(5).cuda(), torch.ones(1 << 20).cuda()
+    if rank == size - 1:
+        bias[3] = float("nan")
+    if not raises:
+        for _ in range(3):
+            handle = hvd.allreduce_async(bias, name="layer.bias")
+            assert hvd.allreduce(weight, name="layer.weight").eq(1).all()
+            assert hvd.synchronize(handle).isnan().tolist() == [False, False, False, True, False]
+        hvd.shutdown()
+        return ""
+
+    def reduce_until_it_fails() -> None:
+        hvd.allreduce(bias, name="layer.bias")
+        while True:  # on a GPU it is an error when the GPU has come to it
+            hvd.allreduce(weight, name="layer.weight")
+
+    with pytest.raises(aiacc.CollectiveError) as caught:
+        reduce_until_it_fails()
+    hvd.shutdown()
+    return str(caught.value)
+
+
 def lose_a_rank() -> str:
     """Rank 1 dies between two operations; the others get an error that names it."""
     rank, _ = begin()

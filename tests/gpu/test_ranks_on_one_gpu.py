@@ -6,7 +6,7 @@ import pytest
 
 import aiacc.torch as hvd
 from tests.gpu import bodies
-from tests.support import one_gpu
+from tests.support import one_gpu, ranks
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
@@ -65,6 +65,22 @@ def test_random_orders(lanes, way):
 def test_a_lost_rank_is_an_error_that_names_it(way):
     results = one_gpu.run_ranks(way, 3, bodies.lose_a_rank, missing=[1])
     assert results[::2] == ["survived"] * 2
+
+
+def test_ranks_that_see_one_gpu_are_staged():
+    one_gpu.nccl_version()
+    env = {"AIACC_GPU_ENGINE": "auto", "CUDA_VISIBLE_DEVICES": "0"}
+    assert ranks.run_ranks(2, bodies.chosen_engine, env=env) == ["staged"] * 2
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+def test_nan_is_named_by_the_rank_that_gave_it(way, capfd):
+    one_gpu.run_ranks(way, 2, bodies.gives_nan, False, env={"AIACC_CHECK_FINITE": "warn"})
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "[finite]" in line]
+    assert "'allreduce.layer.bias': rank 1 gave NaN" in line
+    texts = one_gpu.run_ranks(way, 2, bodies.gives_nan, True, env={"AIACC_CHECK_FINITE": "raise"})
+    assert len(set(texts)) == 1
+    assert "'allreduce.layer.bias': rank 1 gave NaN" in texts[0]
 
 
 def test_two_ranks_start_again():

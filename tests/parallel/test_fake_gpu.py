@@ -84,6 +84,18 @@ def test_a_lost_rank_is_an_error_that_names_it():
     assert results[::2] == ["survived"] * 2
 
 
+def test_nan_is_named_by_the_rank_that_gave_it(capfd):
+    fake_gpu.run_ranks(2, bodies.gives_nan, False, env={"AIACC_CHECK_FINITE": "warn"})
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "[finite]" in line]
+    assert "rank 1 warning] [finite] allreduce 'allreduce.layer.bias': rank 1 gave NaN" in line
+
+
+def test_nan_is_an_error_on_every_rank():
+    texts = fake_gpu.run_ranks(2, bodies.gives_nan, True, env={"AIACC_CHECK_FINITE": "raise"})
+    assert len(set(texts)) == 1
+    assert "'allreduce.layer.bias': rank 1 gave NaN (float32" in texts[0]
+
+
 def _start_again():
     for turn in range(10):
         assert bodies.begin()[1] == 2
@@ -169,6 +181,26 @@ def test_a_step_makes_no_call_that_waits_for_a_gpu():
         assert report.waits >= 6 * 16
         # Memory is taken in the first steps; after that nothing may wait.
         assert report.result[2:] == [report.result[2]] * 4
+
+
+def _chosen_engine():
+    """As if NCCL could run, on the fake's two GPUs."""
+    aiacc._core.engines = lambda: [("local", True, ""), ("tcp", True, ""), ("nccl", True, "2.29")]
+    return bodies.chosen_engine()
+
+
+def test_what_a_rank_tells_of_its_gpus():
+    env = {"NCCL_HOSTID": "mine"}
+    (seen,) = fake_gpu.run_ranks(1, aiacc._core.nccl_gpus, env=env)
+    assert seen == (["0000:1a:00.0", "0000:1b:00.0"], "mine", False)
+
+
+def test_more_ranks_than_gpus_are_staged(capfd):
+    env = {"AIACC_LOG_LEVEL": "info"}
+    assert fake_gpu.run_ranks(3, _chosen_engine, env=env) == ["staged"] * 3
+    log = capfd.readouterr().err
+    assert log.count("tensors on GPUs are staged: ranks 0, 1, 2 of host") == 1
+    assert "see 2 GPUs together" in log
 
 
 def _mixed_places():

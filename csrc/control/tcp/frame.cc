@@ -73,7 +73,7 @@ Bytes encode_status(const Status& status) {
 
 Status decode_status(const Bytes& payload) {
   if (payload.empty() || payload[0] == static_cast<std::uint8_t>(Code::kOk) ||
-      payload[0] > static_cast<std::uint8_t>(Code::kInternal)) {
+      payload[0] > static_cast<std::uint8_t>(Code::kNotFinite)) {
     return {Code::kPeerLost, "[control] a rank ended the job and gave no readable reason"};
   }
   return {static_cast<Code>(payload[0]), std::string(payload.begin() + 1, payload.end())};

@@ -123,8 +123,11 @@ TEST(FrameDecoderFuzz, DamagedStreamsDecodeOrThrow) {
 }
 
 TEST(AbortStatus, ComesBackAsItWasEncoded) {
-  for (const Code code :
-       {Code::kInvalidArgument, Code::kPeerLost, Code::kShutdown, Code::kInternal}) {
+  for (const Code code : {Code::kInvalidArgument,
+                          Code::kPeerLost,
+                          Code::kShutdown,
+                          Code::kInternal,
+                          Code::kNotFinite}) {
     for (const std::string& text :
          {std::string(), std::string("[core] rank 3"), std::string(5000, 'x')}) {
       const Status status = decode_status(encode_status({code, text}));
@@ -135,7 +138,7 @@ TEST(AbortStatus, ComesBackAsItWasEncoded) {
 }
 
 TEST(AbortStatus, AnUnreadableOneIsALostPeer) {
-  for (const Bytes& payload : {Bytes{}, Bytes{0}, Bytes{9, 'x'}, Bytes{255}}) {
+  for (const Bytes& payload : {Bytes{}, Bytes{0}, Bytes{10, 'x'}, Bytes{255}}) {
     const Status status = decode_status(payload);
     EXPECT_EQ(status.code(), Code::kPeerLost);
     EXPECT_FALSE(status.message().empty());

@@ -1,0 +1,168 @@
+#include "csrc/kernels/check_finite.h"
+
+#include <cstring>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "csrc/kernels/vector_level.h"
+#include "tests/cpp/kernels/elements.h"
+
+namespace aiacc {
+namespace {
+
+/// Bits of a floating dtype without sign: numbers in the order of their magnitude.
+struct Bits {
+  std::uint64_t subnormal;
+  std::uint64_t one;
+  std::uint64_t largest;
+  std::uint64_t infinity;
+  std::uint64_t nan;  ///< the least one, which signals
+  std::uint64_t sign;
+};
+
+Bits bits_of(DataType dtype) {
+  switch (dtype) {
+    case DataType::kFloat16:
+      return {1, 0x3c00, 0x7bff, 0x7c00, 0x7c01, 0x8000};
+    case DataType::kBFloat16:
+      return {1, 0x3f80, 0x7f7f, 0x7f80, 0x7f81, 0x8000};
+    case DataType::kFloat32:
+      return {1, 0x3f800000, 0x7f7fffff, 0x7f800000, 0x7f800001, 0x80000000};
+    default:
+      return {1,
+              0x3ff0000000000000,
+              0x7fefffffffffffff,
+              0x7ff0000000000000,
+              0x7ff0000000000001,
+              0x8000000000000000};
+  }
+}
+
+const std::vector<DataType>& floats() {
+  static const std::vector<DataType> dtypes = {
+      DataType::kFloat16, DataType::kBFloat16, DataType::kFloat32, DataType::kFloat64};
+  return dtypes;
+}
+
+/// Elements of a dtype at an address of any alignment.
+class Array {
+ public:
+  Array(DataType dtype, std::size_t count, std::size_t offset, std::uint64_t value)
+      : size_(size_of(dtype)), offset_(offset), bytes_(count * size_ + offset) {
+    for (std::size_t i = 0; i < count; ++i) {
+      set(i, value);
+    }
+  }
+  void set(std::size_t index, std::uint64_t value) {
+    std::memcpy(bytes_.data() + offset_ + index * size_, &value, size_);
+  }
+  const void* data() const { return bytes_.data() + offset_; }
+
+ private:
+  std::size_t size_;
+  std::size_t offset_;
+  std::vector<unsigned char> bytes_;
+};
+
+using Case = std::tuple<const VectorLevel*, DataType>;
+
+class LargestMagnitude : public testing::TestWithParam<Case> {};
+
+TEST_P(LargestMagnitude, IsFoundAtEveryPlaceOfEveryAlignment) {
+  const auto [level, dtype] = GetParam();
+  const Bits bits = bits_of(dtype);
+  for (const std::size_t count : {1, 2, 3, 15, 16, 17, 63, 65, 130}) {
+    for (const std::size_t offset : {0, 1, 5}) {
+      Array array(dtype, count, offset, bits.subnormal | bits.sign);
+      ASSERT_EQ(bits.subnormal, level->largest_magnitude(array.data(), count, dtype));
+      for (std::size_t i = 0; i < count; ++i) {
+        for (const std::uint64_t value : {bits.one, bits.largest, bits.infinity, bits.nan}) {
+          for (const std::uint64_t sign : {std::uint64_t{0}, bits.sign}) {
+            array.set(i, value | sign);
+            ASSERT_EQ(value, level->largest_magnitude(array.data(), count, dtype))
+                << i << " of " << count;
+          }
+        }
+        array.set(i, 0);
+      }
+      ASSERT_EQ(0U, level->largest_magnitude(array.data(), count, dtype));
+    }
+  }
+}
+
+TEST_P(LargestMagnitude, OfNothingIsZero) {
+  const auto [level, dtype] = GetParam();
+  EXPECT_EQ(0U, level->largest_magnitude(nullptr, 0, dtype));
+}
+
+INSTANTIATE_TEST_SUITE_P(All,
+                         LargestMagnitude,
+                         testing::Combine(testing::ValuesIn(runnable_vector_levels()),
+                                          testing::ValuesIn(floats())),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param)->name) + "_" +
+                                  name_of(std::get<1>(test.param));
+                         });
+
+/// "n", "i", "o" for what is set in a report.
+std::string met(const Array& array, std::size_t count, DataType dtype, double factor = 1.0) {
+  const CopyReport report = check_finite(array.data(), count, dtype, factor);
+  return std::string(report.nan != 0 ? "n" : "") + (report.infinite != 0 ? "i" : "") +
+         (report.overflow != 0 ? "o" : "");
+}
+
+class CheckFinite : public testing::TestWithParam<DataType> {};
+
+TEST_P(CheckFinite, TellsWhatTheWorstElementIs) {
+  const DataType dtype = GetParam();
+  const Bits bits = bits_of(dtype);
+  Array array(dtype, 40, 1, bits.one);
+  EXPECT_EQ("", met(array, 0, dtype));
+  EXPECT_EQ("", met(array, 40, dtype));
+  array.set(7, bits.subnormal);
+  array.set(8, bits.largest | bits.sign);
+  EXPECT_EQ("", met(array, 40, dtype));
+  array.set(39, bits.infinity | bits.sign);
+  EXPECT_EQ("i", met(array, 40, dtype));
+  EXPECT_EQ("i", met(array, 40, dtype, 2.0));
+  EXPECT_EQ("", met(array, 39, dtype)) << "beyond the end";
+  array.set(0, bits.nan);
+  EXPECT_EQ("n", met(array, 40, dtype));
+}
+
+TEST_P(CheckFinite, TellsWhatScalingMakesTooLarge) {
+  const DataType dtype = GetParam();
+  const Bits bits = bits_of(dtype);
+  Array array(dtype, 9, 0, bits.one);
+  array.set(4, bits.largest | bits.sign);
+  EXPECT_EQ("o", met(array, 9, dtype, 2.0));
+  EXPECT_EQ("o", met(array, 9, dtype, -2.0));
+  EXPECT_EQ("", met(array, 9, dtype, 0.5));
+  EXPECT_EQ("", met(array, 9, dtype, 1.0 / 3));
+  EXPECT_EQ("", met(array, 9, dtype, 0.0));
+  EXPECT_EQ("", met(array, 4, dtype, 2.0));
+  EXPECT_EQ("o", met(array, 1, dtype, std::numeric_limits<double>::infinity()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Floats, CheckFinite, testing::ValuesIn(floats()), [](const auto& test) {
+  return std::string(name_of(test.param));
+});
+
+TEST(CheckFiniteApi, OnlyFloatsAreChecked) {
+  const int value = 1;
+  try {
+    check_finite(&value, 1, DataType::kInt32);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(Code::kUnsupported, error.code());
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("int32"));
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
