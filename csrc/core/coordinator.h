@@ -103,6 +103,10 @@ class Coordinator {
   CoordinatorStats stats() const;
 
  private:
+  /// After a wait the background thread leaves the sockets to the caller for this long: a loop of
+  /// blocking calls is not slowed down by a second thread that wakes up beside it.
+  static constexpr std::chrono::microseconds kGrace{500};
+
   std::int64_t change_process_sets(OpKind kind,
                                    std::vector<std::int64_t> numbers,
                                    const std::function<void()>& on_tick);
