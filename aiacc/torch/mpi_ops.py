@@ -58,13 +58,15 @@ from aiacc.torch.gather_ops import (
     broadcast_async,
     broadcast_async_,
 )
-from aiacc.torch.grouped_ops import (
-    grouped_allgather,
-    grouped_allgather_async,
+from aiacc.torch.grouped_allreduce_ops import (
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+)
+from aiacc.torch.grouped_exchange_ops import (
+    grouped_allgather,
+    grouped_allgather_async,
     grouped_reducescatter,
     grouped_reducescatter_async,
 )

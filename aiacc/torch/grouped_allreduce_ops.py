@@ -1,0 +1,228 @@
+"""All-reduce of groups of tensors, which become ready together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from aiacc import _core
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.reduce_ops import resolve_op
+from aiacc.torch.autograd import apply_to_group, grad_name
+from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.handles import pending
+from aiacc.torch.sending import to_send
+from aiacc.torch.tensor_groups import (
+    Tensors,
+    contiguous,
+    decompressed,
+    group_of,
+    submit_group,
+    tensors_of,
+)
+from aiacc.torch.wire_formats import AS_THEY_ARE, wire_of
+
+
+def grouped_allreduce_async_(
+    tensors: Iterable[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+) -> int:
+    """Start reducing ``tensors`` over all ranks in place, as one operation.
+
+    Collective: every rank, with the same name, op and factors, and as many tensors of the same
+    shapes and dtypes in the same order. The tensors of a group may be of several dtypes.
+    Blocks: never. Leave the tensors alone until `synchronize` returns the list of them.
+
+    Args:
+        tensors: At least one; each like the argument of `allreduce_async_`.
+        average: Deprecated; True means op=Average, False op=Sum.
+        name: Pairs this call with the calls of the other ranks.
+        op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
+        prescale_factor: Multiplies the inputs of every rank; integers are truncated.
+        postscale_factor: Multiplies the results.
+        process_set: Ranks that take part.
+        compression: Form in which the tensors travel.
+
+    Returns:
+        One handle, for `poll` and `synchronize`.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    op = resolve_op(average, op)
+    group = group_of(tensors, "grouped_allreduce", name)
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    if compression is not Compression.none:
+        return _reduce_compressed(group, compression, *rest)
+    return _reduce(group, group, *rest)
+
+
+def grouped_allreduce_async(
+    tensors: Iterable[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+) -> int:
+    """Start reducing ``tensors`` into new ones, a list of which `synchronize` returns.
+
+    Arguments, errors and duties are those of `grouped_allreduce_async_`; the tensors are only read.
+    """
+    op = resolve_op(average, op)
+    group = group_of(tensors, "grouped_allreduce", name)
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    wire = wire_of(compression, group, op)
+    if wire is None and compression is not Compression.none:
+        copies = [tensor.detach().clone() for tensor in group]
+        return _reduce_compressed(copies, compression, *rest)
+    return _reduce_anew(group, *rest, wire or AS_THEY_ARE)
+
+
+def grouped_allreduce(
+    tensors: Iterable[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensors:
+    """Reduce ``tensors`` over all ranks into new ones, as one operation.
+
+    Differentiable: the gradients are reduced as a group with the same op and factors.
+
+    Arguments are those of `grouped_allreduce_async_`, and ``compression``, the form in which the
+    tensors travel.
+
+    Collective: every rank, with the same name, op and factors, and tensors that match.
+    Blocks: until the results are there.
+
+    Raises:
+        ValueError: Bad argument, or an operation of this name is under way.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    op = resolve_op(average, op)
+    group = group_of(tensors, "grouped_allreduce", name)
+    rest = (name, op, prescale_factor, postscale_factor, process_set)
+    wire = wire_of(compression, group, op)
+    if wire is not None:
+        return apply_to_group(_GroupedAllreduce, group, *rest, wire)
+    compressed = [compression.compress(tensor) for tensor in group]
+    sent = [tensor for tensor, _ in compressed]
+    reduced = apply_to_group(_GroupedAllreduce, sent, *rest, AS_THEY_ARE)
+    return decompressed(compression, reduced, compressed)
+
+
+def grouped_allreduce_(
+    tensors: Iterable[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    compression: type[Compressor] = Compression.none,
+) -> Tensors:
+    """Reduce ``tensors`` over all ranks in place and return the list of them.
+
+    Arguments and errors are those of `grouped_allreduce`; autograd does not see the change.
+    """
+    op = resolve_op(average, op)
+    handle = grouped_allreduce_async_(
+        tensors,
+        None,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        compression=compression,
+    )
+    return tensors_of(handle)
+
+
+def _reduce(
+    group: Tensors,
+    outputs: Tensors,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    wire: int = AS_THEY_ARE,
+) -> int:
+    handle = submit_group(
+        _core.ALLREDUCE,
+        "grouped_allreduce",
+        name,
+        group,
+        outputs,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        wire,
+    )
+    pending[handle] = (group, outputs)
+    return handle
+
+
+def _reduce_anew(group: Tensors, *rest: Any) -> int:
+    """`_reduce` into new tensors."""
+    return _reduce(group, [torch.empty_like(one, requires_grad=False) for one in group], *rest)
+
+
+def _reduce_compressed(
+    group: Tensors, compression: type[Compressor], name: str | None, op: int, *rest: Any
+) -> int:
+    """Submit ``group`` to be reduced in place, in the form that ``compression`` gives it."""
+    sent, restore, wire = to_send(compression, group, op)
+    arguments = name, op, *rest, wire
+    handle = _reduce(sent, sent, *arguments)
+
+    def results(_: int) -> Tensors:
+        if restore is not None:
+            restore()
+        return group
+
+    pending[handle] = (sent, results)
+    return handle
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        wire: int,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        rest = (op, prescale_factor, postscale_factor, process_set, wire)
+        if ctx is not None:
+            ctx.arguments = (grad_name(name), *rest)
+        return tuple(tensors_of(_reduce_anew(list(tensors), name, *rest)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        reduced = tensors_of(_reduce_anew(contiguous(grads), *ctx.arguments))
+        return *(None for _ in ctx.arguments), *reduced

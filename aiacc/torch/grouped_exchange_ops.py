@@ -1,0 +1,190 @@
+"""All-gather and reduce-scatter of groups of tensors, which become ready together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from aiacc import _core
+from aiacc.process_sets import ProcessSet, global_process_set, place_in
+from aiacc.reduce_ops import Average, check_scatter_op
+from aiacc.torch.autograd import apply_to_group, grad_name
+from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.exchange_ops import scatter_grad_factor, scattered_output
+from aiacc.torch.gather_ops import allgather_async
+from aiacc.torch.grouped_allreduce_ops import grouped_allreduce_async
+from aiacc.torch.handles import pending, tensor_of
+from aiacc.torch.tensor_groups import (
+    Tensors,
+    contiguous,
+    decompressed,
+    group_of,
+    submit_group,
+    tensors_of,
+)
+from aiacc.torch.tensors import take_outputs
+
+
+def grouped_allgather_async(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start `allgather` of several tensors as one operation; `synchronize` returns a list.
+
+    Collective: every rank, with the same name, and as many tensors of the same dtypes and shapes
+    except the first dimension, in the same order.
+    Blocks: never. Do not write the tensors until `synchronize` returns the results.
+
+    Raises:
+        ValueError: Bad argument, among them a tensor without dimensions.
+        CollectiveError: Not initialised, or an earlier failure was fatal.
+    """
+    group = group_of(tensors, "grouped_allgather", name, rows=True)
+    handle = submit_group(
+        _core.ALLGATHER, "grouped_allgather", name, group, None, 1, 1.0, 1.0, process_set
+    )
+    pending[handle] = (group, lambda handle: take_outputs(handle, group))
+    return handle
+
+
+def grouped_allgather(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensors:
+    """Concatenate the tensors of all ranks along the first dimension, as one operation.
+
+    Differentiable: see `allgather`.
+
+    Collective: every rank, with the same name, and as many tensors of the same dtypes and shapes
+    except the first dimension, in the same order.
+    Blocks: until the results are there.
+
+    Raises:
+        ValueError: Bad argument, among them a tensor without dimensions.
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    group = group_of(tensors, "grouped_allgather", name, rows=True)
+    return apply_to_group(_GroupedAllgather, group, name, process_set)
+
+
+def grouped_reducescatter_async(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start `reducescatter` of several tensors as one operation; `synchronize` returns a list.
+
+    Collective: every rank, with the same name, op and factors, and tensors that match.
+    Blocks: never. Do not write the tensors until `synchronize` returns the results.
+
+    Raises:
+        ValueError: Bad argument, among them a tensor without dimensions.
+        CollectiveError: Another op than Average and Sum; not initialised, or an earlier failure was
+            fatal.
+    """
+    op = check_scatter_op(op)
+    group = group_of(tensors, "grouped_reducescatter", name, rows=True)
+    outputs = [scattered_output(tensor, process_set) for tensor in group]
+    handle = submit_group(
+        _core.REDUCESCATTER,
+        "grouped_reducescatter",
+        name,
+        group,
+        outputs,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+    pending[handle] = (group, outputs)
+    return handle
+
+
+def grouped_reducescatter(
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensors:
+    """Reduce ``tensors`` over all ranks, each of which gets a part of the rows of every tensor.
+
+    Differentiable: see `reducescatter`.
+
+    Collective: every rank, with the same name, op and factors, and tensors that match.
+    Blocks: until the results are there.
+
+    Raises:
+        ValueError: Bad argument, among them a tensor without dimensions.
+        CollectiveError: Another op than Average and Sum; or the operation failed, `MismatchError`
+            if the ranks disagree about it.
+    """
+    group = group_of(tensors, "grouped_reducescatter", name, rows=True)
+    compressed = [compression.compress(tensor) for tensor in group]
+    parts = apply_to_group(
+        _GroupedReducescatter,
+        [tensor for tensor, _ in compressed],
+        name,
+        op,
+        process_set,
+        prescale_factor,
+        postscale_factor,
+    )
+    return decompressed(compression, parts, compressed)
+
+
+class _GroupedAllgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        if ctx is not None:
+            ctx.arguments = (grad_name(name), [tensor.shape[0] for tensor in tensors], process_set)
+        return tuple(tensors_of(grouped_allgather_async(tensors, name, process_set)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        name, rows, process_set = ctx.arguments
+        reduced = tensors_of(
+            grouped_allreduce_async(contiguous(grads), None, name, Average, 1.0, 1.0, process_set)
+        )
+        rows_of = tensor_of(
+            allgather_async(
+                torch.tensor([rows], device="cpu"), name and name + ".rows", process_set
+            )
+        )
+        begins = rows_of[: place_in(process_set).rank].sum(0).tolist()
+        own = [g.narrow(0, b, n) for g, b, n in zip(reduced, begins, rows, strict=True)]
+        return None, None, *own
+
+
+class _GroupedReducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        rest = (op, process_set, prescale_factor, postscale_factor)
+        handle = grouped_reducescatter_async(tensors, name, *rest)
+        if ctx is not None:
+            factor = scatter_grad_factor(op, prescale_factor, postscale_factor, process_set)
+            ctx.arguments = (grad_name(name), factor, process_set)
+        return tuple(tensors_of(handle))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        name, factor, process_set = ctx.arguments
+        gathered = tensors_of(grouped_allgather_async(contiguous(grads), name, process_set))
+        return None, None, None, None, None, *(gradient.mul_(factor) for gradient in gathered)
