@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "csrc/base/socket.h"
-#include "csrc/core/device_unit.h"
+#include "csrc/core/device_tools.h"
 #include "csrc/core/staged_unit.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/cuda/stream_signal.h"
