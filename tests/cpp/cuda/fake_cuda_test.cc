@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -65,6 +66,38 @@ TEST_F(FakeCudaTest, AnEventOrdersTwoStreams) {
   EXPECT_EQ(7, seen);
   EXPECT_EQ(kCudaSuccess, driver().event_query(ready));
   EXPECT_EQ(kCudaSuccess, driver().stream_query(consumer));
+}
+
+TEST_F(FakeCudaTest, AnEventMayBeRecordedElsewhereWhileSomebodyWaits) {
+  const CudaStream slow = stream();
+  const CudaStream fast = stream();
+  const CudaStream first = stream();
+  const CudaStream second = stream();
+  const CudaEvent event = this->event();
+  std::atomic<bool> go{false};
+  std::atomic<bool> done{false};
+  std::atomic<bool> early{false};
+  cuda_.enqueue(slow, [&] {
+    while (!go.load()) {
+      std::this_thread::yield();
+    }
+    done.store(true);
+  });
+  driver().event_record(event, slow);
+  driver().stream_wait_event(first, event, 0);
+  cuda_.enqueue(first, [&] { early.store(!done.load()); });
+  driver().event_record(event, fast);
+  while (driver().event_query(event) == kCudaNotReady) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(kCudaNotReady, driver().stream_query(first)) << "it waits for the slow one";
+  go.store(true);
+  cuda_.drain();
+  EXPECT_FALSE(early.load());
+  // The slow one, which came later, has not undone the record on the fast one.
+  driver().stream_wait_event(second, event, 0);
+  cuda_.drain();
+  EXPECT_EQ(kCudaSuccess, driver().event_query(event));
 }
 
 TEST_F(FakeCudaTest, AWaitIsForTheRecordBeforeIt) {

@@ -107,7 +107,7 @@ bool FakeCuda::can_run(const Stream& stream) const {
     return false;
   }
   const Task& task = stream.queue.front();
-  return task.waits_for == nullptr || task.waits_for->completed >= task.number;
+  return task.waits_for == nullptr || task.waits_for->reached;
 }
 
 void FakeCuda::work(Stream& stream) {
@@ -126,7 +126,7 @@ void FakeCuda::work(Stream& stream) {
       lock.lock();
     }
     if (task.completes != nullptr) {
-      task.completes->completed = task.number;
+      task.completes->reached = true;
     }
     stream.busy = false;
     changed_.notify_all();

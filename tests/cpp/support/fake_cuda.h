@@ -56,16 +56,18 @@ class FakeCuda {
   bool broken() const { return sticky_ != kCudaSuccess; }
 
  private:
+  /// Each record of an event is one of its own: who waits for one is not met by a later one.
+  struct Record {
+    bool reached = false;
+  };
   struct Event {
-    std::uint64_t recorded = 0;
-    std::uint64_t completed = 0;
+    std::shared_ptr<Record> last = std::make_shared<Record>(Record{true});
     bool destroyed = false;
   };
   struct Task {
     std::function<void()> run;
-    Event* waits_for = nullptr;  ///< instead of running: wait for its record `number`
-    Event* completes = nullptr;
-    std::uint64_t number = 0;
+    std::shared_ptr<Record> waits_for;  ///< instead of running
+    std::shared_ptr<Record> completes;
   };
   struct Stream {
     int device = 0;

@@ -51,11 +51,11 @@ void FakeCuda::fill_stream_table() {
     Task task;
     {
       const std::lock_guard lock(self().mutex_);
-      task.waits_for = self().find(handle);
-      if (task.waits_for == nullptr) {
+      const Event* event = self().find(handle);
+      if (event == nullptr) {
         return self().refuse(kCudaInvalidHandle);
       }
-      task.number = task.waits_for->recorded;  // a later record does not count
+      task.waits_for = event->last;
     }
     return self().push(stream, std::move(task));
   };
@@ -72,11 +72,12 @@ void FakeCuda::fill_stream_table() {
     Task task;
     {
       const std::lock_guard lock(self().mutex_);
-      task.completes = self().find(handle);
-      if (task.completes == nullptr) {
+      Event* event = self().find(handle);
+      if (event == nullptr) {
         return self().refuse(kCudaInvalidHandle);
       }
-      task.number = ++task.completes->recorded;
+      event->last = std::make_shared<Record>();
+      task.completes = event->last;
     }
     return self().push(stream, std::move(task));
   };
@@ -86,9 +87,9 @@ void FakeCuda::fill_stream_table() {
     if (event == nullptr) {
       return self().refuse(kCudaInvalidHandle);
     }
-    return self().broken()                       ? self().sticky_.load()
-           : event->completed == event->recorded ? kCudaSuccess
-                                                 : kCudaNotReady;
+    return self().broken()        ? self().sticky_.load()
+           : event->last->reached ? kCudaSuccess
+                                  : kCudaNotReady;
   };
   driver_.event_destroy = [](CudaEvent handle) {
     const std::lock_guard lock(self().mutex_);
