@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -128,9 +128,9 @@ class BatchReducer(GradientReducer):
 class GroupReducer(BatchReducer):
     """Reduces groups of gradients, each in one operation, as the user chose them.
 
-    Operations are on one GPU: a group of parameters on several is one group for each.
     Of a number of groups the first step only agrees on the order of parameters, that of the first
-    rank, and reduces gradients singly; parameters that come later stay single.
+    rank, and reduces gradients singly; parameters that come later stay single. An operation is on
+    one GPU: such a group with parameters on several is one group for each.
     """
 
     def __init__(
@@ -160,24 +160,23 @@ class GroupReducer(BatchReducer):
         if not isinstance(self._wanted, int):
             self._undecided = False
             groups = [[index for index in group if index in self._hooks] for group in self._wanted]
-            self._set_batches(self._on_one_device(groups))
+            self._set_batches([group for group in groups if group])
 
     def _agree(self) -> None:
         assert isinstance(self._wanted, int)
         number_of = {self._names[index]: index for index in self._hooks}
+        places = numbered({name: device_of(self._parameters[i]) for name, i in number_of.items()})
         process_set = self._options.process_set
-        names = answer_of_first(list(number_of), "order_of_groups", process_set)
-        if not everywhere(set(names) == number_of.keys(), "names_of_groups", process_set):
+        names, agreed = answer_of_first((list(number_of), places), "order_of_groups", process_set)
+        if not everywhere(places == agreed, "names_of_groups", process_set):
             raise ValueError(
-                f"groups={self._wanted}: the ranks optimize parameters of different names "
-                "(expected the same everywhere); pass the same named_parameters on every rank"
+                f"groups={self._wanted}: the ranks optimize parameters of different names, or have "
+                "divided them among their GPUs in different ways (expected the same everywhere); "
+                "pass the same named_parameters, of the same model, on every rank"
             )
         groups = split_evenly([number_of[name] for name in names], self._wanted)
-        self._set_batches(self._on_one_device(groups))
-
-    def _on_one_device(self, groups: list[list[int]]) -> list[list[int]]:
-        places = [device_of(parameter) for parameter in self._parameters]
-        return [part for group in groups for part in divided(group, places)]
+        devices = [device_of(parameter) for parameter in self._parameters]
+        self._set_batches([part for group in groups for part in divided(group, devices)])
 
     def _start_step(self) -> None:
         super()._start_step()
@@ -223,6 +222,12 @@ class GroupReducer(BatchReducer):
                 step()
 
         self._in_flight.append((handle, sent, finish if after else None))
+
+
+def numbered(places: Mapping[str, Hashable]) -> dict[str, int]:
+    """A number for the place of every name: equal on ranks that have divided the names alike."""
+    numbers: dict[Hashable, int] = {}
+    return {name: numbers.setdefault(places[name], len(numbers)) for name in sorted(places)}
 
 
 def divided(group: list[int], places: Sequence[Hashable]) -> list[list[int]]:

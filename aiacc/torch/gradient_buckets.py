@@ -10,7 +10,7 @@ import torch
 from aiacc import _core
 from aiacc.torch.agreement import answer_of_first, everywhere
 from aiacc.torch.bucket_layout import Entry, is_dense, lay_out
-from aiacc.torch.gradient_batches import BatchReducer
+from aiacc.torch.gradient_batches import BatchReducer, numbered
 from aiacc.torch.gradient_reducer import NamedParameters, ReductionOptions
 from aiacc.torch.tensors import device_of, place_of
 
@@ -107,7 +107,11 @@ class BucketReducer(BatchReducer):
         """Form buckets for the order that was watched."""
         rest = [*self._order, *reversed(self._hooks)]
         order = [index for index in dict.fromkeys([*self._arrivals, *rest]) if self._fits(index)]
-        described = {self._names[index]: self._description(index) for index in order}
+        places = numbered({self._names[i]: device_of(self._parameters[i]) for i in order})
+        described = {
+            self._names[index]: (*self._description(index), places[self._names[index]])
+            for index in order
+        }
         process_set = self._options.process_set
         agreed = answer_of_first(list(described.items()), "order_of_buckets", process_set)
         self._arrivals.clear()
@@ -115,8 +119,9 @@ class BucketReducer(BatchReducer):
             self._form([])
             raise ValueError(
                 "gradient_as_bucket_view: the ranks have parameters of different names, shapes, "
-                "dtypes or memory formats (expected the same everywhere); make the same model on "
-                "every rank, or leave out gradient_as_bucket_view"
+                "dtypes or memory formats, or have divided them among their GPUs in different ways "
+                "(expected the same everywhere); make the same model on every rank, or leave out "
+                "gradient_as_bucket_view"
             )
         number_of = {name: index for index, name in enumerate(self._names)}
         self._order = [number_of[name] for name, _ in agreed]

@@ -35,9 +35,9 @@ class GroupWork(Work):
         self._outputs = outputs
         self._futures = futures
         used = [tensor for _, _, tensors in steps for tensor in tensors]
-        self._device = device_of(used[0]) if used else -1
-        #: On a CUDA device, once the steps are done: where the results are on its streams.
-        self._mark: Any = None
+        self._devices = sorted({device_of(tensor) for tensor in used} - {-1})
+        #: By CUDA device, once the steps are done: where the results are on its streams.
+        self._marks: dict[int, Any] = {}
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         self._error: Exception | None = None
         futures.keep(self)
@@ -62,8 +62,7 @@ class GroupWork(Work):
                 except (CollectiveError, ValueError, RuntimeError) as error:
                     self._error = self._error or error
                 del self._steps[0]
-            if self._device >= 0:
-                self._order()
+            self._order()
         self._futures.forget(self)
         if self._error is not None:
             raise self._error
@@ -71,10 +70,11 @@ class GroupWork(Work):
 
     def _order(self) -> None:
         """The first thread that waits says where the results are; the streams of others wait."""
-        if self._mark is None:
-            self._mark = streams.mark(self._device)
-        else:
-            streams.wait_for_mark(self._mark, self._device)
+        for device in self._devices:
+            if device in self._marks:
+                streams.wait_for_mark(self._marks[device], device)
+            else:
+                self._marks[device] = streams.mark(device)
 
     def is_completed(self) -> bool:
         """Whether `wait` would return at once. Never blocks."""
@@ -100,14 +100,16 @@ class GroupWork(Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the outputs, which completes without anybody waiting."""
         if self._future is None:
-            on_device = self._device >= 0
-            self._future = streams.future_on(self._device) if on_device else torch.futures.Future()
+            self._future = streams.future_on(self._devices)
             self._futures.complete(self)
         return self._future
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which waiting touches no stream of the user's."""
-        return streams.aside(self._device) if self._device >= 0 else contextlib.nullcontext()
+        contexts = contextlib.ExitStack()
+        for device in self._devices:
+            contexts.enter_context(streams.aside(device))
+        return contexts
 
     def complete_future(self) -> None:
         """Complete the future after `wait`, and run its callbacks. Called by `Futures` only."""

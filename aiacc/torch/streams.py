@@ -55,6 +55,6 @@ def wait_for_mark(event: Any, device: int) -> None:
     torch.cuda.current_stream(device).wait_event(event)
 
 
-def future_on(device: int) -> Any:
-    """A future of tensors on ``device`` that makes whoever takes them wait on their stream."""
-    return torch.futures.Future(devices=[torch.device("cuda", device)])
+def future_on(devices: Sequence[int]) -> Any:
+    """A future of tensors on ``devices`` that makes whoever takes them wait on their streams."""
+    return torch.futures.Future(devices=[torch.device("cuda", device) for device in devices])

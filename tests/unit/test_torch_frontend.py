@@ -14,7 +14,7 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.process_sets import ProcessSet
 from aiacc.torch import handles
-from aiacc.torch.gradient_batches import divided
+from aiacc.torch.gradient_batches import divided, numbered
 
 
 @pytest.fixture(autouse=True)
@@ -283,3 +283,12 @@ def test_a_group_on_several_devices_is_one_for_each():
     assert divided([4, 0, 3, 2, 1], places) == [[4], [0, 2], [3, 1]]
     assert divided([2, 0], places) == [[2, 0]]
     assert divided([], places) == []
+
+
+def test_ranks_that_number_their_devices_differently_may_have_divided_alike():
+    mine = numbered({"b": 1, "a": 0, "c": 0})
+    assert mine == {"a": 0, "b": 1, "c": 0}
+    assert numbered({"a": 5, "b": 2, "c": 5}) == mine
+    assert numbered({"c": 1, "b": 0, "a": 1}) == mine
+    assert numbered({"a": 0, "b": 0, "c": 0}) != mine
+    assert numbered({"a": 0, "b": 1, "c": 1}) != mine
