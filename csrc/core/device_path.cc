@@ -41,7 +41,7 @@ DevicePath::Gpu& DevicePath::gpu(int ordinal) {
   const std::shared_ptr<Device> device =
       engine_ != nullptr
           ? engine_->open(ordinal)
-          : Device::open(options_.staging(), ordinal < 0 ? options_.staged_device : ordinal);
+          : Device::open_or_propose(options_.staging(), ordinal, options_.staged_device);
   first_gpu_ = gpus_.empty() ? device->ordinal() : first_gpu_;
   return gpus_.emplace(device->ordinal(), Gpu{device, nullptr, nullptr}).first->second;
 }
@@ -65,7 +65,7 @@ Staging& DevicePath::staging(Gpu& gpu) {
   const DeviceTools& shared = tools(gpu);
   const std::lock_guard lock(mutex_);
   if (gpu.staging == nullptr) {
-    gpu.staging = std::make_unique<Staging>(gpu.device, shared.pool, options_.staged_lanes);
+    gpu.staging = std::make_unique<Staging>(gpu.device, shared.pool, options_.lanes);
     if (aborted_) {
       gpu.staging->abort(*aborted_);
     }
@@ -157,6 +157,11 @@ void DevicePath::prepare(const Unit& unit, int lane) {
   });
 }
 
+/// Lanes of the plan are those of the engine for host memory; an engine for GPUs may have fewer.
+int DevicePath::lane_of(const DeviceEngine& engine, int lane) const {
+  return lane + 1 == options_.lanes ? engine.express_lane() : lane % engine.lanes();
+}
+
 void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
   DeviceEngine* engine = engine_ != nullptr ? &unit.team->gpu->on(*unit.devices()) : nullptr;
   Gpu& gpu = engine != nullptr ? this->gpu(engine->device(-1)->ordinal()) : own_gpu(unit);
@@ -165,9 +170,10 @@ void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
     wait_for_inputs(of, stream, *gpu.device);
   };
   ReportPool::Taken checked;
-  const Mark done = engine != nullptr
-                        ? execute_device_unit(unit, lane, *engine, tools(gpu), wait, checked)
-                        : staging(gpu).run(unit, lane, buffer, wait);
+  const Mark done =
+      engine != nullptr
+          ? execute_device_unit(unit, lane_of(*engine, lane), *engine, tools(gpu), wait, checked)
+          : staging(gpu).run(unit, lane, buffer, wait);
   const std::lock_guard lock(mutex_);
   for (const Piece& piece : unit.pieces) {
     Operation& operation = *piece.operation;

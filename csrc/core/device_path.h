@@ -26,10 +26,10 @@ struct DevicePathOptions {
   /// memory, with this driver, which outlives all; asked for with the first tensor. Null: they are
   /// refused.
   std::function<const CudaDriver&()> staging;
-  int staged_lanes = 0;           ///< of that engine, the express lane included
-  int staged_device = 0;          ///< of a rank that never had a tensor to tell one
-  double stall_warn_s = 0;        ///< report what the GPU has not done for so long; 0: never
-  double stall_fail_s = 0;        ///< fail then; 0: never
+  int lanes = 0;            ///< of the job's engine for host memory, the express lane included
+  int staged_device = 0;    ///< of a rank that never had a tensor to tell one
+  double stall_warn_s = 0;  ///< report what the GPU has not done for so long; 0: never
+  double stall_fail_s = 0;  ///< fail then; 0: never
   FiniteCheck* finite = nullptr;  ///< what looks at inputs, or null; outlives this
 };
 
@@ -117,6 +117,7 @@ class DevicePath {
   void wait_for_inputs(const Unit& unit, CudaStream stream, const Device& device) const;
   void order_after(const Operation& operation, CudaStream stream, const Device& device);
   void check_reductions(const Request& request) const;
+  int lane_of(const DeviceEngine& engine, int lane) const;
   void refuse(const Request& request, const std::string& problem) const;
   void retire();
   void collect_rest() noexcept;

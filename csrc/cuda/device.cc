@@ -20,6 +20,18 @@ std::shared_ptr<Device> Device::open(const CudaDriver& driver, int ordinal) {
   return std::shared_ptr<Device>(new Device(driver, ordinal, device, context));
 }
 
+std::shared_ptr<Device> Device::open_or_propose(const CudaDriver& driver,
+                                                int ordinal,
+                                                int proposed) {
+  if (ordinal < 0) {
+    int count = 0;
+    AIACC_CUDA_CHECK(driver, init, 0);
+    AIACC_CUDA_CHECK(driver, device_count, &count);
+    ordinal = proposed < count ? proposed : 0;
+  }
+  return open(driver, ordinal);
+}
+
 Device::~Device() {
   driver_.context_push(context_);
   for (const CudaEvent event : spare_) {

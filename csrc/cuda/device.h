@@ -28,6 +28,10 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Throws Error(kInvalidArgument) if there is no device of that number, Error(kEngine) if the driver
   /// fails.
   static std::shared_ptr<Device> open(const CudaDriver& driver, int ordinal);
+  /// The same; for -1 the device `proposed`, or the first one if there are not so many.
+  static std::shared_ptr<Device> open_or_propose(const CudaDriver& driver,
+                                                 int ordinal,
+                                                 int proposed);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

@@ -4,6 +4,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/engines/hierarchical/host_lanes.h"
+#include "csrc/engines/hierarchical/host_layout.h"
 #include "csrc/engines/tcp/tcp_engine.h"
 
 namespace aiacc {
@@ -73,7 +74,7 @@ std::unique_ptr<Engine> create_hierarchical_device_engine(std::unique_ptr<Engine
   const int rank = context.rank;
   std::unique_ptr<Engine> flat = std::move(nccl);
   std::unique_ptr<Engine> near;
-  if (host_lanes) {
+  if (host_lanes && HostLayout(context.host_of).hosts() > 1) {
     near = std::move(flat);
     context.group = kFirstGroup;
     flat = std::make_unique<HostLanes>(

@@ -75,7 +75,8 @@ class HierarchicalDeviceEngine : public DeviceEngine {
   const std::vector<DeviceEngine*> parts_;
 };
 
-/// `nccl` inside the hosts; between them the same, or with `host_lanes` the lanes of an engine `tcp`.
+/// `nccl` inside the hosts; between them, if there are several, the same, or with `host_lanes` the lanes
+/// of an engine `tcp`.
 /// Takes NCCL's engine among all ranks. Collective, blocks. Throws Error(kInvalidArgument) if
 /// `context.host_of` does not name the host of every rank.
 std::unique_ptr<Engine> create_hierarchical_device_engine(std::unique_ptr<Engine> nccl,

@@ -204,20 +204,6 @@ std::vector<Engine*> HierarchicalEngine::parts() const {
   return engines;
 }
 
-std::vector<Engine*> HierarchicalEngine::parts_of(int lane) const {
-  if (is_flat(lane)) {
-    return {flat_.get()};
-  }
-  std::vector<Engine*> engines;
-  if (layout_.ranks_on(host()).size() > 1) {
-    engines.push_back(inside_.get());
-  }
-  if (between_ != nullptr) {
-    engines.push_back(between_.get());
-  }
-  return engines;
-}
-
 void check_hosts(const EngineContext& context) {
   if (context.host_of.size() != static_cast<std::size_t>(context.size)) {
     throw Error(Code::kInvalidArgument,

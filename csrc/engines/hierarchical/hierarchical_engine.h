@@ -69,8 +69,6 @@ class HierarchicalEngine : public Engine {
 
   /// All engines that this consists of, the flat one first.
   std::vector<Engine*> parts() const;
-  /// Those of them that an all-reduce on that lane uses.
-  std::vector<Engine*> parts_of(int lane) const;
 
  private:
   /// What one lane needs while it works, kept for its memory.

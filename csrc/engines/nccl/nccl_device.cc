@@ -95,15 +95,13 @@ bool NcclDevice::quiesce(Clock::time_point deadline) const {
 
 std::shared_ptr<NcclDevice> NcclDevices::on(int ordinal) {
   const std::lock_guard lock(mutex_);
-  if (ordinal < 0) {
-    ordinal = first_.value_or(proposed_);
-  }
-  auto known = devices_.find(ordinal);
+  auto known = devices_.find(ordinal < 0 ? first_ : ordinal);
   if (known == devices_.end()) {
-    const auto device = Device::open(cuda_, ordinal);
+    const auto device = Device::open_or_propose(cuda_, ordinal, proposed_);
     const Device::Scope scope(*device);
-    known = devices_.emplace(ordinal, std::make_shared<NcclDevice>(device, nccl_, lanes_)).first;
-    first_ = first_.value_or(ordinal);
+    first_ = devices_.empty() ? device->ordinal() : first_;
+    known = devices_.emplace(device->ordinal(), std::make_shared<NcclDevice>(device, nccl_, lanes_))
+                .first;
   }
   return known->second;
 }

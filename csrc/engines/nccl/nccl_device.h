@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "csrc/base/socket.h"
@@ -66,7 +65,7 @@ class NcclDevice {
 /// The GPUs that one rank uses, most often one. Threads: any.
 class NcclDevices {
  public:
-  /// `proposed`: the device if nobody asks for one.
+  /// `proposed`: the device if nobody asks for one, and if there are so many.
   NcclDevices(const CudaDriver& cuda, const NcclApi& nccl, int lanes, int proposed)
       : cuda_(cuda), nccl_(nccl), lanes_(lanes), proposed_(proposed) {}
 
@@ -84,7 +83,7 @@ class NcclDevices {
   const int lanes_;
   const int proposed_;
   std::mutex mutex_;
-  std::optional<int> first_;
+  int first_ = -1;
   std::map<int, std::shared_ptr<NcclDevice>> devices_;  ///< by ordinal
 };
 

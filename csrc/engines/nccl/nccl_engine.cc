@@ -71,14 +71,14 @@ std::shared_ptr<Device> NcclEngine::device(int ordinal) {
 }
 
 void* NcclEngine::buffer(int lane, std::size_t bytes) {
-  connect();
   const std::lock_guard lock(mutex_);
   cancellation_.check();
-  return device_->buffer(lane, bytes).memory;
+  // Not smaller than `join` takes them, which may come later: it must not outgrow one that is packed.
+  return device_->buffer(lane, std::max(bytes, context_.unit_bytes)).memory;
 }
 
-/// If it is that of a buffer. All ranks do so before the same operation, for memory of the same size.
-/// That of an outgrown buffer stays registered: work with it may be queued. With the lock.
+/// If it is that of a buffer. All ranks do so before the same operation, and give buffers to the same
+/// operations. That of an outgrown buffer stays registered: work with it may be queued. With the lock.
 void NcclEngine::register_buffer(int lane, const void* memory) {
   const NcclDevice::Buffer* buffer = device_->find(lane, memory);
   Lane& here = comms_[static_cast<std::size_t>(lane) % comms_.size()];

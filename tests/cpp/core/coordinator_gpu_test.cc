@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/core/coordinator.h"
+#include "csrc/engines/hierarchical/hierarchical_device_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/support/gpu_ranks.h"
 
@@ -387,6 +388,49 @@ TEST_P(CoordinatorGpuTest, ComesUpManyTimes) {
       EXPECT_EQ(static_cast<float>(size()), value.back());
     });
   }
+}
+
+/// The planner's lanes are those of the engine for host memory, and its express lane is one more.
+TEST_P(CoordinatorGpuTest, AHierarchyWithFewerLanesThanTheEngineOfTheHost) {
+  for (const bool host_lanes : {false, true}) {
+    CoordinatorWorld world;
+    world.size = size();
+    world.lanes = 5;
+    world.options.parameters = {0, 4096, 5};
+    world.gpu = [&](int rank) -> std::unique_ptr<DeviceEngine> {
+      EngineContext context = gpus_.context(rank, 3);
+      context.group = host_lanes ? 1 : 0;  // the same sockets serve both
+      for (int r = 0; r < size(); ++r) {
+        context.host_of.resize(static_cast<std::size_t>(size()));
+        context.host_of[static_cast<std::size_t>(r)] = r / 2;
+      }
+      auto engine = create_hierarchical_device_engine(gpus_.engine(rank, 2), context, host_lanes);
+      return std::unique_ptr<DeviceEngine>(
+          static_cast<HierarchicalDeviceEngine*>(engine.release()));
+    };
+    with_coordinators(world, [&](int rank, RankParts& parts) {
+      GpuRank gpu(gpus_, parts, rank);
+      for (int step = 0; step < 3; ++step) {
+        std::vector<std::vector<float>> values;
+        std::vector<Handle> handles;
+        for (const std::size_t count : {1U, 200U, 1000U, 60000U}) {
+          values.emplace_back(count, static_cast<float>(rank));
+        }
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          const Request request =
+              make_request("w" + std::to_string(i), {static_cast<std::int64_t>(values[i].size())});
+          handles.push_back(gpu.submit(request, values[i].data(), values[i].data()));
+        }
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          gpu.finish(handles[i]);
+          const auto sum = static_cast<float>(size() * (size() - 1) / 2);
+          EXPECT_EQ(std::vector<float>(values[i].size(), sum), values[i]);
+        }
+      }
+    });
+  }
+  EXPECT_EQ(0, gpus_.nccl.misuses()) << gpus_.nccl.complaint();
+  EXPECT_EQ(0, gpus_.cuda.misuses());
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, CoordinatorGpuTest, testing::Values(1, 2, 3, 4));

@@ -146,7 +146,10 @@ TEST_P(HierarchicalDeviceTest, QueuesTheSameOrderEverywhere) {
   });
 }
 
-TEST_P(HierarchicalDeviceTest, RegistersTheBufferOfALaneWithEveryPart) {
+TEST_P(HierarchicalDeviceTest, RegistersTheBufferOfALaneWithEveryPartThatUsesIt) {
+  if (GetParam().host_lanes && GetParam().of == std::vector<int>{0, 1}) {
+    GTEST_SKIP() << "NCCL has nothing to do";
+  }
   std::atomic<int> registered{0};
   with_engines([&](int, DeviceEngine& engine) {
     void* memory = engine.buffer(0, 1000);
