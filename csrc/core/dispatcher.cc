@@ -319,7 +319,12 @@ void Dispatcher::record_failure() noexcept {
   {
     const std::lock_guard lock(failure_mutex_);
     if (!failure_) {
-      failure_ = {current_exception_status(), Clock::now()};
+      Status status = current_exception_status();
+      if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported) {
+        // These say that nothing was submitted. Here something was, and the job ends.
+        status = {Code::kEngine, status.message()};
+      }
+      failure_ = {std::move(status), Clock::now()};
     }
   }
   on_failure_();

@@ -31,8 +31,11 @@ bool Negotiator::has_slot(const Request& request, ResponseCache::Slot slot) cons
     return false;
   }
   const SharedPlacement& devices = cache_.devices(slot);
+  if (devices == nullptr) {
+    return true;
+  }
   const auto member = static_cast<std::size_t>(sets_.index_of(request.process_set, rank_));
-  return devices == nullptr || devices->at(member) == request.device;
+  return devices->at(member) == request.device;
 }
 
 void Negotiator::propose(const Parameters& parameters) {

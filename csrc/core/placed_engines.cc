@@ -11,7 +11,7 @@ DeviceEngine& PlacedEngines::on(const DevicePlacement& placement) {
   const std::size_t place = find_placement(known_, placement);
   if (place == known_.size()) {
     if (place == kGroups) {
-      throw Error(Code::kUnsupported,
+      throw Error(Code::kEngine,
                   "[gpu] process set " + std::to_string(process_set_) + " uses more than " +
                       std::to_string(kGroups) +
                       " combinations of its ranks' GPUs (expected a few); keep every tensor on the "

@@ -23,7 +23,7 @@ class PlacedEngines {
       : first_(first), rank_(rank), size_(size), process_set_(process_set) {}
 
   /// The engine for a placement. A new one is collective over the members, and may block until they
-  /// are connected. Throws Error(kUnsupported) for more than kGroups of them, and what Engine::split
+  /// are connected. Throws Error(kEngine) for more than kGroups of them, and what Engine::split
   /// throws. The launching thread's: all members ask for the same placements in the same order.
   DeviceEngine& on(const DevicePlacement& placement);
 
