@@ -28,6 +28,7 @@ class CoordinatorGpuTest : public testing::TestWithParam<int> {
     aiacc::with_gpus(gpus_, world_, lanes_, body);
   }
   int size() const { return GetParam(); }
+  void check_that_no_thread_waits();
 
   NcclWorld gpus_{GetParam()};
   CoordinatorWorld world_;
@@ -222,7 +223,7 @@ TEST_P(CoordinatorGpuTest, TheOtherOperations) {
   });
 }
 
-TEST_P(CoordinatorGpuTest, NoThreadWaitsForTheGpu) {
+void CoordinatorGpuTest::check_that_no_thread_waits() {
   std::vector<std::vector<float>> memory(static_cast<std::size_t>(size()));
   std::atomic<int> arrived{0};
   with_gpus([&](int rank, RankParts&, GpuRank& gpu) {
@@ -261,6 +262,13 @@ TEST_P(CoordinatorGpuTest, NoThreadWaitsForTheGpu) {
     EXPECT_EQ(static_cast<float>(size() * size()), values[0]);
     EXPECT_EQ(static_cast<float>(size() * size()), values[18999]);
   });
+}
+
+TEST_P(CoordinatorGpuTest, NoThreadWaitsForTheGpu) { check_that_no_thread_waits(); }
+
+TEST_P(CoordinatorGpuTest, NoThreadWaitsForWhatIsFoundInInputs) {
+  world_.options.check_finite = FiniteMode::kRaise;
+  check_that_no_thread_waits();
 }
 
 TEST_P(CoordinatorGpuTest, InputsAreAwaitedAndReadersWait) {

@@ -291,48 +291,6 @@ TEST(FiniteCheckOnGpus, ManyTensorsAndManyUnits) {
   EXPECT_TRUE(contains(log, "'small299': rank 0 gave NaN")) << log;
 }
 
-TEST(FiniteCheckOnGpus, AStepMakesNoCallThatWaits) {
-  NcclWorld gpus(2);
-  CoordinatorWorld world;
-  world.options.check_finite = FiniteMode::kRaise;
-  std::atomic<int> arrived{0};
-  with_gpus(gpus, world, 2, [&](int, RankParts&, GpuRank& gpu) {
-    const auto meet = [&](int times) {
-      for (++arrived; arrived.load() < times * 2;) {
-        std::this_thread::yield();
-      }
-    };
-    std::vector<float> values(20000, 1.0F);
-    const auto step = [&] {
-      std::vector<Handle> handles;
-      for (int i = 0; i < 10; ++i) {  // small ones are packed; the last one is cut
-        const std::int64_t count = i < 9 ? 100 : 10000;
-        float* data = values.data() + i * 1000;
-        handles.push_back(gpu.submit(make_request("w" + std::to_string(i), {count}), data, data));
-      }
-      return handles;
-    };
-    for (const Handle handle : step()) {  // connects, and takes memory
-      gpu.finish(handle);
-    }
-    meet(1);
-    gpus.cuda.hold();
-    const int before = gpus.cuda.synchronising_calls();
-    meet(2);
-    for (const Handle handle : step()) {
-      gpu.wait(handle);
-    }
-    EXPECT_EQ(2.0F, values[0]) << "nothing has run";
-    meet(3);
-    EXPECT_EQ(before, gpus.cuda.synchronising_calls());
-    meet(4);
-    gpus.cuda.release();
-    gpu.settle();
-    EXPECT_EQ(4.0F, values[0]);
-    EXPECT_EQ(4.0F, values[18999]);
-  });
-}
-
 std::vector<Setting> settings() {
   std::vector<Setting> all;
   for (const Place place : {Place::kHost, Place::kStaged, Place::kNccl}) {

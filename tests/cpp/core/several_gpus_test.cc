@@ -88,67 +88,50 @@ void check_models_on_two_gpus(const CudaDriver& driver, int size, int rank, Rank
 
 class SeveralGpusTest : public testing::TestWithParam<int> {
  protected:
+  SeveralGpusTest() { world_.size = size(); }
+  ~SeveralGpusTest() override {
+    EXPECT_EQ(0, gpus_.nccl.misuses()) << gpus_.nccl.complaint();
+    EXPECT_EQ(0, gpus_.cuda.misuses());
+    EXPECT_EQ(0, gpus_.nccl.communicators());
+  }
   int size() const { return GetParam(); }
+  const CudaDriver& driver() const { return gpus_.cuda.driver(); }
+
+  template <class Body>
+  void over_nccl(int lanes, Body body) {
+    world_.gpu = [&](int rank) { return gpus_.engine(rank, lanes); };
+    with_coordinators(world_, body);
+  }
+
+  NcclWorld gpus_{GetParam(), kNcclHeaderVersion, 2};
+  CoordinatorWorld world_;
 };
 
 TEST_P(SeveralGpusTest, OverNccl) {
-  FakeCuda cuda(2 * size());
-  FakeNccl nccl(cuda);
-  nccl.set_resident(1);
-  TcpWorld tcp(size());
-  CoordinatorWorld world;
-  world.size = size();
-  world.gpu = [&](int rank) {
-    EngineContext context;
-    context.rank = rank;
-    context.size = size();
-    context.lanes = 2;
-    context.connector = &tcp.connector(rank);
-    return std::make_unique<NcclEngine>(cuda.driver(), nccl.api(), context);
-  };
-  with_coordinators(world, [&](int rank, RankParts& parts) {
-    check_models_on_two_gpus(cuda.driver(), size(), rank, parts);
+  gpus_.nccl.set_resident(1);
+  over_nccl(2, [&](int rank, RankParts& parts) {
+    check_models_on_two_gpus(driver(), size(), rank, parts);
   });
-  EXPECT_EQ(0, nccl.misuses()) << nccl.complaint();
-  EXPECT_EQ(0, cuda.misuses());
-  EXPECT_EQ(0, nccl.communicators());
   for (int device = 0; device < 2 * size(); ++device) {
-    EXPECT_EQ(1U, nccl.issuing_threads(device)) << "GPU " << device;
+    EXPECT_EQ(1U, gpus_.nccl.issuing_threads(device)) << "GPU " << device;
   }
 }
 
 TEST_P(SeveralGpusTest, Staged) {
-  FakeCuda cuda(2 * size());
-  CoordinatorWorld world;
-  world.size = size();
-  world.options.staging = [&]() -> const CudaDriver& { return cuda.driver(); };
-  with_coordinators(world, [&](int rank, RankParts& parts) {
-    check_models_on_two_gpus(cuda.driver(), size(), rank, parts);
+  world_.options.staging = [&]() -> const CudaDriver& { return driver(); };
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    check_models_on_two_gpus(driver(), size(), rank, parts);
   });
-  EXPECT_EQ(0, cuda.misuses());
 }
 
 TEST_P(SeveralGpusTest, InAProcessSet) {
-  FakeCuda cuda(2 * size());
-  FakeNccl nccl(cuda);
-  TcpWorld tcp(size());
-  CoordinatorWorld world;
-  world.size = size();
-  world.gpu = [&](int rank) {
-    EngineContext context;
-    context.rank = rank;
-    context.size = size();
-    context.lanes = 2;
-    context.connector = &tcp.connector(rank);
-    return std::make_unique<NcclEngine>(cuda.driver(), nccl.api(), context);
-  };
-  with_coordinators(world, [&](int rank, RankParts& parts) {
+  over_nccl(2, [&](int rank, RankParts& parts) {
     std::vector<int> members(static_cast<std::size_t>(size() - 1));
     std::iota(members.begin(), members.end(), 1);
     const std::uint32_t set = parts.coordinator->add_process_set(members);
     for (int step = 0; step < 4; ++step) {
       for (int which = 0; which < 2; ++which) {
-        Stream stream(cuda.driver(), parts, 2 * rank + (which + step) % 2);
+        Stream stream(driver(), parts, 2 * rank + (which + step) % 2);
         std::vector<float> of_set(300, 1);
         std::vector<float> of_all(10, 1);
         Handle in_set = 0;
@@ -167,30 +150,13 @@ TEST_P(SeveralGpusTest, InAProcessSet) {
     }
     EXPECT_TRUE(parts.coordinator->remove_process_set(set));
   });
-  EXPECT_EQ(0, nccl.misuses()) << nccl.complaint();
-  EXPECT_EQ(0, cuda.misuses());
-  EXPECT_EQ(0, nccl.communicators());
 }
 
 /// A rank that has joined has no tensor: its share of a placement is whichever GPU is there.
 TEST_P(SeveralGpusTest, OfARankThatHasJoined) {
-  FakeCuda cuda(2 * size());
-  FakeNccl nccl(cuda);
-  TcpWorld tcp(size());
-  CoordinatorWorld world;
-  world.size = size();
-  world.gpu = [&](int rank) {
-    EngineContext context;
-    context.rank = rank;
-    context.size = size();
-    context.lanes = 1;
-    context.connector = &tcp.connector(rank);
-    context.device = 2 * rank;
-    return std::make_unique<NcclEngine>(cuda.driver(), nccl.api(), context);
-  };
-  with_coordinators(world, [&](int rank, RankParts& parts) {
+  over_nccl(1, [&](int rank, RankParts& parts) {
     const auto step = [&](const std::string& name, int device, float expected) {
-      Stream stream(cuda.driver(), parts, 2 * rank + device);
+      Stream stream(driver(), parts, 2 * rank + device);
       std::vector<float> values(100, 1);
       stream.finish(stream.submit(request_of(name, values), values));
       EXPECT_EQ(std::vector<float>(100, expected), values) << name;
@@ -209,8 +175,6 @@ TEST_P(SeveralGpusTest, OfARankThatHasJoined) {
     step("new", 1, all);
     step("x", 0, all);
   });
-  EXPECT_EQ(0, nccl.misuses()) << nccl.complaint();
-  EXPECT_EQ(0, cuda.misuses());
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, SeveralGpusTest, testing::Values(2, 3));

@@ -14,10 +14,10 @@
 
 namespace aiacc {
 
-/// Ranks with a GPU each, in software, and NCCL between them.
+/// Ranks with a GPU each, or several, in software, and NCCL between them.
 struct NcclWorld {
-  explicit NcclWorld(int size, int version = kNcclHeaderVersion)
-      : cuda(size), nccl(cuda, version), tcp(size) {}
+  explicit NcclWorld(int size, int version = kNcclHeaderVersion, int per_rank = 1)
+      : cuda(size * per_rank), nccl(cuda, version), tcp(size), gpus_each(per_rank) {}
 
   EngineContext context(int rank, int lanes) {
     EngineContext context;
@@ -25,7 +25,7 @@ struct NcclWorld {
     context.size = tcp.size();
     context.lanes = lanes;
     context.connector = &tcp.connector(rank);
-    context.device = rank;
+    context.device = rank * gpus_each;
     return context;
   }
   std::unique_ptr<NcclEngine> engine(int rank, int lanes) {
@@ -35,6 +35,7 @@ struct NcclWorld {
   FakeCuda cuda;
   FakeNccl nccl;
   TcpWorld tcp;
+  const int gpus_each;
 };
 
 /// Runs `body(rank, engine)` with the device's context on every rank; the failure of one aborts the
