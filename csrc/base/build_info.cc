@@ -11,9 +11,8 @@ std::vector<std::pair<std::string, std::string>> build_info() {
       {"build_type", AIACC_BUILD_TYPE},
       {"cuda", AIACC_BUILD_CUDA},
       {"cuda_architectures", AIACC_BUILD_CUDA_ARCHITECTURES},
-      {"mpi_flavour", AIACC_BUILD_MPI_FLAVOUR},
-      {"mpi_version", AIACC_BUILD_MPI_VERSION},
-      {"mpi_soname", AIACC_BUILD_MPI_SONAME},
+      {"mpi_mpich", AIACC_BUILD_MPI_MPICH},
+      {"mpi_openmpi", AIACC_BUILD_MPI_OPENMPI},
       {"mpi_reason", AIACC_BUILD_MPI_REASON},
   };
 }

@@ -8,9 +8,9 @@ namespace aiacc {
 
 /// What this library was built with and from, decided by CMake: version, compiler, build_type,
 /// cuda (which kernels there are, or why there are none), cuda_architectures ("75;80;...", empty
-/// without kernels), mpi_flavour ("mpich", "openmpi", "unknown" or "none"), mpi_version, mpi_soname
-/// (the library that the plug-in needs, such as "libmpi.so.12") and mpi_reason (why there is no
-/// plug-in).
+/// without kernels), mpi_mpich and mpi_openmpi (version of the headers and library that the plug-in
+/// for MPICH, or for Open MPI, was built with, as "4.1.4 (libmpi.so.40)"; empty without one) and
+/// mpi_reason (why there is no plug-in at all).
 std::vector<std::pair<std::string, std::string>> build_info();
 
 }  // namespace aiacc

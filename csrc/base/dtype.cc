@@ -17,9 +17,11 @@ std::size_t size_of(DataType dtype) {
     case DataType::kFloat16:
     case DataType::kBFloat16:
       return 2;
+    case DataType::kUInt32:
     case DataType::kInt32:
     case DataType::kFloat32:
       return 4;
+    case DataType::kUInt64:
     case DataType::kInt64:
     case DataType::kFloat64:
       return 8;
@@ -38,7 +40,9 @@ bool is_floating(DataType dtype) {
     case DataType::kInt8:
     case DataType::kUInt16:
     case DataType::kInt16:
+    case DataType::kUInt32:
     case DataType::kInt32:
+    case DataType::kUInt64:
     case DataType::kInt64:
     case DataType::kBool:
       return false;
@@ -70,6 +74,10 @@ const char* name_of(DataType dtype) {
       return "bool";
     case DataType::kBFloat16:
       return "bfloat16";
+    case DataType::kUInt32:
+      return "uint32";
+    case DataType::kUInt64:
+      return "uint64";
   }
   return "unknown";
 }

@@ -18,8 +18,10 @@ enum class DataType : std::uint8_t {
   kFloat64 = 8,
   kBool = 9,
   kBFloat16 = 10,
+  kUInt32 = 11,
+  kUInt64 = 12,
 };
-inline constexpr int kDataTypes = 11;
+inline constexpr int kDataTypes = 13;
 
 /// Reductions, numbered as in Horovod. Engines see only kSum, kMin, kMax and kProduct:
 /// kAverage is kSum with a postscale of 1/size, applied by the core.

@@ -50,7 +50,7 @@ Variable text(const char* name,
 const std::vector<Variable>& table() {
   static const std::vector<Variable> rows = {
     {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local tcp hierarchical mpi",
-     "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads, else "
+     "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads and /dev/shm has room, else "
      "tcp. hierarchical, which auto never chooses: tcp inside each host, then between hosts."},
     {"GPU_ENGINE", "", &Config::gpu_engine, "auto", 0, 0,
      "auto nccl hierarchical hierarchical-tcp staged",
@@ -70,8 +70,12 @@ const std::vector<Variable>& table() {
      "Find the number of lanes in use while training: at most AIACC_LANES, 8 by default. The ranks must agree."},
     {"UNIT_BYTES", "", &Config::unit_bytes, "1MiB", 256, kGiB, "",
      "Size of one unit of work: smaller tensors are packed, larger ones split. The ranks must agree."},
+    {"GPU_UNIT_BYTES", "", &Config::gpu_unit_bytes, "8MiB", 256, kGiB, "",
+     "The same for tensors on GPUs, unless they are staged. The ranks must agree."},
     text("IFACE", "HOROVOD_GLOO_IFACE", &Config::iface, "",
-         "Network interface (eth0) or own IP address to use; empty: the one of the default route."),
+         "Interfaces or own IP addresses to use, separated by commas; a name that no interface has stands for all "
+         "that begin like it (eth); with ^ before them: all others. Empty: what leads to where the ranks meet, else "
+         "a network that the hosts share, else the default route."),
     {"RANK", "HOROVOD_RANK", &Config::rank, "-1", -1, kMaxRanks - 1, "",
      "Number of this process, 0 .. size-1; -1: ask the launcher."},
     {"SIZE", "HOROVOD_SIZE", &Config::size, "-1", -1, kMaxRanks, "",
@@ -95,7 +99,7 @@ const std::vector<Variable>& table() {
     {"PEER_TIMEOUT_S", "", &Config::peer_timeout_s, "4", 0.1, 3600, "",
      "Seconds after which a frozen rank or a dead link is an error. A dead process is noticed at once."},
     {"CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", &Config::cache_capacity, "4096", 0, 1048576, "",
-     "Tensors remembered as one bit per round. The ranks must agree."},
+     "Names that may wait to come again; from then on they are one bit per round, however many. 0: none. The ranks must agree."},
     {"LINGER_US", "", &Config::linger_us, "500", 0, 1e6, "",
      "Microseconds that submitted tensors may wait for more before the ranks agree on them."},
     {"SPIN_US", "", &Config::spin_us, "50", 0, 50, "",
@@ -108,7 +112,8 @@ const std::vector<Variable>& table() {
      "trace debug info warning error fatal",
      "Least severe message that is written to standard error."},
     text("TIMELINE", "HOROVOD_TIMELINE", &Config::timeline, "",
-         "File for a Chrome trace of the communication, written from the start."),
+         "File for a Chrome trace of rank 0's communication, written from the start. The other ranks write files "
+         "beside it: t.rank3.json for t.json; {rank} in the name says where the number goes instead."),
     {"TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", &Config::timeline_mark_cycles, "false", 0, 0, "",
      "Mark every round of agreement in the timeline."},
     {"STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS", &Config::stall_warn_s, "60", 0, 1e6, "",
@@ -119,7 +124,7 @@ const std::vector<Variable>& table() {
     text("STALL_FILE", "", &Config::stall_file, "",
          "File to which stall reports are written as JSON, in addition to the log."),
     text("MPI_LIBRARY", "", &Config::mpi_library, "",
-         "Path of the MPI library to load; empty: the mpich wheel's, else the system's."),
+         "Path of the MPI library to load, of the MPI whose mpirun is used; empty: the one beside mpirun, else the wheel's, else the system's."),
     {"TEST_PACE_BYTES", "", &Config::test_pace_bytes, "0", 0, kGiB, "",
      "For tests: bytes per second that each connection of engine tcp sends at most; 0: no limit."},
   };
@@ -158,11 +163,11 @@ std::string type_text(const Variable& variable) {
   };
   switch (variable.member.index()) {
     case 0:
-      return *variable.choices ? "one of " + choices_text(variable.choices) : "text";
+      return *variable.choices ? "one of " + choices_text(variable.choices) : "text in UTF-8";
     case 1:
       return range("whole number", false);
     case 2:
-      return range("bytes, suffixes K KiB M MiB G GiB", true);
+      return range("bytes, suffixes K M G (also KB, KiB: 1024 bytes)", true);
     case 3:
       return range("number", false);
     default:
@@ -177,7 +182,53 @@ std::string lower(std::string value) {
   return value;
 }
 
+/// Whether Python can take the text: it has no surrogates, and no character in more bytes than needed.
+bool is_utf8(const std::string& text) {
+  unsigned open = 0;  // bytes that the character still has to have
+  unsigned low = 0x80;
+  unsigned high = 0xBF;  // of the next of them
+  for (const char c : text) {
+    const unsigned byte = static_cast<unsigned char>(c);
+    if (open > 0) {
+      if (byte < low || byte > high) {
+        return false;
+      }
+      --open;
+      low = 0x80;
+      high = 0xBF;
+    } else if (byte >= 0x80) {
+      if (byte < 0xC2 || byte > 0xF4) {
+        return false;
+      }
+      open = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
+      low = byte == 0xE0 ? 0xA0 : byte == 0xF0 ? 0x90 : 0x80;
+      high = byte == 0xED ? 0x9F : byte == 0xF4 ? 0x8F : 0xBF;
+    }
+  }
+  return open == 0;
+}
+
+/// The text for an error; Python refuses a text that is not UTF-8.
+std::string shown(const std::string& text) {
+  if (is_utf8(text)) {
+    return text;
+  }
+  std::ostringstream out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned>(static_cast<unsigned char>(c));
+    if (byte < 0x80U) {
+      out << c;
+    } else {
+      out << "\\x" << std::hex << byte;
+    }
+  }
+  return out.str();
+}
+
 bool parse(const Variable& variable, const std::string& value, std::string& out) {
+  if (!is_utf8(value)) {
+    return false;
+  }
   if (!*variable.choices) {
     out = value;
     return true;
@@ -221,11 +272,11 @@ bool parse(const Variable& variable, const std::string& value, std::size_t& out)
   double factor = 0;
   if (suffix.empty() || suffix == "b") {
     factor = 1;
-  } else if (suffix == "k" || suffix == "kib") {
+  } else if (suffix == "k" || suffix == "kb" || suffix == "kib") {
     factor = kKiB;
-  } else if (suffix == "m" || suffix == "mib") {
+  } else if (suffix == "m" || suffix == "mb" || suffix == "mib") {
     factor = kMiB;
-  } else if (suffix == "g" || suffix == "gib") {
+  } else if (suffix == "g" || suffix == "gb" || suffix == "gib") {
     factor = kGiB;
   }
   std::size_t number = 0;
@@ -261,7 +312,7 @@ std::pair<std::string, std::string> find(const Variable& variable,
     if (disable != nullptr && *disable != '\0' && !parse(variable, disable, disabled)) {
       throw Error(
           Code::kInvalidArgument,
-          std::string("[config] ") + kStallCheckDisable + "=\"" + disable +
+          std::string("[config] ") + kStallCheckDisable + "=\"" + shown(disable) +
               "\" (expected a boolean: 1/0, true/false, yes/no, on/off); correct or unset it");
     }
     if (disabled) {
@@ -291,7 +342,8 @@ Config Config::from(const std::function<const char*(const char*)>& lookup) {
     if (!parsed) {
       AIACC_CHECK(!name.empty());  // the default of a row must itself be valid
       throw Error(Code::kInvalidArgument,
-                  "[config] " + name + "=\"" + value + "\" (expected " + type_text(variable) +
+                  "[config] " + name + "=\"" + shown(value) + "\" (expected " +
+                      type_text(variable) +
                       "); correct or unset it; `aiaccrun --help-env` explains every variable");
     }
   }

@@ -19,6 +19,7 @@ struct Config {
   int lanes = 0;
   bool autotune = false;
   std::size_t unit_bytes = 0;
+  std::size_t gpu_unit_bytes = 0;
   std::string iface;
 
   int rank = -1;

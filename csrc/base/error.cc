@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "csrc/base/descriptors.h"
+
 namespace aiacc {
 
 Status current_exception_status() {
@@ -19,7 +21,10 @@ Status current_exception_status() {
 Error system_error(Code code, const std::string& what, int error_number) {
   char buffer[128];
   const char* text = strerror_r(error_number, buffer, sizeof buffer);
-  return Error(code, what + ": " + text + " (errno " + std::to_string(error_number) + ")");
+  const std::string remedy = exhaustion_remedy(error_number);
+  return Error(code,
+               what + ": " + text + " (errno " + std::to_string(error_number) + ")" +
+                   (remedy.empty() ? "" : ": " + remedy));
 }
 
 void check_failed(const char* condition, const char* file, int line) {

@@ -14,7 +14,7 @@ enum class Code {
   kMismatch,   ///< ranks disagree on one tensor; that tensor fails everywhere, the job goes on
   kTimeout,    ///< a deadline passed (start-up, stall limit)
   kPeerLost,   ///< a rank died, froze, or its link is gone; fatal
-  kEngine,     ///< the data engine failed; fatal
+  kEngine,     ///< the data engine failed, or there is no descriptor left for it; fatal
   kShutdown,   ///< the runtime was shut down while the operation was outstanding
   kInternal,   ///< a broken invariant of aiacc itself; fatal
   kNotFinite,  ///< a rank gave NaN or infinity, and asked for an error; fatal
@@ -52,7 +52,7 @@ class Error : public std::runtime_error {
 /// Converts the exception being handled to a Status. Call inside a catch block only.
 Status current_exception_status();
 
-/// Error(kEngine-like code) whose text ends in the name of the failed system call and errno's text.
+/// Error whose text ends in errno's, and in what to do if there are too many files open.
 Error system_error(Code code, const std::string& what, int error_number);
 
 [[noreturn]] void check_failed(const char* condition, const char* file, int line);

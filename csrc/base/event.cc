@@ -11,7 +11,7 @@ namespace aiacc {
 
 Event::Event() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_ < 0) {
-    throw system_error(Code::kInternal, "[core] eventfd", errno);
+    throw system_error(Code::kEngine, "[core] eventfd", errno);
   }
 }
 

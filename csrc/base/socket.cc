@@ -1,26 +1,32 @@
 #include "csrc/base/socket.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 
+#include "csrc/base/descriptors.h"
 #include "csrc/base/error.h"
 #include "csrc/base/fork_guard.h"
 
 namespace aiacc {
 namespace {
+
+/// The most that the kernel allows: two minutes.
+constexpr int kMostProbes = 127;
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -35,51 +41,75 @@ void set_int(int fd, int level, int option, int value) {
   setsockopt(fd, level, option, &value, sizeof value);
 }
 
-std::string format_address(const sockaddr_storage& address) {
-  char host[INET6_ADDRSTRLEN] = {};
-  int port = 0;
+/// Without port and scope; an IPv4 address that an IPv6 socket shows is IPv4 again.
+std::string host_text(const sockaddr_storage& address) {
+  std::array<char, INET6_ADDRSTRLEN> host{};
   if (address.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-    inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof host);
-    port = ntohs(v6.sin6_port);
-    return "[" + std::string(host) + "]:" + std::to_string(port);
+    const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+    constexpr std::size_t kMappedBytes = 12;
+    if (IN6_IS_ADDR_V4MAPPED(&v6)) {
+      inet_ntop(AF_INET, v6.s6_addr + kMappedBytes, host.data(), host.size());
+    } else {
+      inet_ntop(AF_INET6, &v6, host.data(), host.size());
+    }
+  } else {
+    const in_addr& v4 = reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+    inet_ntop(AF_INET, &v4, host.data(), host.size());
   }
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-  inet_ntop(AF_INET, &v4.sin_addr, host, sizeof host);
-  port = ntohs(v4.sin_port);
-  return std::string(host) + ":" + std::to_string(port);
+  return host.data();
 }
 
-/// The IPv4 address to listen on. "" takes the first interface that is up and not loopback.
-in_addr find_interface(const std::string& wanted) {
-  in_addr result{};
-  if (!wanted.empty() && inet_pton(AF_INET, wanted.c_str(), &result) == 1) {
-    return result;
+std::string own_host_text(int fd) {
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0) {
+    return "";
   }
-  ifaddrs* head = nullptr;
-  if (getifaddrs(&head) != 0) {
-    throw system_error(Code::kInternal, "[socket] getifaddrs", errno);
+  return host_text(own);
+}
+
+AddressList numeric_address(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* head = nullptr;
+  const int failure = getaddrinfo(host.c_str(), "0", &hints, &head);
+  if (failure != 0) {
+    throw Error(Code::kInvalidArgument,
+                "[socket] '" + host + "' is no address of this host (" + gai_strerror(failure) +
+                    "; expected an IPv4 or IPv6 address)");
   }
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(head, &freeifaddrs);
-  std::string known;
-  for (const ifaddrs* entry = head; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET) {
-      continue;
-    }
-    const bool up = (entry->ifa_flags & IFF_UP) != 0;
-    const bool loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
-    known += (known.empty() ? "" : ", ") + std::string(entry->ifa_name);
-    if (wanted.empty() ? (up && !loopback) : wanted == entry->ifa_name) {
-      return reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
-    }
+  return {head, &freeaddrinfo};
+}
+
+/// A socket that listens there, or an invalid one and errno.
+Socket listen_at(const sockaddr* address, socklen_t length) {
+  Socket socket(::socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) {
+    return socket;
   }
-  if (wanted.empty()) {
-    result.s_addr = htonl(INADDR_LOOPBACK);
-    return result;
+  if (address->sa_family == AF_INET6) {
+    set_int(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   }
-  throw Error(Code::kInvalidArgument,
-              "[socket] AIACC_IFACE=" + wanted + " is neither an IPv4 address nor an interface " +
-                  "with one (this host has: " + known + ")");
+  if (bind(socket.fd(), address, length) != 0 || listen(socket.fd(), 1024) != 0) {
+    const int failure = errno;
+    socket.close();
+    errno = failure;
+  }
+  return socket;
+}
+
+Socket listen_anywhere() {
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_addr = in6addr_any;
+  Socket socket = listen_at(reinterpret_cast<const sockaddr*>(&v6), sizeof v6);
+  if (socket.valid()) {
+    return socket;
+  }
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  return listen_at(reinterpret_cast<const sockaddr*>(&v4), sizeof v4);
 }
 
 /// One attempt on one resolved address; returns 0 or the errno of the failure, EINTR if interrupted.
@@ -124,11 +154,7 @@ bool stays_on_this_host(int fd) {
       getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) != 0) {
     return false;
   }
-  const auto host = [](const sockaddr_storage& address) {
-    const std::string text = format_address(address);
-    return text.substr(0, text.rfind(':'));
-  };
-  return host(own) == host(peer);
+  return host_text(own) == host_text(peer);
 }
 
 }  // namespace
@@ -162,14 +188,15 @@ void Socket::shutdown() noexcept {
   }
 }
 
-void Socket::set_options(double peer_timeout_s) {
-  const int seconds = std::max(1, static_cast<int>(peer_timeout_s));
+void Socket::set_options() {
+  // Keepalive asks, for firewalls that forget idle connections and for tcp_link, and gives up later
+  // than whoever waits. TCP_USER_TIMEOUT would end connections to ranks that are only busy: it counts
+  // the time in which their window is full.
   set_int(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
   set_int(fd_, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_int(fd_, IPPROTO_TCP, TCP_KEEPIDLE, 1);
   set_int(fd_, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set_int(fd_, IPPROTO_TCP, TCP_KEEPCNT, std::max(1, seconds - 1));
-  set_int(fd_, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(peer_timeout_s * 1000));
+  set_int(fd_, IPPROTO_TCP, TCP_KEEPCNT, kMostProbes);
   if (stays_on_this_host(fd_)) {
     // Nothing is lost or queued there, and the pacing timers of BBR cost a third of the throughput.
     static constexpr char kCongestionControl[] = "reno";
@@ -221,6 +248,11 @@ std::size_t Socket::recv_some(void* data, std::size_t bytes, const std::string& 
   }
 }
 
+std::size_t Socket::unacknowledged() const noexcept {
+  int bytes = 0;
+  return ioctl(fd_, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+}
+
 void Socket::send_all(const void* data,
                       std::size_t bytes,
                       const std::string& peer,
@@ -269,6 +301,9 @@ Socket connect_to(const std::string& address, Clock::time_point deadline, int in
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* head = nullptr;
   const int failure = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &head);
+  if (failure == EAI_SYSTEM && is_exhausted(errno)) {
+    throw system_error(Code::kEngine, "[socket] cannot resolve '" + host + "'", errno);
+  }
   if (failure != 0) {
     throw Error(Code::kInvalidArgument,
                 "[socket] cannot resolve '" + host + "': " + gai_strerror(failure) +
@@ -289,6 +324,9 @@ Socket connect_to(const std::string& address, Clock::time_point deadline, int in
       throw system_error(
           Code::kPeerLost, "[socket] nobody listens any more at " + address, ECONNREFUSED);
     }
+    if (is_exhausted(last)) {
+      throw system_error(Code::kEngine, "[socket] cannot connect to " + address, last);
+    }
     // There is no event to wait for, so back off.
     if (Clock::now() + pause >= deadline) {
       throw system_error(
@@ -305,34 +343,74 @@ Socket connect_to(const std::string& address, Clock::time_point deadline, int in
   }
 }
 
-Listener::Listener(const std::string& interface)
-    : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
-  if (!socket_.valid()) {
-    throw system_error(Code::kInternal, "[socket] socket", errno);
+Listener::Listener(const std::vector<std::string>& only)
+    : spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {
+  std::vector<AddressList> addresses;
+  for (const std::string& host : only) {
+    addresses.push_back(numeric_address(host));
+    sockaddr_storage address{};
+    std::memcpy(&address, addresses.back()->ai_addr, addresses.back()->ai_addrlen);
+    only_.push_back(host_text(address));
   }
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  const in_addr advertised = find_interface(interface);
-  // Without a chosen interface ranks of one host meet on loopback, so every address must answer.
-  address.sin_addr.s_addr = interface.empty() ? htonl(INADDR_ANY) : advertised.s_addr;
-  if (bind(socket_.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      listen(socket_.fd(), 1024) != 0) {
-    throw system_error(
-        Code::kInvalidArgument, "[socket] cannot listen on interface '" + interface + "'", errno);
+  // The kernel turns others away where one address is all; else `accept` does.
+  socket_ = addresses.size() == 1
+                ? listen_at(addresses.front()->ai_addr, addresses.front()->ai_addrlen)
+                : listen_anywhere();
+  if (!socket_.valid()) {
+    throw system_error(Code::kInvalidArgument,
+                       "[socket] cannot listen" + (only.empty() ? "" : " at " + only.front()) +
+                           " (expected an address of this host, AIACC_IFACE)",
+                       errno);
   }
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
   getsockname(socket_.fd(), reinterpret_cast<sockaddr*>(&bound), &length);
-  reinterpret_cast<sockaddr_in&>(bound).sin_addr = advertised;
-  address_ = format_address(bound);
+  port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+}
+
+std::string Listener::address() const {
+  const std::string host = only_.empty() ? "127.0.0.1" : only_.front();
+  return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" +
+         std::to_string(port_);
 }
 
 Socket Listener::accept() {
-  Socket socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (socket.valid()) {
-    set_int(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+  while (true) {
+    Socket socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.valid()) {
+      if (is_exhausted(errno)) {
+        throw system_error(
+            Code::kEngine, "[socket] cannot accept a connection at " + address(), errno);
+      }
+      return socket;
+    }
+    if (answers(socket.fd())) {
+      set_int(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+      return socket;
+    }
   }
-  return socket;
+}
+
+bool Listener::answers(int fd) const {
+  return only_.size() < 2 ||
+         std::find(only_.begin(), only_.end(), own_host_text(fd)) != only_.end();
+}
+
+bool Listener::turn_away(std::uint8_t answer) noexcept {
+  spare_.close();
+  bool came = false;
+  {
+    const Socket socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    came = socket.valid();
+    char unread[256];
+    // Closing with unread bytes would reset the connection, and the answer with it.
+    while (came && ::recv(socket.fd(), unread, sizeof unread, MSG_DONTWAIT) > 0) {
+    }
+    ::send(socket.fd(), &answer, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+  spare_ = Socket(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return came;
 }
 
 }  // namespace aiacc

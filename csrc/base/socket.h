@@ -2,8 +2,10 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace aiacc {
 
@@ -25,8 +27,9 @@ class Socket {
   /// Ends both directions without freeing the descriptor: wakes every thread that polls it.
   void shutdown() noexcept;
 
-  /// Sets what is needed to notice a dead link: TCP_USER_TIMEOUT, keepalive, TCP_NODELAY.
-  void set_options(double peer_timeout_s);
+  /// TCP_NODELAY, keepalive. No timer of the kernel ends the connection of a rank that lives: whoever
+  /// waits for a rank judges it, see docs/failures.md.
+  void set_options();
 
   /// Sends at most so many bytes per second from now on. Throws Error(kInternal) if the kernel
   /// refuses.
@@ -36,6 +39,9 @@ class Socket {
   /// gone; `peer` names it in the text. Never raise SIGPIPE.
   std::size_t send_some(const void* data, std::size_t bytes, const std::string& peer);
   std::size_t recv_some(void* data, std::size_t bytes, const std::string& peer);
+
+  /// Bytes that were sent and that the kernel at the other end has not taken in yet.
+  std::size_t unacknowledged() const noexcept;
 
   /// Sends all of it, and sleeps while there is no room. Throws Error(kTimeout) at `deadline`, and
   /// what `send_some` throws.
@@ -57,19 +63,33 @@ Socket connect_to(const std::string& address, Clock::time_point deadline, int in
 /// "host:port" with IPv6 hosts in brackets. Throws Error(kInvalidArgument).
 std::pair<std::string, int> split_address(const std::string& address);
 
-/// Bound, listening socket on the chosen interface (name such as "eth0", an IP address, or "" for
-/// the default route's) and a port of the kernel's choice.
+/// Bound, listening socket on a port of the kernel's choice, for IPv4 and, where the host has it, for
+/// IPv6.
 class Listener {
  public:
-  explicit Listener(const std::string& interface = "");
-  const std::string& address() const { return address_; }
+  /// Answers connections to the addresses `only`, all this host's own; to any if there are none.
+  /// Throws Error(kInvalidArgument).
+  explicit Listener(const std::vector<std::string>& only = {});
+  explicit Listener(const std::string& address) : Listener(std::vector<std::string>{address}) {}
+
+  int port() const { return port_; }
+  /// "host:port" that connects on this host; others may need another address of it.
+  std::string address() const;
   int fd() const { return socket_.fd(); }
-  /// Accepts one connection if there is one, else an invalid Socket. Never blocks.
+  /// Accepts one connection if there is one, else an invalid Socket. Never blocks. Throws
+  /// Error(kEngine) when no descriptor is left for it.
   Socket accept();
+  /// For that moment: answers the connection that came first with one byte and closes it. False if
+  /// there was none. Never blocks.
+  bool turn_away(std::uint8_t answer) noexcept;
 
  private:
+  bool answers(int fd) const;
+
+  std::vector<std::string> only_;  // normalised
   Socket socket_;
-  std::string address_;
+  int port_ = 0;
+  Socket spare_;  ///< any descriptor, given up for another while all are in use
 };
 
 }  // namespace aiacc

@@ -1,0 +1,70 @@
+#include "csrc/base/descriptors.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace aiacc {
+namespace {
+
+constexpr rlim_t kMostDescriptors = 1 << 20;
+
+/// So many are left for those who have a right to them.
+constexpr rlim_t kFew = 32;
+
+rlimit descriptor_limit() noexcept {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return limit;
+}
+
+/// By asking for each: /proc/self/fd would need one more.
+rlim_t count_descriptors(rlim_t limit) {
+  rlim_t count = 0;
+  for (rlim_t fd = 0; fd < std::min(limit, kMostDescriptors); ++fd) {
+    count += fcntl(static_cast<int>(fd), F_GETFD) >= 0 ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace
+
+void raise_descriptor_limit() noexcept {
+  rlimit limit = descriptor_limit();
+  const rlim_t wanted = std::min(limit.rlim_max, kMostDescriptors);
+  if (limit.rlim_cur < wanted) {
+    limit.rlim_cur = wanted;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+bool is_nearly_last(int fd) noexcept {
+  return static_cast<rlim_t>(fd) + kFew >= descriptor_limit().rlim_cur;
+}
+
+bool is_exhausted(int error_number) {
+  return error_number == EMFILE || error_number == ENFILE || error_number == ENOBUFS ||
+         error_number == ENOMEM;
+}
+
+std::string exhaustion_remedy(int error_number) {
+  if (error_number == EMFILE) {
+    const rlimit limit = descriptor_limit();
+    return "this process has " + std::to_string(count_descriptors(limit.rlim_cur)) +
+           " files and sockets open (its limit is " + std::to_string(limit.rlim_cur) +
+           ", which it may raise to " + std::to_string(limit.rlim_max) +
+           "); raise the limit where the rank starts (ulimit -n), or use fewer lanes or process "
+           "sets";
+  }
+  if (error_number == ENFILE) {
+    return "this host has as many files open as it may (sysctl fs.file-max)";
+  }
+  if (error_number == ENOBUFS || error_number == ENOMEM) {
+    return "this host, or the container, has no memory left for another socket";
+  }
+  return "";
+}
+
+}  // namespace aiacc
