@@ -60,7 +60,9 @@ void visit_floats(DataType dtype, Visit visit) {
     case DataType::kInt8:
     case DataType::kUInt16:
     case DataType::kInt16:
+    case DataType::kUInt32:
     case DataType::kInt32:
+    case DataType::kUInt64:
     case DataType::kInt64:
     case DataType::kBool:
       throw Error(Code::kInvalidArgument,

@@ -188,10 +188,12 @@ void plan_copies(const CopyKernel& kernel,
   batch.reports = reports;
   batch.factor_high = job.factor;
   batch.factor_low = 0;
-  if (const std::uint32_t divisor = divisor_of(job.factor); divisor != 0) {
+  if (!is_floating(job.dtype)) {
+    batch.factor_low = reciprocal_of(job.factor);
+  } else if (const std::uint32_t divisor = divisor_of(job.factor); divisor != 0) {
     if (job.dtype == DataType::kFloat64) {
       batch.factor_low = std::fma(-job.factor, divisor, 1.0) / divisor;
-    } else if (is_floating(job.dtype)) {
+    } else {
       batch.factor_high = static_cast<float>(job.factor);
       batch.factor_low = job.factor - batch.factor_high;
     }

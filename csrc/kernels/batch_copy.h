@@ -79,7 +79,7 @@ struct CopyBatch {
   std::uint32_t items;
   std::uint32_t chunks;
   double factor_high;   ///< the factor, rounded to the precision of the arithmetic
-  double factor_low;    ///< and what is missing of a reciprocal: see CopyJob
+  double factor_low;    ///< what is missing of a reciprocal; for integers its divisor, or 0
   CopyReport* reports;  ///< one for each item, or null
   PlannedCopy item[kCapacity];
 };

@@ -59,17 +59,24 @@ struct RawCopy {
   AIACC_HOST_DEVICE void report(CopyReport*) {}
 };
 
-/// Multiplies in double, truncates toward zero; out of range becomes the nearest bound, NaN zero.
+/// Divides by a whole number, or, if that is 0, multiplies in double; truncates toward zero. Out of
+/// range becomes the nearest bound, NaN zero.
 template <class T, class, class>
 struct IntegerCopy {
   using In = T;
   using Out = T;
+  using Wide = std::conditional_t<(sizeof(T) > 4), std::int64_t, std::int32_t>;
   static constexpr T kLow = std::numeric_limits<T>::min();
   static constexpr T kHigh = std::numeric_limits<T>::max();
   double factor;
+  Wide divisor;
 
-  AIACC_HOST_DEVICE IntegerCopy(double times, double) : factor(times) {}
+  AIACC_HOST_DEVICE IntegerCopy(double times, double by)
+      : factor(times), divisor(static_cast<Wide>(by)) {}
   AIACC_HOST_DEVICE T operator()(T element) {
+    if (divisor != 0) {
+      return static_cast<T>(element / divisor);
+    }
     const double value = static_cast<double>(element) * factor;
     if (value >= static_cast<double>(kHigh)) {
       return kHigh;

@@ -15,6 +15,8 @@
   X(int16_int16, IntegerCopy, std::int16_t, std::int16_t)     \
   X(int32_int32, IntegerCopy, std::int32_t, std::int32_t)     \
   X(int64_int64, IntegerCopy, std::int64_t, std::int64_t)     \
+  X(uint32_uint32, IntegerCopy, std::uint32_t, std::uint32_t) \
+  X(uint64_uint64, IntegerCopy, std::uint64_t, std::uint64_t) \
   X(bool_bool, IntegerCopy, Bool8, Bool8)                     \
   X(float16_float16, FloatCopy, Float16, Float16)             \
   X(bfloat16_bfloat16, FloatCopy, BFloat16, BFloat16)         \

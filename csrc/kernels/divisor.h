@@ -5,16 +5,21 @@
 namespace aiacc {
 namespace {
 
-/// The whole number that a factor is the reciprocal of, 0 if there is none. Powers of two are left
-/// out: to multiply by their reciprocals is exact, and faster.
+/// The whole number from 2 on that a factor is the reciprocal of, 0 if there is none.
 /// Internal linkage, because each vector level compiles its own copy.
-inline std::uint32_t divisor_of(double factor) {
+inline std::uint32_t reciprocal_of(double factor) {
   const double inverse = 1.0 / factor;
-  if (!(inverse >= 2.5 && inverse <= 1 << 24)) {
+  if (!(inverse >= 1.5 && inverse <= 1 << 24)) {
     return 0;
   }
   const auto whole = static_cast<std::uint32_t>(inverse + 0.5);
-  return (whole & (whole - 1)) != 0 && 1.0 / whole == factor ? whole : 0;
+  return 1.0 / whole == factor ? whole : 0;
+}
+
+/// The same for floats, without powers of two: to multiply by their reciprocals is exact, and faster.
+inline std::uint32_t divisor_of(double factor) {
+  const std::uint32_t whole = reciprocal_of(factor);
+  return (whole & (whole - 1)) != 0 ? whole : 0;
 }
 
 }  // namespace

@@ -30,6 +30,10 @@ struct Wide<std::int64_t> {
   using Type = std::uint64_t;
 };
 template <>
+struct Wide<std::uint64_t> {
+  using Type = std::uint64_t;
+};
+template <>
 struct Wide<float> {
   using Type = float;
 };
@@ -167,6 +171,10 @@ struct Kernels {
         return combine<std::uint16_t, Op>(out, a, b, count);
       case DataType::kInt16:
         return combine<std::int16_t, Op>(out, a, b, count);
+      case DataType::kUInt32:
+        return combine<std::uint32_t, Op>(out, a, b, count);
+      case DataType::kUInt64:
+        return combine<std::uint64_t, Op>(out, a, b, count);
       case DataType::kInt32:
         return combine<std::int32_t, Op>(out, a, b, count);
       case DataType::kInt64:
@@ -235,10 +243,46 @@ struct Kernels {
     }
   }
 
+  /// Truncated toward zero. Exact: a double tells the quotient of 32 bits from the next whole number.
+  template <class T>
+  static void divide_int(void* out, const void* in, std::size_t count, std::uint32_t divisor) {
+    if constexpr (sizeof(T) > 4) {
+      return divide_int64<T>(out, in, count, divisor);
+    }
+    using R = typename Raw<T>::Type;
+    auto* o = static_cast<R*>(out);
+    const auto* x = static_cast<const R*>(in);
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < count; ++i) {
+      o[i] = static_cast<T>(static_cast<double>(x[i]) / divisor);
+    }
+  }
+
+  /// Multiplies by the reciprocal in 64 fractional bits, which may be one too small: faster than
+  /// the instruction that divides.
+  template <class T>
+  static void divide_int64(void* out, const void* in, std::size_t count, std::uint32_t divisor) {
+    __extension__ using Product = unsigned __int128;
+    using R = typename Raw<T>::Type;
+    auto* o = static_cast<R*>(out);
+    const auto* x = static_cast<const R*>(in);
+    const std::uint64_t reciprocal = UINT64_MAX / divisor;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t sign = x[i] < T{0} ? UINT64_MAX : 0;
+      const std::uint64_t magnitude = (static_cast<std::uint64_t>(x[i]) ^ sign) - sign;
+      auto quotient = static_cast<std::uint64_t>((Product{magnitude} * reciprocal) >> 64);
+      quotient += static_cast<std::uint64_t>(magnitude - quotient * divisor >= divisor);
+      o[i] = static_cast<T>((quotient ^ sign) - sign);
+    }
+  }
+
   /// Out of range becomes the nearest bound and NaN zero: the plain conversion is undefined there.
   template <class T>
   static void scale_int(
       void* out, const void* in, std::size_t count, double factor, T low, T high) {
+    if (const std::uint32_t divisor = reciprocal_of(factor)) {
+      return divide_int<T>(out, in, count, divisor);
+    }
     using R = typename Raw<T>::Type;
     auto* o = static_cast<R*>(out);
     const auto* x = static_cast<const R*>(in);
@@ -274,6 +318,10 @@ struct Kernels {
         return scale_int<std::uint16_t>(out, in, count, factor, 0, UINT16_MAX);
       case DataType::kInt16:
         return scale_int<std::int16_t>(out, in, count, factor, INT16_MIN, INT16_MAX);
+      case DataType::kUInt32:
+        return scale_int<std::uint32_t>(out, in, count, factor, 0, UINT32_MAX);
+      case DataType::kUInt64:
+        return scale_int<std::uint64_t>(out, in, count, factor, 0, UINT64_MAX);
       case DataType::kInt32:
         return scale_int<std::int32_t>(out, in, count, factor, INT32_MIN, INT32_MAX);
       case DataType::kInt64:

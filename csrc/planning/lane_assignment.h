@@ -27,7 +27,13 @@ class LaneLoads {
   /// other lanes may be in use. Pure but for its own state; allocates nothing.
   std::uint32_t assign(std::uint64_t bytes, const Parameters& parameters);
 
+  /// Counts a unit of `bytes` as given to the one lane of `lanes`, those of the engine, that units of
+  /// its kind always take, whatever lanes are in use. Returns it.
+  std::uint32_t pin(std::uint64_t bytes, const Parameters& parameters, std::uint32_t lanes);
+
  private:
+  void enter(const Parameters& parameters);
+
   std::uint32_t first_;
   std::uint32_t epoch_ = 0;
   /// When each lane is through with what it was given, in byte times of a lane of full weight.

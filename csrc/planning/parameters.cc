@@ -45,6 +45,9 @@ void check_parameters(const Parameters& parameters, std::uint32_t engine_lanes) 
                     std::to_string(parameters.lanes) + " (expected unit_bytes > 0 and lanes 1.." +
                     std::to_string(engine_lanes) + ")");
   }
+  if (parameters.gpu_unit_bytes == 0) {
+    throw Error(Code::kInvalidArgument, "[planning] gpu_unit_bytes 0 (expected more)");
+  }
   const auto wrong =
       std::find_if(parameters.weights.begin(), parameters.weights.end(), [](std::uint8_t weight) {
         return weight == 0 || weight > kFullWeight;

@@ -44,6 +44,8 @@ struct Parameters {
   std::uint32_t lanes = 1;             ///< lanes in use, 1 .. the engine's
   LaneWeights weights = equal_weights();
   Algorithm algorithm = Algorithm::kAny;  ///< of all-reduces on GPUs
+  /// The target size for an engine for GPUs, which pays more for every operation than sockets do.
+  std::uint64_t gpu_unit_bytes = 8 << 20;
 };
 
 /// The parameters after a round that carried `proposals`, in rank order. Pure.
@@ -52,7 +54,7 @@ struct Parameters {
 /// all ranks choose alike. A proposal for another epoch is stale and is dropped.
 Parameters next_parameters(const Parameters& current, const std::vector<Parameters>& proposals);
 
-/// Throws Error(kInvalidArgument) unless unit_bytes is positive, lanes is 1 .. `engine_lanes` and
+/// Throws Error(kInvalidArgument) unless both sizes of units are positive, lanes is 1 .. `engine_lanes` and
 /// every weight is 1 .. kFullWeight.
 void check_parameters(const Parameters& parameters, std::uint32_t engine_lanes = kMaxLanes);
 

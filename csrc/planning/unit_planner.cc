@@ -19,6 +19,10 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
   unit.slices.push_back(slice);
 }
 
+std::uint64_t unit_bytes_of(const PlanItem& item, const Parameters& parameters) {
+  return item.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes;
+}
+
 std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
 
 /// How many parts a tensor of more than a unit is cut into, of at most `limit` bytes each.
@@ -33,13 +37,14 @@ void split(std::uint32_t index,
            const PlanItem& item,
            const Parameters& parameters,
            UnitPlan& plan) {
-  if (!item.splittable || item.bytes <= parameters.unit_bytes) {
+  const std::uint64_t unit_bytes = unit_bytes_of(item, parameters);
+  if (!item.splittable || item.bytes <= unit_bytes) {
     return add_unit({index, 0, item.bytes}, plan);
   }
   const std::uint64_t grain =
       std::lcm(std::uint64_t{kSliceAlignment}, std::uint64_t{item.element_bytes});
   // Rounding a part up to the grain must not take it beyond the limit.
-  const std::uint64_t limit = std::max(parameters.unit_bytes / grain, std::uint64_t{1}) * grain;
+  const std::uint64_t limit = std::max(unit_bytes / grain, std::uint64_t{1}) * grain;
   const std::uint64_t grains = divided_up(item.bytes, grain);
   const std::uint64_t parts = number_of_parts(item.bytes, limit, parameters.lanes);
   // The last `longer` parts have one grain more than the others, and the tensor may end in a grain.
@@ -69,7 +74,8 @@ void plan_units(const std::vector<PlanItem>& items,
     if (item.bytes == 0) {
       continue;
     }
-    if (!item.packable || item.bytes >= (parameters.unit_bytes + 1) / 2) {
+    const std::uint64_t unit_bytes = unit_bytes_of(item, parameters);
+    if (!item.packable || item.bytes >= (unit_bytes + 1) / 2) {
       split(index, item, parameters, plan);
       continue;
     }
@@ -77,7 +83,7 @@ void plan_units(const std::vector<PlanItem>& items,
       plan.open.resize(item.pack_class + std::size_t{1}, kNone);
     }
     std::size_t& open = plan.open[item.pack_class];
-    if (open != kNone && plan.units[open].bytes + item.bytes <= parameters.unit_bytes) {
+    if (open != kNone && plan.units[open].bytes + item.bytes <= unit_bytes) {
       PlannedUnit& unit = plan.units[open];
       unit.slices.push_back({index, 0, item.bytes});
       unit.bytes += item.bytes;
@@ -89,7 +95,11 @@ void plan_units(const std::vector<PlanItem>& items,
   for (std::size_t i = 0; i < plan.count; ++i) {
     PlannedUnit& unit = plan.units[i];
     unit.seq = first_seq++;
-    unit.lane = unit.bytes <= kExpressBytes ? express_lane : loads.assign(unit.bytes, parameters);
+    if (items[unit.slices.front().item].pinned) {
+      unit.lane = loads.pin(unit.bytes, parameters, express_lane);
+    } else {
+      unit.lane = unit.bytes <= kExpressBytes ? express_lane : loads.assign(unit.bytes, parameters);
+    }
   }
 }
 

@@ -27,6 +27,8 @@ struct PlanItem {
   std::uint32_t pack_class = 0;
   bool packable = true;    ///< may share a unit with others
   bool splittable = true;  ///< may be cut into several units
+  bool pinned = false;     ///< goes into the one lane for units that must not overtake each other
+  bool on_gpu = false;     ///< moved by an engine for GPUs: units of `gpu_unit_bytes`
 };
 
 /// A part of one tensor, in bytes.
@@ -57,13 +59,15 @@ struct UnitPlan {
 /// Packs small tensors and splits large ones into units (AIACC-Training, ICDCS 2022, section on
 /// packing and splitting of all-reduce units).
 ///
+/// Tensors that an engine for GPUs moves have units of their own size; "unit_bytes" is that one for them.
 /// A tensor of at least half a unit travels alone: no copy is needed. One of more than a unit is cut
 /// into parts of at most `parameters.unit_bytes` (but at least one alignment) that are equal within
 /// one alignment. Their number is a multiple of the lanes, so that one large tensor keeps all lanes
 /// equally busy, unless parts of less than kMinPartBytes would come of it. Smaller tensors of one
 /// pack class share a unit in the order of `items`. Numbers start at `first_seq`. Lanes are assigned
 /// by `loads` in the order of the units, except that units of at most kExpressBytes use
-/// `express_lane`.
+/// `express_lane`, which is also the number of the other lanes, and that pinned ones share a lane,
+/// the same one for as long as the process set lives.
 /// Pure: same arguments, same units and loads on every rank, with no further message. Empty tensors
 /// get no unit. Throws Error(kInvalidArgument) if check_parameters does.
 void plan_units(const std::vector<PlanItem>& items,
