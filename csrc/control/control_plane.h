@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "csrc/base/error.h"
@@ -11,6 +12,22 @@
 namespace aiacc {
 
 using Bytes = std::vector<std::uint8_t>;
+
+/// Ranks whose shares one message may hold: [first, last], and [more_first, more_last] unless empty.
+/// All ranks, if nothing else is said.
+struct RankBlock {
+  int first = 0;
+  int last = std::numeric_limits<int>::max();
+  int more_first = 0;
+  int more_last = -1;
+
+  /// Whether it has all ranks from `from` to `to`.
+  bool has(int from, int to) const {
+    const bool adjoin = last != std::numeric_limits<int>::max() && last + 1 == more_first;
+    return (from >= first && to <= last) || (from >= more_first && to <= more_last) ||
+           (adjoin && from >= first && to <= more_last);
+  }
+};
 
 /// How often whoever waits looks after its peers within AIACC_PEER_TIMEOUT_S. Many looks, so that a
 /// peer that answers shortly before the limit is spared, and the limit is kept nevertheless.
@@ -23,9 +40,10 @@ constexpr int kLooksPerTimeout = 32;
 /// Nothing is sent while no rank has work: an idle plane uses no CPU.
 class ControlPlane {
  public:
-  /// Folds `theirs` into `mine`. Associative and commutative, so that every rank ends up with
-  /// the same bytes whatever the order.
-  using Combine = std::function<void(Bytes& mine, const Bytes& theirs)>;
+  /// Folds `theirs`, which holds shares of no other ranks than `from`, into `mine`. Associative and
+  /// commutative, so that every rank ends up with the same bytes whatever the order. Throws
+  /// Error(kPeerLost) if `theirs` is not what a rank may send.
+  using Combine = std::function<void(Bytes& mine, const Bytes& theirs, const RankBlock& from)>;
 
   ControlPlane() = default;
   ControlPlane(const ControlPlane&) = delete;

@@ -16,7 +16,7 @@ void InProcessPlane::all_reduce(Bytes& message, const Combine& combine) {
   if (++hub_->arrived_ == hub_->size_) {
     hub_->result_ = std::move(*hub_->shares_[0]);
     for (int r = 1; r < hub_->size_; ++r) {
-      combine(hub_->result_, *hub_->shares_[static_cast<std::size_t>(r)]);
+      combine(hub_->result_, *hub_->shares_[static_cast<std::size_t>(r)], {r, r});
     }
     hub_->left_ = hub_->size_;
     ++hub_->round_;

@@ -14,25 +14,19 @@
 namespace aiacc {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x43414941;  // "AIAC"
 constexpr std::uint16_t kVersion = 2;
 
 /// How often a rank that does not connect is probed, and how long one probe may take.
 constexpr std::chrono::milliseconds kProbeEvery{1000};
 constexpr std::chrono::milliseconds kProbePatience{100};
 
+/// How long one attempt to connect may take before this rank looks at its own listener again, behind
+/// which others may queue, and how soon a connection that was closed unanswered is opened again.
+constexpr std::chrono::seconds kAttempt{3};
+constexpr std::chrono::milliseconds kReopenAfter{20};
+
 /// A fresh socket has room for an answer, so this is never needed in full.
 constexpr std::chrono::milliseconds kAnswerPatience{100};
-
-/// One byte answers a hello.
-enum Answer : std::uint8_t {
-  kWelcome = 1,
-  kWrongVersion = 2,
-  kWrongToken = 3,
-  kWrongEpoch = 4,
-  kWrongRank = 5,
-  kDuplicate = 6,
-};
 
 std::string explain(std::uint8_t answer) {
   switch (answer) {
@@ -46,6 +40,8 @@ std::string explain(std::uint8_t answer) {
       return "it has another rank than its address says; check AIACC_RANK and AIACC_ADDR";
     case kDuplicate:
       return "this rank is already connected; two processes have the same rank";
+    case kNoDescriptors:
+      return "it has as many files and sockets open as it may; raise its limit (ulimit -n)";
     default:
       return "it does not speak aiacc's protocol";
   }
@@ -73,6 +69,9 @@ class Connector::Waiter {
       connector_.leader_ = nullptr;
       connector_.wake_waiters();
     }
+    if (waiters.empty()) {
+      connector_.greetings_.clear();  // Nobody would look whose patience ends.
+    }
   }
 
   /// From other waiters, with the lock held.
@@ -90,15 +89,14 @@ class Connector::Waiter {
     }
     own.push_back({event_.fd(), POLLIN, 0});
     if (leads) {
-      own.push_back({connector_.listener_.fd(), POLLIN, 0});
-      for (const Greeting& greeting : connector_.greetings_) {
-        own.push_back({greeting.socket.fd(), POLLIN, 0});
-      }
+      connector_.greetings_.watch(own);
     }
     poll(own.data(), own.size(), timeout_ms);
     event_.clear();
     if (leads) {
-      connector_.accept_some();
+      connector_.greetings_.serve([this](const Hello& hello, Socket socket) {
+        return connector_.verify(hello, std::move(socket));
+      });
     }
   }
 
@@ -112,15 +110,13 @@ Connector::Connector(Listener& listener,
                      int rank,
                      JobToken token,
                      std::uint32_t epoch,
-                     double connect_timeout_s,
-                     double peer_timeout_s)
-    : listener_(listener),
-      addresses_(std::move(addresses)),
+                     double connect_timeout_s)
+    : addresses_(std::move(addresses)),
       rank_(rank),
       token_(token),
       epoch_(epoch),
       connect_timeout_s_(connect_timeout_s),
-      peer_timeout_s_(peer_timeout_s) {}
+      greetings_(listener) {}
 
 Connector::Key Connector::key_of(const ChannelSpec& spec) {
   return {spec.peer, spec.kind, spec.lane, spec.group};
@@ -136,24 +132,26 @@ std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, 
   const auto deadline =
       Clock::now() + std::chrono::microseconds(static_cast<long long>(connect_timeout_s_ * 1e6));
   std::vector<Socket> sockets(specs.size());
-  // Connecting needs only the peer's backlog, not its attention: no order of ranks can deadlock.
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].connect) {
-      sockets[i] = open(specs[i], deadline, interrupt);
-    }
-  }
+  // Connecting needs only room in the peer's backlog, not its attention, so no order of ranks can
+  // deadlock. Strangers that came while nobody looked must not take that room.
   Waiter waiter(*this);
+  waiter.sleep({}, 0);
   auto next_probe = Clock::now() + kProbeEvery;
   std::vector<bool> answered(specs.size(), false);
   while (true) {
     std::vector<pollfd> awaited{{interrupt, POLLIN, 0}};
     int silent = -1;
+    auto nap = kProbeEvery;
     for (std::size_t i = 0; i < specs.size(); ++i) {
       if (specs[i].connect && !answered[i]) {
-        answered[i] = read_answer(specs[i].peer, sockets[i]);
+        if (!sockets[i].valid()) {
+          sockets[i] = open(specs[i], deadline, interrupt);
+        }
+        answered[i] = sockets[i].valid() && read_answer(specs[i].peer, sockets[i]);
         if (!answered[i]) {
           awaited.push_back({sockets[i].fd(), POLLIN, 0});
           silent = specs[i].peer;
+          nap = sockets[i].valid() ? nap : kReopenAfter;
         }
       }
     }
@@ -166,8 +164,7 @@ std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, 
     if (left <= 0) {
       throw_timeout(missing, silent);
     }
-    waiter.sleep(std::move(awaited),
-                 static_cast<int>(std::min<long long>(left, kProbeEvery.count())));
+    waiter.sleep(std::move(awaited), static_cast<int>(std::min<long long>(left, nap.count())));
     pollfd entry{interrupt, POLLIN, 0};
     if (poll(&entry, 1, 0) > 0) {
       throw Error(Code::kShutdown,
@@ -180,16 +177,22 @@ std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, 
   }
   take_accepted(specs, sockets);
   for (Socket& socket : sockets) {
-    socket.set_options(peer_timeout_s_);
+    socket.set_options();
   }
   return sockets;
 }
 
+/// An invalid socket if an attempt was of no avail, but another one may be.
 Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt) {
   Socket socket;
   try {
-    socket = connect_to(addresses_.at(static_cast<std::size_t>(spec.peer)), deadline, interrupt);
+    socket = connect_to(addresses_.at(static_cast<std::size_t>(spec.peer)),
+                        std::min(deadline, Clock::now() + kAttempt),
+                        interrupt);
   } catch (const Error& error) {
+    if (error.code() == Code::kTimeout && Clock::now() + kReopenAfter < deadline) {
+      return {};
+    }
     if (error.code() != Code::kPeerLost) {
       throw;
     }
@@ -199,7 +202,7 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
                     std::to_string(rank_) + "; look for its error (" + error.what() + ")");
   }
   Hello hello{};
-  hello.magic = kMagic;
+  hello.magic = Hello::kMagic;
   hello.version = kVersion;
   hello.lane = spec.lane;
   hello.epoch = epoch_;
@@ -208,7 +211,14 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
   hello.group = spec.group;
   hello.kind = static_cast<std::uint8_t>(spec.kind);
   hello.token = token_;
-  socket.send_all(&hello, sizeof hello, rank_name(spec.peer), deadline);
+  try {
+    socket.send_all(&hello, sizeof hello, rank_name(spec.peer), deadline);
+  } catch (const Error& error) {
+    if (error.code() != Code::kPeerLost) {
+      throw;
+    }
+    return {};
+  }
   return socket;
 }
 
@@ -225,10 +235,16 @@ void Connector::probe(const std::set<int>& peers, int interrupt) {
   }
 }
 
-/// Whether the answer to the hello has come; throws if it is a refusal.
+/// Whether the answer to the hello has come; throws if it is a refusal. Closes a socket that the peer
+/// closed: it was short of descriptors, or has ended, which opening another one tells.
 bool Connector::read_answer(int peer, Socket& socket) const {
   std::uint8_t answer = 0;
-  if (socket.recv_some(&answer, 1, rank_name(peer)) == 0) {
+  try {
+    if (socket.recv_some(&answer, 1, rank_name(peer)) == 0) {
+      return false;
+    }
+  } catch (const Error&) {
+    socket.close();
     return false;
   }
   if (answer != kWelcome) {
@@ -273,51 +289,15 @@ void Connector::throw_timeout(const std::set<int>& missing, int silent) const {
     names += (names.empty() ? "" : ", ") + std::to_string(peer);
   }
   throw Error(Code::kTimeout,
-              "[control] rank " + std::to_string(rank_) + " at " + listener_.address() +
-                  " waited " + std::to_string(connect_timeout_s_) +
-                  " s for connections from rank(s) " + names +
+              "[control] rank " + std::to_string(rank_) + " at " +
+                  addresses_[static_cast<std::size_t>(rank_)] + " waited " +
+                  std::to_string(connect_timeout_s_) + " s for connections from rank(s) " + names +
                   "; are they running, and can they reach this address? (AIACC_IFACE, " +
                   "AIACC_CONNECT_TIMEOUT_S)");
 }
 
-/// The leader's.
-void Connector::accept_some() {
-  for (Socket socket = listener_.accept(); socket.valid(); socket = listener_.accept()) {
-    greetings_.push_back({std::move(socket), {}, 0});
-  }
-  greetings_.erase(std::remove_if(greetings_.begin(),
-                                  greetings_.end(),
-                                  [this](Greeting& greeting) { return advance(greeting); }),
-                   greetings_.end());
-}
-
-/// Reads what is there; true when this greeting is over, one way or the other.
-bool Connector::advance(Greeting& greeting) {
-  try {
-    greeting.got += greeting.socket.recv_some(greeting.bytes.data() + greeting.got,
-                                              greeting.bytes.size() - greeting.got,
-                                              "a connecting process");
-    std::uint32_t magic = 0;
-    std::memcpy(&magic, greeting.bytes.data(), sizeof magic);
-    if (greeting.got >= sizeof magic && magic != kMagic) {
-      AIACC_LOG(kWarning) << "[control] a stranger connected to " << listener_.address()
-                          << " and was turned away";
-      return true;
-    }
-    if (greeting.got < greeting.bytes.size()) {
-      return false;
-    }
-    verify(greeting);
-  } catch (const Error& error) {
-    AIACC_LOG(kWarning) << "[control] a connection to " << listener_.address()
-                        << " ended before its hello: " << error.what();
-  }
-  return true;
-}
-
-void Connector::verify(Greeting& greeting) {
-  Hello hello{};
-  std::memcpy(&hello, greeting.bytes.data(), sizeof hello);
+/// Why it is refused, or "".
+std::string Connector::verify(const Hello& hello, Socket socket) {
   const Key key{
       static_cast<int>(hello.from), static_cast<ChannelKind>(hello.kind), hello.lane, hello.group};
   const std::lock_guard lock(mutex_);
@@ -332,18 +312,18 @@ void Connector::verify(Greeting& greeting) {
              hello.from >= static_cast<std::uint32_t>(size())) {
     answer = kWrongRank;
   } else if (hello.kind == static_cast<std::uint8_t>(ChannelKind::kProbe)) {
-    return;
+    return "";
   } else if (waiting_.count(key) != 0) {
     answer = kDuplicate;
   }
-  greeting.socket.send_all(&answer, 1, "a connecting process", Clock::now() + kAnswerPatience);
+  socket.send_all(&answer, 1, "a connecting process", Clock::now() + kAnswerPatience);
   if (answer == kWelcome) {
-    waiting_.emplace(key, std::move(greeting.socket));
+    waiting_.emplace(key, std::move(socket));
     wake_waiters();
-    return;
+    return "";
   }
-  AIACC_LOG(kWarning) << "[control] rank " << rank_ << " refused a connection that says it is rank "
-                      << hello.from << ": " << explain(answer);
+  return "refused a connection that says it is rank " + std::to_string(hello.from) + ": " +
+         explain(answer);
 }
 
 }  // namespace aiacc

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -11,11 +10,10 @@
 
 #include "csrc/base/event.h"
 #include "csrc/base/socket.h"
+#include "csrc/control/tcp/greetings.h"
+#include "csrc/control/tcp/hello.h"
 
 namespace aiacc {
-
-/// Secret shared by the ranks of one job, drawn by rank 0 for every epoch.
-using JobToken = std::array<std::uint8_t, 16>;
 
 /// What a connection is for. Part of the wire format. A probe ends with its hello: it only finds
 /// out whether the other rank is still there.
@@ -37,21 +35,6 @@ struct ChannelSpec {
   std::uint32_t group = 0;  ///< keeps engines among some of the ranks apart; 0 for all ranks
 };
 
-/// First bytes on every connection, little endian, sent by the side that connects.
-struct Hello {
-  std::uint32_t magic;
-  std::uint16_t version;
-  std::uint16_t lane;
-  std::uint32_t epoch;
-  std::uint32_t from;
-  std::uint32_t to;
-  std::uint32_t group;
-  std::uint8_t kind;
-  std::uint8_t reserved[3];
-  JobToken token;
-};
-static_assert(sizeof(Hello) == 44, "Hello is a wire format");
-
 /// Opens authenticated connections between the ranks of one job and epoch.
 ///
 /// Every rank calls `establish` with specs that fit together. A connection opens with a hello
@@ -66,8 +49,7 @@ class Connector {
             int rank,
             JobToken token,
             std::uint32_t epoch,
-            double connect_timeout_s,
-            double peer_timeout_s);
+            double connect_timeout_s);
 
   /// Sockets in the order of `specs`, options set. Blocks until all are there; at the deadline
   /// throws Error(kTimeout) that names the missing ranks, Error(kPeerLost) soon after one of them has
@@ -80,12 +62,6 @@ class Connector {
 
  private:
   using Key = std::tuple<int, ChannelKind, std::uint16_t, std::uint32_t>;
-  /// An accepted connection that has not finished its hello.
-  struct Greeting {
-    Socket socket;
-    std::array<std::uint8_t, sizeof(Hello)> bytes{};
-    std::size_t got = 0;
-  };
   class Waiter;
 
   static Key key_of(const ChannelSpec& spec);
@@ -96,22 +72,18 @@ class Connector {
   void take_accepted(const std::vector<ChannelSpec>& specs, std::vector<Socket>& sockets);
   [[noreturn]] void throw_timeout(const std::set<int>& missing, int silent) const;
   void wake_waiters();
-  void accept_some();
-  bool advance(Greeting& greeting);
-  void verify(Greeting& greeting);
+  std::string verify(const Hello& hello, Socket socket);
 
-  Listener& listener_;
   const std::vector<std::string> addresses_;
   const int rank_;
   const JobToken token_;
   const std::uint32_t epoch_;
   const double connect_timeout_s_;
-  const double peer_timeout_s_;
 
   std::mutex mutex_;              ///< protects what follows, save that `greetings_` is the leader's
   std::vector<Waiter*> waiters_;  ///< calls of `establish` that are under way
   Waiter* leader_ = nullptr;      ///< the one of them that accepts
-  std::vector<Greeting> greetings_;
+  Greetings greetings_;
   std::map<Key, Socket> waiting_;  ///< accepted and verified before they were asked for
 };
 

@@ -20,6 +20,11 @@ constexpr std::uint16_t kCheck = 0xA1AC;
 }  // namespace
 
 void encode_frame(const Frame& frame, Bytes& out) {
+  if (frame.payload.size() > FrameDecoder::kMaxPayload) {
+    throw Error(Code::kInternal,
+                "[control] a message of " + std::to_string(frame.payload.size()) +
+                    " bytes (expected at most " + std::to_string(FrameDecoder::kMaxPayload) + ")");
+  }
   const Header header{static_cast<std::uint32_t>(frame.payload.size()),
                       kCheck,
                       static_cast<std::uint8_t>(frame.type),
@@ -41,8 +46,12 @@ void FrameDecoder::feed(const std::uint8_t* data,
   while (buffer_.size() - at >= sizeof(Header)) {
     Header header{};
     std::memcpy(&header, buffer_.data() + at, sizeof header);
-    if (header.check != kCheck || header.bytes > kMaxPayload ||
-        header.type < static_cast<std::uint8_t>(FrameType::kRound) ||
+    if (header.check == kCheck && header.bytes > kMaxPayload) {
+      throw Error(Code::kPeerLost,
+                  "[control] " + peer_ + " announced a message of " + std::to_string(header.bytes) +
+                      " bytes (expected at most " + std::to_string(kMaxPayload) + ")");
+    }
+    if (header.check != kCheck || header.type < static_cast<std::uint8_t>(FrameType::kRound) ||
         header.type > static_cast<std::uint8_t>(FrameType::kAbort)) {
       throw Error(Code::kPeerLost,
                   "[control] " + peer_ + " sent " + std::to_string(header.bytes) +
@@ -71,10 +80,10 @@ Bytes encode_status(const Status& status) {
   return payload;
 }
 
-Status decode_status(const Bytes& payload) {
+Status decode_status(const Bytes& payload, const std::string& from) {
   if (payload.empty() || payload[0] == static_cast<std::uint8_t>(Code::kOk) ||
       payload[0] > static_cast<std::uint8_t>(Code::kNotFinite)) {
-    return {Code::kPeerLost, "[control] a rank ended the job and gave no readable reason"};
+    return {Code::kPeerLost, "[control] " + from + " ended the job and gave no readable reason"};
   }
   return {static_cast<Code>(payload[0]), std::string(payload.begin() + 1, payload.end())};
 }

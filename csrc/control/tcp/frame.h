@@ -24,7 +24,7 @@ struct Frame {
   Bytes payload;
 };
 
-/// Appends the encoded frame to `out`.
+/// Appends the encoded frame to `out`. Throws Error(kInternal) if it is larger than receivers accept.
 void encode_frame(const Frame& frame, Bytes& out);
 
 /// Turns a byte stream into frames. Bytes come from the network: anything that is not exactly a
@@ -44,8 +44,9 @@ class FrameDecoder {
   Bytes buffer_;
 };
 
-/// Status <-> payload of a kAbort frame. Decoding never throws: an unreadable one is kPeerLost.
+/// Status <-> payload of a kAbort frame. Decoding never throws: an unreadable one is kPeerLost and
+/// names the sender.
 Bytes encode_status(const Status& status);
-Status decode_status(const Bytes& payload);
+Status decode_status(const Bytes& payload, const std::string& from = "a rank");
 
 }  // namespace aiacc

@@ -18,9 +18,13 @@ namespace {
 constexpr std::uint8_t kFoldIn = 254;
 constexpr std::uint8_t kResult = 255;
 constexpr std::size_t kReadBytes = 64 << 10;
+/// Frames of rounds that a rank can have sent before this one has taken any: a few of this round and
+/// of the next.
+constexpr std::size_t kMostRounds = 16;
 
-/// For telling all peers of an abort. Sockets have room for it, unless a peer does not read.
-constexpr std::chrono::milliseconds kAbortPatience{100};
+/// For telling all peers of an abort. Sockets have room for it, unless a peer does not read, or is
+/// in the middle of a long frame: so long after the last bytes that a peer took.
+constexpr std::chrono::milliseconds kAbortPatience{1000};
 
 /// In looks. A peer is asked after so much silence, and lost so long after that; the rest of the
 /// time limit is for looks that come late.
@@ -77,7 +81,11 @@ DoublingPlan DoublingPlan::of(int rank, int size) {
     return plan;
   }
   for (int bit = 1; bit < power; bit *= 2) {
-    plan.stages.push_back(rank ^ bit);
+    const int partner = rank ^ bit;
+    const int first = partner & ~(bit - 1);
+    const int last = first + bit - 1;
+    plan.stages.push_back(partner);
+    plan.blocks.push_back({first, last, first + power, std::min(last + power, size - 1)});
   }
   plan.extra = rank + power < size ? rank + power : -1;
   return plan;
@@ -105,12 +113,15 @@ TcpPlane::TcpPlane(Connector& connector, double peer_timeout_s, double spin_us)
   for (std::size_t i = 0; i < partners.size(); ++i) {
     peers_.push_back(std::make_unique<Peer>(partners[i], std::move(sockets[i])));
   }
+  full_.reserve(peers_.size());
   timer_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
   grace_timer_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
   inner_ = epoll_create1(EPOLL_CLOEXEC);
   outer_ = epoll_create1(EPOLL_CLOEXEC);
   if (timer_ < 0 || grace_timer_ < 0 || inner_ < 0 || outer_ < 0) {
-    throw system_error(Code::kInternal, "[control] epoll or timerfd", errno);
+    const int error = errno;
+    close_descriptors();
+    throw system_error(Code::kEngine, "[control] epoll or timerfd", error);
   }
   for (const auto& peer : peers_) {
     watch(inner_, peer->socket.fd());
@@ -141,6 +152,10 @@ TcpPlane::~TcpPlane() {
       // Closed on the other side as well: done.
     }
   }
+  close_descriptors();
+}
+
+void TcpPlane::close_descriptors() noexcept {
   for (const int fd : {timer_, grace_timer_, inner_, outer_}) {
     if (fd >= 0) {
       close(fd);
@@ -161,12 +176,12 @@ void TcpPlane::all_reduce(Bytes& message, const Combine& combine) {
       if (extra.rounds.empty()) {
         send(extra, FrameType::kJoin, 0, {});
       }
-      combine(message, receive(extra, kFoldIn));
+      take_share(extra, kFoldIn, {extra.rank, extra.rank}, message, combine);
     }
     for (std::size_t k = 0; k < plan_.stages.size(); ++k) {
       Peer& partner = *peers_[k];
       send(partner, FrameType::kRound, static_cast<std::uint8_t>(k), message);
-      combine(message, receive(partner, static_cast<std::uint8_t>(k)));
+      take_share(partner, static_cast<std::uint8_t>(k), plan_.blocks[k], message, combine);
     }
     if (plan_.extra >= 0) {
       send(peer_of(plan_.extra), FrameType::kRound, kResult, message);
@@ -174,6 +189,20 @@ void TcpPlane::all_reduce(Bytes& message, const Combine& combine) {
   }
   ++round_;
   rounds_.fetch_add(1, std::memory_order_relaxed);
+}
+
+/// What is wrong with the share of a peer is said with its rank.
+void TcpPlane::take_share(
+    Peer& peer, std::uint8_t stage, const RankBlock& from, Bytes& message, const Combine& combine) {
+  const Bytes& share = receive(peer, stage);
+  try {
+    combine(message, share, from);
+  } catch (const Error& error) {
+    if (error.code() != Code::kPeerLost) {
+      throw;
+    }
+    throw Error(Code::kPeerLost, "[control] " + peer.name + " cannot be trusted: " + error.what());
+  }
 }
 
 void TcpPlane::service() {
@@ -188,6 +217,7 @@ void TcpPlane::service() {
 void TcpPlane::read_all() {
   throw_if_interrupted();
   for (const auto& peer : peers_) {
+    flush(*peer);
     read_from(*peer);
   }
 }
@@ -207,51 +237,91 @@ TcpPlane::Peer& TcpPlane::peer_of(int rank) {
   throw Error(Code::kInternal, "[control] no connection to rank " + std::to_string(rank));
 }
 
+/// A share of the round: returns when the connection has taken it.
 void TcpPlane::send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload) {
+  if (peer.left) {
+    throw Error(leaving_);
+  }
+  post(peer, type, stage, payload);
+  for (const auto start = Clock::now(); !peer.flushed();) {
+    // Both ends may be sending more than the buffers hold, and others want answers: keep reading.
+    wait_in_round(start);
+    if (peer.left) {
+      throw Error(leaving_);
+    }
+  }
+}
+
+/// Puts a frame behind those that are on their way, and sends what the connection takes now.
+void TcpPlane::post(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload) {
   // The payload is copied twice here; rounds are a few hundred bytes.
   outgoing_.type = type;
   outgoing_.stage = stage;
   outgoing_.round = round_;
   outgoing_.payload = payload;
-  scratch_.clear();
-  encode_frame(outgoing_, scratch_);
-  send_bytes(peer, scratch_);
+  const std::size_t before = peer.outbox.size();
+  encode_frame(outgoing_, peer.outbox);
+  bytes_sent_.fetch_add(peer.outbox.size() - before, std::memory_order_relaxed);
+  flush(peer);
 }
 
-void TcpPlane::send_bytes(Peer& peer, const Bytes& bytes) {
-  if (peer.left) {
-    throw Error(leaving_);
+void TcpPlane::flush(Peer& peer) {
+  if (peer.flushed()) {
+    return;
   }
-  bytes_sent_.fetch_add(bytes.size(), std::memory_order_relaxed);
-  peer.sending = true;
-  std::size_t sent = 0;
-  while (true) {
-    sent += peer.socket.send_some(bytes.data() + sent, bytes.size() - sent, peer.name);
-    if (sent == bytes.size()) {
-      break;
+  if (!peer.left) {
+    try {
+      const std::size_t sent = peer.socket.send_some(
+          peer.outbox.data() + peer.out, peer.outbox.size() - peer.out, peer.name);
+      peer.out += sent;
+      peer.taken += sent;
+    } catch (const Error&) {
+      // What it had said before it went is the cause.
+      while (read_from(peer)) {
+      }
+      if (!peer.left) {
+        throw;
+      }
     }
-    // Both ends may be sending more than the buffers hold: keep reading while the pipe is full.
-    throw_if_interrupted();
-    read_from(peer);
-    pollfd entry{peer.socket.fd(), POLLIN | POLLOUT, 0};
-    poll(&entry, 1, 100);
   }
-  peer.sending = false;
+  if (peer.left || peer.flushed()) {
+    peer.outbox.clear();
+    peer.out = 0;
+  }
+  want_room(peer, !peer.flushed());
   answer_pings(peer);
 }
 
+/// Whether the driver's sleep ends when the connection takes more.
+void TcpPlane::want_room(Peer& peer, bool wanted) {
+  if (peer.wants_room != wanted && !peer.left) {
+    peer.wants_room = wanted;
+    epoll_event event{};
+    event.events = EPOLLIN | (wanted ? EPOLLOUT : 0U);
+    event.data.fd = peer.socket.fd();
+    epoll_ctl(inner_, EPOLL_CTL_MOD, peer.socket.fd(), &event);
+  }
+}
+
 void TcpPlane::answer_pings(Peer& peer) {
-  while (peer.pongs_due > 0 && !peer.left) {
-    --peer.pongs_due;
-    Bytes pong;
-    encode_frame({FrameType::kPong, 0, round_, {}}, pong);
-    send_bytes(peer, pong);
+  if (peer.pong_due && !peer.left && peer.flushed()) {
+    peer.pong_due = false;  // One answers all that have come.
+    post(peer, FrameType::kPong, 0, {});
+  }
+}
+
+/// Sleeps until something has come or may go, and sees to it; looks after the peers at times.
+void TcpPlane::wait_in_round(Clock::time_point start) {
+  const auto look = peer_timeout_ / kLooksPerTimeout;
+  wait_claimed(Clock::now() + look);
+  read_all();
+  if (Clock::now() - std::max(start, looked_) >= look) {
+    check_peers();
   }
 }
 
 /// Waits for this round's frame of `peer`; spins briefly, then sleeps and looks after the peers.
 const Bytes& TcpPlane::receive(Peer& peer, std::uint8_t stage) {
-  const auto look = peer_timeout_ / kLooksPerTimeout;
   const auto start = Clock::now();
   spin_.begin();
   while (true) {
@@ -272,11 +342,7 @@ const Bytes& TcpPlane::receive(Peer& peer, std::uint8_t stage) {
     if (spin_.again()) {
       continue;
     }
-    wait_claimed(Clock::now() + look);
-    read_all();
-    if (Clock::now() - std::max(start, looked_) >= look) {
-      check_peers();
-    }
+    wait_in_round(start);
   }
 }
 
@@ -301,21 +367,40 @@ bool TcpPlane::take_round(Peer& peer, std::uint8_t stage) {
   return true;
 }
 
-void TcpPlane::read_from(Peer& peer) {
+/// Takes in what has come, not all of it if that is much; whether it was anything.
+bool TcpPlane::read_from(Peer& peer) {
   if (peer.left) {
-    return;
+    return false;
   }
   const std::size_t got =
       peer.socket.recv_some(read_buffer_.data(), read_buffer_.size(), peer.name);
   if (got == 0) {
-    return;
+    return false;
   }
   peer.heard = Clock::now();
   peer.asked = {};
-  peer.decoder.feed(read_buffer_.data(), got, peer.arrived);
+  try {
+    peer.decoder.feed(read_buffer_.data(), got, peer.arrived);
+  } catch (const Error&) {
+    sort_arrived(peer);  // a reason for its end that came before the garbage is the cause
+    throw;
+  }
+  sort_arrived(peer);
+  // After all that has come: who asked may have given the reason for its end since.
+  answer_pings(peer);
+  return true;
+}
+
+void TcpPlane::sort_arrived(Peer& peer) {
   while (!peer.arrived.empty()) {
     Frame& frame = peer.arrived.front();
     if (frame.type == FrameType::kRound || frame.type == FrameType::kJoin) {
+      if (peer.rounds.size() == kMostRounds) {
+        throw Error(Code::kPeerLost,
+                    "[control] " + peer.name + " sent " + std::to_string(kMostRounds + 1) +
+                        " rounds ahead (expected its share of this one and the next); the "
+                        "connection cannot be trusted");
+      }
       std::swap(peer.rounds.push(), frame);
       peer.arrived.pop();
     } else {
@@ -323,10 +408,6 @@ void TcpPlane::read_from(Peer& peer) {
       peer.arrived.pop();
       handle(peer, taken);
     }
-  }
-  // After all that has come: who asked may have given the reason for its end since.
-  if (!peer.sending) {
-    answer_pings(peer);
   }
 }
 
@@ -336,12 +417,12 @@ void TcpPlane::handle(Peer& peer, const Frame& frame) {
     case FrameType::kJoin:
       return;  // queued already
     case FrameType::kPing:
-      ++peer.pongs_due;
+      peer.pong_due = true;
       return;
     case FrameType::kPong:
       return;
     case FrameType::kAbort: {
-      const Status status = decode_status(frame.payload);
+      const Status status = decode_status(frame.payload, peer.name);
       if (status.code() != Code::kShutdown) {
         throw Error(status);
       }
@@ -368,6 +449,9 @@ void TcpPlane::check_peers() {
       peer->asked = {};
     }
     if (peer->asked != Clock::time_point{}) {
+      if (moves_bytes(*peer)) {
+        peer->asked = now;
+      }
       if (now - peer->asked >= kPatientLooks * look) {
         throw Error(Code::kPeerLost,
                     "[control] " + peer->name + " has not answered within " +
@@ -375,12 +459,20 @@ void TcpPlane::check_peers() {
                         " s (AIACC_PEER_TIMEOUT_S): it is frozen or its link is down");
       }
     } else if (now - peer->heard >= kSilentLooks * look) {
-      Bytes ping;
-      encode_frame({FrameType::kPing, 0, round_, {}}, ping);
       peer->asked = now;
-      send_bytes(*peer, ping);
+      post(*peer, FrameType::kPing, 0, {});  // Behind what is on its way: see moves_bytes.
     }
   }
+}
+
+/// Whether bytes that are before the question have arrived there since the last look: the answer
+/// cannot come sooner than they do.
+bool TcpPlane::moves_bytes(Peer& peer) {
+  const std::uint64_t on_the_way = peer.socket.unacknowledged();
+  const std::uint64_t there = peer.taken - std::min(peer.taken, on_the_way);
+  const bool moved = there != peer.arrived_there;
+  peer.arrived_there = there;
+  return moved && (on_the_way > 0 || !peer.flushed());
 }
 
 void TcpPlane::sleep_on(int epoll, Clock::time_point deadline) {
@@ -462,17 +554,46 @@ void TcpPlane::abort(const Status& status) noexcept {
     return;
   }
   aborted_ = true;
-  const auto deadline = Clock::now() + kAbortPatience;
   for (const auto& peer : peers_) {
     try {
-      Bytes frame;
-      encode_frame({FrameType::kAbort, 0, round_, encode_status(status)}, frame);
-      // A peer that takes nothing may be frozen; it learns from the closed connection instead.
-      peer->socket.send_all(frame.data(), frame.size(), peer->name, deadline);
-    } catch (const Error&) {
-      // That peer is the lost one.
+      // After what is on its way: in the middle of a frame it would be taken for a part of that.
+      encode_frame({FrameType::kAbort, 0, round_, encode_status(status)}, peer->outbox);
+    } catch (...) {
+      // No memory: that peer learns from the closed connection.
     }
-    ::shutdown(peer->socket.fd(), SHUT_WR);
+  }
+  const auto start = Clock::now();
+  auto moved = start;
+  while (true) {
+    const bool patient =
+        Clock::now() < std::min<Clock::time_point>(moved + kAbortPatience, start + peer_timeout_);
+    full_.clear();
+    for (const auto& peer : peers_) {
+      const std::size_t before = peer->out;
+      if (!say_farewell(*peer) && patient) {
+        full_.push_back({peer->socket.fd(), POLLOUT, 0});
+      } else {
+        ::shutdown(peer->socket.fd(), SHUT_WR);
+      }
+      moved = peer->out > before ? Clock::now() : moved;
+    }
+    if (full_.empty()) {
+      return;
+    }
+    poll(full_.data(), full_.size(), static_cast<int>(kAbortPatience.count()));
+  }
+}
+
+/// Whether nothing is left to be sent, or nobody to take it.
+bool TcpPlane::say_farewell(Peer& peer) noexcept {
+  try {
+    peer.out += peer.flushed()
+                    ? 0
+                    : peer.socket.send_some(
+                          peer.outbox.data() + peer.out, peer.outbox.size() - peer.out, peer.name);
+    return peer.flushed();
+  } catch (const Error&) {
+    return true;  // that peer is the lost one
   }
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -20,9 +22,10 @@ namespace aiacc {
 /// The first p ranks (p the largest power of two) exchange with rank XOR 2^k in stage k; rank p+i
 /// folds its share into rank i before, and gets the result after.
 struct DoublingPlan {
-  std::vector<int> stages;  ///< partner of each stage; empty for ranks >= p
-  int extra = -1;           ///< the rank that folds into this one, or -1
-  int proxy = -1;           ///< the rank that this one folds into, or -1
+  std::vector<int> stages;        ///< partner of each stage; empty for ranks >= p
+  std::vector<RankBlock> blocks;  ///< whose shares the partner has by then
+  int extra = -1;                 ///< the rank that folds into this one, or -1
+  int proxy = -1;                 ///< the rank that this one folds into, or -1
 
   static DoublingPlan of(int rank, int size);
 };
@@ -30,7 +33,9 @@ struct DoublingPlan {
 /// The control mesh: log2(N) TCP connections per rank, rounds by recursive doubling.
 ///
 /// Detects: a dead peer by its closed socket, at once; a frozen one or a dead link by pings that are
-/// sent only while somebody waits, within `peer_timeout_s`. Reports either to all ranks.
+/// sent only while somebody waits, within `peer_timeout_s`. Nothing else judges: no timer of the
+/// kernel, and no peer whose kernel still takes in what is before the ping. Reports either to all
+/// ranks.
 class TcpPlane : public ControlPlane {
  public:
   TcpPlane(Connector& connector, double peer_timeout_s, double spin_us);
@@ -70,18 +75,36 @@ class TcpPlane : public ControlPlane {
     RecyclingQueue<Frame> rounds;   ///< kRound and kJoin frames in order of arrival
     Clock::time_point heard = Clock::now();
     Clock::time_point asked{};  ///< when an unanswered ping was sent, or zero
-    bool sending = false;       ///< a frame is on its way, perhaps only a part of it
-    int pongs_due = 0;          ///< for pings that came
-    bool left = false;          ///< it ended the job in order; nothing follows
+    Bytes outbox;               ///< encoded frames, each to be sent to its end before the next
+    std::size_t out = 0;        ///< bytes of `outbox` that the connection has taken
+    std::uint64_t taken = 0;    ///< the same, of all frames so far
+    std::uint64_t arrived_there = 0;  ///< of these, when last looked at
+    bool wants_room = false;          ///< whether epoll tells when the connection takes more
+    bool pong_due = false;            ///< for pings that came
+    bool left = false;                ///< it ended the job in order; nothing follows
+
+    bool flushed() const { return out == outbox.size(); }
   };
 
+  void close_descriptors() noexcept;
   Peer& peer_of(int rank);
   void send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload);
-  void send_bytes(Peer& peer, const Bytes& bytes);
+  void post(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload);
+  void flush(Peer& peer);
+  void want_room(Peer& peer, bool wanted);
   void answer_pings(Peer& peer);
+  static bool moves_bytes(Peer& peer);
+  static bool say_farewell(Peer& peer) noexcept;
+  void wait_in_round(Clock::time_point start);
   const Bytes& receive(Peer& peer, std::uint8_t stage);
+  void take_share(Peer& peer,
+                  std::uint8_t stage,
+                  const RankBlock& from,
+                  Bytes& message,
+                  const Combine& combine);
   bool take_round(Peer& peer, std::uint8_t stage);
-  void read_from(Peer& peer);
+  bool read_from(Peer& peer);
+  void sort_arrived(Peer& peer);
   void read_all();
   void handle(Peer& peer, const Frame& frame);
   static void sleep_on(int epoll, Clock::time_point deadline);
@@ -100,9 +123,9 @@ class TcpPlane : public ControlPlane {
   Status leaving_;  ///< of the first peer that left
   // Scratch, kept for its memory.
   Frame outgoing_;
-  Bytes scratch_;
   Bytes received_;
   std::vector<std::uint8_t> read_buffer_;
+  std::vector<pollfd> full_;  ///< connections that do not take the reason for the end yet
 
   Event event_;
   int timer_ = -1;
