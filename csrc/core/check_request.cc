@@ -1,10 +1,13 @@
 #include "csrc/core/check_request.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <string>
 
 #include "csrc/base/error.h"
 #include "csrc/core/process_sets.h"
+#include "csrc/core/request_codec.h"
 #include "csrc/core/validate.h"
 
 namespace aiacc {
@@ -25,7 +28,8 @@ std::string root_problem(const Request& request, const std::vector<int>& members
                     ", " + ranks_text(members) + ")");
 }
 
-std::string join_problem(const Request& request, const std::vector<int>&) {
+/// Its name comes later.
+std::string join_problem(const Request& request) {
   return request.kind == OpKind::kJoin && (request.process_set != 0 || !request.name.empty())
              ? "a name or a process set (expected neither: join is of all ranks)"
              : "";
@@ -76,24 +80,77 @@ std::string unsupported(const Request& request, const std::vector<int>& members)
              : "";
 }
 
-std::string splits_problem(const Request& request, const std::vector<int>& members) {
-  if (request.kind != OpKind::kAlltoall) {
-    return "";
-  }
-  if (request.numbers.size() != members.size()) {
-    return std::to_string(request.numbers.size()) + " splits (expected one per rank, " +
+/// Of an all-to-all: rows for every member, out of `rows`.
+std::string splits_problem(const std::int64_t* splits,
+                           std::size_t count,
+                           std::int64_t rows,
+                           const std::vector<int>& members) {
+  if (count != members.size()) {
+    return std::to_string(count) + " splits (expected one per rank, " +
            std::to_string(members.size()) + ")";
   }
-  std::int64_t sum = 0;
-  for (const std::int64_t split : request.numbers) {
-    if (split < 0) {
-      return "splits " + shape_text(request.numbers) + " (expected no negative one)";
+  std::int64_t left = rows;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (splits[i] < 0) {
+      return "splits " + shape_text({splits, splits + count}) + " (expected no negative one)";
     }
-    if (split > request.shape.front() - sum) {
-      return "splits " + shape_text(request.numbers) + " (expected a sum of at most " +
-             std::to_string(request.shape.front()) + ", the first dimension)";
+    if (splits[i] > left) {
+      return "splits " + shape_text({splits, splits + count}) + " (expected a sum of at most " +
+             std::to_string(rows) + ", the first dimension)";
     }
-    sum += split;
+    left -= splits[i];
+  }
+  return "";
+}
+
+/// Ranks and ids of process sets, which no user writes as they are here.
+std::string set_problem(const Request& request, const std::vector<int>& members) {
+  const std::vector<std::int64_t>& numbers = request.numbers;
+  const bool adds = request.kind == OpKind::kAddProcessSet;
+  const bool removes = request.kind == OpKind::kRemoveProcessSet;
+  if (!adds && !removes) {
+    return numbers.empty() || request.kind == OpKind::kAlltoall
+               ? ""
+               : "numbers " + shape_text(numbers) + " (expected none)";
+  }
+  if (request.process_set != 0 || !request.more.empty()) {
+    return "a process set or a group (expected neither: it is of all ranks)";
+  }
+  if (removes) {
+    return numbers.size() == 1 && numbers.front() >= 0 &&
+                   numbers.front() <= std::numeric_limits<std::uint32_t>::max()
+               ? ""
+               : "process sets " + shape_text(numbers) + " (expected one that was added)";
+  }
+  const bool ascend =
+      std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end();
+  return !numbers.empty() && ascend && numbers.front() >= 0 &&
+                 numbers.back() < static_cast<std::int64_t>(members.size())
+             ? ""
+             : "ranks " + shape_text(numbers) + " (expected different ones of 0.." +
+                   std::to_string(members.size() - 1) + ", ascending)";
+}
+
+/// With `rows` in place of the tensors' first extents, unless that is null.
+std::string bytes_problem(const Request& request, const std::int64_t* rows) {
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    const TensorSpec& tensor = request.tensor(i);
+    std::uint64_t bytes = size_of(tensor.dtype);
+    for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
+      const std::int64_t extent = d == 0 && rows != nullptr ? rows[i] : tensor.shape[d];
+      if (extent < 0 || static_cast<std::uint64_t>(extent) > kMaxTensorBytes / bytes) {
+        return "shape " + shape_text(tensor.shape) +
+               (rows != nullptr ? " with " + std::to_string(rows[i]) + " rows" : "") +
+               " (expected at most " + std::to_string(kMaxTensorBytes) + " bytes)";
+      }
+      bytes *= std::max(static_cast<std::uint64_t>(extent), std::uint64_t{1});
+    }
+    total += bytes;
+    if (total > kMaxTensorBytes) {
+      return "a group of " + std::to_string(request.tensors()) + " tensors (expected at most " +
+             std::to_string(kMaxTensorBytes) + " bytes)";
+    }
   }
   return "";
 }
@@ -118,17 +175,51 @@ std::string size_problem(const Request& request) {
              "concatenated; reshape it to [1])";
     }
   }
+  return bytes_problem(request, nullptr);
+}
+
+/// What the ranks cannot agree on in one round.
+std::string travel_problem(const Request& request, const std::vector<int>& members) {
+  const std::size_t common = common_bytes(request);
+  if (common > kMaxCommonBytes) {
+    return "names and shapes of " + std::to_string(common) + " bytes (expected at most " +
+           std::to_string(kMaxCommonBytes) +
+           ", which the ranks can agree on at once); submit fewer tensors in a group";
+  }
+  const std::size_t own = own_part_bytes(request);
+  if (own > kMaxPartsBytes / members.size()) {
+    return "rows and splits that take " + std::to_string(own) +
+           " bytes to tell (expected at most " + std::to_string(kMaxPartsBytes / members.size()) +
+           " on each of " + std::to_string(members.size()) +
+           " ranks, which can be agreed on at once); submit fewer tensors in a group, or let fewer "
+           "ranks take part";
+  }
   return "";
+}
+
+std::string first_problem(const Request& request, const std::vector<int>& members) {
+  std::string problem = size_problem(request);
+  for (auto* check : {&root_problem, &op_problem, &set_problem, &wire_problem}) {
+    if (problem.empty()) {
+      problem = check(request, members);
+    }
+  }
+  return problem;
 }
 
 }  // namespace
 
 void check_request(const Request& request, const std::vector<int>& members) {
-  std::string problem = size_problem(request);
-  for (auto* check : {&root_problem, &op_problem, &splits_problem, &join_problem, &wire_problem}) {
-    if (problem.empty()) {
-      problem = check(request, members);
-    }
+  std::string problem = first_problem(request, members);
+  if (problem.empty()) {
+    problem = travel_problem(request, members);
+  }
+  if (problem.empty() && request.kind == OpKind::kAlltoall) {
+    problem = splits_problem(
+        request.numbers.data(), request.numbers.size(), request.shape.front(), members);
+  }
+  if (problem.empty()) {
+    problem = join_problem(request);
   }
   Code code = Code::kInvalidArgument;
   if (problem.empty()) {
@@ -140,6 +231,33 @@ void check_request(const Request& request, const std::vector<int>& members) {
                 "[submit] " + std::string(name_of(request.kind)) + " '" +
                     label_of(request.process_set, request.name.substr(0, 100)) + "': " + problem);
   }
+}
+
+std::string common_problem(const Request& common, const std::vector<int>& members) {
+  std::string problem = first_problem(common, members);
+  if (problem.empty() && common.kind == OpKind::kJoin &&
+      (common.process_set != 0 || !common.more.empty())) {
+    problem = "a process set or a group (expected neither: join is of all ranks)";
+  }
+  if (problem.empty() && common.cacheable &&
+      (common.kind == OpKind::kAddProcessSet || common.kind == OpKind::kRemoveProcessSet)) {
+    problem = "a name (expected none: it is not the same the next time)";
+  }
+  return problem.empty() ? unsupported(common, members) : problem;
+}
+
+std::string part_problem(const Request& common,
+                         const OwnPart& part,
+                         const std::vector<int>& members) {
+  if (common.kind != OpKind::kAllgather && common.kind != OpKind::kAlltoall) {
+    return "";
+  }
+  std::string problem = bytes_problem(common, part.numbers.data());
+  if (problem.empty() && common.kind == OpKind::kAlltoall) {
+    problem = splits_problem(
+        part.numbers.data() + 1, part.numbers.size() - 1, part.numbers.front(), members);
+  }
+  return problem;
 }
 
 void check_ranks(std::vector<int>& ranks, int size) {

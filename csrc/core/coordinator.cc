@@ -11,7 +11,7 @@ namespace {
 
 Clock::duration tick_of(const CoordinatorOptions& options) {
   double tick_s = options.peer_timeout_s / kLooksPerTimeout;
-  for (const double limit : {options.stall_warn_s, options.stall_fail_s}) {
+  for (const double limit : {options.stall_warn_s, options.stall_fail_s, options.unit_timeout_s}) {
     if (limit > 0) {
       tick_s = std::min(tick_s, limit / 2);
     }
@@ -61,8 +61,6 @@ Coordinator::Coordinator(ControlPlane& plane,
       timeline_(timeline),
       options_(std::move(options)),
       tick_(tick_of(options_)),
-      unit_bytes_(options_.parameters.unit_bytes),
-      lanes_(options_.parameters.lanes),
       negotiator_(plane.rank(), plane.size(), options_.cache_capacity, options_.parameters),
       stalls_(options_.stall_warn_s, options_.stall_fail_s),
       finite_(options_.check_finite == FiniteMode::kOff
@@ -83,17 +81,30 @@ Coordinator::Coordinator(ControlPlane& plane,
                   table_,
                   [this] { plane_.wake(); }) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
+  publish(options_.parameters);
   background_ = std::thread([this] { background(); });
+}
+
+/// What submitters need of the parameters of an epoch.
+void Coordinator::publish(const Parameters& parameters) {
+  unit_bytes_.store(parameters.unit_bytes, std::memory_order_relaxed);
+  lanes_.store(parameters.lanes, std::memory_order_relaxed);
+  const double gpu_unit = dispatcher_.device_path().queues()
+                              ? static_cast<double>(parameters.gpu_unit_bytes)
+                              : static_cast<double>(parameters.unit_bytes);
+  gpu_byte_weight_.store(static_cast<double>(parameters.unit_bytes) / gpu_unit,
+                         std::memory_order_relaxed);
 }
 
 Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   const Request& request = operation->request;
   check(request, dispatcher_.teams(), plane_.rank());
   if (request.on_gpu()) {
-    dispatcher_.device_path().admit(*operation);
+    admit_on_gpu(*operation);
+    operation->byte_weight = gpu_byte_weight_.load(std::memory_order_relaxed);
   }
   submitters_.note();
-  const std::uint64_t bytes = request.total_bytes();
+  const std::uint64_t bytes = operation->weighted_bytes();
   std::uint64_t queued = 0;
   bool first = false;
   const Handle handle = table_.submit(std::move(operation), queued, first);
@@ -104,6 +115,22 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
     plane_.wake_at(Clock::now() + options_.linger);
   }
   return handle;
+}
+
+/// A GPU that cannot be opened, or has failed, ends the job: the other ranks would wait for this one.
+void Coordinator::admit_on_gpu(Operation& operation) {
+  try {
+    dispatcher_.device_path().admit(operation);
+  } catch (const Error& error) {
+    if (error.code() != Code::kEngine) {
+      throw;
+    }
+    const Status status(Code::kEngine,
+                        "[gpu] rank " + std::to_string(plane_.rank()) + ", GPU " +
+                            std::to_string(operation.request.device) + ": " + error.what());
+    dispatcher_.record_failure(status);
+    throw Error(status);
+  }
 }
 
 std::uint32_t Coordinator::add_process_set(std::vector<int> ranks,
@@ -182,6 +209,7 @@ void Coordinator::wait_until_done(const Operation& operation,
   };
   const Waiting waiting(*this);
   const Submitters::Wait wait(submitters_, operation);
+  bool compared = false;
   announce_.store(true);
   flush_.store(true);
   while (true) {
@@ -190,11 +218,26 @@ void Coordinator::wait_until_done(const Operation& operation,
     if (table_.wait(operation, deadline)) {
       return;
     }
+    if (!compared && Clock::now() >= wait.since() + options_.patience) {
+      compared = true;  // Once: others may have good reason to take long.
+      compare_.store(true);
+    }
     plane_.wake();  // Somebody has to look after the peers while this thread sleeps.
     if (on_tick) {
       on_tick();
     }
   }
+}
+
+/// With which this rank leaves: a failure that the others have not heard of, or in order.
+Status Coordinator::end_status() const {
+  const auto failure = dispatcher_.failure();
+  if (failure && failure->status.code() != Code::kPeerLost) {
+    return failure->status;
+  }
+  return {Code::kShutdown,
+          "[core] rank " + std::to_string(plane_.rank()) +
+              " has shut down; call init on every rank to go on"};
 }
 
 void Coordinator::shutdown() {
@@ -203,9 +246,7 @@ void Coordinator::shutdown() {
     return;
   }
   stopping_.store(true);
-  plane_.interrupt({Code::kShutdown,
-                    "[core] rank " + std::to_string(plane_.rank()) +
-                        " has shut down; call init on every rank to go on"});
+  plane_.interrupt(end_status());
   plane_.wake();
   background_.join();
 }

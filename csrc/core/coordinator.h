@@ -27,11 +27,15 @@ struct CoordinatorOptions {
   std::size_t cache_capacity = 4096;
   std::chrono::microseconds linger{500};  ///< how long a lonely submission waits for company
   /// How long a round of another rank is left alone that nothing can come of yet. What is not about
-  /// tensors, such as a question about stalls, waits as long at most.
+  /// tensors, such as a question about stalls, waits as long at most. Whoever has waited so long
+  /// may ask whether others wait for something similar (near_miss.h).
   std::chrono::microseconds patience{1'000'000};
   double peer_timeout_s = 4.0;
   double stall_warn_s = 60.0;
   double stall_fail_s = 0.0;
+  /// How long nothing may move in a unit before all ranks compare what their lanes are at. Several
+  /// times what a rank may be stopped, see dead_unit.
+  double unit_timeout_s = 60.0;
   std::string stall_file;  ///< JSON lines of every stall are appended here; "" for none
   /// Why the job has no engine for tensors on GPUs, if it has none: the rest of an error's text.
   std::string gpu_missing = "this job has no engine for GPUs; move the tensor to the CPU";
@@ -110,6 +114,9 @@ class Coordinator {
   std::int64_t change_process_sets(OpKind kind,
                                    std::vector<std::int64_t> numbers,
                                    const std::function<void()>& on_tick);
+  void publish(const Parameters& parameters);
+  void admit_on_gpu(Operation& operation);
+  Status end_status() const;
   void background();
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
   void drive_for(const Operation& operation, Clock::time_point deadline);
@@ -117,11 +124,13 @@ class Coordinator {
   void leave_to_callers();
   void step(Lane** helped, const Operation* wanted);
   bool want_round();
+  bool stuck_for_long() const;
   bool is_vain();
   void run_round(Lane** helped);
   void propose_weights();
   void throw_lane_failure();
-  void report_stalls(const std::vector<Report>& answers);
+  bool should_ask_for_units(Clock::time_point now);
+  void report_stalls(const Answers& answers);
   void look_after_peers_and_stalls();
   Clock::time_point next_deadline();
   void fail(const Status& status) noexcept;
@@ -136,12 +145,14 @@ class Coordinator {
   Submitters submitters_;
   std::atomic<bool> flush_{false};
   std::atomic<bool> announce_{false};  ///< a thread has begun to wait since the last round
+  std::atomic<bool> compare_{false};   ///< a thread has waited for `patience` since then
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_callers_{0};
   std::atomic<Clock::time_point> claim_expiry_{};  ///< until then rounds are left to callers
-  std::atomic<std::uint64_t> unit_bytes_;          ///< of the current epoch, for submitters
-  std::atomic<std::uint32_t> lanes_;               ///< of the current epoch
+  std::atomic<std::uint64_t> unit_bytes_{0};       ///< of the current epoch, for submitters
+  std::atomic<std::uint32_t> lanes_{0};            ///< of the current epoch
+  std::atomic<double> gpu_byte_weight_{1.0};       ///< Operation::byte_weight of tensors on GPUs
 
   std::mutex proposal_mutex_;
   std::optional<Parameters> proposal_;  ///< on its way to the negotiator
@@ -150,6 +161,7 @@ class Coordinator {
   Negotiator negotiator_;
   StallInspector stalls_;
   Clock::time_point looked_{};
+  Clock::time_point asked_for_units_{};
   Clock::time_point vain_since_{};  ///< when another rank's vain round was seen, or zero
   Bytes message_;
   std::vector<Operation*> drained_;

@@ -9,6 +9,7 @@
 
 #include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
+#include "csrc/core/unit_watch.h"
 
 namespace aiacc {
 namespace {
@@ -56,10 +57,7 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
   if (flush_.load() && table_.has_queued()) {
     plane_.wake();  // Another thread's flush came during the last round.
   }
-  if (helped != nullptr) {
-    helped->help();
-  }
-  dispatcher_.help(operation);
+  dispatcher_.help(helped, operation, deadline);
 }
 
 void Coordinator::background() {
@@ -73,12 +71,10 @@ void Coordinator::background() {
       return;
     }
     try {
-      if (stopping_.load()) {
-        throw Error(Code::kShutdown,
-                    "[core] rank " + std::to_string(plane_.rank()) +
-                        " has shut down; call init on every rank to go on");
-      }
       throw_lane_failure();
+      if (stopping_.load()) {
+        throw Error(end_status());
+      }
       if (Clock::now() < claim_expiry_.load() && !want_round()) {
         plane_.claim();
         plane_.unclaim_after(kGrace);
@@ -138,7 +134,7 @@ bool Coordinator::want_round() {
   if (negotiator_.urgent() || (plane_.round_pending() && !is_vain())) {
     return true;
   }
-  if (announce_.load() && submitters_.all_stuck()) {
+  if ((announce_.load() && submitters_.all_stuck()) || (compare_.load() && stuck_for_long())) {
     return true;
   }
   if (!table_.has_queued()) {
@@ -150,6 +146,10 @@ bool Coordinator::want_round() {
   }
   return flush_.load() || table_.queued_bytes() >= unit_bytes_.load(std::memory_order_relaxed) ||
          Clock::now() >= table_.queued_since() + options_.linger;
+}
+
+bool Coordinator::stuck_for_long() const {
+  return submitters_.all_stuck_since(Clock::now() - options_.patience);
 }
 
 /// Whether the pending round must end without a ready tensor: all of them need this rank, which has
@@ -171,19 +171,24 @@ void Coordinator::run_round(Lane** helped) {
   vain_since_ = {};
   flush_.store(false);
   announce_.store(false);
+  compare_.store(false);
   // Before the queue is emptied: what a stuck thread waits for must have been sent.
-  const bool stuck = submitters_.all_stuck();
+  const std::uint32_t state = (submitters_.all_stuck() ? 0U : kFlagMoving) |
+                              (stuck_for_long() ? 0U : kFlagOpen) |
+                              (dispatcher_.busy() ? kFlagBusy : 0U);
   table_.drain(drained_);
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
   }
   propose_weights();
-  negotiator_.contribute(message_, stuck, dispatcher_.busy());
+  if (negotiator_.answer_due()) {
+    negotiator_.answer_with(dispatcher_.lane_reports());
+  }
+  negotiator_.contribute(message_, state);
   plane_.all_reduce(message_, combine_rounds);
   const RoundOutcome& outcome = negotiator_.apply(message_);
   check_parameters(negotiator_.parameters(), static_cast<std::uint32_t>(engine_.lanes()));
-  unit_bytes_.store(negotiator_.parameters().unit_bytes, std::memory_order_relaxed);
-  lanes_.store(negotiator_.parameters().lanes, std::memory_order_relaxed);
+  publish(negotiator_.parameters());
   if (timeline_.marks_rounds()) {
     timeline_.record("round", "CYCLE_START", "rounds", start, Clock::now(), message_.size());
   }
@@ -195,7 +200,7 @@ void Coordinator::run_round(Lane** helped) {
   if (outcome.look_again && submitters_.all_stuck()) {
     negotiator_.look_again();
   }
-  if (!outcome.answers.empty()) {
+  if (!outcome.answers.ranks.empty()) {
     report_stalls(outcome.answers);
   }
 }
@@ -236,7 +241,8 @@ void Coordinator::look_after_peers_and_stalls() {
   looked_ = now;
   plane_.check_peers();
   dispatcher_.look_after_gpu();
-  if (stalls_.should_ask(table_.undispatched(), now)) {
+  const bool asks_for_units = should_ask_for_units(now);
+  if (stalls_.should_ask(table_.undispatched(), now) || asks_for_units) {
     negotiator_.ask_for_stalls();
     do {
       run_round(nullptr);  // the question, then the answers
@@ -244,7 +250,22 @@ void Coordinator::look_after_peers_and_stalls() {
   }
 }
 
-void Coordinator::report_stalls(const std::vector<Report>& answers) {
+/// Later than this rank's own limit, so that the other members have most likely waited for so long,
+/// too.
+bool Coordinator::should_ask_for_units(Clock::time_point now) {
+  constexpr double kAskAfter = 1.125;
+  if (dispatcher_.longest_wait() < kAskAfter * options_.unit_timeout_s ||
+      std::chrono::duration<double>(now - asked_for_units_).count() < options_.unit_timeout_s) {
+    return false;
+  }
+  asked_for_units_ = now;
+  return true;
+}
+
+void Coordinator::report_stalls(const Answers& answers) {
+  if (const auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s)) {
+    throw Error(Code::kTimeout, *dead);
+  }
   for (const Stall& stall :
        stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now())) {
     if (stall.missing.empty()) {
@@ -252,7 +273,11 @@ void Coordinator::report_stalls(const std::vector<Report>& answers) {
     }
     AIACC_LOG(kWarning) << stall_text(stall);
     if (!options_.stall_file.empty()) {
-      std::ofstream(options_.stall_file, std::ios::app) << stall_json(stall) << '\n';
+      std::ofstream file(options_.stall_file, std::ios::app);
+      if (!(file << stall_json(stall) << '\n' << std::flush)) {
+        AIACC_LOG(kWarning) << "[stall] cannot write to AIACC_STALL_FILE=" << options_.stall_file
+                            << "; is the disk full?";
+      }
     }
     if (stalls_.is_fatal(stall)) {
       throw Error(Code::kTimeout, stall_text(stall));

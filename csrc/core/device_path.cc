@@ -21,7 +21,20 @@ double seconds(Clock::duration duration) { return std::chrono::duration<double>(
 }  // namespace
 
 DevicePath::DevicePath(DeviceEngine* engine, DevicePathOptions options)
-    : engine_(engine), options_(std::move(options)) {}
+    : engine_(engine), options_(std::move(options)), gpus_(setup()) {}
+
+UsedGpus::Setup DevicePath::setup() const {
+  UsedGpus::Setup setup;
+  setup.open = [this](int ordinal) {
+    return engine_ != nullptr
+               ? engine_->open(ordinal)
+               : Device::open_or_propose(options_.staging(), ordinal, options_.staged_device);
+  };
+  setup.kernels = engine_ != nullptr;
+  setup.check = options_.finite != nullptr;
+  setup.lanes = options_.lanes;
+  return setup;
+}
 
 void DevicePath::refuse(const Request& request, const std::string& problem) const {
   throw Error(Code::kUnsupported,
@@ -30,59 +43,9 @@ void DevicePath::refuse(const Request& request, const std::string& problem) cons
                   std::to_string(request.device) + ": " + problem);
 }
 
-/// Of that number; -1: the first one that was used, or a proposal.
-DevicePath::Gpu& DevicePath::gpu(int ordinal) {
-  const std::lock_guard lock(mutex_);
-  ordinal = ordinal < 0 ? first_gpu_ : ordinal;
-  const auto known = gpus_.find(ordinal);
-  if (known != gpus_.end()) {
-    return known->second;
-  }
-  const std::shared_ptr<Device> device =
-      engine_ != nullptr
-          ? engine_->open(ordinal)
-          : Device::open_or_propose(options_.staging(), ordinal, options_.staged_device);
-  first_gpu_ = gpus_.empty() ? device->ordinal() : first_gpu_;
-  return gpus_.emplace(device->ordinal(), Gpu{device, nullptr, nullptr}).first->second;
-}
-
 /// Where this rank's tensors of a unit are.
-DevicePath::Gpu& DevicePath::own_gpu(const Unit& unit) {
-  return gpu(unit.devices()->at(static_cast<std::size_t>(unit.team->rank)));
-}
-
-DeviceTools& DevicePath::tools(Gpu& gpu) {
-  const std::lock_guard lock(mutex_);
-  if (gpu.tools == nullptr) {
-    gpu.tools =
-        std::make_shared<DeviceTools>(gpu.device, engine_ != nullptr, options_.finite != nullptr);
-  }
-  return *gpu.tools;
-}
-
-/// Needs a Device::Scope.
-Staging& DevicePath::staging(Gpu& gpu) {
-  const DeviceTools& shared = tools(gpu);
-  const std::lock_guard lock(mutex_);
-  if (gpu.staging == nullptr) {
-    gpu.staging = std::make_unique<Staging>(gpu.device, shared.pool, options_.lanes);
-    if (aborted_) {
-      gpu.staging->abort(*aborted_);
-    }
-  }
-  return *gpu.staging;
-}
-
-DevicePath::~DevicePath() {
-  for (auto& [ordinal, gpu] : gpus_) {
-    try {
-      const Device::Scope scope(*gpu.device);
-      gpu.staging.reset();
-    } catch (const Error&) {
-      static_cast<void>(
-          gpu.staging.release());  // The driver is shutting down, and all this with it.
-    }
-  }
+UsedGpus::Gpu& DevicePath::own_gpu(const Unit& unit) {
+  return gpus_.at(unit.devices()->at(static_cast<std::size_t>(unit.team->rank)));
 }
 
 /// Throws Error(kUnsupported) unless the engine has that reduction. Needs a Device::Scope.
@@ -113,7 +76,7 @@ void DevicePath::admit(Operation& operation) {
   if (engine_ == nullptr && !options_.staging) {
     refuse(request, options_.missing);
   }
-  const std::shared_ptr<Device> device = gpu(request.device).device;
+  const std::shared_ptr<Device> device = gpus_.at(request.device).device;
   const Device::Scope scope(*device);
   check_reductions(request);
   if (device->capturing(operation.stream)) {
@@ -150,9 +113,9 @@ void DevicePath::wait_for_inputs(const Unit& unit, CudaStream stream, const Devi
 }
 
 void DevicePath::prepare(const Unit& unit, int lane) {
-  Gpu& gpu = own_gpu(unit);
+  UsedGpus::Gpu& gpu = own_gpu(unit);
   const Device::Scope scope(*gpu.device);
-  staging(gpu).prepare(unit, lane, [&](const Unit& of, CudaStream stream) {
+  gpus_.staging_of(gpu).prepare(unit, lane, [&](const Unit& of, CudaStream stream) {
     wait_for_inputs(of, stream, *gpu.device);
   });
 }
@@ -162,18 +125,57 @@ int DevicePath::lane_of(const DeviceEngine& engine, int lane) const {
   return lane + 1 == options_.lanes ? engine.express_lane() : lane % engine.lanes();
 }
 
+std::uint32_t DevicePath::launch_lane(std::uint32_t lane) const {
+  return static_cast<std::uint32_t>(lane_of(*engine_, static_cast<int>(lane)) % engine_->lanes());
+}
+
 void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
-  DeviceEngine* engine = engine_ != nullptr ? &unit.team->gpu->on(*unit.devices()) : nullptr;
-  Gpu& gpu = engine != nullptr ? this->gpu(engine->device(-1)->ordinal()) : own_gpu(unit);
+  UsedGpus::Gpu& gpu = own_gpu(unit);
   const Device::Scope scope(*gpu.device);
-  const WaitForInputs wait = [&](const Unit& of, CudaStream stream) {
-    wait_for_inputs(of, stream, *gpu.device);
-  };
-  ReportPool::Taken checked;
   const Mark done =
-      engine != nullptr
-          ? execute_device_unit(unit, lane_of(*engine, lane), *engine, tools(gpu), wait, checked)
-          : staging(gpu).run(unit, lane, buffer, wait);
+      gpus_.staging_of(gpu).run(unit, lane, buffer, [&](const Unit& of, CudaStream stream) {
+        wait_for_inputs(of, stream, *gpu.device);
+      });
+  note(unit, gpu.device, done, nullptr);
+}
+
+void DevicePath::start(const Unit& unit, int lane) {
+  DeviceEngine& engine = unit.team->gpu->on(*unit.devices());
+  UsedGpus::Gpu& gpu = gpus_.at(engine.device(-1)->ordinal());
+  const Device::Scope scope(*gpu.device);
+  started_.push_back({unit,
+                      engine,
+                      gpu.device,
+                      DeviceUnit(unit, lane_of(engine, lane), engine, gpus_.tools_of(gpu))});
+  started_.back().work.prepare(
+      [&](const Unit& of, CudaStream stream) { wait_for_inputs(of, stream, *gpu.device); });
+}
+
+void DevicePath::launch() {
+  const Device::Scope scope(*started_.front().device);
+  DeviceEngine& engine = started_.front().engine;
+  const bool several = started_.size() > 1;
+  if (several) {
+    engine.begin_group();
+  }
+  for (Started& started : started_) {
+    started.work.issue();
+  }
+  if (several) {
+    engine.end_group();
+  }
+  for (Started& started : started_) {
+    const Mark done = started.work.complete();
+    note(started.unit, started.device, done, started.work.take_checked());
+  }
+  started_.clear();
+}
+
+/// The unit is on its way until the GPU has come to the mark.
+void DevicePath::note(const Unit& unit,
+                      const std::shared_ptr<Device>& device,
+                      const Mark& done,
+                      ReportPool::Taken checked) {
   const std::lock_guard lock(mutex_);
   for (const Piece& piece : unit.pieces) {
     Operation& operation = *piece.operation;
@@ -184,7 +186,7 @@ void DevicePath::run(const Unit& unit, int lane, PackBuffer& buffer) {
       piece.buffers().gathered_on_gpu->users = {done};
     }
   }
-  queued_.push_back({gpu.device, done, name_of(unit), Clock::now(), std::move(checked)});
+  queued_.push_back({device, done, name_of(unit), Clock::now(), std::move(checked)});
 }
 
 void DevicePath::order_after(const Operation& operation, CudaStream stream, const Device& device) {
@@ -203,7 +205,7 @@ void DevicePath::order_after(const Operation& operation, CudaStream stream) {
   if (operation.completed.empty()) {
     return;  // nothing had to move
   }
-  const Device& device = *gpu(operation.request.device).device;
+  const Device& device = *gpus_.at(operation.request.device).device;
   const Device::Scope scope(device);
   order_after(operation, stream, device);
 }
@@ -221,7 +223,7 @@ void DevicePath::copy_gathered(Operation& operation,
   for (const std::int64_t rows : operation.tensor(tensor).first_extents) {
     bytes += static_cast<std::uint64_t>(rows) * spec.row_bytes();
   }
-  Device& device = *gpu(operation.request.device).device;
+  Device& device = *gpus_.at(operation.request.device).device;
   const Device::Scope scope(device);
   order_after(operation, stream, device);
   AIACC_CUDA_CHECK(device.driver(),
@@ -285,17 +287,8 @@ bool DevicePath::quiesce(Clock::time_point deadline) noexcept {
     collect_rest();
     return quiet;
   }
-  std::vector<Gpu*> staged;
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto& [ordinal, gpu] : gpus_) {
-      if (gpu.staging != nullptr) {
-        staged.push_back(&gpu);
-      }
-    }
-  }
   bool quiet = true;
-  for (Gpu* gpu : staged) {
+  for (UsedGpus::Gpu* gpu : gpus_.staged()) {
     try {
       const Device::Scope scope(*gpu->device);
       quiet = gpu->staging->quiesce(deadline) && quiet;
@@ -313,18 +306,6 @@ void DevicePath::collect_rest() noexcept {
     retire();
   } catch (const std::exception&) {
     // The device has failed, or its driver has ended: its reports say nothing.
-  }
-}
-
-void DevicePath::abort(const Status& status) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!aborted_) {
-    aborted_ = status;
-  }
-  for (auto& [ordinal, gpu] : gpus_) {
-    if (gpu.staging != nullptr) {
-      gpu.staging->abort(*aborted_);
-    }
   }
 }
 

@@ -1,21 +1,18 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "csrc/core/device_unit.h"
 #include "csrc/core/finite_check.h"
-#include "csrc/core/staging.h"
 #include "csrc/core/tensor_table.h"
 #include "csrc/core/unit.h"
+#include "csrc/core/used_gpus.h"
 #include "csrc/engines/device_engine.h"
 
 namespace aiacc {
@@ -48,7 +45,6 @@ class DevicePath {
  public:
   /// `engine`, that of all ranks, outlives this; null: staging, or requests are refused.
   explicit DevicePath(DeviceEngine* engine, DevicePathOptions options = {});
-  ~DevicePath();
   DevicePath(const DevicePath&) = delete;
   DevicePath& operator=(const DevicePath&) = delete;
 
@@ -68,8 +64,19 @@ class DevicePath {
   /// Staging: starts on a unit of a lane, in the thread that runs the lane, before `run` of the one
   /// before it. Throws what CUDA throws.
   void prepare(const Unit& unit, int lane);
-  /// One unit, in the thread where such units run. Throws what the engine and CUDA throw.
+  /// Staging: one unit, in the thread of its lane. Throws what the engine and CUDA throw.
   void run(const Unit& unit, int lane, PackBuffer& buffer);
+
+  /// With an engine, in the launching thread: starts on a unit, which outlives `launch`: what comes
+  /// before its operation is queued. Throws what the engine and CUDA throw.
+  void start(const Unit& unit, int lane);
+  /// Issues the units that were started since the last call, which are one of plan_groups' groups, and
+  /// queues what comes after. Throws the same.
+  void launch();
+  /// Forgets them, after an error.
+  void drop() noexcept { started_.clear(); }
+  /// Where units of a lane of the plan are issued by that engine.
+  std::uint32_t launch_lane(std::uint32_t lane) const;
 
   /// What is queued on `stream` from now on comes after the operation, which is done. Throws
   /// Error(kUnsupported) if the stream is being captured.
@@ -91,14 +98,15 @@ class DevicePath {
   /// deadline came.
   bool quiesce(Clock::time_point deadline) noexcept;
   /// Staging: ends the waits for copies to the host. Any thread.
-  void abort(const Status& status) noexcept;
+  void abort(const Status& status) noexcept { gpus_.abort(status); }
 
  private:
-  /// A GPU that this rank uses.
-  struct Gpu {
+  /// A unit of the launching thread that is not issued yet.
+  struct Started {
+    const Unit& unit;
+    DeviceEngine& engine;
     std::shared_ptr<Device> device;
-    std::shared_ptr<DeviceTools> tools;  ///< null before its first unit
-    std::unique_ptr<Staging> staging;    ///< the same
+    DeviceUnit work;
   };
   /// A unit that is on a stream.
   struct Queued {
@@ -110,24 +118,25 @@ class DevicePath {
     bool reported = false;
   };
 
-  Gpu& gpu(int ordinal);
-  Gpu& own_gpu(const Unit& unit);
-  DeviceTools& tools(Gpu& gpu);
-  Staging& staging(Gpu& gpu);
+  UsedGpus::Setup setup() const;
+  UsedGpus::Gpu& own_gpu(const Unit& unit);
   void wait_for_inputs(const Unit& unit, CudaStream stream, const Device& device) const;
   void order_after(const Operation& operation, CudaStream stream, const Device& device);
   void check_reductions(const Request& request) const;
   int lane_of(const DeviceEngine& engine, int lane) const;
+  void note(const Unit& unit,
+            const std::shared_ptr<Device>& device,
+            const Mark& done,
+            ReportPool::Taken checked);
   void refuse(const Request& request, const std::string& problem) const;
   void retire();
   void collect_rest() noexcept;
 
   DeviceEngine* const engine_;
   const DevicePathOptions options_;
-  std::mutex mutex_;
-  std::map<int, Gpu> gpus_;  ///< by number; none goes before the end
-  int first_gpu_ = -1;
-  std::optional<Status> aborted_;
+  UsedGpus gpus_;
+  std::vector<Started> started_;  ///< the launching thread's
+  std::mutex mutex_;  ///< guards what follows; the driver takes it, so nobody waits with it
   std::deque<Queued> queued_;
 };
 

@@ -49,9 +49,8 @@ Dispatcher::Dispatcher(int rank,
             : Lane::Prepare()));
   }
   if (device_path_.queues()) {
-    launcher_ = std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer& buffer) {
-      run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
-    });
+    launcher_ =
+        std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer&) { launch_unit(unit); });
   }
 }
 
@@ -175,6 +174,7 @@ Operation* Dispatcher::answer_with_zeros(const Agreement& agreement) {
 
 /// Plans all of `moving_` and empties it.
 void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
+  ++plans_;
   const auto before = [](const Operation* a, const Operation* b) {
     return a->request.process_set < b->request.process_set;
   };
@@ -199,7 +199,7 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
   // Sets prefer different lanes: they do not know of each other's loads.
   auto& [next_seq, loads] =
       numbering_.try_emplace(team->id, Numbering{0, LaneLoads(team->id)}).first->second;
-  plan_items(of_team_, items_);
+  plan_items(of_team_, device_path_.queues(), items_);
   plan_units(items_.items,
              parameters,
              next_seq,
@@ -217,8 +217,11 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
   for (Operation* operation : of_team_) {
     operation->dispatched.store(true);
   }
+  plan_launches();
+  auto joined = joined_.begin();
   for (const PlannedUnit& planned : plan_) {
     unit_.plan = planned;
+    unit_.order = plans_;
     unit_.team = team;
     unit_.algorithm = parameters.algorithm;
     unit_.finite = device_path_.finite();
@@ -227,6 +230,7 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
       unit_.pieces.push_back(items_.pieces[slice.item]);
     }
     if (launcher_ != nullptr && unit_.pieces.front().request().on_gpu()) {
+      unit_.joined = *joined++;
       launcher_->push(unit_, true);
       continue;
     }
@@ -237,6 +241,59 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
     }
     lane->push(unit_, helped == nullptr || *helped != lane);
   }
+}
+
+std::vector<LaneReport> Dispatcher::lane_reports() const {
+  std::vector<LaneReport> reports;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    const auto current = lanes_[lane]->current();
+    if (!current) {
+      continue;
+    }
+    LaneReport report;
+    report.lane = static_cast<std::uint32_t>(lane);
+    report.process_set = current->team->id;
+    report.order = current->order;
+    report.unit = current->unit;
+    if (current->running) {
+      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
+      report.waited_s = wait.seconds;
+      report.for_rank = wait.for_rank;
+      report.tensors = wait.seconds > 0 ? table_.labels(current->operations) : "";
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+double Dispatcher::longest_wait() const {
+  double longest = 0;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    const auto current = lanes_[lane]->current();
+    if (current && current->running) {
+      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
+      longest = std::max(longest, wait.seconds);
+    }
+  }
+  return longest;
+}
+
+/// Which units of the plan are issued together, those of the launching thread counted alone.
+void Dispatcher::plan_launches() {
+  slots_.clear();
+  const SharedPlacement* last = nullptr;
+  for (const PlannedUnit& unit : plan_) {
+    const Piece& first = items_.pieces[unit.slices.front().item];
+    if (launcher_ == nullptr || !first.request().on_gpu()) {
+      continue;
+    }
+    const SharedPlacement& devices = first.operation->devices;
+    const std::uint32_t before = slots_.empty() ? 0 : slots_.back().engine;
+    const bool other = last != nullptr && !same_placement(*last, devices);
+    slots_.push_back({before + (other ? 1 : 0), device_path_.launch_lane(unit.lane)});
+    last = &devices;
+  }
+  plan_groups(slots_, joined_);
 }
 
 void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
@@ -257,7 +314,7 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   const auto start = Clock::now();
   try {
     if (unit.pieces.front().request().on_gpu()) {
-      device_path_.run(unit, lane, buffer);
+      device_path_.run(unit, lane, buffer);  // staged
     } else {
       execute_unit(unit, lane, buffer);
     }
@@ -272,19 +329,54 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
       first.kind == OpKind::kAllreduce && first.op != ReduceOp::kAdasum) {
     watch_.note(lane, unit.plan.bytes, end - start);
   }
-  if (timeline_.on()) {
-    std::string name = first.name;
-    if (unit.pieces.size() > 1) {
-      name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
-    }
-    timeline_.record(name,
-                     phase_of(first.kind),
-                     lanes_[static_cast<std::size_t>(lane)]->name(),
-                     start,
-                     end,
-                     unit.plan.bytes);
-  }
+  record_unit(unit, start, end);
   finish(unit);
+}
+
+/// The launching thread's. What comes before the operation is queued at once; the operations of a group
+/// when it has its last unit, which the driver pushes right after the others.
+void Dispatcher::launch_unit(Unit& unit) noexcept {
+  if (stopped_.load()) {
+    return;
+  }
+  try {
+    if (grouped_ == group_.size()) {
+      group_.push_back(std::make_unique<Launched>());
+    }
+    Launched& launched = *group_[grouped_++];
+    std::swap(launched.unit, unit);
+    launched.start = Clock::now();
+    device_path_.start(launched.unit, static_cast<int>(launched.unit.plan.lane));
+    if (launched.unit.joined) {
+      return;
+    }
+    device_path_.launch();
+  } catch (...) {
+    device_path_.drop();
+    grouped_ = 0;
+    record_failure();
+    return;
+  }
+  const auto end = Clock::now();
+  const std::size_t count = std::exchange(grouped_, 0);
+  for (std::size_t i = 0; i < count; ++i) {
+    record_unit(group_[i]->unit, group_[i]->start, end);
+    finish(group_[i]->unit);
+    group_[i]->unit.team.reset();
+  }
+}
+
+void Dispatcher::record_unit(const Unit& unit, Clock::time_point start, Clock::time_point end) {
+  if (!timeline_.on()) {
+    return;
+  }
+  const Request& first = unit.pieces.front().request();
+  std::string name = first.name;
+  if (unit.pieces.size() > 1) {
+    name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
+  }
+  timeline_.record(
+      name, phase_of(first.kind), lanes_[unit.plan.lane]->name(), start, end, unit.plan.bytes);
 }
 
 void Dispatcher::finish(Unit& unit) {
@@ -306,26 +398,31 @@ void Dispatcher::finish(Unit& unit) {
   }
 }
 
-void Dispatcher::help(const Operation& operation) {
+void Dispatcher::help(Lane* first, const Operation& operation, Clock::time_point deadline) {
+  if (first != nullptr) {
+    first->help(operation.done, deadline);  // it was not woken: nobody else would
+  }
   for (const auto& lane : lanes_) {
-    if (operation.done.load()) {
+    if (operation.done.load() || Clock::now() >= deadline) {
       return;
     }
-    lane->help();
+    lane->help(operation.done, deadline);
   }
 }
 
 void Dispatcher::record_failure() noexcept {
+  Status status = current_exception_status();
+  if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported) {
+    // These say that nothing was submitted. Here something was, and the job ends.
+    status = {Code::kEngine, status.message()};
+  }
+  record_failure(status);
+}
+
+void Dispatcher::record_failure(const Status& status) noexcept {
   {
     const std::lock_guard lock(failure_mutex_);
-    if (!failure_) {
-      Status status = current_exception_status();
-      if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported) {
-        // These say that nothing was submitted. Here something was, and the job ends.
-        status = {Code::kEngine, status.message()};
-      }
-      failure_ = {std::move(status), Clock::now()};
-    }
+    failure_ = failure_ ? failure_ : Failure{status, Clock::now()};
   }
   on_failure_();
 }

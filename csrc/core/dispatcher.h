@@ -17,6 +17,7 @@
 #include "csrc/core/teams.h"
 #include "csrc/core/tensor_table.h"
 #include "csrc/core/timeline.h"
+#include "csrc/planning/launch_groups.h"
 
 namespace aiacc {
 
@@ -52,6 +53,10 @@ class Dispatcher {
 
   /// Whether units are under way on this rank. Any thread.
   bool busy() { return finished_units_.load() != units_.load() || device_path_.busy(); }
+  /// What the lanes of this rank are at, those with work.
+  std::vector<LaneReport> lane_reports() const;
+  /// Seconds for which the lane that is stuck for longest has waited for others; 0 if none is.
+  double longest_wait() const;
   /// Forgets what the lanes were given. For a moment when no rank is busy, on all ranks alike: the
   /// end of a round before which every rank said so, for units come out of rounds only.
   void clear_loads();
@@ -61,8 +66,10 @@ class Dispatcher {
     return watch_.suggest(parameters);
   }
 
-  /// Runs lanes that nobody runs until `operation` is done or no lane is left. Any thread.
-  void help(const Operation& operation);
+  /// Runs lanes that nobody runs, `first` at first unless it is null, until `operation` is done, the
+  /// deadline has come or no lane is left; the lanes' own threads go on. A unit that has begun is
+  /// brought to its end. Any thread.
+  void help(Lane* first, const Operation& operation, Clock::time_point deadline);
 
   /// The first failure of a unit and when it came. Any thread.
   struct Failure {
@@ -70,6 +77,8 @@ class Dispatcher {
     Clock::time_point when;
   };
   std::optional<Failure> failure() const;
+  /// Adds one, unless there is one. Any thread.
+  void record_failure(const Status& status) noexcept;
 
   /// Lets units in flight, and new process sets that connect, end until the deadline.
   void drain(Clock::time_point deadline);
@@ -101,6 +110,9 @@ class Dispatcher {
                  Lane** helped);
   void prepare_unit(int lane, const Unit& unit) noexcept;
   void run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
+  void plan_launches();
+  void launch_unit(Unit& unit) noexcept;
+  void record_unit(const Unit& unit, Clock::time_point start, Clock::time_point end);
   void run_change(Unit& unit) noexcept;
   void finish(Unit& unit);
   void record_failure() noexcept;
@@ -113,11 +125,14 @@ class Dispatcher {
   std::unordered_map<std::uint32_t, Numbering> numbering_;  ///< by process set
 
   // Scratch of the driver, kept for its memory.
+  std::uint64_t plans_ = 0;           ///< so far; equal on all ranks
   std::vector<Operation*> moving_;    ///< to be planned
   std::vector<Operation*> finished_;  ///< nothing moves
   std::vector<Operation*> of_team_;   ///< to be planned now, of one process set
   PlanItems items_;
   UnitPlan plan_;
+  std::vector<LaunchSlot> slots_;  ///< of units that the launching thread gets
+  std::vector<bool> joined_;
   Unit unit_;
 
   LaneWatch watch_;
@@ -133,6 +148,14 @@ class Dispatcher {
 
   mutable std::mutex failure_mutex_;
   std::optional<Failure> failure_;
+
+  /// A unit of the group that the launching thread is at.
+  struct Launched {
+    Unit unit;
+    Clock::time_point start;
+  };
+  std::vector<std::unique_ptr<Launched>> group_;  ///< the first ones are it, the others are spare
+  std::size_t grouped_ = 0;
 
   std::vector<std::unique_ptr<Lane>> lanes_;  ///< the engine's lanes, then the express lane
   std::unique_ptr<Lane> launcher_;            ///< of units for an engine for GPUs

@@ -41,18 +41,22 @@ void Lane::start() {
   work_.notify_one();
 }
 
-void Lane::help() {
+void Lane::help(const std::atomic<bool>& done, Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  if (!running_) {
-    run_queued(lock);
+  if (running_ || !has_work()) {
+    return;
   }
+  do {
+    run_one(lock);
+  } while (has_work() && !done.load() && Clock::now() < deadline);
+  leave();
 }
 
 bool Lane::quiesce(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   notified_ = true;
   work_.notify_one();
-  return idle_.wait_until(lock, deadline, [this] { return !running_ && queue_.empty(); });
+  return idle_.wait_until(lock, deadline, [this] { return !running_ && !has_work(); });
 }
 
 void Lane::work() {
@@ -67,36 +71,66 @@ void Lane::work() {
       return;
     }
     notified_ = false;
-    run_queued(lock);
+    while (has_work()) {
+      run_one(lock);
+    }
+    leave();
   }
 }
 
-void Lane::run_queued(std::unique_lock<std::mutex>& lock) {
+std::optional<Lane::Current> Lane::current() const {
+  const std::lock_guard lock(mutex_);
+  if (!active_ && !has_work()) {
+    return std::nullopt;
+  }
+  const Unit& unit = active_ ? unit_ : prepared_ ? next_ : queue_.front();
+  Current current{unit.order, unit.plan.seq, unit.team, {}, active_};
+  for (const Piece& piece : unit.pieces) {
+    current.operations.push_back(piece.operation);
+  }
+  return current;
+}
+
+/// Runs the next unit, without the lock.
+void Lane::run_one(std::unique_lock<std::mutex>& lock) {
   running_ = true;
-  bool prepared = false;  // next_ holds a unit
-  while (prepared || !queue_.empty()) {
-    if (prepared) {
-      std::swap(unit_, next_);
-      prepared = false;
-    } else {
-      std::swap(unit_, queue_.front());
-      queue_.pop();
-    }
-    if (prepare_ && !queue_.empty()) {
-      std::swap(next_, queue_.front());
-      queue_.pop();
-      prepared = true;
-    }
+  if (prepared_) {
+    std::swap(unit_, next_);
+    prepared_ = false;
+  } else {
+    std::swap(unit_, queue_.front());
+    queue_.pop();
+  }
+  if (prepare_ && !queue_.empty()) {
+    std::swap(next_, queue_.front());
+    queue_.pop();
+    prepared_ = true;
+  }
+  active_ = true;
+  lock.unlock();
+  if (prepared_) {
+    prepare_(next_);
+  }
+  run_(unit_, buffer_);
+  lock.lock();
+  active_ = false;
+  std::shared_ptr<const Team> team = std::move(unit_.team);
+  if (team.use_count() == 1) {  // of a removed set: its engine ends here
     lock.unlock();
-    if (prepared) {
-      prepare_(next_);
-    }
-    run_(unit_, buffer_);
-    unit_.team.reset();
+    team.reset();
     lock.lock();
   }
+}
+
+/// The runner's end; what is left is the worker's.
+void Lane::leave() {
   running_ = false;
-  idle_.notify_all();
+  if (has_work()) {
+    notified_ = true;
+    work_.notify_one();
+  } else {
+    idle_.notify_all();
+  }
 }
 
 }  // namespace aiacc

@@ -1,10 +1,14 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "csrc/base/recycling_queue.h"
 #include "csrc/base/socket.h"
@@ -34,27 +38,43 @@ class Lane {
   void push(Unit& unit, bool notify);
   /// Lets the worker run what is queued.
   void start();
-  /// Runs what is queued in the calling thread; returns at once if another thread is doing so.
-  void help();
+  /// Runs what is queued in the calling thread until `done` is set or the deadline has come, at
+  /// least one unit; what is left then is the worker's. Returns at once if another thread is doing
+  /// so. Others may go on pushing: the queue need never be empty.
+  void help(const std::atomic<bool>& done, Clock::time_point deadline);
   /// Blocks until nothing is queued or running, or the deadline has come; true if it is idle.
   bool quiesce(Clock::time_point deadline);
+
+  /// The unit that runs or, if none does, will run next.
+  struct Current {
+    std::uint64_t order = 0;
+    std::uint64_t unit = 0;
+    std::shared_ptr<const Team> team;
+    std::vector<const Operation*> operations;  ///< to be compared only: they may be over
+    bool running = false;
+  };
+  std::optional<Current> current() const;
 
   const std::string& name() const { return name_; }
 
  private:
   void work();
-  void run_queued(std::unique_lock<std::mutex>& lock);
+  bool has_work() const { return prepared_ || !queue_.empty(); }
+  void run_one(std::unique_lock<std::mutex>& lock);
+  void leave();
 
   const std::string name_;
   const Run run_;
   const Prepare prepare_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable idle_;
   RecyclingQueue<Unit> queue_;
-  Unit unit_;  ///< the one that is run
-  Unit next_;  ///< the one that is prepared
+  Unit unit_;              ///< the one that is run
+  Unit next_;              ///< the one that is prepared
+  bool prepared_ = false;  ///< whether there is one
   bool running_ = false;
+  bool active_ = false;  ///< unit_ is being run; it is not changed meanwhile
   bool notified_ = false;
   bool stopping_ = false;
   PackBuffer buffer_;

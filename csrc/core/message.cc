@@ -1,290 +1,300 @@
 #include "csrc/core/message.h"
 
+#include <algorithm>
 #include <cstring>
-#include <type_traits>
+#include <map>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/core/byte_io.h"
 
 namespace aiacc {
 namespace {
 
 constexpr std::size_t kMaxSlots = std::size_t{1} << 24;
-/// Encoded request of an empty name and shape.
-constexpr std::size_t kMinRequest = 49;
-/// Encoded tensor of an empty shape.
-constexpr std::size_t kMinTensor = 5;
 
-/// Fixed part of an encoded round; `words` 64-bit words follow, then `reports` reports.
+/// Fixed part of an encoded round; `words` 64-bit words follow, then `rest` bytes for everything
+/// else. A round of a running job has none.
 struct RoundHeader {
   std::uint32_t flags;
   std::uint32_t epoch;
   std::uint32_t words;
-  std::uint32_t reports;
+  std::uint32_t rest;
+
+  std::size_t bits_end() const { return sizeof *this + std::size_t{words} * sizeof(std::uint64_t); }
 };
 
-class Writer {
- public:
-  explicit Writer(Bytes& out) : out_(out) {}
-
-  template <typename T>
-  void put(T value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    put_bytes(&value, sizeof value);
-  }
-  void put_text(const std::string& text) {
-    put(static_cast<std::uint32_t>(text.size()));
-    put_bytes(text.data(), text.size());
-  }
-  void put_bytes(const void* data, std::size_t bytes) {
-    const auto* first = static_cast<const std::uint8_t*>(data);
-    out_.insert(out_.end(), first, first + bytes);
-  }
-
- private:
-  Bytes& out_;
+/// What the rest of a message says.
+struct Rest {
+  RoundEntries entries;
+  std::optional<Proposal> proposal;
 };
 
-class Reader {
- public:
-  explicit Reader(const Bytes& in) : in_(in) {}
-
-  template <typename T>
-  T get() {
-    T value{};
-    get_bytes(&value, sizeof value);
-    return value;
+RoundHeader header_of(const Bytes& bytes) {
+  RoundHeader header{};
+  if (bytes.size() < sizeof header) {
+    Reader::malformed("truncated");
   }
-  std::string get_text() {
-    const auto bytes = count(kMaxNameBytes, 1);
-    std::string text(bytes, '\0');
-    get_bytes(text.data(), bytes);
-    return text;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.words > kMaxSlots / 64 || bytes.size() < header.bits_end() ||
+      bytes.size() - header.bits_end() != header.rest) {
+    Reader::malformed(std::to_string(header.words) + " words of slots");
   }
-  void get_bytes(void* data, std::size_t bytes) {
-    if (bytes > in_.size() - at_) {
-      malformed("truncated");
-    }
-    if (bytes > 0) {
-      std::memcpy(data, in_.data() + at_, bytes);
-    }
-    at_ += bytes;
-  }
-  /// A count of things of at least `each` bytes: bounded by what is left, so it can be trusted.
-  std::size_t count(std::size_t limit, std::size_t each) {
-    const auto value = get<std::uint32_t>();
-    if (value > limit || value > (in_.size() - at_) / each) {
-      malformed("a count of " + std::to_string(value));
-    }
-    return value;
-  }
-  bool done() const { return at_ == in_.size(); }
-
-  [[noreturn]] static void malformed(const std::string& what) {
-    throw Error(Code::kPeerLost,
-                "[negotiation] malformed round message (" + what +
-                    "); do all ranks run the same aiacc version?");
-  }
-
- private:
-  const Bytes& in_;
-  std::size_t at_ = 0;
-};
-
-void encode_shape(const std::vector<std::int64_t>& shape, Writer& writer) {
-  writer.put(static_cast<std::uint32_t>(shape.size()));
-  writer.put_bytes(shape.data(), shape.size() * sizeof(std::int64_t));
+  return header;
 }
 
-std::vector<std::int64_t> decode_shape(Reader& reader, std::size_t limit) {
-  std::vector<std::int64_t> shape(reader.count(limit, sizeof(std::int64_t)));
-  reader.get_bytes(shape.data(), shape.size() * sizeof(std::int64_t));
-  for (const std::int64_t extent : shape) {
-    if (extent < 0) {
-      Reader::malformed("a negative extent");
+std::string_view rest_of(const Bytes& bytes, const RoundHeader& header) {
+  return {reinterpret_cast<const char*>(bytes.data()) + header.bits_end(), header.rest};
+}
+
+void encode_proposal(const Proposal& proposal, Writer& writer) {
+  const Parameters& parameters = proposal.parameters;
+  writer.put_number(static_cast<std::uint32_t>(proposal.rank));
+  writer.put(parameters.epoch);
+  writer.put(parameters.unit_bytes);
+  writer.put(parameters.lanes);
+  writer.put(parameters.weights);
+  writer.put(parameters.algorithm);
+  writer.put(parameters.gpu_unit_bytes);
+}
+
+Proposal decode_proposal(Reader& reader) {
+  Proposal proposal;
+  Parameters& parameters = proposal.parameters;
+  proposal.rank = static_cast<int>(reader.get_number(kMostRanks, "rank"));
+  parameters.epoch = reader.get<std::uint32_t>();
+  parameters.unit_bytes = reader.get<std::uint64_t>();
+  parameters.lanes = reader.get<std::uint32_t>();
+  parameters.weights = reader.get<LaneWeights>();
+  const auto algorithm = reader.get<std::uint8_t>();
+  if (algorithm >= kAlgorithms) {
+    Reader::malformed("an unknown algorithm");
+  }
+  parameters.algorithm = static_cast<Algorithm>(algorithm);
+  parameters.gpu_unit_bytes = reader.get<std::uint64_t>();
+  try {
+    check_parameters(parameters);
+  } catch (const Error& error) {
+    Reader::malformed(error.what());
+  }
+  return proposal;
+}
+
+void encode_rest(const Rest& rest, Writer& writer) {
+  writer.put(static_cast<std::uint8_t>(rest.proposal.has_value()));
+  if (rest.proposal) {
+    encode_proposal(*rest.proposal, writer);
+  }
+  rest.entries.encode(writer);
+}
+
+Rest decode_rest(std::string_view bytes) {
+  Reader reader(bytes);
+  Rest rest;
+  if (reader.get<std::uint8_t>() != 0) {
+    rest.proposal = decode_proposal(reader);
+  }
+  rest.entries = RoundEntries::decode(reader);
+  reader.finish();
+  return rest;
+}
+
+void check_senders(const Rest& rest, const RankBlock& from) {
+  const auto check = [&](const RankSet& ranks) {
+    if (!ranks.within(from)) {
+      Reader::malformed("ranks " + std::to_string(ranks.first()) + ".." +
+                        std::to_string(ranks.last()) + ", for some of which it cannot speak");
+    }
+  };
+  for (const Senders& senders : rest.entries.senders) {
+    for (const Senders::Share& share : senders.shares) {
+      check(share.ranks);
     }
   }
-  return shape;
-}
-
-DataType decode_dtype(Reader& reader) {
-  const auto dtype = reader.get<std::uint8_t>();
-  if (dtype >= kDataTypes) {
-    Reader::malformed("an unknown data type");
-  }
-  return static_cast<DataType>(dtype);
-}
-
-void encode_request(const Request& request, Writer& writer) {
-  writer.put_text(request.name);
-  writer.put(request.kind);
-  writer.put(request.dtype);
-  writer.put(request.op);
-  writer.put(static_cast<std::uint8_t>(request.cacheable));
-  writer.put(request.root);
-  writer.put(request.device);
-  writer.put(request.process_set);
-  writer.put(request.prescale);
-  writer.put(request.postscale);
-  writer.put(request.wire);
-  encode_shape(request.shape, writer);
-  writer.put(static_cast<std::uint32_t>(request.more.size()));
-  for (const TensorSpec& tensor : request.more) {
-    writer.put(tensor.dtype);
-    encode_shape(tensor.shape, writer);
-  }
-  encode_shape(request.numbers, writer);
-}
-
-Request decode_request(Reader& reader) {
-  Request request;
-  request.name = reader.get_text();
-  const auto kind = reader.get<std::uint8_t>();
-  request.dtype = decode_dtype(reader);
-  const auto op = reader.get<std::uint8_t>();
-  if (kind >= kOpKinds || op > 5) {
-    Reader::malformed("an unknown operation or reduction");
-  }
-  request.kind = static_cast<OpKind>(kind);
-  request.op = static_cast<ReduceOp>(op);
-  request.cacheable = reader.get<std::uint8_t>() != 0;
-  request.root = reader.get<std::int32_t>();
-  request.device = reader.get<std::int32_t>();
-  request.process_set = reader.get<std::uint32_t>();
-  request.prescale = reader.get<double>();
-  request.postscale = reader.get<double>();
-  const auto wire = reader.get<std::uint8_t>();
-  if (wire >= kWireFormats) {
-    Reader::malformed("an unknown wire format");
-  }
-  request.wire = static_cast<WireFormat>(wire);
-  request.shape = decode_shape(reader, kMaxDimensions);
-  for (auto left = reader.count(kMaxGroup, kMinTensor); left > 0; --left) {
-    TensorSpec tensor;
-    tensor.dtype = decode_dtype(reader);
-    tensor.shape = decode_shape(reader, kMaxDimensions);
-    request.more.push_back(std::move(tensor));
-  }
-  request.numbers = decode_shape(reader, kMaxSlots);
-  for (std::size_t i = 0; has_rows(request.kind) && i < request.tensors(); ++i) {
-    if (request.tensor(i).shape.empty()) {
-      Reader::malformed("rows of a scalar");
-    }
-  }
-  return request;
-}
-
-void encode_report(const Report& report, Writer& writer) {
-  writer.put(report.rank);
-  writer.put(static_cast<std::uint8_t>(report.has_pending));
-  writer.put(static_cast<std::uint32_t>(report.requests.size()));
-  for (const Request& request : report.requests) {
-    encode_request(request, writer);
-  }
-  writer.put(static_cast<std::uint32_t>(report.pending.size()));
-  for (const std::string& name : report.pending) {
-    writer.put_text(name);
-  }
-  writer.put(static_cast<std::uint32_t>(report.proposals.size()));
-  for (const Parameters& proposal : report.proposals) {
-    writer.put(proposal.epoch);
-    writer.put(proposal.unit_bytes);
-    writer.put(proposal.lanes);
-    writer.put(proposal.weights);
-    writer.put(proposal.algorithm);
+  if (rest.proposal) {
+    check(RankSet(rest.proposal->rank));
   }
 }
 
-Report decode_report(Reader& reader) {
-  Report report;
-  report.rank = reader.get<std::int32_t>();
-  report.has_pending = reader.get<std::uint8_t>() != 0;
-  for (auto left = reader.count(kMaxSlots, kMinRequest); left > 0; --left) {
-    report.requests.push_back(decode_request(reader));
-  }
-  for (auto left = reader.count(kMaxSlots, 4); left > 0; --left) {
-    report.pending.push_back(reader.get_text());
-  }
-  for (auto left = reader.count(1, 17 + sizeof(LaneWeights)); left > 0; --left) {
-    Parameters proposal;
-    proposal.epoch = reader.get<std::uint32_t>();
-    proposal.unit_bytes = reader.get<std::uint64_t>();
-    proposal.lanes = reader.get<std::uint32_t>();
-    proposal.weights = reader.get<LaneWeights>();
-    const auto algorithm = reader.get<std::uint8_t>();
-    if (algorithm >= kAlgorithms) {
-      Reader::malformed("an unknown algorithm");
-    }
-    proposal.algorithm = static_cast<Algorithm>(algorithm);
-    try {
-      check_parameters(proposal);
-    } catch (const Error& error) {
-      Reader::malformed(error.what());
-    }
-    report.proposals.push_back(proposal);
-  }
-  return report;
+EntryKind kind_of(const Entry& entry) { return static_cast<EntryKind>(entry.key.front()); }
+
+EntryKind kind_of(const Request& request) {
+  return request.kind == OpKind::kJoin || request.kind == OpKind::kRemoveProcessSet
+             ? EntryKind::kLast
+             : EntryKind::kRequest;
+}
+
+std::string lane_key(const LaneReport& lane) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer.put(EntryKind::kLane);
+  writer.put(lane.lane);
+  writer.put(lane.process_set);
+  writer.put(lane.order);
+  writer.put(lane.unit);
+  writer.put(lane.waited_s);
+  writer.put(lane.for_rank);
+  writer.put_text(lane.tensors);
+  return {bytes.begin(), bytes.end()};
+}
+
+LaneReport decode_lane(std::string_view key) {
+  Reader reader(key.substr(1));
+  LaneReport lane;
+  lane.lane = reader.get<std::uint32_t>();
+  lane.process_set = reader.get<std::uint32_t>();
+  lane.order = reader.get<std::uint64_t>();
+  lane.unit = reader.get<std::uint64_t>();
+  lane.waited_s = reader.get<double>();
+  lane.for_rank = reader.get<std::int32_t>();
+  lane.tensors = reader.get_text(kMaxNameBytes);
+  reader.finish();
+  return lane;
+}
+
+std::string pending_key(const std::string& label) {
+  return std::string(1, static_cast<char>(EntryKind::kPending)) + label;
+}
+
+/// Replaces what follows the bits of an encoded message, and its header.
+void replace_rest(Bytes& message, RoundHeader header, const Rest& rest) {
+  Bytes bytes;
+  Writer writer(bytes);
+  encode_rest(rest, writer);
+  header.rest = static_cast<std::uint32_t>(bytes.size());
+  message.resize(header.bits_end());
+  message.insert(message.end(), bytes.begin(), bytes.end());
+  std::memcpy(message.data(), &header, sizeof header);
 }
 
 }  // namespace
 
+SharedRequest::SharedRequest(const Request& whole, int rank, std::uint32_t place)
+    : request(whole),
+      key(1, static_cast<char>(kind_of(whole))),
+      position(place),
+      senders(std::make_shared<Senders>(rank, own_part(whole))) {
+  Bytes bytes;
+  Writer writer(bytes);
+  encode_common(whole, writer);
+  key.append(bytes.begin(), bytes.end());
+}
+
+void RoundMessage::clear_entries() {
+  std::vector<SharedRequest>().swap(requests);  // those of a first step are large
+  answers = {};
+  proposal.reset();
+  cut.reset();
+}
+
 void RoundMessage::encode(Bytes& out) const {
   out.clear();
   Writer writer(out);
-  writer.put(RoundHeader{flags,
-                         epoch,
-                         static_cast<std::uint32_t>(ready.words()),
-                         static_cast<std::uint32_t>(reports.size())});
+  const RoundHeader header{flags, epoch, static_cast<std::uint32_t>(ready.words()), 0};
+  writer.put(header);
   for (std::size_t index = 0; index < ready.words(); ++index) {
     writer.put(ready.word(index));
   }
-  for (const Report& report : reports) {
-    encode_report(report, writer);
+  if (requests.empty() && answers.ranks.empty() && !proposal && !cut) {
+    return;
   }
+  Rest rest;
+  rest.proposal = proposal;
+  RoundEntries& round = rest.entries;
+  if (cut) {
+    round.cut = *cut;
+  }
+  const auto add = [&](std::string_view key, const Senders& senders, std::uint32_t position) {
+    round.entries.push_back({key, static_cast<std::uint32_t>(round.senders.size()), position});
+    round.senders.push_back(senders);
+  };
+  for (const SharedRequest& shared : requests) {
+    add(shared.key, *shared.senders, shared.position);
+  }
+  std::vector<std::string> keys;
+  keys.reserve(answers.lanes.size() + answers.names.size() + 1);
+  const auto add_answer = [&](std::string key, const RankSet& ranks) {
+    Senders senders;
+    senders.shares.push_back({ranks, {}});
+    add(keys.emplace_back(std::move(key)), senders, 0);
+  };
+  if (!answers.ranks.empty()) {
+    add_answer(pending_key(""), answers.ranks);
+  }
+  for (const LaneAnswer& lane : answers.lanes) {
+    add_answer(lane_key(lane.report), lane.ranks);
+  }
+  for (const PendingName& name : answers.names) {
+    add_answer(pending_key(name.label), name.ranks);
+  }
+  round.settle();
+  replace_rest(out, header, rest);
 }
 
 void RoundMessage::decode(const Bytes& in) {
-  Reader reader(in);
-  const auto header = reader.get<RoundHeader>();
-  if (header.words > kMaxSlots / 64 || header.words * sizeof(std::uint64_t) > in.size()) {
-    Reader::malformed(std::to_string(header.words) + " words of slots");
-  }
+  const RoundHeader header = header_of(in);
   flags = header.flags;
   epoch = header.epoch;
   ready.assign(header.words, 0);
   for (std::size_t index = 0; index < header.words; ++index) {
-    ready.word(index) = reader.get<std::uint64_t>();
+    std::memcpy(&ready.word(index),
+                in.data() + sizeof header + index * sizeof(std::uint64_t),
+                sizeof(std::uint64_t));
   }
-  reports.clear();
-  for (std::uint32_t left = header.reports; left > 0; --left) {
-    reports.push_back(decode_report(reader));
+  clear_entries();
+  if (header.rest == 0) {
+    return;
   }
-  if (!reader.done()) {
-    Reader::malformed("trailing bytes");
+  const Rest rest = decode_rest(rest_of(in, header));
+  proposal = rest.proposal;
+  std::vector<std::shared_ptr<const Senders>> senders;
+  senders.reserve(rest.entries.senders.size());
+  for (const Senders& one : rest.entries.senders) {
+    senders.push_back(std::make_shared<Senders>(one));
+  }
+  for (const Entry& entry : rest.entries.entries) {
+    const std::shared_ptr<const Senders>& from = senders[entry.senders];
+    if (kind_of(entry) == EntryKind::kLane) {
+      answers.lanes.push_back({decode_lane(entry.key), from->ranks()});
+    } else if (kind_of(entry) != EntryKind::kPending) {
+      SharedRequest shared;
+      shared.request = decode_common(entry.key.substr(1));
+      if (kind_of(shared.request) != kind_of(entry)) {
+        Reader::malformed("a request out of place");
+      }
+      for (const Senders::Share& share : from->shares) {
+        check_part(shared.request, share.part);
+      }
+      shared.key = entry.key;
+      shared.position = entry.position;
+      shared.senders = from;
+      requests.push_back(std::move(shared));
+    } else if (entry.key.size() == 1) {
+      answers.ranks = from->ranks();
+    } else {
+      answers.names.push_back({std::string(entry.key.substr(1)), from->ranks()});
+    }
+  }
+  if (rest.entries.cut) {
+    cut = *rest.entries.cut;
+    answers.complete = false;
+    answers.lanes_complete = cut->front() == static_cast<char>(EntryKind::kPending);
   }
 }
 
-void combine_rounds(Bytes& mine, const Bytes& theirs) {
-  // Works on the encoded form: a round of a running job is bits only and costs no allocation.
-  RoundHeader a{};
-  RoundHeader b{};
-  if (mine.size() < sizeof a || theirs.size() < sizeof b) {
-    Reader::malformed("truncated");
-  }
-  std::memcpy(&a, mine.data(), sizeof a);
-  std::memcpy(&b, theirs.data(), sizeof b);
-  const std::size_t bits = std::size_t{a.words} * sizeof(std::uint64_t);
-  if (a.words != b.words || a.epoch != b.epoch || theirs.size() < sizeof b + bits ||
-      mine.size() < sizeof a + bits) {
+void combine_rounds(Bytes& mine, const Bytes& theirs, const RankBlock& from) {
+  // Bits in the encoded form: a round of a running job is bits only and costs no allocation.
+  RoundHeader a = header_of(mine);
+  const RoundHeader b = header_of(theirs);
+  if (a.words != b.words || a.epoch != b.epoch) {
     throw Error(Code::kInternal,
                 "[negotiation] ranks disagree on their slot tables: " + std::to_string(a.words) +
                     " against " + std::to_string(b.words) + " words, parameter epoch " +
                     std::to_string(a.epoch) + " against " + std::to_string(b.epoch));
   }
   a.flags |= b.flags;
-  a.reports += b.reports;
   std::memcpy(mine.data(), &a, sizeof a);
-  for (std::size_t at = sizeof a; at < sizeof a + bits; at += sizeof(std::uint64_t)) {
+  for (std::size_t at = sizeof a; at < a.bits_end(); at += sizeof(std::uint64_t)) {
     std::uint64_t left = 0;
     std::uint64_t right = 0;
     std::memcpy(&left, mine.data() + at, sizeof left);
@@ -292,8 +302,25 @@ void combine_rounds(Bytes& mine, const Bytes& theirs) {
     left &= right;
     std::memcpy(mine.data() + at, &left, sizeof left);
   }
-  mine.insert(
-      mine.end(), theirs.begin() + static_cast<std::ptrdiff_t>(sizeof b + bits), theirs.end());
+  if (b.rest == 0) {
+    return;
+  }
+  const Rest other = decode_rest(rest_of(theirs, b));
+  check_senders(other, from);
+  if (a.rest == 0) {
+    replace_rest(mine, a, other);
+    return;
+  }
+  const Rest own = decode_rest(rest_of(mine, a));
+  Rest both;
+  both.entries = merge(own.entries, other.entries);
+  both.proposal = own.proposal && (!other.proposal || own.proposal->rank < other.proposal->rank)
+                      ? own.proposal
+                      : other.proposal;
+  // The views of `both` are into `mine`: into other memory first.
+  Bytes out(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(a.bits_end()));
+  replace_rest(out, a, both);
+  mine.swap(out);
 }
 
 }  // namespace aiacc

@@ -6,9 +6,23 @@
 #include "csrc/core/verdicts.h"
 
 namespace aiacc {
+namespace {
 
-Negotiator::Negotiator(int rank, int size, std::size_t cache_capacity, const Parameters& parameters)
-    : rank_(rank), parameters_(parameters), cache_(cache_capacity), sets_(size), joined_(size) {}
+/// Names that some ranks have submitted and others have not.
+constexpr std::size_t kMaxWaiting = std::size_t{1} << 20;
+
+}  // namespace
+
+Negotiator::Negotiator(int rank,
+                       int size,
+                       std::size_t cache_capacity,
+                       const Parameters& parameters,
+                       std::uint64_t cache_patience)
+    : rank_(rank),
+      parameters_(parameters),
+      cache_(cache_capacity, cache_patience),
+      sets_(size),
+      joined_(size) {}
 
 void Negotiator::submit(const Request& request, std::uint64_t ticket) {
   ++submitted_;
@@ -43,39 +57,69 @@ void Negotiator::propose(const Parameters& parameters) {
   proposal_->epoch = parameters_.epoch + 1;
 }
 
-void Negotiator::contribute(Bytes& out, bool stuck, bool busy) {
-  message_.flags = std::exchange(flags_, 0U) | (stuck ? 0U : kFlagMoving) | (busy ? kFlagBusy : 0U);
+void Negotiator::contribute(Bytes& out, std::uint32_t state) {
+  message_.flags = std::exchange(flags_, 0U) | state;
   message_.epoch = parameters_.epoch;
   message_.ready = bits_;
   message_.ready.merge(foreign_);
   if (joined_.has(rank_)) {
     message_.ready.merge(joinable_);
   }
-  message_.reports.clear();
-  if (!fresh_.empty() || answer_due_ || proposal_) {
-    Report report;
-    report.rank = rank_;
-    report.has_pending = std::exchange(answer_due_, false);
-    if (report.has_pending) {
-      report.pending = pending_names();
+  message_.clear_entries();
+  if (std::exchange(answer_due_, false)) {
+    answer(message_.answers);
+    for (LaneReport& lane : lanes_) {
+      message_.answers.lanes.push_back({std::move(lane), RankSet(rank_)});
     }
-    for (const Local& local : fresh_) {
-      const Request& request = *local.request;
-      report.requests.push_back(request);
-      if (request.kind == OpKind::kJoin) {
-        join_ = local;
-      } else {
-        sent_[{request.process_set, request.name}] = local;
-      }
-    }
-    fresh_.clear();
-    if (proposal_) {
-      report.proposals.push_back(*std::exchange(proposal_, std::nullopt));
-    }
-    message_.reports.push_back(std::move(report));
+    lanes_.clear();
   }
-  news_ = false;
+  offer_requests();
+  if (proposal_ && proposal_->epoch == parameters_.epoch + 1) {
+    message_.proposal = Proposal{rank_, *proposal_};
+  }
+  proposal_.reset();
+  if (!fresh_.empty()) {
+    message_.flags |= kFlagMoving | kFlagOpen;
+  }
+  news_ = !fresh_.empty();
   message_.encode(out);
+}
+
+/// As many as a round may carry, in the order of submission.
+void Negotiator::offer_requests() {
+  std::size_t cost = 0;
+  auto next = fresh_.begin();
+  for (; next != fresh_.end(); ++next) {
+    SharedRequest shared(
+        *next->request, rank_, static_cast<std::uint32_t>(message_.requests.size()));
+    cost += cost_of(shared.key, *shared.senders);
+    if (cost > kRoundBudget && !message_.requests.empty()) {
+      break;
+    }
+    offered_.push_back({*next, shared.key});
+    message_.requests.push_back(std::move(shared));
+  }
+  fresh_.erase(fresh_.begin(), next);
+}
+
+/// What was offered and did not find room goes to the front of what is to be sent.
+void Negotiator::take_back(const std::optional<std::string>& cut) {
+  std::vector<Local> again;
+  for (const auto& [local, key] : offered_) {
+    const Request& request = *local.request;
+    if (cut && key >= *cut) {
+      again.push_back(local);
+    } else if (request.kind == OpKind::kJoin) {
+      join_ = local;
+    } else {
+      sent_[{request.process_set, request.name}] = local;
+    }
+  }
+  offered_.clear();
+  if (!again.empty()) {
+    fresh_.insert(fresh_.begin(), again.begin(), again.end());
+    news_ = true;
+  }
 }
 
 const RoundOutcome& Negotiator::apply(const Bytes& combined) {
@@ -86,32 +130,32 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   outcome.flags = message.flags;
   answer_due_ = (message.flags & kFlagStallQuery) != 0;
   decisions_ = 0;
-  apply_bits(message.ready, outcome);
-  std::sort(message.reports.begin(), message.reports.end(), [](const auto& a, const auto& b) {
-    return a.rank < b.rank;
-  });
-  std::vector<Parameters> proposals;
-  const int size = static_cast<int>(sets_.members(0)->size());
-  for (Report& report : message.reports) {
-    if (report.rank < 0 || report.rank >= size) {
-      throw Error(Code::kInternal,
-                  "[negotiation] a report of rank " + std::to_string(report.rank) + " of " +
-                      std::to_string(size));
-    }
-    for (Request& request : report.requests) {
-      take_request(report.rank, std::move(request), outcome);
-    }
-    proposals.insert(proposals.end(), report.proposals.begin(), report.proposals.end());
-    if (report.has_pending) {
-      outcome.answers.push_back(std::move(report));
-    }
+  if (message.cut && message.cut->front() < static_cast<char>(EntryKind::kLane)) {
+    message.flags |= kFlagMoving | kFlagOpen;  // There is more to decide on.
   }
-  message.reports.clear();  // With many ranks the requests of a first step are large.
+  check_requests(message);
+  check_own_requests(message);
+  take_back(message.cut);
+  apply_bits(message.ready, outcome);
+  take_requests(message.requests, outcome);
+  outcome.answers = std::move(message.answers);
+  std::vector<Parameters> proposals;
+  if (message.proposal) {
+    proposals.push_back(message.proposal->parameters);
+  }
+  message.clear_entries();
   settle_all(outcome);
   if ((message.flags & kFlagMoving) == 0) {
     outcome.look_again = decisions_ > 0;
     if (decisions_ == 0) {
       fail_automatic_names(outcome);
+    }
+  }
+  if ((message.flags & kFlagOpen) == 0 && decisions_ == 0) {
+    if (outcome.answers.ranks.empty()) {
+      answer_due_ = true;  // The ranks compare what they wait for.
+    } else {
+      fail_near_misses(outcome);
     }
   }
   const Parameters next = next_parameters(parameters_, proposals);
@@ -127,7 +171,7 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
 void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
   ready.for_each([&](std::size_t bit) {
     const auto slot = static_cast<ResponseCache::Slot>(bit);
-    AIACC_CHECK(bit < by_slot_.size());
+    AIACC_CHECK(cache_.has(slot));
     ++decisions_;
     cache_.touch(slot);
     if (foreign_.test(slot)) {
@@ -154,30 +198,69 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
   });
 }
 
-void Negotiator::take_request(int rank, Request&& request, RoundOutcome& outcome) {
+void Negotiator::take_requests(std::vector<SharedRequest>& requests, RoundOutcome& outcome) {
+  // As if each rank's came in turn: what counts is when the last of them came.
+  std::sort(requests.begin(), requests.end(), [](const auto& a, const auto& b) {
+    return std::make_pair(a.senders->last(), a.position) <
+           std::make_pair(b.senders->last(), b.position);
+  });
+  for (SharedRequest& shared : requests) {
+    take_request(std::move(shared), outcome);
+  }
+}
+
+void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
+  const Request& request = shared.request;
   const Key key{request.process_set, request.name};
+  const RankSet ranks = shared.senders->ranks();
   if (request.kind == OpKind::kJoin) {
-    take_join(rank);
+    ranks.for_each([&](int rank) { take_join(rank); });
     return;
   }
-  const int member = sets_.index_of(request.process_set, rank);
-  if (member < 0) {
+  const std::vector<int>* members = sets_.members(request.process_set);
+  if (members == nullptr) {
     // The set was removed, on all ranks, while this was on its way.
-    ++decisions_;
-    if (rank == rank_) {
+    decisions_ += ranks.count();
+    if (ranks.has(rank_)) {
       fail(key, removed_set_status(request), outcome);
     }
     return;
+  }
+  if (request.process_set != 0) {
+    ranks.for_each([&](int rank) {
+      if (index_in(*members, rank) < 0) {
+        throw Error(Code::kInternal,
+                    "[negotiation] rank " + std::to_string(rank) + " submitted '" +
+                        label_of(key.first, key.second) + "', which it is not a member for");
+      }
+    });
   }
   // A request for a name that has a slot means that some rank changed its mind about it.
   if (const auto slot = cache_.find(request.process_set, request.name)) {
     free_slot(*slot);
   }
   Waiting& waiting = waiting_[key];
-  waiting.by_member.resize(sets_.members(request.process_set)->size());
-  auto& mine = waiting.by_member[static_cast<std::size_t>(member)];
-  waiting.count += mine.has_value() ? 0 : 1;
-  mine = std::move(request);
+  if (waiting.arrived.meets(ranks)) {
+    throw Error(Code::kInternal,
+                "[negotiation] a rank submitted '" + label_of(key.first, key.second) +
+                    "' twice before it was ready");
+  }
+  if (waiting_.size() > kMaxWaiting) {
+    throw Error(Code::kMismatch,
+                "[negotiation] more than " + std::to_string(kMaxWaiting) +
+                    " operations wait for other ranks; let all ranks submit the same ones");
+  }
+  waiting.arrived.add(ranks);
+  const auto equal = std::find_if(waiting.requests.begin(),
+                                  waiting.requests.end(),
+                                  [&](const auto& other) { return other.key == shared.key; });
+  if (equal == waiting.requests.end()) {
+    waiting.requests.push_back(std::move(shared));
+  } else {
+    auto all = std::make_shared<Senders>(*equal->senders);
+    all->add(*shared.senders);
+    equal->senders = std::move(all);
+  }
   touched_.push_back(key);
 }
 
@@ -193,10 +276,9 @@ void Negotiator::take_join(int rank) {
 }
 
 void Negotiator::give_slot(const Request& request, const SharedPlacement& devices) {
-  std::optional<ResponseCache::Slot> evicted;
-  const auto slot = cache_.insert(request, devices, evicted);
-  if (evicted) {
-    requeue(*evicted);
+  const auto slot = cache_.insert(request, devices, evicted_);
+  for (const ResponseCache::Slot gone : evicted_) {
+    vacate(gone);
   }
   if (!slot) {
     return;
@@ -216,6 +298,10 @@ void Negotiator::give_slot(const Request& request, const SharedPlacement& device
 
 void Negotiator::free_slot(ResponseCache::Slot slot) {
   cache_.erase(slot);
+  vacate(slot);
+}
+
+void Negotiator::vacate(ResponseCache::Slot slot) {
   requeue(slot);
   foreign_.clear(slot);
   joinable_.clear(slot);
@@ -248,10 +334,10 @@ std::optional<std::uint64_t> Negotiator::take_ticket(const Key& key) {
   return ticket;
 }
 
-std::vector<std::string> Negotiator::pending_names() const {
-  std::vector<std::string> names;
+void Negotiator::answer(Answers& answers) const {
+  answers.ranks = RankSet(rank_);
   const auto add = [&](const Request& request) {
-    names.push_back(label_of(request.process_set, request.name));
+    answers.names.push_back({label_of(request.process_set, request.name), RankSet(rank_)});
   };
   for (const auto& [key, local] : sent_) {
     add(*local.request);
@@ -263,8 +349,6 @@ std::vector<std::string> Negotiator::pending_names() const {
     add(*join_->request);
   }
   bits_.for_each([&](std::size_t slot) { add(*by_slot_[slot].request); });
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 }  // namespace aiacc

@@ -1,10 +1,12 @@
 // What all ranks decide, alike, when the requests of a round are in.
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "csrc/core/near_miss.h"
 #include "csrc/core/negotiator.h"
 #include "csrc/core/verdicts.h"
 
@@ -48,19 +50,18 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
   }
   const std::vector<int>& members = *sets_.members(key.first);
   const Waiting& waiting = found->second;
-  if (waiting.count < members.size()) {
-    bool all_joined = true;
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      if (waiting.by_member[i]) {
-        continue;
-      }
-      if (!joined_.has(members[i])) {
-        all_joined = false;
-        continue;
-      }
-      for (const auto& request : waiting.by_member) {
-        if (request && !joinable(*request)) {
-          const Status status = joined_status(*request, members[i]);
+  if (waiting.arrived.count() < members.size()) {
+    // Who has joined is not waited for.
+    const auto missing = std::find_if(members.begin(), members.end(), [&](int rank) {
+      return !waiting.arrived.has(rank) && !joined_.has(rank);
+    });
+    const auto absent = std::find_if(members.begin(), members.end(), [&](int rank) {
+      return !waiting.arrived.has(rank) && joined_.has(rank);
+    });
+    if (absent != members.end()) {
+      for (const SharedRequest& shared : waiting.requests) {
+        if (!joinable(shared.request)) {
+          const Status status = joined_status(shared.request, *absent);
           waiting_.erase(found);
           ++decisions_;
           fail(key, status, outcome);
@@ -68,7 +69,7 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
         }
       }
     }
-    if (!all_joined) {
+    if (missing != members.end()) {
       return;
     }
   }
@@ -81,21 +82,30 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
   ++decisions_;
   const std::vector<int>& members = *sets_.members(key.first);
   const int member = index_in(members, rank_);
+  // Of those that differ the one of the lowest rank, in the order of these ranks.
+  std::vector<std::pair<int, const SharedRequest*>> distinct;
+  distinct.reserve(waiting.requests.size());
+  for (const SharedRequest& shared : waiting.requests) {
+    distinct.emplace_back(shared.senders->first(), &shared);
+  }
+  std::sort(distinct.begin(), distinct.end());
   std::vector<Request> requests;
   std::vector<int> ranks;
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (waiting.by_member[i]) {
-      requests.push_back(*waiting.by_member[i]);
-      ranks.push_back(members[i]);
-    }
+  for (const auto& [rank, shared] : distinct) {
+    requests.push_back(shared->of(rank));
+    ranks.push_back(rank);
   }
   const Request& first = requests.front();
   Agreement agreement;
   agreement.status = validate(requests, ranks);
-  agreement.devices = placement_of(waiting.by_member);
   bool uniform = true;
   if (agreement.status.ok()) {
-    uniform = add_rows(requests, member, agreement.first_extents, agreement.value);
+    const auto parts = parts_of(waiting.requests, members);
+    if (first.on_gpu()) {
+      placement_ = placement_of(parts, placement_);
+      agreement.devices = placement_;
+    }
+    uniform = add_rows(first, parts, member, agreement.first_extents, agreement.value);
     if (first.kind == OpKind::kAddProcessSet || first.kind == OpKind::kRemoveProcessSet) {
       decide_on_sets(first, agreement, outcome);
     }
@@ -159,12 +169,7 @@ void Negotiator::remove_set(std::uint32_t id, RoundOutcome& outcome) {
   }
   for (const Key& key : keys) {
     const auto found = waiting_.find(key);
-    Status status;
-    for (const auto& request : found->second.by_member) {
-      if (request) {
-        status = removed_set_status(*request);
-      }
-    }
+    const Status status = removed_set_status(found->second.requests.front().request);
     waiting_.erase(found);
     fail(key, status, outcome);
   }
@@ -184,11 +189,14 @@ void Negotiator::fail(const Key& key, const Status& status, RoundOutcome& outcom
 void Negotiator::fail_automatic_names(RoundOutcome& outcome) {
   std::map<Key, std::vector<int>> ranks;  // who waits for what
   for (const auto& [key, waiting] : waiting_) {
-    const std::vector<int>& members = *sets_.members(key.first);
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      if (waiting.by_member[i] && !waiting.by_member[i]->cacheable) {
-        ranks[key].push_back(members[i]);
+    RankSet unnamed;
+    for (const SharedRequest& shared : waiting.requests) {
+      if (!shared.request.cacheable) {
+        unnamed.add(shared.senders->ranks());
       }
+    }
+    if (!unnamed.empty()) {
+      ranks[key] = unnamed.ranks();
     }
   }
   std::vector<std::pair<std::string, std::vector<int>>> names;
@@ -200,6 +208,56 @@ void Negotiator::fail_automatic_names(RoundOutcome& outcome) {
   for (const auto& [key, list] : ranks) {
     waiting_.erase(key);
     fail(key, status, outcome);
+  }
+}
+
+void Negotiator::fail_near_misses(RoundOutcome& outcome) {
+  for (const NearMiss& miss : near_misses(outcome.answers)) {
+    const Status status = near_miss_status(miss);
+    for (const PendingName& operation : miss.operations) {
+      fail_label(operation.label, status, outcome);
+    }
+  }
+}
+
+/// Fails what has this label on every rank that waits for it, be it a request or a bit.
+void Negotiator::fail_label(const std::string& label, const Status& status, RoundOutcome& outcome) {
+  const auto has_label = [&](const Request& request) {
+    return label_of(request.process_set, request.name) == label;
+  };
+  const auto give_back = [&](const Local& local) {
+    Agreement agreement;
+    agreement.ticket = local.ticket;
+    agreement.status = status;
+    outcome.ready.push_back(std::move(agreement));
+  };
+  for (const ResponseCache::Slot slot : cache_.select(has_label)) {
+    if (by_slot_[slot].request != nullptr) {
+      give_back(std::exchange(by_slot_[slot], {}));
+      bits_.clear(slot);
+    }
+    free_slot(slot);
+  }
+  for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
+    const auto& [set, name] = waiting->first;
+    waiting = label_of(set, name) == label ? waiting_.erase(waiting) : std::next(waiting);
+  }
+  for (auto local = sent_.begin(); local != sent_.end();) {
+    if (has_label(*local->second.request)) {
+      give_back(local->second);
+      local = sent_.erase(local);
+    } else {
+      ++local;
+    }
+  }
+  // What has lost its slot in this very round.
+  for (auto local = fresh_.begin(); local != fresh_.end();) {
+    if (has_label(*local->request)) {
+      give_back(*local);
+      local = fresh_.erase(local);
+    } else {
+      ++local;
+    }
   }
 }
 

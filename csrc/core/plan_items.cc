@@ -33,7 +33,8 @@ bool packs_with(const Piece& left, const Piece& right) {
   const Request& b = right.request();
   return a.kind == b.kind && left.spec().dtype == right.spec().dtype && a.op == b.op &&
          a.root == b.root && same_placement(left.operation->devices, right.operation->devices) &&
-         a.prescale == b.prescale && a.postscale == b.postscale && a.wire == b.wire;
+         same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
+         a.wire == b.wire;
 }
 
 }  // namespace
@@ -62,7 +63,7 @@ bool is_empty(Operation& operation) {
   return true;
 }
 
-void plan_items(const std::vector<Operation*>& operations, PlanItems& plan) {
+void plan_items(const std::vector<Operation*>& operations, bool gpu_engine, PlanItems& plan) {
   auto& [items, pieces, classes] = plan;
   items.clear();
   pieces.clear();
@@ -86,7 +87,10 @@ void plan_items(const std::vector<Operation*>& operations, PlanItems& plan) {
                        static_cast<std::uint32_t>(size_of(piece.spec().dtype)),
                        static_cast<std::uint32_t>(pack_class),
                        elementwise,
-                       elementwise && !whole});
+                       elementwise && !whole,
+                       // Both use the connections between every two ranks (engines/adasum.h).
+                       kind == OpKind::kAlltoall || whole,
+                       gpu_engine && operation->request.on_gpu()});
     }
   }
 }

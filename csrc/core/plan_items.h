@@ -20,7 +20,8 @@ struct PlanItems {
   std::vector<Piece> classes;   ///< scratch: the first tensor of every pack class
 };
 
-/// Pure: equal on all members for equal operations.
-void plan_items(const std::vector<Operation*>& operations, PlanItems& plan);
+/// `gpu_engine`: whether tensors on GPUs have an engine of their own. Pure: equal on all members for
+/// equal operations.
+void plan_items(const std::vector<Operation*>& operations, bool gpu_engine, PlanItems& plan);
 
 }  // namespace aiacc

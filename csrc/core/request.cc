@@ -1,5 +1,7 @@
 #include "csrc/core/request.h"
 
+#include <cmath>
+
 namespace aiacc {
 namespace {
 
@@ -54,11 +56,13 @@ std::uint64_t Request::total_bytes() const {
   return total;
 }
 
+bool same_factor(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
 bool same_signature(const Request& a, const Request& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
-         a.on_gpu() == b.on_gpu() && a.process_set == b.process_set && a.prescale == b.prescale &&
-         a.postscale == b.postscale && a.wire == b.wire && a.shape == b.shape && a.more == b.more &&
-         a.numbers == b.numbers;
+         a.on_gpu() == b.on_gpu() && a.process_set == b.process_set &&
+         same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
+         a.wire == b.wire && a.shape == b.shape && a.more == b.more && a.numbers == b.numbers;
 }
 
 bool joinable(const Request& request) {

@@ -27,6 +27,9 @@ inline constexpr int kOpKinds = 9;
 inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
 inline constexpr std::size_t kMaxDimensions = 64;
 inline constexpr std::size_t kMaxGroup = std::size_t{1} << 20;
+/// Of all tensors of a request, with extents of 0 taken as 1. More than a memory holds, and so little
+/// that sums over the ranks of a job, in bytes and in rows, fit into 63 bits.
+inline constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 46;
 
 /// "allreduce", "allgather", ...
 const char* name_of(OpKind kind);
@@ -71,6 +74,9 @@ struct Request : TensorSpec {
   const TensorSpec& tensor(std::size_t index) const { return index == 0 ? *this : more[index - 1]; }
   std::uint64_t total_bytes() const;
 };
+
+/// Of scales: equal, or both NaN.
+bool same_factor(double a, double b);
 
 /// Same operation in every respect on which ranks agree: a cached agreement may be used again. Of the
 /// device that is its kind.

@@ -1,5 +1,6 @@
 #include "csrc/core/response_cache.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace aiacc {
@@ -19,14 +20,20 @@ std::optional<ResponseCache::Slot> ResponseCache::find(std::uint32_t process_set
 
 std::optional<ResponseCache::Slot> ResponseCache::insert(const Request& request,
                                                          SharedPlacement devices,
-                                                         std::optional<Slot>& evicted) {
-  evicted.reset();
+                                                         std::vector<Slot>& evicted) {
+  evicted.clear();
   if (capacity_ == 0) {
     return std::nullopt;
   }
-  if (free_.empty() && entries_.size() == capacity_) {
-    evicted = least_recently_used();
-    erase(*evicted);
+  ++clock_;
+  for (const List* list : {&on_trial_, &in_use_}) {
+    if (is_stale(*list)) {
+      evicted.push_back(list->first);
+      erase(evicted.back());
+    }
+  }
+  if (on_trial_.size >= capacity_) {
+    return std::nullopt;
   }
   if (free_.empty()) {
     free_.insert(static_cast<Slot>(entries_.size()));
@@ -34,9 +41,21 @@ std::optional<ResponseCache::Slot> ResponseCache::insert(const Request& request,
   }
   const Slot slot = *free_.begin();
   free_.erase(free_.begin());
-  entries_[slot] = {request, std::move(devices), ++clock_, true};
+  Entry& entry = entries_[slot];
+  entry.request = request;
+  entry.devices = std::move(devices);
+  entry.valid = true;
+  append(slot);
   by_name_[request.process_set][request.name] = slot;
   return slot;
+}
+
+void ResponseCache::touch(Slot slot) {
+  ++clock_;
+  unlink(slot);
+  Entry& entry = entries_[slot];
+  entry.in_use = entry.in_use || in_use_.size < kMostInUse;
+  append(slot);
 }
 
 void ResponseCache::erase(Slot slot) {
@@ -46,18 +65,35 @@ void ResponseCache::erase(Slot slot) {
   if (names->second.empty() && names->first != 0) {
     by_name_.erase(names);
   }
+  unlink(slot);
   entries_[slot] = {};
   free_.insert(slot);
 }
 
-ResponseCache::Slot ResponseCache::least_recently_used() const {
-  Slot oldest = 0;
-  for (Slot slot = 1; slot < entries_.size(); ++slot) {
-    if (entries_[slot].used < entries_[oldest].used) {
-      oldest = slot;
-    }
-  }
-  return oldest;
+/// As the most recently used one.
+void ResponseCache::append(Slot slot) {
+  Entry& entry = entries_[slot];
+  List& list = list_of(entry);
+  entry.used = clock_;
+  entry.before = list.last;
+  entry.after = kNone;
+  (list.last == kNone ? list.first : entries_[list.last].after) = slot;
+  list.last = slot;
+  ++list.size;
+}
+
+void ResponseCache::unlink(Slot slot) {
+  const Entry& entry = entries_[slot];
+  List& list = list_of(entry);
+  (entry.before == kNone ? list.first : entries_[entry.before].after) = entry.after;
+  (entry.after == kNone ? list.last : entries_[entry.after].before) = entry.before;
+  --list.size;
+}
+
+bool ResponseCache::is_stale(const List& list) const {
+  const std::uint64_t slots = on_trial_.size + in_use_.size;
+  return list.size > 0 &&
+         clock_ - entries_[list.first].used > std::max(patience_, slots + slots / 2);
 }
 
 }  // namespace aiacc

@@ -1,7 +1,9 @@
 #include "csrc/core/runtime.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "csrc/base/log.h"
@@ -13,13 +15,18 @@
 namespace aiacc {
 namespace {
 
+/// A rank may be stopped for less than one, and its connections take as long again to go on.
+constexpr double kUnitTimeouts = 15;
+
 CoordinatorOptions coordinator_options(const Config& config, const SessionOptions& session) {
   CoordinatorOptions options;
   options.parameters = {0, session.unit_bytes, static_cast<std::uint32_t>(session.lanes)};
   options.parameters.algorithm = algorithm_from(config.gpu_algorithm);
+  options.parameters.gpu_unit_bytes = config.gpu_unit_bytes;
   options.cache_capacity = static_cast<std::size_t>(config.cache_capacity);
   options.linger = std::chrono::microseconds(config.linger_us);
   options.peer_timeout_s = config.peer_timeout_s;
+  options.unit_timeout_s = kUnitTimeouts * config.peer_timeout_s;
   options.stall_warn_s = config.stall_warn_s;
   options.stall_fail_s = config.stall_fail_s;
   options.stall_file = config.stall_file;
@@ -28,6 +35,9 @@ CoordinatorOptions coordinator_options(const Config& config, const SessionOption
   options.staged_device = session.placement.local_rank;
   return options;
 }
+
+/// How long after a symptom its cause may come.
+constexpr std::chrono::milliseconds kCauseComes{300};
 
 /// A wish that nobody heeds is no error: the same settings serve machines of several kinds.
 void report_vain_wish(Algorithm algorithm, const std::string& gpu_engine) {
@@ -43,11 +53,44 @@ void report_vain_wish(Algorithm algorithm, const std::string& gpu_engine) {
   }
 }
 
+/// Now rather than at the first stall, which may come after days.
+void check_stall_file(const std::string& path) {
+  if (path.empty()) {
+    return;
+  }
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file < 0) {
+    throw system_error(Code::kInvalidArgument,
+                       "[config] AIACC_STALL_FILE=\"" + path +
+                           "\" (expected a file that can be written); correct or unset it",
+                       errno);
+  }
+  close(file);
+}
+
+/// Tells the other ranks why this one cannot connect, and throws the first cause: another rank may
+/// have told one.
+[[noreturn]] void give_up(ControlPlane& plane, Error error) {
+  try {
+    const auto deadline = Clock::now() + kCauseComes;
+    while (error.code() == Code::kPeerLost && Clock::now() < deadline) {
+      plane.service();
+      plane.wait(deadline);
+    }
+  } catch (const Error& cause) {
+    // That a connection is gone is no more than a symptom, too.
+    error = cause.code() == Code::kPeerLost ? error : cause;
+  }
+  plane.abort(error.status());
+  throw Error(error);
+}
+
 }  // namespace
 
 Session::Session(const Config& config, SessionOptions options, std::shared_ptr<Listener> listener)
     : options_(std::move(options)),
       gpu_algorithm_(algorithm_from(config.gpu_algorithm)),
+      gpu_unit_bytes_(config.gpu_unit_bytes),
       listener_(std::move(listener)),
       timeline_(options_.placement.rank) {
   const Placement& place = options_.placement;
@@ -57,6 +100,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
                     " (expected 0 <= rank < size)");
   }
   configure_log(log_level_from(config.log_level), place.rank);
+  check_stall_file(config.stall_file);
   EngineContext context;
   context.rank = place.rank;
   context.size = place.size;
@@ -68,6 +112,8 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   context.connect_timeout_s = config.connect_timeout_s;
   context.unit_bytes = options_.unit_bytes;
   context.device = place.local_rank;
+  context.gpu_capability = options_.gpu_capability;
+  context.gpu_capability_rank = options_.gpu_capability_rank;
   context.nccl_in_use = options_.nccl_in_use;
   if (place.size == 1) {
     plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
@@ -82,15 +128,19 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
                                              place.rank,
                                              options_.token,
                                              options_.epoch,
-                                             config.connect_timeout_s,
-                                             config.peer_timeout_s);
+                                             config.connect_timeout_s);
     plane_ = std::make_unique<TcpPlane>(*connector_, config.peer_timeout_s, config.spin_us);
     context.connector = connector_.get();
   }
-  engine_ = create_engine(options_.engine, context);
-  if (options_.gpu_engine != "staged") {
-    context.lanes = options_.gpu_lanes;
-    gpu_engine_ = create_gpu_engine(options_.gpu_engine, context, options_.lanes);
+  try {
+    engine_ = create_engine(options_.engine, context);
+    if (options_.gpu_engine != "staged") {
+      context.lanes = options_.gpu_lanes;
+      context.unit_bytes = config.gpu_unit_bytes;
+      gpu_engine_ = create_gpu_engine(options_.gpu_engine, context, options_.lanes);
+    }
+  } catch (const Error& error) {
+    give_up(*plane_, error);
   }
   report_vain_wish(gpu_algorithm_, options_.gpu_engine);
   coordinator_ =

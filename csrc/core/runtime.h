@@ -31,6 +31,8 @@ struct SessionOptions {
   std::string gpu_engine = "staged";  ///< "nccl" or "staged"
   int gpu_lanes = 1;                  ///< of that engine; staging uses those of `engine`
   bool nccl_in_use = false;           ///< of this rank: see EngineContext
+  int gpu_capability = 0;             ///< see EngineContext, like the next one
+  int gpu_capability_rank = 0;
   int lanes = 1;
   std::uint64_t unit_bytes = 1 << 20;
   JobToken token{};
@@ -68,6 +70,8 @@ class Session {
   const std::string& gpu_engine() const { return options_.gpu_engine; }
   /// Of all-reduces on GPUs, as AIACC_GPU_ALGORITHM has it.
   Algorithm gpu_algorithm() const { return gpu_algorithm_; }
+  /// As AIACC_GPU_UNIT_BYTES has it.
+  std::uint64_t gpu_unit_bytes() const { return gpu_unit_bytes_; }
 
  private:
   void refuse_if_inherited() const;
@@ -75,6 +79,7 @@ class Session {
   const std::uint32_t generation_ = fork_guard::generation();
   const SessionOptions options_;
   const Algorithm gpu_algorithm_;
+  const std::uint64_t gpu_unit_bytes_;
   std::shared_ptr<Listener> listener_;
   std::unique_ptr<Connector> connector_;
   Timeline timeline_;

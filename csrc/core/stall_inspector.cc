@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "csrc/core/near_miss.h"
+
 namespace aiacc {
 namespace {
 
@@ -24,8 +26,14 @@ std::string fixed(double value) {
   return text;
 }
 
-bool has(const Report& answer, const std::string& name) {
-  return std::binary_search(answer.pending.begin(), answer.pending.end(), name);
+/// Who has submitted it.
+RankSet ranks_with(const Answers& answers, const std::string& label) {
+  const auto found =
+      std::lower_bound(answers.names.begin(),
+                       answers.names.end(),
+                       label,
+                       [](const PendingName& name, const auto& l) { return name.label < l; });
+  return found != answers.names.end() && found->label == label ? found->ranks : RankSet();
 }
 
 }  // namespace
@@ -58,7 +66,7 @@ bool StallInspector::should_ask(const Pending& pending, Clock::time_point now) {
 }
 
 std::vector<Stall> StallInspector::inspect(const Pending& pending,
-                                           const std::vector<Report>& answers,
+                                           const Answers& answers,
                                            const ProcessSetTable& sets,
                                            Clock::time_point now) const {
   const double limit = std::min(warn_s_ > 0 ? warn_s_ : fail_s_, fail_s_ > 0 ? fail_s_ : warn_s_);
@@ -66,6 +74,8 @@ std::vector<Stall> StallInspector::inspect(const Pending& pending,
   if (limit <= 0) {
     return stalls;
   }
+  const std::vector<NearMiss> misses = near_misses(answers);
+  const RankSet joined = ranks_with(answers, name_of(OpKind::kJoin));
   for (const PendingOperation& operation : pending) {
     Stall stall;
     stall.name = operation.name;
@@ -73,12 +83,22 @@ std::vector<Stall> StallInspector::inspect(const Pending& pending,
     if (stall.waited_s < limit) {
       continue;
     }
-    for (const Report& answer : answers) {
-      if (has(answer, operation.name)) {
-        stall.submitted.push_back(answer.rank);
-      } else if (sets.index_of(operation.process_set, answer.rank) >= 0 &&
-                 !has(answer, name_of(OpKind::kJoin))) {
-        stall.missing.push_back(answer.rank);
+    const RankSet submitted = ranks_with(answers, operation.name);
+    if (submitted.empty() && !answers.complete) {
+      continue;
+    }
+    answers.ranks.for_each([&](int rank) {
+      if (submitted.has(rank)) {
+        stall.submitted.push_back(rank);
+      } else if (sets.index_of(operation.process_set, rank) >= 0 && !joined.has(rank)) {
+        stall.missing.push_back(rank);
+      }
+    });
+    for (const NearMiss& miss : misses) {
+      for (const PendingName& one : miss.operations) {
+        if (one.label == stall.name) {
+          stall.similar = miss.operations;
+        }
       }
     }
     stalls.push_back(std::move(stall));
@@ -90,9 +110,16 @@ std::vector<Stall> StallInspector::inspect(const Pending& pending,
 }
 
 std::string stall_text(const Stall& stall) {
+  std::string similar;
+  for (const PendingName& one : stall.similar) {
+    if (one.label != stall.name) {
+      similar += "; rank(s) " + list(one.ranks.ranks()) + " have submitted '" + one.label + "'";
+    }
+  }
   return "[stall] tensor '" + stall.name + "' has waited " + fixed(stall.waited_s) +
          " s for rank(s) " + list(stall.missing) + "; rank(s) " + list(stall.submitted) +
-         " have submitted it. Do all ranks run the same operations? (AIACC_STALL_WARN_S, "
+         " have submitted it" + similar +
+         ". Do all ranks run the same operations? (AIACC_STALL_WARN_S, "
          "AIACC_STALL_FAIL_S)";
 }
 

@@ -16,6 +16,8 @@ struct Stall {
   double waited_s = 0;
   std::vector<int> submitted;  ///< ranks
   std::vector<int> missing;    ///< ranks
+  std::vector<PendingName>
+      similar;  ///< what others have submitted, perhaps by mistake: near_miss.h
 };
 
 /// Finds out, and says, which tensor waits for which ranks.
@@ -34,9 +36,10 @@ class StallInspector {
   bool should_ask(const Pending& pending, Clock::time_point now);
 
   /// What the answers of all ranks say about this rank's old tensors, oldest first. Only members of
-  /// a tensor's process set can be missing, and no rank that waits in join.
+  /// a tensor's process set can be missing, and no rank that waits in join. Nothing about tensors
+  /// that the answers had no room for.
   std::vector<Stall> inspect(const Pending& pending,
-                             const std::vector<Report>& answers,
+                             const Answers& answers,
                              const ProcessSetTable& sets,
                              Clock::time_point now) const;
   /// Whether a stall has lasted so long that the job shall fail (`fail_s`, 0: never).

@@ -24,29 +24,40 @@ void Submitters::note() {
 Submitters::Wait::Wait(Submitters& owner, const Operation& operation)
     : owner_(owner), operation_(nullptr) {
   // Who waits in join has nothing more to submit, but answers what the others do.
-  if (operation.request.cacheable || operation.request.kind == OpKind::kJoin ||
-      noted != owner.id_) {
+  if (operation.request.kind == OpKind::kJoin || noted != owner.id_) {
     return;
   }
   operation_ = &operation;
   const std::lock_guard lock(owner_.mutex_);
-  owner_.waited_.push_back(operation_);
+  owner_.waits_.push_back(this);
 }
 
 Submitters::Wait::~Wait() {
   if (operation_ != nullptr) {
     const std::lock_guard lock(owner_.mutex_);
-    owner_.waited_.erase(std::find(owner_.waited_.begin(), owner_.waited_.end(), operation_));
+    owner_.waits_.erase(std::find(owner_.waits_.begin(), owner_.waits_.end(), this));
   }
 }
 
-bool Submitters::all_stuck() const {
+bool Submitters::Wait::undecided() const {
+  return !operation_->dispatched.load() && !operation_->done.load();
+}
+
+template <class Counts>
+bool Submitters::all_wait(Counts counts) const {
   const std::lock_guard lock(mutex_);
-  const auto undecided =
-      std::count_if(waited_.begin(), waited_.end(), [](const Operation* operation) {
-        return !operation->dispatched.load() && !operation->done.load();
-      });
-  return undecided > 0 && static_cast<std::size_t>(undecided) == count_.load();
+  const auto waiting = std::count_if(waits_.begin(), waits_.end(), [&](const Wait* wait) {
+    return counts(*wait) && wait->undecided();
+  });
+  return waiting > 0 && static_cast<std::size_t>(waiting) == count_.load();
+}
+
+bool Submitters::all_stuck() const {
+  return all_wait([](const Wait& wait) { return !wait.operation_->request.cacheable; });
+}
+
+bool Submitters::all_stuck_since(Clock::time_point begun) const {
+  return all_wait([=](const Wait& wait) { return wait.since_ <= begun; });
 }
 
 }  // namespace aiacc

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "csrc/base/socket.h"
 #include "csrc/core/tensor_table.h"
 
 namespace aiacc {
@@ -29,20 +30,32 @@ class Submitters {
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
 
+    /// When it began.
+    Clock::time_point since() const { return since_; }
+
    private:
+    friend Submitters;
+    bool undecided() const;
+
     Submitters& owner_;
     const Operation* operation_;  ///< null: the wait does not count
+    const Clock::time_point since_ = Clock::now();
   };
 
   /// Every thread that submits waits for an operation that has an automatic name and is neither
   /// dispatched nor done.
   bool all_stuck() const;
+  /// The same for any name, given or automatic, and waits that began at `begun` or before.
+  bool all_stuck_since(Clock::time_point begun) const;
 
  private:
+  template <class Counts>
+  bool all_wait(Counts counts) const;
+
   const std::uint64_t id_;
   std::atomic<std::size_t> count_{0};
   mutable std::mutex mutex_;
-  std::vector<const Operation*> waited_;
+  std::vector<const Wait*> waits_;
 };
 
 }  // namespace aiacc

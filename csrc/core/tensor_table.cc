@@ -1,5 +1,6 @@
 #include "csrc/core/tensor_table.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace aiacc {
@@ -24,6 +25,7 @@ void reset(Operation& operation) {
   operation.completed.clear();
   operation.more.clear();
   operation.value = 0;
+  operation.byte_weight = 1.0;
   operation.slices_left.store(0, std::memory_order_relaxed);
   operation.dispatched.store(false, std::memory_order_relaxed);
   operation.done.store(false, std::memory_order_relaxed);
@@ -71,7 +73,7 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
     queued_since_.store(entry.submitted, std::memory_order_release);
   }
   queue_.push_back(&entry);
-  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + request.total_bytes();
+  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + entry.weighted_bytes();
   queued_bytes_.store(queued_bytes, std::memory_order_release);
   queued_count_.store(queue_.size(), std::memory_order_release);
   in_flight_count_.fetch_add(1, std::memory_order_release);
@@ -222,6 +224,24 @@ void TensorTable::close(const Status& status) {
 Status TensorTable::closed() const {
   const std::lock_guard lock(mutex_);
   return closed_;
+}
+
+std::string TensorTable::labels(const std::vector<const Operation*>& operations) const {
+  constexpr std::size_t kNamed = 3;
+  constexpr std::size_t kMostBytes = 100;
+  std::string text;
+  std::size_t found = 0;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [process_set, by_name] : in_flight_) {
+    for (const auto& [name, operation] : by_name) {
+      if (std::find(operations.begin(), operations.end(), operation) != operations.end() &&
+          ++found <= kNamed) {
+        text +=
+            (text.empty() ? "'" : ", '") + label_of(process_set, name).substr(0, kMostBytes) + "'";
+      }
+    }
+  }
+  return found > kNamed ? text + " and " + std::to_string(found - kNamed) + " more" : text;
 }
 
 std::vector<PendingOperation> TensorTable::undispatched() const {

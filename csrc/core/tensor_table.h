@@ -43,6 +43,8 @@ struct Operation : TensorBuffers {
   CudaStream stream = nullptr;
   Mark written;                 ///< where `stream` was in `submit`
   std::vector<Mark> completed;  ///< where the results are there; a mark for every unit of it
+  /// What one of its bytes counts for when there may be enough for a round.
+  double byte_weight = 1.0;
   Handle handle = 0;
   Clock::time_point submitted;
   Clock::time_point ready;
@@ -52,6 +54,9 @@ struct Operation : TensorBuffers {
   std::atomic<bool> done{false};
   Status status;
 
+  std::uint64_t weighted_bytes() const {
+    return static_cast<std::uint64_t>(static_cast<double>(request.total_bytes()) * byte_weight);
+  }
   TensorBuffers& tensor(std::size_t index) { return index == 0 ? *this : more[index - 1]; }
 };
 
@@ -77,7 +82,7 @@ class TensorTable {
   /// Queues it and returns its handle. An empty name is replaced by an automatic one, the n-th of
   /// this kind and process set in this generation. Throws Error(kInvalidArgument) if the name is in
   /// flight in the process set already, or the fatal error after `close`.
-  /// `queued_bytes` receives the bytes waiting for negotiation, `first` whether nothing did before.
+  /// `queued_bytes` receives the weighted bytes waiting for negotiation, `first` whether nothing did before.
   Handle submit(std::shared_ptr<Operation> operation, std::uint64_t& queued_bytes, bool& first);
 
   /// Counts automatic names from 0 again, under a new generation: all ranks do so at the same time,
@@ -108,6 +113,8 @@ class TensorTable {
 
   /// Operations submitted and not done.
   std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
+  /// Labels of those of `operations` that are in flight, in words.
+  std::string labels(const std::vector<const Operation*>& operations) const;
   /// Everything that is not dispatched yet.
   std::vector<PendingOperation> undispatched() const;
 

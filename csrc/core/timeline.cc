@@ -3,8 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <utility>
 
@@ -30,24 +33,33 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-double microseconds(Clock::time_point time) {
-  return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
+/// As "12.345". Not by printf's %f, which writes a comma where the locale of the process has one.
+std::string microseconds(std::chrono::nanoseconds time) {
+  char text[40];
+  const auto ns = static_cast<long long>(std::max(time.count(), std::int64_t{0}));
+  std::snprintf(text, sizeof text, "%lld.%03lld", ns / 1000, ns % 1000);
+  return text;
+}
+
+/// Of this host, since it came up; "" if the system does not tell.
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
 }
 
 /// Opens the array. What is added to "ts" for the time since the epoch has Horovod's name.
 std::string first_event(int rank) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const double epoch = std::chrono::duration<double, std::micro>(now).count();
-  char text[160];
-  std::snprintf(text,
-                sizeof text,
-                "[\n"
-                R"({"name": "process_name", "ph": "M", "pid": %d, )"
-                R"("args": {"name": "rank %d", "start_time_since_epoch_in_micros": %.0f}})",
-                rank,
-                rank,
-                epoch - microseconds(Clock::now()));
-  return text;
+  const auto offset =
+      std::chrono::system_clock::now().time_since_epoch() - Clock::now().time_since_epoch();
+  const auto epoch = std::chrono::duration_cast<std::chrono::microseconds>(offset).count();
+  const std::string number = std::to_string(rank);
+  return "[\n"
+         R"({"name": "process_name", "ph": "M", "pid": )" +
+         number + R"(, "args": {"name": "rank )" + number +
+         R"(", "start_time_since_epoch_in_micros": )" + std::to_string(epoch) + R"(, "boot": ")" +
+         escape(boot_id()) + "\"}}";
 }
 
 void write_all(int file, const std::string& text) {
@@ -63,16 +75,25 @@ void write_all(int file, const std::string& text) {
 
 }  // namespace
 
+std::string timeline_path(const std::string& path, int rank) {
+  const std::string number = std::to_string(rank);
+  const std::string placeholder = "{rank}";
+  const auto at = path.find(placeholder);
+  if (at != std::string::npos) {
+    return std::string(path).replace(at, placeholder.size(), number);
+  }
+  if (rank == 0) {
+    return path;
+  }
+  const auto name = path.rfind('/') + 1;  // 0 without a folder
+  const auto dot = path.rfind('.');
+  const auto end = dot == std::string::npos || dot <= name ? path.size() : dot;
+  return path.substr(0, end) + ".rank" + number + path.substr(end);
+}
+
 void Timeline::start(const std::string& path, bool mark_rounds) {
   const std::lock_guard control(control_mutex_);
-  std::string name = path;
-  const std::string placeholder = "{rank}";
-  const auto at = name.find(placeholder);
-  if (at != std::string::npos) {
-    name.replace(at, placeholder.size(), std::to_string(rank_));
-  } else if (rank_ != 0) {
-    return;
-  }
+  const std::string name = timeline_path(path, rank_);
   if (writer_.joinable() && name == path_) {
     mark_rounds_.store(mark_rounds);
     return;
@@ -89,6 +110,8 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
     const std::lock_guard lock(mutex_);
     queue_.clear();
     stopping_ = false;
+    step_ = 0;
+    step_began_ = Clock::now();
   }
   writer_ = std::thread([this, file] { write(file); });
   on_.store(true);
@@ -128,6 +151,19 @@ void Timeline::record(const std::string& name,
   changed_.notify_one();
 }
 
+void Timeline::mark_step() {
+  if (!on()) {
+    return;
+  }
+  const auto now = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back({"step " + std::to_string(step_++), "STEP", "steps", step_began_, now, 0});
+    step_began_ = now;
+  }
+  changed_.notify_one();
+}
+
 void Timeline::write(int file) {
   write_all(file, first_event(rank_));
   std::map<std::string, int> rows;
@@ -150,20 +186,15 @@ void Timeline::write(int file) {
             std::to_string(rank_) + R"(, "tid": )" + std::to_string(row->second) +
             R"(, "args": {"name": ")" + escape(event.row) + "\"}}";
       }
-      char numbers[160];
-      std::snprintf(numbers,
-                    sizeof numbers,
-                    R"("ph": "X", "pid": %d, "tid": %d, "ts": %.3f, "dur": %.3f, )"
-                    R"("args": {"bytes": %llu}})",
-                    rank_,
-                    row->second,
-                    microseconds(event.begin),
-                    microseconds(event.end) - microseconds(event.begin),
-                    static_cast<unsigned long long>(event.bytes));
       text +=
           ",\n"
           R"({"name": ")" +
-          escape(event.name) + R"(", "cat": ")" + escape(event.category) + "\", " + numbers;
+          escape(event.name) + R"(", "cat": ")" + escape(event.category) +
+          R"(", "ph": "X", "pid": )" + std::to_string(rank_) + R"(, "tid": )" +
+          std::to_string(row->second) + R"(, "ts": )" +
+          microseconds(event.begin.time_since_epoch()) + R"(, "dur": )" +
+          microseconds(event.end - event.begin) + R"(, "args": {"bytes": )" +
+          std::to_string(event.bytes) + "}}";
     }
     write_all(file, text);
   }

@@ -12,12 +12,17 @@
 
 namespace aiacc {
 
+/// The file of a rank's timeline: `path` with the rank in place of "{rank}". Without that, rank 0 has
+/// `path` itself, as with Horovod, and the others "name.rank3.json" for "name.json". Pure.
+std::string timeline_path(const std::string& path, int rank);
+
 /// Writes what happened as Chrome trace events (chrome://tracing, Perfetto).
 ///
 /// Off: one atomic load per event and no thread. On: events are queued and a writer thread that
 /// sleeps between batches appends them. Threads: any. The file is a JSON array; it is valid after
 /// `stop`, and readable by the viewers also when the process died before. The first event tells the
-/// time of day at which "ts" is 0, by which the files of several hosts fit together.
+/// time of day at which "ts" is 0, by which the files of several hosts fit together, and which boot of
+/// which host the clock belongs to: ranks of one share it.
 class Timeline {
  public:
   explicit Timeline(int rank) : rank_(rank) {}
@@ -25,12 +30,13 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// "{rank}" in the path is replaced by the rank; without it only rank 0 writes. A timeline that is
-  /// on with another path ends; with the same path it goes on. Throws Error(kInvalidArgument) if the
-  /// file cannot be opened.
+  /// Writes to `timeline_path`. A timeline that is on with another path ends; with the same path it
+  /// goes on. Throws Error(kInvalidArgument) if the file cannot be opened.
   void start(const std::string& path, bool mark_rounds);
   void stop();
   bool on() const { return on_.load(std::memory_order_relaxed); }
+  /// Ends a step of training: a phase "step N" from the end of the one before, or from the start.
+  void mark_step();
   bool marks_rounds() const { return on() && mark_rounds_.load(std::memory_order_relaxed); }
 
   /// One finished phase: `name` in row `row` ("lane 0", "negotiation") from `begin` to `end`.
@@ -62,6 +68,8 @@ class Timeline {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Event> queue_;
+  int step_ = 0;  ///< number of the next
+  Clock::time_point step_began_{};
   bool stopping_ = false;
   std::thread writer_;
 };

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <new>
 
 #include "csrc/core/finite_check.h"
 #include "csrc/engines/adasum.h"
+#include "csrc/kernels/divisor.h"
 #include "csrc/kernels/scale.h"
 
 namespace aiacc {
@@ -26,9 +26,10 @@ Reduction reduction_of(const Unit& unit) {
   const Request& request = unit.pieces.front().request();
   const DataType dtype = unit.pieces.front().spec().dtype;
   const bool average = request.op == ReduceOp::kAverage;
-  return {dtype,
-          average ? ReduceOp::kSum : request.op,
-          request.postscale * (average ? average_factor(dtype, unit.team->size()) : 1.0)};
+  return {
+      dtype,
+      average ? ReduceOp::kSum : request.op,
+      average ? average_factor(dtype, unit.team->size(), request.postscale) : request.postscale};
 }
 
 void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
@@ -189,11 +190,11 @@ std::byte* PackBuffer::reserve(std::size_t bytes) {
   return memory_.get();
 }
 
-double average_factor(DataType dtype, int size) {
-  const double factor = 1.0 / size;
-  return !is_floating(dtype) && size > 1
-             ? std::nextafter(factor, std::numeric_limits<double>::infinity())
-             : factor;
+double average_factor(DataType dtype, int size, double postscale) {
+  const double factor = postscale / size;
+  return is_floating(dtype) || size == 1 || reciprocal_of(factor) != 0
+             ? factor
+             : std::nextafter(factor, std::copysign(HUGE_VAL, factor));
 }
 
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {

@@ -26,10 +26,12 @@ struct Piece {
 /// A planned unit with the tensors that its slices belong to: `pieces[i]` owns `plan.slices[i]`.
 struct Unit {
   PlannedUnit plan;
+  std::uint64_t order = 0;  ///< of the plan that made it: all ranks count plans alike
   std::vector<Piece> pieces;
   std::shared_ptr<const Team> team;
   Algorithm algorithm = Algorithm::kAny;
   FiniteCheck* finite = nullptr;     ///< null: inputs are not looked at
+  bool joined = false;               ///< the launching thread issues the next one together with it
   std::vector<Operation*> finished;  ///< scratch of whoever has run it
 
   /// The members' GPUs. All tensors of a unit have the same; null in host memory.
@@ -49,9 +51,9 @@ class PackBuffer {
   std::size_t capacity_ = 0;
 };
 
-/// Multiplies a sum so that it becomes the average: 1/size, and for integers a hair more, so that
-/// exact quotients survive the truncation of `scale`.
-double average_factor(DataType dtype, int size);
+/// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes `scale`
+/// divide, which is exact; others are a hair more for integers, so that whole results survive truncation.
+double average_factor(DataType dtype, int size, double postscale);
 
 /// Moves one unit with the engine of its team: pack and prescale, engine operation, unpack. A single slice is worked on
 /// in place, without the pack buffer. Blocks; throws what the engine throws. Buffers of the
