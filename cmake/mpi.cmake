@@ -1,84 +1,126 @@
-# Looks for an MPI to build the plug-in against: the compiler wrapper named by AIACC_MPICC, else
-# the first `mpicc` on PATH, else the one that the `mpich` wheel put beside the Python interpreter.
-# Sets AIACC_MPI_FOUND, AIACC_MPI_FLAVOUR, AIACC_MPI_VERSION, AIACC_MPI_SONAME, AIACC_MPI_REASON
-# and defines aiacc_mpi_headers.
+# Looks for the MPIs to build a plug-in for, one of each flavour: MPICH, whose binary interface others
+# share, and Open MPI. Which of them a process uses is decided when it starts, by the mpirun that
+# started it (aiacc/mpi_library.py).
+#
+# Asked are the compiler wrappers named by AIACC_MPICC (separated by blanks or ";"); without it every
+# mpicc, mpicc.mpich and mpicc.openmpi on PATH, the one named by AIACC_MPICC_LAST after all others.
+# Of each flavour the first that works is taken.
+#
+# Sets AIACC_MPI_FLAVOURS (a list of "mpich" and "openmpi"), and for each of them
+# AIACC_MPI_<flavour> (a text for people) and AIACC_MPI_<flavour>_INCLUDES; AIACC_MPI_REASON, why
+# there is none.
 
-set(AIACC_MPICC "$ENV{AIACC_MPICC}" CACHE STRING "MPI compiler wrapper (empty: search)")
-set(AIACC_MPI_FOUND FALSE)
-set(AIACC_MPI_FLAVOUR "none")
-set(AIACC_MPI_VERSION "")
-set(AIACC_MPI_SONAME "")
+set(AIACC_MPICC "$ENV{AIACC_MPICC}" CACHE STRING "MPI compiler wrappers (empty: search)")
+set(AIACC_MPICC_LAST "" CACHE STRING "MPI compiler wrapper that any other goes before")
+set(AIACC_MPI_FLAVOURS "")
+set(AIACC_MPI_mpich "")
+set(AIACC_MPI_openmpi "")
 set(AIACC_MPI_REASON "")
+set(AIACC_MPI_PROBE ${CMAKE_BINARY_DIR}/mpi_probe)
 
-# Flavour and version are read from the preprocessor: running a program would need the library.
-function(aiacc_mpi_macro header_dirs expression result)
-  list(TRANSFORM header_dirs PREPEND "-I")
-  file(WRITE ${CMAKE_BINARY_DIR}/mpi_probe.c "#include <mpi.h>\naiacc_probe ${expression}\n")
-  execute_process(
-    COMMAND ${CMAKE_C_COMPILER} -E -P ${header_dirs} ${CMAKE_BINARY_DIR}/mpi_probe.c
-    OUTPUT_VARIABLE text
-    ERROR_QUIET
-  )
-  string(REGEX MATCH "aiacc_probe ([^\n]*)" _ "${text}")
-  string(REGEX REPLACE "[\" ]" "" value "${CMAKE_MATCH_1}")
-  set(${result} "${value}" PARENT_SCOPE)
+# The wrappers to ask, in order.
+function(aiacc_mpi_wrappers result)
+  if(AIACC_MPICC)
+    string(REPLACE " " ";" named "${AIACC_MPICC}")
+    set(wrappers "")
+    foreach(name IN LISTS named)
+      unset(program)
+      find_program(program NAMES ${name} NO_CACHE)
+      if(NOT program)
+        message(FATAL_ERROR "AIACC_MPICC=${AIACC_MPICC}: ${name} is not a program (expected compiler "
+                            "wrappers such as mpicc, separated by blanks)")
+      endif()
+      list(APPEND wrappers ${program})
+    endforeach()
+  else()
+    cmake_path(CONVERT "$ENV{PATH}" TO_CMAKE_PATH_LIST folders)
+    set(wrappers "")
+    set(seen "")
+    if(AIACC_MPICC_LAST)
+      file(REAL_PATH ${AIACC_MPICC_LAST} seen)
+    endif()
+    foreach(folder IN LISTS folders)
+      foreach(name IN ITEMS mpicc mpicc.mpich mpicc.openmpi)
+        if(EXISTS ${folder}/${name})
+          # Asked by the name that was found: Open MPI's are links to one program, which looks at it.
+          file(REAL_PATH ${folder}/${name} real)
+          if(NOT real IN_LIST seen)
+            list(APPEND wrappers ${folder}/${name})
+            list(APPEND seen ${real})
+          endif()
+        endif()
+      endforeach()
+    endforeach()
+    list(APPEND wrappers ${AIACC_MPICC_LAST})
+  endif()
+  set(${result} ${wrappers} PARENT_SCOPE)
 endfunction()
 
-# The name under which the dynamic linker will ask for the library (libmpi.so.12, libmpich.so.12 ...).
-function(aiacc_mpi_soname libraries result)
-  set(probe ${CMAKE_BINARY_DIR}/mpi_probe.so)
-  file(WRITE ${CMAKE_BINARY_DIR}/mpi_probe_empty.c "int aiacc_probe;\n")
+# Asks one wrapper: flavour, version and soname of its MPI and the folders of its headers, or
+# `problem`. Flavour and version are read from the preprocessor: running a program would need the
+# library. The soname is what the dynamic linker will ask for (libmpi.so.12, libmpi.so.40 ...).
+function(aiacc_mpi_ask wrapper)
+  set(problem "")
+  file(WRITE ${AIACC_MPI_PROBE}.c "#include <mpi.h>\n"
+    "aiacc_mpich MPICH_VERSION\n"
+    "aiacc_openmpi OMPI_MAJOR_VERSION.OMPI_MINOR_VERSION.OMPI_RELEASE_VERSION\n")
+  execute_process(COMMAND ${wrapper} -E -P ${AIACC_MPI_PROBE}.c
+    OUTPUT_VARIABLE text ERROR_VARIABLE error RESULT_VARIABLE code)
+  execute_process(COMMAND ${wrapper} -show OUTPUT_VARIABLE command ERROR_QUIET RESULT_VARIABLE shown)
+  set(flavour "")
+  if(NOT code EQUAL 0 OR NOT shown EQUAL 0)
+    string(STRIP "${error}" error)
+    set(problem "${wrapper} cannot compile an MPI program: ${error}")
+  elseif(text MATCHES "aiacc_mpich ([^\n]*[0-9][^\n]*)")
+    set(flavour mpich)
+  elseif(text MATCHES "aiacc_openmpi ([^\n]*[0-9][^\n]*)")
+    set(flavour openmpi)
+  else()
+    set(problem "${wrapper} belongs to neither MPICH nor Open MPI")
+  endif()
+  string(REGEX REPLACE "[\" ]" "" version "${CMAKE_MATCH_1}")
+  separate_arguments(words UNIX_COMMAND "${command}")
+  list(FILTER words INCLUDE REGEX "^-I")
+  list(TRANSFORM words REPLACE "^-I" "")
+
+  file(WRITE ${AIACC_MPI_PROBE}.c "int aiacc_probe;\n")
   execute_process(
-    COMMAND ${CMAKE_C_COMPILER} -shared -fPIC -o ${probe} ${CMAKE_BINARY_DIR}/mpi_probe_empty.c
-            -Wl,--no-as-needed ${libraries}
-    ERROR_QUIET
-  )
-  execute_process(COMMAND ${CMAKE_READELF} -d ${probe} OUTPUT_VARIABLE text ERROR_QUIET)
-  string(REGEX MATCH "\\[(libmpi[^]]*)\\]" _ "${text}")
-  set(${result} "${CMAKE_MATCH_1}" PARENT_SCOPE)
+    COMMAND ${wrapper} -shared -fPIC -Wl,--no-as-needed -o ${AIACC_MPI_PROBE}.so ${AIACC_MPI_PROBE}.c
+    OUTPUT_QUIET ERROR_QUIET)
+  execute_process(COMMAND ${CMAKE_READELF} -d ${AIACC_MPI_PROBE}.so
+    OUTPUT_VARIABLE needed ERROR_QUIET)
+  string(REGEX MATCH "\\[(libmpi[^]]*)\\]" _ "${needed}")
+
+  set(problem "${problem}" PARENT_SCOPE)
+  set(flavour "${flavour}" PARENT_SCOPE)
+  set(includes "${words}" PARENT_SCOPE)
+  set(description "${version} (${CMAKE_MATCH_1})" PARENT_SCOPE)
 endfunction()
 
 if(NOT AIACC_MPI)
   set(AIACC_MPI_REASON "switched off at build time (AIACC_MPI=OFF)")
 else()
-  if(AIACC_MPICC)
-    find_program(MPI_C_COMPILER NAMES ${AIACC_MPICC})
-    if(NOT MPI_C_COMPILER)
-      message(FATAL_ERROR "AIACC_MPICC=${AIACC_MPICC} is not a program")
+  aiacc_mpi_wrappers(wrappers)
+  foreach(wrapper IN LISTS wrappers)
+    aiacc_mpi_ask(${wrapper})
+    if(problem AND AIACC_MPICC)
+      message(FATAL_ERROR "AIACC_MPICC=${AIACC_MPICC}: ${problem}")
+    elseif(problem)
+      set(AIACC_MPI_REASON "${problem}")
+    elseif(NOT flavour IN_LIST AIACC_MPI_FLAVOURS)
+      list(APPEND AIACC_MPI_FLAVOURS ${flavour})
+      set(AIACC_MPI_${flavour} "${description}")
+      set(AIACC_MPI_${flavour}_INCLUDES ${includes})
+      message(STATUS "aiacc: MPI plug-in for ${flavour} ${description}: ${wrapper}")
     endif()
-  else()
-    find_program(MPI_C_COMPILER NAMES mpicc)
-  endif()
-  if(MPI_C_COMPILER)
-    find_package(MPI COMPONENTS C)
-  endif()
-  if(NOT MPI_C_COMPILER)
+  endforeach()
+  if(AIACC_MPI_FLAVOURS)
+    set(AIACC_MPI_REASON "")
+  elseif(NOT AIACC_MPI_REASON)
     set(AIACC_MPI_REASON "no mpicc was found at build time")
-  elseif(NOT MPI_C_FOUND)
-    set(AIACC_MPI_REASON "${MPI_C_COMPILER} could not compile and link an MPI program")
-  else()
-    set(AIACC_MPI_FOUND TRUE)
-    # No library: the one to use is chosen at run time (csrc/engines/mpi/mpi_loader.h).
-    add_library(aiacc_mpi_headers INTERFACE)
-    target_include_directories(aiacc_mpi_headers SYSTEM INTERFACE ${MPI_C_INCLUDE_DIRS})
-
-    aiacc_mpi_soname("${MPI_C_LIBRARIES}" AIACC_MPI_SONAME)
-    aiacc_mpi_macro("${MPI_C_INCLUDE_DIRS}" MPICH_VERSION mpich)
-    aiacc_mpi_macro("${MPI_C_INCLUDE_DIRS}"
-                    "OMPI_MAJOR_VERSION.OMPI_MINOR_VERSION.OMPI_RELEASE_VERSION" openmpi)
-    if(mpich MATCHES "^[0-9]")
-      set(AIACC_MPI_FLAVOUR "mpich")
-      set(AIACC_MPI_VERSION "${mpich}")
-    elseif(openmpi MATCHES "^[0-9]")
-      set(AIACC_MPI_FLAVOUR "openmpi")
-      set(AIACC_MPI_VERSION "${openmpi}")
-    else()
-      set(AIACC_MPI_FLAVOUR "unknown")
-    endif()
   endif()
 endif()
-if(AIACC_MPI_FOUND)
-  message(STATUS "aiacc: MPI plug-in against ${AIACC_MPI_FLAVOUR} ${AIACC_MPI_VERSION} (${MPI_C_COMPILER})")
-else()
+if(NOT AIACC_MPI_FLAVOURS)
   message(STATUS "aiacc: no MPI plug-in: ${AIACC_MPI_REASON}")
 endif()
+string(REGEX REPLACE "[\"\\\\\n]" " " AIACC_MPI_REASON "${AIACC_MPI_REASON}")

@@ -64,21 +64,21 @@ void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
     channel_.exchange(buffer, bytes_of, std::vector<void*>(size, buffer));
     return;
   }
-  std::vector<std::byte>& staging = *resources_.staging;
-  for (std::size_t from = 0; from < bytes; from += staging.size()) {
-    const std::size_t part = std::min(staging.size(), bytes - from);
+  std::byte* staging = resources_.staging;
+  for (std::size_t from = 0; from < bytes; from += resources_.staging_bytes) {
+    const std::size_t part = std::min(resources_.staging_bytes, bytes - from);
     std::byte* at = static_cast<std::byte*>(buffer) + from;
     if (root == team_.topology().rank) {
-      std::memcpy(staging.data(), at, part);
+      std::memcpy(staging, at, part);
     }
     MpiHandle& request = begin(0);
-    check_mpi(plugin_,
-              plugin_.start_broadcast(
-                  resources_.world, staging.data(), static_cast<int>(part), root, &request),
-              "MPI_Ibcast");
+    check_mpi(
+        plugin_,
+        plugin_.start_broadcast(resources_.world, staging, static_cast<int>(part), root, &request),
+        "MPI_Ibcast");
     finish(0);
     if (root != team_.topology().rank) {
-      std::memcpy(at, staging.data(), part);
+      std::memcpy(at, staging, part);
     }
   }
 }
@@ -97,7 +97,7 @@ void MpiChannel::all_gather(const void* send,
     channel_.exchange(send, bytes_of, places);
     return;
   }
-  const std::size_t step = resources_.staging->size() / bytes_of.size();
+  const std::size_t step = resources_.staging_bytes / bytes_of.size();
   const std::size_t longest = *std::max_element(bytes_of.begin(), bytes_of.end());
   for (std::size_t from = 0; from < longest; from += step) {
     gather_step(static_cast<const std::byte*>(send), base, bytes_of, starts, from, step);
@@ -112,7 +112,7 @@ void MpiChannel::gather_step(const std::byte* send,
                              std::size_t from,
                              std::size_t step) {
   const auto mine = static_cast<std::size_t>(team_.topology().rank);
-  std::byte* staging = resources_.staging->data();
+  std::byte* staging = resources_.staging;
   parts_.clear();
   offsets_.clear();
   for (std::size_t rank = 0; rank < bytes_of.size(); ++rank) {
@@ -149,9 +149,9 @@ void MpiChannel::reduce_scatter(const void* send,
   const std::size_t element = size_of(dtype);
   const std::vector<std::size_t> starts = offsets_of(counts);
   const std::size_t longest = *std::max_element(counts.begin(), counts.end());
-  const std::size_t half = resources_.staging->size() / 2 / kCacheLine * kCacheLine;
+  const std::size_t half = resources_.staging_bytes / 2 / kCacheLine * kCacheLine;
   const std::size_t step = half / counts.size() / element;
-  std::byte* outgoing = resources_.staging->data();
+  std::byte* outgoing = resources_.staging;
   std::byte* incoming = outgoing + half;
   const auto mine = static_cast<std::size_t>(team_.topology().rank);
   for (std::size_t from = 0; from < longest; from += step) {
@@ -196,9 +196,9 @@ void MpiChannel::all_to_all(const void* send,
   const std::vector<std::size_t> sources = offsets_of(send_bytes);
   const std::vector<std::size_t> targets = offsets_of(recv_bytes);
   const std::size_t longest = maximum_of_all(send_bytes);
-  const std::size_t half = resources_.staging->size() / 2;
+  const std::size_t half = resources_.staging_bytes / 2;
   const std::size_t step = half / send_bytes.size();
-  std::byte* outgoing = resources_.staging->data();
+  std::byte* outgoing = resources_.staging;
   std::byte* incoming = outgoing + half;
   for (std::size_t from = 0; from < longest; from += step) {
     parts_.clear();
@@ -238,18 +238,18 @@ void MpiChannel::all_to_all(const void* send,
 /// The largest value that any rank has.
 std::size_t MpiChannel::maximum_of_all(const std::vector<std::size_t>& values) {
   auto largest = static_cast<std::int64_t>(*std::max_element(values.begin(), values.end()));
-  std::memcpy(resources_.staging->data(), &largest, sizeof largest);
+  std::memcpy(resources_.staging, &largest, sizeof largest);
   MpiHandle& request = begin(0);
   check_mpi(plugin_,
             plugin_.start_all_reduce(resources_.world,
-                                     resources_.staging->data(),
+                                     resources_.staging,
                                      1,
                                      static_cast<int>(DataType::kInt64),
                                      static_cast<int>(ReduceOp::kMax),
                                      &request),
             "MPI_Iallreduce");
   finish(0);
-  std::memcpy(&largest, resources_.staging->data(), sizeof largest);
+  std::memcpy(&largest, resources_.staging, sizeof largest);
   return static_cast<std::size_t>(largest);
 }
 

@@ -22,6 +22,8 @@ class MpiChannel : public CrossNodeReduce {
   ~MpiChannel() override;
 
   void wake() noexcept { channel_.wake(); }
+  /// As Engine::waits, for waits within the node: what MPI moves between nodes cannot be seen.
+  LaneWait waits() const { return {channel_.waits().seconds, -1}; }
 
   void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
   void broadcast(void* buffer, std::size_t bytes, int root);

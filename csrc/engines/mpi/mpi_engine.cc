@@ -40,7 +40,7 @@ MpiEngine::MpiEngine(MpiSession& session,
                      double spin_us,
                      const WaitCheck& interrupt)
     : session_(session), team_(team), ranks_(std::move(ranks)), lanes_(lanes), spin_us_(spin_us) {
-  for (const MpiLane& lane : team.acquire(lanes + 1, interrupt)) {
+  for (const MpiLane& lane : team.acquire(lanes_of_team(lanes), interrupt)) {
     channels_.push_back(std::make_unique<MpiChannel>(team, lane, spin_us, cancellation_));
   }
 }
@@ -48,6 +48,10 @@ MpiEngine::MpiEngine(MpiSession& session,
 MpiEngine::~MpiEngine() {
   channels_.clear();
   session_.leave(team_);
+}
+
+LaneWait MpiEngine::waits(int lane) const {
+  return channels_.empty() ? LaneWait{} : channels_.at(static_cast<std::size_t>(lane))->waits();
 }
 
 void MpiEngine::abort(const Status& status) noexcept {
@@ -61,9 +65,12 @@ template <class Operation>
 void MpiEngine::run(int lane, Operation operation) {
   AIACC_CHECK(lane >= 0 && lane <= lanes_);
   cancellation_.check();
+  MpiLaneUse& use = team_.use(lane);
   try {
     operation(*channels_[static_cast<std::size_t>(lane)]);
+    ++use.completed;
   } catch (...) {
+    use.failed = true;
     abort(current_exception_status());
     cancellation_.check();  // the first failure is the cause, not this one
     throw;

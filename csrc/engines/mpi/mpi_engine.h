@@ -24,6 +24,9 @@ class MpiEngine : public Engine {
   MpiEngine(MpiSession& session, const EngineContext& context);
   ~MpiEngine() override;
 
+  /// Lanes of a team that an engine with `lanes` uses: the express lane is one.
+  static int lanes_of_team(int lanes) { return lanes + 1; }
+
   const char* name() const override { return "mpi"; }
   int lanes() const override { return lanes_; }
   void all_reduce(int lane,
@@ -47,6 +50,7 @@ class MpiEngine : public Engine {
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override;
 
  private:

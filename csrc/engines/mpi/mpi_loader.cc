@@ -49,6 +49,11 @@ std::string flavour_of_library(const std::string& version) {
   return version.find("Open MPI") != std::string::npos ? "openmpi" : "mpich";
 }
 
+/// What people call a flavour.
+std::string name_of(const std::string& flavour) {
+  return flavour == "openmpi" ? "Open MPI" : "MPICH";
+}
+
 /// Read from the file, since loading it against another flavour may fail in unclear ways.
 std::string flavour_of_plugin(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -111,9 +116,12 @@ Loaded load(const std::string& plugin_path, const std::string& library_path) {
   if (flavour_of_library(version) != wanted) {
     throw Error(Code::kEngine,
                 "[mpi] " + path + (mapped ? ", already loaded in this process," : "") + " is " +
-                    version + ", but the plug-in was built for " + wanted +
-                    "; set AIACC_MPI_LIBRARY to a library of that flavour and use its mpirun, or "
-                    "rebuild aiacc with AIACC_MPICC set to the mpicc of this one");
+                    version + " (expected " + name_of(wanted) + ", for which " + plugin_path +
+                    " was built); " +
+                    (mapped ? "start the job with the mpirun of the MPI that is loaded, or do not "
+                              "load it"
+                            : "set AIACC_MPI_LIBRARY to a library of the MPI whose mpirun is used, "
+                              "or leave it unset"));
   }
   // Global, so that the plug-in resolves against it: it names no library file of its own.
   DynamicLibrary global(path, DynamicLibrary::Symbols::kGlobal);
@@ -180,6 +188,12 @@ MpiIdentity mpi_initialize(int network_lanes, double timeout_s) {
   const MpiSession& session = session_of(state, network_lanes, timeout_s);
   const MpiTopology& topology = session.world().topology();
   return {topology.rank, topology.size, topology.nodes, session.version()};
+}
+
+void mpi_reserve(int lanes) {
+  Mpi& state = mpi();
+  const std::lock_guard lock(state.mutex);
+  session_of(state, 0, kDefaultTimeoutS).world().acquire(MpiEngine::lanes_of_team(lanes));
 }
 
 std::vector<std::string> mpi_all_gather(const std::string& payload) {

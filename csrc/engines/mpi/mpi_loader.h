@@ -33,6 +33,10 @@ struct MpiIdentity {
 /// finalised if it was initialised here. Throws Error.
 MpiIdentity mpi_initialize(int network_lanes, double timeout_s);
 
+/// Takes the memory that an engine with so many lanes will need, after `mpi_initialize`. Collective,
+/// blocks. Throws Error(kEngine) on every rank if a host has not enough; nothing is lost then.
+void mpi_reserve(int lanes);
+
 /// Every rank's payload in rank order. Collective, blocks; after `mpi_initialize`. Throws Error.
 std::vector<std::string> mpi_all_gather(const std::string& payload);
 

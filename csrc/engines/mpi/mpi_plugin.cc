@@ -35,6 +35,8 @@ namespace {
 
 constexpr const char* kMarkedFlavour = "aiacc-mpi-flavour=" AIACC_MPI_FLAVOUR;
 
+// NOLINTBEGIN(bugprone-sizeof-expression,bugprone-multi-level-implicit-pointer-conversion): a handle
+// is a number in one MPI and a pointer in another.
 template <class Native>
 MpiHandle to_handle(Native native) {
   static_assert(sizeof(Native) <= sizeof(MpiHandle));
@@ -49,6 +51,7 @@ Native to_native(MpiHandle handle) {
   std::memcpy(&native, &handle, sizeof native);
   return native;
 }
+// NOLINTEND(bugprone-sizeof-expression,bugprone-multi-level-implicit-pointer-conversion)
 
 /// Runs an MPI function that starts a request and stores the request's bits.
 template <class Start>
@@ -186,29 +189,6 @@ int create_group(MpiHandle communicator, const int* ranks, int count, int tag, M
   return handed_out(code, native, part);
 }
 
-int share_memory(MpiHandle node, std::size_t bytes, void** segments, MpiHandle* window) {
-  const auto communicator = to_native<MPI_Comm>(node);
-  MPI_Info info = MPI_INFO_NULL;
-  MPI_Info_create(&info);
-  MPI_Info_set(info, "alloc_shared_noncontig", "true");  // each segment on pages of its own
-  void* own = nullptr;
-  MPI_Win native = MPI_WIN_NULL;
-  int code = MPI_Win_allocate_shared(
-      static_cast<MPI_Aint>(bytes), 1, info, communicator, static_cast<void*>(&own), &native);
-  MPI_Info_free(&info);
-  int size = 0;
-  if (code == MPI_SUCCESS) {
-    code = MPI_Comm_size(communicator, &size);
-  }
-  for (int rank = 0; rank < size && code == MPI_SUCCESS; ++rank) {
-    MPI_Aint length = 0;
-    int unit = 0;
-    code = MPI_Win_shared_query(native, rank, &length, &unit, static_cast<void*>(&segments[rank]));
-  }
-  *window = to_handle(native);
-  return code;
-}
-
 // ---- collectives ------------------------------------------------------------------------------
 
 int start_all_reduce(
@@ -334,7 +314,6 @@ constexpr MpiPlugin kPlugin = {
     split,
     split_by_node,
     create_group,
-    share_memory,
     start_all_reduce,
     start_broadcast,
     start_all_gather,

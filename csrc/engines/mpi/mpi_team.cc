@@ -1,10 +1,11 @@
 #include "csrc/engines/mpi/mpi_team.h"
 
-#include <sys/statvfs.h>
-
 #include <algorithm>
+#include <array>
 #include <chrono>
-#include <new>
+#include <functional>
+#include <random>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -26,7 +27,8 @@ constexpr std::size_t kMaxSlotBytes = std::size_t{4} << 20;
 constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 /// An all-to-all has a piece for and of every rank in it.
 constexpr std::size_t kMinStagingPerRank = 64;
-constexpr std::size_t kPage = 4096;
+/// Counts of operations are compared without their upper bits.
+constexpr unsigned kCountMask = 0x3fffffff;
 
 std::size_t slot_bytes_for(const MpiTopology& topology) {
   if (topology.nodes == 1) {
@@ -87,22 +89,15 @@ void MpiTeam::find_topology(const WaitCheck& interrupt) {
 }
 
 std::vector<MpiLane> MpiTeam::acquire(int count, const WaitCheck& interrupt) {
-  const std::vector<int> state =
-      maximum({spoilt_.load() ? 1 : 0, lacks_memory(count) ? 1 : 0, generation_ + 1},
-              "to start the engine",
-              interrupt);
-  generation_ = state[2];
-  if (state[1] != 0) {
-    throw Error(Code::kEngine,
-                "[mpi] /dev/shm of a host is too small for " + std::to_string(count) +
-                    " lanes of " + std::to_string(topology_.node_size) +
-                    " ranks; enlarge it (docker run --shm-size=1g), or lower AIACC_LANES");
+  std::vector<int> state{generation_ + 1};
+  for (const auto& use : uses_) {
+    const auto completed = static_cast<int>(use->completed & kCountMask);
+    state.insert(state.end(), {use->failed ? 1 : 0, completed, -completed});
   }
-  if (state[0] != 0) {
-    AIACC_LOG(kInfo) << "[mpi] an operation was aborted: new communicators replace the old ones";
-    lanes_.clear();  // leaked: requests that MPI cannot cancel may still refer to them
-    spoilt_.store(false);
-  }
+  state = maximum(std::move(state), "to start the engine", interrupt);
+  generation_ = state[0];
+  drop_lanes(state);
+  spoilt_.store(false);
   if (static_cast<std::size_t>(count) > lanes_.size()) {
     add_lanes(static_cast<std::size_t>(count), interrupt);
   }
@@ -113,6 +108,36 @@ std::vector<MpiLane> MpiTeam::acquire(int count, const WaitCheck& interrupt) {
   return {lanes_.begin(), lanes_.begin() + count};
 }
 
+void MpiTeam::drop_lanes(const std::vector<int>& state) {
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    const bool failed = state[3 * i + 1] != 0;
+    const bool in_step = state[3 * i + 2] == -state[3 * i + 3];
+    // Within a node MPI has no part in the lanes.
+    if (topology_.nodes == 1 || (in_step && !failed)) {
+      std::swap(lanes_[kept], lanes_[i]);
+      std::swap(uses_[kept], uses_[i]);
+      std::swap(memory_[kept], memory_[i]);
+      *uses_[kept] = {};
+      ++kept;
+    }
+  }
+  if (kept == lanes_.size()) {
+    return;
+  }
+  AIACC_LOG(kInfo) << "[mpi] an operation was aborted: new communicators replace those of "
+                   << lanes_.size() - kept << " lanes";
+  // MPI cannot cancel: it keeps the communicators, and may still write to what a request was given.
+  for (std::size_t i = kept; i < lanes_.size(); ++i) {
+    for (Pages& pages : memory_[i]) {
+      pages.give_up();
+    }
+  }
+  lanes_.resize(kept);
+  uses_.resize(kept);
+  memory_.resize(kept);
+}
+
 void MpiTeam::add_lanes(std::size_t count, const WaitCheck& interrupt) {
   const auto copy_of = [&](MpiHandle communicator) {
     const auto duplicate = [&plugin = plugin_, communicator](MpiHandle* made) {
@@ -120,56 +145,95 @@ void MpiTeam::add_lanes(std::size_t count, const WaitCheck& interrupt) {
     };
     return communicator_from(duplicate, "MPI_Comm_dup", interrupt);
   };
-  const std::size_t before = lanes_.size();
-  lanes_.resize(count);
-  make_memory(before, interrupt);
-  if (topology_.nodes == 1) {
-    return;
-  }
-  // All of one kind first: MPICH deals its network interfaces out in the order of creation, and
-  // the lanes' all-reduces should each have their own.
-  for (std::size_t i = before; i < count; ++i) {
-    lanes_[i].cross = copy_of(cross_);
-  }
-  for (std::size_t i = before; i < count; ++i) {
-    lanes_[i].world = copy_of(setup_);
-    lanes_[i].staging = new std::vector<std::byte>(
-        std::max(kStagingBytes, kMinStagingPerRank * static_cast<std::size_t>(topology_.size)));
-  }
-}
-
-bool MpiTeam::lacks_memory(int count) const {
-  const std::size_t have = spoilt_.load() ? 0 : lanes_.size();
-  const auto want = static_cast<std::size_t>(count);
-  struct statvfs system{};
-  if (topology_.node_size == 1 || want <= have || statvfs("/dev/shm", &system) != 0) {
-    return false;
-  }
-  const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes_for(topology_)) * (want - have) *
-                            static_cast<std::size_t>(topology_.node_size);
-  return static_cast<std::size_t>(system.f_bavail) * system.f_frsize < bytes;
-}
-
-void MpiTeam::make_memory(std::size_t first, const WaitCheck& interrupt) {
-  const std::size_t slot_bytes = slot_bytes_for(topology_);
-  const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
-  const std::size_t all_bytes = bytes * (lanes_.size() - first);
-  auto shared = std::make_shared<std::vector<void*>>(static_cast<std::size_t>(topology_.node_size));
-  std::vector<void*>& bases = *shared;
-  if (topology_.node_size == 1) {
-    bases[0] = ::operator new(all_bytes, std::align_val_t(kPage));
-  } else {
-    const auto allocate = [&plugin = plugin_, node = node_, all_bytes, shared](MpiHandle* window) {
-      return plugin.share_memory(node, all_bytes, shared->data(), window);
-    };
-    communicator_from(allocate, "MPI_Win_allocate_shared", interrupt);
-  }
-  for (std::size_t i = first; i < lanes_.size(); ++i) {
-    lanes_[i].slot_bytes = slot_bytes;
-    for (void* base : bases) {
-      lanes_[i].segments.push_back(static_cast<std::byte*>(base) + (i - first) * bytes);
+  std::vector<MpiLane> added(count - lanes_.size());
+  std::vector<std::vector<Pages>> memory = make_memory(added, interrupt);
+  if (topology_.nodes > 1) {
+    // All of one kind first: MPICH deals its network interfaces out in the order of creation, and
+    // the lanes' all-reduces should each have their own.
+    for (MpiLane& lane : added) {
+      lane.cross = copy_of(cross_);
+    }
+    for (MpiLane& lane : added) {
+      lane.world = copy_of(setup_);
     }
   }
+  for (std::size_t i = 0; i < added.size(); ++i) {
+    lanes_.push_back(std::move(added[i]));
+    memory_.push_back(std::move(memory[i]));
+    uses_.push_back(std::make_unique<MpiLaneUse>());
+  }
+}
+
+std::vector<std::vector<Pages>> MpiTeam::make_memory(std::vector<MpiLane>& lanes,
+                                                     const WaitCheck& interrupt) {
+  const std::size_t slot_bytes = slot_bytes_for(topology_);
+  const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
+  const auto mine = static_cast<std::size_t>(topology_.node_rank);
+  const auto ranks = static_cast<std::size_t>(topology_.node_size);
+  const std::string node = name_of_node(interrupt);
+  const auto name = [&](std::size_t lane, std::size_t rank) {
+    return node + "-" + std::to_string(lane) + "-" + std::to_string(rank);
+  };
+  std::vector<std::vector<Pages>> memory(lanes.size());
+  std::string problem;
+  // In two steps, after each of which all ranks know whether all could take it.
+  const auto everywhere = [&](const auto& step) {
+    try {
+      for (std::size_t i = 0; i < lanes.size() && problem.empty(); ++i) {
+        step(i);
+      }
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    const int failed = maximum({problem.empty() ? 0 : 1}, "to make memory", interrupt)[0];
+    return failed == 0;
+  };
+  const bool made = everywhere([&](std::size_t i) {
+    memory[i].resize(ranks);
+    memory[i][mine] = ranks == 1 ? Pages::own(bytes) : Pages::create(name(i, mine), bytes);
+    if (topology_.nodes > 1) {
+      lanes[i].staging_bytes =
+          std::max(kStagingBytes, kMinStagingPerRank * static_cast<std::size_t>(topology_.size));
+      lanes[i].staging = memory[i].emplace_back(Pages::own(lanes[i].staging_bytes)).data();
+    }
+  });
+  const auto open_all = [&](std::size_t i) {
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      if (rank != mine) {
+        memory[i][rank] = Pages::open(name(i, rank), bytes);
+      }
+      lanes[i].segments.push_back(memory[i][rank].data());
+    }
+    lanes[i].slot_bytes = slot_bytes;
+  };
+  const bool shared = made && everywhere(open_all);
+  for (std::size_t i = 0; i < lanes.size() && ranks > 1; ++i) {
+    Pages::remove(name(i, mine));
+  }
+  if (!shared) {
+    throw Error(Code::kEngine,
+                "[mpi] a host has no shared memory for " + std::to_string(lanes.size()) +
+                    " lanes of " + std::to_string(ranks) + " ranks, " +
+                    std::to_string(lanes.size() * ranks * bytes >> 20) + " MiB in /dev/shm" +
+                    (problem.empty() ? "" : " (" + problem + ")") +
+                    "; enlarge it (docker run --shm-size=1g), or lower AIACC_LANES");
+  }
+  return memory;
+}
+
+std::string MpiTeam::name_of_node(const WaitCheck& interrupt) {
+  constexpr int kWords = 2;
+  auto words = std::make_shared<std::array<unsigned, kWords>>();
+  std::random_device random;
+  std::generate(words->begin(), words->end(), std::ref(random));
+  MpiHandle request = 0;
+  check_mpi(plugin_,
+            plugin_.start_broadcast(node_, words->data(), sizeof(*words), 0, &request),
+            "MPI_Ibcast");
+  wait(request, "to name the memory of a host", words, interrupt);
+  std::ostringstream name;
+  name << "aiacc-" << std::hex << (*words)[0] << (*words)[1];
+  return name.str();
 }
 
 std::vector<int> MpiTeam::maximum(std::vector<int> values,

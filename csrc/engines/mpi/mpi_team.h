@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/engines/mpi/mpi_plugin.h"
 #include "csrc/engines/mpi/mpi_request.h"
+#include "csrc/engines/mpi/pages.h"
 
 namespace aiacc {
 
@@ -29,7 +31,15 @@ struct MpiLane {
   /// Communicators with the ranks of the same node_rank, and with all ranks; unused with one node.
   MpiHandle cross = 0;
   MpiHandle world = 0;
-  std::vector<std::byte>* staging = nullptr;  ///< what MPI reads and writes on `world`
+  std::byte* staging = nullptr;  ///< what MPI reads and writes on `world`
+  std::size_t staging_bytes = 0;
+};
+
+/// How far a rank has come on one lane since its communicators were made. What MPI does on them only
+/// fits together while all ranks have made the same calls there.
+struct MpiLaneUse {
+  unsigned completed = 0;  ///< operations
+  bool failed = false;     ///< one ended in the middle: MPI may still write to the lane's memory
 };
 
 /// Ranks that an engine connects: all of the job, or some. Used by any number of engines one after
@@ -53,14 +63,17 @@ class MpiTeam {
   const MpiTopology& topology() const { return topology_; }
   MpiHandle communicator() const { return setup_; }
 
-  /// `count` lanes in their initial state. Collective, blocks.
+  /// `count` lanes in their initial state. Collective, blocks. Throws Error(kEngine) on every rank if
+  /// a host has no memory for them; the team is as before then.
   std::vector<MpiLane> acquire(int count, const WaitCheck& interrupt = {});
+
+  /// For the thread of an acquired lane, to note what becomes of each operation.
+  MpiLaneUse& use(int lane) { return *uses_[static_cast<std::size_t>(lane)]; }
 
   /// How often lanes were acquired: equal on all ranks.
   std::uint32_t generation() const { return static_cast<std::uint32_t>(generation_); }
 
-  /// From now on MPI may still write to memory of the acquired lanes: they are given up. Any
-  /// thread.
+  /// An operation of an acquired lane ended in the middle of a request. Any thread.
   void spoil() noexcept { spoilt_.store(true); }
 
   /// Whether ranks may be missing: an operation failed, and they have not all met since.
@@ -83,12 +96,15 @@ class MpiTeam {
   void find_topology(const WaitCheck& interrupt);
   /// Collective: what `make` makes; `name` is MPI's for it.
   MpiHandle communicator_from(MakeCommunicator make, const char* name, const WaitCheck& interrupt);
+  /// Lets the lanes go on which not all ranks have made the same calls.
+  void drop_lanes(const std::vector<int>& state);
   /// Collective: more lanes, `count` in all.
   void add_lanes(std::size_t count, const WaitCheck& interrupt);
-  /// MPI would take the memory without asking, and its first use would end the process (SIGBUS).
-  bool lacks_memory(int count) const;
-  /// For the lanes from `first` on.
-  void make_memory(std::size_t first, const WaitCheck& interrupt);
+  /// Collective: memory for new lanes, on every rank or, with an error, on none.
+  std::vector<std::vector<Pages>> make_memory(std::vector<MpiLane>& lanes,
+                                              const WaitCheck& interrupt);
+  /// Collective: a name for the files of this rank's node, equal on its ranks.
+  std::string name_of_node(const WaitCheck& interrupt);
 
   const MpiPlugin& plugin_;
   const double timeout_s_;
@@ -100,6 +116,8 @@ class MpiTeam {
   MpiHandle node_ = 0;
   MpiHandle cross_ = 0;
   std::vector<MpiLane> lanes_;
+  std::vector<std::unique_ptr<MpiLaneUse>> uses_;  ///< by lane
+  std::vector<std::vector<Pages>> memory_;         ///< by lane: segments by node_rank, then staging
   std::vector<std::shared_ptr<void>> abandoned_;
 };
 

@@ -58,6 +58,10 @@ MPI_Datatype mpi_type(DataType dtype) {
       return MPI_UINT16_T;
     case DataType::kInt16:
       return MPI_INT16_T;
+    case DataType::kUInt32:
+      return MPI_UINT32_T;
+    case DataType::kUInt64:
+      return MPI_UINT64_T;
     case DataType::kInt32:
       return MPI_INT32_T;
     case DataType::kInt64:

@@ -75,6 +75,9 @@ class NodeChannel {
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes);
 
+  /// As Engine::waits; the rank is that of the node. Any thread.
+  LaneWait waits() const { return progress_.waits(); }
+
   /// Makes a sleeping call look at the cancellation.
   void wake() noexcept { progress_.wake(); }
 

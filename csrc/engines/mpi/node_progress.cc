@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <ctime>
 #include <new>
 #include <utility>
 
@@ -16,8 +18,13 @@ constexpr std::size_t kCacheLine = 64;
 /// A counter is read this often between two looks at the clock.
 constexpr int kLooks = 16;
 
-void futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected) {
-  syscall(SYS_futex, word, FUTEX_WAIT, expected, nullptr, nullptr, 0);
+/// After so much sleep others may see that this rank waits.
+constexpr timespec kLookEvery{0, 500'000'000};
+
+/// False if it slept for kLookEvery.
+bool futex_wait(std::atomic<std::uint32_t>* word, std::uint32_t expected) {
+  return syscall(SYS_futex, word, FUTEX_WAIT, expected, &kLookEvery, nullptr, 0) == 0 ||
+         errno != ETIMEDOUT;
 }
 
 void futex_wake(std::atomic<std::uint32_t>* word) {
@@ -109,6 +116,7 @@ void NodeProgress::wait_for(int rank, Step step, std::uint64_t count) {
 void NodeProgress::sleep_until(int rank, Step step, std::uint64_t count) {
   const auto& done = header(rank).done[step];
   Header& self = header(rank_);
+  const auto start = WaitMark::Clock::now();
   for (;;) {
     // The order matters: whoever changes what we look at afterwards rings the doorbell, so that
     // the futex finds another value than `rung` and does not sleep.
@@ -116,10 +124,13 @@ void NodeProgress::sleep_until(int rank, Step step, std::uint64_t count) {
     self.sleeps_for.store(static_cast<std::uint32_t>(rank) + 1, std::memory_order_seq_cst);
     if (done.load(std::memory_order_seq_cst) >= count) {
       self.sleeps_for.store(0, std::memory_order_relaxed);
+      mark_.moves();
       return;
     }
     cancellation_.check();
-    futex_wait(&self.doorbell, rung);
+    if (!futex_wait(&self.doorbell, rung)) {
+      mark_.sleeps(start, rank);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "csrc/base/spin.h"
 #include "csrc/engines/cancellation.h"
+#include "csrc/engines/wait_mark.h"
 
 namespace aiacc {
 
@@ -41,6 +42,9 @@ class NodeProgress {
   void wait_for(int rank, Step step, std::uint64_t count);
   void wait_for_others(Step step, std::uint64_t count);
 
+  /// As Engine::waits; the rank is that of the node. Any thread.
+  LaneWait waits() const { return mark_.get(); }
+
   /// Makes a sleeping `wait_for` look at the cancellation.
   void wake() noexcept;
 
@@ -53,6 +57,7 @@ class NodeProgress {
   const int rank_;
   Spin spin_;
   const Cancellation& cancellation_;
+  WaitMark mark_;
 };
 
 }  // namespace aiacc

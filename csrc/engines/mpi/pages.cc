@@ -1,0 +1,111 @@
+#include "csrc/engines/mpi/pages.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+// Not shm_open, which is in a library of its own with older versions of glibc.
+std::string file_of(const std::string& name) { return "/dev/shm/" + name; }
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw Error(Code::kEngine, "[mpi] " + what + ": " + std::strerror(error));
+}
+
+/// A descriptor that is closed at the end.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number_ >= 0) {
+      close(number_);
+    }
+  }
+  int number() const { return number_; }
+
+ private:
+  const int number_;
+};
+
+void* map(std::size_t bytes, int flags, int descriptor) {
+  void* data = mmap(nullptr, bytes, kReadWrite, flags, descriptor, 0);
+  if (data == MAP_FAILED) {
+    fail("no address space for " + std::to_string(bytes) + " bytes", errno);
+  }
+  return data;
+}
+
+}  // namespace
+
+Pages::Pages(Pages&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Pages& Pages::operator=(Pages&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Pages::~Pages() {
+  if (data_ != nullptr) {
+    munmap(data_, size_);
+  }
+}
+
+Pages Pages::own(std::size_t bytes) { return {map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1), bytes}; }
+
+Pages Pages::create(const std::string& name, std::size_t bytes) {
+  const Descriptor file(::open(file_of(name).c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  if (file.number() < 0) {
+    fail("cannot create " + file_of(name), errno);
+  }
+  int error = EINTR;
+  while (error == EINTR) {
+    error = posix_fallocate(file.number(), 0, static_cast<off_t>(bytes));
+  }
+  try {
+    if (error != 0) {
+      fail("/dev/shm has no " + std::to_string(bytes) + " bytes left", error);
+    }
+    return {map(bytes, MAP_SHARED, file.number()), bytes};
+  } catch (...) {
+    remove(name);
+    throw;
+  }
+}
+
+Pages Pages::open(const std::string& name, std::size_t bytes) {
+  const Descriptor file(::open(file_of(name).c_str(), O_RDWR | O_CLOEXEC));
+  if (file.number() < 0) {
+    fail("cannot open " + file_of(name) + " of another rank", errno);
+  }
+  return {map(bytes, MAP_SHARED, file.number()), bytes};
+}
+
+void Pages::remove(const std::string& name) noexcept { unlink(file_of(name).c_str()); }
+
+void Pages::give_up() noexcept {
+  if (data_ != nullptr) {
+    // In place of the old pages, so that there is no moment in which nothing is there.
+    constexpr int kFresh = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(data_, size_, kReadWrite, kFresh, -1, 0) == MAP_FAILED) {
+      madvise(data_, size_, MADV_DONTNEED);
+    }
+    data_ = nullptr;
+    size_ = 0;
+  }
+}
+
+}  // namespace aiacc
