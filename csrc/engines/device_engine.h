@@ -76,8 +76,16 @@ class DeviceEngine : public Engine {
   /// with the same address before may still be queued. Waits for the GPU when it has to grow; else not.
   virtual void* buffer(int lane, std::size_t bytes) = 0;
 
+  /// Operations between these two, at most one on a lane, are handed over together, for engines that
+  /// pay for every time they do so; the default is that each is handed over by itself. Between them nothing
+  /// else of the engine is called. Both throw what operations do. After a failure in between, the
+  /// engine is only aborted. The issuing thread's.
+  virtual void begin_group() {}
+  virtual void end_group() {}
+
   /// The rest of the text of an error if it cannot do that reduction on a device,
-  /// such as "dtype uint16 (expected ...)"; else "". Equal on all ranks with equal GPUs. Needs a
+  /// such as "dtype uint16 (expected ...)"; else "". Equal on all ranks, if they know of each other's GPUs
+  /// (EngineContext). Needs a
   /// Device::Scope of the device that it is about.
   virtual std::string refusal(const DeviceReduction& reduction) const = 0;
 

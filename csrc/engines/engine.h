@@ -8,6 +8,7 @@
 
 #include "csrc/base/dtype.h"
 #include "csrc/base/error.h"
+#include "csrc/engines/wait_mark.h"
 
 namespace aiacc {
 
@@ -21,7 +22,7 @@ struct EngineContext {
   int size = 1;
   std::vector<int> host_of{0};       ///< by rank: a number that is equal for ranks of one host
   int lanes = 1;                     ///< concurrent lanes, numbered 0 .. lanes-1
-  double peer_timeout_s = 5.0;       ///< TCP_USER_TIMEOUT and keepalive are derived from it
+  double peer_timeout_s = 5.0;       ///< how long nothing may arrive over a link
   double connect_timeout_s = 30.0;   ///< how long ranks wait for each other to come up
   std::size_t unit_bytes = 1 << 20;  ///< what a packed unit has at most, to begin with
   double spin_us = 50.0;             ///< how long a wait may spin before it sleeps
@@ -29,7 +30,11 @@ struct EngineContext {
   Connector* connector = nullptr;    ///< opens authenticated sockets to peers; null at size 1
   std::uint32_t group = 0;           ///< keeps engines of one kind among all ranks apart
   int device = 0;                    ///< GPU of a rank that has no tensor to tell one; may differ
-  bool nccl_in_use = false;          ///< others in this process may have made NCCL communicators
+  /// The lowest compute capability (before the point) of the GPUs that ranks see, and the first rank
+  /// that has it; 0: not known.
+  int gpu_capability = 0;
+  int gpu_capability_rank = 0;
+  bool nccl_in_use = false;  ///< others in this process may have made NCCL communicators
 };
 
 /// Moves tensor bytes between ranks.
@@ -78,6 +83,8 @@ class Engine {
 
   /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; pieces lie one
   /// after another in rank order on both sides. What rank a sends to b is what b expects from a.
+  /// One at a time, in the same order on all ranks, whatever lanes they are on: all lanes share the
+  /// connections between every two ranks.
   virtual void all_to_all(int lane,
                           const void* send,
                           void* recv,
@@ -96,6 +103,13 @@ class Engine {
   virtual double sending_s(int lane) const {
     static_cast<void>(lane);
     return 0;
+  }
+
+  /// Whether the operation that runs on a lane, the express lane included, waits for other ranks, and
+  /// nothing has moved for long. Zero if it computes, and if the engine cannot tell. Any thread.
+  virtual LaneWait waits(int lane) const {
+    static_cast<void>(lane);
+    return {};
   }
 
   /// This engine, if it is one for tensors on a GPU; null if for host memory.

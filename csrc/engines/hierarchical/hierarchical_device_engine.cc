@@ -36,6 +36,45 @@ std::shared_ptr<Device> HierarchicalDeviceEngine::device(int ordinal) {
   return device;
 }
 
+void HierarchicalDeviceEngine::all_reduce(
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  if (grouping_) {
+    group_.push_back({lane, send, recv, count, reduction});
+  } else {
+    levels_->all_reduce(lane, send, recv, count, reduction);
+  }
+}
+
+void HierarchicalDeviceEngine::begin_group() {
+  group_.clear();
+  grouping_ = true;
+}
+
+void HierarchicalDeviceEngine::end_group() {
+  grouping_ = false;
+  const auto of = [&](int step, std::size_t call) { return levels_->server(step, group_[call]); };
+  for (int step = 0; step < HierarchicalEngine::kSteps; ++step) {
+    // Each engine gets its calls of the step as a group: first those whose engine comes first.
+    for (std::size_t first = 0; first < group_.size(); ++first) {
+      Engine* engine = of(step, first);
+      std::size_t before = 0;
+      while (of(step, before) != engine) {
+        ++before;
+      }
+      if (engine == nullptr || before < first) {
+        continue;
+      }
+      engine->as_device()->begin_group();
+      for (std::size_t call = first; call < group_.size(); ++call) {
+        if (of(step, call) == engine) {
+          levels_->do_step(step, group_[call]);
+        }
+      }
+      engine->as_device()->end_group();
+    }
+  }
+}
+
 void HierarchicalDeviceEngine::all_reduce_on_wire(
     int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
   AIACC_CHECK(!is_float8(reduction.wire));

@@ -12,6 +12,8 @@ namespace aiacc {
 /// HierarchicalEngine for tensors on GPUs, whose parts are engines that share their streams:
 /// NCCL inside the hosts, and NCCL or lanes of the CPU between them.
 ///
+/// The all-reduces of a group go step by step: no lane's first step is behind another lane's wait for the
+/// other hosts, as NCCL's order of launches would have it otherwise.
 /// Every step of a unit is on the stream of its lane. All ranks of a host issue the same steps in the
 /// same order, and so do all ranks of a column: the order of issue that NCCL wants. The algorithm that
 /// a reduction wishes for is left to NCCL: one step differs from the other.
@@ -28,6 +30,8 @@ class HierarchicalDeviceEngine : public DeviceEngine {
   void* buffer(int lane, std::size_t bytes) override { return first().buffer(lane, bytes); }
   std::string refusal(const DeviceReduction& reduction) const override;
   bool quiesce(Clock::time_point deadline) noexcept override { return first().quiesce(deadline); }
+  void begin_group() override;
+  void end_group() override;
   void check() override;
   void abort(const Status& status) noexcept override { levels_->abort(status); }
 
@@ -35,9 +39,7 @@ class HierarchicalDeviceEngine : public DeviceEngine {
                   const void* send,
                   void* recv,
                   std::size_t count,
-                  const Reduction& reduction) override {
-    levels_->all_reduce(lane, send, recv, count, reduction);
-  }
+                  const Reduction& reduction) override;
   void all_reduce_on_wire(int lane,
                           const void* send,
                           void* recv,
@@ -73,6 +75,8 @@ class HierarchicalDeviceEngine : public DeviceEngine {
 
   const std::unique_ptr<HierarchicalEngine> levels_;
   const std::vector<DeviceEngine*> parts_;
+  bool grouping_ = false;                             ///< the issuing thread's
+  std::vector<HierarchicalEngine::AllReduce> group_;  ///< the same
 };
 
 /// `nccl` inside the hosts; between them, if there are several, the same, or with `host_lanes` the lanes

@@ -81,37 +81,62 @@ std::size_t HierarchicalEngine::cut(std::size_t count, Scratch& scratch) const {
   return first;
 }
 
+HierarchicalEngine::Share HierarchicalEngine::share_of(const AllReduce& call,
+                                                       Scratch& scratch) const {
+  const std::size_t element = size_of(call.reduction.dtype);
+  const std::size_t first = cut(call.count, scratch);
+  const std::size_t own = scratch.shares[static_cast<std::size_t>(local())];
+  if (call.send != call.recv || flat_->as_device() != nullptr) {
+    return {static_cast<char*>(call.recv) + first * element, own};
+  }
+  if (scratch.share.size() < own * element) {
+    scratch.share.resize(own * element);
+  }
+  return {scratch.share.data(), own};
+}
+
+Engine* HierarchicalEngine::server(int step, const AllReduce& call) const {
+  const bool middle = step == 1;
+  if (is_flat(call.lane)) {
+    return middle ? flat_.get() : nullptr;
+  }
+  if (layout_.ranks_on(host()).size() == 1 || middle) {
+    return middle ? between_.get() : nullptr;
+  }
+  return inside_.get();
+}
+
+void HierarchicalEngine::do_step(int step, const AllReduce& call) {
+  Engine* engine = server(step, call);
+  if (engine == nullptr) {
+    return;
+  }
+  run(call.lane, [&] {
+    if (engine == flat_.get() || layout_.ranks_on(host()).size() == 1) {
+      return engine->all_reduce(call.lane, call.send, call.recv, call.count, call.reduction);
+    }
+    Scratch& scratch = scratch_[static_cast<std::size_t>(call.lane)];
+    const Share share = share_of(call, scratch);
+    if (step == 0) {
+      Reduction sum = call.reduction;
+      sum.factor = 1;  // The reduction between hosts is the last one.
+      engine->reduce_scatter(call.lane, call.send, share.memory, scratch.shares, sum);
+    } else if (step == 1) {
+      engine->all_reduce(call.lane, share.memory, share.memory, share.elements, call.reduction);
+    } else {
+      for (std::size_t& elements : scratch.shares) {
+        elements *= size_of(call.reduction.dtype);
+      }
+      engine->all_gather(call.lane, share.memory, call.recv, scratch.shares);
+    }
+  });
+}
+
 void HierarchicalEngine::all_reduce(
     int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
-  run(lane, [&] {
-    if (is_flat(lane)) {
-      return flat_->all_reduce(lane, send, recv, count, reduction);
-    }
-    if (layout_.ranks_on(host()).size() == 1) {
-      return between_->all_reduce(lane, send, recv, count, reduction);
-    }
-    Scratch& scratch = scratch_[static_cast<std::size_t>(lane)];
-    const std::size_t element = size_of(reduction.dtype);
-    const std::size_t first = cut(count, scratch);
-    const std::size_t own = scratch.shares[static_cast<std::size_t>(local())];
-    char* share = static_cast<char*>(recv) + first * element;
-    if (send == recv && flat_->as_device() == nullptr) {
-      if (scratch.share.size() < own * element) {
-        scratch.share.resize(own * element);
-      }
-      share = scratch.share.data();
-    }
-    Reduction sum = reduction;
-    sum.factor = 1;  // The reduction between hosts is the last one.
-    inside_->reduce_scatter(lane, send, share, scratch.shares, sum);
-    if (between_ != nullptr) {
-      between_->all_reduce(lane, share, share, own, reduction);
-    }
-    for (std::size_t& elements : scratch.shares) {
-      elements *= element;
-    }
-    inside_->all_gather(lane, share, recv, scratch.shares);
-  });
+  for (int step = 0; step < kSteps; ++step) {
+    do_step(step, {lane, send, recv, count, reduction});
+  }
 }
 
 void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
@@ -185,6 +210,17 @@ double HierarchicalEngine::sending_s(int lane) const {
     return flat_->sending_s(lane);
   }
   return between_ == nullptr ? 0 : between_->sending_s(lane);
+}
+
+LaneWait HierarchicalEngine::waits(int lane) const {
+  LaneWait longest;
+  for (const Engine* engine : parts()) {
+    const LaneWait wait = engine->waits(lane);  // only the part that is at work waits
+    if (wait.seconds > longest.seconds) {
+      longest = wait;
+    }
+  }
+  return longest;
 }
 
 void HierarchicalEngine::abort(const Status& status) noexcept {

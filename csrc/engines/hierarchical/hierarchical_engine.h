@@ -65,7 +65,22 @@ class HierarchicalEngine : public Engine {
   std::unique_ptr<HierarchicalEngine> split_levels(const std::vector<int>& members,
                                                    std::uint32_t group);
   double sending_s(int lane) const override;
+  LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override;
+
+  /// An all-reduce as it goes, step by step.
+  struct AllReduce {
+    int lane = 0;
+    const void* send = nullptr;
+    void* recv = nullptr;
+    std::size_t count = 0;
+    Reduction reduction;
+  };
+  static constexpr int kSteps = 3;
+  /// Who does that step of it; null: nobody.
+  Engine* server(int step, const AllReduce& call) const;
+  /// Does it, as `all_reduce` does all of them. Other calls on other lanes may come between two steps.
+  void do_step(int step, const AllReduce& call);
 
   /// All engines that this consists of, the flat one first.
   std::vector<Engine*> parts() const;
@@ -99,6 +114,12 @@ class HierarchicalEngine : public Engine {
   bool is_flat(int lane) const { return lane == express_lane() || layout_.hosts() == 1; }
   int host() const { return layout_.host(rank_); }
   int local() const { return layout_.local(rank_); }
+  /// This rank's share of a call, on its way between the hosts.
+  struct Share {
+    char* memory = nullptr;
+    std::size_t elements = 0;
+  };
+  Share share_of(const AllReduce& call, Scratch& scratch) const;
   /// Cuts `count` into one share per column, in `scratch.shares`; where this rank's begins.
   std::size_t cut(std::size_t count, Scratch& scratch) const;
 

@@ -1,8 +1,7 @@
 #include "csrc/engines/hierarchical/host_lanes.h"
 
 #include <algorithm>
-#include <exception>
-#include <future>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
@@ -13,7 +12,8 @@ namespace aiacc {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-constexpr std::size_t kLeastMemory = std::size_t{1} << 20;
+/// How long an engine that ends waits for what is under way.
+constexpr std::chrono::seconds kPatience{4};
 /// A part that is smaller costs more than it gains.
 constexpr std::size_t kLeastPart = std::size_t{64} << 10;
 
@@ -25,54 +25,61 @@ std::size_t sum_of(const std::vector<std::size_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::size_t{0});
 }
 
-CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress>(memory); }
-
 }  // namespace
 
 HostLanes::HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<Engine> own, int rank, int size)
+    : HostLanes(std::move(host), std::move(own), rank, size, std::make_shared<Threads>()) {
+  for (int lane = 0; lane <= host_->express_lane(); ++lane) {
+    threads_->push_back(std::make_unique<HostLane>("aiacc host " + std::to_string(lane)));
+  }
+}
+
+HostLanes::HostLanes(std::unique_ptr<Engine> host,
+                     std::unique_ptr<Engine> own,
+                     int rank,
+                     int size,
+                     std::shared_ptr<Threads> threads)
     : host_(std::move(host)),
       kept_(std::move(own)),
       own_(*kept_->as_device()),
       rank_(rank),
       size_(size),
-      staging_(static_cast<std::size_t>(host_->lanes()) + 1) {}
+      work_(std::make_shared<HostWork>()),
+      threads_(std::move(threads)) {
+  work_->stop = [this](const Status& status) { host_->abort(status); };
+}
 
 HostLanes::~HostLanes() {
-  if (device_ == nullptr) {
-    return;
-  }
-  try {
-    const Device::Scope scope(*device_);
-    const CudaDriver& driver = device_->driver();
-    for (const Lane& lane : staging_) {
-      if (lane.memory != nullptr) {
-        AIACC_CUDA_LOG(driver, host_release, lane.memory);
-      }
-      if (lane.stream != nullptr) {
-        AIACC_CUDA_LOG(driver, stream_destroy, lane.stream);
-      }
-    }
-  } catch (const Error&) {
-    // The driver is shutting down, and all this with it.
+  const auto over = [this] { return work_->parts == 0; };
+  std::unique_lock lock(work_->mutex);
+  if (!work_->changed.wait_for(lock, kPatience, over)) {
+    lock.unlock();
+    abort({Code::kShutdown, "[hierarchical] the engine has ended"});
+    lock.lock();
+    work_->changed.wait(lock, over);
   }
 }
 
 void HostLanes::check() {
-  cancellation_.check();
+  work_->cancellation.check();
   own_.check();
 }
 
 void HostLanes::abort(const Status& status) noexcept {
-  cancellation_.set(status);
+  work_->cancellation.set(status);
   host_->abort(status);
   own_.abort(status);
+  const std::lock_guard lock(work_->mutex);
+  work_->aborted = true;
+  work_->changed.notify_all();
 }
 
 std::unique_ptr<Engine> HostLanes::split(const std::vector<int>& members, std::uint32_t group) {
-  return std::make_unique<HostLanes>(host_->split(members, group),
-                                     own_.split({0}, group),
-                                     place_among(members, rank_, size_),
-                                     static_cast<int>(members.size()));
+  return std::unique_ptr<Engine>(new HostLanes(host_->split(members, group),
+                                               own_.split({0}, group),
+                                               place_among(members, rank_, size_),
+                                               static_cast<int>(members.size()),
+                                               threads_));
 }
 
 int HostLanes::host_lane(int lane) const {
@@ -89,81 +96,17 @@ std::vector<int> HostLanes::host_lanes(int lane, std::size_t bytes) const {
   return lanes;
 }
 
-void HostLanes::make_room(Lane& lane, std::size_t bytes) {
-  const CudaDriver& driver = device_->driver();
-  if (lane.stream == nullptr) {
-    int lowest = 0;
-    int highest = 0;
-    AIACC_CUDA_CHECK(driver, stream_priority_range, &lowest, &highest);
-    AIACC_CUDA_CHECK(driver, stream_create, &lane.stream, kCudaStreamNonBlocking, highest);
-  }
-  if (bytes <= lane.capacity) {
-    return;
-  }
-  if (lane.memory != nullptr) {  // its last copy back may be on its way
-    lane.filled.arm(driver, lane.stream);
-    lane.filled.wait(cancellation_.fd(), [this] { cancellation_.check(); });
-    AIACC_CUDA_CHECK(driver, host_release, std::exchange(lane.memory, nullptr));
-  }
-  lane.capacity = 0;
-  std::size_t capacity = kLeastMemory;
-  while (capacity < bytes) {
-    capacity *= 2;
-  }
-  void* memory = nullptr;
-  AIACC_CUDA_CHECK(driver, host_allocate, &memory, capacity, kCudaHostPortable);
-  lane.memory = static_cast<std::byte*>(memory);
-  lane.capacity = capacity;
-}
-
-/// One part, whose result is on the GPU at the mark. A failure ends the other parts, too.
-Mark HostLanes::pass(const Part& part, const Mark& ready) {
-  try {
-    const Device::Scope scope(*device_);
-    const CudaDriver& driver = device_->driver();
-    Lane& lane = staging_[static_cast<std::size_t>(part.lane)];
-    make_room(lane, std::max(part.sent, part.received_at + part.received));
-    device_->wait(lane.stream, ready);
-    if (part.sent > 0) {
-      AIACC_CUDA_CHECK(driver,
-                       copy_async,
-                       address_of(lane.memory),
-                       address_of(part.send),
-                       part.sent,
-                       lane.stream);
-    }
-    lane.filled.arm(driver, lane.stream);
-    lane.filled.wait(cancellation_.fd(), [this] { cancellation_.check(); });
-    part.work(lane.memory);
-    if (part.received > 0) {
-      AIACC_CUDA_CHECK(driver,
-                       copy_async,
-                       address_of(part.recv),
-                       address_of(lane.memory + part.received_at),
-                       part.received,
-                       lane.stream);
-    }
-    return device_->record(lane.stream);
-  } catch (...) {
-    abort(current_exception_status());
-    cancellation_.check();  // the first failure is the cause, not this one
-    throw;
-  }
-}
-
 void HostLanes::run(int lane, std::vector<Part> parts) {
-  cancellation_.check();
+  work_->cancellation.check();
   if (device_ == nullptr) {
     device_ = own_.device(-1);
   }
   const Mark ready = device_->record(stream(lane));
-  std::vector<std::future<Mark>> others;
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    others.push_back(std::async(std::launch::async, [&, i] { return pass(parts[i], ready); }));
-  }
-  std::vector<Mark> done = {pass(parts.front(), ready)};
-  for (std::future<Mark>& other : others) {
-    done.push_back(other.get());
+  std::vector<Mark> done;
+  done.reserve(parts.size());
+  for (Part& part : parts) {
+    HostLane& thread = *(*threads_)[static_cast<std::size_t>(part.lane)];
+    done.push_back(thread.pass(work_, device_, std::move(part.part), ready));
   }
   for (const Mark& mark : done) {
     device_->wait(stream(lane), mark);
@@ -184,14 +127,14 @@ void HostLanes::all_reduce(
     const std::size_t elements = std::min(share, count - from);
     const std::size_t bytes = elements * element;
     parts.push_back({used,
-                     static_cast<const std::byte*>(send) + from * element,
-                     bytes,
-                     static_cast<std::byte*>(recv) + from * element,
-                     bytes,
-                     0,
-                     [this, used, elements, &reduction](std::byte* memory) {
-                       host_->all_reduce(used, memory, memory, elements, reduction);
-                     }});
+                     {static_cast<const std::byte*>(send) + from * element,
+                      bytes,
+                      static_cast<std::byte*>(recv) + from * element,
+                      bytes,
+                      0,
+                      [this, used, elements, reduction](std::byte* memory) {
+                        host_->all_reduce(used, memory, memory, elements, reduction);
+                      }}});
   }
   run(lane, std::move(parts));
 }
@@ -214,15 +157,11 @@ void HostLanes::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
     const std::size_t from = std::min(bytes, share * parts.size());
     const std::size_t part = std::min(share, bytes - from);
     std::byte* at = static_cast<std::byte*>(buffer) + from;
-    parts.push_back({used,
-                     at,
-                     mine ? part : 0,
-                     at,
-                     mine ? 0 : part,
-                     0,
-                     [this, used, part, root](std::byte* memory) {
-                       host_->broadcast(used, memory, part, root);
-                     }});
+    parts.push_back(
+        {used,
+         {at, mine ? part : 0, at, mine ? 0 : part, 0, [this, used, part, root](std::byte* memory) {
+            host_->broadcast(used, memory, part, root);
+          }}});
   }
   run(lane, std::move(parts));
 }
@@ -233,9 +172,10 @@ void HostLanes::all_gather(int lane,
                            const std::vector<std::size_t>& bytes_of) {
   const int used = host_lane(lane);
   const std::size_t mine = bytes_of[static_cast<std::size_t>(rank_)];
-  run(lane, {{used, send, mine, recv, sum_of(bytes_of), aligned(mine), [&](std::byte* memory) {
-                host_->all_gather(used, memory, memory + aligned(mine), bytes_of);
-              }}});
+  const auto gather = [=](std::byte* memory) {
+    host_->all_gather(used, memory, memory + aligned(mine), bytes_of);
+  };
+  run(lane, {{used, {send, mine, recv, sum_of(bytes_of), aligned(mine), gather}}});
 }
 
 void HostLanes::reduce_scatter(int lane,
@@ -247,9 +187,10 @@ void HostLanes::reduce_scatter(int lane,
   const std::size_t element = size_of(reduction.dtype);
   const std::size_t sent = sum_of(counts) * element;
   const std::size_t received = counts[static_cast<std::size_t>(rank_)] * element;
-  run(lane, {{used, send, sent, recv, received, aligned(sent), [&](std::byte* memory) {
-                host_->reduce_scatter(used, memory, memory + aligned(sent), counts, reduction);
-              }}});
+  const auto scatter = [=](std::byte* memory) {
+    host_->reduce_scatter(used, memory, memory + aligned(sent), counts, reduction);
+  };
+  run(lane, {{used, {send, sent, recv, received, aligned(sent), scatter}}});
 }
 
 void HostLanes::all_to_all(int lane,
@@ -259,9 +200,10 @@ void HostLanes::all_to_all(int lane,
                            const std::vector<std::size_t>& recv_bytes) {
   const int used = host_lane(lane);
   const std::size_t sent = sum_of(send_bytes);
-  run(lane, {{used, send, sent, recv, sum_of(recv_bytes), aligned(sent), [&](std::byte* memory) {
-                host_->all_to_all(used, memory, memory + aligned(sent), send_bytes, recv_bytes);
-              }}});
+  const auto exchange = [=](std::byte* memory) {
+    host_->all_to_all(used, memory, memory + aligned(sent), send_bytes, recv_bytes);
+  };
+  run(lane, {{used, {send, sent, recv, sum_of(recv_bytes), aligned(sent), exchange}}});
 }
 
 }  // namespace aiacc

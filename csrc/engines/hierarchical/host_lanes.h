@@ -1,15 +1,12 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "csrc/cuda/stream_signal.h"
-#include "csrc/engines/cancellation.h"
 #include "csrc/engines/device_engine.h"
+#include "csrc/engines/hierarchical/host_lane.h"
 
 namespace aiacc {
 
@@ -17,15 +14,18 @@ namespace aiacc {
 /// whose network is a matter for many flows, not for NCCL.
 ///
 /// An all-reduce or a broadcast is cut into one part for each lane of that engine. All parts travel at
-/// a time: through pinned memory, the lane, and back. Other operations use one lane. The issuing
-/// thread waits until the host has done its part, so one operation follows another: it is the parts
-/// that are concurrent. The results are on the stream as usual.
+/// a time: through pinned memory, the lane, and back. Other operations use one lane. Operations are
+/// queued, as DeviceEngine says: threads, one for each lane, do the host's part, and streams wait for
+/// them. Those of one lane follow each other, in the order of issue; those of different ones overlap. The
+/// threads are shared with all engines that are split from this one.
+/// A failure of the network shows in `check`.
 class HostLanes : public DeviceEngine {
  public:
   /// `host` is an engine for host memory, in which this is rank `rank` of `size`. `own` gives device,
   /// streams and buffers, all of them shared with the engines that this one is composed with: one
   /// for GPUs that was split for this rank alone.
   HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<Engine> own, int rank, int size);
+  /// Waits for what is under way, then aborts it.
   ~HostLanes() override;
 
   const char* name() const override { return host_->name(); }
@@ -71,29 +71,20 @@ class HostLanes : public DeviceEngine {
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
 
  private:
-  /// A lane of the host's engine.
-  struct Lane {
-    CudaStream stream = nullptr;
-    std::byte* memory = nullptr;  ///< pinned
-    std::size_t capacity = 0;
-    StreamSignal filled;
-  };
-  /// What one lane does of an operation. `work` finds `sent` bytes at the start of its argument and
-  /// leaves `received` bytes at `received_at`.
+  using Threads = std::vector<std::unique_ptr<HostLane>>;
+  /// A part and its lane of the host's engine.
   struct Part {
     int lane = 0;
-    const void* send = nullptr;
-    std::size_t sent = 0;
-    void* recv = nullptr;
-    std::size_t received = 0;
-    std::size_t received_at = 0;
-    std::function<void(std::byte* memory)> work;
+    HostPart part;
   };
 
-  /// Does the parts, each on a lane of its own, between what is on the stream of `lane` and what will be.
+  HostLanes(std::unique_ptr<Engine> host,
+            std::unique_ptr<Engine> own,
+            int rank,
+            int size,
+            std::shared_ptr<Threads> threads);
+  /// Queues the parts, each on a lane of its own, between what is on the stream of `lane` and what will be.
   void run(int lane, std::vector<Part> parts);
-  Mark pass(const Part& part, const Mark& ready);
-  void make_room(Lane& lane, std::size_t bytes);
   /// The lane of the host's engine for operations that use one.
   int host_lane(int lane) const;
   /// Those that share an operation of so many bytes.
@@ -104,9 +95,9 @@ class HostLanes : public DeviceEngine {
   DeviceEngine& own_;  ///< what `kept_` keeps
   const int rank_;
   const int size_;
-  Cancellation cancellation_;
+  const std::shared_ptr<HostWork> work_;
   std::shared_ptr<Device> device_;  ///< null until the first operation; the issuing thread's
-  std::vector<Lane> staging_;       ///< by lane of the host's engine
+  const std::shared_ptr<Threads> threads_;  ///< by lane of the host's engine
 };
 
 }  // namespace aiacc

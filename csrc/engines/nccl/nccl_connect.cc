@@ -13,6 +13,7 @@
 #include "csrc/control/tcp/connector.h"
 #include "csrc/engines/nccl/nccl_engine.h"
 #include "csrc/engines/nccl/nccl_settings.h"
+#include "csrc/planning/spreading_tree.h"
 
 namespace aiacc {
 namespace {
@@ -82,7 +83,7 @@ void receive(Socket& socket,
 
 }  // namespace
 
-/// Of one communicator for each lane, made by the first member.
+/// Of one communicator for each lane, made by the first member and passed on along a tree.
 std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   std::vector<NcclUniqueId> ids(static_cast<std::size_t>(lanes()));
   const std::size_t bytes = ids.size() * sizeof(NcclUniqueId);
@@ -97,14 +98,19 @@ std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
     return ids;
   }
   std::vector<ChannelSpec> specs;
-  for (std::size_t member = 0; member < members_.size(); ++member) {
-    if (first ? member > 0 : member == 0) {
-      specs.push_back({members_[member], ChannelKind::kIds, 0, first, group_});
-    }
+  const auto add = [&](int member, bool connect) {
+    specs.push_back(
+        {members_[static_cast<std::size_t>(member)], ChannelKind::kIds, 0, connect, group_});
+  };
+  if (!first) {
+    add(spreading_parent(context_.rank), false);
+  }
+  for (const int child : spreading_children(context_.rank, context_.size)) {
+    add(child, true);
   }
   std::vector<Socket> sockets = context_.connector->establish(specs, cancellation_.fd());
   for (std::size_t i = 0; i < sockets.size(); ++i) {
-    if (first) {
+    if (specs[i].connect) {
       const std::string peer = "rank " + std::to_string(specs[i].peer);
       sockets[i].send_all(ids.data(), bytes, peer, deadline);
     } else {

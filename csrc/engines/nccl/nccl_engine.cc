@@ -74,14 +74,18 @@ void* NcclEngine::buffer(int lane, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   cancellation_.check();
   // Not smaller than `join` takes them, which may come later: it must not outgrow one that is packed.
-  return device_->buffer(lane, std::max(bytes, context_.unit_bytes)).memory;
+  void* memory = device_->buffer(lane, std::max(bytes, context_.unit_bytes)).memory;
+  if (!comms_.empty()) {
+    register_buffer(lane, memory);  // so that no group has to
+  }
+  return memory;
 }
 
 /// If it is that of a buffer. All ranks do so before the same operation, and give buffers to the same
 /// operations. That of an outgrown buffer stays registered: work with it may be queued. With the lock.
 void NcclEngine::register_buffer(int lane, const void* memory) {
   const NcclDevice::Buffer* buffer = device_->find(lane, memory);
-  Lane& here = comms_[static_cast<std::size_t>(lane) % comms_.size()];
+  Lane& here = lane_at(lane);
   if (buffer == nullptr || here.registrations.count(buffer->memory) > 0) {
     return;
   }
@@ -94,7 +98,9 @@ void NcclEngine::register_buffer(int lane, const void* memory) {
 }
 
 std::string NcclEngine::refusal(const DeviceReduction& reduction) const {
-  return nccl_refusal(reduction, devices_->attribute(kCudaCapabilityMajor));
+  return context_.gpu_capability > 0
+             ? nccl_refusal(reduction, context_.gpu_capability, context_.gpu_capability_rank)
+             : nccl_refusal(reduction, devices_->attribute(kCudaCapabilityMajor));
 }
 
 /// `call(comm, stream)` queues one operation on `memory`.
@@ -103,14 +109,50 @@ void NcclEngine::issue(int lane,
                        const char* name,
                        std::initializer_list<const void*> memory,
                        Call call) {
+  if (open_group_) {
+    return issue_in_group(lane, name, call);
+  }
   connect();
   const std::lock_guard lock(mutex_);
   cancellation_.check();
   for (const void* part : memory) {
     register_buffer(lane, part);
   }
-  NcclComm comm = comms_[static_cast<std::size_t>(lane) % comms_.size()].comm;
+  NcclComm comm = lane_at(lane).comm;
   settle(comm, call(comm, device_->stream(lane)), name);
+}
+
+/// Memory is registered by then: by `buffer`, whose engine has the group.
+template <class Call>
+void NcclEngine::issue_in_group(int lane, const char* name, Call call) {
+  NcclComm comm = lane_at(lane).comm;
+  grouped_.push_back(comm);
+  const NcclResult result = call(comm, device_->stream(lane));
+  if (failed(result)) {
+    nccl_.group_end();  // gives up what the group has so far
+    open_group_ = {};
+    cancellation_.check();
+    check_nccl(nccl_, result, name);
+  }
+}
+
+void NcclEngine::begin_group() {
+  connect();
+  std::unique_lock lock(mutex_);
+  cancellation_.check();
+  grouped_.clear();
+  AIACC_NCCL_CHECK(nccl_, group_start);
+  open_group_ = std::move(lock);
+}
+
+/// The thread that NCCL makes for a call that does not block is one for all of them.
+void NcclEngine::end_group() {
+  const std::unique_lock lock = std::move(open_group_);
+  const NcclResult result = nccl_.group_end();
+  cancellation_.check();
+  for (NcclComm comm : grouped_) {
+    settle(comm, result, "ncclGroupEnd");
+  }
 }
 
 /// `call(comm, stream)` queues parts of one operation and returns the first result that is bad.

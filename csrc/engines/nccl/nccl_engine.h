@@ -37,6 +37,8 @@ class NcclEngine : public DeviceEngine {
   CudaStream stream(int lane) override { return device_->stream(lane); }
   CudaStream pack_stream(int lane) override { return device_->pack_stream(lane); }
   void* buffer(int lane, std::size_t bytes) override;
+  void begin_group() override;
+  void end_group() override;
   std::string refusal(const DeviceReduction& reduction) const override;
   bool quiesce(Clock::time_point deadline) noexcept override { return devices_->quiesce(deadline); }
   void check() override;
@@ -86,8 +88,11 @@ class NcclEngine : public DeviceEngine {
   std::vector<NcclUniqueId> agree_on_ids();
   void settle(NcclComm comm, NcclResult result, const char* call);
   void register_buffer(int lane, const void* memory);
+  Lane& lane_at(int lane) { return comms_[static_cast<std::size_t>(lane) % comms_.size()]; }
   template <class Call>
   void issue(int lane, const char* name, std::initializer_list<const void*> memory, Call call);
+  template <class Call>
+  void issue_in_group(int lane, const char* name, Call call);
   template <class Call>
   void issue_group(int lane,
                    const char* name,
@@ -104,6 +109,9 @@ class NcclEngine : public DeviceEngine {
   Cancellation cancellation_;
   std::mutex mutex_;  ///< one thread at a time is in NCCL; guards what follows
   std::vector<Lane> comms_;
+  std::unique_lock<std::mutex>
+      open_group_;                 ///< holds the mutex while a group is open; the issuing thread's
+  std::vector<NcclComm> grouped_;  ///< the communicators of that group
 };
 
 /// Whether there are a driver, a GPU, kernels for it and NCCL.

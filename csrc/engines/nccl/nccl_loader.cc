@@ -56,6 +56,7 @@ NcclGpus nccl_gpus() {
   gpus.host = library_variable(kHostVariable);
   try {
     gpus.visible = visible_devices(process_cuda_driver());
+    gpus.capability = lowest_capability(process_cuda_driver());
     const std::string share = library_variable(kShareVariable);
     gpus.may_share = !share.empty() && shares_gpus(nccl_of_process().version, share);
   } catch (const Error&) {

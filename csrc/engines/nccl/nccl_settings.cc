@@ -86,8 +86,12 @@ NcclDataType nccl_type_of(DataType dtype, WireFormat wire) {
     case DataType::kUInt8:
     case DataType::kBool:
       return kNcclUint8;
+    case DataType::kUInt32:
+      return kNcclUint32;
     case DataType::kInt32:
       return kNcclInt32;
+    case DataType::kUInt64:
+      return kNcclUint64;
     case DataType::kInt64:
       return kNcclInt64;
     case DataType::kFloat16:
@@ -123,7 +127,7 @@ NcclRedOp nccl_op_of(DataType dtype, ReduceOp op) {
   throw Error(Code::kUnsupported, std::string("[nccl] op=") + name_of(op));
 }
 
-std::string nccl_refusal(const DeviceReduction& reduction, int capability) {
+std::string nccl_refusal(const DeviceReduction& reduction, int capability, int rank) {
   if (reduction.op == ReduceOp::kAdasum) {
     return "op=Adasum (expected one that NCCL has: Sum, Average, Min, Max, Product); move the "
            "tensor "
@@ -138,7 +142,8 @@ std::string nccl_refusal(const DeviceReduction& reduction, int capability) {
       reduction.wire == WireFormat::kFloat8E4M3 || reduction.wire == WireFormat::kFloat8E5M2;
   if (narrow && capability < kFloat8Capability) {
     return std::string("wire format ") + name_of(reduction.wire) + " on compute capability " +
-           std::to_string(capability) + " (expected " + std::to_string(kFloat8Capability) +
+           std::to_string(capability) + (rank < 0 ? "" : ", that of rank " + std::to_string(rank)) +
+           " (expected " + std::to_string(kFloat8Capability) +
            " or newer, where NCCL adds 8-bit floats up); use bfloat16";
   }
   return "";

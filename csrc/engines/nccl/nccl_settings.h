@@ -43,8 +43,8 @@ NcclDataType nccl_type_of(DataType dtype, WireFormat wire = WireFormat::kTensor)
 NcclRedOp nccl_op_of(DataType dtype, ReduceOp op);
 
 /// The rest of an error's text if NCCL cannot reduce that on a GPU of this compute capability (the
-/// number before the point), else "".
-std::string nccl_refusal(const DeviceReduction& reduction, int capability);
+/// number before the point), which `rank` has, unless that is -1; else "".
+std::string nccl_refusal(const DeviceReduction& reduction, int capability, int rank = -1);
 
 /// Why that version does not heed a wish for an algorithm, with the remedy; "" if it does.
 std::string algorithm_problem(int version);

@@ -3,13 +3,19 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "csrc/base/error.h"
 
 namespace aiacc {
 namespace {
+
+/// A dead link is noticed so much of the limit late, at most.
+constexpr int kLooksPerLimit = 8;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
@@ -83,22 +89,57 @@ void Channel::check_header(const OpHeader& mine, const OpHeader& theirs) const {
   }
 }
 
-void wait_until_ready(const Channel* out, const Channel* in, const Cancellation& cancellation) {
+std::chrono::milliseconds Channel::look_every() const {
+  return std::chrono::milliseconds(
+      std::clamp<long long>(std::llround(judge_.limit_s() * 1e3 / kLooksPerLimit), 1, 60'000));
+}
+
+void Channel::check_link() {
+  if (judge_.is_dead(tcp_link(fd()), Clock::now())) {
+    char limit[32];
+    std::snprintf(limit, sizeof limit, "%.3g", judge_.limit_s());
+    throw Error(Code::kPeerLost,
+                "[tcp] lost rank " + std::to_string(peer_) + " on " + lane_ +
+                    ": nothing has arrived there for " + limit +
+                    " s (AIACC_PEER_TIMEOUT_S) although it has room; the link is down");
+  }
+}
+
+void wait_until_ready(
+    Channel& to, bool sends, Channel& from, bool receives, const Cancellation& cancellation) {
   pollfd entries[3] = {{cancellation.fd(), POLLIN, 0}, {-1, POLLIN, 0}, {-1, POLLOUT, 0}};
-  if (in != nullptr) {
-    entries[1].fd = in->fd();
+  if (receives) {
+    entries[1].fd = from.fd();
   }
-  if (out != nullptr && out == in) {
+  if (sends && receives && &to == &from) {
     entries[1].events = POLLIN | POLLOUT;
-  } else if (out != nullptr) {
-    entries[2].fd = out->fd();
+  } else if (sends) {
+    entries[2].fd = to.fd();
   }
-  // No timeout: a dead peer or link ends the wait by TCP_USER_TIMEOUT and keepalive, anything else
-  // by the cancellation.
-  if (poll(entries, 3, -1) < 0 && errno != EINTR) {
-    throw system_error(Code::kInternal, "[tcp] poll", errno);
+  // A dead process ends the wait by its closed connection, a frozen one by the cancellation: the
+  // control plane asks it. A dead link between two ranks may be known to its lanes alone.
+  const auto start = Clock::now();
+  while (true) {
+    const int ready = poll(entries, 3, static_cast<int>(to.look_every().count()));
+    if (ready < 0 && errno != EINTR) {
+      throw system_error(Code::kInternal, "[tcp] poll", errno);
+    }
+    cancellation.check();
+    WaitMark* const mark = from.mark();
+    if (ready != 0 && mark != nullptr) {
+      mark->moves();
+    }
+    if (ready != 0) {
+      return;
+    }
+    if (mark != nullptr) {
+      mark->sleeps(start, receives ? from.peer() : to.peer());
+    }
+    to.check_link();
+    if (&to != &from) {
+      from.check_link();
+    }
   }
-  cancellation.check();
 }
 
 }  // namespace aiacc

@@ -9,6 +9,8 @@
 #include "csrc/base/dtype.h"
 #include "csrc/base/socket.h"
 #include "csrc/engines/cancellation.h"
+#include "csrc/engines/tcp/link_judge.h"
+#include "csrc/engines/wait_mark.h"
 
 namespace aiacc {
 
@@ -35,10 +37,23 @@ static_assert(sizeof(OpHeader) == 16, "part of the wire format");
 /// A socket of one lane and the rank at its other end. Used by the thread that drives the lane.
 class Channel {
  public:
-  Channel(Socket socket, int peer, std::string lane)
-      : socket_(std::move(socket)), peer_(peer), lane_(std::move(lane)) {}
+  /// `peer_timeout_s`: how long nothing may arrive at the other end of the link. `mark` is the
+  /// lane's, which its channels share, or null.
+  Channel(
+      Socket socket, int peer, std::string lane, double peer_timeout_s, WaitMark* mark = nullptr)
+      : socket_(std::move(socket)),
+        peer_(peer),
+        lane_(std::move(lane)),
+        judge_(peer_timeout_s),
+        mark_(mark) {}
 
   int fd() const { return socket_.fd(); }
+  int peer() const { return peer_; }
+  WaitMark* mark() const { return mark_; }
+  /// How long a wait may sleep before it has a look at the link.
+  std::chrono::milliseconds look_every() const;
+  /// Throws Error(kPeerLost) if the link is dead.
+  void check_link();
 
   /// Bytes moved now, 0 if the call would block. Throw Error(kPeerLost) naming lane and rank.
   std::size_t send_some(const iovec* parts, int count);
@@ -52,10 +67,14 @@ class Channel {
   Socket socket_;
   int peer_;
   std::string lane_;
+  LinkJudge judge_;
+  WaitMark* mark_;
 };
 
-/// Sleeps until `out` is writable, `in` readable (null: not wanted, may be the same channel) or
-/// `cancellation` is set, which it throws.
-void wait_until_ready(const Channel* out, const Channel* in, const Cancellation& cancellation);
+/// Sleeps until there is room in `to` (if `sends`), something in `from` (if `receives`; may be the
+/// same channel), or `cancellation` is set, which it throws. Looks after the links of both meanwhile:
+/// throws Error(kPeerLost) if one is dead, never because the rank at its end is busy.
+void wait_until_ready(
+    Channel& to, bool sends, Channel& from, bool receives, const Cancellation& cancellation);
 
 }  // namespace aiacc

@@ -97,8 +97,7 @@ void exchange(Channel& to,
       spin.end();
       spin.begin();
     } else if (!spin.again()) {
-      wait_until_ready(
-          outgoing.done() ? nullptr : &to, incoming.done() ? nullptr : &from, cancellation);
+      wait_until_ready(to, !outgoing.done(), from, !incoming.done(), cancellation);
     }
   }
 }

@@ -9,7 +9,7 @@
 
 namespace aiacc {
 
-/// All-to-all of one lane over a connection between every two ranks.
+/// All-to-alls over a connection between every two ranks.
 ///
 /// In round k every rank sends to rank + k and receives from rank - k, both at once. A round needs
 /// only what its partners do in the same round, so no order of arrival can deadlock.

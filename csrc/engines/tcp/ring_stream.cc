@@ -41,9 +41,7 @@ void RingStream::run(const RingSchedule& schedule) {
     // Small pieces wait for more as long as more keeps coming; otherwise the successor may wait.
     const bool sent = send(!received);
     if (!received && !sent && !done()) {
-      wait_until_ready(sendable() > 0 ? &next_ : nullptr,
-                       in_finished_ < in_total_ ? &previous_ : nullptr,
-                       cancellation_);
+      wait_until_ready(next_, sendable() > 0, previous_, in_finished_ < in_total_, cancellation_);
     }
   }
 }

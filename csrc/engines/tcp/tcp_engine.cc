@@ -18,7 +18,7 @@ TcpEngine::TcpEngine(const EngineContext& context, Group group, const Cancellati
       group_(std::move(group)),
       size_(context.size),
       lanes_(context.lanes),
-      pairs_(static_cast<std::size_t>(context.lanes) + 1) {
+      marks_(static_cast<std::size_t>(context.lanes) + 1) {
   if (size_ == 1) {
     return;
   }
@@ -40,15 +40,16 @@ TcpEngine::TcpEngine(const EngineContext& context, Group group, const Cancellati
 
   auto socket = sockets.begin();
   for (int lane = 0; lane < lanes_; ++lane) {
-    Channel to_next = channel(std::move(*socket++), next, lane);
-    Channel from_previous = channel(std::move(*socket++), previous, lane);
+    const std::string name = "lane " + std::to_string(lane);
+    Channel to_next = channel(std::move(*socket++), next, lane, name);
+    Channel from_previous = channel(std::move(*socket++), previous, lane, name);
     rings_.push_back(std::make_unique<Ring>(
         rank, size_, std::move(to_next), std::move(from_previous), cancellation_));
   }
   std::vector<Channel> channels;
   channels.reserve(partners.size());
   for (const int partner : partners) {
-    channels.push_back(channel(std::move(*socket++), partner, express_lane()));
+    channels.push_back(channel(std::move(*socket++), partner, express_lane(), "the express lane"));
   }
   mesh_ = std::make_unique<Mesh>(rank, size_, std::move(channels), cancellation_, context.spin_us);
 }
@@ -61,22 +62,23 @@ ChannelSpec TcpEngine::spec(int peer, ChannelKind kind, int lane, bool connect) 
           group_.number};
 }
 
-Channel TcpEngine::channel(Socket socket, int peer, int lane) const {
+Channel TcpEngine::channel(Socket socket, int peer, int lane, std::string name) {
   if (context_.pace_bytes > 0) {
     socket.limit_rate(context_.pace_bytes);
   }
   return {std::move(socket),
           group_.ranks[static_cast<std::size_t>(peer)],
-          lane == express_lane() ? "the express lane" : "lane " + std::to_string(lane)};
+          std::move(name),
+          context_.peer_timeout_s,
+          &marks_[static_cast<std::size_t>(lane)]};
 }
 
 Pairs& TcpEngine::pairs(int lane) {
-  std::unique_ptr<Pairs>& pairs = pairs_[static_cast<std::size_t>(lane)];
-  if (pairs == nullptr) {
+  if (pairs_ == nullptr) {
     std::vector<ChannelSpec> specs;
     for (int distance = 1; distance < size_; ++distance) {
       const int peer = (context_.rank + distance) % size_;
-      specs.push_back(spec(peer, ChannelKind::kPair, lane, context_.rank < peer));
+      specs.push_back(spec(peer, ChannelKind::kPair, 0, context_.rank < peer));
     }
     std::vector<Socket> sockets = context_.connector->establish(specs, cancellation_.fd());
     std::vector<Channel> channels;
@@ -84,12 +86,13 @@ Pairs& TcpEngine::pairs(int lane) {
     for (int distance = 1; distance < size_; ++distance) {
       channels.push_back(channel(std::move(sockets[static_cast<std::size_t>(distance) - 1]),
                                  (context_.rank + distance) % size_,
-                                 lane));
+                                 lane,
+                                 "the connection for all-to-alls"));
     }
-    pairs = std::make_unique<Pairs>(
+    pairs_ = std::make_unique<Pairs>(
         context_.rank, size_, std::move(channels), cancellation_, context_.spin_us);
   }
-  return *pairs;
+  return *pairs_;
 }
 
 template <class Operation>
@@ -170,12 +173,21 @@ void TcpEngine::all_to_all(int lane,
     }
     return;
   }
-  run(lane, [&](auto&) { pairs(lane).all_to_all(send, recv, send_bytes, recv_bytes); });
+  run(lane, [&](auto&) {
+    const std::unique_lock lock(pairs_mutex_, std::try_to_lock);
+    AIACC_CHECK(lock.owns_lock());
+    pairs(lane).all_to_all(send, recv, send_bytes, recv_bytes);
+  });
 }
 
 double TcpEngine::sending_s(int lane) const {
   AIACC_CHECK(lane >= 0 && lane < lanes_);
   return size_ == 1 ? 0 : rings_[static_cast<std::size_t>(lane)]->sending_s();
+}
+
+LaneWait TcpEngine::waits(int lane) const {
+  AIACC_CHECK(lane >= 0 && lane <= lanes_);
+  return marks_[static_cast<std::size_t>(lane)].get();
 }
 
 std::unique_ptr<Engine> TcpEngine::split(const std::vector<int>& members, std::uint32_t group) {

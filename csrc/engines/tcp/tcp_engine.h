@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,8 @@ namespace aiacc {
 /// CPU tensors over plain TCP; needs nothing but the ranks' addresses.
 ///
 /// Every bulk lane is a ring with sockets of its own, 2 per rank, so K lanes are K flows between
-/// neighbours. The express lane is a mesh of recursive-doubling partners. The first all-to-all of a
-/// lane connects every two ranks for it. The first failure on a lane is latched: all lanes throw it
+/// neighbours. The express lane is a mesh of recursive-doubling partners. The first all-to-all
+/// connects every two ranks, once for all lanes. The first failure on a lane is latched: all lanes throw it
 /// from then on, since their streams are no longer aligned.
 class TcpEngine : public Engine {
  public:
@@ -50,6 +51,7 @@ class TcpEngine : public Engine {
                   const std::vector<std::size_t>& recv_bytes) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   double sending_s(int lane) const override;
+  LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override { cancellation_.set(status); }
 
  private:
@@ -65,8 +67,9 @@ class TcpEngine : public Engine {
 
   template <class Operation>
   void run(int lane, Operation operation);
-  Channel channel(Socket socket, int peer, int lane) const;
+  Channel channel(Socket socket, int peer, int lane, std::string name);
   ChannelSpec spec(int peer, ChannelKind kind, int lane, bool connect) const;
+  /// Those of the set, whose all-to-alls are all in this lane.
   Pairs& pairs(int lane);
 
   const EngineContext context_;
@@ -75,9 +78,10 @@ class TcpEngine : public Engine {
   const int lanes_;
   Cancellation cancellation_;
   std::vector<std::unique_ptr<Ring>> rings_;
-  std::unique_ptr<Mesh> mesh_;  ///< null at size 1
-  std::vector<std::unique_ptr<Pairs>>
-      pairs_;  ///< by lane, the express lane's last; made when needed
+  std::unique_ptr<Mesh> mesh_;    ///< null at size 1
+  std::mutex pairs_mutex_;        ///< never waited for: there is one all-to-all at a time
+  std::unique_ptr<Pairs> pairs_;  ///< made when needed
+  std::vector<WaitMark> marks_;   ///< by lane, the express lane's last
 };
 
 }  // namespace aiacc
