@@ -19,6 +19,12 @@ void bind_config(py::module_& module) {
   });
   module.def(
       "log_info", [](const std::string& text) { AIACC_LOG(kInfo) << text; }, py::arg("text"));
+  module.def(
+      "configure_log",
+      [](int rank) { configure_log(log_level_from(Config::from_environment().log_level), rank); },
+      py::arg("rank"));
+  module.def(
+      "log_warning", [](const std::string& text) { AIACC_LOG(kWarning) << text; }, py::arg("text"));
   module.def("config", [] {
     py::dict result;
     for (const auto& [name, value] : values_of(Config::from_environment())) {

@@ -26,7 +26,7 @@ void bind_engines(py::module_& module) {
   module.def("nccl_lanes_problem", &nccl_lanes_problem, py::arg("lanes"), py::arg("in_use"));
   module.def("nccl_gpus", [] {
     const NcclGpus gpus = nccl_gpus();
-    return py::make_tuple(gpus.visible, gpus.host, gpus.may_share);
+    return py::make_tuple(gpus.visible, gpus.host, gpus.may_share, gpus.capability);
   });
   module.def("load_mpi", &load_mpi, py::arg("plugin"), py::arg("library"));
   module.def(
@@ -41,6 +41,13 @@ void bind_engines(py::module_& module) {
       },
       py::arg("network_lanes") = 0,
       py::arg("timeout_s") = 30.0);
+  module.def(
+      "mpi_reserve",
+      [](int lanes) {
+        const py::gil_scoped_release release;
+        mpi_reserve(lanes);
+      },
+      py::arg("lanes"));
   module.def("mpi_all_gather", [](const py::bytes& payload) {
     const std::string mine = payload;
     std::vector<std::string> all;

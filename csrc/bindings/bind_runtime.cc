@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,8 @@
 #include <pybind11/stl.h>
 
 #include "csrc/base/build_info.h"
+#include "csrc/base/descriptors.h"
+#include "csrc/base/interfaces.h"
 #include "csrc/bindings/bindings.h"
 #include "csrc/core/runtime.h"
 
@@ -18,16 +21,26 @@ namespace {
 
 /// A Listener that Python may close before the core takes it over.
 struct PyListener {
-  explicit PyListener(const std::string& interface)
-      : listener(std::make_shared<Listener>(interface)) {}
-  const std::string& address() const {
+  explicit PyListener(const std::vector<std::string>& only)
+      : listener(std::make_shared<Listener>(only)) {}
+  int port() const {
     if (listener == nullptr) {
       throw Error(Code::kInvalidArgument, "[core] this listener is closed");
     }
-    return listener->address();
+    return listener->port();
   }
   std::shared_ptr<Listener> listener;
 };
+
+/// Also where there is no runtime, or that of a parent: nothing to be marked.
+void mark_step() {
+  if (Runtime::instance().initialized()) {
+    const auto session = Runtime::instance().session();
+    if (!session->inherited()) {
+      session->timeline().mark_step();
+    }
+  }
+}
 
 JobToken token_from(const std::string& bytes) {
   JobToken token{};
@@ -56,6 +69,7 @@ void init(int rank,
           std::vector<int> host_of,
           const PyListener* listener,
           int gpu_lanes,
+          std::pair<int, int> gpu_capability,
           bool nccl_in_use) {
   SessionOptions options;
   options.placement = {rank, size, local_rank, local_size, cross_rank, cross_size};
@@ -68,6 +82,7 @@ void init(int rank,
   options.addresses = std::move(addresses);
   options.host_of = std::move(host_of);
   options.gpu_lanes = gpu_lanes;
+  std::tie(options.gpu_capability, options.gpu_capability_rank) = gpu_capability;
   options.nccl_in_use = nccl_in_use;
   std::shared_ptr<Listener> owned = listener != nullptr ? listener->listener : nullptr;
   const py::gil_scoped_release release;
@@ -105,9 +120,18 @@ void bind_runtime(py::module_& module) {
     return result;
   });
   py::class_<PyListener>(module, "Listener")
-      .def(py::init<const std::string&>(), py::arg("interface") = "")
-      .def_property_readonly("address", &PyListener::address)
+      .def(py::init<const std::vector<std::string>&>(),
+           py::arg("addresses") = std::vector<std::string>{})
+      .def_property_readonly("port", &PyListener::port)
       .def("close", [](PyListener& self) { self.listener.reset(); });
+  module.def("interface_addresses", [] {
+    py::list result;
+    for (const InterfaceAddress& found : interface_addresses()) {
+      result.append(
+          py::make_tuple(found.interface, found.address, found.prefix_bits, found.running));
+    }
+    return result;
+  });
   module.def("init",
              &init,
              py::kw_only(),
@@ -127,9 +151,12 @@ void bind_runtime(py::module_& module) {
              py::arg("host_of"),
              py::arg("listener").none(true),
              py::arg("gpu_lanes") = 1,
+             py::arg("gpu_capability") = std::make_pair(0, 0),
              py::arg("nccl_in_use") = false);
   module.def(
       "shutdown", [] { Runtime::instance().shutdown(); }, py::call_guard<py::gil_scoped_release>());
+  module.def("raise_descriptor_limit", &raise_descriptor_limit);
+  module.def("exhaustion_remedy", &exhaustion_remedy, py::arg("error_number"));
   module.def("is_initialized", [] { return Runtime::instance().initialized(); });
   module.def("rank", [] { return Runtime::instance().session()->placement().rank; });
   module.def("size", [] { return Runtime::instance().session()->placement().size; });
@@ -148,6 +175,7 @@ void bind_runtime(py::module_& module) {
       },
       py::arg("path"),
       py::arg("mark_cycles") = false);
+  module.def("mark_step", &mark_step);
   module.def(
       "stop_timeline",
       [] { Runtime::instance().session()->timeline().stop(); },
@@ -159,6 +187,7 @@ void bind_runtime(py::module_& module) {
         Parameters parameters;
         parameters.unit_bytes = unit_bytes;
         parameters.lanes = lanes;
+        parameters.gpu_unit_bytes = session->gpu_unit_bytes();
         parameters.algorithm =
             gpu_algorithm.empty() ? session->gpu_algorithm() : algorithm_from(gpu_algorithm);
         session->coordinator().propose(parameters);

@@ -4,6 +4,12 @@
 
 namespace aiacc {
 
+RelaxedCapture::RelaxedCapture(const CudaDriver& driver) : driver_(driver) {
+  AIACC_CUDA_CHECK(driver_, exchange_capture_mode, &mode_);
+}
+
+RelaxedCapture::~RelaxedCapture() { AIACC_CUDA_LOG(driver_, exchange_capture_mode, &mode_); }
+
 std::shared_ptr<Device> Device::open(const CudaDriver& driver, int ordinal) {
   AIACC_CUDA_CHECK(driver, init, 0);
   int count = 0;
@@ -15,6 +21,7 @@ std::shared_ptr<Device> Device::open(const CudaDriver& driver, int ordinal) {
   }
   CudaDevice device = 0;
   CudaContext context = nullptr;
+  const RelaxedCapture relaxed(driver);
   AIACC_CUDA_CHECK(driver, device_get, &device, ordinal);
   AIACC_CUDA_CHECK(driver, primary_context_retain, &context, device);
   return std::shared_ptr<Device>(new Device(driver, ordinal, device, context));
@@ -33,16 +40,18 @@ std::shared_ptr<Device> Device::open_or_propose(const CudaDriver& driver,
 }
 
 Device::~Device() {
-  driver_.context_push(context_);
-  for (const CudaEvent event : spare_) {
-    AIACC_CUDA_LOG(driver_, event_destroy, event);
+  try {
+    const Scope scope(*this);
+    for (const CudaEvent event : spare_) {
+      AIACC_CUDA_LOG(driver_, event_destroy, event);
+    }
+  } catch (const Error&) {
+    // The driver is shutting down, and all this with it.
   }
-  CudaContext popped = nullptr;
-  driver_.context_pop(&popped);
   AIACC_CUDA_LOG(driver_, primary_context_release, device_);
 }
 
-Device::Scope::Scope(const Device& device) : driver_(device.driver_) {
+Device::Scope::Scope(const Device& device) : driver_(device.driver_), relaxed_(driver_) {
   AIACC_CUDA_CHECK(driver_, context_push, device.context_);
 }
 

@@ -19,6 +19,22 @@ struct StreamMark {
 };
 using Mark = std::shared_ptr<const StreamMark>;
 
+/// While this lives, the calling thread may make calls that CUDA forbids while some thread captures a
+/// graph in the mode that is usual ("global", torch's default): asking for events, taking memory. Such
+/// a call would fail and would spoil that graph. What aiacc calls is never part of one.
+class RelaxedCapture {
+ public:
+  /// Throws Error(kEngine) if the driver fails.
+  explicit RelaxedCapture(const CudaDriver& driver);
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const CudaDriver& driver_;
+  int mode_ = kCudaCaptureRelaxed;  ///< the thread's before, once it has been exchanged
+};
+
 /// One GPU: the primary context, which the framework uses as well, and events to be used again.
 ///
 /// Threads: any. Nothing here waits for the GPU; the constructor and the destructor may. Marks keep
@@ -39,7 +55,8 @@ class Device : public std::enable_shared_from_this<Device> {
   const CudaDriver& driver() const { return driver_; }
   int ordinal() const { return ordinal_; }
 
-  /// The device's context is the calling thread's while this lives.
+  /// The device's context is the calling thread's while this lives, and whatever other threads capture
+  /// does not concern it: see RelaxedCapture.
   class Scope {
    public:
     explicit Scope(const Device& device);
@@ -49,6 +66,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
    private:
     const CudaDriver& driver_;
+    const RelaxedCapture relaxed_;
   };
 
   /// Marks the present end of `stream`. Needs a Scope.

@@ -55,9 +55,11 @@ CudaDriver load_cuda_driver(const std::string& path) {
   bind(library, "cuCtxGetCurrent", driver.context_current);
   bind(library, "cuCtxGetDevice", driver.context_device);
   bind(library, "cuCtxGetStreamPriorityRange", driver.stream_priority_range);
+  bind(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode);
   bind(library, "cuStreamCreateWithPriority", driver.stream_create);
   bind(library, "cuStreamDestroy_v2", driver.stream_destroy);
   bind(library, "cuStreamWaitEvent", driver.stream_wait_event);
+  bind(library, "cuStreamWaitValue32_v2", driver.stream_wait_value);
   bind(library, "cuStreamQuery", driver.stream_query);
   bind(library, "cuStreamIsCapturing", driver.stream_is_capturing);
   bind(library, "cuEventCreate", driver.event_create);

@@ -29,11 +29,17 @@ inline constexpr CudaResult kCudaInvalidContext = 201;
 inline constexpr CudaResult kCudaInvalidHandle = 400;
 inline constexpr CudaResult kCudaNotFound = 500;
 inline constexpr CudaResult kCudaNotReady = 600;
+inline constexpr CudaResult kCudaCaptureUnsupported = 900;
 
 inline constexpr unsigned kCudaStreamNonBlocking = 1;   ///< does not wait for the legacy stream
 inline constexpr unsigned kCudaEventDisableTiming = 2;  ///< cheaper to record
 inline constexpr unsigned kCudaHostPortable = 1;        ///< pinned for every context
 inline constexpr unsigned kCudaHostMapped = 2;          ///< kernels may use its address
+
+inline constexpr unsigned kCudaWaitValueAtLeast = 0;  ///< cyclic
+
+inline constexpr int kCudaCaptureGlobal = 0;  ///< modes of a thread; the first is the default
+inline constexpr int kCudaCaptureRelaxed = 2;
 
 inline constexpr int kCudaMultiprocessors = 16;  ///< attributes of a device
 inline constexpr int kCudaCapabilityMajor = 75;
@@ -69,10 +75,17 @@ struct CudaDriver {
   CudaResult (*context_current)(CudaContext* context);
   CudaResult (*context_device)(CudaDevice* device);
   CudaResult (*stream_priority_range)(int* lowest, int* highest);
+  /// Swaps the calling thread's mode; see RelaxedCapture.
+  CudaResult (*exchange_capture_mode)(int* mode);
 
   CudaResult (*stream_create)(CudaStream* stream, unsigned flags, int priority);
   CudaResult (*stream_destroy)(CudaStream stream);
   CudaResult (*stream_wait_event)(CudaStream stream, CudaEvent event, unsigned flags);
+  /// The stream stands still until 32 bits at `address`, which may be pinned, fit `value`.
+  CudaResult (*stream_wait_value)(CudaStream stream,
+                                  CudaAddress address,
+                                  std::uint32_t value,
+                                  unsigned flags);
   CudaResult (*stream_query)(CudaStream stream);
   CudaResult (*stream_is_capturing)(CudaStream stream, int* status);
   CudaResult (*event_create)(CudaEvent* event, unsigned flags);

@@ -12,4 +12,8 @@ namespace aiacc {
 /// Initialises the driver. Throws Error(kEngine) if that fails.
 std::vector<std::string> visible_devices(const CudaDriver& driver);
 
+/// The lowest compute capability of these GPUs, the number before the point; 0 if there is none.
+/// Initialises the driver. Throws Error(kEngine) if that fails.
+int lowest_capability(const CudaDriver& driver);
+
 }  // namespace aiacc
