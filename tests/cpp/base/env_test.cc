@@ -1,5 +1,6 @@
 #include "csrc/base/env.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -77,6 +78,8 @@ TEST(Env, SizesTakeSuffixes) {
   EXPECT_EQ(bytes("4096B"), 4096U);
   EXPECT_EQ(bytes("64K"), 65536U);
   EXPECT_EQ(bytes("64KiB"), 65536U);
+  EXPECT_EQ(bytes("64KB"), 65536U);
+  EXPECT_EQ(bytes("1MB"), 1048576U);
   EXPECT_EQ(bytes("3M"), 3145728U);
   EXPECT_EQ(bytes("3mib"), 3145728U);
   EXPECT_EQ(bytes("1GiB"), 1073741824U);
@@ -131,7 +134,7 @@ TEST(Env, RejectsWhatDoesNotParse) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
       {"AIACC_LANES", {"1.5", " 1", "1 ", "0x2", "-1", "65", "99999999999999999999"}},
       {"AIACC_RANK", {"-2", "65536", "one"}},
-      {"AIACC_UNIT_BYTES", {"0", "255", "-1", "M", "2 MiB", "2MB", "2T", "1025MiB", "1e6"}},
+      {"AIACC_UNIT_BYTES", {"0", "255", "-1", "M", "2 MiB", "2Mbit", "2T", "1025MiB", "1e6"}},
       {"AIACC_PEER_TIMEOUT_S", {"0", "nan", "inf", "-4", "4s", "1,5"}},
       {"AIACC_SPIN_US", {"51", "-1"}},
       {"AIACC_TIMELINE_MARK_CYCLES", {"2", "maybe"}},
@@ -142,6 +145,29 @@ TEST(Env, RejectsWhatDoesNotParse) {
       EXPECT_NE(error_of({{name, value}}).find(name), std::string::npos) << name << "=" << value;
     }
   }
+}
+
+TEST(Env, TextsThatPythonCannotTakeAreRefusedInWordsThatItCan) {
+  for (const char* good :
+       {"plain", "\xC3\xA9", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"}) {
+    EXPECT_EQ(config_of({{"AIACC_TOKEN", good}}).token, good);
+  }
+  for (const char* bad : {"a\xFF",
+                          "\x80",
+                          "\xC3",
+                          "\xC3z",
+                          "\xC1\x81",
+                          "\xE0\x9F\x80",
+                          "\xED\xA0\x80",
+                          "\xF0\x8F\x80\x80",
+                          "\xF4\x90\x80\x80",
+                          "\xF5\x80\x80\x80"}) {
+    const std::string text = error_of({{"AIACC_TOKEN", bad}});
+    EXPECT_NE(text.find("expected text in UTF-8"), std::string::npos) << text;
+    EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](char c) { return c > 0; })) << text;
+  }
+  EXPECT_NE(error_of({{"AIACC_TOKEN", "a\xFF"}}).find(R"(AIACC_TOKEN="a\xff")"), std::string::npos);
+  EXPECT_NE(error_of({{"AIACC_LANES", "\xFF"}}).find(R"(AIACC_LANES="\xff")"), std::string::npos);
 }
 
 TEST(Env, TableAndValuesHaveTheSameOrder) {
@@ -170,7 +196,7 @@ TEST(Env, EveryDefaultParsesWhenGiven) {
 TEST(Env, TypeTextShowsRange) {
   for (const VariableText& row : environment_table()) {
     if (row.name == "AIACC_UNIT_BYTES") {
-      EXPECT_EQ(row.type, "bytes, suffixes K KiB M MiB G GiB, 256 .. 1GiB");
+      EXPECT_EQ(row.type, "bytes, suffixes K M G (also KB, KiB: 1024 bytes), 256 .. 1GiB");
     }
     if (row.name == "AIACC_PEER_TIMEOUT_S") {
       EXPECT_EQ(row.type, "number, 0.1 .. 3600");

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/event.h"
+#include "csrc/base/interfaces.h"
 
 namespace aiacc {
 namespace {
@@ -98,27 +100,74 @@ TEST(SplitAddress, AnythingElseIsAnErrorThatQuotesIt) {
   }
 }
 
+bool comes_through(Listener& listener, const std::string& host) {
+  const Socket socket = connect_to(host + ":" + std::to_string(listener.port()), in(10'000));
+  EXPECT_TRUE(readable(listener.fd(), 10'000));
+  return listener.accept().valid();
+}
+
+bool has_ipv6() {
+  const auto addresses = interface_addresses();
+  return std::any_of(addresses.begin(), addresses.end(), [](const InterfaceAddress& found) {
+    return found.address == "::1";
+  });
+}
+
 TEST(Listener, HasAnAddressThatConnects) {
-  for (const char* interface : {"127.0.0.1", "lo", ""}) {
-    Listener listener(interface);
-    EXPECT_GT(split_address(listener.address()).second, 0);
+  for (const std::vector<std::string>& only :
+       {std::vector<std::string>{}, {"127.0.0.1"}, {"127.0.0.1", "127.0.0.2"}}) {
+    Listener listener(only);
+    EXPECT_EQ(split_address(listener.address()).second, listener.port());
     EXPECT_FALSE(listener.accept().valid()) << "accept must not block";
-    const Socket socket = connect_to(listener.address(), in(10'000));
-    EXPECT_TRUE(readable(listener.fd(), 10'000));
-    EXPECT_TRUE(listener.accept().valid());
+    EXPECT_TRUE(comes_through(listener, "127.0.0.1"));
   }
 }
 
-TEST(Listener, AnUnknownInterfaceIsAnErrorThatListsTheKnown) {
-  try {
-    const Listener listener("nosuch0");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kInvalidArgument);
-    EXPECT_NE(std::string(error.what()).find("nosuch0"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("lo"), std::string::npos);
+TEST(Listener, AnswersBothKindsOfAddress) {
+  if (!has_ipv6()) {
+    GTEST_SKIP() << "no IPv6 on this host";
   }
-  EXPECT_EQ(code_of([] { const Listener listener("192.0.2.1"); }), Code::kInvalidArgument);
+  Listener any;
+  EXPECT_TRUE(comes_through(any, "127.0.0.1"));
+  EXPECT_TRUE(comes_through(any, "[::1]"));
+  Listener both(std::vector<std::string>{"::1", "127.0.0.1"});
+  EXPECT_EQ(both.address(), "[::1]:" + std::to_string(both.port()));
+  EXPECT_TRUE(comes_through(both, "127.0.0.1"));
+  EXPECT_TRUE(comes_through(both, "[::1]"));
+}
+
+TEST(Listener, AnswersOnlyToItsAddresses) {
+  Listener some(std::vector<std::string>{"127.0.0.2", "127.0.0.3"});
+  EXPECT_TRUE(comes_through(some, "127.0.0.3"));
+  EXPECT_FALSE(comes_through(some, "127.0.0.1"));
+  const Listener one("127.0.0.2");
+  EXPECT_EQ(code_of([&] { connect_to("127.0.0.1:" + std::to_string(one.port()), in(10'000)); }),
+            Code::kPeerLost);
+}
+
+TEST(Listener, AnAddressOfAnotherHostIsAnErrorThatNamesIt) {
+  for (const char* wrong : {"192.0.2.77", "nosuch0"}) {
+    try {
+      const Listener listener(wrong);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(wrong), std::string::npos);
+    }
+  }
+}
+
+TEST(InterfaceAddresses, KnowLoopback) {
+  bool found = false;
+  for (const InterfaceAddress& address : interface_addresses()) {
+    if (address.address == "127.0.0.1") {
+      found = true;
+      EXPECT_EQ(address.interface, "lo");
+      EXPECT_EQ(address.prefix_bits, 8);
+      EXPECT_TRUE(address.running);
+    }
+  }
+  EXPECT_TRUE(found);
 }
 
 TEST(ConnectTo, ARefusedConnectionMeansThatTheListenerIsGone) {
@@ -196,7 +245,7 @@ TEST(Socket, MovingLeavesNothingBehind) {
   EXPECT_FALSE(one.valid());  // NOLINT(bugprone-use-after-move)
   other = std::move(moved);
   EXPECT_EQ(other.fd(), fd);
-  other.set_options(0.4);
+  other.set_options();
   other.close();
   other.close();
   EXPECT_FALSE(other.valid());

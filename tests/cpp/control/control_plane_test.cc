@@ -25,7 +25,7 @@ namespace {
 Clock::time_point never() { return Clock::time_point::max(); }
 
 /// Shares are sorted lists of numbers, folding merges them: nothing may be lost or come twice.
-void merge(Bytes& mine, const Bytes& theirs) {
+void merge(Bytes& mine, const Bytes& theirs, const RankBlock&) {
   Bytes both(mine.size() + theirs.size());
   std::merge(mine.begin(), mine.end(), theirs.begin(), theirs.end(), both.begin());
   mine = both;
@@ -143,7 +143,7 @@ TEST_P(ControlPlaneTest, LargeSharesOfAllRanksPassEachOther) {
   with_planes([&](int rank, ControlPlane& plane) {
     for (int round = 0; round < 2; ++round) {
       Bytes message(kBytes, static_cast<std::uint8_t>(rank));
-      plane.all_reduce(message, [](Bytes& mine, const Bytes& theirs) {
+      plane.all_reduce(message, [](Bytes& mine, const Bytes& theirs, const RankBlock&) {
         mine.insert(mine.end(), theirs.begin(), theirs.end());
       });
       ASSERT_EQ(message.size(), static_cast<std::size_t>(size()) * kBytes);

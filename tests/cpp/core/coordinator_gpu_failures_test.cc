@@ -7,6 +7,7 @@
 
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/support/gpu_ranks.h"
+#include "tests/cpp/support/other_capture.h"
 
 namespace aiacc {
 namespace {
@@ -118,6 +119,81 @@ TEST(CoordinatorGpuFailures, RefusedWhereItIsSubmitted) {
     EXPECT_EQ(Code::kUnsupported, status.code());
     cuda.set_capturing(gpu.stream(), false);
     gpu.finish(handle);
+  });
+}
+
+/// From the first operation, which opens and loads everything, to the end of the job.
+TEST(CoordinatorGpuFailures, WhatAnotherThreadCapturesIsNotSpoilt) {
+  for (const FiniteMode mode : {FiniteMode::kOff, FiniteMode::kRaise}) {
+    NcclWorld gpus(2);
+    const OtherCapture capture(gpus.cuda);
+    CoordinatorWorld world;
+    world.options.check_finite = mode;
+    world.options.stall_warn_s = 0.01;  // looks after the GPU all the time
+    with_gpus(gpus, world, 2, [&](int rank, RankParts& parts, GpuRank& gpu) {
+      for (int step = 0; step < 5; ++step) {
+        std::vector<float> values(3000, 1.0F);
+        gpu.wait(gpu.submit(make_request("x", {3000}), values.data(), values.data()));
+        const Handle handle =
+            gpu.submit(make_request("g", OpKind::kAllgather, {rank + 1}), values.data(), nullptr);
+        const auto operation = gpu.wait(handle);
+        std::vector<float> all(3);
+        parts.coordinator->device_path().copy_gathered(*operation, 0, all.data(), gpu.stream());
+        gpus.cuda.drain();
+        EXPECT_EQ(2.0F, values.front());
+        EXPECT_EQ(std::vector<float>(3, 2.0F), all);
+      }
+    });
+    EXPECT_EQ("", capture.spoilt_by());
+  }
+}
+
+/// Loading kernels can take many seconds, and the peers' patience is not so long.
+TEST(CoordinatorGpuFailures, TheJobGoesOnWhileKernelsAreLoaded) {
+  NcclWorld gpus(2);
+  gpus.cuda.begin_loading();
+  CoordinatorWorld world;
+  world.options.stall_warn_s = 0.002;  // whoever drives looks after the GPU all the time
+  std::atomic<int> through{0};
+  with_gpus(gpus, world, 2, [&](int, RankParts& parts, GpuRank& gpu) {
+    float value = 1;
+    const Handle handle = gpu.submit(make_request("x", {1}), &value, &value);
+    // Agreed on, and the launching threads of both ranks are loading.
+    while (gpus.cuda.loading() < 2) {
+      EXPECT_FALSE(parts.coordinator->poll(handle));
+      std::this_thread::yield();
+    }
+    for (int i = 0; i < 300; ++i) {
+      EXPECT_EQ(2.0F, sum(*parts.coordinator, "in host memory", 1));
+    }
+    if (++through == 2) {
+      gpus.cuda.end_loading();
+    }
+    gpu.finish(handle);
+    EXPECT_EQ(2.0F, value);
+  });
+}
+
+/// The others have submitted, too, and would wait for this rank for ever.
+TEST(CoordinatorGpuFailures, AGpuThatCannotBeOpenedIsAnErrorOnAllRanks) {
+  NcclWorld gpus(3);
+  std::atomic<int> arrived{0};
+  with_gpus(gpus, {}, 2, [&](int rank, RankParts& parts, GpuRank& gpu) {
+    for (++arrived; arrived.load() < 3;) {
+      std::this_thread::yield();
+    }
+    gpus.cuda.refuse_to_open(1);
+    for (++arrived; arrived.load() < 6;) {
+      std::this_thread::yield();
+    }
+    float value = 1;
+    const Status status = status_of([&] {
+      const Handle handle = gpu.submit(make_request("x", {1}), &value, &value);
+      parts.coordinator->wait(handle);
+    });
+    EXPECT_EQ(Code::kEngine, status.code()) << rank;
+    EXPECT_TRUE(contains(status.message(), "rank 1, GPU 1: [cuda] primary_context_retain failed"))
+        << status.message();
   });
 }
 

@@ -130,6 +130,62 @@ TEST_P(CoordinatorGpuTest, NarrowFloatsOnTheWire) {
   });
 }
 
+/// A launch costs a thread of NCCL's, so units of a round that are on different lanes share one.
+TEST_P(CoordinatorGpuTest, UnitsOfAllLanesAreLaunchedTogether) {
+  for (const int lanes : {1, 2, 4}) {
+    lanes_ = lanes;
+    world_.lanes = lanes;
+    world_.options.parameters = {0, 1, static_cast<std::uint32_t>(lanes)};
+    world_.options.parameters.gpu_unit_bytes = 102'400;
+    constexpr int kUnits = 8;
+    std::atomic<int> before{0};
+    std::vector<std::vector<float>> memory(static_cast<std::size_t>(size()));
+    with_gpus([&](int rank, RankParts& parts, GpuRank& gpu) {
+      float first = 0;
+      gpu.finish(gpu.submit(make_request("connects", {1}), &first, &first));
+      barrier(*parts.coordinator, "all have");
+      if (rank == 0) {
+        before = gpus_.nccl.launches();
+      }
+      barrier(*parts.coordinator, "counted");
+      auto& values = memory[static_cast<std::size_t>(rank)];
+      values.assign(25'600 * kUnits, 1.0F);
+      gpu.finish(gpu.submit(make_request("x", {25'600 * kUnits}), values.data(), values.data()));
+      EXPECT_EQ(std::vector<float>(values.size(), static_cast<float>(size())), values);
+    });
+    EXPECT_EQ(before + size() * kUnits / lanes, gpus_.nccl.launches()) << lanes << " lanes";
+  }
+}
+
+/// AIACC_UNIT_BYTES does not count for them.
+TEST_P(CoordinatorGpuTest, UnitsHaveASizeOfTheirOwn) {
+  world_.options.parameters.unit_bytes = 1 << 20;
+  with_gpus([&](int rank, RankParts& parts, GpuRank& gpu) {
+    std::vector<float> values(4096, 1.0F);
+    const auto units_of = [&](const std::function<void()>& step) {
+      const std::uint64_t before = parts.coordinator->stats().units;
+      step();
+      return parts.coordinator->stats().units - before;
+    };
+    const Request request = make_request("x", {4096});  // 16 KiB, 4 units
+    const auto on_gpu = [&] { gpu.finish(gpu.submit(request, values.data(), values.data())); };
+    EXPECT_EQ(4U, units_of(on_gpu));
+    EXPECT_EQ(1U, units_of([&] {
+                finish(*parts.coordinator,
+                       submit(*parts.coordinator, request, values.data(), values.data()));
+              }));
+    barrier(*parts.coordinator, "before");
+    if (rank == 0) {  // agreed on, as all parameters are
+      Parameters parameters = world_.options.parameters;
+      parameters.gpu_unit_bytes = 16 << 10;
+      parts.coordinator->propose(parameters);
+    }
+    while (units_of(on_gpu) != 1) {
+    }
+    barrier(*parts.coordinator, "after");
+  });
+}
+
 TEST_P(CoordinatorGpuTest, AnAlgorithmForAllUnitsOfAnEpoch) {
   with_gpus([&](int rank, RankParts& parts, GpuRank& gpu) {
     if (rank == 0) {
@@ -404,7 +460,7 @@ TEST_P(CoordinatorGpuTest, AHierarchyWithFewerLanesThanTheEngineOfTheHost) {
     CoordinatorWorld world;
     world.size = size();
     world.lanes = 5;
-    world.options.parameters = {0, 4096, 5};
+    world.options.parameters.lanes = 5;
     world.gpu = [&](int rank) -> std::unique_ptr<DeviceEngine> {
       EngineContext context = gpus_.context(rank, 3);
       context.group = host_lanes ? 1 : 0;  // the same sockets serve both

@@ -22,6 +22,12 @@ void push(Lane& lane, Unit unit, bool notify) { lane.push(unit, notify); }
 
 Clock::time_point never() { return Clock::time_point::max(); }
 
+/// Until the queue is empty.
+void help(Lane& lane) {
+  const std::atomic<bool> done{false};
+  lane.help(done, never());
+}
+
 /// Closed until opened; tells how many have arrived.
 class Gate {
  public:
@@ -61,7 +67,7 @@ TEST(Lane, RunsUnitsInOrderOneAtATime) {
   for (int i = 0; i < 3; ++i) {
     helpers.emplace_back([&] {
       while (!stop.load()) {
-        lane.help();
+        help(lane);
       }
     });
   }
@@ -83,7 +89,7 @@ TEST(Lane, WithoutNotificationTheCallerRunsIt) {
   std::thread::id runner;
   Lane lane("test", [&](Unit&, PackBuffer&) { runner = std::this_thread::get_id(); });
   push(lane, unit_of(0), false);
-  lane.help();
+  help(lane);
   EXPECT_EQ(runner, std::this_thread::get_id());
 }
 
@@ -102,7 +108,7 @@ TEST(Lane, HelpReturnsAtOnceWhileAnotherThreadRunsIt) {
   Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
   push(lane, unit_of(0), true);
   gate.await(1);
-  lane.help();  // would wait for the gate otherwise
+  help(lane);  // would wait for the gate otherwise
   gate.open();
   EXPECT_TRUE(lane.quiesce(never()));
 }
@@ -115,7 +121,7 @@ TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
     ran.fetch_add(1);
   });
   push(lane, unit_of(0), false);
-  std::thread helper([&] { lane.help(); });
+  std::thread helper([&] { help(lane); });
   gate.await(1);
   push(lane, unit_of(1), true);
   push(lane, unit_of(2), false);
@@ -123,6 +129,56 @@ TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
   EXPECT_TRUE(lane.quiesce(never()));
   EXPECT_EQ(ran.load(), 3);
   helper.join();
+}
+
+/// Runs units that refill the queue for ever, the first of them in this thread with `lane.help`.
+/// Returns when another thread has run one.
+template <class Help>
+void help_with_an_endless_queue(Help help_until) {
+  const auto self = std::this_thread::get_id();
+  std::atomic<int> mine{0};
+  std::atomic<bool> stop{false};
+  Gate others;
+  others.open();
+  Lane* refilled = nullptr;
+  Lane lane(
+      "test",
+      [&](Unit& unit, PackBuffer&) {
+        if (std::this_thread::get_id() == self) {
+          // The end of a test that fails: nobody else comes to run one.
+          stop.store(mine.fetch_add(1) >= 10'000);
+        } else {
+          others.pass();
+          stop.store(true);
+        }
+        if (!stop.load()) {
+          push(*refilled, unit_of(unit.plan.seq + 1), true);
+        }
+      },
+      [](const Unit&) {});
+  refilled = &lane;
+  push(lane, unit_of(0), false);
+  push(lane, unit_of(1), false);
+  help_until(lane, mine);
+  ASSERT_LT(mine.load(), 10'000) << "a caller was held by the units of others";
+  others.await(1);
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, AHelperLeavesWhenItsOwnOperationIsDone) {
+  help_with_an_endless_queue([](Lane& lane, std::atomic<int>& mine) {
+    const std::atomic<bool> done{true};  // as if the first unit had been all of it
+    lane.help(done, never());
+    EXPECT_EQ(mine.load(), 1);
+  });
+}
+
+TEST(Lane, AHelperLeavesAtItsDeadline) {
+  help_with_an_endless_queue([](Lane& lane, std::atomic<int>& mine) {
+    const std::atomic<bool> done{false};
+    lane.help(done, Clock::now());
+    EXPECT_EQ(mine.load(), 1) << "the one that it had begun";
+  });
 }
 
 TEST(Lane, QuiesceKeepsItsDeadline) {
@@ -165,7 +221,7 @@ TEST(Lane, PreparesOneUnitAhead) {
   for (std::uint64_t seq = 0; seq < 3; ++seq) {
     push(lane, unit_of(seq), false);
   }
-  lane.help();
+  help(lane);
   const std::vector<std::string> expected{"prepare 1", "run 0", "prepare 2", "run 1", "run 2"};
   EXPECT_EQ(calls, expected);
 }

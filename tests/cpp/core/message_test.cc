@@ -1,6 +1,8 @@
 #include "csrc/core/message.h"
 
-#include <limits>
+#include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,27 +23,32 @@ RoundMessage message_of(int rank, std::size_t slots) {
   for (std::size_t slot = static_cast<std::size_t>(rank); slot < slots; slot += 3) {
     message.ready.set(slot);
   }
-  Report report;
-  report.rank = rank;
-  report.requests = {make_request("layer.weight", {64, 3, 7, 7}),
-                     make_request("b", OpKind::kBarrier, {}),
-                     make_request("all", OpKind::kAlltoall, {4, 2})};
-  report.requests[0].more = {{DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
-  report.requests[2].numbers = {0, 3, 1};
-  report.requests[0].op = ReduceOp::kAverage;
-  report.requests[0].dtype = DataType::kBFloat16;
-  report.requests[0].prescale = 0.25;
-  report.requests[0].postscale = -1e300;
-  report.requests[0].cacheable = false;
-  report.requests[1].root = 5;
-  report.requests[1].device = 2;
-  report.requests[1].process_set = 7;
-  report.has_pending = true;
-  report.pending = {"a", "", std::string(300, 'x')};
-  report.requests[2].wire = WireFormat::kFloat8E4M3;
-  report.proposals = {{4, 1 << 20, 2}};
-  report.proposals[0].algorithm = Algorithm::kTree;
-  message.reports.push_back(report);
+  std::vector<Request> requests = {make_request("layer.weight", {64, 3, 7, 7}),
+                                   make_request("b", OpKind::kBarrier, {}),
+                                   make_request("all", OpKind::kAlltoall, {4, 2}),
+                                   make_request("rows", OpKind::kAllgather, {rank, 5})};
+  requests[0].more = {{DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
+  requests[2].numbers = {0, 3, 1};
+  requests[0].op = ReduceOp::kAverage;
+  requests[0].dtype = DataType::kBFloat16;
+  requests[0].prescale = 0.25;
+  requests[0].postscale = -1e300;
+  requests[0].cacheable = false;
+  requests[1].root = 5;
+  requests[1].device = 2 + rank;
+  requests[1].process_set = 7;
+  requests[2].wire = WireFormat::kFloat8E4M3;
+  for (const Request& request : requests) {
+    message.requests.emplace_back(
+        request, rank, static_cast<std::uint32_t>(message.requests.size()));
+  }
+  message.answers.ranks.add(rank);
+  for (const std::string& name : {std::string("a"), std::string("b"), std::string(300, 'x')}) {
+    message.answers.names.push_back({name, RankSet(rank)});
+  }
+  message.proposal = Proposal{rank, {4, 1 << 20, 2}};
+  message.proposal->parameters.algorithm = Algorithm::kTree;
+  message.proposal->parameters.gpu_unit_bytes = 3 << 20;
   return message;
 }
 
@@ -64,27 +71,46 @@ void expect_equal(const RoundMessage& a, const RoundMessage& b) {
   for (std::size_t i = 0; i < a.ready.words(); ++i) {
     EXPECT_EQ(a.ready.word(i), b.ready.word(i));
   }
-  ASSERT_EQ(a.reports.size(), b.reports.size());
-  for (std::size_t i = 0; i < a.reports.size(); ++i) {
-    const Report& left = a.reports[i];
-    const Report& right = b.reports[i];
-    EXPECT_EQ(left.rank, right.rank);
-    EXPECT_EQ(left.has_pending, right.has_pending);
-    EXPECT_EQ(left.pending, right.pending);
-    ASSERT_EQ(left.requests.size(), right.requests.size());
-    for (std::size_t k = 0; k < left.requests.size(); ++k) {
-      EXPECT_EQ(left.requests[k].name, right.requests[k].name);
-      EXPECT_EQ(left.requests[k].cacheable, right.requests[k].cacheable);
-      EXPECT_EQ(left.requests[k].device, right.requests[k].device);
-      EXPECT_TRUE(same_signature(left.requests[k], right.requests[k]));
+  const auto by_name = [](const RoundMessage& message) {
+    std::map<std::string, const SharedRequest*> requests;
+    for (const SharedRequest& shared : message.requests) {
+      requests[shared.request.name] = &shared;
     }
-    ASSERT_EQ(left.proposals.size(), right.proposals.size());
-    for (std::size_t k = 0; k < left.proposals.size(); ++k) {
-      EXPECT_EQ(left.proposals[k].epoch, right.proposals[k].epoch);
-      EXPECT_EQ(left.proposals[k].unit_bytes, right.proposals[k].unit_bytes);
-      EXPECT_EQ(left.proposals[k].lanes, right.proposals[k].lanes);
-      EXPECT_EQ(left.proposals[k].algorithm, right.proposals[k].algorithm);
-    }
+    EXPECT_EQ(requests.size(), message.requests.size());
+    return requests;
+  };
+  const auto left = by_name(a);
+  const auto right = by_name(b);
+  ASSERT_EQ(left.size(), right.size());
+  for (const auto& [name, shared] : left) {
+    ASSERT_EQ(right.count(name), 1U);
+    const SharedRequest& other = *right.at(name);
+    EXPECT_EQ(shared->key, other.key);
+    EXPECT_EQ(shared->position, other.position);
+    ASSERT_EQ(shared->senders->ranks(), other.senders->ranks());
+    shared->senders->ranks().for_each([&](int rank) {
+      const Request mine = shared->of(rank);
+      const Request theirs = other.of(rank);
+      EXPECT_EQ(mine.name, theirs.name);
+      EXPECT_EQ(mine.cacheable, theirs.cacheable);
+      EXPECT_EQ(mine.device, theirs.device);
+      EXPECT_TRUE(same_signature(mine, theirs));
+    });
+  }
+  EXPECT_EQ(a.answers.ranks, b.answers.ranks);
+  ASSERT_EQ(a.answers.names.size(), b.answers.names.size());
+  for (std::size_t i = 0; i < a.answers.names.size(); ++i) {
+    EXPECT_EQ(a.answers.names[i].label, b.answers.names[i].label);
+    EXPECT_EQ(a.answers.names[i].ranks, b.answers.names[i].ranks);
+  }
+  ASSERT_EQ(a.proposal.has_value(), b.proposal.has_value());
+  if (a.proposal) {
+    EXPECT_EQ(a.proposal->rank, b.proposal->rank);
+    EXPECT_EQ(a.proposal->parameters.epoch, b.proposal->parameters.epoch);
+    EXPECT_EQ(a.proposal->parameters.unit_bytes, b.proposal->parameters.unit_bytes);
+    EXPECT_EQ(a.proposal->parameters.gpu_unit_bytes, b.proposal->parameters.gpu_unit_bytes);
+    EXPECT_EQ(a.proposal->parameters.lanes, b.proposal->parameters.lanes);
+    EXPECT_EQ(a.proposal->parameters.algorithm, b.proposal->parameters.algorithm);
   }
 }
 
@@ -99,11 +125,10 @@ TEST(RoundMessage, ComesBackAsItWasEncoded) {
 
 TEST(RoundMessage, ManyOfTheSmallestRequestsFit) {
   RoundMessage message;
-  message.reports.emplace_back();
   for (char c = 'a'; c <= 'z'; ++c) {
-    message.reports[0].requests.push_back(make_request({c}, OpKind::kBarrier, {}));
+    message.requests.emplace_back(make_request({c}, OpKind::kBarrier, {}), 0, c - 'a');
   }
-  message.reports[0].requests.push_back(make_request("", OpKind::kBarrier, {}));
+  message.requests.emplace_back(make_request("", OpKind::kBarrier, {}), 0, 26);
   expect_equal(message, decoded(encoded(message)));
 }
 
@@ -159,7 +184,7 @@ TEST(Request, RowsThatAReduceScatterLeavesToEveryMember) {
   }
 }
 
-TEST(CombineRounds, AndsBitsOrsFlagsMergesReports) {
+TEST(CombineRounds, AndsBitsOrsFlagsMergesEntries) {
   RoundMessage a = message_of(0, 100);
   RoundMessage b = message_of(1, 100);
   a.ready.set(64);
@@ -172,9 +197,24 @@ TEST(CombineRounds, AndsBitsOrsFlagsMergesReports) {
   for (std::size_t slot = 0; slot < 100; ++slot) {
     EXPECT_EQ(both.ready.test(slot), a.ready.test(slot) && b.ready.test(slot)) << slot;
   }
-  ASSERT_EQ(both.reports.size(), 2U);
-  EXPECT_EQ(both.reports[0].rank, 0);
-  EXPECT_EQ(both.reports[1].rank, 1);
+  ASSERT_EQ(both.requests.size(), 4U) << "equal requests are one";
+  for (const SharedRequest& shared : both.requests) {
+    EXPECT_EQ(shared.senders->ranks(), RankSet(0, 1)) << shared.request.name;
+    for (const int rank : {0, 1}) {
+      const Request of_rank = shared.of(rank);
+      EXPECT_EQ(of_rank.device, shared.request.name == "b" ? 2 + rank : -1);
+      if (shared.request.name == "rows") {
+        EXPECT_EQ(of_rank.shape, (std::vector<std::int64_t>{rank, 5}));
+      }
+    }
+  }
+  EXPECT_EQ(both.answers.ranks, RankSet(0, 1));
+  ASSERT_EQ(both.answers.names.size(), 3U);
+  EXPECT_EQ(both.answers.names[0].ranks, RankSet(0, 1));
+  EXPECT_EQ(both.proposal->rank, 0) << "the lowest rank's";
+  Bytes other_way = encoded(b);
+  combine_rounds(other_way, encoded(a));
+  EXPECT_EQ(other_way, mine);
 }
 
 TEST(CombineRounds, RefusesOtherTablesAndEpochs) {
@@ -196,41 +236,73 @@ TEST(CombineRounds, RefusesOtherTablesAndEpochs) {
 
 struct Malformed {
   const char* what;
-  void (*change)(RoundMessage&);
+  std::function<void(Request&)> change;
 };
 
 TEST(RoundMessage, WhatNoRankWouldSendIsRefused) {
   const Malformed cases[] = {
-      {"kind",
-       [](RoundMessage& m) { m.reports[0].requests[0].kind = static_cast<OpKind>(kOpKinds); }},
-      {"dtype",
-       [](RoundMessage& m) { m.reports[0].requests[0].dtype = static_cast<DataType>(11); }},
-      {"op", [](RoundMessage& m) { m.reports[0].requests[0].op = static_cast<ReduceOp>(6); }},
-      {"negative extent", [](RoundMessage& m) { m.reports[0].requests[0].shape[1] = -1; }},
-      {"too many dimensions",
-       [](RoundMessage& m) { m.reports[0].requests[0].shape.assign(65, 1); }},
-      {"long name", [](RoundMessage& m) { m.reports[0].requests[0].name.assign(65537, 'x'); }},
-      {"two proposals",
-       [](RoundMessage& m) { m.reports[0].proposals.push_back(m.reports[0].proposals[0]); }},
-      {"no unit", [](RoundMessage& m) { m.reports[0].proposals[0].unit_bytes = 0; }},
-      {"no lane", [](RoundMessage& m) { m.reports[0].proposals[0].lanes = 0; }},
-      {"dtype in a group",
-       [](RoundMessage& m) { m.reports[0].requests[0].more[1].dtype = static_cast<DataType>(11); }},
-      {"negative extent in a group",
-       [](RoundMessage& m) { m.reports[0].requests[0].more[0].shape[0] = -5; }},
-      {"negative split", [](RoundMessage& m) { m.reports[0].requests[2].numbers[0] = -1; }},
-      {"a reduce-scatter of a group with a scalar",
-       [](RoundMessage& m) { m.reports[0].requests[0].kind = OpKind::kReducescatter; }},
-      {"an all-gather without a dimension",
-       [](RoundMessage& m) {
-         m.reports[0].requests[0] = make_request("x", OpKind::kAllgather, {});
+      {"kind", [](Request& r) { r.kind = static_cast<OpKind>(kOpKinds); }},
+      {"dtype", [](Request& r) { r.dtype = static_cast<DataType>(kDataTypes); }},
+      {"op", [](Request& r) { r.op = static_cast<ReduceOp>(6); }},
+      {"wire", [](Request& r) { r.wire = static_cast<WireFormat>(kWireFormats); }},
+      {"negative extent", [](Request& r) { r.shape[1] = -1; }},
+      {"too many dimensions", [](Request& r) { r.shape.assign(65, 1); }},
+      {"long name", [](Request& r) { r.name.assign(65537, 'x'); }},
+      {"dtype in a group", [](Request& r) { r.more[1].dtype = static_cast<DataType>(kDataTypes); }},
+      {"negative extent in a group", [](Request& r) { r.more[0].shape[0] = -5; }},
+      {"negative split",
+       [](Request& r) {
+         r = make_request("x", OpKind::kAlltoall, {3});
+         r.numbers = {4, -1};
        }},
+      {"negative rows", [](Request& r) { r = make_request("x", OpKind::kAllgather, {-2}); }},
+      {"a reduce-scatter of a group with a scalar",
+       [](Request& r) { r.kind = OpKind::kReducescatter; }},
+      {"a GPU beyond all numbers", [](Request& r) { r.device = 1 << 20; }},
   };
   for (const Malformed& malformed : cases) {
-    RoundMessage message = message_of(0, 10);
-    malformed.change(message);
+    Request request = make_request("x", {64, 3});
+    request.more = {{DataType::kInt8, {2}}, {DataType::kFloat64, {}}};
+    RoundMessage message;
+    message.requests.emplace_back(request, 0, 0);
+    EXPECT_NO_THROW(decoded(encoded(message)));
+    malformed.change(request);
+    message.requests[0] = SharedRequest(request, 0, 0);
     EXPECT_THROW(decoded(encoded(message)), Error) << malformed.what;
   }
+}
+
+TEST(RoundMessage, ProposalsThatNoRankWouldMakeAreRefused) {
+  RoundMessage message;
+  message.proposal = Proposal{0, {1, 1 << 20, 1}};
+  EXPECT_NO_THROW(decoded(encoded(message)));
+  message.proposal = Proposal{0, {1, 0, 1}};
+  EXPECT_THROW(decoded(encoded(message)), Error) << "no unit";
+  message.proposal = Proposal{0, {1, 1 << 20, 0}};
+  EXPECT_THROW(decoded(encoded(message)), Error) << "no lane";
+}
+
+TEST(RoundMessage, APartOfAnotherOperationIsRefused) {
+  const auto refused = [](const Request& request, const OwnPart& part) {
+    RoundMessage message;
+    message.requests.emplace_back(request, 0, 0);
+    message.requests[0].senders = std::make_shared<Senders>(0, part);
+    try {
+      decoded(encoded(message));
+    } catch (const Error&) {
+      return true;
+    }
+    return false;
+  };
+  const Request reduce = make_request("x", {2});
+  const Request gather = make_request("x", OpKind::kAllgather, {2});
+  EXPECT_FALSE(refused(reduce, {-1, {}}));
+  EXPECT_TRUE(refused(reduce, {0, {}})) << "on a GPU and not on one";
+  EXPECT_TRUE(refused(reduce, {-1, {2}}));
+  EXPECT_FALSE(refused(gather, {-1, {7}}));
+  EXPECT_TRUE(refused(gather, {-1, {}}));
+  EXPECT_TRUE(refused(gather, {-1, {1, 2}}));
+  EXPECT_TRUE(refused(make_request("x", OpKind::kAlltoall, {2}), {-1, {}}));
 }
 
 /// Decodes; Error is fine, anything else escapes and fails the test.

@@ -206,6 +206,7 @@ TEST_P(NegotiatorSetsTest, RanksThatAreASetAlreadyAreRefusedEverywhere) {
   const int size = GetParam();
   NegotiatingRanks ranks(size);
   Request request = make_request("process_set.noname.0", OpKind::kAddProcessSet, {});
+  request.cacheable = false;
   for (int rank = 0; rank < size; ++rank) {
     request.numbers.push_back(rank);
   }
@@ -225,6 +226,7 @@ TEST_P(NegotiatorSetsTest, RanksMustNameTheSameSet) {
   NegotiatingRanks ranks(size);
   for (int rank = 0; rank < size; ++rank) {
     Request request = make_request("process_set.noname.0", OpKind::kAddProcessSet, {});
+    request.cacheable = false;
     request.numbers = {rank == 0 ? 0 : 1};
     ranks.submit(rank, request);
   }

@@ -13,6 +13,7 @@
 #include "csrc/kernels/half.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/other_capture.h"
 
 namespace aiacc {
 namespace {
@@ -237,6 +238,21 @@ TEST_P(StagingTest, ABrokenDeviceIsAnErrorAndNoHang) {
     });
     EXPECT_FALSE(status.ok());
   });
+}
+
+TEST_P(StagingTest, WhatAnotherThreadCapturesIsNotSpoilt) {
+  const OtherCapture capture(cuda_);
+  with_coordinators(world_, [&](int, RankParts& parts) {
+    for (int step = 0; step < 5; ++step) {
+      const Request request = make_request("x", {30011});
+      Case work;
+      work.request = request;
+      work.input.resize(request.bytes());
+      work.output.resize(request.bytes(), std::byte{1});
+      EXPECT_EQ(work.input, result_of(*parts.coordinator, work, 0));
+    }
+  });
+  EXPECT_EQ("", capture.spoilt_by());
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds,

@@ -1,6 +1,8 @@
 #include "csrc/core/stall_inspector.h"
 
+#include <map>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -18,12 +20,20 @@ Clock::time_point at(double seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-Report answer(int rank, std::vector<std::string> pending) {
-  Report report;
-  report.rank = rank;
-  report.has_pending = true;
-  report.pending = std::move(pending);
-  return report;
+/// What the ranks, from 0 on, have submitted.
+Answers answers_of(const std::vector<std::vector<std::string>>& by_rank) {
+  Answers answers;
+  std::map<std::string, RankSet> names;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    answers.ranks.add(static_cast<int>(rank));
+    for (const std::string& name : by_rank[rank]) {
+      names[name].add(static_cast<int>(rank));
+    }
+  }
+  for (const auto& [name, ranks] : names) {
+    answers.names.push_back({name, ranks});
+  }
+  return answers;
 }
 
 TEST(StallInspector, NeverAsksWithoutReason) {
@@ -41,8 +51,7 @@ TEST(StallInspector, SwitchedOffItNeverAsks) {
 
 TEST(StallInspector, SwitchedOffItReportsNothingThatOthersAskedFor) {
   const StallInspector inspector(0, 0);
-  EXPECT_TRUE(
-      inspector.inspect({{"x", at(0)}}, {answer(0, {"x"}), answer(1, {})}, kSets, at(1)).empty());
+  EXPECT_TRUE(inspector.inspect({{"x", at(0)}}, answers_of({{"x"}, {}}), kSets, at(1)).empty());
 }
 
 TEST(StallInspector, AsksOncePerPeriodAboutTheOldest) {
@@ -72,8 +81,8 @@ TEST(StallInspector, FailureAloneIsCheckedToo) {
 TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
   const StallInspector inspector(10, 30);
   const Pending pending = {{"a", at(5)}, {"b", at(0)}, {"fresh", at(15)}};
-  const auto stalls = inspector.inspect(
-      pending, {answer(0, {"a", "b", "fresh"}), answer(1, {"b"}), answer(2, {"a"})}, kSets, at(20));
+  const auto stalls =
+      inspector.inspect(pending, answers_of({{"a", "b", "fresh"}, {"b"}, {"a"}}), kSets, at(20));
   ASSERT_EQ(stalls.size(), 2U);
   EXPECT_EQ(stalls[0].name, "b") << "oldest first";
   EXPECT_EQ(stalls[0].submitted, (std::vector<int>{0, 1}));
@@ -81,7 +90,7 @@ TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
   EXPECT_DOUBLE_EQ(stalls[0].waited_s, 20);
   EXPECT_EQ(stalls[1].missing, (std::vector<int>{1}));
   EXPECT_FALSE(inspector.is_fatal(stalls[0]));
-  const auto later = inspector.inspect(pending, {answer(0, {"b"}), answer(1, {})}, kSets, at(30));
+  const auto later = inspector.inspect(pending, answers_of({{"b"}, {}}), kSets, at(30));
   EXPECT_TRUE(inspector.is_fatal(later[0]));
 }
 
@@ -90,11 +99,8 @@ TEST(StallInspector, OnlyMembersOfTheProcessSetCanBeMissing) {
   const std::uint32_t id = sets.add({1, 3});
   const StallInspector inspector(10, 0);
   const std::string label = label_of(id, "x");
-  const auto stalls =
-      inspector.inspect({{label, at(0), id}},
-                        {answer(0, {}), answer(1, {label}), answer(2, {"x"}), answer(3, {"x"})},
-                        sets,
-                        at(20));
+  const auto stalls = inspector.inspect(
+      {{label, at(0), id}}, answers_of({{}, {label}, {"x"}, {"x"}}), sets, at(20));
   ASSERT_EQ(stalls.size(), 1U);
   EXPECT_EQ(stalls[0].submitted, std::vector<int>{1});
   EXPECT_EQ(stalls[0].missing, std::vector<int>{3});
@@ -102,10 +108,35 @@ TEST(StallInspector, OnlyMembersOfTheProcessSetCanBeMissing) {
 
 TEST(StallInspector, ARankThatHasJoinedIsNotMissing) {
   const StallInspector inspector(10, 0);
-  const auto stalls = inspector.inspect(
-      {{"x", at(0)}}, {answer(0, {"x"}), answer(1, {"join"}), answer(2, {})}, kSets, at(20));
+  const auto stalls =
+      inspector.inspect({{"x", at(0)}}, answers_of({{"x"}, {"join"}, {}}), kSets, at(20));
   ASSERT_EQ(stalls.size(), 1U);
   EXPECT_EQ(stalls[0].missing, std::vector<int>{2});
+}
+
+/// Of a name beyond the end of an incomplete list nobody knows who has submitted it.
+TEST(StallInspector, NothingIsSaidAboutNamesThatHadNoRoom) {
+  const StallInspector inspector(10, 0);
+  Answers answers = answers_of({{"a"}, {}, {}});
+  const Pending pending = {{"a", at(0)}, {"b", at(1)}};
+  EXPECT_EQ(inspector.inspect(pending, answers, kSets, at(20)).size(), 2U);
+  answers.complete = false;
+  const auto stalls = inspector.inspect(pending, answers, kSets, at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  EXPECT_EQ(stalls[0].name, "a");
+}
+
+TEST(StallInspector, NamesWhatOthersMayHaveMeant) {
+  const StallInspector inspector(10, 0);
+  const auto stalls = inspector.inspect({{"allreduce.x", at(0)}},
+                                        answers_of({{"allreduce.x"}, {"allgather.x"}, {"b"}}),
+                                        kSets,
+                                        at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  const std::string text = stall_text(stalls[0]);
+  EXPECT_NE(text.find("rank(s) 0 have submitted it; rank(s) 1 have submitted 'allgather.x'. Do"),
+            std::string::npos)
+      << text;
 }
 
 TEST(StallInspector, TextAndJson) {

@@ -47,6 +47,23 @@ TEST(Submitters, NamesThatUsersGaveAndJoinsDoNotCount) {
   }
 }
 
+TEST(Submitters, WhoWaitsForLongForAGivenNameIsStuckToo) {
+  Submitters submitters;
+  submitters.note();
+  const auto named = unnamed();
+  named->request.cacheable = true;
+  const Submitters::Wait wait(submitters, *named);
+  EXPECT_TRUE(submitters.all_stuck_since(wait.since()));
+  EXPECT_FALSE(submitters.all_stuck_since(wait.since() - std::chrono::nanoseconds(1)));
+  named->dispatched.store(true);
+  EXPECT_FALSE(submitters.all_stuck_since(wait.since())) << "it is on its way";
+  const auto join = unnamed(OpKind::kJoin);
+  Submitters joining;
+  joining.note();
+  const Submitters::Wait joined(joining, *join);
+  EXPECT_FALSE(joining.all_stuck_since(joined.since()));
+}
+
 TEST(Submitters, AnotherThreadThatSubmitsMayStillDoSo) {
   Submitters submitters;
   submitters.note();

@@ -162,16 +162,40 @@ TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
   timeline.start(path("t.json"), false);
 }
 
-TEST_F(TimelineTest, WithoutRankInThePathOnlyRankZeroWrites) {
+TEST(TimelinePath, IsOfItsOwnForEveryRank) {
+  EXPECT_EQ(timeline_path("a/t.json", 0), "a/t.json");
+  EXPECT_EQ(timeline_path("a/t.json", 3), "a/t.rank3.json");
+  EXPECT_EQ(timeline_path("t", 3), "t.rank3");
+  EXPECT_EQ(timeline_path("a.b/t", 3), "a.b/t.rank3");
+  EXPECT_EQ(timeline_path("a/.hidden", 3), "a/.hidden.rank3");
+  EXPECT_EQ(timeline_path("a/t.{rank}.json", 0), "a/t.0.json");
+  EXPECT_EQ(timeline_path("a/t.{rank}.json", 3), "a/t.3.json");
+}
+
+TEST_F(TimelineTest, EveryRankWrites) {
   Timeline one(1);
   one.start(path("t.json"), false);
   record(one, "x");
   one.stop();
   EXPECT_FALSE(exists("t.json"));
-  one.start(path("t.{rank}.json"), false);
-  record(one, "x");
-  one.stop();
-  EXPECT_TRUE(JsonChecker::valid(read("t.1.json")));
+  EXPECT_TRUE(JsonChecker::valid(read("t.rank1.json")));
+  EXPECT_EQ(count(read("t.rank1.json"), R"("ph": "X", "pid": 1)"), 1U);
+}
+
+TEST_F(TimelineTest, StepsFollowEachOther) {
+  Timeline timeline(0);
+  timeline.mark_step();
+  for (int start = 0; start < 2; ++start) {
+    timeline.start(path("t.json"), false);
+    timeline.mark_step();
+    timeline.mark_step();
+    timeline.stop();
+    const std::string text = read("t.json");
+    EXPECT_TRUE(JsonChecker::valid(text));
+    EXPECT_EQ(count(text, R"("cat": "STEP")"), 2U);
+    EXPECT_EQ(count(text, R"("name": "step 0")"), 1U);
+    EXPECT_EQ(count(text, R"("name": "step 1")"), 1U);
+  }
 }
 
 TEST_F(TimelineTest, ThreadsRecordWhileItStartsAndStops) {

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/kernels/scale.h"
 #include "tests/cpp/support/fake_engine.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/requests.h"
@@ -110,13 +111,45 @@ TEST(ExecuteUnit, InputsOutsideOfTheOutputStayAsTheyWere) {
 
 TEST(ExecuteUnit, AveragesOfIntegersAreExactWhenTheyCanBe) {
   for (int size = 1; size <= 64; ++size) {
-    const double factor = average_factor(DataType::kInt64, size);
+    const double factor = average_factor(DataType::kInt64, size, 3.0);
     for (std::int64_t average = -1000; average <= 1000; ++average) {
-      const double sum = static_cast<double>(average * size);
-      ASSERT_EQ(static_cast<std::int64_t>(std::trunc(sum * factor)), average) << size;
+      const std::int64_t sum = average * size;
+      std::int64_t tripled = 0;
+      scale(&tripled, &sum, 1, DataType::kInt64, factor);
+      ASSERT_EQ(3 * average, tripled) << size;
     }
   }
-  EXPECT_EQ(average_factor(DataType::kFloat32, 4), 0.25);
+  EXPECT_EQ(average_factor(DataType::kFloat32, 4, 1.0), 0.25);
+}
+
+/// What two ranks give sums up to the largest number of the type.
+template <class T>
+void expect_exact_averages(DataType dtype) {
+  Request request = make_request("x");
+  request.op = ReduceOp::kAverage;
+  request.dtype = dtype;
+  using Limits = std::numeric_limits<T>;
+  const auto half = static_cast<T>(Limits::max() / 2);
+  const auto averages = run<T>(request, true, [half](int rank) {
+    return std::vector<std::vector<T>>{
+        {half, static_cast<T>(half - rank)},
+        {static_cast<T>(Limits::min() / 2), static_cast<T>(half - 3 * rank)}};
+  });
+  const std::vector<std::vector<T>> expected = {
+      {half, static_cast<T>(half - 1)},
+      {static_cast<T>(Limits::min() / 2), static_cast<T>(half - 2)}};
+  EXPECT_EQ(expected, averages) << name_of(dtype);
+}
+
+TEST(ExecuteUnit, AveragesOfIntegersHoldUpToTheirLimits) {
+  expect_exact_averages<std::uint8_t>(DataType::kUInt8);
+  expect_exact_averages<std::int8_t>(DataType::kInt8);
+  expect_exact_averages<std::uint16_t>(DataType::kUInt16);
+  expect_exact_averages<std::int16_t>(DataType::kInt16);
+  expect_exact_averages<std::int32_t>(DataType::kInt32);
+  expect_exact_averages<std::uint32_t>(DataType::kUInt32);
+  expect_exact_averages<std::int64_t>(DataType::kInt64);
+  expect_exact_averages<std::uint64_t>(DataType::kUInt64);
 }
 
 TEST(ExecuteUnit, AveragesOfAllKindsOfNumbers) {

@@ -1,5 +1,6 @@
 #include "csrc/core/validate.h"
 
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -76,6 +77,18 @@ TEST(Validate, ScalesThatDifferALittleAreToldApart) {
   const auto second = text.rfind("prescale_factor ");
   EXPECT_NE(text.substr(first, text.find(',') - first),
             text.substr(second, text.find(';') - second));
+}
+
+TEST(Validate, NanIsTheSameFactorAsNan) {
+  std::vector<Request> requests(2, make_request("x"));
+  for (double Request::* factor : {&Request::prescale, &Request::postscale}) {
+    requests[0].*factor = std::nan("");
+    EXPECT_EQ(validate(requests).code(), Code::kMismatch);
+    EXPECT_FALSE(same_signature(requests[0], requests[1]));
+    requests[1].*factor = -std::nan("1");
+    EXPECT_TRUE(validate(requests).ok());
+    EXPECT_TRUE(same_signature(requests[0], requests[1]));
+  }
 }
 
 TEST(Validate, OnlyTheFirstDimensionOfAnAllgatherMayDiffer) {

@@ -7,6 +7,8 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/cuda/device.h"
+
 namespace aiacc {
 namespace {
 
@@ -194,6 +196,38 @@ TEST_F(FakeCudaTest, Captures) {
   cuda_.set_capturing(lane, true);
   driver().stream_is_capturing(lane, &status);
   EXPECT_EQ(1, status);
+}
+
+TEST_F(FakeCudaTest, ACaptureForbidsUnsafeCallsInEveryThreadThatIsNotRelaxed) {
+  const CudaStream lane = stream();
+  const CudaEvent done = event();
+  cuda_.set_capturing(stream(), true);
+  int mode = kCudaCaptureRelaxed;
+  driver().exchange_capture_mode(&mode);
+  EXPECT_EQ(kCudaCaptureGlobal, mode);
+  EXPECT_EQ(kCudaSuccess, driver().event_query(done));
+  EXPECT_EQ("", cuda_.spoilt_by());
+  driver().exchange_capture_mode(&mode);
+  EXPECT_EQ(kCudaCaptureRelaxed, mode);
+  EXPECT_EQ(kCudaCaptureUnsupported, driver().event_query(done));
+  EXPECT_EQ("event_query", cuda_.spoilt_by());
+  EXPECT_EQ(kCudaCaptureUnsupported, driver().stream_query(lane));
+  EXPECT_EQ(kCudaSuccess, driver().event_record(done, lane)) << "this one is safe";
+}
+
+TEST_F(FakeCudaTest, AScopeLeavesTheModeOfItsThreadAsItWas) {
+  const auto device = Device::open(driver(), 1);
+  {
+    const Device::Scope scope(*device);
+    int now = kCudaCaptureGlobal;
+    driver().exchange_capture_mode(&now);
+    EXPECT_EQ(kCudaCaptureRelaxed, now);
+    driver().exchange_capture_mode(&now);
+  }
+  int after = kCudaCaptureRelaxed;
+  driver().exchange_capture_mode(&after);
+  EXPECT_EQ(kCudaCaptureGlobal, after);
+  driver().exchange_capture_mode(&after);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -10,8 +11,10 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/hierarchical/host_lanes.h"
 #include "csrc/engines/members.h"
 #include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/support/fake_engine.h"
 #include "tests/cpp/support/nccl_world.h"
 
 namespace aiacc {
@@ -237,6 +240,195 @@ TEST(HierarchicalDeviceAbort, EndsWaitsOnBothLevels) {
       EXPECT_STREQ("rank 0 is gone", error.what());
     }
     EXPECT_THROW(engine.check(), Error);
+  });
+}
+
+/// Two ranks, on a host each, with a fake network between them.
+template <class Body>
+void with_host_lanes(NcclWorld& world, int lanes, const FakeEngine::Before& before, Body body) {
+  {
+    const auto hub = std::make_shared<FakeHub>(2, lanes);
+    std::vector<std::unique_ptr<HostLanes>> engines(2);
+    run_as_ranks(2, [&](int rank, RankGroup& group) {
+      auto& engine = engines[static_cast<std::size_t>(rank)];
+      engine = std::make_unique<HostLanes>(std::make_unique<FakeEngine>(hub, rank, before),
+                                           world.engine(rank, lanes)->split({rank}, 0),
+                                           rank,
+                                           2);
+      const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto device = engine->device(rank);
+      const Device::Scope scope(*device);
+      body(rank, *engine);
+    });
+  }
+  EXPECT_EQ(0, world.cuda.misuses());
+}
+
+int threads_of_process() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int threads = 0;
+  while (status >> word && word != "Threads:") {
+  }
+  status >> threads;
+  return threads;
+}
+
+TEST(HostLanes, WhatIsOnTheNetworkDoesNotKeepTheNextFromBeingLaunched) {
+  NcclWorld world(2);
+  std::atomic<bool> go{false};
+  const auto before = [&](int lane, std::size_t) {
+    while (lane == 0 && !go.load()) {
+      std::this_thread::yield();
+    }
+  };
+  std::atomic<int> overtaken{0};
+  with_host_lanes(world, 2, before, [&](int, DeviceEngine& engine) {
+    const Reduction sum{DataType::kFloat32, ReduceOp::kSum};
+    std::vector<std::vector<float>> units(12, std::vector<float>(100, 1.0F));
+    for (std::size_t i = 0; i < units.size(); ++i) {  // a part on lane 0 each, which stands still
+      engine.all_reduce(
+          static_cast<int>(i % 2), units[i].data(), units[i].data(), units[i].size(), sum);
+    }
+    std::vector<float> large(60'000, 1.0F);  // a part for each lane
+    engine.all_reduce(1, large.data(), large.data(), large.size(), sum);
+    if (++overtaken == 2) {
+      go = true;
+    }
+    ASSERT_TRUE(engine.quiesce(soon()));
+    for (const auto& unit : units) {
+      EXPECT_EQ(std::vector<float>(100, 2.0F), unit);
+    }
+    EXPECT_EQ(std::vector<float>(60'000, 2.0F), large);
+  });
+}
+
+/// Nobody waits for lane 0: lane 1 is through with its unit before that goes on.
+TEST(HostLanes, UnitsOfDifferentLanesOverlap) {
+  NcclWorld world(2);
+  std::atomic<bool> go{false};
+  const auto before = [&](int lane, std::size_t) {
+    while (lane == 0 && !go.load()) {
+      std::this_thread::yield();
+    }
+  };
+  std::atomic<int> through{0};
+  with_host_lanes(world, 2, before, [&](int rank, DeviceEngine& engine) {
+    std::vector<float> slow(10, 1.0F);
+    std::vector<float> fast(10, 1.0F);
+    std::vector<float> all(20, -1.0F);
+    engine.all_gather(0, slow.data(), all.data(), {40, 40});
+    engine.all_gather(1, fast.data(), all.data(), {40, 40});
+    const CudaDriver& driver = world.cuda.driver();
+    while (driver.stream_query(engine.stream(1)) == kCudaNotReady) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(kCudaNotReady, driver.stream_query(engine.stream(0))) << "rank " << rank;
+    if (++through == 2) {
+      go = true;
+    }
+    ASSERT_TRUE(engine.quiesce(soon()));
+    EXPECT_EQ(std::vector<float>(20, 1.0F), all);
+  });
+}
+
+TEST(HostLanes, TheNumberOfThreadsIsConstant) {
+  NcclWorld world(2);
+  std::atomic<int> most{0};
+  const auto before = [&](int, std::size_t) { most = std::max(most.load(), threads_of_process()); };
+  std::atomic<int> arrived{0};
+  with_host_lanes(world, 4, before, [&](int, DeviceEngine& engine) {
+    std::vector<std::vector<float>> tensors(5, std::vector<float>(300'000));
+    const auto step = [&] {
+      for (int lane = 0; lane <= 4; ++lane) {
+        std::vector<float>& data = tensors[static_cast<std::size_t>(lane)];
+        engine.all_reduce(
+            lane, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum});
+      }
+      ASSERT_TRUE(engine.quiesce(soon()));
+    };
+    const auto meet = [&](int times) {
+      for (++arrived; arrived.load() < times * 2;) {
+        std::this_thread::yield();
+      }
+    };
+    step();  // makes streams, which are threads of the fake
+    meet(1);
+    const int threads = threads_of_process();
+    most = 0;
+    meet(2);
+    for (int i = 0; i < 10; ++i) {
+      step();
+    }
+    meet(3);
+    EXPECT_EQ(threads, most.load());
+    EXPECT_EQ(threads, threads_of_process());
+    meet(4);
+  });
+}
+
+/// A result that is none never looks like one: the stream stands still until the job aborts.
+TEST(HostLanes, AFailureOfTheNetworkShowsInCheck) {
+  NcclWorld world(2);
+  std::atomic<bool> fail{false};
+  const auto before = [&](int, std::size_t) {
+    if (fail.load()) {
+      throw Error(Code::kPeerLost, "the network is gone");
+    }
+  };
+  std::atomic<int> arrived{0};
+  with_host_lanes(world, 1, before, [&](int, DeviceEngine& engine) {
+    float value = 1;
+    const auto reduce = [&] {
+      engine.all_reduce(0, &value, &value, 1, {DataType::kFloat32, ReduceOp::kSum});
+    };
+    reduce();
+    ASSERT_TRUE(engine.quiesce(soon()));
+    engine.check();
+    for (++arrived; arrived.load() < 2;) {
+      std::this_thread::yield();
+    }
+    fail = true;
+    reduce();
+    Status status;
+    while (status.ok()) {
+      try {
+        engine.check();
+      } catch (const Error& error) {
+        status = error.status();
+      }
+    }
+    EXPECT_EQ(Code::kPeerLost, status.code());
+    EXPECT_EQ("the network is gone", status.message());
+    EXPECT_FALSE(engine.quiesce(Clock::now()));
+    EXPECT_EQ(2.0F, value);
+    EXPECT_THROW(reduce(), Error);
+    engine.abort({Code::kEngine, "a later reason"});
+    EXPECT_TRUE(engine.quiesce(soon()));
+  });
+}
+
+/// As a hierarchy issues a group: all first steps, the network, all last steps.
+TEST_P(HierarchicalDeviceTest, AGroupGivesWhatItsCallsGive) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    for (int times = 0; times < 3; ++times) {
+      std::vector<std::vector<float>> units(kLanes, std::vector<float>(1001));
+      for (int lane = 0; lane < kLanes; ++lane) {
+        auto& unit = units[static_cast<std::size_t>(lane)];
+        std::fill(unit.begin(), unit.end(), static_cast<float>((rank + 1) * (lane + 1)));
+      }
+      engine.begin_group();
+      for (int lane = 0; lane < kLanes; ++lane) {
+        auto& unit = units[static_cast<std::size_t>(lane)];
+        engine.all_reduce_on_wire(lane, unit.data(), unit.data(), unit.size(), {});
+      }
+      engine.end_group();
+      ASSERT_TRUE(engine.quiesce(soon()));
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float sum = static_cast<float>(size() * (size() + 1) / 2 * (lane + 1));
+        EXPECT_EQ(std::vector<float>(1001, sum), units[static_cast<std::size_t>(lane)]);
+      }
+    }
   });
 }
 

@@ -47,8 +47,7 @@ TEST(MpiLoaderTest, NamesBothFlavoursWhenTheyDiffer) {
   const std::string content = "ELF aiacc-mpi-flavour=mpich";
   const std::string path = file_with("mpich_plugin", content + '\0' + "more");
   const std::string reason = load_mpi(path, AIACC_FAKE_MPI);
-  expect_reason(reason, "Open MPI v5.0.8, package: a fake,");
-  expect_reason(reason, "built for mpich;");
+  expect_reason(reason, "Open MPI v5.0.8, package: a fake (expected MPICH");
   expect_reason(reason, "AIACC_MPI_LIBRARY");
 }
 

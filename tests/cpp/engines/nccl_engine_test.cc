@@ -197,5 +197,24 @@ TEST(NcclEngine, SplitsShareTheStreams) {
   });
 }
 
+/// This rank's GPU could do it. The others' cannot, so nobody begins.
+TEST(NcclRefusals, WhatOneRanksGpuCannotDoIsRefusedByAll) {
+  NcclWorld world(1);
+  const DeviceReduction narrow{DataType::kFloat32, ReduceOp::kSum, WireFormat::kFloat8E4M3};
+  const auto refusal = [&](int capability) {
+    EngineContext context = world.context(0, 1);
+    context.gpu_capability = capability;
+    context.gpu_capability_rank = 5;
+    NcclEngine engine(world.cuda.driver(), world.nccl.api(), context);
+    const auto device = engine.device(0);
+    const Device::Scope scope(*device);
+    return engine.refusal(narrow);
+  };
+  EXPECT_EQ("", refusal(0)) << "the device itself is asked";
+  EXPECT_EQ("", refusal(9));
+  EXPECT_NE(std::string::npos, refusal(8).find("compute capability 8, that of rank 5 (expected 9"))
+      << refusal(8);
+}
+
 }  // namespace
 }  // namespace aiacc

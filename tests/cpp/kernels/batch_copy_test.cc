@@ -126,7 +126,7 @@ void check_pack(const CopyJob& job, std::uint32_t blocks, std::size_t shift) {
 
 TEST(BatchCopyTest, EveryTypeIsMovedAndScaled) {
   for (const DataType dtype : all_dtypes()) {
-    for (const double factor : {1.0, 0.5, -3.0}) {
+    for (const double factor : {1.0, 0.5, 1.0 / 3, -3.0}) {
       for (const std::size_t shift : {0, 1, 3}) {
         check_pack({dtype, WireFormat::kTensor, CopyDirection::kPack, factor, false}, 5, shift);
       }

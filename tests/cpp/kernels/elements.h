@@ -43,6 +43,10 @@ void visit_dtype(DataType dtype, Visit visit) {
       return visit(std::uint16_t{});
     case DataType::kInt16:
       return visit(std::int16_t{});
+    case DataType::kUInt32:
+      return visit(std::uint32_t{});
+    case DataType::kUInt64:
+      return visit(std::uint64_t{});
     case DataType::kInt32:
       return visit(std::int32_t{});
     case DataType::kInt64:

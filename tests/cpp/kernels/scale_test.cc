@@ -32,6 +32,9 @@ T scale_plainly(T value, double factor) {
     return {static_cast<std::uint8_t>(value.bits != 0 && std::trunc(factor) != 0)};
   } else if constexpr (std::is_floating_point_v<T>) {
     return times(value, factor);
+  } else if (factor == 0.5 || factor == 1.0 / 3 || factor == 1.0 / 7) {
+    using Long = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+    return static_cast<T>(Long{value} / static_cast<Long>(std::lround(1.0 / factor)));
   } else {
     const double exact = std::trunc(static_cast<double>(value) * factor);
     if (exact >= static_cast<double>(std::numeric_limits<T>::max())) {
@@ -73,6 +76,33 @@ TEST_P(ScaleTest, EqualsThePlainReference) {
             ASSERT_TRUE(same(expected, in_place)) << "element " << i << " times " << factor;
           }
           ASSERT_EQ(0x5a, out.back());
+        }
+      }
+    }
+  });
+}
+
+/// Quotients of the largest numbers, and of those that a double does not hold.
+TEST_P(ScaleTest, ReciprocalsDivideIntegersExactly) {
+  const auto [level, dtype] = GetParam();
+  visit_dtype(dtype, [level = level, dtype = dtype](auto element) {
+    using T = decltype(element);
+    if constexpr (std::is_integral_v<T>) {
+      using Limits = std::numeric_limits<T>;
+      using Long = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+      for (const int divisor : {2, 3, 4, 5, 7, 8, 49, 64, 1000, 1 << 20}) {
+        std::vector<T> values;
+        for (int step = 0; step < 100; ++step) {
+          values.push_back(static_cast<T>(Limits::max() - step));
+          values.push_back(static_cast<T>(Limits::min() + step));
+          values.push_back(static_cast<T>((std::int64_t{1} << 53) + step));
+          values.push_back(static_cast<T>(static_cast<std::int64_t>(step - 50) * divisor));
+        }
+        std::vector<T> got(values.size());
+        level->scale(got.data(), values.data(), values.size(), dtype, 1.0 / divisor);
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          ASSERT_EQ(Long{values[i]} / static_cast<Long>(divisor), Long{got[i]})
+              << +values[i] << " by " << divisor;
         }
       }
     }

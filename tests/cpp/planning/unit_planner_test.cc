@@ -28,6 +28,7 @@ Case random_case(std::uint32_t seed) {
   Case result;
   static constexpr std::uint64_t kUnits[] = {1, 256, 300, 1000, 4096, 65536, 100000, 2 << 20};
   result.parameters.unit_bytes = kUnits[below(std::size(kUnits))];
+  result.parameters.gpu_unit_bytes = kUnits[below(std::size(kUnits))];
   result.parameters.lanes = static_cast<std::uint32_t>(1 + below(5));
   result.first_seq = below(1000);
   const std::size_t count = below(60);
@@ -39,10 +40,15 @@ Case random_case(std::uint32_t seed) {
     const std::uint64_t scale = below(4) == 0 ? 300000 : 300;
     item.bytes = below(8) == 0 ? 0 : item.element_bytes * below(scale);
     item.packable = below(6) != 0;
+    item.on_gpu = item.pack_class == 3;
     item.splittable = item.packable || below(2) == 0;
     result.items.push_back(item);
   }
   return result;
+}
+
+std::uint64_t unit_bytes_of(const Case& c, const PlanItem& item) {
+  return item.on_gpu ? c.parameters.gpu_unit_bytes : c.parameters.unit_bytes;
 }
 
 std::vector<PlannedUnit> planned(const std::vector<PlanItem>& items,
@@ -94,10 +100,10 @@ void expect_cut_well(const Case& c, const std::vector<PlannedUnit>& units) {
 
 void expect_sizes(const Case& c, const std::vector<PlannedUnit>& units) {
   // Nothing can be cut finer than the alignment.
-  const std::uint64_t limit = std::max<std::uint64_t>(c.parameters.unit_bytes, kSliceAlignment);
   for (const PlannedUnit& unit : units) {
-    if (c.items[unit.slices.front().item].splittable) {
-      EXPECT_LE(unit.bytes, limit);
+    const PlanItem& first = c.items[unit.slices.front().item];
+    if (first.splittable) {
+      EXPECT_LE(unit.bytes, std::max<std::uint64_t>(unit_bytes_of(c, first), kSliceAlignment));
     }
   }
 }
@@ -140,8 +146,8 @@ void expect_equal_parts(const Case& c, const std::vector<PlannedUnit>& units) {
     const auto [least, most] = std::minmax_element(parts[i].begin(), parts[i].end());
     EXPECT_LE(*most - *least, kSliceAlignment) << "item " << i;
     const std::uint64_t lanes = c.parameters.lanes;
-    const std::uint64_t units_of_item =
-        (item.bytes + c.parameters.unit_bytes - 1) / c.parameters.unit_bytes;
+    const std::uint64_t unit_bytes = unit_bytes_of(c, item);
+    const std::uint64_t units_of_item = (item.bytes + unit_bytes - 1) / unit_bytes;
     if (item.bytes >= (units_of_item + lanes) * kMinPartBytes) {
       EXPECT_EQ(0U, parts[i].size() % lanes) << "item " << i;
     }
@@ -154,13 +160,13 @@ void expect_packed(const Case& c, const std::vector<PlannedUnit>& units) {
   std::map<std::uint32_t, const PlannedUnit*> last;
   for (const PlannedUnit& unit : units) {
     const PlanItem& first = c.items[unit.slices.front().item];
-    if (!first.packable || first.bytes >= (c.parameters.unit_bytes + 1) / 2) {
+    if (!first.packable || first.bytes >= (unit_bytes_of(c, first) + 1) / 2) {
       EXPECT_EQ(unit.slices.size(), 1U) << "a large tensor shares a unit";
       continue;
     }
     const auto found = last.find(first.pack_class);
     if (found != last.end()) {
-      EXPECT_GT(found->second->bytes + first.bytes, c.parameters.unit_bytes);
+      EXPECT_GT(found->second->bytes + first.bytes, unit_bytes_of(c, first));
     }
     last[first.pack_class] = &unit;
   }
@@ -243,6 +249,9 @@ TEST(PlanUnits, RefusesNoUnitAndNoLane) {
   EXPECT_THROW(planned({}, {0, 1, 0}, 0, 0), Error);
   EXPECT_THROW(planned({}, {0, 1, kMaxLanes + 1}, 0, 0), Error);
   EXPECT_TRUE(planned({}, {0, 1, 1}, 0, 0).empty());
+  Parameters parameters;
+  parameters.gpu_unit_bytes = 0;
+  EXPECT_THROW(planned({}, parameters, 0, 0), Error);
 }
 
 }  // namespace

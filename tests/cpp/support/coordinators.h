@@ -44,9 +44,14 @@ struct CoordinatorWorld {
   std::function<std::unique_ptr<DeviceEngine>(int rank)> gpu;
   /// Hook of the fake engine: rank, lane, bytes.
   std::function<void(int, int, std::size_t)> before;
+  /// Makes a rank's engine in place of the usual one, unless it gives null; the context is null
+  /// between threads.
+  std::function<std::unique_ptr<Engine>(int, EngineContext*, std::shared_ptr<FakeHub>)> make_engine;
+  double peer_timeout_s = 5;  ///< of the engine
 
   CoordinatorWorld() {
     options.parameters = {0, 4096, 2};
+    options.parameters.gpu_unit_bytes = 4096;
     // Whoever sleeps through a wake-up looks around once in 250 s: that is a hang, not a delay.
     options.peer_timeout_s = 1000;
     options.stall_warn_s = 0;
@@ -82,7 +87,10 @@ void with_coordinators(const CoordinatorWorld& world, Body body) {
         before = [&, rank](int lane, std::size_t bytes) { world.before(rank, lane, bytes); };
       }
       parts.plane = std::make_unique<InProcessPlane>(hub, rank);
-      parts.engine = std::make_unique<FakeEngine>(fake, rank, before);
+      parts.engine = world.make_engine ? world.make_engine(rank, nullptr, fake) : nullptr;
+      if (parts.engine == nullptr) {
+        parts.engine = std::make_unique<FakeEngine>(fake, rank, before);
+      }
     } else {
       parts.plane = std::make_unique<TcpPlane>(tcp->connector(rank), 20, 50);
       EngineContext context;
@@ -90,7 +98,11 @@ void with_coordinators(const CoordinatorWorld& world, Body body) {
       context.size = world.size;
       context.lanes = world.lanes;
       context.connector = &tcp->connector(rank);
-      parts.engine = std::make_unique<TcpEngine>(context);
+      context.peer_timeout_s = world.peer_timeout_s;
+      parts.engine = world.make_engine ? world.make_engine(rank, &context, fake) : nullptr;
+      if (parts.engine == nullptr) {
+        parts.engine = std::make_unique<TcpEngine>(context);
+      }
     }
     parts.gpu = world.gpu ? world.gpu(rank) : nullptr;
     parts.coordinator = std::make_unique<Coordinator>(

@@ -60,6 +60,25 @@ std::vector<CudaContext>& FakeCuda::contexts() {
   return stack;
 }
 
+int& FakeCuda::capture_mode() {
+  thread_local int mode = kCudaCaptureGlobal;
+  return mode;
+}
+
+bool FakeCuda::may(const char* unsafe_call) {
+  const std::lock_guard lock(mutex_);
+  if (captures_ == 0 || capture_mode() == kCudaCaptureRelaxed) {
+    return true;
+  }
+  spoilt_by_ = unsafe_call;
+  return false;
+}
+
+std::string FakeCuda::spoilt_by() const {
+  const std::lock_guard lock(mutex_);
+  return spoilt_by_;
+}
+
 int FakeCuda::current_device() const {
   // A context is its device's number and one, so that it is not null.
   return contexts().empty()
@@ -107,13 +126,25 @@ bool FakeCuda::can_run(const Stream& stream) const {
     return false;
   }
   const Task& task = stream.queue.front();
+  if (task.looks_at != nullptr) {
+    const std::uint32_t seen = __atomic_load_n(task.looks_at, __ATOMIC_ACQUIRE);
+    return static_cast<std::int32_t>(seen - task.value) >= 0 || broken();
+  }
   return task.waits_for == nullptr || task.waits_for->reached;
 }
 
 void FakeCuda::work(Stream& stream) {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return ending_ || can_run(stream); });
+    // Nobody tells when memory changes.
+    const auto ready = [&] { return ending_ || can_run(stream); };
+    while (!ready()) {
+      if (!stream.queue.empty() && stream.queue.front().looks_at != nullptr) {
+        changed_.wait_for(lock, std::chrono::microseconds(200));
+      } else {
+        changed_.wait(lock);
+      }
+    }
     if (ending_) {
       return;
     }
@@ -144,6 +175,17 @@ void FakeCuda::release() {
   changed_.notify_all();
 }
 
+void FakeCuda::begin_loading() {
+  const std::lock_guard lock(mutex_);
+  loads_ = false;
+}
+
+void FakeCuda::end_loading() {
+  const std::lock_guard lock(mutex_);
+  loads_ = true;
+  changed_.notify_all();
+}
+
 void FakeCuda::drain() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] {
@@ -155,7 +197,9 @@ void FakeCuda::drain() {
 
 void FakeCuda::set_capturing(CudaStream handle, bool capturing) {
   const std::lock_guard lock(mutex_);
-  find(handle)->capturing = capturing;
+  bool& now = find(handle)->capturing;
+  captures_ += static_cast<int>(capturing) - static_cast<int>(now);
+  now = capturing;
 }
 
 int FakeCuda::device_of(CudaStream handle) {
@@ -211,7 +255,7 @@ void FakeCuda::fill_table() {
   };
   driver_.primary_context_retain = [](CudaContext* context, CudaDevice device) {
     *context = reinterpret_cast<CudaContext>(static_cast<std::uintptr_t>(device) + 1);
-    return kCudaSuccess;
+    return device == self().closed_ ? kCudaOutOfMemory : kCudaSuccess;
   };
   driver_.primary_context_release = [](CudaDevice) { return kCudaSuccess; };
   driver_.context_push = [](CudaContext context) {
@@ -234,14 +278,30 @@ void FakeCuda::fill_table() {
     *device = self().current_device();
     return *device < 0 ? self().refuse(kCudaInvalidContext) : kCudaSuccess;
   };
+  driver_.exchange_capture_mode = [](int* mode) {
+    std::swap(*mode, capture_mode());
+    return kCudaSuccess;
+  };
   driver_.module_load = [](CudaModule* module, const void* image) {
+    if (!self().may("module_load")) {
+      return kCudaCaptureUnsupported;
+    }
     ++self().synchronising_;
+    {
+      ++self().loading_;
+      std::unique_lock lock(self().mutex_);
+      self().changed_.wait(lock, [] { return self().loads_; });
+      --self().loading_;
+    }
     *module = reinterpret_cast<CudaModule>(const_cast<void*>(image));
     return image == nullptr              ? kCudaInvalidValue
            : self().current_device() < 0 ? self().refuse(kCudaInvalidContext)
                                          : kCudaSuccess;
   };
   driver_.module_unload = [](CudaModule) {
+    if (!self().may("module_unload")) {
+      return kCudaCaptureUnsupported;
+    }
     ++self().synchronising_;
     return kCudaSuccess;
   };

@@ -39,6 +39,12 @@ class FakeCuda {
   /// Blocks until every stream is empty. For tests; what is tested cannot call it.
   void drain();
 
+  /// Loading a module takes until `end_loading` from now on.
+  void begin_loading();
+  void end_loading();
+  /// Calls that are loading one.
+  int loading() const { return loading_; }
+
   /// Calls that wait for the GPU, or may: allocating and freeing, loading modules. A step makes none.
   int synchronising_calls() const { return synchronising_; }
   int misuses() const { return misuses_; }
@@ -46,7 +52,13 @@ class FakeCuda {
   /// From now on everything that is queued is dropped and every call that could notice fails with
   /// `error`, as after an illegal access.
   void break_with(CudaResult error) { sticky_ = error; }
+  /// From now on the context of this device cannot be retained.
+  void refuse_to_open(int device) { closed_ = device; }
+  /// A capture in the mode "global": while it lasts, other threads, too, may not make unsafe calls,
+  /// unless their mode is "relaxed". One that does spoils it.
   void set_capturing(CudaStream stream, bool capturing);
+  /// The unsafe call that has spoilt a capture; "" if there was none.
+  std::string spoilt_by() const;
 
   /// Queues `task` on a stream, for fakes of libraries that launch kernels. A task that blocks must end
   /// before this does.
@@ -66,7 +78,9 @@ class FakeCuda {
   };
   struct Task {
     std::function<void()> run;
-    std::shared_ptr<Record> waits_for;  ///< instead of running
+    std::shared_ptr<Record> waits_for;        ///< instead of running
+    const std::uint32_t* looks_at = nullptr;  ///< instead of running: until it is `value`, or more
+    std::uint32_t value = 0;
     std::shared_ptr<Record> completes;
   };
   struct Stream {
@@ -90,11 +104,14 @@ class FakeCuda {
 
   static FakeCuda& self();
   static std::vector<CudaContext>& contexts();  ///< of the calling thread
+  static int& capture_mode();                   ///< the same
   void fill_table();
   void fill_stream_table();
   void fill_memory_table();
   int current_device() const;  ///< -1 if no context is current
   CudaResult refuse(CudaResult result);
+  /// Whether the calling thread may make that call now. Needs no lock.
+  bool may(const char* unsafe_call);
   Stream* find(CudaStream stream);
   Event* find(CudaEvent event);
   Stream* add_stream(int device);
@@ -110,11 +127,16 @@ class FakeCuda {
   std::condition_variable changed_;
   bool held_ = false;
   bool ending_ = false;
+  bool loads_ = true;
+  int captures_ = 0;
+  std::string spoilt_by_;
   std::vector<std::unique_ptr<Stream>>
       streams_;  ///< the first ones are the devices' legacy streams
   std::vector<std::unique_ptr<Event>> events_;
   std::map<std::string, Kernel> kernels_;
   std::map<std::uintptr_t, Memory> memory_;
+  std::atomic<int> closed_{-1};
+  std::atomic<int> loading_{0};
   std::atomic<int> synchronising_{0};
   std::atomic<int> misuses_{0};
   std::atomic<int> launches_{0};

@@ -32,6 +32,9 @@ void FakeCuda::fill_stream_table() {
     return kCudaSuccess;
   };
   driver_.stream_query = [](CudaStream handle) {
+    if (!self().may("stream_query")) {
+      return kCudaCaptureUnsupported;
+    }
     const std::lock_guard lock(self().mutex_);
     const Stream* stream = self().find(handle);
     if (stream == nullptr) {
@@ -59,6 +62,14 @@ void FakeCuda::fill_stream_table() {
     }
     return self().push(stream, std::move(task));
   };
+  driver_.stream_wait_value =
+      [](CudaStream stream, CudaAddress address, std::uint32_t value, unsigned flags) {
+        Task task;
+        task.looks_at = reinterpret_cast<const std::uint32_t*>(address);
+        task.value = value;
+        return flags == kCudaWaitValueAtLeast ? self().push(stream, std::move(task))
+                                              : self().refuse(kCudaInvalidValue);
+      };
   driver_.event_create = [](CudaEvent* event, unsigned) {
     if (self().current_device() < 0) {
       return self().refuse(kCudaInvalidContext);
@@ -82,6 +93,9 @@ void FakeCuda::fill_stream_table() {
     return self().push(stream, std::move(task));
   };
   driver_.event_query = [](CudaEvent handle) {
+    if (!self().may("event_query")) {
+      return kCudaCaptureUnsupported;
+    }
     const std::lock_guard lock(self().mutex_);
     const Event* event = self().find(handle);
     if (event == nullptr) {
@@ -106,6 +120,9 @@ void FakeCuda::fill_stream_table() {
 }
 
 CudaResult FakeCuda::take_memory(void** memory, std::size_t bytes, bool on_host) {
+  if (!may(on_host ? "host_allocate" : "allocate")) {
+    return kCudaCaptureUnsupported;
+  }
   ++synchronising_;
   const int device = current_device();
   if (device < 0) {
@@ -122,6 +139,9 @@ CudaResult FakeCuda::take_memory(void** memory, std::size_t bytes, bool on_host)
 }
 
 CudaResult FakeCuda::give_memory_back(std::uintptr_t address, bool on_host) {
+  if (!may(on_host ? "host_release" : "release")) {
+    return kCudaCaptureUnsupported;
+  }
   ++synchronising_;
   const std::lock_guard lock(mutex_);
   const auto found = memory_.find(address);

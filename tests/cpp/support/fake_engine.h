@@ -216,6 +216,10 @@ class FakeEngine : public Engine {
         .count();
   }
 
+  LaneWait waits(int lane) const override {
+    return marks_.at(static_cast<std::size_t>(lane)).get();
+  }
+
   void abort(const Status& status) noexcept override {
     const std::lock_guard lock(hub_->mutex_);
     if (!aborted_) {
@@ -248,7 +252,10 @@ class FakeEngine : public Engine {
     if (++lane.arrived == hub_->size_) {
       finish(lane, lane_number, perform);
     }
+    WaitMark& mark = marks_.at(static_cast<std::size_t>(lane_number));
+    mark.sleeps(std::chrono::steady_clock::now(), -1);
     hub_->changed_.wait(lock, [&] { return lane.finished != number || aborted_; });
+    mark.moves();
     if (lane.finished == number) {
       mine.reset();  // Nobody may touch this rank's buffers any more.
       --lane.arrived;
@@ -290,6 +297,7 @@ class FakeEngine : public Engine {
   const int rank_;
   const Before before_;
   std::array<std::atomic<std::int64_t>, kMaxLanes + 1> hook_ns_{};  ///< spent in the hook, by lane
+  std::array<WaitMark, kMaxLanes + 1> marks_{};                     ///< by lane
   std::optional<Status> aborted_;
 };
 

@@ -174,6 +174,7 @@ NcclResult FakeNccl::issue(NcclComm handle, CudaStream stream, Call call) {
     const std::lock_guard lock(mutex_);
     return complain(kNcclInvalidUsage, "a send or receive outside a group");
   }
+  ++launches_;
   return launch(*comm, stream, std::move(call));
 }
 
@@ -201,6 +202,7 @@ NcclResult FakeNccl::close_group() {
     }
   }
   NcclResult result = kNcclSuccess;
+  launches_ += entries.empty() ? 0 : 1;
   for (Group::Entry& entry : entries) {
     const NcclResult launched = launch(*entry.comm, entry.stream, std::move(entry.call));
     result = result == kNcclSuccess ? launched : result;

@@ -50,6 +50,8 @@ class FakeNccl {
   std::vector<int> issued(int device);
   /// Threads that have issued to a device.
   std::size_t issuing_threads(int device);
+  /// Calls, and groups of them, of all ranks: as often NCCL makes a thread if communicators do not block.
+  int launches() const { return launches_; }
   /// How often the state of a communicator was asked for.
   int questions() const { return questions_; }
   /// All-reduces that were told to prefer an algorithm.
@@ -155,6 +157,7 @@ class FakeNccl {
   std::atomic<int> registered_{0};
   std::atomic<int> misuses_{0};
   std::atomic<int> questions_{0};
+  std::atomic<int> launches_{0};
 };
 
 /// Bytes of one element; 0 for a number that names none.

@@ -20,11 +20,13 @@ DataType computed_in(NcclDataType dtype) {
     case kNcclUint8:
       return DataType::kUInt8;
     case kNcclInt32:
-    case kNcclUint32:  // sums and products wrap around alike
       return DataType::kInt32;
+    case kNcclUint32:
+      return DataType::kUInt32;
     case kNcclInt64:
-    case kNcclUint64:
       return DataType::kInt64;
+    case kNcclUint64:
+      return DataType::kUInt64;
     case kNcclFloat16:
       return DataType::kFloat16;
     case kNcclFloat64:
@@ -195,9 +197,7 @@ NcclResult FakeNccl::issue_reduction(NcclComm handle,
                                      CudaStream stream,
                                      const std::string& kind,
                                      Call call) {
-  const bool is_unsigned = call.dtype == kNcclUint32 || call.dtype == kNcclUint64;
-  if (nccl_size_of(call.dtype) == 0 ||
-      (is_unsigned && call.op != kNcclSum && call.op != kNcclProd)) {
+  if (nccl_size_of(call.dtype) == 0) {
     const std::lock_guard lock(mutex_);
     return complain(kNcclInvalidArgument, kind + " of a type that the fake does not have");
   }

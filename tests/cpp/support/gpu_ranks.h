@@ -19,6 +19,8 @@ class GpuRank {
         device_(Device::open(world.cuda.driver(), rank)),
         scope_(*device_) {
     world.cuda.driver().stream_create(&stream_, kCudaStreamNonBlocking, 0);
+    int usual = kCudaCaptureGlobal;  // of a framework's thread
+    world.cuda.driver().exchange_capture_mode(&usual);
   }
 
   CudaStream stream() const { return stream_; }

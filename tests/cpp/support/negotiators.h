@@ -19,13 +19,16 @@ namespace aiacc {
 /// All ranks' negotiators, and the rounds between them without any transport.
 class NegotiatingRanks {
  public:
-  explicit NegotiatingRanks(int size, std::size_t capacity = 4096, std::uint32_t seed = 0)
+  explicit NegotiatingRanks(int size,
+                            std::size_t capacity = 4096,
+                            std::uint32_t seed = 0,
+                            std::uint64_t patience = ResponseCache::kPatience)
       : random_(seed),
         alive_(static_cast<std::size_t>(size)),
-        stuck_(static_cast<std::size_t>(size), false) {
+        state_(static_cast<std::size_t>(size), kFlagMoving | kFlagOpen) {
     for (int rank = 0; rank < size; ++rank) {
       negotiators_.push_back(
-          std::make_unique<Negotiator>(rank, size, capacity, Parameters{0, 1 << 20, 1}));
+          std::make_unique<Negotiator>(rank, size, capacity, Parameters{0, 1 << 20, 1}, patience));
     }
   }
 
@@ -63,22 +66,33 @@ class NegotiatingRanks {
     return static_cast<std::uint32_t>(outcomes[0].ready[0].value);
   }
 
-  /// Whether the rank says that it is stuck, from now on.
-  void set_stuck(int rank, bool stuck) { stuck_[static_cast<std::size_t>(rank)] = stuck; }
+  /// What the rank says that it does, from now on: see Negotiator::contribute.
+  void set_state(int rank, std::uint32_t state) { state_[static_cast<std::size_t>(rank)] = state; }
+  void set_stuck(int rank, bool stuck) {
+    set_state(rank, stuck ? kFlagOpen : kFlagMoving | kFlagOpen);
+  }
 
-  /// One round. Every rank folds the shares in an order of its own, as transports may.
-  std::vector<RoundOutcome> round() {
-    std::vector<Bytes> shares(negotiators_.size());
-    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-      negotiators_[rank]->contribute(shares[rank], stuck_[rank]);
+  /// What every rank contributes to the next round, which `finish_round` ends.
+  const std::vector<Bytes>& begin_round() {
+    shares_.resize(negotiators_.size());
+    for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
+      negotiators_[rank]->contribute(shares_[rank], state_[rank]);
     }
+    return shares_;
+  }
+  /// Every rank folds the shares in an order of its own, as transports may; all get the same bytes.
+  std::vector<RoundOutcome> finish_round() {
     std::vector<RoundOutcome> outcomes;
-    for (std::size_t rank = 0; rank < shares.size(); ++rank) {
-      std::vector<Bytes> order = shares;
+    for (std::size_t rank = 0; rank < shares_.size(); ++rank) {
+      std::vector<Bytes> order = shares_;
       std::shuffle(order.begin(), order.end(), random_);
       for (std::size_t i = 1; i < order.size(); ++i) {
         combine_rounds(order[0], order[i]);
       }
+      if (rank == 0) {
+        result_ = order[0];
+      }
+      EXPECT_TRUE(order[0] == result_) << "rank " << rank << " has another result";
       outcomes.push_back(negotiators_[rank]->apply(order[0]));
       for (const Agreement& agreement : outcomes.back().ready) {
         if (agreement.ticket != 0) {
@@ -87,6 +101,13 @@ class NegotiatingRanks {
       }
     }
     return outcomes;
+  }
+
+  /// The message of all ranks in the last round.
+  const Bytes& result() const { return result_; }
+  std::vector<RoundOutcome> round() {
+    begin_round();
+    return finish_round();
   }
 
   /// Rounds for as long as some rank has something urgent; the last one's outcomes.
@@ -113,7 +134,9 @@ class NegotiatingRanks {
   std::mt19937 random_;
   std::vector<std::unique_ptr<Negotiator>> negotiators_;
   std::vector<std::map<std::uint64_t, std::unique_ptr<Request>>> alive_;
-  std::vector<bool> stuck_;
+  std::vector<std::uint32_t> state_;
+  std::vector<Bytes> shares_;
+  Bytes result_;
   std::uint64_t next_ticket_ = 1;
 };
 

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <chrono>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -32,10 +33,12 @@ class RawPeer {
     send(bytes);
   }
 
-  /// The next frame; throws Error(kTimeout) after 30 s, Error(kPeerLost) when the plane closed.
-  Frame receive() {
+  /// The next frame, reading no faster than a piece of at most 64 KiB per `pause`. Throws
+  /// Error(kTimeout) after 30 s, Error(kPeerLost) when the plane closed.
+  Frame receive(std::chrono::milliseconds pause = {}) {
     while (frames_.empty()) {
-      std::uint8_t buffer[4096];
+      std::this_thread::sleep_for(pause);
+      std::uint8_t buffer[64 << 10];
       const std::size_t got = socket_.recv_some(buffer, sizeof buffer, "the plane");
       decoder_.feed(buffer, got, frames_);
       if (got == 0) {
@@ -46,6 +49,9 @@ class RawPeer {
     frames_.pop();
     return frame;
   }
+
+  /// Blocks until something has come, and leaves it there.
+  void await_bytes() { wait_for(POLLIN); }
 
   /// Blocks until the plane has closed the connection.
   void await_close() {

@@ -12,7 +12,7 @@ namespace aiacc {
 /// Listeners and connectors of all ranks in one process, over real loopback sockets.
 class TcpWorld {
  public:
-  explicit TcpWorld(int size, double connect_timeout_s = 20, double peer_timeout_s = 20) {
+  explicit TcpWorld(int size, double connect_timeout_s = 20) {
     std::vector<std::string> addresses;
     for (int rank = 0; rank < size; ++rank) {
       listeners_.push_back(std::make_unique<Listener>("127.0.0.1"));
@@ -24,8 +24,7 @@ class TcpWorld {
                                                         rank,
                                                         JobToken{1, 2, 3},
                                                         1,
-                                                        connect_timeout_s,
-                                                        peer_timeout_s));
+                                                        connect_timeout_s));
     }
   }
 

@@ -67,8 +67,8 @@ class ConnectorTest : public testing::Test {
     Listener listener("127.0.0.1");
     Listener other("127.0.0.1");  // who waits for an answer accepts meanwhile
     const std::vector<std::string> addresses = {listener.address(), other.address()};
-    Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-    Connector one(other, addresses, 1, kToken, 1, 20, 20);
+    Connector zero(listener, addresses, 0, kToken, 1, 20);
+    Connector one(other, addresses, 1, kToken, 1, 20);
     std::vector<Socket> accepted;
     std::thread acceptor([&] { accepted = zero.establish({control(1, false)}); });
     intrude(listener.address());
@@ -85,8 +85,8 @@ class ConnectorTest : public testing::Test {
     Listener listener("127.0.0.1");
     Listener other("127.0.0.1");
     const std::vector<std::string> addresses = {listener.address(), listener.address(), ""};
-    Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-    Connector one(other, addresses, 1, token, epoch, 20, 20);
+    Connector zero(listener, addresses, 0, kToken, 1, 20);
+    Connector one(other, addresses, 1, token, epoch, 20);
     std::thread acceptor([&] {
       // Goes on accepting until the good rank 2 is there.
       EXPECT_EQ(zero.establish({control(2, false)}).size(), 1U);
@@ -98,7 +98,7 @@ class ConnectorTest : public testing::Test {
       EXPECT_EQ(error.code(), Code::kPeerLost);
       text = error.what();
     }
-    Connector(other, addresses, 2, kToken, 1, 20, 20).establish({control(0, true)});
+    Connector(other, addresses, 2, kToken, 1, 20).establish({control(0, true)});
     acceptor.join();
     return text;
   }
@@ -170,7 +170,7 @@ TEST_F(ConnectorTest, ServesSeveralCallsAtATime) {
 TEST_F(ConnectorTest, AnInterruptEndsTheWait) {
   Listener listener("127.0.0.1");
   const Listener silent("127.0.0.1");
-  Connector zero(listener, {listener.address(), silent.address()}, 0, kToken, 1, 20, 20);
+  Connector zero(listener, {listener.address(), silent.address()}, 0, kToken, 1, 20);
   for (const bool connects : {false, true}) {
     Event interrupt;
     std::thread interrupter([&] { interrupt.set(); });
@@ -256,10 +256,10 @@ TEST_F(ConnectorTest, TheSecondProcessOfOneRankIsRefused) {
   Listener listener("127.0.0.1");
   Listener others("127.0.0.1");
   const std::vector<std::string> addresses = {listener.address(), "", ""};
-  Connector zero(listener, addresses, 0, kToken, 1, 20, 20);
-  Connector one(others, addresses, 1, kToken, 1, 20, 20);
-  Connector twin(others, addresses, 1, kToken, 1, 20, 20);
-  Connector two(others, addresses, 2, kToken, 1, 20, 20);
+  Connector zero(listener, addresses, 0, kToken, 1, 20);
+  Connector one(others, addresses, 1, kToken, 1, 20);
+  Connector twin(others, addresses, 1, kToken, 1, 20);
+  Connector two(others, addresses, 2, kToken, 1, 20);
   std::thread acceptor([&] { zero.establish({control(1, false), control(2, false)}); });
   one.establish({control(0, true)});
   try {
@@ -275,7 +275,7 @@ TEST_F(ConnectorTest, TheSecondProcessOfOneRankIsRefused) {
 
 TEST_F(ConnectorTest, MissingRanksAreNamedAtTheDeadline) {
   Listener listener("127.0.0.1");
-  Connector zero(listener, {listener.address(), "", "", ""}, 0, kToken, 1, 0.1, 20);
+  Connector zero(listener, {listener.address(), "", "", ""}, 0, kToken, 1, 0.1);
   try {
     zero.establish({control(1, false), control(3, false)});
     FAIL();
@@ -293,7 +293,7 @@ std::string wait_for_the_dead(bool connect) {
     closed = gone.address();
   }
   Listener listener("127.0.0.1");
-  Connector zero(listener, {listener.address(), closed}, 0, kToken, 1, 600, 20);
+  Connector zero(listener, {listener.address(), closed}, 0, kToken, 1, 600);
   try {
     zero.establish({control(1, connect)});
   } catch (const Error& error) {
@@ -319,7 +319,7 @@ TEST_F(ConnectorTest, ARankThatIsLateIsProbedAndWaitedFor) {
 TEST_F(ConnectorTest, AListenerThatNeverAnswersIsNamed) {
   Listener listener("127.0.0.1");
   Listener deaf("127.0.0.1");
-  Connector one(listener, {deaf.address(), listener.address()}, 1, kToken, 1, 0.1, 20);
+  Connector one(listener, {deaf.address(), listener.address()}, 1, kToken, 1, 0.1);
   try {
     one.establish({control(0, true)});
     FAIL();

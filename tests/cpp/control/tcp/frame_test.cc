@@ -80,10 +80,23 @@ TEST(FrameDecoder, AnAbsurdLengthIsRefusedAtOnce) {
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::kPeerLost);
-      EXPECT_NE(std::string(error.what()).find("rank 5"), std::string::npos);
+      const std::string text = error.what();
+      for (const std::string& part : {std::string("rank 5"),
+                                      std::to_string(length),
+                                      std::to_string(FrameDecoder::kMaxPayload)}) {
+        EXPECT_NE(text.find(part), std::string::npos) << text;
+      }
     }
     EXPECT_LT(largest_allocation.load(), 4096U);
   }
+}
+
+TEST(Frame, WhatNobodyWouldAcceptIsNotSent) {
+  Frame frame;
+  frame.payload.resize(FrameDecoder::kMaxPayload + 1);
+  Bytes bytes;
+  EXPECT_THROW(encode_frame(frame, bytes), Error);
+  EXPECT_TRUE(bytes.empty());
 }
 
 TEST(FrameDecoder, ALongPayloadIsBelievedOnlyAsItComes) {

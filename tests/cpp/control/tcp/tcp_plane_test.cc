@@ -1,5 +1,6 @@
 #include "csrc/control/tcp/tcp_plane.h"
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -20,8 +21,30 @@
 namespace aiacc {
 namespace {
 
-void join(Bytes& mine, const Bytes& theirs) {
+void join(Bytes& mine, const Bytes& theirs, const RankBlock&) {
   mine.insert(mine.end(), theirs.begin(), theirs.end());
+}
+
+/// What a partner says by then is of its block, and of no rank that has been heard already.
+TEST(DoublingPlan, TheBlocksOfAllStagesAreAllRanksOnce) {
+  for (int size = 1; size <= 40; ++size) {
+    for (int rank = 0; rank < size; ++rank) {
+      const DoublingPlan plan = DoublingPlan::of(rank, size);
+      ASSERT_EQ(plan.stages.size(), plan.blocks.size());
+      if (plan.proxy >= 0) {
+        continue;
+      }
+      for (int other = 0; other < size; ++other) {
+        int times = other == rank || other == plan.extra ? 1 : 0;
+        for (std::size_t k = 0; k < plan.blocks.size(); ++k) {
+          times += plan.blocks[k].has(other, other) ? 1 : 0;
+          EXPECT_TRUE(plan.blocks[k].has(plan.stages[k], plan.stages[k]));
+          EXPECT_FALSE(plan.blocks[k].has(0, size - 1));
+        }
+        EXPECT_EQ(1, times) << other << " for " << rank << " of " << size;
+      }
+    }
+  }
 }
 
 TEST(DoublingPlan, PartnersMeetInTheSameStage) {
@@ -163,10 +186,173 @@ TEST(TcpPlane, APingDoesNotCutAFrameInTwo) {
         EXPECT_EQ(round.type, FrameType::kRound);
         EXPECT_EQ(round.payload, large);
         peer.send(Frame{FrameType::kRound, 0, 0, {1}});
-        for (int i = 0; i < 3; ++i) {
-          EXPECT_EQ(peer.receive().type, FrameType::kPong);
+        EXPECT_EQ(peer.receive().type, FrameType::kPong);  // answers them all
+      });
+}
+
+/// Answers that are owed do not pile up on the stack of who owes them.
+TEST(TcpPlane, PingsThatAreOwedAnAnswerDoNotPileUp) {
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        Bytes message(32 << 20, 7);
+        plane.all_reduce(message, join);
+      },
+      [&](RawPeer& peer) {
+        for (int i = 0; i < 200'000; ++i) {
+          peer.send(Frame{FrameType::kPing, 0, 0, {}});
+        }
+        EXPECT_EQ(peer.receive().type, FrameType::kRound);
+        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+        EXPECT_EQ(peer.receive().type, FrameType::kPong);
+      });
+}
+
+TEST(TcpPlane, RoundsThatComeTooEarlyAreNotCollected) {
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        const Status status = status_of([&] {
+          while (true) {
+            plane.service();
+          }
+        });
+        EXPECT_EQ(status.code(), Code::kPeerLost);
+        EXPECT_NE(status.message().find("rounds ahead"), std::string::npos) << status.message();
+      },
+      [&](RawPeer& peer) {
+        for (std::uint32_t round = 0; round < 20; ++round) {
+          peer.send(Frame{FrameType::kRound, 0, round, {1}});
         }
       });
+}
+
+/// Much more than the buffers of a connection hold.
+Bytes large_message() { return Bytes(32 << 20, 7); }
+
+/// The text of what ends a round of such a message.
+std::string end_of_a_large_round(TcpPlane& plane) {
+  Bytes message = large_message();
+  return status_of([&] { plane.all_reduce(message, join); }).message();
+}
+
+TEST(TcpPlane, TheReasonForAnEndComesAfterTheRestOfAFrame) {
+  std::atomic<TcpPlane*> sending{nullptr};
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        sending.store(&plane);
+        const Status status(Code::kPeerLost, "[control] rank 7 is lost");
+        EXPECT_EQ(end_of_a_large_round(plane), status.message());
+        plane.abort(status);  // as the coordinator does
+      },
+      [&](RawPeer& peer) {
+        peer.await_bytes();
+        sending.load()->interrupt({Code::kPeerLost, "[control] rank 7 is lost"});
+        EXPECT_EQ(peer.receive().payload, large_message());
+        const Frame end = peer.receive();
+        EXPECT_EQ(end.type, FrameType::kAbort);
+        EXPECT_EQ(decode_status(end.payload).message(), "[control] rank 7 is lost");
+        peer.await_close();
+      });
+}
+
+TEST(TcpPlane, WhoLeavesTakesNothingMore) {
+  std::promise<void> over;
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        EXPECT_EQ(end_of_a_large_round(plane), "[core] rank 1 has shut down");
+        over.set_value();
+      },
+      [&](RawPeer& peer) {
+        peer.await_bytes();
+        const Status status(Code::kShutdown, "[core] rank 1 has shut down");
+        peer.send(Frame{FrameType::kAbort, 0, 0, encode_status(status)});
+        over.get_future().wait();  // open, but nobody reads it
+      });
+}
+
+/// Who has given its reason and is gone is no connection that broke.
+TEST(TcpPlane, TheReasonForAnEndComesBeforeAFrameThatCannotBeSent) {
+  std::promise<void> closed;
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        plane.check_peers();  // a ping that rank 1 does not read: its end will be a reset
+        closed.get_future().wait();
+        EXPECT_EQ(end_of_a_large_round(plane), "[control] rank 7 is lost");
+      },
+      [&](RawPeer& peer) {
+        peer.await_bytes();
+        const Status status(Code::kPeerLost, "[control] rank 7 is lost");
+        peer.send(Frame{FrameType::kAbort, 0, 0, encode_status(status)});
+        peer.close();
+        closed.set_value();
+      },
+      0);
+}
+
+TEST(TcpPlane, TheReasonForAnEndComesBeforeTheGarbageAfterIt) {
+  with_raw_peer(
+      [&](TcpPlane& plane) { EXPECT_EQ(end_of_a_large_round(plane), "[control] rank 7 is lost"); },
+      [&](RawPeer& peer) {
+        Bytes all;
+        const Status status(Code::kPeerLost, "[control] rank 7 is lost");
+        encode_frame({FrameType::kAbort, 0, 0, encode_status(status)}, all);
+        all.resize(all.size() + 100, 0x47);
+        peer.send(all);
+        peer.await_close();
+      });
+}
+
+TEST(TcpPlane, APeerThatTakesNothingIsGivenUp) {
+  std::promise<void> over;
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        const std::string text = end_of_a_large_round(plane);
+        EXPECT_NE(text.find("rank 1 has not answered within"), std::string::npos) << text;
+        over.set_value();
+      },
+      [&](RawPeer&) { over.get_future().wait(); },
+      0.4);
+}
+
+/// Its answers come behind what it has not taken yet: a slow network is no frozen rank.
+TEST(TcpPlane, APeerThatTakesALongMessageSlowlyIsNotGivenUp) {
+  with_raw_peer([&](TcpPlane& plane) { EXPECT_EQ(end_of_a_large_round(plane), ""); },
+                [&](RawPeer& peer) {
+                  // In all several times the limit: nothing but time tells.
+                  EXPECT_EQ(peer.receive(std::chrono::milliseconds(3)).payload, large_message());
+                  peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+                },
+                0.4);
+}
+
+/// Rank 0 sends rank 1 more than that takes; rank 2 wants to know meanwhile whether it lives.
+TEST(TcpPlane, AnswersOthersWhileAMessageIsOnItsWay) {
+  configure_log(LogLevel::kFatal, -1);
+  TcpWorld world(4);
+  std::promise<void> blocked;
+  std::promise<void> answered;
+  run_as_ranks(3, [&](int rank, RankGroup& group) {
+    if (rank == 0) {
+      TcpPlane plane(world.connector(0), 20, 50);
+      const auto guard = group.on_failure([&](const Status& status) { plane.interrupt(status); });
+      EXPECT_EQ(end_of_a_large_round(plane), "[test] enough");
+      return;
+    }
+    RawPeer peer = std::move(raw_peers(world.connector(rank), {0})[0]);
+    if (rank == 1) {
+      peer.await_bytes();
+      blocked.set_value();
+      answered.get_future().wait();
+      const Status status(Code::kEngine, "[test] enough");
+      peer.send(Frame{FrameType::kAbort, 0, 0, encode_status(status)});
+      peer.await_close();
+    } else {
+      blocked.get_future().wait();
+      peer.send(Frame{FrameType::kPing, 0, 0, {}});
+      EXPECT_EQ(peer.receive().type, FrameType::kPong);
+      answered.set_value();
+      peer.await_close();
+    }
+  });
 }
 
 TEST(TcpPlane, ASilentPeerIsAskedBeforeItIsGivenUp) {
@@ -302,7 +488,7 @@ std::vector<Misdeed> misdeeds() {
          bytes[3] = 0xff;
          to_all(peers, bytes);
        },
-       "not aiacc's protocol"},
+       "a message of 4278190080 bytes (expected at most 67108864)"},
       {"StartsAnotherRound",
        [](std::vector<RawPeer>& peers) {
          to_all(peers, frame_bytes({FrameType::kRound, 0, 77, {}}));

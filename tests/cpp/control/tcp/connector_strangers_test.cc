@@ -1,0 +1,173 @@
+// Connections of nobody in particular, and descriptors that run out, while ranks connect.
+
+#include <poll.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "csrc/base/log.h"
+#include "csrc/control/tcp/connector.h"
+#include "tests/cpp/support/descriptor_limit.h"
+#include "tests/cpp/support/ranks.h"
+
+namespace aiacc {
+namespace {
+
+const JobToken kToken{1, 2, 3};
+
+Clock::time_point soon() { return Clock::now() + std::chrono::seconds(20); }
+
+ChannelSpec control(int peer, bool connect) { return {peer, ChannelKind::kControl, 0, connect}; }
+
+/// Ranks 0 and 1; rank 1 connects to rank 0.
+class StrangersTest : public testing::Test {
+ protected:
+  StrangersTest() { configure_log(LogLevel::kFatal, -1); }
+
+  void add_strangers(int count) {
+    for (int i = 0; i < count; ++i) {
+      strangers_.push_back(connect_to(listener_.address(), soon()));
+    }
+  }
+
+  void expect_connected() {
+    run_as_ranks(2, [&](int rank) {
+      Connector& connector = rank == 0 ? zero_ : one_;
+      EXPECT_EQ(connector.establish({control(1 - rank, rank == 1)}).size(), 1U);
+    });
+  }
+
+  Listener listener_{"127.0.0.1"};
+  Listener other_{"127.0.0.1"};
+  const std::vector<std::string> addresses_{listener_.address(), other_.address()};
+  Connector zero_{listener_, addresses_, 0, kToken, 1, 20};
+  Connector one_{other_, addresses_, 1, kToken, 1, 20};
+  std::vector<Socket> strangers_;
+};
+
+/// The process had 200 descriptors, and strangers took all of them.
+TEST_F(StrangersTest, ManyOfThemDoNotTakeAllDescriptors) {
+  add_strangers(300);
+  const DescriptorLimit limit(40);
+  expect_connected();
+}
+
+TEST_F(StrangersTest, ManyOfThemAreNotAllHeld) {
+  add_strangers(300);
+  expect_connected();
+  std::size_t open = 0;
+  for (Socket& stranger : strangers_) {
+    char byte = 0;
+    try {
+      stranger.recv_some(&byte, 1, "rank 0");
+      ++open;
+    } catch (const Error&) {
+      // It was closed.
+    }
+  }
+  EXPECT_LE(open, Greetings::kMost);
+}
+
+/// Nobody accepts while a job runs: as many strangers wait as the kernel lets them, at every rank.
+TEST_F(StrangersTest, BacklogsFullOfThemAreClearedWhenRanksConnect) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < 4096) {
+    const rlimit more{4096, limit.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &more), 0) << "needs 4096 descriptors";
+  }
+  for (const std::string& address : addresses_) {
+    bool full = false;
+    for (int i = 0; i < 1200 && !full; ++i) {
+      try {
+        const auto attempt = std::chrono::milliseconds(50);
+        strangers_.push_back(connect_to(address, Clock::now() + attempt));
+      } catch (const Error&) {
+        full = true;
+      }
+    }
+    ASSERT_TRUE(full) << "the backlog takes more than this test opens";
+  }
+  // Both ways, so that neither may wait for the other to accept.
+  run_as_ranks(2, [&](int rank) {
+    Connector& connector = rank == 0 ? zero_ : one_;
+    const int peer = 1 - rank;
+    const auto connecting = static_cast<std::uint16_t>(rank);
+    const auto accepting = static_cast<std::uint16_t>(peer);
+    EXPECT_EQ(connector
+                  .establish({{peer, ChannelKind::kRing, connecting, true},
+                              {peer, ChannelKind::kRing, accepting, false}})
+                  .size(),
+              2U);
+  });
+}
+
+/// A rank whose connection had to give way comes again.
+TEST_F(StrangersTest, AConnectionThatIsClosedUnansweredIsOpenedAgain) {
+  std::thread connecting([this] { EXPECT_EQ(one_.establish({control(0, true)}).size(), 1U); });
+  for (int closed = 0; closed < 3;) {
+    pollfd entry{listener_.fd(), POLLIN, 0};
+    poll(&entry, 1, 1000);
+    closed += listener_.accept().valid() ? 1 : 0;
+  }
+  EXPECT_EQ(zero_.establish({control(1, false)}).size(), 1U);
+  connecting.join();
+}
+
+void expect_descriptors_named(const Error& error) {
+  const std::string text = error.what();
+  EXPECT_EQ(error.code(), Code::kEngine) << text;
+  EXPECT_NE(text.find("ulimit -n"), std::string::npos) << text;
+  EXPECT_NE(text.find("files and sockets open (its limit is "), std::string::npos) << text;
+}
+
+/// It used to spin until the deadline, and then to miss the rank that had come.
+TEST_F(StrangersTest, WhoCannotAcceptSaysSoAndTellsWhoConnects) {
+  add_strangers(1);
+  {
+    // One for the event of who waits, none for the connection.
+    const DescriptorLimit limit(1);
+    try {
+      zero_.establish({control(1, false)});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      expect_descriptors_named(error);
+    }
+  }
+  pollfd entry{strangers_[0].fd(), POLLIN, 0};
+  ASSERT_EQ(poll(&entry, 1, 20'000), 1);
+  std::uint8_t answer = 0;
+  ASSERT_EQ(strangers_[0].recv_some(&answer, 1, "rank 0"), 1U);
+  EXPECT_EQ(answer, kNoDescriptors);
+}
+
+/// It used to try until the deadline, and then to blame the network.
+TEST_F(StrangersTest, WhoCannotConnectSaysSo) {
+  const DescriptorLimit limit(1);
+  try {
+    one_.establish({control(0, true)});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    expect_descriptors_named(error);
+  }
+}
+
+TEST_F(StrangersTest, WhoCannotEvenWaitSaysSo) {
+  const DescriptorLimit limit(0);
+  try {
+    one_.establish({control(0, true)});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    expect_descriptors_named(error);
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/core/check_request.h"
+#include "csrc/core/negotiator.h"
+#include "csrc/core/plan_items.h"
+#include "tests/cpp/support/touching_engine.h"
+
+namespace aiacc {
+
+/// One rank with all its operations, without transport.
+class LoneRank {
+ public:
+  LoneRank(int rank, int size)
+      : rank_(rank), negotiator_(rank, size, 4, Parameters{0, kUnitBytes, 1}) {
+    teams_[0] = *negotiator_.process_sets().members(0);
+  }
+
+  Negotiator& negotiator() { return negotiator_; }
+
+  /// Unless an operation of the name is on its way, or no rank may submit it.
+  void submit(const Request& request) {
+    const std::vector<int>* members = negotiator_.process_sets().members(request.process_set);
+    const bool busy = std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+      return entry.second->request.name == request.name ||
+             entry.second->request.kind == OpKind::kJoin;
+    });
+    if (busy || members == nullptr || index_in(*members, rank_) < 0) {
+      return;
+    }
+    auto operation = std::make_unique<Operation>();
+    operation->request = request;
+    check_request(request, *members);
+    operation->more.resize(request.more.size());
+    for (std::size_t i = 0; i < request.tensors(); ++i) {
+      memory_[next_].emplace_back(request.tensor(i).bytes());
+      memory_[next_].emplace_back(request.tensor(i).bytes());
+      operation->tensor(i).input = (memory_[next_].end() - 2)->data();
+      operation->tensor(i).output = memory_[next_].back().data();
+    }
+    negotiator_.submit(operation->request, next_);
+    operations_[next_++] = std::move(operation);
+  }
+
+  /// What came of the round, as text by label: equal on all ranks that took part.
+  std::map<std::string, std::string> apply(const Bytes& combined) {
+    std::map<std::string, std::string> results;
+    for (const Agreement& agreement : negotiator_.apply(combined).ready) {
+      if (agreement.zeros != nullptr) {
+        Operation zeros;
+        zeros.request = *agreement.zeros;
+        zeros.more.resize(zeros.request.more.size());
+        move(zeros, agreement, true);
+        continue;
+      }
+      const auto found = operations_.find(agreement.ticket);
+      EXPECT_NE(found, operations_.end()) << "a ticket came back twice";
+      const Request& request = found->second->request;
+      results[label_of(request.process_set, request.name)] =
+          std::to_string(static_cast<int>(agreement.status.code())) + agreement.status.message();
+      if (agreement.status.ok() && request.kind == OpKind::kAddProcessSet) {
+        teams_[static_cast<std::uint32_t>(agreement.value)] = {request.numbers.begin(),
+                                                               request.numbers.end()};
+      } else if (agreement.status.ok()) {
+        move(*found->second, agreement, false);
+      }
+      memory_.erase(agreement.ticket);
+      operations_.erase(found);
+    }
+    return results;
+  }
+
+ private:
+  static constexpr std::uint64_t kUnitBytes = 64;
+  /// Memory is only filled up to here; the sizes of what is larger are computed all the same.
+  static constexpr std::uint64_t kMostMoved = 1 << 20;
+
+  /// As the dispatcher does.
+  void move(Operation& operation, const Agreement& agreement, bool allocate) {
+    take_agreement(operation, agreement);
+    if (is_empty(operation) || operation.request.on_gpu()) {
+      return;
+    }
+    const std::vector<int>& members = teams_.at(operation.request.process_set);
+    const auto team = std::make_shared<Team>();
+    team->ranks = members;
+    team->rank = index_in(members, rank_);
+    TouchingEngine engine(team->rank);
+    team->engine = &engine;
+    PlanItems items;
+    plan_items({&operation}, false, items);
+    std::uint64_t total = 0;
+    for (const PlanItem& item : items.items) {
+      ASSERT_LE(item.bytes, members.size() * kMaxTensorBytes);
+      total += item.bytes;
+    }
+    if (total > kMostMoved) {
+      return;
+    }
+    std::vector<std::vector<char>> zeros;
+    for (std::size_t i = 0; allocate && i < operation.request.tensors(); ++i) {
+      zeros.emplace_back(operation.request.tensor(i).bytes());
+      operation.tensor(i).input = zeros.back().data();
+      operation.tensor(i).output = zeros.back().data();
+    }
+    LaneLoads loads(0);
+    UnitPlan plan;
+    plan_units(items.items, Parameters{0, kUnitBytes, 1}, 0, 1, loads, plan);
+    PackBuffer buffer;
+    for (const PlannedUnit& planned : plan) {
+      Unit unit;
+      unit.plan = planned;
+      unit.team = team;
+      for (const Slice& slice : planned.slices) {
+        unit.pieces.push_back(items.pieces[slice.item]);
+      }
+      execute_unit(unit, 0, buffer);
+    }
+  }
+
+  int rank_;
+  Negotiator negotiator_;
+  /// By id. What was agreed on before a set was removed still needs it.
+  std::map<std::uint32_t, std::vector<int>> teams_;
+  std::uint64_t next_ = 1;
+  std::map<std::uint64_t, std::unique_ptr<Operation>> operations_;
+  std::map<std::uint64_t, std::vector<std::vector<char>>> memory_;
+};
+
+}  // namespace aiacc
