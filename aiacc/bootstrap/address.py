@@ -8,6 +8,7 @@ import ipaddress
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from aiacc.exceptions import BootstrapError
 
@@ -24,9 +25,21 @@ def split_address(text: str) -> tuple[str, int]:
     if not colon or not host or (":" in host) != bracketed or not 1 <= port <= 65535:
         raise BootstrapError(
             f"[bootstrap] AIACC_ADDR={text!r} (expected host:port of rank 0 with a port from 1 to "
-            "65535, IPv6 hosts in brackets); set the same value on every rank"
+            "65535, IPv6 hosts in brackets, as [2001:db8::1]:29500); set the same value on every "
+            "rank"
+        )
+    if bracketed and host.lower().startswith("fe80:") and "%" not in host:
+        raise BootstrapError(
+            f"[bootstrap] AIACC_ADDR={text!r} has a link-local address without its interface "
+            f"(expected one, as [{host}%eth0]:{port}); add it, or use another address"
         )
     return host, port
+
+
+def join_address(host: str, port: int) -> str:
+    """Inverse of `split_address`; an IPv4 address that an IPv6 socket shows is IPv4 again."""
+    host = host.removeprefix("::ffff:") if "." in host else host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
@@ -35,6 +48,7 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     An address is bound as such where it is local; a name is bound on all interfaces, because it
     may mean something else to the other hosts (Debian maps a host's own name to 127.0.1.1).
     """
+    where = join_address(host, port)
     give_up = time.monotonic() + _BIND_PATIENCE_S
     while True:
         try:
@@ -42,14 +56,14 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise BootstrapError(
-                    f"[bootstrap] rank 0 cannot listen on {host}:{port}: {error.strerror}; set "
+                    f"[bootstrap] rank 0 cannot listen on {where}: {error.strerror}; set "
                     "AIACC_ADDR to an address of rank 0's host and a port that it may use"
                 ) from error
             owner = port_owner(port)
             # Without a listener, the port is only held for a moment by an outgoing connection.
             if owner or time.monotonic() > give_up:
                 raise BootstrapError(
-                    f"[bootstrap] rank 0 cannot listen on {host}:{port}: the port is taken by "
+                    f"[bootstrap] rank 0 cannot listen on {where}: the port is taken by "
                     f"{owner or 'a connection of another process'}; end that process or choose "
                     "another port in AIACC_ADDR on every rank"
                 ) from error
@@ -57,11 +71,11 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def _listen_once(host: str, port: int, backlog: int) -> socket.socket:
-    literal = _literal(host)
+    literal = _literal(host, port)
     if literal is not None:
-        family = socket.AF_INET6 if literal.version == 6 else socket.AF_INET
+        family, address = literal
         try:
-            return socket.create_server((str(literal), port), family=family, backlog=backlog)
+            return socket.create_server(address, family=family, backlog=backlog)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
@@ -76,13 +90,18 @@ def _listen_once(host: str, port: int, backlog: int) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _literal(host: str, port: int) -> tuple[socket.AddressFamily, Any] | None:
+    """What to bind for an address, with the scope of a link-local one; None for a name."""
     if host == "localhost":
-        return ipaddress.IPv4Address("127.0.0.1")
+        host = "127.0.0.1"
     try:
-        return ipaddress.ip_address(host)
+        ipaddress.ip_address(host)
     except ValueError:
         return None
+    found = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    )
+    return found[0][0], found[0][4]
 
 
 def port_owner(port: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aiacc.bootstrap.provider import MAX_PAYLOAD_BYTES, PROTOCOL_VERSION
+from aiacc.bootstrap.untrusted import check_fields, read_object
 
 _MAGIC = b"AIRV"
 _HEADER = struct.Struct("!4sHHI")  # magic, version, kind, bytes that follow
@@ -186,16 +187,20 @@ class Hello(NamedTuple):
     def decode(body: bytes, token: str, challenge: bytes) -> tuple[Hello, bool]:
         """The hello, and whether its sender knows ``token``. Raises ProtocolError."""
         try:
-            outer = json.loads(body)
-            fields, given = outer["fields"], outer["proof"]
-            hello = Hello(**json.loads(fields))
-            known = hmac.compare_digest(str(given), proof(token, challenge, fields))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            outer = read_object(body)
+            text, given = str(outer["fields"]), str(outer["proof"])
+            fields = read_object(text)
+            check_fields(Hello, fields)
+            hello = Hello(**fields)
+            known = hmac.compare_digest(given.encode(), proof(token, challenge, text).encode())
+        except (ValueError, TypeError, KeyError) as error:
             raise ProtocolError(f"malformed hello: {error}") from error
         numbers = (hello.rank, hello.size, hello.generation)
-        if any(type(value) is not int or not 0 <= value < 1 << 31 for value in numbers):
+        if not all(0 <= value < 1 << 31 for value in numbers):
             raise ProtocolError(f"malformed hello: rank, size, generation {numbers}")
-        return hello._replace(label=str(hello.label)[:200]), known
+        # The label goes into logs and errors of every rank.
+        label = "".join(one if one.isprintable() else "?" for one in hello.label[:200])
+        return hello._replace(label=label), known
 
 
 def proof(token: str, challenge: bytes, fields: str) -> str:

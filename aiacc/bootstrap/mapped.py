@@ -1,9 +1,13 @@
-"""Which libraries a process has loaded, read from its memory map."""
+"""Which libraries a process has loaded, read from its memory map; and who started it."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
+
+_ANCESTORS = 16
 
 
 def mapped_libraries(*prefixes: str, process: str = "self") -> Iterator[str]:
@@ -19,3 +23,27 @@ def mapped_libraries(*prefixes: str, process: str = "self") -> Iterator[str]:
         return
     paths = dict.fromkeys("/" + line.partition("/")[2] for line in lines if "/" in line)
     yield from (path for path in paths if Path(path).name.startswith(prefixes))
+
+
+def initialized_mpis() -> Iterator[ctypes.CDLL]:
+    """The MPI libraries that somebody in this process has initialised."""
+    for path in mapped_libraries("libmpi.so", "libmpich.so", "libmpi_abi.so"):
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(path)
+            flag = ctypes.c_int()
+            if library.MPI_Initialized(ctypes.byref(flag)) == 0 and flag.value:
+                yield library
+
+
+def ancestors() -> Iterator[str]:
+    """Process ids of the parent of this process, of its parent and so on."""
+    process = "self"
+    for _ in range(_ANCESTORS):
+        try:
+            # The name in brackets may contain anything; the parent is the second field after it.
+            process = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return
+        if process in ("0", "1"):
+            return
+        yield process

@@ -16,6 +16,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aiacc.bootstrap.reach import Presence, Reach
+from aiacc.bootstrap.untrusted import check_fields, read_object
 from aiacc.exceptions import BootstrapError
 
 #: Launchers under which the MPI library of every process finds the others.
@@ -45,8 +47,8 @@ class Contribution:
     size: int
     #: Equal for two ranks exactly if they run on the same host; see `host_id`.
     host: str
-    #: Where the core of this rank listens, "host:port".
-    address: str
+    #: Where it is in the network.
+    presence: Presence
     #: AIACC_ENGINE: a name, or "auto".
     engine: str
     #: AIACC_GPU_ENGINE: a name, or "auto".
@@ -75,6 +77,10 @@ class Contribution:
     nccl_host: str = ""
     #: Whether NCCL takes several ranks on one GPU.
     nccl_shares_gpus: bool = False
+    #: Name of the script that this rank runs; for a hint, as ranks may run different ones.
+    program: str = ""
+    #: The lowest compute capability of those GPUs, before the point; 0: not known.
+    gpu_capability: int = 0
     #: Other settings that only work if they are equal everywhere, by the name of their variable.
     equal: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -87,8 +93,15 @@ class Contribution:
     def decode(payload: bytes) -> Contribution:
         """Inverse of `encode`. Raises BootstrapError for anything else."""
         try:
-            fields = json.loads(payload)
-            contribution = Contribution(**fields | {"token": base64.b64decode(fields["token"])})
+            fields = read_object(payload)
+            fields["token"] = base64.b64decode(fields["token"])
+            fields["presence"] = Presence.from_fields(fields["presence"])
+            check_fields(Contribution, fields)
+            contribution = Contribution(**fields)
+            if not 0 <= contribution.generation < 1 << 31:
+                raise ValueError(f"generation is {contribution.generation}")
+            if len(contribution.token) != TOKEN_BYTES:
+                raise ValueError(f"the token has {len(contribution.token)} bytes")
         except (ValueError, TypeError, KeyError) as error:
             raise BootstrapError(
                 f"[bootstrap] a rank sent a table row that cannot be read ({error}); install the "
@@ -113,14 +126,19 @@ class Agreement:
     """What all ranks will run; equal on every rank."""
 
     engine: str
+    #: Why not engine mpi although mpirun started the job, for the log; "" if nothing is to be said.
+    engine_reason: str
     gpu_engine: str
     #: Why not the engine that every rank could run, for the log; "" if that was chosen.
     gpu_engine_reason: str
     gpu_lanes: int
+    #: The lowest compute capability among all ranks' GPUs and the first rank that has it, so that
+    #: all refuse alike what one of them cannot do; (0, 0): not known.
+    gpu_capability: tuple[int, int]
     lanes: int
     unit_bytes: int
-    #: Listener of every rank, in rank order.
-    addresses: tuple[str, ...]
+    #: By which address each rank reaches each other one; None for a single rank.
+    reach: Reach | None
     #: Secret of this job and epoch.
     token: bytes
     epoch: int
@@ -162,22 +180,41 @@ def agree(table: Sequence[Contribution]) -> Agreement:
     for name in sorted({key for row in table for key in row.equal}):
         _check_equal(name, [row.equal.get(name, "(absent)") for row in table])
     places = _places(table)
-    engine = _engine(table)
+    reach = None
+    if len(table) > 1:
+        reach = Reach([row.presence for row in table], [row.host for row in table])
+    engine, engine_reason = _engine(table)
     gpu_engine, gpu_engine_reason = _gpu_engine(table)
     return Agreement(
         engine=engine,
+        engine_reason=engine_reason,
         gpu_engine=gpu_engine,
         gpu_engine_reason=gpu_engine_reason,
         gpu_lanes=1 if gpu_engine == "staged" else _gpu_lanes(table),
+        gpu_capability=min((row.gpu_capability, row.rank) for row in table)
+        if all(row.gpu_capability for row in table)
+        else (0, 0),
         lanes=table[0].lanes or _default_lanes(engine, table[0].equal),
         unit_bytes=table[0].unit_bytes,
-        addresses=tuple(row.address for row in table),
+        reach=reach,
         token=table[0].token,
         epoch=max(row.generation for row in table),
         places=places,
         host_of=_hosts(table, places),
         homogeneous=len({place.local_size for place in places}) == 1,
     )
+
+
+def warning_about_programs(table: Sequence[Contribution]) -> str:
+    """What to say about ranks that run different scripts, if nothing kept others out; "". Pure."""
+    for row in table:
+        if row.program != table[0].program:
+            return (
+                f"[bootstrap] rank 0 runs {table[0].program}, rank {row.rank} {row.program}: if "
+                "these belong to two jobs with one AIACC_ADDR, give each job an AIACC_ADDR or an "
+                "AIACC_TOKEN of its own; with an AIACC_TOKEN nothing is said"
+            )
+    return ""
 
 
 def _default_lanes(engine: str, settings: Mapping[str, Scalar]) -> int:
@@ -230,17 +267,21 @@ def _check_equal(name: str, values: Sequence[Scalar]) -> None:
             )
 
 
-def _engine(table: Sequence[Contribution]) -> str:
+def _engine(table: Sequence[Contribution]) -> tuple[str, str]:
+    """Who moves tensors on hosts; why not MPI although mpirun started the job."""
     requested = table[0].engine
+    reason = ""
     if requested == AUTO:
         if len(table) == 1:
-            return "local"
-        launched_by_mpi = all(row.launcher in MPI_LAUNCHERS for row in table)
-        if launched_by_mpi and all(row.engines.get("mpi") == "" for row in table):
-            return "mpi"
+            return "local", ""
+        if all(row.launcher in MPI_LAUNCHERS for row in table):
+            lacking = next((row for row in table if _why_not(row, "mpi")), None)
+            if lacking is None:
+                return "mpi", ""
+            reason = f"rank {lacking.rank}: {_why_not(lacking, 'mpi')}"
         requested = "tcp"
     _check_viable(table, requested, "AIACC_ENGINE")
-    return requested
+    return requested, reason
 
 
 def _gpu_engine(table: Sequence[Contribution]) -> tuple[str, str]:
@@ -283,9 +324,13 @@ def _shared_gpu(table: Sequence[Contribution]) -> str:
     return ""
 
 
+def _why_not(row: Contribution, engine: str) -> str:
+    return row.engines.get(engine, "this build does not know it")
+
+
 def _check_viable(table: Sequence[Contribution], engine: str, variable: str) -> None:
     for row in table:
-        reason = row.engines.get(engine, "this build does not know it")
+        reason = _why_not(row, engine)
         if reason:
             raise BootstrapError(
                 f"[bootstrap] engine {engine} cannot run on rank {row.rank}: {reason} (expected "

@@ -18,7 +18,7 @@ import stat
 import threading
 from collections.abc import Iterator
 
-from aiacc.bootstrap.mapped import mapped_libraries
+from aiacc.bootstrap.mapped import initialized_mpis
 from aiacc.bootstrap.provider import GENERATIONS, Deadline, check_payload, rank_list
 from aiacc.bootstrap.records import Record
 from aiacc.exceptions import BootstrapError
@@ -26,6 +26,8 @@ from aiacc.exceptions import BootstrapError
 _DIAGNOSIS_S = 1.0
 _PARTING_S = 2.0
 _DIAGNOSED_RANKS = 256
+#: MPI_MAX_LIBRARY_VERSION_STRING of every flavour.
+_VERSION_BYTES = 8192
 #: Room in a value for what hydra adds, and for the number of parts.
 _VALUE_MARGIN = 64
 
@@ -44,6 +46,8 @@ class PmiChannel:
         self._ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init", Deadline(10.0))
         maxes = self._ask("cmd=get_maxes", "maxes", Deadline(10.0))
         self.value_bytes = int(maxes.get("vallen_max", "1024")) - _VALUE_MARGIN
+        if self.value_bytes < _VALUE_MARGIN:
+            raise ValueError(f"vallen_max={maxes.get('vallen_max')}")
         answer = self._ask("cmd=get_my_kvsname", "my_kvsname", Deadline(10.0))
         self._space = answer["kvsname"]
         atexit.register(self._finalize, os.getpid())
@@ -131,13 +135,18 @@ class PmiChannel:
 
 
 def mpi_was_initialized() -> bool:
-    """Whether any MPI library in this process was initialised; it finalises PMI itself then."""
-    for path in mapped_libraries("libmpi.so", "libmpich.so", "libmpi_abi.so"):
-        flag = ctypes.c_int()
-        with contextlib.suppress(OSError, AttributeError):
-            if ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag)) == 0 and flag.value:
-                return True
-    return False
+    """Whether an MPI that finalises PMI itself was initialised in this process.
+
+    Open MPI does not know PMI-1: in a process that MPICH's mpirun has started, mpi4py for Open MPI
+    for example makes a job of one rank, and leaves the goodbye to us.
+    """
+    return any(not _is_open_mpi(library) for library in initialized_mpis())
+
+
+def _is_open_mpi(library: ctypes.CDLL) -> bool:
+    text = ctypes.create_string_buffer(_VERSION_BYTES)
+    library.MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
+    return b"Open MPI" in text.value
 
 
 _channels: dict[int, PmiChannel] = {}
@@ -172,6 +181,7 @@ class PmiProvider:
     """Ranks that MPICH's mpirun started; see `provider.Provider`."""
 
     name = "pmi"
+    meeting_host = ""
 
     def __init__(
         self,

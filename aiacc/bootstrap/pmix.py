@@ -17,16 +17,15 @@ from importlib import metadata
 from pathlib import Path
 
 from aiacc.bootstrap import pmix_client
-from aiacc.bootstrap.mapped import mapped_libraries
+from aiacc.bootstrap.mapped import ancestors, mapped_libraries
 from aiacc.bootstrap.pmix_client import Answer, Request, exchange_once, is_initialized
 from aiacc.bootstrap.provider import check_payload, rank_list
 from aiacc.bootstrap.records import Record
-from aiacc.config import executable_path
+from aiacc.config import executable_path, set_default
 from aiacc.exceptions import BootstrapError
 
 #: How much longer than its exchange the client process may take, to start and to find out more.
 _CLIENT_MARGIN_S = 10.0
-_ANCESTORS = 16
 _LIBRARY = "libpmix.so"
 
 
@@ -34,6 +33,7 @@ class PmixProvider:
     """Ranks that Open MPI's mpirun started; see `provider.Provider`."""
 
     name = "pmix"
+    meeting_host = ""
 
     def __init__(
         self,
@@ -88,7 +88,10 @@ class PmixProvider:
         if any(map(is_initialized, mapped_libraries(_LIBRARY))):
             return exchange_once(request, data)
         # Open MPI 5 does not survive a PMIx that somebody else initialised first, and PMIx does not
-        # survive being initialised several times: a process of its own does it.
+        # survive being initialised several times: a process of its own does it. The first client of
+        # a rank is the only one to which PMIx 4 shows what it keeps in shared memory, such as the
+        # local rank, and an MPI_Init of this process is not the first: both use messages instead.
+        set_default("PMIX_MCA_gds", "hash")
         try:
             client = subprocess.run(
                 [sys.executable, "-I", "-S", pmix_client.__file__],
@@ -103,7 +106,7 @@ class PmixProvider:
             return Answer(missing=[-1]), b""
         except OSError as error:
             return Answer(error=f"{sys.executable} cannot be run: {error}"), b""
-        except ValueError:
+        except (ValueError, TypeError, RecursionError):
             return Answer(error=f"the client ended with status {client.returncode}"), b""
 
     def _checked(self, data: bytes | None, rank: int, mine: Record) -> bytes:
@@ -143,15 +146,7 @@ def _candidates() -> Iterator[str]:
 
 def _of_ancestors() -> Iterator[str]:
     """The library that mpirun, or its daemon on this host, uses: its version fits for certain."""
-    process = "self"
-    for _ in range(_ANCESTORS):
-        try:
-            # The name in brackets may contain anything; the parent is the second field after it.
-            process = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            return
-        if process in ("0", "1"):
-            return
+    for process in ancestors():
         yield from mapped_libraries(_LIBRARY, process=process)
 
 

@@ -6,9 +6,11 @@ import itertools
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 from aiacc.exceptions import BootstrapError
@@ -46,6 +48,10 @@ class Provider(Protocol):
     @property
     def local_size(self) -> int | None:
         """Number of processes on this host."""
+
+    @property
+    def meeting_host(self) -> str:
+        """Name or address of the host where the ranks meet, "" if they do not meet at one."""
 
     @property
     def generation(self) -> int:
@@ -132,16 +138,23 @@ class Backoff:
 
 
 class AloneProvider:
-    """The job is this one process: no launcher left a trace."""
+    """The job is this one process.
+
+    Args:
+        generation: Of this bootstrap.
+        told: Settings or a launcher say so; else nothing says anything.
+    """
 
     name = "alone"
+    meeting_host = ""
     rank = 0
     size = 1
     local_rank = 0
     local_size = 1
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, generation: int, *, told: bool) -> None:
         self.generation = generation
+        self.told = told
 
     def all_gather(self, payload: bytes, *, timeout_s: float) -> list[bytes]:
         """Return the payload itself; see `Provider.all_gather`."""
@@ -153,8 +166,14 @@ class AloneProvider:
 
 
 def process_label() -> str:
-    """How errors name this process: host and process id."""
-    return f"{socket.gethostname()} pid {os.getpid()}"
+    """How errors name this process: host, process id and what it runs."""
+    program = program_name()
+    return f"{socket.gethostname()} pid {os.getpid()}" + (f", {program}" if program else "")
+
+
+def program_name() -> str:
+    """Name of the script that this process runs, "" if there is none."""
+    return Path(sys.argv[0]).name if getattr(sys, "argv", None) else ""
 
 
 def new_nonce() -> str:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from aiacc.bootstrap.provider import PROTOCOL_VERSION, process_label, size_mismatch
+from aiacc.bootstrap.untrusted import check_fields, read_object
 from aiacc.exceptions import BootstrapError
 
 
@@ -30,16 +31,14 @@ class Record:
     def decode(data: bytes) -> tuple[Record, bytes]:
         """Inverse of `encode`. Raises ValueError for anything else."""
         header, newline, payload = data.partition(b"\n")
+        if not newline:
+            raise ValueError("not an entry of aiacc")
+        fields = read_object(header)
+        check_fields(Record, fields)
         try:
-            record = Record(**json.loads(header))
-        except (TypeError, RecursionError) as error:
+            return Record(**fields), payload
+        except TypeError as error:  # a field is missing
             raise ValueError(str(error)) from error
-        numbers = (record.rank, record.size, record.generation, record.version)
-        if not newline or any(type(number) is not int for number in numbers):
-            raise ValueError("not an entry of aiacc")
-        if not isinstance(record.seen, dict):
-            raise ValueError("not an entry of aiacc")
-        return record, payload
 
     def check_against(self, mine: Record, rank: int) -> None:
         """Raise BootstrapError unless this, found as ``rank``'s entry, fits to ``mine``."""

@@ -8,8 +8,9 @@ import socket
 import struct
 from collections import deque
 
+from aiacc import _core
 from aiacc.bootstrap import frames
-from aiacc.bootstrap.address import split_address
+from aiacc.bootstrap.address import join_address, split_address
 from aiacc.bootstrap.frames import (
     Channel,
     ConnectionGoneError,
@@ -26,6 +27,7 @@ from aiacc.bootstrap.provider import (
     process_label,
 )
 from aiacc.bootstrap.rendezvous_server import RendezvousServer
+from aiacc.bootstrap.seat import Seat
 from aiacc.exceptions import BootstrapError
 
 _RESET = struct.pack("ii", 1, 0)
@@ -60,9 +62,12 @@ class RendezvousProvider:
         self.local_rank = local_rank
         self.local_size = local_size
         self.generation = generation
+        #: Whether the ranks share something that other jobs do not have.
+        self.has_token = bool(token)
         self._round = 0
         self._closed = False
         host, port = split_address(address)
+        self.meeting_host = host
         self._end: RendezvousServer | _Client
         if rank == 0:
             self._end = RendezvousServer(size, host, port, token)
@@ -86,6 +91,11 @@ class RendezvousProvider:
         GENERATIONS.catch_up(generation)
         return payloads
 
+    def keep_seat(self) -> None:
+        """On rank 0: let no other job gather at this address until `seat.release_all`."""
+        if isinstance(self._end, RendezvousServer):
+            self._end.keep_seat()
+
     def close(self) -> None:
         """Close the port or the connection."""
         self._closed = True
@@ -100,7 +110,7 @@ class _Client:
         self._size = size
         self._host = host
         self._port = port
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = join_address(host, port)
         self._token = token
         self._channel: Channel | None = None
         self._inbox: deque[Message] = deque()
@@ -156,20 +166,37 @@ class _Client:
             except ProtocolError as error:
                 raise self._foreign(error) from error
             except (ConnectionGoneError, OSError) as error:
+                if remedy := _exhaustion(error):
+                    raise BootstrapError(
+                        f"[bootstrap] rank {self._rank} cannot connect to rank 0 at "
+                        f"{self._address}: {error}: {remedy}"
+                    ) from error
                 # Nobody there yet, or rank 0 is just closing its previous exchange.
                 problem = str(error)
             backoff.pause(deadline)
-        raise BootstrapError(
+        text = (
             f"[bootstrap] rank {self._rank}: rank 0 not reached at {self._address} within "
             f"{deadline.timeout_s:g} s: {problem}; check that rank 0 runs, that AIACC_ADDR names "
             "its host and a free port there, and that no firewall is between"
         )
+        if Seat(f"{self._host}:{self._port}", self._token).is_taken():
+            text += (
+                ". A job that has gathered its ranks there runs on this host: if it is another, "
+                "give each an AIACC_ADDR or an AIACC_TOKEN of its own; if it is this one, somebody "
+                f"else came as rank {self._rank}"
+            )
+        raise BootstrapError(text)
 
     def _connect(self, deadline: Deadline) -> Channel:
         self._inbox.clear()
-        sock = socket.create_connection(
-            (self._host, self._port), timeout=max(0.01, min(_CONNECT_ATTEMPT_S, deadline.left_s()))
-        )
+        patience_s = max(0.01, min(_CONNECT_ATTEMPT_S, deadline.left_s()))
+        try:
+            sock = socket.create_connection((self._host, self._port), timeout=patience_s)
+        except UnicodeError as error:
+            raise BootstrapError(
+                f"[bootstrap] rank {self._rank}: {self._host!r} in AIACC_ADDR cannot be the name of"
+                f" a host ({error}); set AIACC_ADDR to host:port of rank 0"
+            ) from error
         try:
             # Equal when nobody listens, and the kernel chose that very port for this end.
             alone = sock.getsockname() == sock.getpeername()
@@ -239,6 +266,11 @@ class _Client:
             f"[bootstrap] rank {self._rank}: what answers at {self._address} is not rank 0 of this "
             f"job: {error}; choose another port in AIACC_ADDR on every rank"
         )
+
+
+def _exhaustion(error: Exception) -> str:
+    """What to do if descriptors have run out; "" if that is not the problem."""
+    return _core.exhaustion_remedy(getattr(error, "errno", None) or 0)
 
 
 def _text(message: Message) -> str:

@@ -9,12 +9,13 @@ import select
 import selectors
 import socket
 from dataclasses import dataclass, field
-from typing import cast
 
+from aiacc import _core
 from aiacc.bootstrap import frames
-from aiacc.bootstrap.address import listen
+from aiacc.bootstrap.address import join_address, listen
 from aiacc.bootstrap.frames import Channel, ConnectionGoneError, Hello, Kind, Message, ProtocolError
 from aiacc.bootstrap.provider import Deadline, process_label, rank_list, size_mismatch
+from aiacc.bootstrap.seat import Seat
 from aiacc.exceptions import BootstrapError
 
 _log = logging.getLogger("aiacc.bootstrap")
@@ -62,6 +63,7 @@ class RendezvousServer:
         self._token = token
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
+        self._seat = Seat(f"{host}:{port}", token)
         self._peers: dict[_Peer, None] = {}  # in the order of their arrival
         self._ranks: dict[int, _Peer] = {}
         self._round = 0
@@ -76,7 +78,8 @@ class RendezvousServer:
         """Contribute rank 0's ``payload``; return the generation and everybody's payloads."""
         self._round, self._generation = round_number, generation
         try:
-            self._open()
+            # Who was in a job before may follow a rank 0 that has yet to leave that job.
+            self._open(deadline if generation else Deadline(0.0))
             while missing := self._missing():
                 if deadline.passed():
                     raise _FailedError(self._timeout_text(0, deadline.timeout_s, missing))
@@ -91,8 +94,13 @@ class RendezvousServer:
         self._deliver(peers, frames.encode_result(generation, payloads), deadline)
         return generation, payloads
 
+    def keep_seat(self) -> None:
+        """Let no other process of this host be rank 0 here until `seat.release_all`."""
+        self._seat.keep()
+
     def close(self) -> None:
         """Close the port and every connection."""
+        self._seat.close()
         for peer in list(self._peers):
             self._drop(peer)
         if self._listener is not None:
@@ -100,11 +108,41 @@ class RendezvousServer:
             self._listener = None
         self._selector.close()
 
-    def _open(self) -> None:
-        if self._listener is None:
-            self._listener = listen(self._host, self._port, backlog=self._size + _STRANGERS)
+    def _open(self, patience: Deadline) -> None:
+        while self._listener is None:
+            self._listener = self._listen()
+            if self._seat.take():
+                break
+            # A job that has gathered its ranks and lives. They must not find this process here.
+            self._listener.close()
+            self._listener = None
+            holder = self._seat.wait_for(patience)
+            if holder:
+                raise BootstrapError(
+                    f"[bootstrap] rank 0: {holder} is rank 0 of a running job at "
+                    f"{self._host}:{self._port} (expected one job for each address); give each job "
+                    "an AIACC_ADDR of its own, or an AIACC_TOKEN of its own, or end that process"
+                )
+        if not self._selector.get_map():
             self._listener.setblocking(False)
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            if self._seat.fileno() >= 0:
+                self._selector.register(self._seat, selectors.EVENT_READ, self._meet_rivals)
+
+    def _listen(self) -> socket.socket:
+        try:
+            return listen(self._host, self._port, backlog=self._size + _STRANGERS)
+        except BootstrapError:
+            self._seat.wait_for(Deadline(0.0))  # tells whoever gathers its ranks there now
+            raise
+
+    def _meet_rivals(self, _: socket.socket) -> None:
+        for rival in self._seat.rivals():
+            raise _FailedError(
+                f"[bootstrap] rendezvous: rank 0 came twice: {process_label()} and {rival} of the "
+                "same host (expected once); give each job an AIACC_ADDR of its own, or an "
+                "AIACC_TOKEN of its own"
+            )
 
     def _missing(self) -> list[int]:
         return [
@@ -120,8 +158,8 @@ class RendezvousServer:
         passing = [peer for peer in self._peers if peer.hello is None or peer.leaving]
         wait_s = min([deadline.left_s(), *(peer.patience.left_s() for peer in passing)])
         for key, events in self._selector.select(wait_s):
-            if key.data is None:
-                self._accept(cast("socket.socket", key.fileobj))
+            if not isinstance(key.data, _Peer):
+                key.data(key.fileobj)
             elif key.data in self._peers:
                 self._react(key.data, events)
         for peer in passing:
@@ -137,13 +175,17 @@ class RendezvousServer:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
+            strangers = [peer for peer in self._peers if peer.hello is None]
+            if strangers:
+                self._drop(strangers[0])  # the listener is still readable: the next turn accepts
+                return
             raise _FailedError(
-                f"[bootstrap] rank 0 cannot accept connections: {error.strerror}; raise the limit "
-                "of open files (ulimit -n)"
+                f"[bootstrap] rank 0 cannot accept connections: {error.strerror}: "
+                f"{_core.exhaustion_remedy(error.errno or 0) or 'the system refuses them'}"
             ) from error
         peer = _Peer(
             channel=Channel(sock, limit=frames.MAX_HELLO_BYTES),
-            address=f"{address[0]}:{address[1]}",
+            address=join_address(address[0], address[1]),
             challenge=os.urandom(frames.CHALLENGE_BYTES),
             patience=Deadline(_HELLO_PATIENCE_S),
         )

@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
+from aiacc.bootstrap.address import join_address
 from aiacc.bootstrap.pmi import PmiProvider
 from aiacc.bootstrap.pmix import PmixProvider
 from aiacc.bootstrap.provider import GENERATIONS, AloneProvider, Provider
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.bootstrap.shared_file import SharedFileProvider
+from aiacc.bootstrap.slurm import SlurmProvider, tasks_of_node
 from aiacc.bootstrap.torchrun import TorchrunProvider, has_torch
-from aiacc.config import UNKNOWN, LauncherEnvironment, MpiEnvironment, TorchrunEnvironment
+from aiacc.config import (
+    UNKNOWN,
+    LauncherEnvironment,
+    MpiEnvironment,
+    SlurmEnvironment,
+    TorchrunEnvironment,
+)
 from aiacc.exceptions import BootstrapError
+
+_log = logging.getLogger("aiacc.bootstrap")
 
 #: What `aiacc._core.config` returns.
 Config = Mapping[str, str | int | float | bool]
+
+
+Launcher = TorchrunEnvironment | MpiEnvironment | SlurmEnvironment
 
 
 def select_provider(environment: LauncherEnvironment, config: Config) -> Provider:
     """Choose how this process finds the other ranks.
 
     Explicit settings come first (AIACC_RANK and AIACC_SIZE, with AIACC_ADDR or
-    AIACC_RENDEZVOUS_FILE), then torchrun, then mpirun; without any of them the process is alone.
-    Every call begins a new generation, so every rank must call this equally often. Blocks: never.
+    AIACC_RENDEZVOUS_FILE), then torchrun, then mpirun, then a step of Slurm; without any of them
+    the process is alone. Every call begins a new generation, so every rank must call this equally
+    often. Blocks: never.
 
     Raises:
-        BootstrapError: The settings are incomplete or impossible; the text says which.
+        BootstrapError: The settings are incomplete, impossible, or contradict the launcher; the
+            text says which.
     """
     generation = GENERATIONS.next()
-    explicit = _explicit(config, generation)
+    launcher = launcher_of(environment)
+    explicit = _explicit(config, generation, launcher)
     if explicit is not None:
         return explicit
-    if environment.torchrun is not None and environment.torchrun.size > 1:
-        return _torchrun(environment.torchrun, config, generation)
-    if environment.mpi is not None and environment.mpi.size > 1:
-        return _mpi(environment.mpi, config, generation)
-    return AloneProvider(generation)
+    if launcher is None or launcher.size == 1:
+        return AloneProvider(generation, told=launcher is not None)
+    if isinstance(launcher, TorchrunEnvironment):
+        return _torchrun(launcher, config, generation)
+    if isinstance(launcher, MpiEnvironment):
+        return _mpi(launcher, config, generation)
+    return _slurm(launcher, config, generation)
+
+
+def launcher_of(environment: LauncherEnvironment) -> Launcher | None:
+    """The launcher whose word counts; None if nobody launched this process. Pure."""
+    torchrun, mpi, slurm = environment.torchrun, environment.mpi, environment.slurm
+    if torchrun is not None and torchrun.size > 1:
+        return torchrun
+    # srun offers variables of MPI's, too, though not always a way that can be used.
+    if mpi is not None and mpi.size > 1 and (_has_way(mpi) or slurm is None or slurm.size == 1):
+        return mpi
+    # A launcher inside a step divides it as it likes, into jobs of one rank, too.
+    if torchrun is not None or (mpi is not None and mpi.size == 1):
+        return torchrun or mpi
+    return slurm
 
 
 def _torchrun(torchrun: TorchrunEnvironment, config: Config, generation: int) -> Provider:
@@ -44,13 +77,10 @@ def _torchrun(torchrun: TorchrunEnvironment, config: Config, generation: int) ->
         return TorchrunProvider(
             torchrun, generation=generation, local_rank=local_rank, local_size=local_size
         )
-    host = torchrun.master_addr
     return RendezvousProvider(
         rank=torchrun.rank,
         size=torchrun.size,
-        address=f"[{host}]:{torchrun.master_port}"
-        if ":" in host
-        else f"{host}:{torchrun.master_port}",
+        address=join_address(torchrun.master_addr, torchrun.master_port),
         token=str(config["token"]),
         generation=generation,
         local_rank=local_rank,
@@ -60,7 +90,7 @@ def _torchrun(torchrun: TorchrunEnvironment, config: Config, generation: int) ->
 
 def _mpi(mpi: MpiEnvironment, config: Config, generation: int) -> Provider:
     local_rank, local_size = _local(config, mpi.local_rank, mpi.local_size)
-    if mpi.pmi_fd != UNKNOWN and mpi.flavour == "mpich":
+    if _has_pmi(mpi):
         return PmiProvider(
             rank=mpi.rank,
             size=mpi.size,
@@ -84,10 +114,33 @@ def _mpi(mpi: MpiEnvironment, config: Config, generation: int) -> Provider:
     )
 
 
-def _explicit(config: Config, generation: int) -> Provider | None:
+def _has_pmi(mpi: MpiEnvironment) -> bool:
+    return mpi.pmi_fd != UNKNOWN and mpi.flavour == "mpich"
+
+
+def _has_way(mpi: MpiEnvironment) -> bool:
+    return _has_pmi(mpi) or bool(mpi.pmix_namespace)
+
+
+def _slurm(slurm: SlurmEnvironment, config: Config, generation: int) -> Provider:
+    on_node = tasks_of_node(slurm.tasks_per_node, slurm.node)
+    local_rank, local_size = _local(config, slurm.local_rank, on_node)
+    return SlurmProvider(
+        slurm,
+        address=str(config["addr"]),
+        token=str(config["token"]),
+        generation=generation,
+        local_rank=local_rank,
+        local_size=local_size,
+    )
+
+
+def _explicit(config: Config, generation: int, launcher: Launcher | None) -> Provider | None:
     rank, size = int(config["rank"]), int(config["size"])
     address, path = str(config["addr"]), str(config["rendezvous_file"])
     if rank == UNKNOWN and size == UNKNOWN:
+        if address and not path and isinstance(launcher, SlurmEnvironment):
+            return None  # that provider takes it
         if address or path:
             name = "AIACC_ADDR" if address else "AIACC_RENDEZVOUS_FILE"
             raise BootstrapError(
@@ -95,6 +148,17 @@ def _explicit(config: Config, generation: int) -> Provider | None:
                 f" set them too, or unset {name}"
             )
         return None
+    contradiction = _contradiction(rank, size, launcher)
+    complete = rank != UNKNOWN and size != UNKNOWN and (size == 1 or bool(address or path))
+    if contradiction and not complete:
+        raise BootstrapError(
+            f"{contradiction} (expected equal); unset AIACC_RANK and AIACC_SIZE, or start as many "
+            "processes as AIACC_SIZE says"
+        )
+    if contradiction and rank == 0 and size > 1 and launcher is not None and launcher.size > 1:
+        _log.warning("%s; the former counts, because AIACC_* say everything", contradiction)
+    if launcher is not None and not complete and not (address or path):
+        return None  # it says the same
     if rank == UNKNOWN or size == UNKNOWN:
         present, absent = (
             ("AIACC_SIZE", "AIACC_RANK") if rank == UNKNOWN else ("AIACC_RANK", "AIACC_SIZE")
@@ -109,7 +173,7 @@ def _explicit(config: Config, generation: int) -> Provider | None:
             "number the processes from 0"
         )
     if size == 1:
-        return AloneProvider(generation)
+        return AloneProvider(generation, told=True)
     local_rank, local_size = _local(config, UNKNOWN, UNKNOWN)
     if address:
         return RendezvousProvider(
@@ -135,6 +199,21 @@ def _explicit(config: Config, generation: int) -> Provider | None:
         "AIACC_RENDEZVOUS_FILE (expected one of them); set AIACC_ADDR=host:port of rank 0 on every "
         "rank"
     )
+
+
+def _contradiction(rank: int, size: int, launcher: Launcher | None) -> str:
+    """How explicit settings differ from what the launcher says; "" if they do not."""
+    if launcher is None:
+        return ""
+    if isinstance(launcher, TorchrunEnvironment):
+        name = "torchrun (WORLD_SIZE, RANK)"
+    else:
+        name = "mpirun" if isinstance(launcher, MpiEnvironment) else "srun"
+    if size not in (UNKNOWN, launcher.size):
+        return f"[bootstrap] AIACC_SIZE={size}, but {name} says {launcher.size} processes"
+    if rank not in (UNKNOWN, launcher.rank):
+        return f"[bootstrap] AIACC_RANK={rank}, but {name} says that this is rank {launcher.rank}"
+    return ""
 
 
 def _local(config: Config, rank: int, size: int) -> tuple[int | None, int | None]:

@@ -30,6 +30,7 @@ class SharedFileProvider:
     """
 
     name = "file"
+    meeting_host = ""
 
     def __init__(
         self,
@@ -135,9 +136,11 @@ class _Exchange:
         """Read what the other ranks wrote; raise if one failed or contradicts this rank."""
         for path in self._list():
             kind, _, number = path.name.partition(".")
-            if kind not in (_ENTRY, _FAILED) or not number.isdigit():
+            if kind not in (_ENTRY, _FAILED) or not (number.isascii() and number.isdigit()):
                 continue
             if kind == _ENTRY and int(number) != self._rank and int(number) in self._present:
+                continue
+            if not path.is_file():  # reading a pipe would wait for its writer
                 continue
             with contextlib.suppress(FileNotFoundError, ValueError):  # removed, or not an entry
                 self._take(kind, int(number), *Record.decode(path.read_bytes()))

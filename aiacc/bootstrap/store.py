@@ -26,6 +26,7 @@ class StoreProvider:
         self.rank = rank
         self.size = size
         self.generation = GENERATIONS.next()
+        self.meeting_host = _host_of(store)
         self._store = store
         self._round = 0
 
@@ -57,3 +58,10 @@ class StoreProvider:
 
     def close(self) -> None:
         """The store belongs to torch."""
+
+
+def _host_of(store: Any) -> str:
+    """Where a TCPStore below prefixes is; "" for another store."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))

@@ -14,11 +14,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from aiacc.bootstrap.address import port_owner
+from aiacc.bootstrap.address import join_address, port_owner
 from aiacc.bootstrap.provider import Backoff, Deadline, check_payload, new_nonce, rank_list
 from aiacc.bootstrap.records import Record
+from aiacc.bootstrap.untrusted import check_fields, read_object
 from aiacc.config import TorchrunEnvironment
 from aiacc.exceptions import BootstrapError
 
@@ -26,6 +27,27 @@ _MIN_TIMEOUT_S = 0.05
 _DIAGNOSIS_S = 2.0
 #: How much longer than asked an exchange may take, to find out who is missing.
 _MARGIN_S = 5.0
+
+
+class _Confirmation(NamedTuple):
+    """Which entries a rank has seen, by their nonces, in rank order; "" for nobody's."""
+
+    nonce: str
+    seen: list[str]
+
+    def encode(self) -> str:
+        """The text to store."""
+        return json.dumps(self._asdict())
+
+    @staticmethod
+    def decode(data: bytes) -> _Confirmation:
+        """Inverse of `encode`; what cannot be read confirms nothing."""
+        try:
+            fields = read_object(data)
+            check_fields(_Confirmation, fields)
+            return _Confirmation(**fields)
+        except (ValueError, TypeError):
+            return _Confirmation("", [])
 
 
 class TorchrunProvider:
@@ -51,6 +73,7 @@ class TorchrunProvider:
         self.local_rank = local_rank
         self.local_size = local_size
         self.generation = generation
+        self.meeting_host = environment.master_addr
         self._environment = environment
         self._round = 0
         self._store: Any = None
@@ -68,16 +91,22 @@ class TorchrunProvider:
                 result.set_exception(error)
 
         # torch waits without a limit for a store that is silent, so it must not be this thread.
-        threading.Thread(target=run, name="aiacc-torchrun", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="aiacc-torchrun", daemon=True).start()
+        except RuntimeError as error:
+            raise BootstrapError(
+                f"[bootstrap] torchrun: rank {self.rank} cannot make a thread ({error}); raise the "
+                "limit of processes (ulimit -u, or pids.max of the container)"
+            ) from error
         try:
             return result.result(timeout_s + _MARGIN_S)
         except TimeoutError:
             if result.done():
                 raise
-            place = self._environment
+            place = join_address(self._environment.master_addr, self._environment.master_port)
             raise BootstrapError(
-                f"[bootstrap] torchrun: what listens at {place.master_addr}:{place.master_port} "
-                f"did not answer rank {self.rank} within {timeout_s:g} s; look whether that is the "
+                f"[bootstrap] torchrun: what listens at {place} did not "
+                f"answer rank {self.rank} within {timeout_s:g} s; look whether that is the "
                 "torchrun agent or rank 0, or another program: then choose another MASTER_PORT"
             ) from None
 
@@ -117,23 +146,33 @@ class TorchrunProvider:
         """Entries of all ranks, once all have confirmed this rank's."""
         backoff = Backoff()
         while True:
-            entries = [Record.decode(data) for data in self._read("entry", deadline)]
+            entries = [self._entry(*item) for item in enumerate(self._read("entry", deadline))]
             records = [record for record, _ in entries]
-            confirmation = {"nonce": mine.nonce, "seen": [record.nonce for record in records]}
-            self._store.set(self._key("seen", self.rank), json.dumps(confirmation))
-            confirmations = [json.loads(data) for data in self._read("seen", deadline)]
+            confirmation = _Confirmation(mine.nonce, [record.nonce for record in records])
+            self._store.set(self._key("seen", self.rank), confirmation.encode())
+            confirmations = [_Confirmation.decode(data) for data in self._read("seen", deadline)]
             stale = [
                 rank
                 for rank, (record, other) in enumerate(zip(records, confirmations, strict=True))
-                if other["nonce"] != record.nonce
-                or len(other["seen"]) != self.size
-                or other["seen"][self.rank] != mine.nonce
+                if other.nonce != record.nonce
+                or len(other.seen) != self.size
+                or other.seen[self.rank] != mine.nonce
             ]
             if not stale:
                 return records, [payload for _, payload in entries]
             if deadline.passed():
                 raise self._timeout(stale, deadline)
             backoff.pause(deadline)  # entries of an earlier life are about to be replaced
+
+    def _entry(self, rank: int, data: bytes) -> tuple[Record, bytes]:
+        try:
+            return Record.decode(data)
+        except ValueError as error:
+            raise BootstrapError(
+                f"[bootstrap] torchrun: what the store holds as entry of rank {rank} cannot be "
+                f"read ({error}); install the same aiacc on every host, and let no other program "
+                "use the keys aiacc/... of this store"
+            ) from error
 
     def _read(self, kind: str, deadline: Deadline) -> list[bytes]:
         keys = [self._key(kind, rank) for rank in range(self.size)]
@@ -207,7 +246,7 @@ def _disconnect(environment: TorchrunEnvironment) -> None:
 
 
 def _new_store(environment: TorchrunEnvironment, hosts: bool, timeout_s: float) -> Any:
-    address = f"{environment.master_addr}:{environment.master_port}"
+    address = join_address(environment.master_addr, environment.master_port)
     try:
         return _import_torch().TCPStore(
             environment.master_addr,
@@ -235,7 +274,8 @@ def _new_store(environment: TorchrunEnvironment, hosts: bool, timeout_s: float) 
 
 def _lost(environment: TorchrunEnvironment, error: RuntimeError) -> BootstrapError:
     host = "the torchrun agent" if environment.agent_store else "rank 0"
+    address = join_address(environment.master_addr, environment.master_port)
     return BootstrapError(
-        f"[bootstrap] torchrun: the store at {environment.master_addr}:{environment.master_port} "
+        f"[bootstrap] torchrun: the store at {address} "
         f"failed: {str(error).splitlines()[0]}; look whether {host} has ended"
     )
