@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import aiacc
 from aiacc import _core, mpi_library
+from aiacc.config import MpiFlavour
 from aiacc.run.programs import mpi_launchers
 
 #: Front-end: (module of the framework, oldest version, how to get it).
@@ -20,8 +21,8 @@ _FRAMEWORKS = {
 def report() -> str:
     """The whole report, a few lines of text. Imports no framework and initialises nothing."""
     info = _core.build_info()
-    library = str(_core.config()["mpi_library"])
-    mpi_problem = mpi_library.load(library)
+    # Loads the first plug-in there is: which one a job uses is its launcher's matter.
+    mpi_problem = mpi_library.load(str(_core.config()["mpi_library"]), None)
     lines = [f"aiacc {aiacc.__version__} ({info['compiler']}, {info['build_type']})", ""]
     lines += ["Front-ends"] + [_frontend(name) for name in _FRAMEWORKS]
     lines += ["", "Engines"]
@@ -31,26 +32,26 @@ def report() -> str:
             text = mpi_problem
         lines.append(_line(viable, name, text))
     lines += ["", "MPI"]
-    has_plugin = info["mpi_flavour"] != "none"
-    lines.append(
-        _line(
-            has_plugin,
-            "plug-in",
-            f"built against {info['mpi_flavour']} {info['mpi_version']} ({info['mpi_soname']})"
-            if has_plugin
-            else f"{info['mpi_reason']}; pip install mpich, then reinstall aiacc from source",
-        )
-    )
+    served = mpi_library.built()
+    for flavour, name in mpi_library.NAMES.items():
+        lines.append(_line(flavour in served, name, _plugin(flavour, info["mpi_reason"])))
     launchers = list(mpi_launchers())
     for launcher in launchers:
-        fits = launcher.flavour == info["mpi_flavour"]
-        note = "" if fits or not has_plugin else "; another MPI than the plug-in's: engine tcp"
-        text = f"{launcher.program} ({launcher.flavour} {launcher.version}{note})"
-        lines.append(_line(fits, "mpirun", text))
+        fits = launcher.flavour in served
+        text = f"{launcher.program} ({launcher.flavour} {launcher.version})"
+        lines.append(_line(fits, "mpirun", text + ("" if fits else "; its jobs use engine tcp")))
     if not launchers:
         lines.append(_line(False, "mpirun", "none on PATH; pip install 'aiacc[mpi]'"))
     lines += ["", "CUDA", _line(bool(info["cuda_architectures"]), "cuda", info["cuda"])]
     return "\n".join(lines) + "\n"
+
+
+def _plugin(flavour: MpiFlavour, no_mpi: str) -> str:
+    built_with = mpi_library.built().get(flavour)
+    if built_with:
+        return f"plug-in, built with {built_with}"
+    reason = no_mpi or "no mpicc of it was found at build time"
+    return f"{reason}; {mpi_library.HEADERS[flavour]}, then reinstall aiacc from source"
 
 
 def _frontend(name: str) -> str:

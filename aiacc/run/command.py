@@ -80,7 +80,16 @@ def mpirun_command(
         launcher: The program to run it with.
         environment: Variables of this process; from them is chosen what other hosts need.
         as_root: This is the superuser, whom Open MPI refuses unless told.
+
+    Raises:
+        ValueError: A host is an IPv6 address, which no mpirun takes.
     """
+    for host in launch.hosts:
+        if host.is_ipv6 and not host.is_local():
+            raise ValueError(
+                f"host {host.name}: mpirun takes no IPv6 addresses (expected a name, or an IPv4 "
+                "address); name it in /etc/hosts or the DNS, or start the ranks by torchrun"
+            )
     build = _open_mpi if launcher.flavour == "openmpi" else _mpich
     return [
         *build(launch, launcher, environment, as_root),
@@ -127,6 +136,11 @@ def local_environment(rank: int, launch: Launch, address: str, token: str) -> di
         "AIACC_TOKEN": token,
         "AIACC_RENDEZVOUS_FILE": "",
     }
+
+
+def mpi_interface(wanted: str) -> str:
+    """What mpirun is told of AIACC_IFACE: the first of a list, nothing of an exclusion."""
+    return "" if wanted.startswith("^") else wanted.partition(",")[0]
 
 
 def as_horovod(environment: Mapping[str, str]) -> dict[str, str]:
@@ -186,7 +200,9 @@ def _mpich(
 
 
 def _host_list(hosts: Sequence[Host]) -> str:
-    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    # Neither mpirun reads ::1.
+    names = ("localhost" if host.is_ipv6 else host.name for host in hosts)
+    return ",".join(f"{name}:{host.slots}" for name, host in zip(names, hosts, strict=True))
 
 
 def _forwarded(launch: Launch, environment: Mapping[str, str]) -> list[str]:

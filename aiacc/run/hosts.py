@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ class Host:
 
     name: str
     slots: int
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the name is an IPv6 address."""
+        return _is_ipv6(self.name)
 
     def is_local(self) -> bool:
         """Whether the name says that this is the machine itself."""
@@ -63,8 +69,8 @@ def take(hosts: list[Host], ranks: int) -> list[Host]:
 
 def _parse_host(text: str) -> Host:
     name, colon, slots = text.rpartition(":")
-    if text.startswith("[") and text.endswith("]"):
-        name, colon, slots = text, "", ""
+    if text.endswith("]") or _is_ipv6(text):
+        colon = ""
     if not colon:
         name, slots = text, "1"
     return _host(name, slots, text)
@@ -76,10 +82,25 @@ def _parse_line(line: str) -> Host:
 
 
 def _host(name: str, slots: str, text: str) -> Host:
-    name = name.strip("[]")
-    if not re.fullmatch(r"[A-Za-z0-9._:-]+", name) or not slots.isdecimal() or int(slots) < 1:
-        raise ValueError(f"host {text!r} (expected name or name:slots, with at least one slot)")
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+        known = _is_ipv6(name)
+    else:
+        known = re.fullmatch(r"[A-Za-z0-9._-]+", name) is not None or _is_ipv6(name)
+    if not known or not slots.isdecimal() or int(slots) < 1:
+        raise ValueError(
+            f"host {text!r} (expected name or name:slots, with at least one slot; IPv6 "
+            "addresses with slots in brackets, as [2001:db8::1]:2)"
+        )
     return Host(name, int(slots))
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        ipaddress.IPv6Address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _checked(hosts: Iterable[Host]) -> list[Host]:

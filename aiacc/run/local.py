@@ -9,14 +9,14 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
-from aiacc.run.output import LineTagger, tag_of
+from aiacc.run.cause import Ending, first_cause
+from aiacc.run.output import Output
+from aiacc.run.streams import Streams
 
 #: Makes the environment of one rank: (rank, address, token) to variables.
 Environment = Callable[[int, str, str], Mapping[str, str]]
@@ -33,6 +33,7 @@ class Rank:
         self.process = process
         self.descriptor = os.pidfd_open(process.pid)
         self.ended = False
+        self.asked = False
         self.killed_by = 0
         self.code = 0
 
@@ -82,47 +83,37 @@ class Job:
         grace_s: float,
         say: Callable[[str], None],
     ) -> None:
-        self._tag_output = tag_output and output_folder is None
-        self._output_folder = output_folder
         self._grace_s = grace_s
         self._say = say
         self._ranks: list[Rank] = []
+        self._ended: list[Rank] = []
         self._selector = selectors.DefaultSelector()
+        self._streams = Streams(self._selector, tag_output=tag_output, folder=output_folder)
         self._kill_at: float | None = None
         self._result: int | None = None
+        self._announced: int | None = None
+        self._interrupted_by = 0
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one rank; OSError if that is impossible."""
-        with ExitStack() as files:
-            stdout, stderr = (self._output(rank, name, files) for name in ("stdout", "stderr"))
+        ends = self._streams.open(rank)
+        try:
             process = subprocess.Popen(
                 command,
-                env={**environment, **({"PYTHONUNBUFFERED": "1"} if self._tag_output else {})},
+                # Lines come when they are printed, not when 8 KiB of them are there.
+                env={"PYTHONUNBUFFERED": "1", **environment},
                 stdin=None if rank == 0 else subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
+                stdout=ends["stdout"],
+                stderr=ends["stderr"],
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
+        finally:
+            for end in ends.values():
+                os.close(end)
         started = Rank(rank, process)
         self._ranks.append(started)
         self._selector.register(started.descriptor, selectors.EVENT_READ, started)
-        for stream, name, sink in (
-            (process.stdout, "stdout", sys.stdout.buffer),
-            (process.stderr, "stderr", sys.stderr.buffer),
-        ):
-            if stream is not None:
-                os.set_blocking(stream.fileno(), False)
-                tagger = LineTagger(tag_of(rank, name), sink)
-                self._selector.register(stream.fileno(), selectors.EVENT_READ, tagger)
-
-    def _output(self, rank: int, name: str, files: ExitStack) -> int | IO[bytes] | None:
-        """Where one stream of a rank goes."""
-        if self._output_folder is None:
-            return subprocess.PIPE if self._tag_output else None
-        folder = self._output_folder / f"rank.{rank}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return files.enter_context((folder / name).open("wb"))
 
     def wait(self) -> int:
         """Block until every rank has ended; the exit code of the job."""
@@ -133,11 +124,13 @@ class Job:
                 for key, _ in self._selector.select(self._seconds_left()):
                     if isinstance(key.data, Rank):
                         ended.append(key.data)
-                    elif isinstance(key.data, LineTagger):
-                        self._pass_on(key.fd, key.data)
+                    elif isinstance(key.data, Output):
+                        with suppress(BlockingIOError):
+                            self._streams.pass_on(key.fd, key.data)
                     else:
                         self._on_signals(wakeup.recv(64))
                 self._on_ended(ended)
+                self._on_failures(self._streams.failures())
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     self._say(
                         f"some ranks ignored the request to end for {self._grace_s:g} s; killed"
@@ -151,14 +144,31 @@ class Job:
         """Kill what is left of the ranks and of what they started."""
         for rank in self._ranks:
             rank.close()
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, LineTagger):
-                self._drain(key.fd, key.data)
+        self._streams.close()
         self._selector.close()
-        for rank in self._ranks:
-            for stream in (rank.process.stdout, rank.process.stderr):
-                if stream is not None:
-                    stream.close()
+        self._say_why()
+
+    def _say_why(self) -> None:
+        """Repeat the cause as the last line: other ranks have had more to say meanwhile."""
+        if self._interrupted_by:
+            name = signal.Signals(self._interrupted_by).name
+            self._say(f"{name} received; all {len(self._ranks)} ranks have ended")
+            return
+        cause = first_cause(
+            [
+                Ending(
+                    rank.rank,
+                    rank.code,
+                    rank.how_it_ended(),
+                    rank.asked,
+                    self._streams.last_words(rank.rank),
+                )
+                for rank in self._ended
+            ]
+        )
+        if cause is not None and (cause.last_words or cause.rank != self._announced):
+            words = f": {cause.last_words}" if cause.last_words else ""
+            self._say(f"rank {cause.rank} failed first, with {cause.how}{words}")
 
     def _seconds_left(self) -> float | None:
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
@@ -167,6 +177,7 @@ class Job:
         for rank in ended:
             self._selector.unregister(rank.descriptor)
             rank.look()
+            self._ended.append(rank)
         # The first to fail is the cause; a rank that a signal killed did not fail because of
         # another one.
         failed = sorted(
@@ -176,12 +187,23 @@ class Job:
         if failed and self._result is None:
             first = failed[0]
             self._result = first.code
+            self._announced = first.rank
             others = sum(not rank.ended for rank in self._ranks)
+            self._streams.end_line()
             self._say(
                 f"rank {first.rank} (pid {first.process.pid}) ended with {first.how_it_ended()}"
                 + (f"; ending the other {others}" if others else "")
             )
             self._end_all(signal.SIGTERM)
+
+    def _on_failures(self, failures: Mapping[str, OSError]) -> None:
+        """Nobody reads any more, as after `| head`: then the job ends, as any program would."""
+        for name, error in failures.items():
+            if not isinstance(error, BrokenPipeError):
+                self._say(f"{name} cannot be written ({error}); what ranks print there is lost")
+            elif self._result is None:
+                self._interrupt(signal.SIGPIPE)
+                self._end_all(signal.SIGTERM)
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
@@ -191,8 +213,14 @@ class Job:
                 self._signal_all(signal.SIGKILL)  # asked twice
                 continue
             if self._result is None:
-                self._result = 128 + number
+                self._interrupt(number)
             self._end_all(number)
+
+    def _interrupt(self, number: int) -> None:
+        """From now on a signal is the cause, and ranks that only say so are not heard."""
+        self._result = 128 + number
+        self._interrupted_by = number
+        self._streams.drop_interrupts()
 
     def _end_all(self, number: int) -> None:
         self._signal_all(number)
@@ -202,23 +230,8 @@ class Job:
     def _signal_all(self, number: int) -> None:
         for rank in self._ranks:
             if not rank.ended:
+                rank.asked = True
                 rank.signal(number)
-
-    def _pass_on(self, descriptor: int, tagger: LineTagger) -> bool:
-        chunk = os.read(descriptor, 1 << 16)
-        if chunk:
-            tagger.write(chunk)
-            return True
-        tagger.close()
-        self._selector.unregister(descriptor)
-        return False
-
-    def _drain(self, descriptor: int, tagger: LineTagger) -> None:
-        try:
-            while self._pass_on(descriptor, tagger):
-                pass
-        except BlockingIOError:
-            tagger.close()  # somebody outside the session still holds the pipe
 
 
 def run_local(
@@ -283,7 +296,11 @@ def _signals() -> Iterator[socket.socket]:
 
 
 def _die_with_parent() -> None:
-    """In the child: have the kernel kill it if aiaccrun itself is killed."""
+    """In the child: have the kernel kill it if aiaccrun itself is killed.
+
+    A shell lets its background jobs ignore SIGINT. What aiaccrun passes on shall have an effect.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

@@ -6,18 +6,19 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import aiacc
-from aiacc import _core
+from aiacc import _core, mpi_library
 from aiacc.config import child_environment
-from aiacc.run import netcheck
+from aiacc.run import merge_timelines, netcheck
 from aiacc.run.command import (
     Launch,
     as_horovod,
     default_threads,
     local_environment,
+    mpi_interface,
     mpirun_command,
     torchrun_command,
 )
@@ -25,7 +26,7 @@ from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take
 from aiacc.run.ignored import message_about
 from aiacc.run.local import run_local
 from aiacc.run.options import parser, settings_of
-from aiacc.run.programs import choose_mpi_launcher, resolve_command
+from aiacc.run.programs import choose_mpi_launcher, mpi_launchers, resolve_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,10 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             print(report(), end="")
             return 0
+        if options.merge_timelines:
+            return _merge_timelines(options)
         return _run(options)
     except (ValueError, OSError) as error:
         _say(str(error))
         return 2
+
+
+def _merge_timelines(options: argparse.Namespace) -> int:
+    files = [Path(name) for name in options.command]
+    events = merge_timelines.merge(files, Path(options.merge_timelines))
+    print(f"{options.merge_timelines}: {events} events of {len(files)} timelines")
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -60,26 +70,31 @@ def _run(options: argparse.Namespace) -> int:
     # A wrong variable should be reported once, here, not by every rank.
     _core.config()
     if options.mpi:
-        flavour = _core.build_info()["mpi_flavour"]
         command = mpirun_command(
             launch,
-            choose_mpi_launcher(flavour),
+            choose_mpi_launcher(mpi_launchers(), mpi_library.built()),
             child_environment({}),
             as_root=os.geteuid() == 0,
         )
         return _become(command, launch, options)
     if options.torchrun:
-        return _become(torchrun_command(launch, sys.executable), launch, options)
+        command = torchrun_command(launch, sys.executable)
+        if options.dry_run and launch.settings:  # mpirun is told them by options
+            print(end=f"{_assignments(launch.settings)} ")
+        return _become(command, launch, options)
     if not launch.is_local():
         raise ValueError(
             f"hosts {', '.join(host.name for host in launch.hosts if not host.is_local())} are not "
             "this machine; use --mpi to start ranks on other hosts"
         )
-    if options.dry_run:
-        print(shlex.join(launch.command))
-        return 0
     base = child_environment({})
-    base.update(default_threads(base, launch.ranks, len(os.sched_getaffinity(0))))
+    threads = default_threads(base, launch.ranks, len(os.sched_getaffinity(0)))
+    if options.dry_run:
+        for rank in range(launch.ranks):
+            variables = {**threads, **local_environment(rank, launch, "127.0.0.1:PORT", "RANDOM")}
+            print(f"rank {rank}: {_assignments(variables)} {shlex.join(launch.command)}")
+        return 0
+    base.update(threads)
     if options.verbose:
         _say(f"{launch.ranks} x {shlex.join(launch.command)}")
     return run_local(
@@ -116,7 +131,7 @@ def _launch_of(options: argparse.Namespace) -> Launch:
         ranks=ranks,
         command=tuple(resolve_command(command)),
         hosts=tuple(hosts),
-        interface=(options.network_interface or "").partition(",")[0],
+        interface=mpi_interface(options.network_interface or ""),
         tag_output=options.tag_output,
         settings={
             **settings_of(options),
@@ -137,9 +152,8 @@ def _become_netcheck(options: argparse.Namespace) -> None:
         )
     options.hosts = options.netcheck
     hosts = _hosts_of(options)
-    ranks = sum(host.slots for host in hosts)
-    if ranks < 2:
-        raise ValueError(f"--netcheck {options.netcheck} (expected two hosts or more)")
+    if sum(host.slots for host in hosts) < 2:  # one host: between two ranks of it
+        options.hosts = f"{hosts[0].name}:2"
     options.mpi = options.mpi or not all(host.is_local() for host in hosts)
     options.command = [sys.executable, "-m", netcheck.__name__]
 
@@ -161,6 +175,11 @@ def _become(command: list[str], launch: Launch, options: argparse.Namespace) -> 
         os.execve(command[0], command, child_environment(launch.settings))
     print(shlex.join(command))
     return 0
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    """Variables as a shell takes them before a command."""
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
 def _say(text: str) -> None:

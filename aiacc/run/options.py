@@ -33,16 +33,25 @@ def parser() -> argparse.ArgumentParser:
     add("--help-env", action="store_true", help="print the environment variables")
     add(
         "--netcheck",
+        nargs="?",
+        const="localhost",
         metavar="h1,h2",
-        help="measure what one and several TCP flows carry between hosts, and suggest lanes",
+        help="measure what one and several TCP flows carry between hosts, or between two ranks of "
+        "one host, and suggest lanes",
     )
-    add("-np", "--num-proc", type=int, metavar="N", help="number of ranks")
+    add("-np", "--np", "--num-proc", dest="num_proc", type=int, metavar="N",
+        help="number of ranks")  # fmt: skip
+    add(
+        "--merge-timelines",
+        metavar="OUT",
+        help="write the timelines of several ranks, whose files follow, to OUT as one trace",
+    )
     add("-H", "--hosts", metavar="h1:2,h2:2", help="hosts and the ranks they take (with --mpi)")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same, lines of `host slots=N`")
     add("--mpi", action="store_true", help="start the ranks by mpirun; prints the command")
     add("--mpi-args", metavar="ARGS", help="further arguments of mpirun, in one string")
     add("--torchrun", action="store_true", help="start the ranks by torchrun; prints the command")
-    add("--dry-run", action="store_true", help="print the command, start nothing")
+    add("--dry-run", action="store_true", help="print ranks, variables and command, start nothing")
     add("--gloo", action="store_true", help="start them without mpirun, as is the default")
     add(
         "--as-horovod",
@@ -77,7 +86,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
         if getattr(options, option) is not None
     }
     if options.network_interface:
-        settings["AIACC_IFACE"] = options.network_interface.partition(",")[0]
+        settings["AIACC_IFACE"] = options.network_interface
     if options.autotune:
         settings["AIACC_AUTOTUNE"] = "1"
     if options.timeline_mark_cycles:
@@ -91,8 +100,7 @@ def _add_settings(result: argparse.ArgumentParser) -> None:
     group = result.add_argument_group("settings", "each sets one variable, see --help-env")
     add = group.add_argument
     add("--engine", metavar="NAME", help="AIACC_ENGINE")
-    add("--network-interface", "--network-interfaces", metavar="IF",
-        help="AIACC_IFACE; the first of several")  # fmt: skip
+    add("--network-interface", "--network-interfaces", metavar="IF", help="AIACC_IFACE")
     add("--num-nccl-streams", "--lanes", type=int, metavar="N", help="AIACC_LANES")
     add("--autotune", action="store_true", help="AIACC_AUTOTUNE")
     add("--cache-capacity", type=int, metavar="N", help="AIACC_CACHE_CAPACITY")

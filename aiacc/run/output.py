@@ -1,47 +1,167 @@
-"""Marks the lines that ranks print with the rank that printed them."""
+"""What ranks print, as whole lines: lines of several ranks never merge."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import BinaryIO
+import select
+from typing import BinaryIO, Protocol
 
-#: A progress bar ends its lines by carriage returns.
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+#: What has no end of line is passed on when it is longer than this.
+_LONGEST = 1 << 20
+#: The last line of a traceback: a name, perhaps a text.
+_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)(: .*)?$")
+#: What Python prints between the tracebacks of a chain.
+_LINKS = (b"During handling of the above", b"The above exception was the direct")
 
 
-class LineTagger:
-    """Writes whole lines of one stream of one rank, each after a tag.
+class Sink(Protocol):
+    """Takes the lines of all ranks."""
 
-    Threads: one. What has no end of line yet is held back, so that ranks do not mix within a line.
+    def write(self, lines: bytes) -> None:
+        """Print whole lines."""
+
+
+class Plain:
+    """A file or a pipe."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        #: Why nothing can be written any more.
+        self.failure: OSError | None = None
+
+    def write(self, lines: bytes) -> None:
+        """Print whole lines at once. What cannot be written is lost, and `failure` says why."""
+        rest = memoryview(lines)
+        while rest and self.failure is None:
+            try:
+                rest = rest[os.write(self._stream.fileno(), rest) :]
+            except BlockingIOError:  # somebody else has made it so
+                select.select([], [self._stream.fileno()], [])
+            except OSError as error:
+                self.failure = error
+
+
+class Screen(Plain):
+    """A terminal: the line that rank 0 has not ended, a progress bar often, stays the lowest."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(stream)
+        self._unended = b""
+
+    def fileno(self) -> int:
+        """Descriptor of the terminal."""
+        return self._stream.fileno()
+
+    def write(self, lines: bytes) -> None:
+        """Print whole lines above the one that has no end yet."""
+        super().write((b"\r\033[K" + lines + self._unended) if self._unended else lines)
+
+    def pass_on(self, chunk: bytes) -> None:
+        """Print what rank 0 has written as it is."""
+        super().write(chunk)
+        line = (self._unended + chunk).rpartition(b"\n")[2]
+        self._unended = line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
+
+    def end_line(self) -> None:
+        """Begin a new line if rank 0 has not."""
+        if self._unended:
+            super().write(b"\n")
+            self._unended = b""
+
+
+class Output:
+    """One stream of one rank on its way to a sink, in whole lines, each after a tag.
+
+    Threads: one. What has no end of line yet is held back, unless the sink is a screen that rank 0
+    writes to (``live``).
     """
 
-    def __init__(self, tag: str, sink: BinaryIO) -> None:
-        self._tag = tag.encode()
+    def __init__(self, sink: Sink, tag: str = "", *, live: bool = False) -> None:
         self._sink = sink
-        self._rest = b""
+        self._tag = tag.encode()
+        self._live = live
+        self._rest = bytearray()
+        self._traceback: list[bytes] | None = None
+        self._drops_interrupts = False
+        self._last = self._error = b""
+
+    @property
+    def last_words(self) -> str:
+        """The last line of the last traceback that ended at the left margin, else the last line."""
+        return (self._error or self._last).decode(errors="replace")
+
+    def drop_interrupts(self) -> None:
+        """From now on, leave out tracebacks that an interrupt is the end of."""
+        self._drops_interrupts = True
+        if self._live and isinstance(self._sink, Screen):
+            self._sink.end_line()
+            self._live = False
+            self._rest.clear()
 
     def write(self, chunk: bytes) -> None:
         """Take what the rank wrote."""
-        text = self._rest + chunk
-        end = 0
+        if self._live and isinstance(self._sink, Screen):
+            self._sink.pass_on(chunk)
+        if self._rest.endswith(b"\r") and not chunk.startswith(b"\n"):
+            self._print(self._noted(self._take_rest()))
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        if chunk.endswith(b"\r"):  # perhaps the first half of "\r\n"
+            end = max(chunk.rfind(b"\n", 0, end), chunk.rfind(b"\r", 0, end))
+        if end < 0:
+            self._rest += chunk
+            if len(self._rest) > _LONGEST:
+                self._print([self._take_rest()])
+            return
         lines = []
-        for match in _LINE.finditer(text):
-            # A carriage return at the very end may be the first half of "\r\n".
-            if match.end() == len(text) and text.endswith(b"\r"):
-                break
-            lines.append(self._tag + match.group())
-            end = match.end()
-        self._rest = text[end:]
-        if lines:
-            self._sink.write(b"".join(lines))
-            self._sink.flush()
+        for line in (self._take_rest() + chunk[: end + 1]).splitlines(keepends=True):
+            lines += self._noted(line)
+        self._rest += chunk[end + 1 :]
+        self._print(lines)
+
+    def _take_rest(self) -> bytes:
+        rest = bytes(self._rest)
+        self._rest.clear()
+        return rest
 
     def close(self) -> None:
         """Write what is left, as a line."""
         if self._rest:
-            self._sink.write(self._tag + self._rest + b"\n")
-            self._sink.flush()
-            self._rest = b""
+            self._print(self._noted(self._take_rest() + b"\n"))
+        self._print(self._traceback or [])
+        self._traceback = None
+        if self._live and isinstance(self._sink, Screen):
+            self._sink.end_line()
+
+    def _print(self, lines: list[bytes]) -> None:
+        if lines and not self._live:
+            self._sink.write(b"".join(self._tag + line for line in lines))
+
+    def _noted(self, line: bytes) -> list[bytes]:
+        """The lines to print now that this one has come."""
+        text = line.rstrip()
+        if text:
+            self._last = text
+        if _EXCEPTION.match(text):
+            self._error = text
+        if not self._drops_interrupts:
+            return [line]
+        if self._traceback is None:
+            if not text.startswith(b"Traceback (most recent call last)"):
+                return [line] if text else []
+            self._traceback = []
+        self._traceback.append(line)
+        ends = bool(text) and not text.startswith((b" ", b"Traceback", *_LINKS))
+        if not ends:
+            return []
+        held, self._traceback = self._traceback, None
+        return [] if is_consequence(text.decode(errors="replace")) else held
+
+
+def is_consequence(last_words: str) -> bool:
+    """Whether a rank that ended with this line did so because of a signal or of another rank."""
+    name = last_words.partition(":")[0].rpartition(".")[2]
+    return name in ("KeyboardInterrupt", "ShutdownError", "PeerLostError")
 
 
 def tag_of(rank: int, stream: str) -> str:

@@ -1,14 +1,14 @@
-"""Finds the mpirun that fits the MPI plug-in."""
+"""Finds programs: the user's, and the mpirun to start it with."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from aiacc.config import executable_path, search_directories
+from aiacc.config import MpiFlavour, executable_path, search_directories
 from aiacc.run.command import MpiLauncher
 
 
@@ -35,9 +35,10 @@ def resolve_command(command: list[str]) -> list[str]:
 
 
 def mpi_launchers() -> Iterator[MpiLauncher]:
-    """Every mpirun that can be found, the ones beside the interpreter first."""
+    """Every mpirun that can be found: by PATH, then beside the interpreter."""
+    beside, *path = search_directories()
     seen: set[Path] = set()
-    for folder in search_directories():
+    for folder in (*path, beside):
         for name in ("mpirun", "mpiexec"):
             program = Path(folder) / name
             if program.is_file() and program.resolve() not in seen:
@@ -48,27 +49,26 @@ def mpi_launchers() -> Iterator[MpiLauncher]:
                     break
 
 
-def choose_mpi_launcher(flavour: str) -> MpiLauncher:
-    """The first mpirun of the flavour that the plug-in was built against.
+def choose_mpi_launcher(
+    launchers: Iterable[MpiLauncher], served: Collection[MpiFlavour]
+) -> MpiLauncher:
+    """The first mpirun that there is a plug-in for; else the first, whose jobs use TCP. Pure.
 
     Args:
-        flavour: "mpich" or "openmpi"; anything else takes the first mpirun there is.
+        launchers: What there is, see `mpi_launchers`.
+        served: What there are plug-ins for.
 
     Raises:
-        ValueError: There is none; the text says how to get one.
+        ValueError: There is no mpirun; the text says how to get one.
     """
     others = []
-    for launcher in mpi_launchers():
-        if flavour not in ("mpich", "openmpi") or launcher.flavour == flavour:
+    for launcher in launchers:
+        if launcher.flavour in served:
             return launcher
-        others.append(f"{launcher.program} ({launcher.flavour} {launcher.version})")
-    if others:
-        raise ValueError(
-            f"found {', '.join(others)}, but this aiacc was built against {flavour} (expected its "
-            f"mpirun on PATH); install it (pip install {flavour}), or rebuild aiacc with "
-            "AIACC_MPICC naming the other MPI's mpicc"
-        )
-    raise ValueError("no mpirun on PATH; pip install mpich, or leave out --mpi")
+        others.append(launcher)
+    if not others:
+        raise ValueError("no mpirun on PATH; pip install mpich, or leave out --mpi")
+    return others[0]
 
 
 def version_of(text: str) -> tuple[str, str] | None:

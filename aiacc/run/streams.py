@@ -1,0 +1,158 @@
+"""Carries what local ranks write to the terminal, to pipes or to files."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import selectors
+import sys
+import termios
+from pathlib import Path
+
+from aiacc.run.output import Output, Plain, Screen, tag_of
+
+_NAMES = ("stdout", "stderr")
+
+
+class Streams:
+    """stdout and stderr of all ranks of a job.
+
+    Ranks write to pipes, from which whole lines are passed on. On a terminal rank 0 has a terminal
+    of its own, so that its progress bars are drawn. With a folder, rank N writes to the files
+    ``rank.N/stdout`` and ``stderr`` in it.
+
+    Threads: one; the selector tells it when to call `pass_on`.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, *, tag_output: bool, folder: Path | None
+    ) -> None:
+        self._selector = selector
+        self._tags = tag_output
+        self._folder = folder
+        self._sinks = _sinks()
+        self._open: set[int] = set()
+        self._told: set[str] = set()
+        self._outputs: dict[tuple[int, str], Output] = {}
+
+    def open(self, rank: int) -> dict[str, int]:
+        """Descriptors that the process of ``rank`` is to write to, by name. The caller closes them.
+
+        Raises:
+            OSError: No pipe, terminal or file can be made.
+        """
+        if self._folder is not None:
+            folder = self._folder / f"rank.{rank}"
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            return {name: os.open(folder / name, flags, 0o666) for name in _NAMES}
+        ends: dict[str, int] = {}
+        for name in _NAMES:
+            sink = self._sinks[name]
+            if rank == 0 and isinstance(sink, Screen) and not self._tags:
+                if name == "stderr" and sink is self._sinks["stdout"]:
+                    ends[name] = os.dup(ends["stdout"])
+                    self._outputs[rank, name] = self._outputs[rank, "stdout"]
+                    continue
+                source, ends[name] = _terminal_like(sink)
+                output = Output(sink, live=True)
+            else:
+                source, ends[name] = os.pipe()
+                output = Output(sink, tag_of(rank, name) if self._tags else "")
+            os.set_blocking(source, False)
+            self._open.add(source)
+            self._outputs[rank, name] = output
+            self._selector.register(source, selectors.EVENT_READ, output)
+        return ends
+
+    def pass_on(self, source: int, output: Output) -> bool:
+        """Print what has come; False at its end. BlockingIOError if nothing has come."""
+        try:
+            chunk = os.read(source, 1 << 16)
+        except OSError as error:
+            if error.errno != errno.EIO:  # a terminal of which the other side is closed
+                raise
+            chunk = b""
+        if chunk:
+            output.write(chunk)
+            return True
+        self._close(source, output)
+        return False
+
+    def last_words(self, rank: int) -> str:
+        """The last line that ``rank`` wrote to stderr, that of a traceback if there is one."""
+        if self._folder is None:
+            return self._outputs[rank, "stderr"].last_words
+        whole = Output(_Nowhere())
+        with (self._folder / f"rank.{rank}" / "stderr").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+            whole.write(file.read())
+        return whole.last_words
+
+    def drop_interrupts(self) -> None:
+        """From now on, leave out tracebacks that only say that a rank was interrupted."""
+        for output in self._outputs.values():
+            output.drop_interrupts()
+
+    def failures(self) -> dict[str, OSError]:
+        """Why lines can be written no more, by the name of the stream; each is told once."""
+        failed = {
+            name: sink.failure
+            for name, sink in self._sinks.items()
+            if sink.failure is not None and name not in self._told
+        }
+        self._told.update(failed)
+        return failed
+
+    def end_line(self) -> None:
+        """Begin a new line on a terminal on which one has no end yet."""
+        for sink in self._sinks.values():
+            if isinstance(sink, Screen):
+                sink.end_line()
+
+    def close(self) -> None:
+        """Print the rest. Call it when the ranks have ended."""
+        for source in list(self._open):
+            output = self._selector.get_key(source).data
+            try:
+                while self.pass_on(source, output):
+                    pass
+            except BlockingIOError:  # somebody outside the session still holds the pipe
+                self._close(source, output)
+
+    def _close(self, source: int, output: Output) -> None:
+        output.close()
+        self._selector.unregister(source)
+        self._open.remove(source)
+        os.close(source)
+
+
+class _Nowhere:
+    def write(self, lines: bytes) -> None:
+        """Print nothing."""
+
+
+def _sinks() -> dict[str, Plain]:
+    """Where lines go; one screen if both streams go to the same terminal."""
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    sinks: dict[str, Plain] = {
+        name: (Screen if stream.isatty() else Plain)(stream.buffer)
+        for name, stream in streams.items()
+    }
+    if all(stream.isatty() for stream in streams.values()):
+        devices = {os.fstat(stream.fileno()).st_rdev for stream in streams.values()}
+        if len(devices) == 1:
+            sinks["stderr"] = sinks["stdout"]
+    return sinks
+
+
+def _terminal_like(screen: Screen) -> tuple[int, int]:
+    """A new terminal of the size of ``screen``: the side to read, the side for a rank."""
+    master, slave = os.openpty()
+    attributes = termios.tcgetattr(slave)
+    attributes[1] &= ~termios.OPOST  # the real terminal translates ends of lines
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    size = fcntl.ioctl(screen.fileno(), termios.TIOCGWINSZ, b"\0" * 8)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
+    return master, slave
