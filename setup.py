@@ -1,7 +1,6 @@
 """Drives CMake; everything that can be declared is in pyproject.toml."""
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,21 +13,17 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
-def mpi_compiler() -> str:
-    """The `mpicc` to build the plug-in with: the user's if there is one, else the mpich wheel's."""
-    if named := os.environ.get("AIACC_MPICC"):
-        return named
+def wheel_mpi_compiler() -> str:
+    """The `mpicc` of the mpich wheel, "" without one.
+
+    Build isolation puts it first on PATH, where it would hide an MPICH of the user's.
+    """
     try:
         files = metadata.files("mpich") or []
     except metadata.PackageNotFoundError:
         files = []
-    from_wheel = [Path(file.locate()).resolve() for file in files if file.name == "mpicc"]
-    # Build isolation puts the wheel first on PATH, where it would hide the user's own MPI.
-    for folder in os.get_exec_path():
-        found = shutil.which("mpicc", path=folder)
-        if found and Path(found).resolve() not in from_wheel:
-            return found
-    return str(from_wheel[0]) if from_wheel else ""
+    found = [str(Path(file.locate()).resolve()) for file in files if file.name == "mpicc"]
+    return found[0] if found else ""
 
 
 class CMakeBuild(build_ext):
@@ -53,7 +48,7 @@ class CMakeBuild(build_ext):
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DAIACC_OUTPUT_DIR={package}",
-            f"-DAIACC_MPICC={mpi_compiler()}",
+            f"-DAIACC_MPICC_LAST={wheel_mpi_compiler()}",
         ]
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)

@@ -6,7 +6,12 @@ framework.
 
 from __future__ import annotations
 
-from aiacc._core import __version__
+try:
+    from aiacc._core import __version__
+except ModuleNotFoundError as error:
+    from aiacc.unbuilt import explain
+
+    raise explain(error) from None
 from aiacc.basics import (
     cross_rank,
     cross_size,

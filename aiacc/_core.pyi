@@ -17,12 +17,18 @@ REDUCESCATTER: int
 JOIN: int
 
 class Listener:
-    """A bound, listening socket of this rank; its address goes to the other ranks at bootstrap."""
+    """A bound, listening socket of this rank; its port goes to the other ranks at bootstrap.
 
-    def __init__(self, interface: str = "") -> None: ...
+    It answers connections to `addresses`, all this host's own; to any if there are none.
+    """
+
+    def __init__(self, addresses: Sequence[str] = ()) -> None: ...
     @property
-    def address(self) -> str: ...
+    def port(self) -> int: ...
     def close(self) -> None: ...
+
+def interface_addresses() -> list[tuple[str, str, int, bool]]:
+    """(interface, address, bits of the prefix, whether it runs), in the kernel's order."""
 
 def init(
     *,
@@ -42,14 +48,15 @@ def init(
     host_of: Sequence[int],
     listener: Listener | None,
     gpu_lanes: int = 1,
+    gpu_capability: tuple[int, int] = ...,
     nccl_in_use: bool = False,
 ) -> None:
     """Connect to the other ranks and start the runtime.
 
-    Collective. Blocks until every rank is connected. The values except the ranks and `nccl_in_use`
-    are equal everywhere; everything else comes from the configuration (`config`). `nccl_in_use`:
-    others in this process may have made NCCL communicators. Raises on failure, leaving nothing
-    open.
+    Collective. Blocks until every rank is connected. The values except the ranks, `addresses` (by
+    which this rank reaches each) and `nccl_in_use` are equal everywhere; everything else comes from
+    the configuration (`config`). `nccl_in_use`: others in this process may have made NCCL
+    communicators. Raises on failure, leaving nothing open.
     """
 
 def shutdown() -> None:
@@ -198,6 +205,9 @@ def flush() -> None:
     """Tell the coordinator that this rank will wait now: negotiate what is queued."""
 
 def start_timeline(path: str, mark_cycles: bool = False) -> None: ...
+def mark_step() -> None:
+    """End a step of training in the timeline, if one is on."""
+
 def stop_timeline() -> None: ...
 def propose_parameters(unit_bytes: int, lanes: int, gpu_algorithm: str = "") -> None:
     """Change the planner's parameters on all ranks, together, after a later round.
@@ -218,10 +228,11 @@ def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
     `in_use`: others in this process may have made communicators.
     """
 
-def nccl_gpus() -> tuple[list[str], str, bool]:
-    """(PCI addresses of the GPUs that this process sees, NCCL_HOSTID, whether ranks may share one).
+def nccl_gpus() -> tuple[list[str], str, bool, int]:
+    """Tell (PCI addresses of the GPUs it sees, NCCL_HOSTID, whether ranks may share, capability).
 
-    The list is empty if they are not known. Initialises the driver.
+    The capability is the lowest of these GPUs, the number before the point. The list is empty if
+    they are not known. Initialises the driver.
     """
 
 def load_mpi(plugin: str, library: str) -> str:
@@ -231,6 +242,12 @@ def mpi_initialize(network_lanes: int = 0, timeout_s: float = 30.0) -> tuple[int
     """MPI_Init if nobody did; (rank, size, library version). Collective, blocks.
 
     `network_lanes`: independent channels to other hosts, 0 when all ranks share one.
+    """
+
+def mpi_reserve(lanes: int) -> None:
+    """Take the memory for so many lanes of engine mpi. Collective, blocks.
+
+    EngineError on every rank if a host has not enough, and nothing is lost.
     """
 
 def mpi_all_gather(payload: bytes) -> list[bytes]:
@@ -243,8 +260,20 @@ def build_info() -> dict[str, str]:
 def env_table() -> list[tuple[str, str, str, str, str]]:
     """(name, Horovod alias or "", type, default, meaning) of every variable."""
 
+def configure_log(rank: int) -> None:
+    """Log as AIACC_LOG_LEVEL says, in the name of a rank; `init` does so, too."""
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's soft limit of open files to the hard one, at most to a million."""
+
+def exhaustion_remedy(error_number: int) -> str:
+    """What to do about an errno value that says that descriptors have run out; "" for others."""
+
 def log_info(text: str) -> None:
     """Write one line to the log, if AIACC_LOG_LEVEL shows information."""
+
+def log_warning(text: str) -> None:
+    """Write one line to the log, if AIACC_LOG_LEVEL shows warnings."""
 
 def config() -> dict[str, str | int | float | bool]:
     """Parsed values by lower-case name without the AIACC_ prefix; ValueError if one is wrong."""

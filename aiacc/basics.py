@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from aiacc import _core, startup
-from aiacc.bootstrap import Provider
+from aiacc.bootstrap import Provider, seat
 from aiacc.config import horovod_variables
 from aiacc.horovod_variables import warning_about
 from aiacc.process_sets import (
@@ -88,6 +88,7 @@ def shutdown() -> None:
     with _lock:
         tuner.stop()
         _core.shutdown()
+        seat.release_all()
         unregister_all()
 
 
@@ -160,7 +161,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Record what the runtime does from now on, for chrome://tracing or Perfetto.
 
     Args:
-        file_path: JSON file to write on this rank.
+        file_path: JSON file of rank 0. The others write beside it, "t.rank3.json" for "t.json",
+            or where "{rank}" in the path stands for their number. `aiaccrun --merge-timelines`
+            makes one of them.
         mark_cycles: Mark the rounds of negotiation too.
 
     Raises:
@@ -193,6 +196,7 @@ def _begin(
                 add_process_set(process_set)
         except BaseException:
             _core.shutdown()
+            seat.release_all()
             unregister_all()
             raise
         _shut_down_at_exit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from aiacc import _core
+from aiacc import _core, mpi_library
 
 
 def mpi_enabled() -> bool:
@@ -13,8 +13,8 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether the plug-in for MPI was built; it says nothing about an MPI library to run it."""
-    return _core.build_info()["mpi_flavour"] != "none"
+    """Whether a plug-in for MPI was built; it says nothing about an MPI library to run it."""
+    return bool(mpi_library.built())
 
 
 def mpi_threads_supported() -> bool:

@@ -17,6 +17,9 @@ MpiFlavour = Literal["openmpi", "mpich"]
 #: Ranks and sizes that a launcher did not tell.
 UNKNOWN = -1
 
+#: Numbers from this on mark batch scripts, interactive shells and the like (slurm.h).
+_SPECIAL_STEPS = 0xFFFFFFF0
+
 
 @dataclass(frozen=True)
 class TorchrunEnvironment:
@@ -50,11 +53,30 @@ class MpiEnvironment:
 
 
 @dataclass(frozen=True)
+class SlurmEnvironment:
+    """What srun told this process, a task of a job step."""
+
+    rank: int
+    size: int
+    local_rank: int
+    #: Number of this node within the step, `UNKNOWN` if it was not told.
+    node: int
+    job: int
+    step: int
+    #: Nodes of the step and tasks on each, in Slurm's abbreviations.
+    nodes: str
+    tasks_per_node: str
+    cluster: str
+    user: str
+
+
+@dataclass(frozen=True)
 class LauncherEnvironment:
     """Every launcher that left its traces; a process may have been started by none or several."""
 
     torchrun: TorchrunEnvironment | None
     mpi: MpiEnvironment | None
+    slurm: SlurmEnvironment | None = None
 
 
 def launcher_environment(environ: Mapping[str, str] | None = None) -> LauncherEnvironment:
@@ -67,12 +89,23 @@ def launcher_environment(environ: Mapping[str, str] | None = None) -> LauncherEn
         ValueError: A variable is not the number it should be; the text names it.
     """
     variables = os.environ if environ is None else environ
-    return LauncherEnvironment(torchrun=_torchrun(variables), mpi=_mpi(variables))
+    return LauncherEnvironment(
+        torchrun=_torchrun(variables), mpi=_mpi(variables), slurm=_slurm(variables)
+    )
 
 
 def horovod_variables() -> dict[str, str]:
     """Everything in the environment whose name begins like Horovod's variables."""
-    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    return _beginning_with("HOROVOD_")
+
+
+def own_variables() -> dict[str, str]:
+    """Everything in the environment whose name begins like aiacc's variables, known or not."""
+    return _beginning_with("AIACC_")
+
+
+def _beginning_with(prefix: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
 def child_environment(
@@ -80,6 +113,11 @@ def child_environment(
 ) -> dict[str, str]:
     """Environment for a child process: this one's (or ``environ``) with ``changes`` applied."""
     return {**(os.environ if environ is None else environ), **changes}
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable of this process, which C libraries and children see, unless it is set."""
+    os.environ.setdefault(name, value)
 
 
 def search_directories() -> list[str]:
@@ -143,6 +181,31 @@ def _mpi_from(
         local_size=_number(variables, local[1], UNKNOWN),
         pmi_fd=_number(variables, "PMI_FD", UNKNOWN),
         pmix_namespace=variables.get("PMIX_NAMESPACE", ""),
+    )
+
+
+def _slurm(variables: Mapping[str, str]) -> SlurmEnvironment | None:
+    # A batch script, or a shell of salloc, has the variables of its job, the number of tasks among
+    # them; it is no task of a step, or of one that has a special number.
+    if not variables.get("SLURM_PROCID") or not variables.get("SLURM_STEP_ID"):
+        return None
+    step = _number(variables, "SLURM_STEP_ID")
+    sizes = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if variables.get(name)]
+    if step >= _SPECIAL_STEPS or not sizes or not variables.get("SLURM_JOB_ID"):
+        return None
+    rank, size = _number(variables, "SLURM_PROCID"), _number(variables, sizes[0])
+    _check_rank("SLURM_PROCID", rank, sizes[0], size)
+    return SlurmEnvironment(
+        rank=rank,
+        size=size,
+        local_rank=_number(variables, "SLURM_LOCALID", UNKNOWN),
+        node=_number(variables, "SLURM_NODEID", UNKNOWN),
+        job=_number(variables, "SLURM_JOB_ID"),
+        step=step,
+        nodes=variables.get("SLURM_STEP_NODELIST", ""),
+        tasks_per_node=variables.get("SLURM_STEP_TASKS_PER_NODE", ""),
+        cluster=variables.get("SLURM_CLUSTER_NAME", ""),
+        user=variables.get("SLURM_JOB_USER", ""),
     )
 
 

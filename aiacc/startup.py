@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
+from collections.abc import Callable
 
 from aiacc import _core, mpi_library
 from aiacc.bootstrap import (
@@ -16,10 +17,16 @@ from aiacc.bootstrap import (
     new_token,
     select_provider,
 )
-from aiacc.bootstrap.negotiate import GPU_LANES
-from aiacc.config import LauncherEnvironment, launcher_environment
+from aiacc.bootstrap.interfaces import listened_at, observe
+from aiacc.bootstrap.negotiate import GPU_LANES, LANES, TUNED_LANES, warning_about_programs
+from aiacc.bootstrap.provider import AloneProvider, program_name
+from aiacc.bootstrap.reach import Presence
+from aiacc.bootstrap.rendezvous import RendezvousProvider
+from aiacc.config import LauncherEnvironment, launcher_environment, own_variables
 from aiacc.exceptions import BootstrapError, CollectiveError
+from aiacc.siblings import warning_about_siblings
 from aiacc.tuning import tuner
+from aiacc.unknown_variables import warning_about
 
 
 def start(provider: Provider | None = None) -> bool:
@@ -38,14 +45,36 @@ def start(provider: Provider | None = None) -> bool:
     """
     environment = launcher_environment()
     config = _core.config()
+    unknown = warning_about(own_variables(), [name for name, *_ in _core.env_table()])
     if provider is None:
-        provider = select_provider(environment, config)
+        try:
+            provider = select_provider(environment, config)
+        except BootstrapError as error:
+            if not unknown:
+                raise
+            raise BootstrapError(f"{error}. {unknown}") from error
+        if isinstance(provider, AloneProvider) and not provider.told:
+            alone = warning_about_siblings()
+            if alone:
+                warnings.warn(alone, stacklevel=4)
+    if unknown and provider.rank == 0:
+        warnings.warn(unknown, stacklevel=4)
     listener: _core.Listener | None = None
+    presence = Presence()
     try:
         if provider.size > 1:
-            listener = _core.Listener(str(config["iface"]))
-        agreement = _negotiate(provider, environment, listener.address if listener else "")
+            _core.raise_descriptor_limit()  # before rank 0 has a connection to every rank
+            presence = observe(provider.meeting_host, str(config["iface"]))
+            # Without a chosen interface the way may be any, loopback too.
+            listener = _core.Listener(listened_at(presence) if config["iface"] else [])
+            presence = dataclasses.replace(presence, port=listener.port)
+        agreement = _negotiate(provider, environment, presence)
         place = agreement.places[provider.rank]
+        addresses: tuple[str, ...] = ()
+        if agreement.reach is not None:
+            addresses = agreement.reach.seen_by(provider.rank)
+            _core.configure_log(provider.rank)
+            _core.log_info(f"[bootstrap] {agreement.reach.explanation(provider.rank)}")
         _core.init(
             rank=provider.rank,
             size=provider.size,
@@ -56,17 +85,25 @@ def start(provider: Provider | None = None) -> bool:
             engine=agreement.engine,
             gpu_engine=agreement.gpu_engine,
             gpu_lanes=agreement.gpu_lanes,
+            gpu_capability=agreement.gpu_capability,
             nccl_in_use=_nccl_in_use(),
             lanes=agreement.lanes,
             unit_bytes=agreement.unit_bytes,
             token=agreement.token,
             epoch=agreement.epoch,
-            addresses=agreement.addresses,
+            addresses=addresses,
             host_of=agreement.host_of,
             listener=listener,
         )
+        if agreement.engine_reason and provider.rank == 0:
+            _core.log_warning(
+                f"[bootstrap] tensors travel by {agreement.engine}, not by mpi: "
+                f"{agreement.engine_reason}"
+            )
         if agreement.gpu_engine_reason and provider.rank == 0:
             _core.log_info(f"[bootstrap] tensors on GPUs are staged: {agreement.gpu_engine_reason}")
+        if isinstance(provider, RendezvousProvider):
+            provider.keep_seat()
         if config["autotune"]:
             tuner.start(provider.rank, agreement.lanes, agreement.unit_bytes)
         return len({place.local_size for place in agreement.places}) == 1
@@ -78,47 +115,65 @@ def start(provider: Provider | None = None) -> bool:
         provider.close()
 
 
-def _negotiate(provider: Provider, environment: LauncherEnvironment, address: str) -> Agreement:
+def _negotiate(
+    provider: Provider, environment: LauncherEnvironment, presence: Presence
+) -> Agreement:
     """Exchange what every rank has, and decide what the job runs."""
     timeout_s = float(_core.config()["connect_timeout_s"])
-    payload = _contribution(provider, environment, address).encode()
+    payload = _contribution(provider, environment, presence).encode()
     rows = provider.all_gather(payload, timeout_s=timeout_s)
     table = [Contribution.decode(row) for row in rows]
     agreement = agree(table)
+    if provider.rank == 0 and isinstance(provider, RendezvousProvider) and not provider.has_token:
+        programs = warning_about_programs(table)
+        if programs:
+            warnings.warn(programs, stacklevel=5)
     if agreement.engine != "mpi":
         return agreement
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
-    # a rank that will not come.
-    reason = _start_mpi(provider, agreement, timeout_s)
-    reasons = provider.all_gather(reason.encode(), timeout_s=timeout_s)
-    failed = {number: reason.decode() for number, reason in enumerate(reasons) if reason}
-    if not failed:
-        return agreement
-    if table[0].engine == "mpi":
-        number, reason = min(failed.items())
-        raise BootstrapError(
-            f"[bootstrap] engine mpi cannot run on rank {number}: {reason} (expected viable on "
-            "every rank); remedy that, or choose another AIACC_ENGINE"
-        )
-    return agree([_without_mpi(row, failed.get(row.rank)) for row in table])
+    # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
+    steps: tuple[Callable[[], str], ...] = (
+        lambda: _start_mpi(provider, agreement, timeout_s),
+        lambda: _reserve_mpi(agreement.lanes),
+    )
+    for step in steps:
+        reasons = provider.all_gather(step().encode(), timeout_s=timeout_s)
+        failed = {
+            number: reason.decode(errors="replace")
+            for number, reason in enumerate(reasons)
+            if reason
+        }
+        if failed and table[0].engine == "mpi":
+            number, reason = min(failed.items())
+            raise BootstrapError(
+                f"[bootstrap] engine mpi cannot run on rank {number}: {reason} (expected viable on "
+                "every rank); remedy that, or choose another AIACC_ENGINE"
+            )
+        if failed:
+            return agree([_without_mpi(row, failed.get(row.rank)) for row in table])
+    return agreement
 
 
 def _contribution(
-    provider: Provider, environment: LauncherEnvironment, address: str
+    provider: Provider, environment: LauncherEnvironment, presence: Presence
 ) -> Contribution:
     config = _core.config()
     engines = {name: "" if viable else detail for name, viable, detail in _core.engines()}
     # Looking for MPI takes time and loads libraries; other jobs have no use for it.
     if environment.mpi is not None or config["engine"] == "mpi":
-        engines["mpi"] = mpi_library.load(str(config["mpi_library"]))
-    gpus, nccl_host, nccl_shares_gpus = (
-        _core.nccl_gpus() if engines.get("nccl") == "" else ([], "", False)
+        default_lanes = TUNED_LANES if config["autotune"] else LANES
+        launcher = environment.mpi.flavour if environment.mpi is not None else None
+        engines["mpi"] = mpi_library.load(
+            str(config["mpi_library"]), launcher
+        ) or mpi_library.lack_of_memory(environment.mpi, int(config["lanes"]) or default_lanes)
+    gpus, nccl_host, nccl_shares_gpus, gpu_capability = (
+        _core.nccl_gpus() if engines.get("nccl") == "" else ([], "", False, 0)
     )
     return Contribution(
         rank=provider.rank,
         size=provider.size,
         host=host_id(),
-        address=address,
+        presence=presence,
         engine=str(config["engine"]),
         gpu_engine=str(config["gpu_engine"]),
         gpu_lanes=int(config["gpu_lanes"]),
@@ -129,6 +184,7 @@ def _contribution(
         gpus=gpus,
         nccl_host=nccl_host,
         nccl_shares_gpus=nccl_shares_gpus,
+        gpu_capability=gpu_capability,
         lanes=int(config["lanes"]),
         unit_bytes=int(config["unit_bytes"]),
         version=_core.__version__,
@@ -137,10 +193,12 @@ def _contribution(
         local_rank=provider.local_rank,
         local_size=provider.local_size,
         token=new_token(),
+        program=program_name(),
         equal={
             "AIACC_CACHE_CAPACITY": config["cache_capacity"],
             "AIACC_AUTOTUNE": config["autotune"],
             "AIACC_GPU_ALGORITHM": config["gpu_algorithm"],
+            "AIACC_GPU_UNIT_BYTES": config["gpu_unit_bytes"],
             # It decides from which memory a tensor travels, which NCCL wants alike on all ranks.
             "AIACC_CHECK_FINITE": config["check_finite"],
         },
@@ -174,6 +232,15 @@ def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float) -> st
     warning = mpi_library.warning_about_flows(version, hosts, agreement.lanes)
     if rank == 0 and warning is not None:
         warnings.warn(warning, stacklevel=4)
+    return ""
+
+
+def _reserve_mpi(lanes: int) -> str:
+    """Take the memory that MPI's lanes need. "" or why there is none."""
+    try:
+        _core.mpi_reserve(lanes)
+    except CollectiveError as error:
+        return str(error)
     return ""
 
 

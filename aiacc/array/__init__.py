@@ -17,6 +17,7 @@ from aiacc.array.grouped_ops import (
     grouped_reducescatter_async,
 )
 from aiacc.array.handles import poll, synchronize
+from aiacc.array.objects import allgather_object, broadcast_object
 from aiacc.array.ops import (
     allgather,
     allgather_async,
@@ -78,6 +79,7 @@ __all__ = [
     "add_process_set",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -89,6 +91,7 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "broadcast_object",
     "ccl_built",
     "cross_rank",
     "cross_size",

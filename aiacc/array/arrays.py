@@ -23,6 +23,8 @@ DTYPE_CODES: dict[str, int] = {
     "float64": 8,
     "bool": 9,
     "bfloat16": 10,
+    "uint32": 11,
+    "uint64": 12,
 }
 
 Array = npt.NDArray[Any]
@@ -55,7 +57,8 @@ def view_of(array: Any, what: str) -> View:
     """What the core has to know of ``array``.
 
     Args:
-        array: Anything with NumPy's array interface, the CUDA array interface, or DLPack.
+        array: Anything with NumPy's array interface, the CUDA array interface, or DLPack; also a
+            number, or a list of numbers, nested or not, as `numpy.asarray` takes them.
         what: What it is given for, such as ``"allreduce of 'loss'"``.
 
     Raises:
@@ -101,18 +104,35 @@ def _view_of(array: Any, what: str) -> tuple[View, bool]:
     if not hasattr(array, "__array_interface__"):
         if device_arrays.is_on_device(array):
             return _device_view_of(array, what)
-        if not hasattr(array, "__dlpack__"):
+        if hasattr(array, "__dlpack__"):
+            array = np.from_dlpack(array)
+        elif isinstance(array, bool | int | float | list | tuple):
+            array = _array_of(array, what)
+        else:
             raise TypeError(
-                f"[array] {what}: {type(array).__name__} (expected NumPy's array interface, the "
-                "CUDA array interface or DLPack); convert it with numpy.asarray"
+                f"[array] {what}: {type(array).__name__} (expected a number, a list of numbers, "
+                "NumPy's array interface, the CUDA array interface or DLPack); convert it with "
+                "numpy.asarray, or use broadcast_object or allgather_object for objects"
             )
-        array = np.from_dlpack(array)
     view = np.asarray(array)
     code = _code_of(view.dtype, what)
     if not view.flags.c_contiguous:
         raise _strided(view.shape, view.strides, what)
     address = view.__array_interface__["data"][0]
     return View(view, address, view.shape, view.dtype, code, (-1, 0)), view.flags.writeable
+
+
+def _array_of(numbers: Any, what: str) -> Array:
+    """A new array of a Python number or of lists of them, read-only: nobody would see a result."""
+    try:
+        array = np.array(numbers)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"[array] {what}: {type(numbers).__name__} that makes no array: {error} (expected "
+            "numbers in lists of equal lengths)"
+        ) from error
+    array.flags.writeable = False
+    return array
 
 
 def _device_view_of(array: Any, what: str) -> tuple[View, bool]:

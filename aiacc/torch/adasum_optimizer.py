@@ -74,12 +74,15 @@ class AdasumDistributed(_Base):
             CollectiveError: Changes could not be combined; those parameters are as before.
         """
         if not basics.is_initialized() or basics.size() == 1:
-            return super().step(closure)
+            loss = super().step(closure)
+            _core.mark_step()
+            return loss
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         starts = [parameter.detach().clone() for parameter in parameters]
         loss = super().step(closure)
         with torch.no_grad():
             self._combine(parameters, starts)
+        _core.mark_step()
         return loss
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from aiacc.array.objects import broadcast_object
 from aiacc.process_sets import ProcessSet
 from aiacc.reduce_ops import Min
-from aiacc.torch.functions import broadcast_object
 from aiacc.torch.mpi_ops import allreduce_
 
 

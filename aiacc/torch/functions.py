@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pickle
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from aiacc import _core
-from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.torch.mpi_ops import allgather, broadcast_, broadcast_async_, synchronize
+from aiacc.array.objects import allgather_object, broadcast_object
+from aiacc.torch.mpi_ops import broadcast_async_, synchronize
 from aiacc.torch.tensors import device_of
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
 
 
 def broadcast_parameters(
@@ -172,70 +177,3 @@ def _put_tensors(value: Any, tensors: list[torch.Tensor], parameter: torch.Tenso
     if type(value) in (list, tuple):
         return type(value)([_put_tensors(entry, tensors, parameter) for entry in value])
     return value
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Send a Python object to every rank.
-
-    Collective: every rank, with the same name and root.
-    Blocks: until the object is there.
-
-    Args:
-        obj: Anything that cloudpickle takes, or pickle if that is not installed; ignored except on
-            the root.
-        root_rank: Global rank to copy from.
-        name: Pairs this call with the calls of the other ranks.
-        process_set: Ranks that take part.
-
-    Returns:
-        ``obj`` itself on the root, a copy of it elsewhere.
-
-    Raises:
-        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
-    """
-    is_root = _core.rank() == root_rank
-    payload = _pickled(obj) if is_root else bytearray()
-    size = torch.tensor([len(payload)], dtype=torch.int64, device="cpu")
-    broadcast_(size, root_rank, name and name + ".sz", process_set)
-    if is_root:
-        data = torch.frombuffer(payload, dtype=torch.uint8)
-    else:
-        data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-    broadcast_(data, root_rank, name and name + ".t", process_set)
-    return obj if is_root else pickle.loads(cast(Any, data.numpy().data))
-
-
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Collect a Python object of every rank.
-
-    Collective: every rank, with the same name.
-    Blocks: until all objects are there.
-
-    Args:
-        obj: Anything that cloudpickle takes, or pickle if that is not installed.
-        name: Pairs this call with the calls of the other ranks.
-
-    Returns:
-        Copies of the objects in rank order.
-
-    Raises:
-        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
-    """
-    payload = torch.frombuffer(_pickled(obj), dtype=torch.uint8)
-    sizes = allgather(
-        torch.tensor([len(payload)], dtype=torch.int64, device="cpu"), name and name + ".sz"
-    )
-    payloads = torch.split(allgather(payload, name and name + ".t"), sizes.tolist())
-    return [pickle.loads(cast(Any, one.numpy().data)) for one in payloads]
-
-
-def _pickled(obj: Any) -> bytearray:
-    if importlib.util.find_spec("cloudpickle") is None:
-        return bytearray(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL))
-    cloudpickle = importlib.import_module("cloudpickle")  # also takes functions and classes
-    return bytearray(cloudpickle.dumps(obj, pickle.HIGHEST_PROTOCOL))

@@ -156,8 +156,10 @@ class BucketReducer(BatchReducer):
                 strides = self._strides(parameter)
                 view = flat.as_strided(parameter.shape, strides, offset)
                 self._views[order[number]] = view
-                if parameter.grad is not None:
-                    view.copy_(parameter.grad.detach())
-                    parameter.grad = view
+                if parameter.grad is None:
+                    continue
+                sparse_dim = self._sparse_dims.get(order[number])
+                view.copy_(self._dense(order[number]))
+                parameter.grad = view if sparse_dim is None else view.to_sparse(sparse_dim)
         self._set_batches([[order[number] for number in bucket.members] for bucket in layout])
         self._calls = [self._call_of(number, flat) for number, flat in enumerate(self._flats)]

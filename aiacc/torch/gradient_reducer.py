@@ -63,6 +63,8 @@ class GradientReducer:
         self._hooks: dict[int, RemovableHandle] = {}
         #: Parameters whose gradients have been sparse: they have none in a form of zeros.
         self._sparse: set[int] = set()
+        #: With sparse_as_dense: sparse dimensions of the gradients that were made dense to travel.
+        self._sparse_dims: dict[int, int] = {}
         self.add(named_parameters)
         basics.at_init(self.reset)
 
@@ -144,6 +146,7 @@ class GradientReducer:
         failure = self._submit_missing()
         _core.flush()
         failure = self._wait() or failure
+        self._restore_sparse()
         self._start_step()
         step_done()
         if failure is not None:
@@ -207,6 +210,13 @@ class GradientReducer:
                 failure = failure or error
             in_flight.popleft()
         return failure
+
+    def _restore_sparse(self) -> None:
+        """Give the optimizer gradients of the layout that autograd gave: some take no other."""
+        for index, sparse_dim in self._sparse_dims.items():
+            parameter = self._parameters[index]
+            if parameter.grad is not None and parameter.grad.layout is torch.strided:
+                parameter.grad = parameter.grad.detach().to_sparse(sparse_dim)
 
     def _attach(self) -> None:
         """Put hooks on the parameters that need one and have none."""
@@ -297,6 +307,7 @@ class GradientReducer:
         if gradient.layout is not torch.strided:
             if not self._options.sparse_as_dense:
                 raise refusal(gradient, f"gradient of {self._names[index]!r}")
+            self._sparse_dims[index] = gradient.sparse_dim()
             gradient = parameter.grad = gradient.to_dense()
         return gradient.detach()
 

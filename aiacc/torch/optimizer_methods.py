@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiacc import _core
 from aiacc.process_sets import ProcessSet
 from aiacc.reduce_ops import Average, Sum
 from aiacc.torch.gradient_reducer import GradientReducer
@@ -79,7 +80,9 @@ class Distributed(_Base):
             if closure is None or self._reducer.under_way:
                 self.synchronize()
         self._synchronized = False
-        return super().step(closure)
+        result = super().step(closure)
+        _core.mark_step()
+        return result
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from aiacc import _core, basics
 from aiacc.bootstrap.store import StoreProvider
+from aiacc.torch import rendezvous
 from aiacc.torch.group_steps import (
     Tensors,
     broadcast_from,
@@ -243,7 +244,10 @@ def _create(options: Any, backend_options: Any) -> Any:
     del backend_options
     rank, size = options.group_rank, options.group_size
     owns_runtime = not basics.is_initialized()
-    if owns_runtime:
+    launched = rendezvous.take_found_here()
+    if owns_runtime and launched:
+        basics.init()  # as the launcher says, which may have more to offer than a store
+    elif owns_runtime:
         basics.init_through(StoreProvider(options.store, rank, size))
     elif (basics.rank(), basics.size()) != (rank, size):
         if not dist.is_gloo_available():
@@ -258,6 +262,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def register() -> None:
-    """Make the name "aiacc" known to torch. May be called again."""
+    """Make the name "aiacc" known to torch, and launchers besides torchrun. May be called again."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        rendezvous.register()

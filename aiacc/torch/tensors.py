@@ -23,6 +23,8 @@ DTYPE_CODES: dict[torch.dtype, int] = {
     torch.float64: 8,
     torch.bool: 9,
     torch.bfloat16: 10,
+    torch.uint32: 11,
+    torch.uint64: 12,
 }
 
 
