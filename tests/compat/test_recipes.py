@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support.ranks import ROOT, free_port, rank_environment, run_ranks, tool
+from tests.support.ranks import ROOT, rank_environment, run_ranks, tool
 
 PAGE = (ROOT / "docs" / "migrating-from-horovod.md").read_text()
 RECIPES = re.findall(r"^## (\d+\. .*?)\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
@@ -24,15 +23,7 @@ def test_page_has_ten_recipes():
     assert {language for _, language, _ in BLOCKS} == {"python", "sh"}
 
 
-def _run(code, title, port):
-    """As a rank that a launcher like torchrun has started."""
-    os.environ.update(
-        RANK=os.environ.pop("AIACC_RANK"),
-        WORLD_SIZE=os.environ.pop("AIACC_SIZE"),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    del os.environ["AIACC_ADDR"]
+def _run(code, title):
     exec(compile(code, title, "exec"), {"__name__": "__main__"})
 
 
@@ -41,7 +32,15 @@ def _run(code, title, port):
     [pytest.param(title, code, id=title) for title, kind, code in BLOCKS if kind == "python"],
 )
 def test_recipe(title, code):
-    run_ranks(2, _run, code, title, free_port())
+    run_ranks(2, _run, code, title, launcher="aiaccrun")
+
+
+@pytest.mark.parametrize(
+    "launcher", ["explicit", "torchrun", "srun", pytest.param("mpirun", marks=pytest.mark.mpi)]
+)
+def test_torchs_own_api_under_every_launcher(launcher):
+    (code,) = (code for title, kind, code in BLOCKS if "init_process_group(" in code)
+    run_ranks(2, _run, code, "recipe", launcher=launcher)
 
 
 #: In one write: the ranks share the standard output.

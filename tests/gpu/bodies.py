@@ -19,8 +19,9 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.torch.tensors import DTYPE_CODES
 
-#: torch computes with these; the wider unsigned ones it only stores.
-DTYPES = [dtype for dtype in DTYPE_CODES if dtype != torch.uint16]
+#: torch has next to no arithmetic of its own for these.
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+DTYPES = [dtype for dtype in DTYPE_CODES if dtype not in UNSIGNED]
 #: NCCL has no reductions of these.
 NOT_OF_NCCL = (torch.int16, torch.uint16)
 OPS = {hvd.Sum: torch.add, hvd.Min: torch.minimum, hvd.Max: torch.maximum, hvd.Product: torch.mul}

@@ -15,6 +15,7 @@ from tests.support.ranks import run_ranks
 
 DTYPES = [
     *(np.dtype(name) for name in ("uint8", "int8", "uint16", "int16", "int32", "int64")),
+    *(np.dtype(name) for name in ("uint32", "uint64")),
     *(np.dtype(name) for name in ("float16", "float32", "float64", "bool")),
     np.dtype(ml_dtypes.bfloat16),
 ]

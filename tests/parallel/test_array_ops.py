@@ -16,6 +16,7 @@ from tests.support.ranks import run_ranks
 BOOL = np.dtype("bool")
 DTYPES = [
     *(np.dtype(name) for name in ("uint8", "int8", "uint16", "int16", "int32", "int64")),
+    *(np.dtype(name) for name in ("uint32", "uint64")),
     *(np.dtype(name) for name in ("float16", "float32", "float64")),
     BOOL,
     np.dtype(ml_dtypes.bfloat16),
@@ -79,6 +80,16 @@ def _average_and_scale():
     given = np.array([1, 2, -3], np.int32) * (rank + 1)
     total = np.array([1, 2, -3]) * sum(range(1, size + 1))
     _equal(hvd.allreduce(given), np.trunc(total / size).astype(np.int32))
+    # Exact up to the limits of every dtype; Python's numbers are as long as they have to be.
+    for dtype in (dtype for dtype in DTYPES if dtype.kind in "iu"):
+        most = np.iinfo(dtype).max // size
+        total = sum(most - other for other in range(size))
+        given = np.array([most - rank], dtype)
+        np.testing.assert_array_equal(hvd.allreduce(given), np.array([total // size], dtype))
+        if dtype.kind == "i":
+            np.testing.assert_array_equal(
+                hvd.allreduce(-given), np.array([-(total // size)], dtype)
+            )
     # Factors of integers are applied per rank, before the sum, and truncated.
     given = np.array([1, 3], np.int64)
     _equal(hvd.allreduce(given, op=hvd.Sum, prescale_factor=0.5), np.array([0, size], np.int64))
@@ -165,6 +176,30 @@ def _take_foreign_arrays():
     _equal(hvd.allreduce(np.float32(2)), np.array(2, np.float32))
 
 
+def _take_numbers_and_lists():
+    rank, size = hvd.rank(), hvd.size()
+    assert hvd.allreduce(rank + 0.5) == (size - 1) / 2 + 0.5
+    _equal(hvd.allreduce(rank, op=hvd.Max), np.array(size - 1))
+    _equal(hvd.allreduce(rank == 0, op=hvd.Min), np.array(size == 1))
+    _equal(hvd.allgather([[rank, 7]]), np.array([[r, 7] for r in range(size)]))
+    _equal(hvd.broadcast((1.5, rank), 0), np.array([1.5, 0.0]))
+    with pytest.raises(ValueError, match=r"must not be written.*without underscore"):
+        hvd.allreduce_([1.0])
+    with pytest.raises(ValueError, match=r"allreduce of 'r'.*lists of equal lengths"):
+        hvd.allreduce([[1], [2, 3]], name="r")
+    with pytest.raises(ValueError, match="allreduce of 'w': array of dtype <U1"):
+        hvd.allreduce(["a"], name="w")
+
+
+def _objects():
+    rank, size = hvd.rank(), hvd.size()
+    mine = {"rank": rank, "text": "x" * 1000 * rank}
+    for name in (None, "object"):
+        everyones = hvd.allgather_object(mine, name)
+        assert everyones == [{"rank": r, "text": "x" * 1000 * r} for r in range(size)]
+        assert hvd.broadcast_object(mine, size - 1, name) == everyones[-1]
+
+
 def _refuse_bad_input():
     good = np.ones((2, 3), np.float32)
     readonly = good.copy()
@@ -178,8 +213,8 @@ def _refuse_bad_input():
             hvd.allreduce(bad)
     with pytest.raises(ValueError, match="writable"):
         hvd.allreduce_(readonly)
-    with pytest.raises(TypeError, match="list"):
-        hvd.allreduce([1.0])
+    with pytest.raises(TypeError, match=r"dict.*allgather_object"):
+        hvd.allreduce({})
     with pytest.raises(ValueError, match="op=17"):
         hvd.allreduce(good, op=17)
     with pytest.raises(ValueError, match="at most one"):
@@ -198,6 +233,8 @@ def _check_everything():
     _broadcast_everything()
     _many_in_any_order()
     _take_foreign_arrays()
+    _take_numbers_and_lists()
+    _objects()
     if hvd.size() == 2:
         _poll_and_duplicates()
     hvd.shutdown()

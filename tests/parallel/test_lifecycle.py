@@ -118,13 +118,14 @@ def _timelines(folder):
         hvd.allreduce(np.ones(3), name="x")
         hvd.stop_timeline()
         hvd.stop_timeline()
-        assert path.exists() == (hvd.rank() == 0)
-        if hvd.rank() == 0:
-            first, *events = json.loads(path.read_text())
-            assert first["args"]["start_time_since_epoch_in_micros"] > 0
-            of_x = {event["cat"] for event in events if event["name"] == "allreduce.x"}
-            assert of_x == {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"}
-            assert any(event.get("cat") == "CYCLE_START" for event in events) == marks_cycles
+        if hvd.rank() > 0:
+            assert not path.exists()
+            path = path.with_suffix(f".rank{hvd.rank()}.json")
+        first, *events = json.loads(path.read_text())
+        assert first["args"]["start_time_since_epoch_in_micros"] > 0
+        of_x = {event["cat"] for event in events if event["name"] == "allreduce.x"}
+        assert of_x == {"NEGOTIATE_ALLREDUCE", "ALLREDUCE"}
+        assert any(event.get("cat") == "CYCLE_START" for event in events) == marks_cycles
     hvd.shutdown()
 
 
@@ -254,3 +255,13 @@ def _stale_handle():
 
 def test_a_handle_of_an_earlier_life_names_nothing():
     run_ranks(2, _stale_handle)
+
+
+def _unwritable_stall_file():
+    with pytest.raises(ValueError, match=r"AIACC_STALL_FILE=.*nowhere/stalls.*correct or unset it"):
+        hvd.init()
+    assert not hvd.is_initialized()
+
+
+def test_a_stall_file_that_cannot_be_written_is_named_at_the_start():
+    run_ranks(2, _unwritable_stall_file, env={"AIACC_STALL_FILE": "/nowhere/stalls"})

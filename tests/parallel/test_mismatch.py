@@ -73,3 +73,44 @@ def _all_disagreements():
 def test_disagreement_is_an_error_on_every_rank_and_not_fatal(size):
     results = run_ranks(size, _all_disagreements)
     assert all(messages == results[0] for messages in results)
+
+
+def _same_name_and_another_operation():
+    hvd.init()
+    rank, last = hvd.rank(), hvd.size() - 1
+    ones = np.ones(4, np.float32)
+    messages = []
+    calls = [
+        (lambda: hvd.allreduce(ones, name="odd.one"), lambda: hvd.allgather(ones, name="odd.one")),
+        (
+            lambda: hvd.grouped_allreduce([ones], name="odd.one"),
+            lambda: hvd.synchronize(hvd.broadcast_async(ones, 0, name="odd.one")),
+        ),
+    ]
+    for ours, theirs in calls:
+        messages.append(_disagree(lambda r, a=ours, b=theirs: (b if r == last else a)()))
+    # The same when all of these are known.
+    for call in (call for pair in calls for call in pair):
+        call()
+    messages.append(_disagree(lambda r: calls[0][r == last]()))
+    # In any order is fine.
+    reduced = [
+        lambda: hvd.allreduce_async(ones, name="both", op=hvd.Sum),
+        lambda: hvd.allgather_async(ones, name="both"),
+    ]
+    handles = [submit() for submit in (reduced if rank == 0 else reduced[::-1])]
+    shapes = [hvd.synchronize(handle).shape for handle in (handles if rank == 0 else handles[::-1])]
+    assert shapes == [(4,), (4 * hvd.size(),)]
+    hvd.shutdown()
+    return messages
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_name_for_two_kinds_of_operations_is_an_error_on_every_rank(size):
+    results = run_ranks(size, _same_name_and_another_operation)
+    assert all(messages == results[0] for messages in results)
+    for kind in ("allreduce.odd.one", "allgather.odd.one"):
+        assert kind in results[0][0]
+        assert kind in results[0][2]
+    for kind in ("grouped_allreduce.odd.one", "broadcast.odd.one"):
+        assert kind in results[0][1]

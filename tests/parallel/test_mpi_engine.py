@@ -5,18 +5,15 @@ Builds nothing: the C++ tests (`make test-cpp`) and the plug-in have to be there
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-import aiacc
-from aiacc import _core, mpi_library
-from aiacc.config import child_environment, executable_path
-from tests.support.ranks import ROOT
+from aiacc import mpi_library
+from aiacc.config import child_environment
+from tests.support.ranks import ROOT, mpirun
 
-PLUGIN = Path(aiacc.__file__).with_name("libaiacc_mpi.so")
 PROGRAM = "tests/cpp/engines_mpi_engine_test"
 TIMEOUT_S = 110
 
@@ -33,24 +30,28 @@ FOUR_INTERFACES = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("size", "shape", "nodes"),
+    ("flavour", "size", "shape", "nodes"),
     [
-        pytest.param(1, ONE_NODE, 1, id="alone"),
-        pytest.param(2, ONE_NODE, 1, id="two"),
-        pytest.param(3, ONE_NODE, 1, id="three"),
-        pytest.param(4, TWO_NODES, 2, id="four on two nodes"),
-        pytest.param(3, TWO_NODES, 3, id="three on unequal nodes"),
-        pytest.param(2, EVERY_RANK_A_NODE, 2, id="two nodes"),
-        pytest.param(3, FOUR_INTERFACES, 3, id="three nodes, four interfaces"),
+        pytest.param("mpich", 1, ONE_NODE, 1, id="alone"),
+        pytest.param("mpich", 2, ONE_NODE, 1, id="two"),
+        pytest.param("mpich", 3, ONE_NODE, 1, id="three"),
+        pytest.param("mpich", 4, TWO_NODES, 2, id="four on two nodes"),
+        pytest.param("mpich", 3, TWO_NODES, 3, id="three on unequal nodes"),
+        pytest.param("mpich", 2, EVERY_RANK_A_NODE, 2, id="two nodes"),
+        pytest.param("mpich", 3, FOUR_INTERFACES, 3, id="three nodes, four interfaces"),
+        # Open MPI does not pretend to have several nodes.
+        pytest.param("openmpi", 1, ONE_NODE, 1, id="alone, Open MPI"),
+        pytest.param("openmpi", 3, ONE_NODE, 1, id="three, Open MPI"),
     ],
 )
-def test_engine(size: int, shape: dict[str, str], nodes: int) -> None:
-    mpirun, library, program = _needed()
-    if shape and _core.build_info()["mpi_flavour"] != "mpich":
-        pytest.skip("only MPICH pretends to have several nodes")
+def test_engine(flavour, size: int, shape: dict[str, str], nodes: int) -> None:
+    launcher, library, program = _needed(flavour)
     before = _shared_memory()
     done = subprocess.run(
-        [mpirun, "-np", str(size), program, PLUGIN, library, "--gtest_brief=1"],
+        [
+            *[*launcher, "-np", str(size), program, mpi_library.plugin(flavour), library],
+            "--gtest_brief=1",
+        ],
         env=child_environment(shape),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -64,22 +65,18 @@ def test_engine(size: int, shape: dict[str, str], nodes: int) -> None:
     assert _shared_memory() <= before
 
 
-def _needed() -> tuple[str, str, Path]:
-    """Paths of mpirun, of the MPI library and of the test program; skips if one is missing."""
-    mpirun = shutil.which("mpirun", path=executable_path())
-    if mpirun is None:
-        pytest.skip("no mpirun; pip install mpich")
-    if not PLUGIN.exists():
-        pytest.skip(f"no {PLUGIN}; build where an MPI is installed")
-    library = next(mpi_library._candidates(), None)
-    if library is None:
-        pytest.skip("no MPI library; pip install mpich")
+def _needed(flavour) -> tuple[list[str], str, Path]:
+    """mpirun, the MPI library and the test program; skips if one is missing."""
+    launcher = mpirun(flavour)
+    if not mpi_library.plugin(flavour).exists():
+        pytest.skip(f"no {mpi_library.plugin(flavour)}; build where an MPI is installed")
     programs = [path / PROGRAM for path in ROOT.glob("build/*") if (path / PROGRAM).exists()]
     if not programs:
         pytest.skip(f"no build/*/{PROGRAM}; make test-cpp")
-    return mpirun, library, max(programs, key=lambda path: path.stat().st_mtime)
+    newest = max(programs, key=lambda path: path.stat().st_mtime)
+    return launcher, mpi_library.candidates("", flavour)[0], newest
 
 
 def _shared_memory() -> set[str]:
-    """Files that MPICH keeps while a job runs, and leaves behind when it is killed."""
-    return {path.name for path in Path("/dev/shm").glob("mpich_*")}
+    """Files of jobs that are running, or were killed."""
+    return {path.name for name in ("mpich_*", "aiacc-*") for path in Path("/dev/shm").glob(name)}

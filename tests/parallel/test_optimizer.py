@@ -205,6 +205,29 @@ def _sparse():
     torch.testing.assert_close(model.weight.detach(), expected)
 
 
+def _sparse_as_dense_for_a_sparse_optimizer():
+    """SparseAdam refuses dense gradients; Horovod gives it sparse ones again, and so do we."""
+
+    def trained(ranks, wrap, **options):
+        torch.manual_seed(0)
+        model = nn.Embedding(6, 2, sparse=True).double()
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), 0.1)
+        if wrap:
+            named = list(model.named_parameters())
+            optimizer = hvd.DistributedOptimizer(optimizer, named, sparse_as_dense=True, **options)
+        for step in range(3):
+            optimizer.zero_grad()
+            losses = [model(torch.tensor([r, (r + step) % 6])).pow(2).sum() for r in ranks]
+            (sum(losses) / len(losses)).backward()
+            optimizer.step()
+            assert model.weight.grad.is_sparse
+        return model.weight.detach()
+
+    expected = trained(range(hvd.size()), wrap=False)
+    for options in ({}, {"groups": 1}, {"gradient_as_bucket_view": True}):
+        torch.testing.assert_close(trained([hvd.rank()], wrap=True, **options), expected)
+
+
 def _frozen_and_added_parameters():
     model = _net()
     model.sometimes.requires_grad_(False)
@@ -322,6 +345,7 @@ def _use_in_every_way():
         _accumulation,
         _closures,
         _sparse,
+        _sparse_as_dense_for_a_sparse_optimizer,
         _frozen_and_added_parameters,
         _misuse,
         _scheduled,

@@ -315,3 +315,60 @@ def _lose_a_rank(port):
 
 def test_a_lost_rank_is_an_error():
     assert run_ranks(3, _lose_a_rank, free_port(), missing=[1])[::2] == ["survived"] * 2
+
+
+def _by_launcher(before):
+    """Without any of torch's variables; what started the ranks says everything."""
+    torch.set_num_threads(1)
+    if before:
+        hvd.init()
+    for _ in range(2):
+        dist.init_process_group("aiacc")
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        _equal(total, torch.full((3,), float(dist.get_world_size())))
+        pair = dist.new_group([0, 1], backend="gloo")
+        dist.barrier(group=pair)
+        engine = aiacc.basics.engine()
+        dist.destroy_process_group()
+    assert hvd.is_initialized() == before
+    return dist.is_initialized(), engine
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["torch first", "hvd.init first"])
+@pytest.mark.parametrize(
+    ("launcher", "engine"),
+    [
+        ("aiaccrun", "tcp"),
+        ("srun", "tcp"),
+        pytest.param("mpirun", "mpi", marks=pytest.mark.mpi),
+    ],
+)
+def test_ranks_that_a_launcher_of_others_started(launcher, engine, before):
+    assert run_ranks(2, _by_launcher, before, launcher=launcher) == [(False, engine)] * 2
+
+
+def _lonely(size):
+    if not size:
+        with pytest.raises(ValueError, match="environment variable RANK expected"):
+            dist.init_process_group("aiacc")
+        return
+    dist.init_process_group("aiacc")
+    assert dist.get_world_size() == size
+    dist.destroy_process_group()
+
+
+def test_one_rank_is_a_group_if_a_launcher_says_so():
+    run_ranks(1, _lonely, 1, launcher="aiaccrun")
+    run_ranks(1, _lonely, 0, launcher="python")
+
+
+def _contradict():
+    with pytest.raises(
+        ValueError, match=r"init_process_group\(world_size=3\), but rendezvous says 2"
+    ):
+        dist.init_process_group("aiacc", rank=int(os.environ["AIACC_RANK"]), world_size=3)
+
+
+def test_arguments_that_contradict_the_launcher():
+    run_ranks(2, _contradict, launcher="aiaccrun")

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,8 +21,9 @@ OPS = {
     hvd.Max: torch.maximum,
     hvd.Product: torch.mul,
 }
-#: torch computes with these; the wider unsigned ones it only stores.
-DTYPES = [dtype for dtype in DTYPE_CODES if dtype != torch.uint16]
+#: torch has next to no arithmetic of its own for these.
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+DTYPES = [dtype for dtype in DTYPE_CODES if dtype not in UNSIGNED]
 
 
 def _input(rank, shape, dtype, seed=0):
@@ -79,6 +81,9 @@ def _average_scale_and_compress():
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32):
         _equal(hvd.allreduce(twelve.to(dtype)), twelve.to(dtype))
     _equal(hvd.allreduce(torch.tensor([rank + 1])), torch.tensor([(size + 1) // 2]))
+    # More digits than a double has.
+    long = torch.tensor([2**61 // size + rank, -(2**61 // size) + 1])
+    _equal(hvd.allreduce(long), torch.tensor([2**61 // size + (size - 1) // 2, long[1]]))
     _equal(
         hvd.allreduce(twelve, None, None, hvd.Compression.none, hvd.Sum, 0.5, 4.0),
         twelve * 2 * size,
@@ -115,6 +120,25 @@ def _average_scale_and_compress():
     third = torch.full((100,), 1 / 3, dtype=torch.bfloat16)
     if size == 2:
         _equal(hvd.allreduce(third, op=hvd.Sum), (third.float() * 2).bfloat16())
+
+
+def _unsigned():
+    size, rank = hvd.size(), hvd.rank()
+    for dtype in UNSIGNED:
+        name = str(dtype).removeprefix("torch.")
+        top = np.iinfo(name).max // size
+        # NumPy has the arithmetic that torch lacks.
+        inputs = [np.array([top, 0, r + 1], name) for r in range(size)]
+        mine = torch.from_numpy(inputs[rank])
+        results = {
+            hvd.Sum: sum(inputs[1:], inputs[0]),
+            hvd.Max: np.array([top, 0, size], name),
+            hvd.Min: np.array([top, 0, 1], name),
+        }
+        for op, expected in results.items():
+            assert (hvd.allreduce(mine, op=op).numpy() == expected).all()
+        assert (hvd.allgather(mine).numpy() == np.concatenate(inputs)).all()
+        assert (hvd.broadcast(mine, 0).numpy() == inputs[0]).all()
 
 
 def _gather_and_broadcast():
@@ -274,6 +298,7 @@ def _check_everything():
     hvd.init()
     _reduce()
     _average_scale_and_compress()
+    _unsigned()
     _gather_and_broadcast()
     _differentiate()
     _models_and_objects()

@@ -11,7 +11,7 @@ from multiprocessing.connection import Client
 from typing import Any
 
 #: Variables in which launchers tell a process its rank, in the order in which they are believed.
-_RANK_VARIABLES = ("AIACC_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_RANK_VARIABLES = ("AIACC_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def main(address: str) -> int:

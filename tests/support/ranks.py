@@ -27,10 +27,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
+from aiacc.run.programs import mpi_launchers
+
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TIMEOUT_S = 60.0
 
-_FOREIGN = ("AIACC_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "HYDRA_", "TORCHELASTIC_")
+_FOREIGN = (
+    *("AIACC_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "HYDRA_", "TORCHELASTIC_"),
+    "SLURM_",
+)
 _FOREIGN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
 
 
@@ -64,8 +71,9 @@ def run_ranks(
         *args: Its arguments, the same on every rank.
         timeout: Seconds after which the ranks still running are reported as hanging.
         env: Changes to the environment of every rank.
-        launcher: "explicit" (AIACC_RANK and so on), "mpirun", "torchrun", "aiaccrun", or "python"
-            for one rank without launcher.
+        launcher: "explicit" (AIACC_RANK and so on), "mpirun" (MPICH's), "openmpi" (its mpirun),
+            "torchrun", "aiaccrun", "srun" (what stands for it), or "python" for one rank without
+            launcher.
         missing: Ranks that die or freeze on purpose. Nothing is expected from them.
 
     Returns:
@@ -105,6 +113,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a TCP port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
 def launch_command(launcher: str, size: int, program: list[str]) -> list[str]:
     """Command that starts ``program`` (what follows the interpreter) on ``size`` ranks."""
     python = [sys.executable, *program]
@@ -114,9 +133,25 @@ def launch_command(launcher: str, size: int, program: list[str]) -> list[str]:
     if launcher == "torchrun":
         flags = [f"--nproc-per-node={size}", "--master-addr=127.0.0.1"]
         return [*tool("torchrun"), *flags, f"--master-port={free_port()}", *program]
-    if launcher in ("mpirun", "aiaccrun"):
+    if launcher == "aiaccrun":
         return [*tool(launcher), "-np", str(size), *python]
-    raise ValueError(f"launcher={launcher!r} (expected python, mpirun, torchrun or aiaccrun)")
+    if launcher == "srun":
+        return [sys.executable, "-m", "tests.support.fake_srun", "-n", str(size), *python]
+    if launcher in ("mpirun", "openmpi"):
+        return [*mpirun("mpich" if launcher == "mpirun" else launcher), "-np", str(size), *python]
+    raise ValueError(
+        f"launcher={launcher!r} (expected python, mpirun, openmpi, torchrun, aiaccrun or srun)"
+    )
+
+
+def mpirun(flavour: str) -> list[str]:
+    """Command of the mpirun of this MPI; skips the test where there is none."""
+    for launcher in mpi_launchers():
+        if launcher.flavour == flavour:
+            # CI is the superuser and has few cores; Open MPI gives each rank one of its own.
+            options = ["--allow-run-as-root", "--oversubscribe"] if flavour == "openmpi" else []
+            return [launcher.program, *options]
+    pytest.skip(f"no mpirun of {flavour}; apt-get install openmpi-bin, or pip install mpich")
 
 
 def tool(name: str) -> list[str]:

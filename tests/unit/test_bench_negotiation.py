@@ -39,7 +39,22 @@ def test_table_compares_the_busiest_ranks_and_leaves_the_first_step_out():
             }
         ],
     }
+    cost = {
+        "busiest_rank_bytes": 16_080,
+        "largest_message_bytes": 792,
+        "peak_heap_bytes": 4_500_000,
+    }
+    times = {"contribute_s": 0.001, "combine_s": 0.002, "apply_s": 0.0005}
+    job = {"commit": "fedcba9876543210", "gpus_per_host": 8, "cache_capacity": 4096}
+    report["large"] = {
+        "ranks": 1024,
+        "tensors": 6200,
+        "jobs": [job | {"steps": [cost | times] * 4}],
+    }
     text = negotiation.table(report)
     assert "| 2 | 2 (1 to 3) | 104 (156) | 52 |" in text
     assert "| 64 | 35 | 70 | 3.64 kB | 2 kB | 70 | 3.64 kB | 24 kB | 12x |" in text
     assert "5 MB through the busiest of 64 ranks" in text
+    assert (
+        "| fedcba987654 | 8 GPUs per host | 4096 | 4 | 16.1 kB | 792 B | 4.5 MB | 3.5 ms |" in text
+    )

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from aiacc.bootstrap.negotiate import Contribution, Place, agree, host_id, new_token
+from aiacc.bootstrap.reach import Candidate, Presence
 from aiacc.exceptions import BootstrapError
 
 ENGINES = {"local": "only for size 1", "tcp": "", "mpi": "no MPI library; pip install mpich"}
@@ -16,7 +17,7 @@ def row(rank, size, **changes):
         rank=rank,
         size=size,
         host="a/boot",
-        address=f"10.0.0.1:{5000 + rank}",
+        presence=Presence("stack a", 5000 + rank, [Candidate("eth0", "10.0.0.1", 24)]),
         engine="auto",
         gpu_engine="auto",
         engines=ENGINES,
@@ -41,10 +42,18 @@ def change(rows, rank, **changes):
 
 def test_addresses_token_and_epoch_of_the_job():
     got = agree(change(table(3), 2, generation=7))
-    assert got.addresses == ("10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.1:5002")
+    assert got.reach.seen_by(2) == ("10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.1:5002")
     assert got.token == bytes(16)
     assert got.epoch == 7
     assert got.unit_bytes == 2097152
+
+
+def test_the_weakest_gpu_of_all_ranks_and_who_has_it():
+    rows = table(4, gpu_capability=9)
+    assert agree(rows).gpu_capability == (9, 0)
+    rows = change(change(rows, 2, gpu_capability=8), 3, gpu_capability=8)
+    assert agree(rows).gpu_capability == (8, 2)
+    assert agree(change(rows, 1, gpu_capability=0)).gpu_capability == (0, 0)
 
 
 def test_a_row_survives_the_wire():
@@ -59,7 +68,37 @@ def test_a_row_survives_the_wire():
     assert Contribution.decode(full.encode()) == full
 
 
-@pytest.mark.parametrize("payload", [b"", b"{}", b"[]", b"\xff", b'{"token": 3}', b"null"])
+@pytest.mark.parametrize(
+    ("launcher", "lacking", "engine", "said"),
+    [
+        ("pmix", [], "mpi", ""),
+        ("pmix", [2], "tcp", "rank 2: no MPI library"),
+        ("pmi", [1, 2], "tcp", "rank 1: no MPI library"),
+        ("torchrun", [1], "tcp", ""),
+    ],
+)
+def test_a_job_of_mpirun_says_why_it_does_without_mpi(launcher, lacking, engine, said):
+    rows = table(3, launcher=launcher, engines={**ENGINES, "mpi": ""})
+    for rank in lacking:
+        change(rows, rank, engines=ENGINES)
+    agreement = agree(rows)
+    assert agreement.engine == engine
+    assert agreement.engine_reason.startswith(said)
+    assert bool(agreement.engine_reason) == bool(said)
+
+
+def test_nothing_is_said_about_an_engine_that_was_asked_for():
+    agreement = agree(table(2, launcher="pmi", engine="tcp"))
+    assert (agreement.engine, agreement.engine_reason) == ("tcp", "")
+
+
+_NO_ADDRESS = row(0, 1, presence=Presence("s", 1, [Candidate("eth0", "10.0.0.300", 24)]))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{}", b"[]", b"\xff", b'{"token": 3}', b"null", _NO_ADDRESS.encode()],
+)
 def test_a_row_that_cannot_be_read(payload):
     with pytest.raises(BootstrapError, match="cannot be read"):
         Contribution.decode(payload)

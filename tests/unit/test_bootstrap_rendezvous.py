@@ -1,10 +1,15 @@
 """The rendezvous with ranks as threads: what works, and every way in which it must fail clearly."""
 
 import contextlib
+import errno
+import itertools
 import json
 import os
+import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from aiacc import _core
 from aiacc.bootstrap import frames, rendezvous_server
-from aiacc.bootstrap.address import listen, port_owner, split_address
+from aiacc.bootstrap.address import join_address, listen, port_owner, split_address
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.exceptions import BootstrapError
 
@@ -269,6 +275,47 @@ def test_duplicate_rank(port):
         assert "rank 1 came twice" in text
 
 
+SECOND_RANK_0 = """
+import sys
+from aiacc.bootstrap.rendezvous import RendezvousProvider
+from aiacc.exceptions import BootstrapError
+address, token = sys.argv[1:]
+end = RendezvousProvider(rank=0, size=2, address=address, token=token, generation=0)
+try:
+    end.all_gather(b"", timeout_s=20.0)
+except BootstrapError as error:
+    print(error)
+"""
+
+
+def second_rank_0(port, token=""):
+    """Text of what a second process gets that is rank 0 at this port."""
+    command = [sys.executable, "-c", SECOND_RANK_0, f"127.0.0.1:{port}", token]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_a_second_rank_0_ends_both_exchanges(port, monkeypatch):
+    monkeypatch.setattr(rendezvous_server, "_FAREWELL_S", PATIENT_S)
+    with Ranks(3) as ranks:
+        zero = ranks.start(gather, 0, 3, port)
+        one = ranks.start(gather, 1, 3, port)
+        dial(port).close()  # now it listens
+        assert f"the port is taken by process {os.getpid()} (" in second_rank_0(port)
+        two = ranks.start(gather, 2, 3, port)
+        for text in (outcome(zero), outcome(one), outcome(two)):
+            assert re.search(rf"rank 0 came twice: .* pid {os.getpid()}, .* and process \d+", text)
+            assert "AIACC_TOKEN of its own" in text
+
+
+def test_a_rank_0_with_another_token_is_no_second_one(port):
+    with Ranks(2) as ranks:
+        zero = ranks.start(gather, 0, 2, port)
+        dial(port).close()
+        assert "the port is taken by process" in second_rank_0(port, "another")
+        one = ranks.start(gather, 1, 2, port)
+        assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+
+
 def test_rank_0_as_a_client_is_told(port):
     with Ranks(1) as ranks:
         zero = ranks.start(gather, 0, 3, port)
@@ -328,6 +375,14 @@ def wait_message(channel):
     return queue.pop(0)
 
 
+def hello_of(**changes):
+    """A hello of rank 1 with a proof that fits to nothing, and with fields of a stranger's."""
+    fields = {"rank": 1, "size": 2, "generation": 0, "label": "x", "challenge": "00"} | changes
+    return message(
+        frames.Kind.HELLO, json.dumps({"fields": json.dumps(fields), "proof": "00"}).encode()
+    )
+
+
 STRANGERS = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "garbage": os.urandom(4096),
@@ -339,6 +394,14 @@ STRANGERS = {
     "not json": message(frames.Kind.HELLO, b"\xff\xfe{"),
     "deep json": message(frames.Kind.HELLO, b"[" * 4000),
     "wrong types": message(frames.Kind.HELLO, json.dumps({"fields": 3, "proof": []}).encode()),
+    "number as challenge": hello_of(challenge=7),
+    "lone surrogate as challenge": hello_of(challenge="\ud800"),
+    "lone surrogate as label": hello_of(label="\ud800"),
+    "list as label": hello_of(label=[1]),
+    "number as fields": message(frames.Kind.HELLO, b'{"fields": 7, "proof": "00"}'),
+    "deep json as fields": message(
+        frames.Kind.HELLO, json.dumps({"fields": "[" * 3900, "proof": "00"}).encode()
+    ),
     "payload first": message(frames.Kind.PAYLOAD, b"\0\0\0\0abc"),
 }
 
@@ -354,6 +417,34 @@ def test_a_stranger_does_not_disturb_the_ranks(kind, stays, port):
             stranger.close()
         one = ranks.start(gather, 1, 2, port)
         assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+
+
+def test_proper_hellos_with_wrong_fields_end_nothing(port):
+    """The job has no token, so that the proof of each of them is right."""
+    wrong: list[dict] = [
+        {"challenge": 7},
+        {"challenge": "\ud800"},
+        {"label": "\ud800"},
+        {"label": 7},
+    ]
+    with Ranks(2) as ranks:
+        zero = ranks.start(gather, 0, 2, port)
+        for changes in wrong:
+            with dial(port) as sock:
+                channel = frames.Channel(sock.dup(), limit=1 << 20)
+                challenge = wait_message(channel).body
+                hello = frames.Hello(1, 2, 0, "by hand", "00")._replace(**changes)
+                channel.queue(frames.Kind.HELLO, hello.encode("", challenge))
+                channel.flush()
+                assert wait_message(channel).kind == frames.Kind.REFUSE
+                channel.close()
+        one = ranks.start(gather, 1, 2, port)
+        assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+
+
+def test_a_name_that_cannot_be_a_hosts(port):
+    with pytest.raises(BootstrapError, match=r"AIACC_ADDR cannot be the name of a host"):
+        gather(1, 2, port, timeout_s=PATIENT_S, host="a" * 70)
 
 
 def test_a_silent_stranger_is_dropped_and_mentioned(port, monkeypatch):
@@ -374,6 +465,56 @@ def test_many_strangers_do_not_keep_a_rank_out(port, monkeypatch):
             stack.enter_context(dial(port))
         one = ranks.start(gather, 1, 2, port)
         assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+
+
+def accept_fails(monkeypatch, when):
+    """Descriptors have run out whenever ``when()`` is true."""
+    genuine = socket.socket.accept
+
+    def accept(listener):
+        if when():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return genuine(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+
+
+def test_a_rank_0_without_descriptors_says_so_to_those_who_are_in(port, monkeypatch):
+    genuine, someone_is_in = rendezvous_server.RendezvousServer._admit, threading.Event()
+
+    def admit(*args):
+        genuine(*args)
+        someone_is_in.set()
+
+    monkeypatch.setattr(rendezvous_server.RendezvousServer, "_admit", admit)
+    accept_fails(monkeypatch, someone_is_in.is_set)
+    with Ranks(3) as ranks:
+        zero, one = (ranks.start(gather, rank, 3, port) for rank in (0, 1))
+        assert someone_is_in.wait(PATIENT_S)
+        two = ranks.start(lambda: gather(2, 3, port, timeout_s=SHORT_S))
+        for future in (zero, one):
+            assert "files and sockets open (its limit is" in outcome(future)
+        assert "rank 0 not reached" in outcome(two) or "no result" in outcome(two)
+
+
+def test_descriptors_that_strangers_have_are_taken_from_them(port, monkeypatch):
+    turn = itertools.count()
+    accept_fails(monkeypatch, lambda: next(turn) == 1)
+    with Ranks(2) as ranks:
+        zero = ranks.start(gather, 0, 2, port)
+        with dial(port) as stranger:
+            assert stranger.recv(1)  # it is in
+            one = ranks.start(gather, 1, 2, port)
+            assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+
+
+def test_a_rank_without_descriptors_says_so_at_once(port, monkeypatch):
+    def connect(*_args, **_kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    (text,) = run_all([lambda: gather(1, 2, port)])
+    assert "ulimit -n" in text
 
 
 @pytest.mark.parametrize(
@@ -457,6 +598,43 @@ def test_bad_address(text):
 def test_addresses():
     assert split_address("node7:1234") == ("node7", 1234)
     assert split_address("[::1]:1") == ("::1", 1)
+    assert split_address("[2001:db8::1]:29500") == ("2001:db8::1", 29500)
+    assert split_address("[fe80::1%eth0]:2") == ("fe80::1%eth0", 2)
+    assert join_address("fe80::1%eth0", 2) == "[fe80::1%eth0]:2"
+    assert join_address("::ffff:10.0.0.1", 2) == "10.0.0.1:2"
+    assert join_address("node7", 2) == "node7:2"
+
+
+def test_a_link_local_address_needs_its_interface():
+    with pytest.raises(BootstrapError, match=r"expected one, as \[fe80::1%eth0\]:80"):
+        split_address("[fe80::1]:80")
+
+
+def _link_local() -> str:
+    """A link-local address of this host with its interface, "" if it has none."""
+    return next(
+        (
+            f"{address}%{interface}"
+            for interface, address, _, running in _core.interface_addresses()
+            if running and address.startswith("fe80:")
+        ),
+        "",
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", _link_local()])
+def test_an_address_is_bound_as_such(port, host):
+    if not any(one[1] == host.partition("%")[0] for one in _core.interface_addresses()):
+        pytest.skip("this host has no such address")
+    with listen(host, port, 1) as server:
+        assert server.getsockname()[0] == host.partition("%")[0]
+        with socket.create_connection((host, port), 5):
+            pass
+
+
+def test_an_interface_that_is_not_there(port):
+    with pytest.raises(BootstrapError, match=r"cannot listen on \[fe80::1%nosuch0\]"):
+        listen("fe80::1%nosuch0", port, 1)
 
 
 def test_a_name_is_bound_on_every_interface(port):

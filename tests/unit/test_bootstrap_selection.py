@@ -5,7 +5,9 @@ import pytest
 from aiacc.bootstrap import select_provider
 from aiacc.bootstrap.provider import AloneProvider, Backoff, Deadline, Generations, rank_list
 from aiacc.bootstrap.rendezvous import RendezvousProvider
-from aiacc.config import LauncherEnvironment
+from aiacc.bootstrap.selection import launcher_of
+from aiacc.bootstrap.slurm import SlurmProvider
+from aiacc.config import LauncherEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
 
 NO_LAUNCHER = LauncherEnvironment(torchrun=None, mpi=None)
@@ -67,6 +69,90 @@ def test_every_call_begins_a_generation():
 def test_settings_that_cannot_work(changes, text):
     with pytest.raises(BootstrapError, match=text):
         select_provider(NO_LAUNCHER, config(**changes))
+
+
+SLURM = {
+    "SLURM_JOB_ID": "812",
+    "SLURM_STEP_ID": "3",
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+ALONE_HYDRA = HYDRA | {"PMI_RANK": "0", "PMI_SIZE": "1"}
+ALONE_TORCHRUN = TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}
+#: What srun sets for an MPI library that speaks PMI-2 by other means than a descriptor.
+PMI_WITHOUT_A_WAY = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, None),
+        (SLURM, "slurm"),
+        (SLURM | HYDRA, "mpi"),
+        (SLURM | HYDRA | TORCHRUN, "torchrun"),
+        (HYDRA | ALONE_TORCHRUN, "mpi"),
+        (SLURM | PMI_WITHOUT_A_WAY, "slurm"),
+        (PMI_WITHOUT_A_WAY, "mpi"),
+        # A launcher inside a step divides it into jobs of one rank.
+        (SLURM | ALONE_TORCHRUN, "torchrun"),
+        (SLURM | ALONE_HYDRA, "mpi"),
+        (SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "slurm"),
+    ],
+)
+def test_whose_word_counts(variables, name):
+    environment = launcher_environment(variables)
+    expected = None if name is None else getattr(environment, name)
+    assert launcher_of(environment) is expected
+    assert name is None or expected is not None
+
+
+def test_slurm_gives_address_and_place_and_explicit_settings_replace_them():
+    environment = launcher_environment(SLURM)
+    for settings in (config(), config(addr="127.0.0.1:1"), config(rank=1, size=4)):
+        provider = select_provider(environment, settings)
+        assert isinstance(provider, SlurmProvider)
+        assert (provider.name, provider.rank, provider.size) == ("slurm", 1, 4)
+        provider.close()
+    explicit = select_provider(environment, config(rank=0, size=2, addr="127.0.0.1:1"))
+    assert (explicit.name, explicit.rank, explicit.size) == ("rendezvous", 0, 2)
+    explicit.close()
+    assert select_provider(environment, config(rank=0, size=1)).size == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "changes", "text"),
+    [
+        (HYDRA, {"size": 5}, "AIACC_SIZE=5, but mpirun says 2 processes"),
+        (HYDRA, {"size": 5, "rank": 1}, "AIACC_SIZE=5, but mpirun says 2 processes"),
+        (HYDRA, {"rank": 0}, "AIACC_RANK=0, but mpirun says that this is rank 1"),
+        (HYDRA, {"size": 1}, "AIACC_SIZE=1, but mpirun says 2 processes"),
+        (ALONE_HYDRA, {"size": 5}, "AIACC_SIZE=5, but mpirun says 1 processes"),
+        (TORCHRUN, {"size": 5}, r"AIACC_SIZE=5, but torchrun \(WORLD_SIZE, RANK\) says 2"),
+        (SLURM, {"size": 5}, "AIACC_SIZE=5, but srun says 4 processes"),
+        (HYDRA, {"size": 2, "addr": "a:1"}, "AIACC_SIZE is set without AIACC_RANK"),
+    ],
+)
+def test_settings_that_contradict_the_launcher(variables, changes, text):
+    with pytest.raises(BootstrapError, match=text):
+        select_provider(launcher_environment(variables), config(**changes))
+
+
+def test_settings_that_say_the_same_as_the_launcher():
+    for settings in ({"size": 2}, {"rank": 1}, {"rank": 1, "size": 2}):
+        assert select_provider(launcher_environment(HYDRA), config(**settings)).name == "pmi"
+
+
+def test_complete_settings_count_and_rank_0_says_so(caplog):
+    settings = config(rank=0, size=4, addr="127.0.0.1:1")
+    select_provider(launcher_environment(HYDRA), settings).close()
+    assert "AIACC_SIZE=4, but mpirun says 2 processes; the former counts" in caplog.text
+    caplog.clear()
+    settings = config(rank=1, size=4, addr="127.0.0.1:1")
+    select_provider(launcher_environment(HYDRA), settings).close()
+    assert not caplog.text
 
 
 def test_generations_only_grow():

@@ -118,5 +118,5 @@ def test_dlpack_in_host_memory_is_read_by_numpy():
 
 
 def test_what_is_no_array():
-    with pytest.raises(TypeError, match=r"list.*CUDA array interface or DLPack"):
-        arrays.view_of([1.0], "here")
+    with pytest.raises(TypeError, match=r"dict.*CUDA array interface or DLPack"):
+        arrays.view_of({}, "here")

@@ -10,12 +10,45 @@ import pytest
 from aiacc import _core, mpi_library, startup
 
 
+@pytest.mark.parametrize(
+    ("launcher", "available", "flavours"),
+    [
+        ("mpich", ["mpich", "openmpi"], ["mpich"]),
+        ("openmpi", ["mpich", "openmpi"], ["openmpi"]),
+        ("mpich", ["mpich"], ["mpich"]),
+        (None, ["openmpi", "mpich"], ["mpich", "openmpi"]),
+        (None, ["openmpi"], ["openmpi"]),
+    ],
+)
+def test_the_launcher_decides(launcher, available, flavours):
+    assert mpi_library.choose(launcher, available) == (flavours, "")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "available", "parts"),
+    [
+        ("openmpi", ["mpich"], ["Open MPI's mpirun started", "built for MPICH", "libopenmpi-dev"]),
+        ("mpich", ["openmpi"], ["MPICH's mpirun started", "use the mpirun of Open MPI", "mpicc"]),
+        ("mpich", [], ["built for no MPI", "pip install mpich"]),
+        (None, [], ["built without MPI"]),
+    ],
+)
+def test_what_is_not_served_is_explained_with_the_remedy(launcher, available, parts):
+    flavours, reason = mpi_library.choose(launcher, available)
+    assert flavours == []
+    for part in parts:
+        assert part in reason
+    assert "\n" not in reason
+
+
 @pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    path = tmp_path / "libaiacc_mpi.so"
-    path.touch()
-    monkeypatch.setattr(mpi_library, "_PLUGIN", path)
-    return path
+def both(tmp_path, monkeypatch):
+    """Plug-ins for both flavours, which are only files; nothing of MPI is in this process."""
+    monkeypatch.setattr(mpi_library, "_FOLDER", tmp_path)
+    monkeypatch.setattr(mpi_library, "mapped_libraries", lambda *names, **process: iter([]))
+    for flavour in mpi_library.NAMES:
+        mpi_library.plugin(flavour).touch()
+    return tmp_path
 
 
 def _answers(monkeypatch, reasons):
@@ -23,46 +56,66 @@ def _answers(monkeypatch, reasons):
     asked = []
 
     def load(plugin, library):
-        asked.append(library)
+        asked.append((plugin.rpartition("_")[2], library))
         return reasons[library]
 
     monkeypatch.setattr(_core, "load_mpi", load)
     return asked
 
 
-def test_build_without_plugin_is_explained(plugin, monkeypatch):
-    plugin.unlink()
+def test_build_without_plugin_is_explained(both, monkeypatch):
+    for flavour in mpi_library.NAMES:
+        mpi_library.plugin(flavour).unlink()
     asked = _answers(monkeypatch, {})
-    assert "built without MPI" in mpi_library.load("")
+    assert "built without MPI" in mpi_library.load("", None)
+    assert "Open MPI's mpirun" in mpi_library.load("", "openmpi")
     assert not asked
 
 
-def test_first_library_that_loads_is_taken(plugin, monkeypatch):
-    monkeypatch.setattr(mpi_library, "_candidates", lambda: iter(["a", "b", "a", "c"]))
+def test_first_library_that_loads_is_taken(both, monkeypatch):
+    monkeypatch.setattr(mpi_library, "_candidates", lambda flavour: iter(["a", "b", "a", "c"]))
     asked = _answers(monkeypatch, {"a": "is broken", "b": "", "c": ""})
-    assert mpi_library.load("") == ""
-    assert asked == ["a", "b"]
+    assert mpi_library.load("", "openmpi") == ""
+    assert asked == [("openmpi.so", "a"), ("openmpi.so", "b")]
 
 
-def test_every_reason_is_told(plugin, monkeypatch):
-    monkeypatch.setattr(mpi_library, "_candidates", lambda: iter(["a", "b"]))
-    _answers(monkeypatch, {"a": "is broken", "b": "is foreign"})
-    assert mpi_library.load("") == "a: is broken; b: is foreign"
+def test_every_reason_is_told(both, monkeypatch):
+    monkeypatch.setattr(mpi_library, "_candidates", lambda flavour: iter(["a", "b"]))
+    _answers(monkeypatch, {"a": "a is broken", "b": "b is foreign"})
+    reason = mpi_library.load("", "mpich")
+    assert "a is broken; b is foreign" in reason
+    assert "pip install mpich" in reason
 
 
-def test_named_library_is_the_only_one_tried(plugin, monkeypatch):
-    asked = _answers(monkeypatch, {"mine": "is broken"})
-    assert mpi_library.load("mine") == "mine: is broken"
-    assert asked == ["mine"]
+def test_named_library_is_the_only_one_tried(both, monkeypatch):
+    asked = _answers(monkeypatch, {"mine": "mine is broken"})
+    assert mpi_library.load("mine", "mpich") == "mine is broken"
+    assert asked == [("mpich.so", "mine")]
 
 
-def test_no_library_at_all_is_explained(plugin, monkeypatch):
-    monkeypatch.setattr(mpi_library, "_candidates", lambda: iter([]))
-    assert "pip install mpich" in mpi_library.load("")
+def test_without_a_launcher_the_flavours_are_tried_in_turn(both, monkeypatch):
+    asked = _answers(monkeypatch, {"mine": "mine is broken"})
+    assert mpi_library.load("mine", None) == "mine is broken; mine is broken"
+    assert asked == [("mpich.so", "mine"), ("openmpi.so", "mine")]
+
+
+def test_what_the_process_has_loaded_is_the_only_one_tried(both, monkeypatch):
+    mapped = ["/opt/lib/libmpi.so.40"]
+    monkeypatch.setattr(mpi_library, "mapped_libraries", lambda *names, **process: iter(mapped))
+    assert mpi_library.candidates("mine", "mpich") == mapped
+
+
+def test_the_library_beside_mpirun_comes_first(tmp_path, monkeypatch):
+    library = tmp_path / "libmpi.so.40"
+    library.touch()
+    (tmp_path / "libmpi.so.12").touch()
+    monkeypatch.setattr(mpi_library, "_folders_of_launcher", lambda: iter([tmp_path]))
+    assert mpi_library.candidates("", "openmpi")[0] == str(library)
+    assert str(library) not in mpi_library.candidates("", "mpich")
 
 
 def test_library_of_the_wheel_is_a_candidate():
-    assert any("libmpi.so." in candidate for candidate in mpi_library._candidates())
+    assert any("/lib/libmpi.so.12" in name for name in mpi_library.candidates("", "mpich"))
 
 
 def test_an_mpi_with_one_flow_per_peer_is_told_with_the_remedy():
@@ -88,3 +141,30 @@ def test_rank_0_warns_when_it_starts_such_an_mpi(monkeypatch, rank, times):
         warnings.simplefilter("always")
         assert startup._start_mpi(provider, agreement, 1.0) == ""
     assert ["one TCP connection" in str(warning.message) for warning in caught] == [True] * times
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("flavour", "ranks", "free", "enough"),
+    [
+        # As a container has it: 64 MiB.
+        ("mpich", 2, 64 * MIB, True),
+        ("mpich", 8, 64 * MIB, False),
+        ("openmpi", 4, 64 * MIB, True),
+        ("openmpi", 8, 64 * MIB, False),
+        # Between what MPICH needs and what it needs not to crash.
+        ("mpich", 2, 20 * MIB, False),
+        ("mpich", 1, 0, True),
+        ("openmpi", 64, 1024 * MIB, True),
+    ],
+)
+def test_a_host_with_little_shared_memory_is_found_before_mpi_finds_it(
+    flavour, ranks, free, enough
+):
+    problem = mpi_library.memory_problem(flavour, ranks, 4, free)
+    assert (problem == "") == enough
+    if not enough:
+        assert f"/dev/shm has {free // MIB} MiB left" in problem
+        assert "--shm-size" in problem

@@ -34,7 +34,6 @@ def test_report(seconds, advice):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--netcheck", "h1"], "two hosts or more"),
         (["--netcheck", "h1,h1"], "named twice"),
         (["--netcheck", "h1,h2", "python", "x.py"], "with a command"),
         (["--netcheck", "h1,h2", "-H", "h1:1"], "with a command, --hosts"),
@@ -54,9 +53,15 @@ def test_other_hosts_are_reached_by_mpirun(capsys):
     assert command.rstrip().endswith("-m aiacc.run.netcheck")
 
 
-def test_two_ranks_of_this_machine():
+def test_one_other_host_is_checked_with_two_ranks(capsys):
+    assert main(["--netcheck", "h1", "--dry-run"]) == 0
+    assert "h1:2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("host", [["localhost:2"], ["localhost"], []])
+def test_two_ranks_of_this_machine(host):
     done = subprocess.run(
-        [sys.executable, "-m", "aiacc.run", "--netcheck", "localhost:2"],
+        [sys.executable, "-m", "aiacc.run", "--netcheck", *host],
         capture_output=True,
         text=True,
         timeout=120,

@@ -5,11 +5,12 @@ from aiacc.run.command import (
     MpiLauncher,
     default_threads,
     local_environment,
+    mpi_interface,
     mpirun_command,
     torchrun_command,
 )
 from aiacc.run.hosts import Host
-from aiacc.run.programs import version_of
+from aiacc.run.programs import choose_mpi_launcher, mpi_launchers, version_of
 
 SCRIPT = ("/usr/bin/python3", "train.py", "--lr", "0.1")
 HYDRA = MpiLauncher("/opt/mpich/bin/mpirun", "mpich", "5.0.2")
@@ -109,3 +110,47 @@ def test_version_of_mpirun():
     hydra = "HYDRA build details:\n    Version:                                 5.0.2\n"
     assert version_of(hydra) == ("mpich", "5.0.2")
     assert version_of("Intel(R) MPI Library") is None
+
+
+@pytest.mark.parametrize("launcher", [HYDRA, OPEN_MPI_4])
+def test_mpirun_takes_no_ipv6_addresses(launcher):
+    launch = Launch(2, SCRIPT, hosts=(Host("h1", 1), Host("2001:db8::2", 1)))
+    with pytest.raises(ValueError, match=r"host 2001:db8::2: mpirun takes no IPv6 .* torchrun"):
+        mpirun_command(launch, launcher, {})
+    here = Launch(2, SCRIPT, hosts=(Host("::1", 2),))
+    assert "localhost:2" in mpirun_command(here, launcher, {})
+
+
+def test_what_mpirun_is_told_of_interfaces():
+    given = ("eth1", "eth1,eth2", "^docker0,lo", "")
+    assert [mpi_interface(wanted) for wanted in given] == ["eth1", "eth1", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("served", "expected"),
+    [
+        (["mpich", "openmpi"], OPEN_MPI_4),
+        (["mpich"], HYDRA),
+        (["openmpi"], OPEN_MPI_4),
+        ([], OPEN_MPI_4),
+    ],
+)
+def test_the_first_mpirun_that_a_plugin_serves_is_taken(served, expected):
+    assert choose_mpi_launcher([OPEN_MPI_4, HYDRA], served) is expected
+
+
+def test_without_any_mpirun_it_says_how_to_get_one():
+    with pytest.raises(ValueError, match="pip install mpich"):
+        choose_mpi_launcher([], ["mpich"])
+
+
+def test_mpirun_on_path_comes_before_the_one_beside_the_interpreter(tmp_path, monkeypatch):
+    for name in ("beside", "first"):
+        program = tmp_path / name / "mpirun"
+        program.parent.mkdir()
+        program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+        program.chmod(0o755)
+    folders = [str(tmp_path / name) for name in ("beside", "empty", "first")]
+    monkeypatch.setattr("aiacc.run.programs.search_directories", lambda: folders)
+    found = [launcher.program for launcher in mpi_launchers()]
+    assert found == [str(tmp_path / name / "mpirun") for name in ("first", "beside")]

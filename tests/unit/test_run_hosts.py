@@ -18,6 +18,27 @@ def test_bad_hosts_are_named(text):
         parse_hosts(text)
 
 
+def test_ipv6_hosts():
+    hosts = "[2001:db8::1]:2,2001:db8::2,[fd00::3],[fe80::1%eth0]:4,::1"
+    assert parse_hosts(hosts) == [
+        Host("2001:db8::1", 2),
+        Host("2001:db8::2", 1),
+        Host("fd00::3", 1),
+        Host("fe80::1%eth0", 4),
+        Host("::1", 1),
+    ]
+    assert parse_hostfile("[fd00::1] slots=2\nfd00::2 slots=3\n[fd00::3]:4\nfd00::4\n") == [
+        Host(f"fd00::{n}", slots) for n, slots in ((1, 2), (2, 3), (3, 4), (4, 1))
+    ]
+    assert Host("::1", 1).is_local()
+
+
+@pytest.mark.parametrize("text", ["[2001:db8::1:2", "[h1]:2", "2001:db8:1:2", "h1:2:3", "[]:1"])
+def test_hosts_that_are_neither_names_nor_addresses(text):
+    with pytest.raises(ValueError, match=r"expected name or .* as \[2001:db8::1\]:2"):
+        parse_hosts(text)
+
+
 def test_host_named_twice():
     with pytest.raises(ValueError, match="'h1' is named twice"):
         parse_hosts("h1:2,h1:2")

@@ -1,17 +1,21 @@
 """Real processes, small ones: what the ranks see, and what is left of them."""
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
+from aiacc.run.cause import Ending, first_cause
 from aiacc.run.command import Launch, local_environment
 from aiacc.run.local import run_local
-from aiacc.run.output import LineTagger
+from aiacc.run.output import Output
 
 ROOT = Path(__file__).resolve().parents[2]
 FOREVER = "import signal; signal.pause()"
@@ -183,20 +187,225 @@ def test_wrong_use_is_explained(arguments, text):
     assert "Traceback" not in err
 
 
+def test_lines_of_ranks_never_merge_in_a_pipe():
+    # Each line is written in two halves, and the ranks take turns between the halves.
+    program = (
+        "import os, sys\n"
+        "rank = os.environ['AIACC_RANK']\n"
+        "for number in range(500):\n"
+        "    os.write(1, rank.encode() * 50)\n"
+        "    os.sched_yield()\n"
+        "    os.write(1, rank.encode() * 50 + b'\\n')"
+    )
+    with aiaccrun("-np", "3", "--", sys.executable, "-c", program) as job:
+        out, _ = job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert sorted(out.splitlines()) == [str(rank) * 100 for rank in range(3) for _ in range(500)]
+
+
+WAITS = (
+    "import os, sys, time\n"
+    "def deeper(n):\n"
+    "    if n: return deeper(n - 1)\n"
+    "    print('ready', flush=True)\n"
+    "    time.sleep(60)\n"
+    "deeper(5)"
+)
+
+
+def test_an_interrupt_is_one_line():
+    with aiaccrun("-np", "3", "--", sys.executable, "-c", WAITS) as job:
+        for _ in range(3):
+            assert job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGINT)
+        out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (130, "")
+    assert err == "aiaccrun: SIGINT received; all 3 ranks have ended\n"
+
+
+def test_what_goes_wrong_while_ranks_are_interrupted_is_shown():
+    program = (
+        "import time\n"
+        "try:\n    print('ready', flush=True); time.sleep(60)\n"
+        "finally:\n    raise ValueError('no space left for the checkpoint')"
+    )
+    with aiaccrun("-np", "1", "--", sys.executable, "-c", program) as job:
+        assert job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=60)
+    assert "ValueError: no space left for the checkpoint" in err
+    assert "During handling of the above exception" in err
+
+
+def test_the_first_cause_is_the_last_line():
+    program = (
+        "import sys, os, aiacc\n"
+        "aiacc.init()\n"
+        "if aiacc.rank() == 1: raise ValueError('boom')\n"
+        "from aiacc.array import barrier\n"
+        "while True: barrier()"
+    )
+    with aiaccrun("-np", "3", "--", sys.executable, "-c", program) as job:
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert (
+        err.splitlines()[-1] == "aiaccrun: rank 1 failed first, with exit code 1: ValueError: boom"
+    )
+
+
+def test_files_have_the_cause_too(tmp_path):
+    program = "import os\nif os.environ['AIACC_RANK'] == '1': raise ValueError('boom')"
+    said = []
+    assert run(2, program, said, output_folder=tmp_path) == 1
+    assert said[-1] == "rank 1 failed first, with exit code 1: ValueError: boom"
+
+
+ON_A_TERMINAL = """
+import os, sys, time
+rank = os.environ["AIACC_RANK"]
+go = sys.argv[1]
+if rank == "0":
+    sys.stdout.write(f"\\r[##..] tty {sys.stdout.isatty()} {os.get_terminal_size(1).columns}")
+    sys.stdout.flush()
+    open(go, "w").close()
+    open(go).close()
+    print("\\r[####] done")
+else:
+    open(go).close()
+    print("a line of rank 1", sys.stdout.isatty(), flush=True)
+    open(go, "w").close()
+"""
+
+
+def test_on_a_terminal_rank_0_draws_its_bar_below_the_lines_of_others(tmp_path):
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, 77, 0, 0))
+    command = (sys.executable, "-m", "aiacc.run", "-np", "2", "--", sys.executable, "-c")
+    job = subprocess.Popen([*command, ON_A_TERMINAL, str(go)], cwd=ROOT, stdout=slave, stderr=slave)
+    os.close(slave)
+    seen = b""
+    try:
+        while chunk := os.read(master, 4096):
+            seen += chunk
+    except OSError:  # the end, on a terminal
+        pass
+    os.close(master)
+    assert job.wait(60) == 0, seen
+    bar = b"[##..] tty True 77"
+    assert seen == b"\r" + bar + b"\r\033[Ka line of rank 1 False\r\n" + bar + b"\r[####] done\r\n"
+
+
+@pytest.mark.parametrize(
+    ("endings", "rank"),
+    [
+        ([], None),
+        ([("exit code 0", 0, False, "")], None),
+        ([("exit code 1", 1, False, "ValueError: a"), ("exit code 1", 1, True, "OSError: b")], 0),
+        # A rank that is told of a failure may end before the one that failed.
+        (
+            [
+                ("exit code 1", 1, False, "aiacc.exceptions.ShutdownError: rank 1 has shut down"),
+                ("signal SIGTERM", 143, True, "ValueError: boom"),
+            ],
+            1,
+        ),
+        # One that was killed leaves no words.
+        (
+            [
+                ("exit code 1", 1, False, "aiacc.exceptions.PeerLostError: lost rank 1"),
+                ("signal SIGKILL", 137, False, ""),
+            ],
+            1,
+        ),
+        # Killed because it did not end when it was asked.
+        (
+            [
+                ("exit code 1", 1, False, "aiacc.exceptions.ShutdownError: rank 1 has shut down"),
+                ("signal SIGKILL", 137, True, ""),
+            ],
+            0,
+        ),
+    ],
+)
+def test_which_rank_is_the_cause(endings, rank):
+    found = first_cause(
+        [
+            Ending(number, code, how, asked, words)
+            for number, (how, code, asked, words) in enumerate(endings)
+        ]
+    )
+    assert (found.rank if found else None) == rank
+
+
 class Sink:
     def __init__(self):
         self.text = b""
 
-    def write(self, data):
-        self.text += data
+    def write(self, lines):
+        self.text += lines
 
-    def flush(self):
-        pass
+
+def test_a_line_may_be_long_and_come_in_small_pieces():
+    """Quadratic costs would take hours here."""
+    sink = Sink()
+    output = Output(sink)
+    for _ in range(1 << 8):
+        output.write(b"x" * (1 << 12))
+    for _ in range(100_000):
+        output.write(b".")
+    output.write(b"\n")
+    output.close()
+    assert sink.text.replace(b"x", b"") == b"." * 100_000 + b"\n"
+    assert sink.text.count(b"x") == 1 << 20
+
+
+def test_carriage_returns_at_the_ends_of_pieces():
+    for pieces in ([b"a\r", b"\nb\r", b"c\r"], [b"a\r\n", b"b", b"\r", b"c", b"\r"]):
+        sink = Sink()
+        tagger = Output(sink, "T:")
+        for piece in pieces:
+            tagger.write(piece)
+        tagger.close()
+        assert sink.text.rstrip() == b"T:a\r\nT:b\rT:c"
+
+
+def test_nothing_is_lost_where_stdout_does_not_block():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    command = [sys.executable, "-m", "aiacc.run", "-np", "1", "--", "seq", "1", "100000"]
+    job = subprocess.Popen(command, cwd=ROOT, stdout=writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as lines:
+        seen = lines.read().split()
+    assert job.wait(60) == 0
+    assert seen == [str(number).encode() for number in range(1, 100_001)]
+
+
+def test_the_job_ends_when_nobody_reads_any_more(tmp_path):
+    program = (
+        "import os, pathlib, signal, sys, time\n"
+        "def end(*_):\n"
+        f"    pathlib.Path({str(tmp_path)!r}, os.environ['AIACC_RANK']).touch()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "while True: print(os.environ['AIACC_RANK'], flush=True); time.sleep(0.001)"
+    )
+    with aiaccrun("-np", "2", "--", sys.executable, "-c", program) as job:
+        seen = set()
+        while len(seen) < 2:
+            seen.add(job.stdout.readline())
+        job.stdout.close()
+        err = job.stderr.read()
+        assert job.wait(60) == 128 + signal.SIGPIPE
+    assert err == "aiaccrun: SIGPIPE received; all 2 ranks have ended\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
 def test_tagger_never_splits_a_line():
     sink = Sink()
-    tagger = LineTagger("T:", sink)
+    tagger = Output(sink, "T:")
     for chunk in (b"on", b"e\ntw", b"o\r", b"\nthree\r", b"four"):
         tagger.write(chunk)
         assert not sink.text or sink.text.endswith((b"\n", b"\r"))

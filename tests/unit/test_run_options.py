@@ -63,7 +63,7 @@ def test_settings():
     )
     assert settings_of(parsed) == {
         "AIACC_AUTOTUNE": "1",
-        "AIACC_IFACE": "eth0",
+        "AIACC_IFACE": "eth0,eth1",
         "AIACC_STALL_WARN_S": "0",
         "AIACC_TIMELINE_MARK_CYCLES": "1",
         "AIACC_CACHE_CAPACITY": "9",
@@ -96,6 +96,18 @@ def test_ignored_options_are_named_once(capfd):
     ]
     assert main(["-np", "1", "--dry-run", "true"]) == 0
     assert capfd.readouterr().err == ""
+
+
+def test_dry_run_shows_ranks_and_variables(capfd, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert main(["--np", "2", "--lanes", "3", "--dry-run", "true", "a b"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
+    assert "AIACC_RANK=1 AIACC_SIZE=2" in lines[1]
+    assert "AIACC_LANES=3" in lines[1]
+    assert lines[1].endswith("true 'a b'")
+    assert main(["-np", "2", "--lanes", "3", "--torchrun", "--dry-run", "true"]) == 0
+    assert capfd.readouterr().out.startswith("AIACC_LANES=3 ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""Sockets and threads that ranks have, too few descriptors, and strangers who want some."""
+
+import contextlib
+import os
+import re
+import resource
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from tests.support import footprint
+from tests.support.ranks import run_ranks
+
+
+def _exchange(process_set=hvd.global_process_set):
+    size = process_set.size()
+    rows = np.arange(size, dtype=np.float32)
+    hvd.alltoall(rows, splits=np.ones(size, dtype=np.int32), process_set=process_set)
+
+
+def _counts(lanes):
+    before, threads_before = footprint.open_sockets(), footprint.running_threads()
+
+    def opened():
+        seat = hvd.rank() == 0  # which nobody else takes while the job lives
+        return footprint.open_sockets() - before - seat
+
+    def started():
+        return footprint.running_threads() - threads_before
+
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    hvd.barrier()
+    assert opened() == footprint.sockets(rank, size, lanes, exchanged=False)
+    assert started() == footprint.threads(lanes, sets=False)
+    # Large and small ones, and several at a time, share their connections.
+    handles = [
+        hvd.alltoall_async(np.full((size * rows,), rank, np.float32), name=f"x{rows}")
+        for rows in (1, 100_000, 2, 50_000)
+    ]
+    for handle in handles:
+        hvd.synchronize(handle)
+    job = footprint.sockets(rank, size, lanes, exchanged=True)
+    assert opened() == job
+    members = hvd.add_process_set(list(range(1, size)))
+    expected = job
+    if members.included():
+        set_of = (members.rank(), members.size(), lanes)
+        # A set of one rank needs no connections.
+        alone = members.size() == 1
+        expected += 0 if alone else footprint.engine_sockets(*set_of, exchanged=False)
+        assert opened() == expected
+        _exchange(members)
+        expected = job + (0 if alone else footprint.engine_sockets(*set_of, exchanged=True))
+    assert opened() == expected
+    assert started() == footprint.threads(lanes, sets=members.included())
+    hvd.remove_process_set(members)
+    hvd.barrier()
+    hvd.shutdown()
+    assert footprint.open_sockets() == before
+    assert started() == 0
+
+
+@pytest.mark.parametrize(("size", "lanes"), [(2, 1), (3, 4), (5, 2), (8, 4)])
+def test_sockets_and_threads_are_those_of_the_formula(size, lanes):
+    environment = {"AIACC_LANES": str(lanes), "AIACC_ENGINE": "tcp"}
+    run_ranks(size, _counts, lanes, env=environment)
+
+
+def test_the_table_in_the_docs_is_that_of_the_formula():
+    page = (Path(__file__).parents[2] / "docs" / "network.md").read_text()
+    table = page.split("<!-- footprint -->")[1]
+    rows = re.findall(r"^\| (\d[\d,]*) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| (\d+) \|", table, re.M)
+    assert len(rows) >= 6
+    for row in rows:
+        size, lanes, started, exchanged, threads = (int(cell.replace(",", "")) for cell in row)
+        assert started == footprint.sockets(0, size, lanes, exchanged=False), row
+        assert exchanged == footprint.sockets(0, size, lanes, exchanged=True), row
+        assert threads == footprint.threads(lanes, sets=False), row
+
+
+def _leave(descriptors):
+    """Let this process open so many more, and never again more."""
+    highest = max(footprint.descriptors())
+    limit = highest + 1 + descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    taken = []
+    with contextlib.suppress(OSError):  # there may be holes
+        while True:
+            taken.append(os.dup(0))
+    for _ in range(descriptors):
+        os.close(taken.pop())
+
+
+def _start_with_few(poor_rank):
+    rank = int(os.environ["AIACC_RANK"])
+    if rank == poor_rank:
+        _leave(30)
+    with pytest.raises(aiacc.CollectiveError) as caught:
+        hvd.init()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("poor_rank", [0, 1])
+def test_a_rank_without_descriptors_for_its_lanes_says_so_to_all(poor_rank):
+    texts = run_ranks(2, _start_with_few, poor_rank, env={"AIACC_LANES": "32"})
+    for text in texts:
+        assert "ulimit -n" in text
+    assert "files and sockets open (its limit is" in texts[poor_rank]
+
+
+def _exchange_with_few():
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        _leave(0)
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+    with pytest.raises(aiacc.CollectiveError) as caught:
+        _exchange()
+    return str(caught.value)
+
+
+def test_a_rank_without_descriptors_for_an_alltoall_says_so_to_all():
+    texts = run_ranks(2, _exchange_with_few)
+    for text in texts:
+        assert "ulimit -n" in text
+
+
+def test_the_soft_limit_is_raised():
+    low, high = run_ranks(2, _limits)[0]
+    assert low == min(high, 1 << 20)
+
+
+def _limits():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(100, hard), hard))
+    hvd.init()
+    hvd.barrier()
+    hvd.shutdown()
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def _listening_ports():
+    mine = set(footprint.descriptors().values())
+    ports = []
+    tables = [Path("/proc/self/net", name).read_text() for name in ("tcp", "tcp6")]
+    for line in [line for table in tables for line in table.splitlines()[1:]]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+            ports.append(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+def _among_strangers():
+    hvd.init()
+    # Rank 1 has few descriptors; its strangers are of rank 0, which has enough.
+    if hvd.rank() == 1:
+        (port,) = _listening_ports()
+        _leave(60)
+    else:
+        port = 0
+    port = int(hvd.allreduce(np.array([port]), op=hvd.Sum)[0])
+    strangers = []
+    if hvd.rank() == 0:
+        for count in range(300):
+            strangers.append(socket.create_connection(("127.0.0.1", port)))
+            if count % 3 == 0:
+                strangers[-1].send(b"AIAC\2")
+    members = hvd.add_process_set([0, 1])
+    if members.included():
+        _exchange(members)
+    _exchange()
+    hvd.barrier()
+    for stranger in strangers:
+        stranger.close()
+    hvd.shutdown()
+
+
+def test_300_idle_strangers_and_few_descriptors():
+    run_ranks(3, _among_strangers, env={"AIACC_ENGINE": "tcp", "AIACC_CONNECT_TIMEOUT_S": "20"})

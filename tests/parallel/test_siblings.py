@@ -1,0 +1,114 @@
+"""Processes of one parent that each start a job of one rank are told, and nobody else is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+
+import aiacc
+from tests.support.ranks import ROOT, rank_environment, run_ranks
+
+CHILDREN = 3
+
+
+def alone(together, told):
+    """One child: be alone, at the same time as the others."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            aiacc.init()
+            assert aiacc.size() == 1
+            aiacc.shutdown()
+    together.wait()
+    told.put([str(warning.message) for warning in record])
+
+
+def start_children(method, at_once):
+    """Texts that the children were told."""
+    context = multiprocessing.get_context(method)
+    together = context.Barrier(CHILDREN if at_once else 1)
+    told = context.SimpleQueue()
+    children = [context.Process(target=alone, args=(together, told)) for _ in range(CHILDREN)]
+    for child in children:
+        child.start()
+        if not at_once:
+            child.join()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    return [text for _ in children for text in told.get()]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_one_of_several_at_once_is_told(method):
+    (texts,) = run_ranks(1, start_children, method, True, launcher="python")
+    (text,) = texts
+    assert "are each a job of one rank" in text
+    assert "AIACC_ADDR=127.0.0.1:<a free port>" in text
+
+
+def test_one_after_the_other_is_none_of_our_business():
+    assert run_ranks(1, start_children, "fork", False, launcher="python") == [[]]
+
+
+def test_who_asks_to_be_alone_is_not_told():
+    settings = {"AIACC_RANK": "0", "AIACC_SIZE": "1"}
+    texts = run_ranks(1, start_children, "fork", True, launcher="python", env=settings)
+    assert texts == [[]]
+
+
+def test_processes_that_multiprocessing_did_not_start_are_not_told():
+    child = "import aiacc, sys; aiacc.init(); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-W", "error", "-c", child]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    children = [
+        subprocess.Popen(command, cwd=ROOT, env=rank_environment({}), **pipes) for _ in range(3)
+    ]
+    for one in children:  # all are up before the first ends
+        assert one.stdout.readline() == b"\n"
+    for one in children:
+        one.communicate()
+        assert one.returncode == 0
+
+
+def test_workers_that_import_a_script_which_initialises(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing
+            import aiacc
+
+            aiacc.init()
+
+            def work(together):
+                assert aiacc.is_initialized()
+                together.wait()
+
+            if __name__ == "__main__":
+                context = multiprocessing.get_context("spawn")
+                together = context.Barrier(2)
+                workers = [context.Process(target=work, args=(together,)) for _ in range(2)]
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    worker.join()
+                    assert worker.exitcode == 0
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=rank_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

@@ -1,0 +1,53 @@
+"""What a rank has open and running, by formula and by counting; docs/network.md has the formula."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+#: Beside the sockets to other ranks: where they connect.
+_LISTENERS = 1
+
+
+def partners(rank: int, size: int) -> int:
+    """Ranks that one exchanges with in recursive doubling, of ``size``."""
+    power = 1 << (size.bit_length() - 1)
+    if rank >= power:
+        return 1
+    return power.bit_length() - 1 + (rank + power < size)
+
+
+def engine_sockets(rank: int, size: int, lanes: int, *, exchanged: bool) -> int:
+    """Sockets of one engine `tcp`: rings, mesh, and pairs after the first all-to-all."""
+    return 2 * lanes + partners(rank, size) + (size - 1 if exchanged else 0)
+
+
+def sockets(rank: int, size: int, lanes: int, *, exchanged: bool) -> int:
+    """Sockets of a rank of a job with engine `tcp` and no process sets."""
+    return (
+        _LISTENERS + partners(rank, size) + engine_sockets(rank, size, lanes, exchanged=exchanged)
+    )
+
+
+def threads(lanes: int, *, sets: bool) -> int:
+    """Threads of a rank: background, lanes, express lane, and the one that connects sets."""
+    return 1 + lanes + 1 + sets
+
+
+def descriptors() -> dict[int, str]:
+    """What this process has open, by number."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
+def open_sockets() -> int:
+    """Sockets of this process."""
+    return sum(what.startswith("socket:") for what in descriptors().values())
+
+
+def running_threads() -> int:
+    """Threads of this process."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())

@@ -1,0 +1,131 @@
+"""Which addresses of a host the others get to know."""
+
+import ipaddress
+
+import pytest
+
+from aiacc import _core
+from aiacc.bootstrap.interfaces import (
+    MOST_CANDIDATES,
+    OwnAddress,
+    choose_candidates,
+    listened_at,
+    named_addresses,
+    observe,
+    routes_to,
+)
+from aiacc.bootstrap.reach import Evidence, Presence
+
+OWN = [
+    OwnAddress("lo", "127.0.0.1", 8, True),
+    OwnAddress("docker0", "172.17.0.1", 16, True),
+    OwnAddress("virbr0", "192.168.122.1", 24, False),
+    OwnAddress("eth0", "10.0.0.1", 24, True),
+    OwnAddress("eth1", "10.1.0.1", 24, True),
+    OwnAddress("eth10", "10.2.0.1", 24, True),
+    OwnAddress("lo", "::1", 128, True),
+    OwnAddress("eth0", "2001:db8::1", 64, True),
+    OwnAddress("eth0", "fe80::1", 64, True),
+    OwnAddress("eth1", "fe80::1", 64, True),
+]
+
+
+def addresses(found):
+    return [one.address for one in found]
+
+
+def test_what_is_up_and_one_loopback_address():
+    expected = ["172.17.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1", "2001:db8::1", "127.0.0.1"]
+    assert addresses(choose_candidates(OWN, "")) == expected
+
+
+def test_what_the_routes_use_comes_first():
+    found = choose_candidates(OWN, "", meeting=["10.2.0.1"], default=["10.0.0.1", "2001:db8::1"])
+    assert [(one.address, one.evidence) for one in found[:3]] == [
+        ("10.2.0.1", Evidence.MEETING),
+        ("10.0.0.1", Evidence.DEFAULT),
+        ("2001:db8::1", Evidence.DEFAULT),
+    ]
+
+
+def test_link_local_addresses_only_if_the_ranks_meet_there_or_there_are_no_others():
+    found = choose_candidates(OWN, "", meeting=["fe80::1%eth1"])
+    assert found[0] == ("eth1", "fe80::1", 64, Evidence.MEETING)
+    assert addresses(found).count("fe80::1") == 1
+    lonely = [one for one in OWN if one.address in ("::1", "fe80::1")]
+    assert addresses(choose_candidates(lonely, "")) == ["fe80::1", "fe80::1", "::1"]
+
+
+def test_a_host_with_very_many_addresses_tells_the_best():
+    many = [OwnAddress(f"eth{n}", f"10.0.{n}.1", 24, True) for n in range(200)]
+    found = choose_candidates([*many, OWN[0]], "", default=["10.0.199.1"])
+    assert addresses(found)[0] == "10.0.199.1"
+    assert addresses(found)[-1] == "127.0.0.1"
+    assert len(found) == MOST_CANDIDATES + 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "interfaces"),
+    [
+        ("eth1", {"eth1"}),
+        ("eth", {"eth0", "eth1", "eth10"}),
+        ("eth1,docker", {"eth1", "docker0"}),
+        ("10.0.0.1", {"eth0"}),
+        ("[2001:DB8:0::1]", {"eth0"}),
+        ("fe80::1", {"eth0", "eth1"}),
+        ("fe80::1%eth1", {"eth1"}),
+        ("^docker,lo,virbr", {"eth0", "eth1", "eth10"}),
+        ("^docker0, eth1", {"lo", "virbr0", "eth0", "eth10"}),
+        ("", {"lo", "docker0", "virbr0", "eth0", "eth1", "eth10"}),
+        ("nosuch0", set()),
+    ],
+)
+def test_what_the_setting_names(wanted, interfaces):
+    assert {one.interface for one in named_addresses(OWN, wanted)} == interfaces
+
+
+def test_a_chosen_interface_has_no_loopback_beside_it():
+    assert addresses(choose_candidates(OWN, "eth0")) == ["10.0.0.1", "2001:db8::1"]
+    assert addresses(choose_candidates(OWN, "lo")) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("wanted", ["nosuch0", "192.0.2.9", "virbr0"])
+def test_a_setting_that_fits_nothing_lists_what_there_is(wanted):
+    with pytest.raises(ValueError, match=f"AIACC_IFACE={wanted} names no interface") as raised:
+        choose_candidates(OWN, wanted)
+    assert "docker0 172.17.0.1, virbr0 192.168.122.1 (down), eth0 10.0.0.1" in str(raised.value)
+
+
+def test_this_host():
+    presence = observe("127.0.0.1", "")
+    assert "127.0.0.1" in addresses(presence.candidates)
+    assert presence.targets == [], "loopback tells other hosts nothing"
+    assert presence.stack == observe("", "").stack
+    listener = _core.Listener(listened_at(presence))
+    assert listener.port > 0
+    listener.close()
+
+
+def test_a_wrong_setting_of_this_host_is_kept_for_the_others_to_see():
+    presence = observe("", "nosuch0")
+    assert "AIACC_IFACE=nosuch0" in presence.problem
+    assert presence.candidates == []
+
+
+def test_routes():
+    (route,) = routes_to("127.0.0.1")
+    assert route == ("127.0.0.1", "127.0.0.1")
+    assert routes_to("no.such.host.invalid") == []
+    assert routes_to("bad..name") == []
+
+
+def test_link_local_addresses_are_listened_at_with_their_scope():
+    (one,) = choose_candidates([OWN[-1]], "")
+    assert listened_at(Presence("", 0, [one])) == ["fe80::1%eth1"]
+
+
+def test_the_core_lists_addresses_that_parse():
+    for interface, address, prefix, running in _core.interface_addresses():
+        assert interface
+        assert isinstance(running, bool)
+        assert 0 <= prefix <= ipaddress.ip_address(address).max_prefixlen

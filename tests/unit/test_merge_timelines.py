@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from aiacc.run.main import main
+from aiacc.run.merge_timelines import merge_events
+
+
+def timeline(rank, epoch, boot, *times):
+    first = {
+        "name": "process_name",
+        "ph": "M",
+        "pid": rank,
+        "args": {"name": f"rank {rank}", "start_time_since_epoch_in_micros": epoch, "boot": boot},
+    }
+    events = [
+        {"name": f"x{i}", "ph": "X", "pid": rank, "tid": 0, "ts": time, "dur": 1.5}
+        for i, time in enumerate(times)
+    ]
+    return [first, *events]
+
+
+def written(path, events):
+    path.write_text("[\n" + ",\n".join(json.dumps(event) for event in events) + "\n]\n")
+    return path
+
+
+def times_by_rank(events):
+    return {
+        rank: [event["ts"] for event in events if event["pid"] == rank and "ts" in event]
+        for rank in {event["pid"] for event in events}
+    }
+
+
+def test_hosts_are_aligned_by_the_time_of_day():
+    # Host b came up 1 s after host a: its clock is behind by that.
+    merged = merge_events(
+        {
+            "a": timeline(0, 5_000_000, "boot-a", 100.5, 300),
+            "b": timeline(1, 6_000_000, "boot-b", 100.5),
+        }
+    )
+    assert times_by_rank(merged) == {0: [0, 199.5], 1: [1_000_000]}
+
+
+def test_ranks_of_one_host_share_its_clock_although_the_time_of_day_was_set():
+    merged = merge_events(
+        {
+            "a": timeline(0, 5_000_000, "boot", 100),
+            "b": timeline(1, 99_000_000, "boot", 101),
+        }
+    )
+    assert times_by_rank(merged) == {0: [0], 1: [1]}
+
+
+def test_the_command_writes_one_trace_with_a_process_per_rank(tmp_path, capsys):
+    files = [
+        written(tmp_path / f"t{rank}.json", timeline(rank, 0, "boot", 10 * rank))
+        for rank in (2, 0, 1)
+    ]
+    target = tmp_path / "all.json"
+    assert main(["--merge-timelines", str(target), *map(str, files)]) == 0
+    merged = json.loads(target.read_text())
+    assert times_by_rank(merged) == {0: [0], 1: [10], 2: [20]}
+    names = [event["args"]["name"] for event in merged if event["name"] == "process_name"]
+    assert names == ["rank 0", "rank 1", "rank 2"]
+    assert "3 timelines" in capsys.readouterr().out
+
+
+def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path):
+    path = written(tmp_path / "t.json", timeline(0, 0, "boot", 1, 2, 3))
+    path.write_text(path.read_text()[:-20])
+    target = tmp_path / "all.json"
+    assert main(["--merge-timelines", str(target), str(path)]) == 0
+    assert times_by_rank(json.loads(target.read_text())) == {0: [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("hello\nworld\n", "t.json:1"),
+        ("[\n[1, 2]\n]\n", "expected an event"),
+        ("[\n]\n", "does not tell its time of day"),
+        ('[\n{"name": "x", "ph": "X", "ts": 1}\n]\n', "does not tell its time of day"),
+    ],
+)
+def test_what_is_no_timeline_is_refused(content, expected, tmp_path, capsys):
+    path = tmp_path / "t.json"
+    path.write_text(content)
+    assert main(["--merge-timelines", str(tmp_path / "all.json"), str(path)]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "all.json").exists()
+
+
+def test_two_timelines_of_one_rank_are_refused(tmp_path, capsys):
+    files = [written(tmp_path / name, timeline(0, 0, "boot", 1)) for name in ("a.json", "b.json")]
+    assert main(["--merge-timelines", str(tmp_path / "all.json"), *map(str, files)]) == 2
+    error = capsys.readouterr().err
+    assert "a.json" in error
+    assert "b.json" in error
+    assert "both of rank 0" in error
+
+
+def test_no_timelines_are_an_error(tmp_path, capsys):
+    assert main(["--merge-timelines", str(tmp_path / "all.json")]) == 2
+    assert "no timelines to merge" in capsys.readouterr().err
