@@ -15,6 +15,10 @@ them) and names of n_t bytes, each with a length of 4 bytes, a step has
     bytes    = (N - 1) (2 R f + sum_t q_t + sum_t (4 + n_t))
 
 and all of them pass rank 0.
+
+A third program, ``agreement_bench``, runs one rank of a large job: 1,024 ranks, 6,200 tensors. Here
+time and memory are measured, too. ``--earlier`` runs that of another commit as well; of one before
+requests were merged it is built with ``-DAIACC_REPORTS``.
 """
 
 import argparse
@@ -35,6 +39,11 @@ from bench.shapes import resnet50
 RESULT = ROOT / "bench" / "results" / "negotiation.json"
 PAGE = ROOT / "docs" / "network.md"
 BINARY = ROOT / "build" / "dev" / "bench" / "micro" / "negotiation_bench"
+LARGE_BINARY = BINARY.with_name("agreement_bench")
+LARGE_RANKS = 1024
+#: GPUs per host (0: host memory) and AIACC_CACHE_CAPACITY.
+LARGE_JOBS = ((0, 4096), (0, 8192), (8, 8192))
+LARGE_STEPS = 4
 MEASURED = (2, 3, 4, 5, 6, 7, 8)
 SIMULATED = (2, 4, 8, 64, 256, 1024)
 UNIT_BYTES = 1 << 20
@@ -45,6 +54,37 @@ _TIMEOUT_S = 600
 def tensors() -> list[tuple[str, tuple[int, ...]]]:
     """Names as `DistributedOptimizer` makes them, and shapes, in the order of the backward pass."""
     return [(f"allreduce.{name}", shape) for name, shape in reversed(resnet50())]
+
+
+def large_model() -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of 6,200 tensors, in the order of the backward pass."""
+    return [
+        (
+            f"allreduce.model.layers.{i // 62}.block{i % 62 // 8}.mlp.linear{i % 8}.weight",
+            (1024,) * 2,
+        )
+        for i in reversed(range(6200))
+    ]
+
+
+def _lines(model: list[tuple[str, tuple[int, ...]]]) -> str:
+    return "".join(" ".join([name, *map(str, shape)]) + "\n" for name, shape in model)
+
+
+def large(binary: Path, commit_of_binary: str) -> list[dict[str, Any]]:
+    """What a rank of a large job does in its first steps. Blocks, perhaps for minutes."""
+    rows = []
+    for gpus, capacity in LARGE_JOBS:
+        done = subprocess.run(
+            [str(binary), *map(str, (LARGE_RANKS, gpus, capacity, LARGE_STEPS))],
+            input=_lines(large_model()),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        job = {"gpus_per_host": gpus, "cache_capacity": capacity, "steps": json.loads(done.stdout)}
+        rows.append({"commit": commit_of_binary, **job})
+    return rows
 
 
 def gather_of_names(
@@ -62,10 +102,9 @@ def gather_of_names(
 
 def simulate(binary: Path) -> list[dict[str, Any]]:
     """What ``negotiation_bench`` counts, and the model beside it. Blocks for a minute or more."""
-    lines = [" ".join([name, *map(str, shape)]) for name, shape in tensors()]
     done = subprocess.run(
         [binary, str(UNIT_BYTES), *map(str, SIMULATED)],
-        input="\n".join(lines) + "\n",
+        input=_lines(tensors()),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -155,6 +194,25 @@ def table(report: dict[str, Any]) -> str:
         f"{_size(last['first_step']['busiest_rank_bytes'])} through the busiest of "
         f"{last['ranks']} ranks.",
         "",
+        f"One rank of {report['large']['ranks']:,}, {report['large']['tensors']:,} tensors, "
+        "all of them in one round per step:",
+        "",
+        "| commit | memory | AIACC_CACHE_CAPACITY | step | bytes sent and received "
+        "| largest message | peak of memory | time |",
+        "| --- " * 8 + "|",
+    ]
+    for job in report["large"]["jobs"]:
+        memory = f"{job['gpus_per_host']} GPUs per host" if job["gpus_per_host"] else "host"
+        for step in (0, 1, len(job["steps"]) - 1):
+            cost = job["steps"][step]
+            time_s = cost["contribute_s"] + cost["combine_s"] + cost["apply_s"]
+            lines.append(
+                f"| {job['commit'][:12]} | {memory} | {job['cache_capacity']} | {step + 1} "
+                f"| {_size(cost['busiest_rank_bytes'])} | {_size(cost['largest_message_bytes'])} "
+                f"| {_size(cost['peak_heap_bytes'])} | {1000 * time_s:,.1f} ms |"
+            )
+    lines += [
+        "",
         f"Counted {report['when']} at commit {report['commit'][:12]}; every count is in "
         f"`{RESULT.relative_to(ROOT)}`.",
     ]
@@ -166,18 +224,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.negotiation", description=__doc__)
     parser.add_argument("--json", type=Path, default=RESULT, help="file to write (%(default)s)")
     parser.add_argument("--binary", type=Path, default=BINARY, help="negotiation_bench")
+    parser.add_argument("--large-binary", type=Path, default=LARGE_BINARY, help="agreement_bench")
+    parser.add_argument(
+        "--earlier",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("BINARY", "COMMIT"),
+        help="agreement_bench of another commit, to compare with",
+    )
     parser.add_argument("--rank-of-job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of_job is not None:
         be_a_rank(options.rank_of_job)
         return 0
-    if not options.binary.exists():
-        print(
-            f"{options.binary} does not exist; cmake --build --preset dev --target "
-            "negotiation_bench",
-            file=sys.stderr,
-        )
-        return 2
+    for binary in (options.binary, options.large_binary):
+        if not binary.exists():
+            print(
+                f"{binary} does not exist; cmake --build --preset dev --target {binary.name}",
+                file=sys.stderr,
+            )
+            return 2
+    jobs = [job for path, name in options.earlier for job in large(Path(path), name)]
+    jobs += large(options.large_binary, str(commit()["commit"]))
     report = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "machine": describe(),
@@ -187,6 +256,7 @@ def main() -> int:
         "tensors": len(tensors()),
         "measured": [measure(ranks) for ranks in MEASURED],
         "simulated": simulate(options.binary),
+        "large": {"ranks": LARGE_RANKS, "tensors": len(large_model()), "jobs": jobs},
     }
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     text = PAGE.read_text()

@@ -100,11 +100,15 @@ class Progress:
 class Trainer:
     """Model, optimizer and everything else that a checkpoint has to restore."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, checkpoint: dict[str, Any] | None) -> None:
         self.options = options
         self.train, self.test = load_data()
-        # (2) Each rank computes its part of a global batch.
-        self.global_batch = options.batch_size * hvd.size()
+        # (2) Each rank computes its part of a global batch. A resumed run keeps that of the
+        # checkpoint: on another number of ranks it divides the same batches into other parts.
+        self.seed = checkpoint["seed"] if checkpoint else options.seed
+        self.global_batch = (
+            checkpoint["global_batch"] if checkpoint else options.batch_size * hvd.size()
+        )
         self.steps_per_epoch = len(self.train.labels) // self.global_batch
         if self.steps_per_epoch == 0:
             sys.exit(
@@ -114,7 +118,7 @@ class Trainer:
         total = options.epochs * self.steps_per_epoch
         self.steps = min(total, total if options.max_steps is None else options.max_steps)
         self.step = 0
-        torch.manual_seed(options.seed)
+        torch.manual_seed(self.seed)
         self.model = Net()
         # (3) A larger batch deserves larger steps; its noise shrinks with the root of its size.
         peak = BASE_LR * math.sqrt(self.global_batch / 32)
@@ -126,9 +130,12 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimizer, peak, total_steps=total, cycle_momentum=False
         )
-        # The same numbers on every rank: all shuffle alike and take different parts.
-        self.random = torch.Generator().manual_seed(options.seed)
         self.waited_s = 0.0
+        if checkpoint:
+            self.model.load_state_dict(checkpoint["model"])
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+            self.schedule.load_state_dict(checkpoint["schedule"])
+            self.step = checkpoint["step"]
 
     def state(self) -> dict[str, Any]:
         """Everything that training depends on."""
@@ -136,7 +143,8 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "random": self.random.get_state(),
+            "seed": self.seed,
+            "global_batch": self.global_batch,
             "step": self.step,
         }
 
@@ -150,37 +158,27 @@ class Trainer:
                 os.fsync(file.fileno())
             unfinished.replace(path)
 
-    def resume(self, path: Path) -> None:
-        """Read a checkpoint on rank 0, and bring its contents to every rank."""
-        # (5) Only rank 0 needs to see the file; the others receive what it holds.
-        found = hvd.broadcast_object(path.exists())
-        if not found:
-            sys.exit(f"--resume {path}: no such file (expected a checkpoint of this script)")
-        rest = None
-        if hvd.rank() == 0:
-            state = torch.load(path, weights_only=True)
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            rest = state["schedule"], state["random"], state["step"]
-        schedule, random, self.step = hvd.broadcast_object(rest)
-        self.schedule.load_state_dict(schedule)
-        self.random.set_state(random)
-
     def batches(self) -> Iterator[Split]:
-        """This rank's part of every global batch of an epoch, moved by up to one pixel."""
-        order = torch.randperm(len(self.train.labels), generator=self.random)
-        for step in range(self.steps_per_epoch):
-            begin = step * self.global_batch + hvd.rank() * self.options.batch_size
-            part = order[begin : begin + self.options.batch_size]
-            down, right = torch.randint(-1, 2, (2,), generator=self.random).tolist()
-            images = self.train.images[part].roll((down, right), (2, 3))
+        """This rank's part of what is left of an epoch's batches, moved by up to one pixel."""
+        epoch, done = divmod(self.step, self.steps_per_epoch)
+        # The same numbers on every rank, and again when the epoch is resumed in its middle: all
+        # shuffle alike and take different parts.
+        random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.train.labels), generator=random)
+        moves = torch.randint(-1, 2, (self.steps_per_epoch, 2), generator=random).tolist()
+        begin, end = (self.global_batch * (hvd.rank() + i) // hvd.size() for i in (0, 1))
+        for step in range(done, self.steps_per_epoch):
+            part = order[step * self.global_batch :][begin:end]
+            images = self.train.images[part].roll(moves[step], (2, 3))
             yield Split(images, self.train.labels[part])
 
     def learn(self, batch: Split) -> float:
-        """One step; the loss of this rank's part."""
+        """One step; the mean loss of this rank's part."""
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(batch.images), batch.labels)
-        loss.backward()  # gradients travel while it runs
+        loss = F.cross_entropy(self.model(batch.images), batch.labels, reduction="sum")
+        # Parts may differ by an image. So that the average over the ranks is the mean over the
+        # batch, each is divided by the images that a rank has on average.
+        (loss * (hvd.size() / self.global_batch)).backward()  # gradients travel while it runs
         begin = time.perf_counter()
         self.optimizer.synchronize()  # step() alone would do; this way the wait can be measured
         self.waited_s += time.perf_counter() - begin
@@ -188,7 +186,7 @@ class Trainer:
             self.optimizer.step()
         self.schedule.step()
         self.step += 1
-        return loss.item()
+        return loss.item() / max(len(batch.labels), 1)
 
     def accuracy(self) -> float:
         """Share of the test images that the model knows; every rank tests its part."""
@@ -200,12 +198,21 @@ class Trainer:
         return hvd.allreduce(right, op=hvd.Sum).item() / len(self.test.labels)
 
 
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint on rank 0, and bring its contents to every rank."""
+    # (5) Only rank 0 needs to see the file; the others receive what it holds.
+    found = hvd.broadcast_object(path.exists())
+    if not found:
+        sys.exit(f"--resume {path}: no such file (expected a checkpoint of this script)")
+    state = torch.load(path, weights_only=True) if hvd.rank() == 0 else None
+    checkpoint: dict[str, Any] = hvd.broadcast_object(state)
+    return checkpoint
+
+
 def train(options: argparse.Namespace) -> Result:
     """Train as ``options`` say. Collective: every rank, after `hvd.init`."""
     torch.set_num_threads(1)  # images of 64 pixels are not worth dividing among threads
-    trainer = Trainer(options)
-    if options.resume:
-        trainer.resume(options.resume)
+    trainer = Trainer(options, load_checkpoint(options.resume) if options.resume else None)
     # Everybody starts from the parameters of rank 0.
     hvd.broadcast_parameters(trainer.model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(trainer.optimizer, root_rank=0)
@@ -236,7 +243,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=32,
+        help="images per rank and step; a resumed run keeps the sum over all ranks",
+    )
     parser.add_argument("--max-steps", type=int, help="stop after this many steps in all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, help="file to write after every epoch")

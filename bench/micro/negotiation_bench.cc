@@ -143,14 +143,10 @@ std::vector<Request> read_tensors() {
 
 /// Bytes of the encoded request, as it travels.
 std::size_t request_bytes(const Request& request) {
-  aiacc::RoundMessage message;
-  Bytes without;
-  message.reports.emplace_back();
-  message.encode(without);
-  Bytes with;
-  message.reports[0].requests.push_back(request);
-  message.encode(with);
-  return with.size() - without.size();
+  Bytes bytes;
+  aiacc::Writer writer(bytes);
+  aiacc::encode_common(request, writer);
+  return bytes.size();
 }
 
 void print(const char* key, const std::vector<Traffic>& ranks) {

@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
   int outcome = 0;
   try {
     aiacc::Connector connector(
-        *listeners[static_cast<std::size_t>(rank)], addresses, rank, {}, 1, 10, 10);
+        *listeners[static_cast<std::size_t>(rank)], addresses, rank, {}, 1, 10);
     run_rank(rank, connector, repetitions);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());

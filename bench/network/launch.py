@@ -12,10 +12,13 @@ from pathlib import Path
 
 from aiacc.run.local import Job
 from bench.network.bed import Bed
-from bench.network.plan import address, host_name
+from bench.network.plan import Spec, host_name
 
 LAUNCHERS = ("explicit", "mpirun", "torchrun", "none")
 PORT = 29500  # each bed's hosts have all ports for themselves
+
+#: Address of host 0 in a bed of IPv4.
+FIRST = Spec().meeting
 
 _AGENT = Path(__file__).with_name("ssh_agent")
 _GRACE_S = 5.0
@@ -37,7 +40,13 @@ class Start:
 
 
 def starts(
-    launcher: str, hosts: int, per_host: int, command: Sequence[str], token: str, namespaces: str
+    launcher: str,
+    hosts: int,
+    per_host: int,
+    command: Sequence[str],
+    token: str,
+    namespaces: str,
+    meeting: str = FIRST,
 ) -> list[Start]:
     """The processes that make ``command`` run as ranks on virtual hosts. Pure.
 
@@ -50,10 +59,11 @@ def starts(
         command: The program and its arguments.
         token: Secret of the job.
         namespaces: Prefix of the hosts' network namespaces, for mpirun's way into them.
+        meeting: Address of host 0.
     """
     size = hosts * per_host
     if launcher == "explicit":
-        return explicit_starts([rank // per_host for rank in range(size)], command, token)
+        return explicit_starts([rank // per_host for rank in range(size)], command, token, meeting)
     into_hosts = {
         "AIACC_BED": namespaces,
         "HYDRA_LAUNCHER": "ssh",
@@ -68,7 +78,7 @@ def starts(
         line += ["-ppn", str(per_host), "-n", str(size), *command]
         return [Start(0, line, into_hosts)]
     line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(hosts)]
-    line += ["--nproc-per-node", str(per_host), "--master-addr", address(0)]
+    line += ["--nproc-per-node", str(per_host), "--master-addr", meeting]
     line += ["--master-port", str(PORT)]
     return [
         Start(host, [*line, "--node-rank", str(host), "--no-python", *command], {})
@@ -76,11 +86,13 @@ def starts(
     ]
 
 
-def explicit_starts(hosts: Sequence[int], command: Sequence[str], token: str) -> list[Start]:
+def explicit_starts(
+    hosts: Sequence[int], command: Sequence[str], token: str, meeting: str = FIRST
+) -> list[Start]:
     """One process per rank; ``hosts`` has the host of each. Pure."""
     shared = {
         "AIACC_SIZE": str(len(hosts)),
-        "AIACC_ADDR": f"{address(0)}:{PORT}",
+        "AIACC_ADDR": f"[{meeting}]:{PORT}" if ":" in meeting else f"{meeting}:{PORT}",
         "AIACC_TOKEN": token,
     }
     return [
@@ -131,7 +143,13 @@ def run(
         0 if all succeeded, else the exit code of the first that failed, 128 + n for signal n.
     """
     processes = starts(
-        launcher, bed.spec.hosts, per_host, command, secrets.token_hex(16), bed.spec.name
+        launcher,
+        bed.spec.hosts,
+        per_host,
+        command,
+        secrets.token_hex(16),
+        bed.spec.name,
+        bed.spec.meeting,
     )
     shared = environment(bed)
     with ExitStack() as stack:

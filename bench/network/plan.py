@@ -10,6 +10,9 @@ MOST_HOSTS = 64
 LONGEST_NAME = 8  # an interface name has at most 15 characters
 
 _SUBNET = "10.77.0"
+_SUBNET_6 = "fd77:"
+#: Of the bridge that a container engine makes: the same on every host.
+_DOCKER = "172.17.0.1/16"
 _BURST = "128k"
 _NIC_BURST = "256k"
 #: What a relayed device holds until the relay reads it.
@@ -36,6 +39,10 @@ class Spec:
         reorder: Probability that a packet is overtaken: it is held up twice, and 1 ms more.
         relay: Whether a program carries the packets (`bench.network.relay`), so that all this can
             be changed while the bed is up; any of the three implies it.
+        families: The hosts' kinds of address: "4", "6" or "46", for all alike or, separated by
+            commas, for each.
+        docker: Whether every host has, before its eth0, a bridge docker0 with the same address,
+            with a container on it.
     """
 
     name: str = "aiacc"
@@ -49,6 +56,8 @@ class Spec:
     loss: float = 0
     reorder: float = 0
     relay: bool = False
+    families: str = "4"
+    docker: bool = False
 
     def check(self) -> None:
         """Raise ValueError for a bed that cannot be."""
@@ -65,8 +74,33 @@ class Spec:
             problem = f"an MTU of {self.mtu} (expected 576 to 65521)"
         elif self.delay_ms < 0 or not 0 <= self.loss <= 1 or not 0 <= self.reorder <= 1:
             problem = "a delay, loss or reordering that cannot be (expected ms >= 0, and fractions)"
+        elif {*self._families()} - {"4", "6", "46"} or len(self._families()) != self.hosts:
+            problem = f"families {self.families!r} (expected 4, 6 or 46, one or one for each host)"
+        elif not set.intersection(*(set(kinds) for kinds in self._families())):
+            problem = f"families {self.families!r} (expected one that all hosts have)"
+        elif self.flow_mbit and "6" in self.families:
+            problem = (
+                "a flow cap and IPv6 (expected flow_mbit=0: only flows of IPv4 are told apart)"
+            )
         if problem:
             raise ValueError(problem)
+
+    def _families(self) -> list[str]:
+        found = self.families.split(",")
+        return found * self.hosts if len(found) == 1 else found
+
+    def addresses(self, host: int) -> list[str]:
+        """Addresses of a host, IPv4 first."""
+        kinds = {"4": f"{_SUBNET}.{host + 1}", "6": f"{_SUBNET_6}:{host + 1:x}"}
+        return [kinds[kind] for kind in self._families()[host]]
+
+    @property
+    def meeting(self) -> str:
+        """Address of host 0, of a kind that all hosts have."""
+        common = set.intersection(*(set(kinds) for kinds in self._families()))
+        return next(
+            address for address in self.addresses(0) if ("6" if ":" in address else "4") in common
+        )
 
     @property
     def switch(self) -> str:
@@ -102,21 +136,22 @@ def host_name(host: int) -> str:
     return f"node{host}"
 
 
-def address(host: int) -> str:
-    """IPv4 address of a host."""
-    return f"{_SUBNET}.{host + 1}"
-
-
 def hosts_file(spec: Spec) -> str:
     """Content of /etc/hosts in every virtual host."""
     lines = ["127.0.0.1 localhost"]
-    lines += [f"{address(host)} {host_name(host)}" for host in range(spec.hosts)]
+    for host in range(spec.hosts):
+        lines += [f"{address} {host_name(host)}" for address in spec.addresses(host)]
     return "\n".join(lines) + "\n"
 
 
 def namespaces(spec: Spec) -> list[str]:
     """Lines for ``ip -batch``: the hosts, and the switch unless a relay joins them."""
     lines = [f"netns add {spec.namespace(host)}" for host in range(spec.hosts)]
+    if spec.docker:
+        lines += [
+            f"link add docker0 netns {spec.namespace(host)} type bridge"
+            for host in range(spec.hosts)
+        ]
     return lines if spec.relayed else [*lines, f"netns add {spec.switch}"]
 
 
@@ -135,12 +170,27 @@ def links(spec: Spec) -> list[str]:
 def interior(spec: Spec, host: int) -> list[str]:
     """Lines for ``ip -batch`` inside a host."""
     control = f" congctl {spec.congestion}" if spec.congestion else ""
-    return [
-        f"address add {address(host)}/24 dev eth0 noprefixroute",
-        f"link set eth0 mtu {spec.mtu} txqueuelen {_DEVICE_PACKETS} up",
-        "link set lo up",
-        f"route add {_SUBNET}.0/24 dev eth0 src {address(host)}{control}",
-    ]
+    lines = [f"link set eth0 mtu {spec.mtu} txqueuelen {_DEVICE_PACKETS} up", "link set lo up"]
+    for address in spec.addresses(host):
+        if ":" in address:
+            lines += [
+                f"address add {address}/64 dev eth0 nodad noprefixroute",
+                f"route add {_SUBNET_6}:/64 dev eth0{control}",
+            ]
+        else:
+            lines += [
+                f"address add {address}/24 dev eth0 noprefixroute",
+                f"route add {_SUBNET}.0/24 dev eth0 src {address}{control}",
+            ]
+    if spec.docker:
+        lines += [
+            "link add vethc type veth peer name container",
+            "link set vethc master docker0 up",
+            "link set container up",
+            f"address add {_DOCKER} dev docker0",
+            "link set docker0 up",
+        ]
+    return lines
 
 
 def shaping(spec: Spec) -> list[str]:
