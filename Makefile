@@ -42,6 +42,7 @@ test: test-cpp test-python  ## C++ and Python tests
 .PHONY: build
 build: $(STAMPS)/package  ## the core, in place (aiacc/_core*.so)
 	$(call cmake,dev)
+	@sed -n 's/^-- aiacc: //p' build/configure.log
 
 .PHONY: test-cpp
 test-cpp: gtest $(STAMPS)/package  ## C++ tests
