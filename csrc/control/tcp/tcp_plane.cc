@@ -237,18 +237,17 @@ TcpPlane::Peer& TcpPlane::peer_of(int rank) {
   throw Error(Code::kInternal, "[control] no connection to rank " + std::to_string(rank));
 }
 
-/// A share of the round: returns when the connection has taken it.
+/// A share of the round: returns when the connection has taken it, or who was to have it has left.
+/// Then that rank has finished the round, and what it gave to it is here or on its way; or it left in
+/// the middle of it, which `receive` notices.
 void TcpPlane::send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload) {
   if (peer.left) {
-    throw Error(leaving_);
+    return;
   }
   post(peer, type, stage, payload);
-  for (const auto start = Clock::now(); !peer.flushed();) {
+  for (const auto start = Clock::now(); !peer.flushed() && !peer.left;) {
     // Both ends may be sending more than the buffers hold, and others want answers: keep reading.
     wait_in_round(start);
-    if (peer.left) {
-      throw Error(leaving_);
-    }
   }
 }
 

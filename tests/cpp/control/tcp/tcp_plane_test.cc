@@ -269,6 +269,23 @@ TEST(TcpPlane, WhoLeavesTakesNothingMore) {
       });
 }
 
+/// The rank that is first to finish the last round leaves while others are still in it.
+TEST(TcpPlane, WhatALeaverHasGivenToTheRoundCounts) {
+  std::promise<void> over;
+  with_raw_peer(
+      [&](TcpPlane& plane) {
+        EXPECT_EQ(end_of_a_large_round(plane), "");
+        over.set_value();
+      },
+      [&](RawPeer& peer) {
+        peer.await_bytes();
+        peer.send(Frame{FrameType::kRound, 0, 0, {1}});
+        const Status status(Code::kShutdown, "[core] rank 1 has shut down");
+        peer.send(Frame{FrameType::kAbort, 0, 0, encode_status(status)});
+        over.get_future().wait();
+      });
+}
+
 /// Who has given its reason and is gone is no connection that broke.
 TEST(TcpPlane, TheReasonForAnEndComesBeforeAFrameThatCannotBeSent) {
   std::promise<void> closed;
