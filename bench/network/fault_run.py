@@ -35,7 +35,8 @@ class Outcome:
 
     Attributes:
         reports: By rank.
-        struck: Whether the fault began while all ranks were at work.
+        struck: Whether the fault began while all ranks were at work: before any came to its last
+            collective, after which nobody needs the others.
         seconds: From the start of the first rank to the end of the last.
         absent_s: The longest time that the driver itself did not get to run.
         left: Processes that were still in the hosts when all ranks had ended.
@@ -202,7 +203,7 @@ class _Job:
             _, _, event = heapq.heappop(self._due)
             if self._began_at is None:
                 self._outcome.struck = all(
-                    rank.code is None and not self._path(rank).exists() for rank in self._ranks
+                    rank.code is None and not self._past(rank).exists() for rank in self._ranks
                 )
                 self._began_at = time.monotonic()
             self._do(event)
@@ -232,6 +233,10 @@ class _Job:
 
     def _path(self, rank: _Rank) -> Path:
         return self._folder / f"rank{rank.number}.json"
+
+    def _past(self, rank: _Rank) -> Path:
+        """What a rank makes before its last collective."""
+        return self._folder / f"rank{rank.number}.past"
 
     def _report(self, rank: _Rank) -> Report:
         try:

@@ -1,6 +1,7 @@
 """One rank of `bench.network.faults`: collectives whose every element is checked.
 
-Prints the number of each step when it begins, and writes a report to ``rank<N>.json``.
+Prints the number of each step when it begins, makes ``rank<N>.past`` before its last collective,
+and writes a report to ``rank<N>.json``.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main() -> None:
     rank = int(os.environ["AIACC_RANK"])
     found: dict[str, Any] = {"outcome": "done", "checked": 0, "type": "", "text": ""}
     try:
-        _work(options.seed, options.steps, found)
+        _work(options.seed, options.steps, options.out, found)
     except AiaccError as error:
         found.update(outcome="error", at=time.monotonic(), **_described(error))
         _fails_again(error, found)
@@ -50,7 +51,7 @@ def main() -> None:
     hvd.shutdown()
 
 
-def _work(seed: int, steps: int, found: dict[str, Any]) -> None:
+def _work(seed: int, steps: int, out: Path, found: dict[str, Any]) -> None:
     hvd.init()
     for step in range(steps):
         print(f"step {step} {found['checked']}", flush=True)
@@ -63,6 +64,7 @@ def _work(seed: int, steps: int, found: dict[str, Any]) -> None:
                 under_way.append((operation, handle))
         for operation, handle in under_way:
             found["checked"] += _check(step, operation, handle)
+    (out / f"rank{hvd.rank()}.past").touch()
     hvd.barrier()
 
 
