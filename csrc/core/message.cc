@@ -132,8 +132,8 @@ std::string lane_key(const LaneReport& lane) {
   writer.put(lane.process_set);
   writer.put(lane.order);
   writer.put(lane.unit);
-  writer.put(lane.waited_s);
-  writer.put(lane.for_rank);
+  writer.put(static_cast<std::uint8_t>(lane.stuck));
+  writer.put_number(lane.ahead);
   writer.put_text(lane.tensors);
   return {bytes.begin(), bytes.end()};
 }
@@ -145,8 +145,8 @@ LaneReport decode_lane(std::string_view key) {
   lane.process_set = reader.get<std::uint32_t>();
   lane.order = reader.get<std::uint64_t>();
   lane.unit = reader.get<std::uint64_t>();
-  lane.waited_s = reader.get<double>();
-  lane.for_rank = reader.get<std::int32_t>();
+  lane.stuck = reader.get<std::uint8_t>() != 0;
+  lane.ahead = static_cast<std::uint32_t>(reader.get_number(kMostRanks, "rank"));
   lane.tensors = reader.get_text(kMaxNameBytes);
   reader.finish();
   return lane;
