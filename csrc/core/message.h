@@ -95,8 +95,8 @@ struct RoundMessage {
   void clear_entries();
   void encode(Bytes& out) const;
   /// Bytes come from the network: throws Error(kPeerLost) on anything malformed, never reads
-  /// beyond the end and never allocates more than the input justifies.
-  void decode(const Bytes& in);
+  /// beyond the end and never allocates more than the input and the job's size justify.
+  void decode(const Bytes& in, int size = kMostRanks);
 };
 
 /// Folds one encoded message into another; the result does not depend on the order. Throws
