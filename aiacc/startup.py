@@ -201,6 +201,8 @@ def _contribution(
             "AIACC_GPU_UNIT_BYTES": config["gpu_unit_bytes"],
             # It decides from which memory a tensor travels, which NCCL wants alike on all ranks.
             "AIACC_CHECK_FINITE": config["check_finite"],
+            # The shortest would judge all: a rank that another one may stop for longer, a unit.
+            "AIACC_PEER_TIMEOUT_S": config["peer_timeout_s"],
         },
     )
 

@@ -11,11 +11,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aiacc.run.cause import Ending, first_cause
-from aiacc.run.output import Output
 from aiacc.run.streams import Streams
 
 #: Makes the environment of one rank: (rank, address, token) to variables.
@@ -57,6 +56,7 @@ class Rank:
         """Kill what is left of the session."""
         self.signal(signal.SIGKILL)
         self.process.wait()
+        self.ended = True
         os.close(self.descriptor)
 
     def how_it_ended(self) -> str:
@@ -72,32 +72,37 @@ class Job:
     """The ranks of one job on this machine. Use `run_local`.
 
     Threads: the main thread only, for signals. Nothing polls: one selector waits for ends of
-    processes, output and signals.
+    processes, output, room for it and signals.
     """
 
     def __init__(
         self,
         *,
+        signals: socket.socket,
         tag_output: bool,
         output_folder: Path | None,
         grace_s: float,
-        say: Callable[[str], None],
     ) -> None:
         self._grace_s = grace_s
-        self._say = say
+        self._signals = signals
         self._ranks: list[Rank] = []
         self._ended: list[Rank] = []
         self._selector = selectors.DefaultSelector()
+        self._selector.register(signals, selectors.EVENT_READ, signals)
         self._streams = Streams(self._selector, tag_output=tag_output, folder=output_folder)
-        self._kill_at: float | None = None
+        self._say = self._streams.say
+        #: When what has not ended yet is ended.
+        self._deadline: float | None = None
+        self._killed = False
         self._result: int | None = None
         self._announced: int | None = None
         self._interrupted_by = 0
 
-    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start one rank; OSError if that is impossible."""
-        ends = self._streams.open(rank)
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Start one rank; False, after saying so, if that is impossible."""
+        ends: Mapping[str, int] = {}
         try:
+            ends = self._streams.open(rank)
             process = subprocess.Popen(
                 command,
                 # Lines come when they are printed, not when 8 KiB of them are there.
@@ -108,45 +113,61 @@ class Job:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
+        except OSError as error:
+            self._say(f"rank {rank} could not be started: {error}")
+            self._result = 127 if isinstance(error, FileNotFoundError) else 126
+            return False
         finally:
             for end in ends.values():
                 os.close(end)
         started = Rank(rank, process)
         self._ranks.append(started)
         self._selector.register(started.descriptor, selectors.EVENT_READ, started)
+        return True
 
-    def wait(self) -> int:
-        """Block until every rank has ended; the exit code of the job."""
-        with _signals() as wakeup:
-            self._selector.register(wakeup, selectors.EVENT_READ, None)
-            while any(not rank.ended for rank in self._ranks):
-                ended = []
-                for key, _ in self._selector.select(self._seconds_left()):
-                    if isinstance(key.data, Rank):
-                        ended.append(key.data)
-                    elif isinstance(key.data, Output):
-                        with suppress(BlockingIOError):
-                            self._streams.pass_on(key.fd, key.data)
-                    else:
-                        self._on_signals(wakeup.recv(64))
-                self._on_ended(ended)
-                self._on_failures(self._streams.failures())
-                if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                    self._say(
-                        f"some ranks ignored the request to end for {self._grace_s:g} s; killed"
-                    )
-                    self._signal_all(signal.SIGKILL)
-                    self._kill_at = None
-            self._selector.unregister(wakeup)
+    @property
+    def result(self) -> int:
+        """The exit code of the job."""
         return self._result or 0
 
+    def wait(self) -> None:
+        """Block until every rank has ended."""
+        while any(not rank.ended for rank in self._ranks):
+            self._turn(None if self._killed else self._seconds_left())
+            if not self._killed and self._seconds_left() == 0:
+                self._say(f"some ranks ignored the request to end for {self._grace_s:g} s; killed")
+                self._signal_all(signal.SIGKILL)
+                self._killed = True
+
     def close(self) -> None:
-        """Kill what is left of the ranks and of what they started."""
+        """Kill what is left of the ranks and of what they started; print what is left to print.
+
+        Blocks: until it has been read; after a signal, for the time that ranks have to end.
+        """
         for rank in self._ranks:
             rank.close()
+        self._streams.take_rest()
+        self._say_why()
+        self._deadline = time.monotonic() + self._grace_s if self._interrupted_by else None
+        while self._streams.waiting() and self._seconds_left() != 0:
+            self._turn(self._seconds_left())
+        if lost := self._streams.waiting():
+            self._say(f"nobody has read the last {lost} bytes of output; they are lost")
         self._streams.close()
         self._selector.close()
-        self._say_why()
+
+    def _turn(self, seconds: float | None) -> None:
+        """Wait for whatever happens next, and do what is to be done."""
+        ended = []
+        for key, _ in self._selector.select(seconds):
+            if isinstance(key.data, Rank):
+                ended.append(key.data)
+            elif key.data is self._signals:
+                self._on_signals(self._signals.recv(64))
+            else:
+                self._streams.on_ready(key.fd, key.data)
+        self._on_ended(ended)
+        self._on_failures(self._streams.failures())
 
     def _say_why(self) -> None:
         """Repeat the cause as the last line: other ranks have had more to say meanwhile."""
@@ -171,7 +192,7 @@ class Job:
             self._say(f"rank {cause.rank} failed first, with {cause.how}{words}")
 
     def _seconds_left(self) -> float | None:
-        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _on_ended(self, ended: list[Rank]) -> None:
         for rank in ended:
@@ -209,6 +230,10 @@ class Job:
         for number in numbers:
             if number not in _FORWARDED:
                 continue
+            if all(rank.ended for rank in self._ranks):  # only readers are waited for
+                self._result = self._result or 128 + number
+                self._deadline = time.monotonic()
+                continue
             if self._result is not None and number == signal.SIGINT:
                 self._signal_all(signal.SIGKILL)  # asked twice
                 continue
@@ -224,8 +249,8 @@ class Job:
 
     def _end_all(self, number: int) -> None:
         self._signal_all(number)
-        if self._kill_at is None:
-            self._kill_at = time.monotonic() + self._grace_s
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace_s
 
     def _signal_all(self, number: int) -> None:
         for rank in self._ranks:
@@ -242,7 +267,6 @@ def run_local(
     tag_output: bool = False,
     output_folder: Path | None = None,
     grace_s: float = 5.0,
-    say: Callable[[str], None],
 ) -> int:
     """Run ``command`` as ``ranks`` ranks on this machine.
 
@@ -252,22 +276,24 @@ def run_local(
 
     With an ``output_folder`` rank N writes to the files ``rank.N/stdout`` and ``stderr`` in it.
 
-    Blocks: until all ranks have ended.
+    Blocks: until all ranks have ended and what they printed has been read, or a signal has come.
 
     Returns:
         0 if all succeeded, else the exit code of the first that failed, 128 + n for signal n.
     """
     address, token = f"127.0.0.1:{free_port()}", secrets.token_hex(16)
-    with ExitStack() as stack:
-        job = Job(tag_output=tag_output, output_folder=output_folder, grace_s=grace_s, say=say)
-        stack.callback(job.close)
-        for rank in range(ranks):
-            try:
-                job.start(rank, command, environment(rank, address, token))
-            except OSError as error:
-                say(f"rank {rank} could not be started: {error}")
-                return 127 if isinstance(error, FileNotFoundError) else 126
-        return job.wait()
+    with _signals() as signals:
+        job = Job(
+            signals=signals, tag_output=tag_output, output_folder=output_folder, grace_s=grace_s
+        )
+        try:
+            if all(
+                job.start(rank, command, environment(rank, address, token)) for rank in range(ranks)
+            ):
+                job.wait()
+        finally:
+            job.close()
+        return job.result
 
 
 def free_port() -> int:

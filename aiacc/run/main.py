@@ -104,7 +104,6 @@ def _run(options: argparse.Namespace) -> int:
         tag_output=options.tag_output,
         output_folder=Path(options.output_filename) if options.output_filename else None,
         grace_s=options.grace_s,
-        say=_say,
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
-from typing import BinaryIO, Protocol
+
+from aiacc.run.sink import Screen, Sink
 
 #: What has no end of line is passed on when it is longer than this.
 _LONGEST = 1 << 20
@@ -13,61 +12,6 @@ _LONGEST = 1 << 20
 _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)(: .*)?$")
 #: What Python prints between the tracebacks of a chain.
 _LINKS = (b"During handling of the above", b"The above exception was the direct")
-
-
-class Sink(Protocol):
-    """Takes the lines of all ranks."""
-
-    def write(self, lines: bytes) -> None:
-        """Print whole lines."""
-
-
-class Plain:
-    """A file or a pipe."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        #: Why nothing can be written any more.
-        self.failure: OSError | None = None
-
-    def write(self, lines: bytes) -> None:
-        """Print whole lines at once. What cannot be written is lost, and `failure` says why."""
-        rest = memoryview(lines)
-        while rest and self.failure is None:
-            try:
-                rest = rest[os.write(self._stream.fileno(), rest) :]
-            except BlockingIOError:  # somebody else has made it so
-                select.select([], [self._stream.fileno()], [])
-            except OSError as error:
-                self.failure = error
-
-
-class Screen(Plain):
-    """A terminal: the line that rank 0 has not ended, a progress bar often, stays the lowest."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        super().__init__(stream)
-        self._unended = b""
-
-    def fileno(self) -> int:
-        """Descriptor of the terminal."""
-        return self._stream.fileno()
-
-    def write(self, lines: bytes) -> None:
-        """Print whole lines above the one that has no end yet."""
-        super().write((b"\r\033[K" + lines + self._unended) if self._unended else lines)
-
-    def pass_on(self, chunk: bytes) -> None:
-        """Print what rank 0 has written as it is."""
-        super().write(chunk)
-        line = (self._unended + chunk).rpartition(b"\n")[2]
-        self._unended = line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
-
-    def end_line(self) -> None:
-        """Begin a new line if rank 0 has not."""
-        if self._unended:
-            super().write(b"\n")
-            self._unended = b""
 
 
 class Output:

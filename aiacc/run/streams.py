@@ -10,9 +10,12 @@ import sys
 import termios
 from pathlib import Path
 
-from aiacc.run.output import Output, Plain, Screen, tag_of
+from aiacc.run.output import Output, tag_of
+from aiacc.run.sink import Plain, Screen
 
 _NAMES = ("stdout", "stderr")
+#: At least what fits into a pipe.
+_LAST_PIECES = 16
 
 
 class Streams:
@@ -22,7 +25,8 @@ class Streams:
     of its own, so that its progress bars are drawn. With a folder, rank N writes to the files
     ``rank.N/stdout`` and ``stderr`` in it.
 
-    Threads: one; the selector tells it when to call `pass_on`.
+    Threads: one; the selector tells it when to call `on_ready`. Never blocks: where a reader is
+    slow, ranks wait for it, in their own writing.
     """
 
     def __init__(
@@ -31,8 +35,10 @@ class Streams:
         self._selector = selector
         self._tags = tag_output
         self._folder = folder
-        self._sinks = _sinks()
-        self._open: set[int] = set()
+        self._sinks = _sinks(selector)
+        self._sources: dict[int, tuple[Output, Plain]] = {}
+        #: Those of them that the selector watches.
+        self._read: set[int] = set()
         self._told: set[str] = set()
         self._outputs: dict[tuple[int, str], Output] = {}
 
@@ -61,15 +67,31 @@ class Streams:
                 source, ends[name] = os.pipe()
                 output = Output(sink, tag_of(rank, name) if self._tags else "")
             os.set_blocking(source, False)
-            self._open.add(source)
             self._outputs[rank, name] = output
-            self._selector.register(source, selectors.EVENT_READ, output)
+            self._sources[source] = output, sink
+            self._watch(source)
         return ends
 
-    def pass_on(self, source: int, output: Output) -> bool:
-        """Print what has come; False at its end. BlockingIOError if nothing has come."""
+    def on_ready(self, descriptor: int, data: object) -> None:
+        """Do what the selector has found to be possible. Pass on what it gives."""
+        if isinstance(data, Plain):
+            data.flush()
+            for source, (_, sink) in self._sources.items():
+                if sink is data and not sink.is_full and source not in self._read:
+                    self._watch(source)
+            return
+        _, sink = self._sources[descriptor]
+        self._pass_on(descriptor)
+        if sink.is_full and descriptor in self._read:
+            self._unwatch(descriptor)
+
+    def _pass_on(self, source: int) -> bool:
+        """Print what has come; False if nothing has, or no more will."""
+        output, _ = self._sources[source]
         try:
             chunk = os.read(source, 1 << 16)
+        except BlockingIOError:
+            return False
         except OSError as error:
             if error.errno != errno.EIO:  # a terminal of which the other side is closed
                 raise
@@ -77,8 +99,20 @@ class Streams:
         if chunk:
             output.write(chunk)
             return True
-        self._close(source, output)
+        self._close(source)
         return False
+
+    def _watch(self, source: int) -> None:
+        self._read.add(source)
+        self._selector.register(source, selectors.EVENT_READ, self)
+
+    def _unwatch(self, source: int) -> None:
+        self._read.remove(source)
+        self._selector.unregister(source)
+
+    def say(self, text: str) -> None:
+        """Print a line of our own to stderr."""
+        self._sinks["stderr"].write(f"aiaccrun: {text}\n".encode())
 
     def last_words(self, rank: int) -> str:
         """The last line that ``rank`` wrote to stderr, that of a traceback if there is one."""
@@ -111,20 +145,29 @@ class Streams:
             if isinstance(sink, Screen):
                 sink.end_line()
 
-    def close(self) -> None:
-        """Print the rest. Call it when the ranks have ended."""
-        for source in list(self._open):
-            output = self._selector.get_key(source).data
-            try:
-                while self.pass_on(source, output):
-                    pass
-            except BlockingIOError:  # somebody outside the session still holds the pipe
-                self._close(source, output)
+    def take_rest(self) -> None:
+        """Take what is left to print. Call it when the ranks have ended."""
+        for source in list(self._sources):
+            for _ in range(_LAST_PIECES):  # somebody outside the session may print for ever
+                if not self._pass_on(source):
+                    break
+            if source in self._sources:
+                self._close(source)
 
-    def _close(self, source: int, output: Output) -> None:
+    def waiting(self) -> int:
+        """Bytes that nobody has read yet."""
+        return sum(sink.waiting for sink in set(self._sinks.values()))
+
+    def close(self) -> None:
+        """Drop what nobody has read."""
+        for sink in set(self._sinks.values()):
+            sink.close()
+
+    def _close(self, source: int) -> None:
+        output, _ = self._sources.pop(source)
         output.close()
-        self._selector.unregister(source)
-        self._open.remove(source)
+        if source in self._read:
+            self._unwatch(source)
         os.close(source)
 
 
@@ -133,17 +176,16 @@ class _Nowhere:
         """Print nothing."""
 
 
-def _sinks() -> dict[str, Plain]:
-    """Where lines go; one screen if both streams go to the same terminal."""
-    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-    sinks: dict[str, Plain] = {
-        name: (Screen if stream.isatty() else Plain)(stream.buffer)
-        for name, stream in streams.items()
-    }
-    if all(stream.isatty() for stream in streams.values()):
-        devices = {os.fstat(stream.fileno()).st_rdev for stream in streams.values()}
-        if len(devices) == 1:
-            sinks["stderr"] = sinks["stdout"]
+def _sinks(selector: selectors.BaseSelector) -> dict[str, Plain]:
+    """Where lines go; one sink if both streams go to the same place, as after `2>&1`."""
+    sinks: dict[str, Plain] = {}
+    places: dict[tuple[int, int], Plain] = {}
+    for name, stream in zip(_NAMES, (sys.stdout, sys.stderr), strict=True):
+        status = os.fstat(stream.fileno())
+        place = status.st_dev, status.st_ino
+        if place not in places:
+            places[place] = (Screen if stream.isatty() else Plain)(stream.fileno(), selector)
+        sinks[name] = places[place]
     return sinks
 
 

@@ -1,6 +1,7 @@
 // What agreeing on the tensors of a large job costs the busiest rank: bytes, memory, time.
 //
 //   agreement_bench RANKS GPUS_PER_HOST CACHE_CAPACITY STEPS < tensors
+//   agreement_bench RANKS LANES
 //
 // Each line of `tensors` is a name and the extents of its shape, fp32; GPUS_PER_HOST 0: in host
 // memory. All ranks submit all tensors, in the same order, and a round decides on them. Only rank 0's
@@ -10,6 +11,9 @@
 // doubling, RANKS being a power of two, so all ranks are equally busy. What is measured is the work of
 // rank 0 alone: heap in use and its peak by a counting operator new, time by the clock.
 // Prints a JSON array with an object for each step.
+//
+// With LANES alone: the round in which all ranks say what their lanes are at, while each waits in a
+// ring for the rank before it.
 
 #include <malloc.h>
 
@@ -225,12 +229,55 @@ class Job {
   bool first_ = true;
 };
 
+/// What `rank` says of its lanes.
+Bytes reports_of(int rank, int size, int lanes) {
+  aiacc::RoundMessage message;
+  message.answers.ranks = aiacc::RankSet(rank);
+  for (int lane = 0; lane < lanes; ++lane) {
+    aiacc::LaneReport report;
+    report.lane = static_cast<std::uint32_t>(lane);
+    report.order = report.unit = 1'000'000 + static_cast<std::uint64_t>(lane);
+    report.stuck = true;
+    report.ahead = static_cast<std::uint32_t>(size - 1);
+    report.tensors = "'model.layers.17.mlp.weight', 'model.layers.17.norm.weight' and 3 more";
+    message.answers.lanes.push_back({report, aiacc::RankSet(rank)});
+  }
+  Bytes bytes;
+  message.encode(bytes);
+  return bytes;
+}
+
+/// As Job::step, for a round of reports.
+void report_lanes(int size, int lanes) {
+  Bytes block = reports_of(0, size, lanes);
+  std::uint64_t bytes = 0;
+  for (int distance = 1; distance < size; distance *= 2) {
+    Bytes theirs = reports_of(distance, size, lanes);
+    for (int rank = distance + 1; rank < 2 * distance; ++rank) {
+      aiacc::combine_rounds(theirs, reports_of(rank, size, lanes));
+    }
+    bytes += block.size() + theirs.size();
+    aiacc::combine_rounds(block, theirs);
+  }
+  aiacc::RoundMessage message;
+  message.decode(block);
+  std::printf("{\"busiest_rank_bytes\": %llu, \"reports\": %zu, \"complete\": %s}\n",
+              static_cast<unsigned long long>(bytes),
+              message.answers.lanes.size(),
+              message.answers.lanes_complete ? "true" : "false");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 3) {
+    report_lanes(std::atoi(argv[1]), std::atoi(argv[2]));
+    return 0;
+  }
   if (argc != 5) {
     std::fprintf(stderr,
-                 "usage: agreement_bench RANKS GPUS_PER_HOST CACHE_CAPACITY STEPS < tensors\n");
+                 "usage: agreement_bench RANKS GPUS_PER_HOST CACHE_CAPACITY STEPS < tensors\n"
+                 "       agreement_bench RANKS LANES\n");
     return 2;
   }
   Job job(std::atoi(argv[1]),

@@ -59,10 +59,12 @@ std::string exhaustion_remedy(int error_number) {
            "sets";
   }
   if (error_number == ENFILE) {
-    return "this host has as many files open as it may (sysctl fs.file-max)";
+    return "all processes of this host together have as many files and sockets open as they may; "
+           "raise the limit (sysctl fs.file-max), or run fewer of them";
   }
   if (error_number == ENOBUFS || error_number == ENOMEM) {
-    return "this host, or the container, has no memory left for another socket";
+    return "this host, or the container, has no memory left for another socket; raise the "
+           "container's limit of memory or sysctl net.ipv4.tcp_mem, or use fewer lanes";
   }
   return "";
 }

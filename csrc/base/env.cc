@@ -95,9 +95,10 @@ const std::vector<Variable>& table() {
     text("RENDEZVOUS_FILE", "", &Config::rendezvous_file, "",
          "Directory on a shared file system where the ranks meet, instead of AIACC_ADDR."),
     {"CONNECT_TIMEOUT_S", "HOROVOD_GLOO_TIMEOUT_SECONDS", &Config::connect_timeout_s, "30", 0.1, 86400, "",
-     "Seconds that the ranks wait for each other at start-up."},
+     "Seconds that this rank waits for the others at start-up."},
     {"PEER_TIMEOUT_S", "", &Config::peer_timeout_s, "4", 0.1, 3600, "",
-     "Seconds after which a frozen rank or a dead link is an error. A dead process is noticed at once."},
+     "Seconds after which a frozen rank or a dead link is an error. A dead process is noticed at once. "
+     "The ranks must agree."},
     {"CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", &Config::cache_capacity, "4096", 0, 1048576, "",
      "Names that may wait to come again; from then on they are one bit per round, however many. 0: none. The ranks must agree."},
     {"LINGER_US", "", &Config::linger_us, "500", 0, 1e6, "",

@@ -182,7 +182,7 @@ void Coordinator::run_round(Lane** helped) {
   }
   propose_weights();
   if (negotiator_.answer_due()) {
-    negotiator_.answer_with(dispatcher_.lane_reports());
+    negotiator_.answer_with(dispatcher_.lane_reports(options_.unit_timeout_s));
   }
   negotiator_.contribute(message_, state);
   plane_.all_reduce(message_, combine_rounds);

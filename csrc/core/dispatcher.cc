@@ -243,7 +243,7 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
   }
 }
 
-std::vector<LaneReport> Dispatcher::lane_reports() const {
+std::vector<LaneReport> Dispatcher::lane_reports(double limit_s) const {
   std::vector<LaneReport> reports;
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     const auto current = lanes_[lane]->current();
@@ -255,11 +255,17 @@ std::vector<LaneReport> Dispatcher::lane_reports() const {
     report.process_set = current->team->id;
     report.order = current->order;
     report.unit = current->unit;
-    if (current->running) {
-      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
-      report.waited_s = wait.seconds;
-      report.for_rank = wait.for_rank;
-      report.tensors = wait.seconds > 0 ? table_.labels(current->operations) : "";
+    const Team& team = *current->team;
+    const LaneWait wait =
+        current->running ? team.engine->waits(static_cast<int>(lane)) : LaneWait{};
+    if (wait.seconds > 0 && wait.seconds >= limit_s) {
+      report.stuck = true;
+      const int awaited = index_in(team.ranks, wait.for_rank);
+      report.ahead =
+          awaited < 0
+              ? 0
+              : static_cast<std::uint32_t>((awaited - team.rank + team.size()) % team.size());
+      report.tensors = table_.labels(current->operations);
     }
     reports.push_back(std::move(report));
   }

@@ -53,8 +53,8 @@ class Dispatcher {
 
   /// Whether units are under way on this rank. Any thread.
   bool busy() { return finished_units_.load() != units_.load() || device_path_.busy(); }
-  /// What the lanes of this rank are at, those with work.
-  std::vector<LaneReport> lane_reports() const;
+  /// What the lanes of this rank are at, those with work. Stuck is who has waited for `limit_s`.
+  std::vector<LaneReport> lane_reports(double limit_s) const;
   /// Seconds for which the lane that is stuck for longest has waited for others; 0 if none is.
   double longest_wait() const;
   /// Forgets what the lanes were given. For a moment when no rank is busy, on all ranks alike: the

@@ -88,15 +88,20 @@ void encode_rest(const Rest& rest, Writer& writer) {
   rest.entries.encode(writer);
 }
 
-Rest decode_rest(std::string_view bytes) {
+Rest decode_rest(std::string_view bytes, int size) {
   Reader reader(bytes);
   Rest rest;
   if (reader.get<std::uint8_t>() != 0) {
     rest.proposal = decode_proposal(reader);
   }
-  rest.entries = RoundEntries::decode(reader);
+  rest.entries = RoundEntries::decode(reader, size);
   reader.finish();
   return rest;
+}
+
+/// One more than the highest rank that may be in it.
+int end_of(const RankBlock& from) {
+  return std::min(std::max(from.last, from.more_last), kMostRanks - 1) + 1;
 }
 
 void check_senders(const Rest& rest, const RankBlock& from) {
@@ -132,8 +137,8 @@ std::string lane_key(const LaneReport& lane) {
   writer.put(lane.process_set);
   writer.put(lane.order);
   writer.put(lane.unit);
-  writer.put(lane.waited_s);
-  writer.put(lane.for_rank);
+  writer.put(static_cast<std::uint8_t>(lane.stuck));
+  writer.put_number(lane.ahead);
   writer.put_text(lane.tensors);
   return {bytes.begin(), bytes.end()};
 }
@@ -145,8 +150,8 @@ LaneReport decode_lane(std::string_view key) {
   lane.process_set = reader.get<std::uint32_t>();
   lane.order = reader.get<std::uint64_t>();
   lane.unit = reader.get<std::uint64_t>();
-  lane.waited_s = reader.get<double>();
-  lane.for_rank = reader.get<std::int32_t>();
+  lane.stuck = reader.get<std::uint8_t>() != 0;
+  lane.ahead = static_cast<std::uint32_t>(reader.get_number(kMostRanks, "rank"));
   lane.tensors = reader.get_text(kMaxNameBytes);
   reader.finish();
   return lane;
@@ -231,7 +236,7 @@ void RoundMessage::encode(Bytes& out) const {
   replace_rest(out, header, rest);
 }
 
-void RoundMessage::decode(const Bytes& in) {
+void RoundMessage::decode(const Bytes& in, int size) {
   const RoundHeader header = header_of(in);
   flags = header.flags;
   epoch = header.epoch;
@@ -245,7 +250,7 @@ void RoundMessage::decode(const Bytes& in) {
   if (header.rest == 0) {
     return;
   }
-  const Rest rest = decode_rest(rest_of(in, header));
+  const Rest rest = decode_rest(rest_of(in, header), size);
   proposal = rest.proposal;
   std::vector<std::shared_ptr<const Senders>> senders;
   senders.reserve(rest.entries.senders.size());
@@ -305,13 +310,13 @@ void combine_rounds(Bytes& mine, const Bytes& theirs, const RankBlock& from) {
   if (b.rest == 0) {
     return;
   }
-  const Rest other = decode_rest(rest_of(theirs, b));
+  const Rest other = decode_rest(rest_of(theirs, b), end_of(from));
   check_senders(other, from);
   if (a.rest == 0) {
     replace_rest(mine, a, other);
     return;
   }
-  const Rest own = decode_rest(rest_of(mine, a));
+  const Rest own = decode_rest(rest_of(mine, a), kMostRanks);
   Rest both;
   both.entries = merge(own.entries, other.entries);
   both.proposal = own.proposal && (!other.proposal || own.proposal->rank < other.proposal->rank)

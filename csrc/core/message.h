@@ -16,15 +16,18 @@
 
 namespace aiacc {
 
-/// The unit that a lane of the sender runs, or will run next.
+/// The unit that a lane of the sender runs, or will run next. Says nothing that only one rank could
+/// say, so that the reports of all ranks are a few.
 struct LaneReport {
   std::uint32_t lane = 0;
   std::uint32_t process_set = 0;
   std::uint64_t order = 0;  ///< of the plan that made it, counted by all ranks alike
   std::uint64_t unit = 0;   ///< its number in the process set
-  double waited_s = 0;      ///< for other ranks, with nothing that moved; 0: it is not stuck
-  std::int32_t for_rank = -1;
-  std::string tensors;  ///< in words, if it waits
+  bool stuck = false;       ///< it has waited for others for the limit, with nothing that moved
+  /// For whom, if it is stuck: so many places behind the sender in the process set, where the first
+  /// follows the last; 0: for several, or it is not known.
+  std::uint32_t ahead = 0;
+  std::string tensors;  ///< in words, if it is stuck
 };
 
 /// The equal requests of several ranks.
@@ -92,8 +95,8 @@ struct RoundMessage {
   void clear_entries();
   void encode(Bytes& out) const;
   /// Bytes come from the network: throws Error(kPeerLost) on anything malformed, never reads
-  /// beyond the end and never allocates more than the input justifies.
-  void decode(const Bytes& in);
+  /// beyond the end and never allocates more than the input and the job's size justify.
+  void decode(const Bytes& in, int size = kMostRanks);
 };
 
 /// Folds one encoded message into another; the result does not depend on the order. Throws

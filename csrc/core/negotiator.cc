@@ -124,7 +124,7 @@ void Negotiator::take_back(const std::optional<std::string>& cut) {
 
 const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   RoundMessage& message = message_;
-  message.decode(combined);
+  message.decode(combined, static_cast<int>(sets_.members(0)->size()));
   RoundOutcome& outcome = outcome_;
   outcome.clear();
   outcome.flags = message.flags;

@@ -113,28 +113,29 @@ void RankSet::encode(Writer& writer) const {
   writer.put_bytes(bits.data(), bits.size());
 }
 
-RankSet RankSet::decode(Reader& reader) {
-  const std::uint64_t form = reader.get_number(2 * kMostRanks + 1, "a rank set of length");
+RankSet RankSet::decode(Reader& reader, int size) {
+  const auto most = static_cast<std::uint64_t>(size);
+  const std::uint64_t form = reader.get_number(most + 1, "a rank set of length");
   RankSet set;
   if ((form & kBits) == 0) {
     std::uint64_t next = 0;
     for (std::uint64_t left = form >> 1; left > 0; --left) {
-      const std::uint64_t first = next + reader.get_number(kMostRanks, "rank");
-      const std::uint64_t last = first + reader.get_number(kMostRanks, "rank");
-      if (last >= kMostRanks) {
+      const std::uint64_t first = next + reader.get_number(most, "rank");
+      const std::uint64_t last = first + reader.get_number(most, "rank");
+      if (last >= most) {
         Reader::malformed("rank " + std::to_string(last));
       }
       set.append({static_cast<int>(first), static_cast<int>(last)});
       next = last + 1;
     }
   } else {
-    const std::uint64_t first = reader.get_number(kMostRanks, "rank");
+    const std::uint64_t first = reader.get_number(most, "rank");
     const std::string_view bits = reader.get_view(form >> 1);
-    if (first + 8 * bits.size() > kMostRanks) {
-      Reader::malformed("rank " + std::to_string(first + 8 * bits.size()));
-    }
     for (std::size_t bit = 0; bit < 8 * bits.size(); ++bit) {
       if (((static_cast<unsigned char>(bits[bit / 8]) >> (bit % 8)) & 1U) != 0) {
+        if (first + bit >= most) {
+          Reader::malformed("rank " + std::to_string(first + bit));
+        }
         const int rank = static_cast<int>(first + bit);
         set.append({rank, rank});
       }

@@ -145,12 +145,12 @@ void Senders::encode(Writer& writer) const {
   }
 }
 
-Senders Senders::decode(Reader& reader) {
+Senders Senders::decode(Reader& reader, int size) {
   Senders senders;
   RankSet all;
-  for (auto left = reader.count(kMostRanks, kMinShare); left > 0; --left) {
+  for (auto left = reader.count(static_cast<std::size_t>(size), kMinShare); left > 0; --left) {
     Share share;
-    share.ranks = RankSet::decode(reader);
+    share.ranks = RankSet::decode(reader, size);
     share.part = decode_part(reader.get_text(reader.left()));
     if (all.meets(share.ranks) ||
         (!senders.shares.empty() && !(senders.shares.back().part < share.part))) {
@@ -200,10 +200,10 @@ void RoundEntries::encode(Writer& writer) const {
   writer.put_text(cut.value_or(std::string_view()));
 }
 
-RoundEntries RoundEntries::decode(Reader& reader) {
+RoundEntries RoundEntries::decode(Reader& reader, int size) {
   RoundEntries round;
   for (auto left = reader.count(kMostEntries, kMinSenders); left > 0; --left) {
-    round.senders.push_back(Senders::decode(reader));
+    round.senders.push_back(Senders::decode(reader, size));
   }
   for (auto left = reader.count(kMostEntries, kMinEntry); left > 0; --left) {
     Entry entry;

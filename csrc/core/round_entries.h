@@ -33,7 +33,8 @@ struct Senders {
   void add(const Senders& other);
 
   void encode(Writer& writer) const;
-  static Senders decode(Reader& reader);
+  /// `size`: of the job.
+  static Senders decode(Reader& reader, int size);
 };
 
 /// The first byte of a key. What must not travel before the rest has comes later.
@@ -77,8 +78,8 @@ struct RoundEntries {
   /// Sorts entries of one rank, which have different keys, and cuts.
   void settle();
   void encode(Writer& writer) const;
-  /// Throws Error(kPeerLost) on anything malformed.
-  static RoundEntries decode(Reader& reader);
+  /// Throws Error(kPeerLost) on anything malformed, and on ranks from `size` on.
+  static RoundEntries decode(Reader& reader, int size);
 };
 
 /// Everything of both.

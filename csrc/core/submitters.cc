@@ -46,10 +46,15 @@ bool Submitters::Wait::undecided() const {
 template <class Counts>
 bool Submitters::all_wait(Counts counts) const {
   const std::lock_guard lock(mutex_);
-  const auto waiting = std::count_if(waits_.begin(), waits_.end(), [&](const Wait* wait) {
-    return counts(*wait) && wait->undecided();
-  });
-  return waiting > 0 && static_cast<std::size_t>(waiting) == count_.load();
+  std::size_t waiting = 0;
+  bool with_maker = false;
+  for (const Wait* wait : waits_) {
+    if (counts(*wait) && wait->undecided()) {
+      ++waiting;
+      with_maker = with_maker || wait->thread_ == maker_;
+    }
+  }
+  return with_maker && waiting == count_.load();
 }
 
 bool Submitters::all_stuck() const {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "csrc/base/socket.h"
@@ -14,7 +15,10 @@ namespace aiacc {
 /// Which threads submit, and whether all of them wait for something that is not ready anywhere.
 ///
 /// A thread counts from its first submission on, also when it has ended: in doubt a rank is not
-/// stuck. Threads: any.
+/// stuck. Nobody knows which threads have yet to submit for the first time. So a rank is stuck only
+/// with the thread that made this object, the main thread most often: what it waits for, the same
+/// thread of each other rank comes to, which is stuck, too. Otherwise two threads that begin in a
+/// different order on two ranks would look like ranks that do different things. Threads: any.
 class Submitters {
  public:
   Submitters();
@@ -39,6 +43,7 @@ class Submitters {
 
     Submitters& owner_;
     const Operation* operation_;  ///< null: the wait does not count
+    const std::thread::id thread_ = std::this_thread::get_id();
     const Clock::time_point since_ = Clock::now();
   };
 
@@ -53,6 +58,7 @@ class Submitters {
   bool all_wait(Counts counts) const;
 
   const std::uint64_t id_;
+  const std::thread::id maker_ = std::this_thread::get_id();
   std::atomic<std::size_t> count_{0};
   mutable std::mutex mutex_;
   std::vector<const Wait*> waits_;

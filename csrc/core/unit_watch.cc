@@ -29,31 +29,36 @@ const LaneReport* lane_of(const Lanes& lanes, int rank, std::uint32_t lane) {
   return found == lanes.end() ? nullptr : found->second;
 }
 
-bool keeps_alive(const LaneReport* current, const LaneReport& unit, double limit_s) {
+bool keeps_alive(const LaneReport* current, const LaneReport& unit) {
   if (current == nullptr || place_of(*current) > place_of(unit)) {
     return false;
   }
-  return place_of(*current) < place_of(unit) || !(current->waited_s >= limit_s);
+  return place_of(*current) < place_of(unit) || !current->stuck;
 }
 
-std::string describe(const LaneReport& unit, const std::vector<int>& members, const Lanes& lanes) {
+std::string describe(const LaneReport& unit,
+                     const std::vector<int>& members,
+                     const Lanes& lanes,
+                     double limit_s) {
   std::string waiting;
   std::string done;
-  for (const int rank : members) {
+  for (std::size_t member = 0; member < members.size(); ++member) {
+    const int rank = members[member];
     const LaneReport* current = lane_of(lanes, rank, unit.lane);
     const bool inside = current != nullptr && place_of(*current) == place_of(unit);
     std::string& list = inside ? waiting : done;
     list += (list.empty() ? "" : ", ") + std::to_string(rank);
-    if (inside && current->for_rank >= 0) {
-      list += " (for rank " + std::to_string(current->for_rank) + ")";
+    if (inside && current->ahead > 0) {
+      const int awaited = members[(member + current->ahead) % members.size()];
+      list += " (for rank " + std::to_string(awaited) + ")";
     }
   }
   char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.1f", unit.waited_s);
+  std::snprintf(seconds, sizeof seconds, "%.1f", limit_s);
   return "[core] unit " + std::to_string(unit.unit) + " of process set " +
          std::to_string(unit.process_set) + " on lane " + std::to_string(unit.lane) + " (" +
-         unit.tensors + ") can never end: nothing has moved for " + seconds + " s, rank(s) " +
-         waiting + " wait in it, rank(s) " + (done.empty() ? "none" : done) +
+         unit.tensors + ") can never end: nothing has moved for at least " + seconds +
+         " s, rank(s) " + waiting + " wait in it, rank(s) " + (done.empty() ? "none" : done) +
          " are done with it or never had it; the ranks disagree about what they have agreed on, "
          "this is a bug in aiacc, please report it";
 }
@@ -71,20 +76,19 @@ std::optional<std::string> dead_unit(const Answers& answers,
   for (const LaneAnswer& answer : answers.lanes) {
     const LaneReport& unit = answer.report;
     const auto members = sets.members(unit.process_set);
-    if (!(unit.waited_s >= limit_s) || members == nullptr ||
+    if (!unit.stuck || members == nullptr ||
         (first != nullptr && place_of(*first) <= place_of(unit))) {
       continue;
     }
     const bool alive = std::any_of(members->begin(), members->end(), [&](int rank) {
-      return !answers.ranks.has(rank) ||
-             keeps_alive(lane_of(lanes, rank, unit.lane), unit, limit_s);
+      return !answers.ranks.has(rank) || keeps_alive(lane_of(lanes, rank, unit.lane), unit);
     });
     first = alive ? first : &unit;
   }
   if (first == nullptr) {
     return std::nullopt;
   }
-  return describe(*first, *sets.members(first->process_set), lanes);
+  return describe(*first, *sets.members(first->process_set), lanes, limit_s);
 }
 
 }  // namespace aiacc

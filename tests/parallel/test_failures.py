@@ -285,7 +285,12 @@ def _different_settings(name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("AIACC_UNIT_BYTES", "4096"), ("AIACC_GPU_ALGORITHM", "ring")]
+    ("name", "value"),
+    [
+        ("AIACC_UNIT_BYTES", "4096"),
+        ("AIACC_GPU_ALGORITHM", "ring"),
+        ("AIACC_PEER_TIMEOUT_S", "7.5"),
+    ],
 )
 def test_different_settings_are_an_error_on_both_ranks(name, value):
     run_ranks(2, _different_settings, name, value, timeout=PATIENCE_S)

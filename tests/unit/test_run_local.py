@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOREVER = "import signal; signal.pause()"
 
 
-def run(ranks, program, said=None, **options):
+def run(ranks, program, **options):
     command = (sys.executable, "-c", program)
     launch = Launch(ranks, command)
     base = {"PATH": "/usr/bin:/bin"}
@@ -29,7 +29,6 @@ def run(ranks, program, said=None, **options):
         ranks,
         command,
         lambda rank, address, token: {**base, **local_environment(rank, launch, address, token)},
-        say=(said if said is not None else []).append,
         **options,
     )
 
@@ -62,27 +61,25 @@ def test_every_rank_knows_its_place(tmp_path):
     assert len(seen[0][3]) == 32
 
 
-def test_first_failing_rank_decides_and_is_named():
-    said = []
+def test_first_failing_rank_decides_and_is_named(capfd):
     program = f"import os, sys\nif os.environ['AIACC_RANK'] == '1': sys.exit(3)\n{FOREVER}"
-    assert run(3, program, said) == 3
-    assert len(said) == 1
-    assert said[0].startswith("rank 1 (pid ")
-    assert said[0].endswith("ended with exit code 3; ending the other 2")
+    assert run(3, program) == 3
+    said = capfd.readouterr().err
+    assert said.startswith("aiaccrun: rank 1 (pid ")
+    assert said.endswith("ended with exit code 3; ending the other 2\n")
+    assert said.count("\n") == 1
 
 
-def test_death_by_signal_is_128_plus_its_number():
-    said = []
+def test_death_by_signal_is_128_plus_its_number(capfd):
     program = (
         "import os, signal\n"
         f"if os.environ['AIACC_RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\n{FOREVER}"
     )
-    assert run(2, program, said) == 128 + signal.SIGKILL
-    assert "ended with signal SIGKILL" in said[0]
+    assert run(2, program) == 128 + signal.SIGKILL
+    assert "ended with signal SIGKILL" in capfd.readouterr().err
 
 
-def test_rank_that_ignores_the_request_is_killed(tmp_path):
-    said = []
+def test_rank_that_ignores_the_request_is_killed(tmp_path, capfd):
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     program = (
@@ -93,8 +90,8 @@ def test_rank_that_ignores_the_request_is_killed(tmp_path):
         "    while True: signal.pause()\n"
         f"open({str(ready)!r}).close(); sys.exit(4)"
     )
-    assert run(2, program, said, grace_s=0.1) == 4
-    assert any("killed" in text for text in said)
+    assert run(2, program, grace_s=0.1) == 4
+    assert "killed" in capfd.readouterr().err
 
 
 def test_what_ranks_started_is_not_left_behind(tmp_path):
@@ -107,11 +104,10 @@ def test_what_ranks_started_is_not_left_behind(tmp_path):
     wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_program_that_cannot_be_started():
-    said = []
-    code = run_local(2, ("/nowhere/program",), lambda *_: {}, say=said.append)
+def test_program_that_cannot_be_started(capfd):
+    code = run_local(2, ("/nowhere/program",), lambda *_: {})
     assert code == 127
-    assert "rank 0 could not be started" in said[0]
+    assert "rank 0 could not be started" in capfd.readouterr().err
 
 
 def aiaccrun(*arguments, **options):
@@ -253,11 +249,11 @@ def test_the_first_cause_is_the_last_line():
     )
 
 
-def test_files_have_the_cause_too(tmp_path):
+def test_files_have_the_cause_too(tmp_path, capfd):
     program = "import os\nif os.environ['AIACC_RANK'] == '1': raise ValueError('boom')"
-    said = []
-    assert run(2, program, said, output_folder=tmp_path) == 1
-    assert said[-1] == "rank 1 failed first, with exit code 1: ValueError: boom"
+    assert run(2, program, output_folder=tmp_path) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert said[-1] == "aiaccrun: rank 1 failed first, with exit code 1: ValueError: boom"
 
 
 ON_A_TERMINAL = """

@@ -28,6 +28,8 @@ constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 /// An all-to-all has a piece for and of every rank in it.
 constexpr std::size_t kMinStagingPerRank = 64;
 /// Counts of operations are compared without their upper bits.
+/// Of the names of memory that ranks of a host share.
+constexpr const char* kSharedPrefix = "aiacc-";
 constexpr unsigned kCountMask = 0x3fffffff;
 
 std::size_t slot_bytes_for(const MpiTopology& topology) {
@@ -170,6 +172,9 @@ std::vector<std::vector<Pages>> MpiTeam::make_memory(std::vector<MpiLane>& lanes
   const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
   const auto mine = static_cast<std::size_t>(topology_.node_rank);
   const auto ranks = static_cast<std::size_t>(topology_.node_size);
+  if (mine == 0 && ranks > 1) {
+    Pages::sweep(kSharedPrefix);
+  }
   const std::string node = name_of_node(interrupt);
   const auto name = [&](std::size_t lane, std::size_t rank) {
     return node + "-" + std::to_string(lane) + "-" + std::to_string(rank);
@@ -232,7 +237,7 @@ std::string MpiTeam::name_of_node(const WaitCheck& interrupt) {
             "MPI_Ibcast");
   wait(request, "to name the memory of a host", words, interrupt);
   std::ostringstream name;
-  name << "aiacc-" << std::hex << (*words)[0] << (*words)[1];
+  name << kSharedPrefix << std::hex << (*words)[0] << (*words)[1];
   return name.str();
 }
 

@@ -1,11 +1,15 @@
 #include "csrc/engines/mpi/pages.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -47,6 +51,24 @@ void* map(std::size_t bytes, int flags, int descriptor) {
   return data;
 }
 
+/// A new file, locked. The lock says that its maker lives, to processes of other containers, too:
+/// mapped pages hold it, whoever else maps them does not.
+int create_locked(const std::string& path) {
+  while (true) {
+    const int file = ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (file < 0) {
+      return file;
+    }
+    while (flock(file, LOCK_SH) != 0 && errno == EINTR) {
+    }
+    struct stat status{};
+    if (fstat(file, &status) != 0 || status.st_nlink > 0) {
+      return file;
+    }
+    close(file);  // it was swept before it was locked
+  }
+}
+
 }  // namespace
 
 Pages::Pages(Pages&& other) noexcept
@@ -67,7 +89,7 @@ Pages::~Pages() {
 Pages Pages::own(std::size_t bytes) { return {map(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1), bytes}; }
 
 Pages Pages::create(const std::string& name, std::size_t bytes) {
-  const Descriptor file(::open(file_of(name).c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  const Descriptor file(create_locked(file_of(name)));
   if (file.number() < 0) {
     fail("cannot create " + file_of(name), errno);
   }
@@ -95,6 +117,20 @@ Pages Pages::open(const std::string& name, std::size_t bytes) {
 }
 
 void Pages::remove(const std::string& name) noexcept { unlink(file_of(name).c_str()); }
+
+void Pages::sweep(const std::string& prefix) noexcept {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/dev/shm"), &closedir);
+  while (const dirent* entry = folder == nullptr ? nullptr : readdir(folder.get())) {
+    if (std::strncmp(entry->d_name, prefix.c_str(), prefix.size()) != 0) {
+      continue;
+    }
+    const Descriptor file(
+        openat(dirfd(folder.get()), entry->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (file.number() >= 0 && flock(file.number(), LOCK_EX | LOCK_NB) == 0) {
+      unlinkat(dirfd(folder.get()), entry->d_name, 0);
+    }
+  }
+}
 
 void Pages::give_up() noexcept {
   if (data_ != nullptr) {

@@ -15,7 +15,8 @@ class Pages {
 
   /// Zeros that nobody else sees. Throws Error(kEngine).
   static Pages own(std::size_t bytes);
-  /// New zeros in /dev/shm, which `open` finds until `remove`. All of them are there when it
+  /// New zeros in /dev/shm, which `open` finds until `remove`, or until this process has ended and
+  /// somebody sweeps. All of them are there when it
   /// returns: a use later on never fails for want of memory, which would end the process (SIGBUS).
   /// Throws Error(kEngine) if there is not enough, or the name is taken.
   static Pages create(const std::string& name, std::size_t bytes);
@@ -23,6 +24,10 @@ class Pages {
   static Pages open(const std::string& name, std::size_t bytes);
   /// Takes the name away; who has the pages keeps them.
   static void remove(const std::string& name) noexcept;
+
+  /// Removes what was created with a name that begin so, by processes of this user that have ended
+  /// since, killed before they could remove it.
+  static void sweep(const std::string& prefix) noexcept;
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -120,6 +121,38 @@ TEST(CoordinatorGpuFailures, RefusedWhereItIsSubmitted) {
     cuda.set_capturing(gpu.stream(), false);
     gpu.finish(handle);
   });
+}
+
+/// It goes on nevertheless: the others are told whom they wait for, and for what.
+TEST(CoordinatorGpuFailures, WhatIsRefusedOnOneRankIsAStallOnTheOthers) {
+  for (const bool captures : {false, true}) {
+    NcclWorld gpus(2);
+    CoordinatorWorld world;
+    world.options.stall_fail_s = 0.1;
+    std::promise<void> told;
+    with_gpus(gpus, world, 2, [&](int rank, RankParts& parts, GpuRank& gpu) {
+      float value = 1;
+      if (rank == 1) {
+        auto operation = gpu.operation(make_request("x", {1}), &value, &value);
+        operation->request.device = captures ? 1 : 7;
+        gpus.cuda.set_capturing(gpu.stream(), captures);
+        const Status status = status_of([&] { parts.coordinator->submit(std::move(operation)); });
+        gpus.cuda.set_capturing(gpu.stream(), false);
+        EXPECT_FALSE(status.ok());
+        EXPECT_TRUE(contains(status.message(), captures ? "torch.cuda.graph" : "7"))
+            << status.message();
+        told.get_future().wait();
+        return;
+      }
+      const Status status =
+          status_of([&] { gpu.finish(gpu.submit(make_request("x", {1}), &value, &value)); });
+      told.set_value();
+      EXPECT_EQ(Code::kTimeout, status.code());
+      EXPECT_TRUE(contains(status.message(), "tensor 'x' has waited")) << status.message();
+      EXPECT_TRUE(contains(status.message(), "for rank(s) 1; rank(s) 0 have submitted it"))
+          << status.message();
+    });
+  }
 }
 
 /// From the first operation, which opens and loads everything, to the end of the job.

@@ -100,6 +100,32 @@ TEST_P(RankSetTest, TravelsInOneFormAndNoLongerThanABitPerRank) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RankSetTest, testing::Values(1, 2, 3, 64, 65, 1024));
 
+TEST(RankSet, RefusesRanksBeyondTheJobBeforeItTakesMemoryForThem) {
+  const auto refused = [](const RankSet& set, int size) {
+    const Bytes bytes = encoded(set);
+    Reader reader(bytes);
+    try {
+      RankSet::decode(reader, size);
+    } catch (const Error& error) {
+      return error.code() == Code::kPeerLost;
+    }
+    return false;
+  };
+  std::set<int> even;
+  for (int rank = 0; rank < kMostRanks; rank += 2) {
+    even.insert(rank);
+  }
+  for (const RankSet& set : {set_of(even), RankSet(0, kMostRanks - 1), RankSet(kMostRanks - 1)}) {
+    EXPECT_FALSE(refused(set, kMostRanks));
+    EXPECT_TRUE(refused(set, 64));
+    EXPECT_TRUE(refused(set, set.last()));
+  }
+  // The last byte of the bits reaches beyond the last rank.
+  even.insert(kMostRanks - 1);
+  even.erase(0);
+  EXPECT_FALSE(refused(set_of(even), kMostRanks));
+}
+
 TEST(RankSet, RefusesNobodyAndRanksThatNoJobHas) {
   const auto refused = [](const Bytes& bytes) {
     try {

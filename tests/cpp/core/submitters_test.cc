@@ -75,6 +75,18 @@ TEST(Submitters, AnotherThreadThatSubmitsMayStillDoSo) {
   EXPECT_FALSE(submitters.all_stuck());
 }
 
+/// The thread that made it has not submitted yet: two threads may begin in any order.
+TEST(Submitters, ARankIsNotStuckWithoutTheThreadThatMadeIt) {
+  Submitters submitters;
+  const auto operation = unnamed();
+  std::thread([&] {
+    submitters.note();
+    const Submitters::Wait wait(submitters, *operation);
+    EXPECT_FALSE(submitters.all_stuck());
+    EXPECT_FALSE(submitters.all_stuck_since(wait.since()));
+  }).join();
+}
+
 TEST(Submitters, AThreadThatOnlyWaitsIsNotTheOneThatSubmits) {
   Submitters submitters;
   const auto operation = unnamed();

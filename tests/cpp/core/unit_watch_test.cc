@@ -17,12 +17,14 @@ namespace {
 
 constexpr double kLimit = 60;
 
-LaneReport unit(std::uint32_t lane, std::uint64_t order, double waited_s, std::uint32_t set = 0) {
+constexpr bool kStuck = true;
+
+LaneReport unit(std::uint32_t lane, std::uint64_t order, bool stuck, std::uint32_t set = 0) {
   LaneReport report;
   report.lane = lane;
   report.process_set = set;
   report.order = report.unit = order;
-  report.waited_s = waited_s;
+  report.stuck = stuck;
   report.tensors = "'t" + std::to_string(order) + "'";
   return report;
 }
@@ -46,54 +48,96 @@ std::optional<std::string> verdict(const std::vector<std::vector<LaneReport>>& l
 }
 
 TEST(DeadUnit, AllWaitInIt) {
-  const auto text = verdict({{unit(1, 5, 61)}, {unit(1, 5, 60)}});
+  const auto text = verdict({{unit(1, 5, kStuck)}, {unit(1, 5, kStuck)}});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(text->find("unit 5 of process set 0 on lane 1 ('t5') can never end"), std::string::npos)
       << *text;
   EXPECT_NE(text->find("rank(s) 0, 1 wait in it"), std::string::npos) << *text;
 }
 
+TEST(DeadUnit, ForWhomEachOfThemWaits) {
+  LaneReport in_a_ring = unit(1, 1, kStuck, 1);
+  in_a_ring.ahead = 2;
+  const auto text = verdict({{in_a_ring}, {}, {in_a_ring}, {in_a_ring}}, {0, 2, 3});
+  ASSERT_TRUE(text.has_value());
+  EXPECT_NE(text->find("0 (for rank 3), 2 (for rank 0), 3 (for rank 2) wait"), std::string::npos)
+      << *text;
+}
+
 TEST(DeadUnit, SomeWaitAndTheOthersAreIdleOrFurther) {
-  const auto text = verdict({{unit(1, 5, 61)}, {}, {unit(1, 6, 0)}, {unit(0, 4, 0)}});
+  const auto text =
+      verdict({{unit(1, 5, kStuck)}, {}, {unit(1, 6, !kStuck)}, {unit(0, 4, !kStuck)}});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(text->find("rank(s) 0 wait in it, rank(s) 1, 2, 3 are done with it"), std::string::npos)
       << *text;
 }
 
 TEST(DeadUnit, AMemberThatComputesOrMovesBytesKeepsItAlive) {
-  EXPECT_FALSE(verdict({{unit(1, 5, 1000)}, {unit(1, 5, 0)}, {}}).has_value());
-  EXPECT_FALSE(verdict({{unit(1, 5, 1000)}, {unit(1, 5, 59.9)}, {}}).has_value());
+  EXPECT_FALSE(verdict({{unit(1, 5, kStuck)}, {unit(1, 5, !kStuck)}, {}}).has_value());
 }
 
 TEST(DeadUnit, AMemberInAnEarlierUnitOfTheLaneKeepsItAlive) {
-  EXPECT_FALSE(verdict({{unit(1, 5, 1000)}, {unit(1, 4, 0)}}).has_value());
+  EXPECT_FALSE(verdict({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck)}}).has_value());
   EXPECT_FALSE(
-      verdict({{unit(1, 5, 1000)}, {unit(1, 4, 0, 1)}, {unit(1, 4, 0, 1)}}, {1, 2}).has_value());
+      verdict({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck, 1)}, {unit(1, 4, !kStuck, 1)}}, {1, 2})
+          .has_value());
 }
 
 TEST(DeadUnit, TheFirstInTheOrderOfAgreementIsNamed) {
   // Rank 0 waits for rank 1, which waits in an earlier unit for a rank that is done with it.
-  const auto text = verdict({{unit(1, 5, 1000)}, {unit(1, 4, 900, 1)}, {unit(1, 5, 1000)}}, {1, 2});
+  const auto text =
+      verdict({{unit(1, 5, kStuck)}, {unit(1, 4, kStuck, 1)}, {unit(1, 5, kStuck)}}, {1, 2});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(text->find("unit 4 of process set 1"), std::string::npos) << *text;
 }
 
 TEST(DeadUnit, RanksOutsideOfItsSetDoNotMatter) {
-  const auto text = verdict({{unit(1, 3, 0)}, {unit(1, 4, 900, 1)}, {}}, {1, 2});
+  const auto text = verdict({{unit(1, 3, !kStuck)}, {unit(1, 4, kStuck, 1)}, {}}, {1, 2});
   ASSERT_TRUE(text.has_value());
 }
 
 TEST(DeadUnit, NothingIsSaidOfUnknownSetsAndMissingAnswers) {
-  EXPECT_FALSE(verdict({{unit(1, 4, 900, 7)}, {}}).has_value());
+  EXPECT_FALSE(verdict({{unit(1, 4, kStuck, 7)}, {}}).has_value());
   EXPECT_FALSE(dead_unit({}, ProcessSetTable(2), kLimit).has_value());
   Answers only;
   only.ranks = RankSet(0);
-  only.lanes = {{unit(1, 4, 900), RankSet(0)}};
+  only.lanes = {{unit(1, 4, kStuck), RankSet(0)}};
   EXPECT_FALSE(dead_unit(only, ProcessSetTable(2), kLimit).has_value());
   only.ranks.add(RankSet(1));
   EXPECT_TRUE(dead_unit(only, ProcessSetTable(2), kLimit).has_value());
   only.lanes_complete = false;
   EXPECT_FALSE(dead_unit(only, ProcessSetTable(2), kLimit).has_value());
+}
+
+TEST(DeadUnit, WhatRanksOfALargeJobSayAlikeIsSaidOnce) {
+  constexpr int kRanks = 4096;
+  constexpr std::uint32_t kLanes = 8;
+  Bytes all;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    RoundMessage message;
+    message.answers.ranks = RankSet(rank);
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+      LaneReport report = unit(lane, 5 + lane, kStuck);
+      report.ahead = kRanks - 1;
+      message.answers.lanes.push_back({report, RankSet(rank)});
+    }
+    Bytes share;
+    message.encode(share);
+    if (rank == 0) {
+      all.swap(share);
+    } else {
+      combine_rounds(all, share);
+    }
+  }
+  EXPECT_LT(all.size(), 500U);
+  RoundMessage message;
+  message.decode(all);
+  EXPECT_TRUE(message.answers.lanes_complete);
+  ASSERT_EQ(message.answers.lanes.size(), kLanes);
+  EXPECT_EQ(message.answers.lanes[0].ranks, RankSet(0, kRanks - 1));
+  const auto text = dead_unit(message.answers, ProcessSetTable(kRanks), kLimit);
+  ASSERT_TRUE(text.has_value());
+  EXPECT_NE(text->find("0 (for rank 4095), 1 (for rank 0), "), std::string::npos);
 }
 
 /// An engine that leaves out what is not on the express lane: as if its rank had planned otherwise.

@@ -1,8 +1,10 @@
 #include "csrc/engines/mpi/pages.h"
 
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -40,6 +42,22 @@ TEST(PagesTest, WhoOpensSeesWhatTheCreatorWrites) {
   EXPECT_EQ(std::byte{0}, theirs.data()[kBytes - 1]);
   mine.data()[kBytes - 1] = std::byte{7};
   EXPECT_EQ(std::byte{7}, theirs.data()[kBytes - 1]);
+}
+
+TEST(PagesTest, WhatAKilledProcessHasLeftIsSweptAndNothingElse) {
+  const std::string prefix = name() + "-sweep-";
+  const Pages living = Pages::create(prefix + "living", 4096);
+  const pid_t child = fork();
+  if (child == 0) {
+    const Pages left = Pages::create(prefix + "left", 4096);
+    raise(SIGKILL);
+  }
+  ASSERT_EQ(child, waitpid(child, nullptr, 0));
+  const Pages opened = Pages::open(prefix + "left", 4096);
+  Pages::sweep(prefix);
+  EXPECT_THROW(Pages::open(prefix + "left", 4096), Error);
+  EXPECT_NO_THROW(Pages::open(prefix + "living", 4096));
+  Pages::remove(prefix + "living");
 }
 
 TEST(PagesTest, ANameIsTakenOnce) {

@@ -1,0 +1,182 @@
+"""aiaccrun where nobody reads what it prints, as in a paused `aiaccrun ... | less`."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiacc.run.streams import Streams
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(program, *arguments, stdout, ranks=2, stderr=subprocess.PIPE):
+    command = [sys.executable, "-m", "aiacc.run", "-np", str(ranks), *arguments, "--"]
+    return subprocess.Popen(
+        [*command, sys.executable, "-c", program], cwd=ROOT, stdout=stdout, stderr=stderr
+    )
+
+
+@pytest.fixture
+def full_pipe():
+    """A pipe without room, of lines of dots."""
+    reader, writer = os.pipe()
+    own = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(own, b"." * 4095 + b"\n")
+    except BlockingIOError:
+        pass
+    os.close(own)
+    with os.fdopen(reader, "rb") as lines, os.fdopen(writer, "wb", 0) as end:
+        yield lines, end
+
+
+FIRST_FAILS = """
+import os, signal, sys
+print("out", flush=True)
+if os.environ["AIACC_RANK"] == "0":
+    open(sys.argv[1]).close()
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").close()
+while True:
+    signal.pause()
+"""
+
+
+def test_a_failed_rank_is_seen_and_the_others_are_killed(full_pipe, tmp_path):
+    lines, end = full_pipe
+    os.mkfifo(tmp_path / "go")
+    program = FIRST_FAILS.replace("sys.argv[1]", repr(str(tmp_path / "go")))
+    with start(program, "--grace-s", "0.1", stdout=end) as job:
+        end.close()
+        said = [job.stderr.readline() for _ in range(2)]  # before anything of stdout is read
+        assert b"ended with exit code 3; ending the other 1" in said[0]
+        assert b"some ranks ignored the request" in said[1]
+        seen = [line for line in lines.read().splitlines() if set(line) != set(b".")]
+        assert job.wait(60) == 3
+    assert seen == [b"out", b"out"]
+
+
+UNTIL_ASKED = """
+import os, signal, sys
+def end(*_):
+    print("asked", file=sys.stderr, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("out", flush=True)
+print("ready", file=sys.stderr, flush=True)
+while True:
+    os.write(1, b"x" * 100 + b"\\n")
+"""
+
+
+def test_signals_reach_the_ranks_and_end_the_job(full_pipe):
+    _, end = full_pipe
+    with start(UNTIL_ASKED, "--grace-s", "0.1", stdout=end) as job:
+        assert [job.stderr.readline() for _ in range(2)] == [b"ready\n"] * 2
+        job.send_signal(signal.SIGTERM)
+        said = job.stderr.read().decode().splitlines()
+        assert job.wait(60) == 128 + signal.SIGTERM
+    assert said[:3] == ["asked", "asked", "aiaccrun: SIGTERM received; all 2 ranks have ended"]
+    assert said[3].startswith("aiaccrun: nobody has read the last ")
+
+
+def test_a_signal_ends_the_wait_for_a_reader(full_pipe):
+    _, end = full_pipe
+    with start("print('out')", "--verbose", stdout=end, ranks=1) as job:
+        job.stderr.readline()
+        # A rank whose process is gone has been waited for: only the reader is missing.
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+        while not children.read_text():
+            os.sched_yield()
+        while children.read_text():
+            os.sched_yield()
+        job.send_signal(signal.SIGINT)
+        said = job.stderr.read()
+        assert job.wait(60) == 128 + signal.SIGINT
+    assert said == b"aiaccrun: nobody has read the last 4 bytes of output; they are lost\n"
+
+
+def test_a_reader_that_goes_away_while_output_waits(full_pipe):
+    lines, end = full_pipe
+    with start(UNTIL_ASKED, stdout=end) as job:
+        assert [job.stderr.readline() for _ in range(2)] == [b"ready\n"] * 2
+        end.close()
+        lines.close()
+        said = job.stderr.read().splitlines()
+        assert job.wait(60) == 128 + signal.SIGPIPE
+    assert said == [b"asked", b"asked", b"aiaccrun: SIGPIPE received; all 2 ranks have ended"]
+
+
+BOTH = """
+import os
+rank = os.environ["AIACC_RANK"].encode()
+for number in range(3000):
+    os.write(1 + number % 2, rank * 100 + b"\\n")
+"""
+
+
+def test_lines_of_both_streams_never_merge_where_they_share_a_pipe(full_pipe):
+    lines, end = full_pipe
+    with start(BOTH, stdout=end, stderr=end, ranks=3) as job:
+        end.close()
+        seen = sorted(line for line in lines.read().splitlines() if set(line) != set(b"."))
+        assert job.wait(60) == 0
+    assert seen == [str(rank).encode() * 100 for rank in range(3) for _ in range(3000)]
+
+
+def test_ranks_wait_for_a_reader_and_nothing_is_lost(full_pipe, monkeypatch):
+    lines, end = full_pipe
+    monkeypatch.setattr(sys, "stdout", end)
+    monkeypatch.setattr(end, "isatty", lambda: False, raising=False)
+    with selectors.DefaultSelector() as selector:
+        streams = Streams(selector, tag_output=False, folder=None)
+        ends = streams.open(0)
+        os.set_blocking(ends["stdout"], False)
+        number = 0
+
+        def turn(seconds):
+            for key, _ in selector.select(seconds):
+                streams.on_ready(key.fd, key.data)
+
+        def print_lines(most):
+            nonlocal number
+            try:
+                while number < most:
+                    os.write(ends["stdout"], b"%9d\n" % number)
+                    number += 1
+            except BlockingIOError:
+                pass
+
+        before = -1
+        while number > before:  # until the rank would wait
+            before = number
+            print_lines(1 << 30)
+            turn(0)
+        assert 1 << 20 <= streams.waiting() < 2 << 20
+        assert not selector.select(0)
+
+        last = number
+        seen = b""
+        while streams.waiting() or number < 2 * last:
+            seen += os.read(lines.fileno(), 1 << 16)
+            print_lines(2 * last)
+            turn(0)
+        for descriptor in ends.values():
+            os.close(descriptor)
+        streams.take_rest()
+        while streams.waiting():
+            seen += os.read(lines.fileno(), 1 << 16)
+            turn(0)
+        streams.close()
+    monkeypatch.undo()
+    end.close()
+    seen += lines.read()
+    numbers = [int(line) for line in seen.splitlines() if set(line) != set(b".")]
+    assert numbers == list(range(number))
