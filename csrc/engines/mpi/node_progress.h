@@ -6,7 +6,7 @@
 
 #include "csrc/base/spin.h"
 #include "csrc/engines/cancellation.h"
-#include "csrc/engines/wait_mark.h"
+#include "csrc/base/wait_mark.h"
 
 namespace aiacc {
 

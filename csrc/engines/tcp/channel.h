@@ -10,7 +10,7 @@
 #include "csrc/base/socket.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/tcp/link_judge.h"
-#include "csrc/engines/wait_mark.h"
+#include "csrc/base/wait_mark.h"
 
 namespace aiacc {
 
