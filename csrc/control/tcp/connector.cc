@@ -147,14 +147,20 @@ Clock::time_point Connector::deadline() const {
   return Clock::now() + std::chrono::microseconds(static_cast<long long>(connect_timeout_s_ * 1e6));
 }
 
-std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs) {
-  return establish(specs, -1);
+std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, int interrupt) {
+  return establish_by(deadline(), specs, interrupt, nullptr);
 }
 
-std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs,
-                                         int interrupt,
-                                         WaitMark* mark) {
-  const auto limit = interrupt < 0 ? deadline() : Clock::time_point::max();
+std::vector<Socket> Connector::establish_in_unit(const std::vector<ChannelSpec>& specs,
+                                                 int interrupt,
+                                                 WaitMark* mark) {
+  return establish_by(Clock::time_point::max(), specs, interrupt, mark);
+}
+
+std::vector<Socket> Connector::establish_by(Clock::time_point limit,
+                                            const std::vector<ChannelSpec>& specs,
+                                            int interrupt,
+                                            WaitMark* mark) {
   // Connecting needs only room in the peer's backlog, not its attention, so no order of ranks can
   // deadlock, and an address has a deadline even where the rank behind it has none. Strangers that
   // came while nobody looked must not take that room.

@@ -57,15 +57,16 @@ class Connector {
 
   /// Sockets in the order of `specs`, options set. Blocks until all are there; at the deadline
   /// throws Error(kTimeout) that names the missing ranks, Error(kPeerLost) soon after one of them has
-  /// closed its listener.
-  std::vector<Socket> establish(const std::vector<ChannelSpec>& specs);
+  /// closed its listener, and Error(kShutdown) when `interrupt`, a descriptor unless it is -1,
+  /// becomes readable.
+  std::vector<Socket> establish(const std::vector<ChannelSpec>& specs, int interrupt = -1);
 
-  /// The same, for ranks that may be busy with something else for however long. Whoever interrupts
-  /// judges them: throws Error(kShutdown) when the descriptor `interrupt` becomes readable. The deadline
-  /// is only for an address that nothing answers at. `mark`, unless it is null, shows the wait.
-  std::vector<Socket> establish(const std::vector<ChannelSpec>& specs,
-                                int interrupt,
-                                WaitMark* mark = nullptr);
+  /// The same in a running unit, where other ranks may be busy with another one for however long:
+  /// whoever interrupts judges them. The deadline is only for an address that nothing answers at.
+  /// `mark`, unless it is null, shows the wait.
+  std::vector<Socket> establish_in_unit(const std::vector<ChannelSpec>& specs,
+                                        int interrupt,
+                                        WaitMark* mark = nullptr);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(addresses_.size()); }
@@ -78,6 +79,10 @@ class Connector {
 
   static Key key_of(const ChannelSpec& spec);
   Clock::time_point deadline() const;
+  std::vector<Socket> establish_by(Clock::time_point limit,
+                                   const std::vector<ChannelSpec>& specs,
+                                   int interrupt,
+                                   WaitMark* mark);
   std::chrono::milliseconds connect(Call& call,
                                     Clock::time_point limit,
                                     int interrupt,

@@ -98,7 +98,7 @@ std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   for (const int child : spreading_children(context_.rank, context_.size)) {
     add(child, true);
   }
-  std::vector<Socket> sockets = context_.connector->establish(specs, cancellation_.fd());
+  std::vector<Socket> sockets = context_.connector->establish_in_unit(specs, cancellation_.fd());
   // Small enough for the kernel at the other end to take it, whatever the rank does there.
   const auto send = [&](std::size_t to, const void* data, std::size_t count) {
     const std::string peer = "rank " + std::to_string(specs[to].peer);

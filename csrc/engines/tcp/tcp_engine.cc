@@ -35,9 +35,8 @@ TcpEngine::TcpEngine(const EngineContext& context, Group group, const Cancellati
   for (const int partner : partners) {
     specs.push_back(spec(partner, ChannelKind::kMesh, 0, rank < partner));
   }
-  std::vector<Socket> sockets = interrupt == nullptr
-                                    ? context.connector->establish(specs)
-                                    : context.connector->establish(specs, interrupt->fd());
+  std::vector<Socket> sockets =
+      context.connector->establish(specs, interrupt == nullptr ? -1 : interrupt->fd());
 
   auto socket = sockets.begin();
   for (int lane = 0; lane < lanes_; ++lane) {
@@ -81,7 +80,7 @@ Pairs& TcpEngine::pairs(int lane) {
       const int peer = (context_.rank + distance) % size_;
       specs.push_back(spec(peer, ChannelKind::kPair, 0, context_.rank < peer));
     }
-    std::vector<Socket> sockets = context_.connector->establish(
+    std::vector<Socket> sockets = context_.connector->establish_in_unit(
         specs, cancellation_.fd(), &marks_[static_cast<std::size_t>(lane)]);
     std::vector<Channel> channels;
     channels.reserve(sockets.size());

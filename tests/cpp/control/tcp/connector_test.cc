@@ -343,7 +343,7 @@ TEST_F(ConnectorTest, ARankThatIsLateIsProbedAndWaitedFor) {
 
 /// Whoever may interrupt the wait judges the others: one that is busy for longer than the deadline is
 /// waited for, whichever of the two connects.
-TEST_F(ConnectorTest, ARankThatIsBusyHasNoDeadlineWhereTheWaitCanBeInterrupted) {
+TEST_F(ConnectorTest, ARankThatIsBusyHasNoDeadlineInAUnit) {
   for (const bool connects : {false, true}) {
     TcpWorld world(2, 0.2);
     const Event interrupt;
@@ -352,7 +352,7 @@ TEST_F(ConnectorTest, ARankThatIsBusyHasNoDeadlineWhereTheWaitCanBeInterrupted) 
         std::this_thread::sleep_for(600ms);  // it is busy
       }
       const ChannelSpec spec = control(1 - rank, connects == (rank == 0));
-      EXPECT_EQ(world.connector(rank).establish({spec}, interrupt.fd()).size(), 1U);
+      EXPECT_EQ(world.connector(rank).establish_in_unit({spec}, interrupt.fd()).size(), 1U);
     });
   }
 }
@@ -364,7 +364,7 @@ TEST_F(ConnectorTest, AnAddressThatIsOutOfReachIsNamedAtTheDeadline) {
   Connector zero(listener, {listener.address(), mute.text()}, 0, kToken, 1, 0.2);
   const Event interrupt;
   try {
-    zero.establish({control(1, true)}, interrupt.fd());
+    zero.establish_in_unit({control(1, true)}, interrupt.fd());
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kTimeout);
