@@ -75,7 +75,7 @@ void connect_with_a_busy_rank(bool accepts) {
       std::thread other([&] {
         if (accepts) {
           EXPECT_EQ(Code::kShutdown, status_of([&] {
-                                       world.tcp.connector(rank).establish(
+                                       world.tcp.connector(rank).establish_in_unit(
                                            {{2, ChannelKind::kPair}}, interrupt.fd());
                                      }).code());
         }
