@@ -18,6 +18,7 @@ from aiacc.bootstrap import (
     select_provider,
 )
 from aiacc.bootstrap.interfaces import listened_at, observe
+from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.negotiate import GPU_LANES, LANES, TUNED_LANES, warning_about_programs
 from aiacc.bootstrap.provider import AloneProvider, program_name
 from aiacc.bootstrap.reach import Presence
@@ -124,6 +125,10 @@ def _negotiate(
     rows = provider.all_gather(payload, timeout_s=timeout_s)
     table = [Contribution.decode(row) for row in rows]
     agreement = agree(table)
+    if agreement.reach is not None:
+        places = [row.presence for row in table], [row.host for row in table]
+        reach = settle(provider, *places, timeout_s=timeout_s)
+        agreement = dataclasses.replace(agreement, reach=reach)
     if provider.rank == 0 and isinstance(provider, RendezvousProvider) and not provider.has_token:
         programs = warning_about_programs(table)
         if programs:
@@ -150,7 +155,8 @@ def _negotiate(
                 "every rank); remedy that, or choose another AIACC_ENGINE"
             )
         if failed:
-            return agree([_without_mpi(row, failed.get(row.rank)) for row in table])
+            without = agree([_without_mpi(row, failed.get(row.rank)) for row in table])
+            return dataclasses.replace(without, reach=agreement.reach)
     return agreement
 
 

@@ -79,12 +79,23 @@ class Presence:
         return presence
 
 
+@dataclass(frozen=True)
+class Look:
+    """What a rank has found out about the addresses of another one, see `Reach.unclear`."""
+
+    answered: Sequence[str] = field(default_factory=list)
+    #: Likelier ones that did not answer.
+    silent: Sequence[str] = field(default_factory=list)
+
+
 class _Score(NamedTuple):
     """What speaks for an address, in the order of weight."""
 
     meeting: bool
+    not_silent: bool
     leaves_host: bool
     shared: bool
+    answered: bool
     default: bool
     routable: bool
     ipv4: bool
@@ -94,6 +105,8 @@ class _Score(NamedTuple):
             return "it is on the way to where the ranks meet"
         if self.shared:
             return "it is in a network that both hosts have"
+        if self.answered:
+            return "it answered another host"
         return "it has the default route" if self.default else "nothing speaks for another one"
 
 
@@ -103,12 +116,15 @@ class Reach:
     Args:
         presences: One per rank, in rank order.
         hosts: Name of the host of each rank, equal for ranks on the same host.
+        looks: What each rank has found out; nothing yet if there are none.
 
     Raises:
         BootstrapError: Two ranks have no addresses by which one could reach the other.
     """
 
-    def __init__(self, presences: Sequence[Presence], hosts: Sequence[str]) -> None:
+    def __init__(
+        self, presences: Sequence[Presence], hosts: Sequence[str], looks: Sequence[Look] = ()
+    ) -> None:
         self._presences = presences
         self._hosts = hosts
         for rank, presence in enumerate(presences):
@@ -121,6 +137,10 @@ class Reach:
         ]
         self._kinds = [frozenset(_kind(one.address) for one in usable) for usable in self._usable]
         self._networks = [{_network(one) for one in usable} - {None} for usable in self._usable]
+        self._answered = {address for look in looks for address in look.answered}
+        self._silent = {address for look in looks for address in look.silent}
+        #: Networks that each host has for itself, although their numbers are equal.
+        self._inner = self._find_inner(looks)
         self._loopback = self._find_loopback()
         if not self._loopback:
             self._check()
@@ -131,6 +151,42 @@ class Reach:
             join_address(self._text(viewer, owner), presence.port)
             for owner, presence in enumerate(self._presences)
         )
+
+    def unclear(self) -> dict[int, int]:
+        """Who has to look which address of whom answers, as nothing tells: owners by viewer.
+
+        One rank of every host looks at one of the next that has a listener.
+        """
+        viewers: dict[str, int] = {}
+        owners: dict[str, int] = {}
+        for rank, presence in enumerate(self._presences):
+            viewers.setdefault(presence.stack, rank)
+            if presence.port:
+                owners.setdefault(presence.stack, rank)
+        stacks = list(viewers)
+        if self._loopback or len(stacks) == 1:
+            return {}
+        pairs = {
+            viewers[stacks[number - 1]]: owners[stack]
+            for number, stack in enumerate(stacks)
+            if stack in owners
+        }
+        return {viewer: owner for viewer, owner in pairs.items() if self._is_unclear(viewer, owner)}
+
+    def _is_unclear(self, viewer: int, owner: int) -> bool:
+        options = self._options(viewer, owner)
+        return len(options) > 1 and not self._score(viewer, options[0]).meeting
+
+    def ways(self, viewer: int, owner: int) -> list[tuple[str, str, int]]:
+        """All addresses by which ``viewer`` may reach ``owner``, the likeliest first.
+
+        Of each the address, what ``viewer`` connects to, and the port.
+        """
+        port = self._presences[owner].port
+        return [
+            (one.address, self._scoped(viewer, owner, one), port)
+            for one in self._options(viewer, owner)
+        ]
 
     def explanation(self, rank: int) -> str:
         """By which addresses the others reach ``rank`` and why, for the log."""
@@ -149,6 +205,17 @@ class Reach:
 
     def _is_usable(self, one: Candidate) -> bool:
         return not _parsed(one.address).is_loopback and one.address not in self._twice
+
+    def _find_inner(self, looks: Sequence[Look]) -> set[str]:
+        """Networks that a rank is in and could not reach an address of."""
+        by_address = {one.address: one for usable in self._usable for one in usable}
+        networks = {
+            _network(by_address[address])
+            for viewer, look in enumerate(looks)
+            for address in look.silent
+            if address in by_address and _network(by_address[address]) in self._networks[viewer]
+        }
+        return {network for network in networks if network is not None}
 
     def _find_loopback(self) -> str:
         """The loopback address that serves this job, "" if none does."""
@@ -207,17 +274,27 @@ class Reach:
             why_not = " (another host has it, too)"
         return f"{one.interface} {one.address}/{one.prefix}{why_not}"
 
-    def _choose(self, viewer: int, owner: int) -> Candidate:
+    def _options(self, viewer: int, owner: int) -> list[Candidate]:
+        """The likeliest first."""
         options = self._usable[owner]
         if self._presences[viewer].stack != self._presences[owner].stack:
             options = [one for one in options if _kind(one.address) in self._kinds[viewer]]
-        return max(options, key=lambda one: self._score(viewer, one))
+        return sorted(options, key=lambda one: self._score(viewer, one), reverse=True)
+
+    def _choose(self, viewer: int, owner: int) -> Candidate:
+        return self._options(viewer, owner)[0]
 
     def _score(self, viewer: int, one: Candidate) -> _Score:
+        network = _network(one)
+        inner = network in self._inner
+        shared = network in self._networks[viewer] and not inner
         return _Score(
             meeting=one.evidence == Evidence.MEETING or one.address in self._targets,
+            # Whoever is not in its network says nothing about those who are.
+            not_silent=not inner and (shared or one.address not in self._silent),
             leaves_host=not one.interface.startswith(_INSIDE),
-            shared=_network(one) in self._networks[viewer],
+            shared=shared,
+            answered=one.address in self._answered,
             default=one.evidence == Evidence.DEFAULT,
             routable=not _parsed(one.address).is_link_local,
             ipv4=_parsed(one.address).version == 4,
@@ -229,7 +306,10 @@ class Reach:
         if viewer == owner:
             viewer = next(iter(self._others(owner)), owner)
             return self._choose(viewer, owner).address
-        one = self._choose(viewer, owner)
+        return self._scoped(viewer, owner, self._choose(viewer, owner))
+
+    def _scoped(self, viewer: int, owner: int, one: Candidate) -> str:
+        """An address as ``viewer`` connects to it."""
         if _kind(one.address) != "link":
             return one.address
         return f"{one.address}%{self._scope(viewer, owner, one)}"

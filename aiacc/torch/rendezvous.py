@@ -21,8 +21,9 @@ from aiacc import _core
 from aiacc.bootstrap import Provider, host_id, select_provider
 from aiacc.bootstrap.address import split_address
 from aiacc.bootstrap.interfaces import observe
+from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.provider import AloneProvider
-from aiacc.bootstrap.reach import Presence, Reach
+from aiacc.bootstrap.reach import Presence
 from aiacc.bootstrap.untrusted import read_object
 from aiacc.config import launcher_environment
 from aiacc.exceptions import BootstrapError
@@ -101,7 +102,12 @@ def _meet(provider: Provider, url: str) -> Found:
             presence = dataclasses.replace(presence, port=store.port)
         rows = provider.all_gather(_row(presence), timeout_s=timeout_s)
         table = [_read(row) for row in rows]
-        reach = Reach([presence for presence, _ in table], [host for _, host in table])
+        reach = settle(
+            provider,
+            [presence for presence, _ in table],
+            [host for _, host in table],
+            timeout_s=timeout_s,
+        )
         if store is None:
             host, port = split_address(reach.seen_by(rank)[0])
             store = _store(host, port, False, timeout_s)

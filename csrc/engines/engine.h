@@ -8,7 +8,7 @@
 
 #include "csrc/base/dtype.h"
 #include "csrc/base/error.h"
-#include "csrc/engines/wait_mark.h"
+#include "csrc/base/wait_mark.h"
 
 namespace aiacc {
 

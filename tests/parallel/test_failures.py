@@ -85,6 +85,39 @@ def test_blocked_barrier_ends_when_a_rank_dies():
     run_ranks(3, _wait_for_the_dead, 0, missing=[0], timeout=PATIENCE_S)
 
 
+def _lose_a_rank_that_others_connect_to(sent_signal):
+    """Ranks 1 and 2 are in a slow unit of theirs, rank 0 is in the first all-to-all after it."""
+    hvd.init()
+    part = add_process_set([1, 2])
+    handles = []
+    if part.included():
+        slow = np.ones(8 << 20, np.uint8)
+        handles.append(hvd.allgather_async(slow, name="slow", process_set=part))
+    handles.append(hvd.alltoall_async(np.arange(3), name="first"))
+    hvd.allreduce(np.ones(3), name="agreed on after both")
+    if hvd.rank() == 2:
+        os.kill(os.getpid(), sent_signal)
+    with pytest.raises(aiacc.PeerLostError, match="rank 2"):
+        hvd.synchronize(handles[-1])
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_ends_a_first_all_to_all_that_connects(sent):
+    run_ranks(
+        3,
+        _lose_a_rank_that_others_connect_to,
+        sent,
+        missing=[2],
+        timeout=PATIENCE_S,
+        env={
+            "AIACC_PEER_TIMEOUT_S": "1",
+            "AIACC_LANES": "1",
+            "AIACC_TEST_PACE_BYTES": "1000000",
+        },
+    )
+
+
 def _leave_a_worker_behind(victim, pid_file):
     """A loader's worker, forked, outlives its rank."""
     hvd.init()

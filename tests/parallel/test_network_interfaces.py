@@ -115,6 +115,42 @@ def test_hosts_behind_the_same_docker0_reach_each_other(name, launcher, families
     assert "172.17.0.1" not in said
 
 
+def _add_networks_inside(bed) -> None:
+    """On every host a network of equal number that ends there, as that of a virtual machine's host.
+
+    It has the default route; of what a rank sees, nothing tells it from one that both hosts have.
+    """
+    for host in (0, 1):
+        for line in (
+            "ip link add nat0 type veth peer name vm0",
+            "ip link set vm0 up",
+            f"ip address add 172.29.0.{host + 2}/16 dev nat0",
+            "ip link set nat0 up",
+            "ip route add default via 172.29.0.1",
+        ):
+            subprocess.run(bed.enter(host, line.split()), check=True)
+
+
+def test_a_network_inside_every_host_is_found_out_through_a_directory(name, tmp_path):
+    meet = 'unset AIACC_ADDR; exec "$@"'
+    command = ["sh", "-c", meet, "sh", sys.executable, "-c", _BODY, str(tmp_path)]
+    shared = {"AIACC_RENDEZVOUS_FILE": str(tmp_path / "meeting"), "AIACC_ENGINE": "tcp"}
+    with bed_for(_spec(name, "4")) as bed:
+        _add_networks_inside(bed)
+        code, said = _launch(bed, "explicit", tmp_path, command, 2, shared)
+    assert code == 0, said
+    for rank in range(4):
+        assert f"reach rank {rank} at 10.77.0.{rank // 2 + 1} (eth0): it is in a network" in said
+
+
+@pytest.mark.mpi
+def test_a_network_inside_every_host_is_found_out_under_mpirun(name, tmp_path):
+    with bed_for(_spec(name, "4")) as bed:
+        _add_networks_inside(bed)
+        said = _compute(bed, "mpirun", tmp_path)
+    assert "172.29." not in said
+
+
 def _common(spec: Spec, host: int) -> str:
     """Address of a host, of the kind that both have."""
     return next(one for one in spec.addresses(host) if (":" in one) == (":" in spec.meeting))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from aiacc.bootstrap.reach import Candidate, Evidence, Presence, Reach
+from aiacc.bootstrap.reach import Candidate, Evidence, Look, Presence, Reach
 from aiacc.exceptions import BootstrapError
 
 LO = Candidate("lo", "127.0.0.1", 8)
@@ -17,7 +17,7 @@ def on(interface, address, evidence=Evidence.NONE):
     return Candidate(interface, text, int(prefix), evidence)
 
 
-def reach(*hosts, targets=(), per_host=1, names=None):
+def reach(*hosts, targets=(), per_host=1, names=None, looks=()):
     """Of a job with ranks on some hosts, given by their candidates; ports count from 100."""
     presences, host_names = [], []
     for number, candidates in enumerate(hosts):
@@ -25,7 +25,7 @@ def reach(*hosts, targets=(), per_host=1, names=None):
             port = 100 + len(presences)
             presences.append(Presence(f"stack{number}", port, list(candidates), list(targets)))
             host_names.append(f"{names[number] if names else f'node{number}'}/boot")
-    return Reach(presences, host_names)
+    return Reach(presences, host_names, looks)
 
 
 def seen(found, viewer):
@@ -129,6 +129,54 @@ def test_bonded_interfaces_and_an_address_on_the_loopback_interface():
     ]
     hosts = [[on("lo", f"10.255.0.{n}/32", Evidence.MEETING), LO] for n in (1, 2)]
     assert seen(reach(*hosts), 0) == ["10.255.0.1", "10.255.0.2"], "routing to the host"
+
+
+def test_a_network_of_every_host_s_own_that_looks_like_a_shared_one():
+    hosts = [
+        [on("nat0", f"172.29.0.{n}/16", Evidence.DEFAULT), on("eth0", f"10.0.0.{n}/24")]
+        for n in (2, 3, 4)
+    ]
+    first = reach(*hosts, per_host=2)
+    assert first.unclear() == {4: 0, 0: 2, 2: 4}
+    assert first.ways(0, 2) == [("172.29.0.3", "172.29.0.3", 102), ("10.0.0.3", "10.0.0.3", 102)]
+    looks = [Look(), Look(), Look(["10.0.0.4"], ["172.29.0.4"]), *[Look()] * 3]
+    found = reach(*hosts, per_host=2, looks=looks)
+    assert seen(found, 0)[::2] == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+
+
+def test_a_default_route_that_leads_away_from_the_other_hosts():
+    hosts = [
+        [on("nat0", f"172.29.{n}.5/24", Evidence.DEFAULT), on("ib0", f"10.0.{n}.1/24")]
+        for n in (1, 2)
+    ]
+    looks = [Look(["10.0.2.1"], ["172.29.2.5"]), Look(["10.0.1.1"], ["172.29.1.5"])]
+    found = reach(*hosts, looks=looks)
+    assert seen(found, 0) == ["10.0.1.1", "10.0.2.1"]
+    assert "10.0.2.1 (ib0): it answered another host" in found.explanation(1)
+
+
+def test_nobody_looks_where_it_is_clear():
+    way = [[on("a", f"10.0.0.{n}/24", Evidence.MEETING), on("b", f"10.1.{n}.1/24")] for n in (1, 2)]
+    assert reach(*way).unclear() == {}
+    assert reach([DOCKER0, on("eth0", "10.0.0.1/24")], [on("eth0", "10.0.0.2/24")]).unclear() == {
+        1: 0
+    }
+    assert reach(*[[on("eth0", f"10.0.0.{n}/24"), DOCKER0, LO] for n in (1, 2)]).unclear() == {}
+    assert reach([on("a", "10.0.0.1/24"), on("b", "10.1.0.1/24"), LO], per_host=3).unclear() == {}
+
+
+def test_who_is_not_in_a_network_says_nothing_about_those_who_are():
+    """A chain of hosts, each with a cable to the next."""
+    looks = [Look(["10.0.1.2"]), Look(["10.0.2.3"]), Look(["10.0.1.1"])]
+    looks[0] = Look(["10.0.1.2"], ["10.0.2.2"])
+    found = reach(
+        [on("a", "10.0.1.1/24")],
+        [on("a", "10.0.1.2/24"), on("b", "10.0.2.2/24", Evidence.DEFAULT)],
+        [on("b", "10.0.2.3/24")],
+        looks=looks,
+    )
+    assert seen(found, 0)[1] == "10.0.1.2"
+    assert seen(found, 2)[1] == "10.0.2.2"
 
 
 def test_ipv6_only():

@@ -51,6 +51,20 @@ std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
+/// A connection that this rank opens.
+struct Connector::Outgoing {
+  Socket socket;
+  bool answered = false;
+  Clock::time_point reached_by;  ///< when the other's host must have taken it, at the latest
+};
+
+/// How far a call of `establish` has come.
+struct Connector::Call {
+  const std::vector<ChannelSpec>& specs;
+  std::vector<Outgoing> outgoing;  ///< by spec
+  std::set<int> silent;            ///< ranks whose answer has not come
+};
+
 /// A call of `establish` that waits. One of them is the leader, who accepts for all; when it leaves,
 /// the others compete for its place.
 class Connector::Waiter {
@@ -128,58 +142,98 @@ void Connector::wake_waiters() {
   }
 }
 
+/// Of whatever begins now.
+Clock::time_point Connector::deadline() const {
+  return Clock::now() + std::chrono::microseconds(static_cast<long long>(connect_timeout_s_ * 1e6));
+}
+
 std::vector<Socket> Connector::establish(const std::vector<ChannelSpec>& specs, int interrupt) {
-  const auto deadline =
-      Clock::now() + std::chrono::microseconds(static_cast<long long>(connect_timeout_s_ * 1e6));
-  std::vector<Socket> sockets(specs.size());
+  return establish_by(deadline(), specs, interrupt, nullptr);
+}
+
+std::vector<Socket> Connector::establish_in_unit(const std::vector<ChannelSpec>& specs,
+                                                 int interrupt,
+                                                 WaitMark* mark) {
+  return establish_by(Clock::time_point::max(), specs, interrupt, mark);
+}
+
+std::vector<Socket> Connector::establish_by(Clock::time_point limit,
+                                            const std::vector<ChannelSpec>& specs,
+                                            int interrupt,
+                                            WaitMark* mark) {
   // Connecting needs only room in the peer's backlog, not its attention, so no order of ranks can
-  // deadlock. Strangers that came while nobody looked must not take that room.
+  // deadlock, and an address has a deadline even where the rank behind it has none. Strangers that
+  // came while nobody looked must not take that room.
+  Call call{specs, std::vector<Outgoing>(specs.size()), {}};
+  for (Outgoing& outgoing : call.outgoing) {
+    outgoing.reached_by = deadline();
+  }
   Waiter waiter(*this);
   waiter.sleep({}, 0);
   auto next_probe = Clock::now() + kProbeEvery;
-  std::vector<bool> answered(specs.size(), false);
+  auto since = Clock::now();
+  std::size_t fewest = specs.size();
   while (true) {
     std::vector<pollfd> awaited{{interrupt, POLLIN, 0}};
-    int silent = -1;
-    auto nap = kProbeEvery;
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      if (specs[i].connect && !answered[i]) {
-        if (!sockets[i].valid()) {
-          sockets[i] = open(specs[i], deadline, interrupt);
-        }
-        answered[i] = sockets[i].valid() && read_answer(specs[i].peer, sockets[i]);
-        if (!answered[i]) {
-          awaited.push_back({sockets[i].fd(), POLLIN, 0});
-          silent = specs[i].peer;
-          nap = sockets[i].valid() ? nap : kReopenAfter;
-        }
-      }
-    }
+    const auto nap = connect(call, limit, interrupt, awaited);
     const std::set<int> missing = missing_peers(specs);
-    if (missing.empty() && silent < 0) {
+    const std::size_t left = missing.size() + call.silent.size();
+    if (mark != nullptr && left < fewest) {
+      mark->moves();
+      since = Clock::now();
+      fewest = left;
+    }
+    if (left == 0) {
       break;
     }
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) {
-      throw_timeout(missing, silent);
+    const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(limit - Clock::now());
+    if (rest.count() <= 0) {
+      throw_timeout(missing, call.silent);
     }
-    waiter.sleep(std::move(awaited), static_cast<int>(std::min<long long>(left, nap.count())));
+    waiter.sleep(std::move(awaited), static_cast<int>(std::min(rest, nap).count()));
     pollfd entry{interrupt, POLLIN, 0};
     if (poll(&entry, 1, 0) > 0) {
       throw Error(Code::kShutdown,
                   "[control] rank " + std::to_string(rank_) + " stopped waiting for connections");
+    }
+    if (mark != nullptr) {
+      mark->sleeps(since, missing.empty() ? *call.silent.begin() : *missing.begin());
     }
     if (Clock::now() >= next_probe) {
       probe(missing_peers(specs), interrupt);
       next_probe = Clock::now() + kProbeEvery;
     }
   }
-  take_accepted(specs, sockets);
-  for (Socket& socket : sockets) {
-    socket.set_options();
+  return sockets_of(call);
+}
+
+/// Goes on with what this rank connects, and returns how long a sleep on `awaited` may be.
+std::chrono::milliseconds Connector::connect(Call& call,
+                                             Clock::time_point limit,
+                                             int interrupt,
+                                             std::vector<pollfd>& awaited) {
+  auto nap = kProbeEvery;
+  call.silent.clear();
+  for (std::size_t i = 0; i < call.specs.size(); ++i) {
+    const ChannelSpec& spec = call.specs[i];
+    Outgoing& outgoing = call.outgoing[i];
+    if (!spec.connect || outgoing.answered) {
+      continue;
+    }
+    if (!outgoing.socket.valid()) {
+      outgoing.socket = open(spec, std::min(limit, outgoing.reached_by), interrupt);
+    }
+    if (outgoing.socket.valid()) {
+      outgoing.answered = read_answer(spec.peer, outgoing.socket);
+      outgoing.reached_by = deadline();
+    }
+    if (!outgoing.answered) {
+      awaited.push_back({outgoing.socket.fd(), POLLIN, 0});
+      call.silent.insert(spec.peer);
+      nap = outgoing.socket.valid() ? nap : kReopenAfter;
+    }
   }
-  return sockets;
+  return nap;
 }
 
 /// An invalid socket if an attempt was of no avail, but another one may be.
@@ -268,20 +322,25 @@ std::set<int> Connector::missing_peers(const std::vector<ChannelSpec>& specs) {
   return missing;
 }
 
-void Connector::take_accepted(const std::vector<ChannelSpec>& specs, std::vector<Socket>& sockets) {
+/// All of them, when they are there.
+std::vector<Socket> Connector::sockets_of(Call& call) {
   const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (!specs[i].connect) {
-      sockets[i] = std::move(waiting_.extract(key_of(specs[i])).mapped());
-    }
+  std::vector<Socket> sockets;
+  for (std::size_t i = 0; i < call.specs.size(); ++i) {
+    const ChannelSpec& spec = call.specs[i];
+    sockets.push_back(spec.connect ? std::move(call.outgoing[i].socket)
+                                   : std::move(waiting_.extract(key_of(spec)).mapped()));
+    sockets.back().set_options();
   }
+  return sockets;
 }
 
-void Connector::throw_timeout(const std::set<int>& missing, int silent) const {
+void Connector::throw_timeout(const std::set<int>& missing, const std::set<int>& silent) const {
   if (missing.empty()) {
+    const int peer = *silent.begin();
     throw Error(Code::kTimeout,
                 "[control] rank " + std::to_string(rank_) + " connected to rank " +
-                    std::to_string(silent) + " at " + addresses_[static_cast<std::size_t>(silent)] +
+                    std::to_string(peer) + " at " + addresses_[static_cast<std::size_t>(peer)] +
                     " but got no answer in time; is that rank alive?");
   }
   std::string names;

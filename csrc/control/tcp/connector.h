@@ -1,5 +1,8 @@
 #pragma once
 
+#include <poll.h>
+
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -10,6 +13,7 @@
 
 #include "csrc/base/event.h"
 #include "csrc/base/socket.h"
+#include "csrc/base/wait_mark.h"
 #include "csrc/control/tcp/greetings.h"
 #include "csrc/control/tcp/hello.h"
 
@@ -57,20 +61,38 @@ class Connector {
   /// becomes readable.
   std::vector<Socket> establish(const std::vector<ChannelSpec>& specs, int interrupt = -1);
 
+  /// The same in a running unit, where other ranks may be busy with another one for however long:
+  /// whoever interrupts judges them. The deadline is only for an address that nothing answers at.
+  /// `mark`, unless it is null, shows the wait.
+  std::vector<Socket> establish_in_unit(const std::vector<ChannelSpec>& specs,
+                                        int interrupt,
+                                        WaitMark* mark = nullptr);
+
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(addresses_.size()); }
 
  private:
   using Key = std::tuple<int, ChannelKind, std::uint16_t, std::uint32_t>;
   class Waiter;
+  struct Call;
+  struct Outgoing;
 
   static Key key_of(const ChannelSpec& spec);
+  Clock::time_point deadline() const;
+  std::vector<Socket> establish_by(Clock::time_point limit,
+                                   const std::vector<ChannelSpec>& specs,
+                                   int interrupt,
+                                   WaitMark* mark);
+  std::chrono::milliseconds connect(Call& call,
+                                    Clock::time_point limit,
+                                    int interrupt,
+                                    std::vector<pollfd>& awaited);
   Socket open(const ChannelSpec& spec, Clock::time_point deadline, int interrupt);
   void probe(const std::set<int>& peers, int interrupt);
   bool read_answer(int peer, Socket& socket) const;
   std::set<int> missing_peers(const std::vector<ChannelSpec>& specs);
-  void take_accepted(const std::vector<ChannelSpec>& specs, std::vector<Socket>& sockets);
-  [[noreturn]] void throw_timeout(const std::set<int>& missing, int silent) const;
+  std::vector<Socket> sockets_of(Call& call);
+  [[noreturn]] void throw_timeout(const std::set<int>& missing, const std::set<int>& silent) const;
   void wake_waiters();
   std::string verify(const Hello& hello, Socket socket);
 

@@ -102,7 +102,9 @@ bool Greetings::advance(Greeting& greeting, const Verify& verify) {
       report(refusal);
     }
   } catch (const Error& error) {
-    report(std::string("a connection ended before its hello: ") + error.what());
+    if (greeting.got > 0) {  // else somebody looked whether this address answers
+      report(std::string("a connection ended in its hello: ") + error.what());
+    }
   }
   return true;
 }

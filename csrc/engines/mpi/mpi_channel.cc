@@ -270,7 +270,12 @@ void MpiChannel::start(int ticket, void* data, std::size_t count, DataType dtype
 void MpiChannel::finish(int ticket) {
   const auto index = static_cast<std::size_t>(ticket);
   if (outstanding_[index]) {
-    wait_for_request(plugin_, &requests_[index], spin_, [this] { cancellation_.check(); });
+    const auto since = WaitMark::Clock::now();
+    wait_for_request(plugin_, &requests_[index], spin_, [&] {
+      cancellation_.check();
+      mark_.sleeps(since, -1);
+    });
+    mark_.moves();
     outstanding_[index] = false;
   }
 }

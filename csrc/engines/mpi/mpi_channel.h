@@ -1,10 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <vector>
 
 #include "csrc/base/spin.h"
+#include "csrc/base/wait_mark.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/mpi/mpi_team.h"
 #include "csrc/engines/mpi/node_channel.h"
@@ -22,8 +24,9 @@ class MpiChannel : public CrossNodeReduce {
   ~MpiChannel() override;
 
   void wake() noexcept { channel_.wake(); }
-  /// As Engine::waits, for waits within the node: what MPI moves between nodes cannot be seen.
-  LaneWait waits() const { return {channel_.waits().seconds, -1}; }
+  /// As Engine::waits. How far MPI has come with a request cannot be seen: a wait for another node
+  /// begins with the request, of a few MiB at most.
+  LaneWait waits() const { return {std::max(channel_.waits().seconds, mark_.get().seconds), -1}; }
 
   void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
   void broadcast(void* buffer, std::size_t bytes, int root);
@@ -60,6 +63,7 @@ class MpiChannel : public CrossNodeReduce {
   NodeChannel channel_;
   std::array<MpiHandle, NodeChannel::kSlots> requests_{};
   std::array<bool, NodeChannel::kSlots> outstanding_{};
+  WaitMark mark_;  ///< of waits for other nodes
   std::vector<int> parts_;
   std::vector<int> received_parts_;
   std::vector<int> offsets_;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "csrc/base/spin.h"
+#include "csrc/base/wait_mark.h"
 #include "csrc/engines/cancellation.h"
-#include "csrc/engines/wait_mark.h"
 
 namespace aiacc {
 

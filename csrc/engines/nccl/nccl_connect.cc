@@ -54,40 +54,30 @@ class Pause {
   long next_ns_ = 2000;
 };
 
-void receive(Socket& socket,
-             void* data,
-             std::size_t bytes,
-             int from,
-             const Cancellation& cancellation,
-             Clock::time_point deadline) {
+/// Waits for a rank that may be busy with something else; who abandons it cancels.
+void receive(
+    Socket& socket, void* data, std::size_t bytes, int from, const Cancellation& cancellation) {
   auto* cursor = static_cast<std::byte*>(data);
   while (bytes > 0) {
     cancellation.check();
     const std::size_t got = socket.recv_some(cursor, bytes, "rank " + std::to_string(from));
     cursor += got;
     bytes -= got;
-    if (got > 0) {
-      continue;
+    if (got == 0) {
+      pollfd wait[] = {{socket.fd(), POLLIN, 0}, {cancellation.fd(), POLLIN, 0}};
+      poll(wait, 2, -1);
     }
-    const auto left = deadline - Clock::now();
-    if (left <= Clock::duration::zero()) {
-      throw Error(Code::kTimeout,
-                  "[nccl] rank " + std::to_string(from) +
-                      " did not send the ids of the communicators (expected at once)");
-    }
-    pollfd wait[] = {{socket.fd(), POLLIN, 0}, {cancellation.fd(), POLLIN, 0}};
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
-    poll(wait, 2, static_cast<int>(ms) + 1);
   }
 }
 
 }  // namespace
 
-/// Of one communicator for each lane, made by the first member and passed on along a tree.
+/// Of one communicator for each lane, made by the first member and passed on along a tree, once every
+/// member has sent word up that it has come: a communicator has a deadline to come up, a rank that is
+/// busy has none.
 std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   std::vector<NcclUniqueId> ids(static_cast<std::size_t>(lanes()));
   const std::size_t bytes = ids.size() * sizeof(NcclUniqueId);
-  const auto deadline = Clock::now() + duration_of(context_.connect_timeout_s);
   const bool first = context_.rank == 0;
   if (first) {
     for (NcclUniqueId& id : ids) {
@@ -108,14 +98,23 @@ std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   for (const int child : spreading_children(context_.rank, context_.size)) {
     add(child, true);
   }
-  std::vector<Socket> sockets = context_.connector->establish(specs, cancellation_.fd());
-  for (std::size_t i = 0; i < sockets.size(); ++i) {
-    if (specs[i].connect) {
-      const std::string peer = "rank " + std::to_string(specs[i].peer);
-      sockets[i].send_all(ids.data(), bytes, peer, deadline);
-    } else {
-      receive(sockets[i], ids.data(), bytes, specs[i].peer, cancellation_, deadline);
-    }
+  std::vector<Socket> sockets = context_.connector->establish_in_unit(specs, cancellation_.fd());
+  // Small enough for the kernel at the other end to take it, whatever the rank does there.
+  const auto send = [&](std::size_t to, const void* data, std::size_t count) {
+    const std::string peer = "rank " + std::to_string(specs[to].peer);
+    sockets[to].send_all(data, count, peer, Clock::now() + duration_of(context_.connect_timeout_s));
+  };
+  const std::size_t children = first ? 0 : 1;
+  std::uint8_t here = 1;
+  for (std::size_t i = children; i < sockets.size(); ++i) {
+    receive(sockets[i], &here, sizeof here, specs[i].peer, cancellation_);
+  }
+  if (!first) {
+    send(0, &here, sizeof here);
+    receive(sockets[0], ids.data(), bytes, specs[0].peer, cancellation_);
+  }
+  for (std::size_t i = children; i < sockets.size(); ++i) {
+    send(i, ids.data(), bytes);
   }
   return ids;
 }

@@ -8,9 +8,9 @@
 
 #include "csrc/base/dtype.h"
 #include "csrc/base/socket.h"
+#include "csrc/base/wait_mark.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/tcp/link_judge.h"
-#include "csrc/engines/wait_mark.h"
 
 namespace aiacc {
 

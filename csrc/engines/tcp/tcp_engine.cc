@@ -80,7 +80,8 @@ Pairs& TcpEngine::pairs(int lane) {
       const int peer = (context_.rank + distance) % size_;
       specs.push_back(spec(peer, ChannelKind::kPair, 0, context_.rank < peer));
     }
-    std::vector<Socket> sockets = context_.connector->establish(specs, cancellation_.fd());
+    std::vector<Socket> sockets = context_.connector->establish_in_unit(
+        specs, cancellation_.fd(), &marks_[static_cast<std::size_t>(lane)]);
     std::vector<Channel> channels;
     channels.reserve(sockets.size());
     for (int distance = 1; distance < size_; ++distance) {

@@ -10,7 +10,11 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/deserter.h"
+#include "tests/cpp/support/desertion.h"
+#include "tests/cpp/support/fake_cuda.h"
 
 namespace aiacc {
 namespace {
@@ -140,68 +144,71 @@ TEST(DeadUnit, WhatRanksOfALargeJobSayAlikeIsSaidOnce) {
   EXPECT_NE(text->find("0 (for rank 4095), 1 (for rank 0), "), std::string::npos);
 }
 
-/// An engine that leaves out what is not on the express lane: as if its rank had planned otherwise.
-template <class Base>
-class Deserter : public Base {
- public:
-  using Base::Base;
-  void all_reduce(int lane,
-                  const void* send,
-                  void* recv,
-                  std::size_t count,
-                  const Reduction& reduction) override {
-    if (lane == this->express_lane()) {
-      Base::all_reduce(lane, send, recv, count, reduction);
-    }
-  }
+/// Ranks and what moves their bytes; the last rank deserts.
+struct Watched {
+  const char* name;
+  Transport transport;
+  std::vector<int> hosts;  ///< of the ranks, for the hierarchical engine; none: a flat one
+  bool staged = false;     ///< tensors on GPUs pass through the host
 };
 
-class UnitWatchTest : public testing::TestWithParam<Transport> {
+class UnitWatchTest : public testing::TestWithParam<Watched> {
  protected:
   UnitWatchTest() {
     world_.size = 3;
-    world_.transport = GetParam();
+    world_.transport = GetParam().transport;
+    world_.peer_timeout_s = 0.5;
     world_.options.unit_timeout_s = 1;
     world_.options.parameters.unit_bytes = 1 << 20;
+    world_.make_engine = [](int rank, EngineContext* context, std::shared_ptr<FakeHub> hub) {
+      std::unique_ptr<Engine> engine;
+      if (context == nullptr) {
+        engine = std::make_unique<FakeEngine>(std::move(hub), rank);
+      } else if (GetParam().hosts.empty()) {
+        engine = std::make_unique<TcpEngine>(*context);
+      } else {
+        context->host_of = GetParam().hosts;
+        engine = create_hierarchical_engine(*context);
+      }
+      return rank == kDeserter ? std::make_unique<Deserter>(std::move(engine)) : std::move(engine);
+    };
+    if (GetParam().staged) {
+      world_.options.staging = [this]() -> const CudaDriver& { return cuda_.driver(); };
+    }
   }
+
+  /// Ranks that disagree after the dispatch all fail.
+  void check(OpKind kind) {
+    with_coordinators(world_, [&](int rank, RankParts& parts) {
+      check_desertion(
+          *parts.coordinator, kind, rank, world_.size, kDeserter, GetParam().staged ? 0 : -1);
+    });
+  }
+
+  static constexpr int kDeserter = 2;
+  FakeCuda cuda_;
   CoordinatorWorld world_;
 };
 
+TEST_P(UnitWatchTest, AnAllReduceThatOneLeavesOutEnds) { check(OpKind::kAllreduce); }
+
+TEST_P(UnitWatchTest, AnAllGatherThatOneLeavesOutEnds) { check(OpKind::kAllgather); }
+
+/// Ranks that are not connected yet wait for the first one.
+TEST_P(UnitWatchTest, AnAllToAllThatOneLeavesOutEnds) { check(OpKind::kAlltoall); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    UnitWatchTest,
+    testing::Values(Watched{"InProcess", Transport::kInProcess, {}},
+                    Watched{"Tcp", Transport::kTcp, {}},
+                    Watched{"HierarchicalBetweenHosts", Transport::kTcp, {0, 0, 1}},
+                    Watched{"HierarchicalInsideAHost", Transport::kTcp, {0, 1, 1}},
+                    Watched{"Staged", Transport::kTcp, {}, true},
+                    Watched{"StagedHierarchical", Transport::kTcp, {0, 0, 1}, true}),
+    [](const auto& test) { return std::string(test.param.name); });
+
 Request large(const std::string& name) { return make_request(name, {100'000}); }
-
-TEST_P(UnitWatchTest, RanksThatDisagreeAfterTheDispatchAllFail) {
-  world_.peer_timeout_s = 0.5;
-  world_.make_engine = [](int rank, EngineContext* context, std::shared_ptr<FakeHub> hub) {
-    std::unique_ptr<Engine> engine;
-    if (rank == 2 && context != nullptr) {
-      engine = std::make_unique<Deserter<TcpEngine>>(*context);
-    } else if (rank == 2) {
-      engine = std::make_unique<Deserter<FakeEngine>>(std::move(hub), rank);
-    }
-    return engine;
-  };
-  with_coordinators(world_, [&](int rank, RankParts& parts) {
-    std::vector<float> data(100'000, 1);
-    Status status = status_of([&] {
-      finish(*parts.coordinator, submit(*parts.coordinator, large("x"), data.data(), data.data()));
-    });
-    if (rank == 2) {
-      EXPECT_TRUE(status.ok()) << status.message();
-      status = status_of([&] { sum(*parts.coordinator, "only rank 2 comes here", 1); });
-    }
-    EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
-    EXPECT_NE(status.message().find("('x') can never end"), std::string::npos) << status.message();
-    EXPECT_NE(status.message().find("rank(s) 2 are done with it"), std::string::npos)
-        << status.message();
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Worlds,
-                         UnitWatchTest,
-                         testing::Values(Transport::kInProcess, Transport::kTcp),
-                         [](const auto& test) {
-                           return test.param == Transport::kTcp ? "Tcp" : "InProcess";
-                         });
 
 /// Rank 1 is on its way to the unit, for several times the limit.
 TEST(UnitWatch, ARankThatIsNotThereYetIsWaitedFor) {

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -6,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/env.h"
+#include "csrc/base/event.h"
 #include "csrc/engines/nccl/nccl_engine.h"
 #include "tests/cpp/support/nccl_world.h"
 
@@ -60,6 +62,38 @@ TEST(NcclFailures, AbortEndsARankThatConnects) {
   });
   engine->abort({Code::kShutdown, "the job ends"});
   connecting.join();
+}
+
+/// A rank whose thread is still in another set's operation when the others connect, for longer than
+/// communicators may take to come up. `accepts`: that it connects others there, these ranks among them.
+void connect_with_a_busy_rank(bool accepts) {
+  constexpr std::chrono::milliseconds kConnectTimeout{300};
+  NcclWorld world(3, kNcclHeaderVersion, 1, kConnectTimeout);
+  with_nccl(world, 2, [&](int rank, NcclEngine& engine) {
+    if (rank == 1) {
+      Event interrupt;
+      std::thread other([&] {
+        if (accepts) {
+          EXPECT_EQ(Code::kShutdown, status_of([&] {
+                                       world.tcp.connector(rank).establish_in_unit(
+                                           {{2, ChannelKind::kPair}}, interrupt.fd());
+                                     }).code());
+        }
+      });
+      std::this_thread::sleep_for(3 * kConnectTimeout);
+      interrupt.set();
+      other.join();
+    }
+    float value = 1;
+    engine.all_reduce(0, &value, &value, 1, {});
+    EXPECT_TRUE(engine.quiesce(soon()));
+    EXPECT_EQ(3, value);
+  });
+}
+
+TEST(NcclFailures, ARankThatIsBusyIsWaitedFor) {
+  connect_with_a_busy_rank(false);
+  connect_with_a_busy_rank(true);
 }
 
 TEST(NcclFailures, ACommunicatorThatDoesNotComeUpIsGivenUp) {

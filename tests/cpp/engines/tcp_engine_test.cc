@@ -1,10 +1,12 @@
 #include "csrc/engines/tcp/tcp_engine.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -278,6 +280,83 @@ TEST_P(TcpEngineTest, AbortReachesEveryBlockedLane) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, TcpEngineTest, testing::Values(1, 2, 3, 4, 5, 7, 8));
+
+/// What the first all-to-all waits for when a rank is late for it, by longer than ranks wait for each
+/// other to come up.
+TEST(FirstAllToAllTest, ARankThatIsBusyIsWaitedFor) {
+  constexpr double kConnectTimeout = 1;
+  TcpWorld world(3, kConnectTimeout);
+  run_as_ranks(3, [&](int rank, RankGroup& group) {
+    const std::unique_ptr<TcpEngine> engine = connect(world, rank);
+    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(2 * kConnectTimeout));
+    }
+    const std::vector<std::size_t> bytes(3, sizeof rank);
+    const std::vector<int> mine(3, rank);
+    std::vector<int> all(3, -1);
+    engine->all_to_all(0, mine.data(), all.data(), bytes, bytes);
+    EXPECT_EQ(all, (std::vector<int>{0, 1, 2}));
+  });
+}
+
+/// Others can see that it waits, and an abort ends it.
+TEST(FirstAllToAllTest, WaitsForARankThatNeverComesAsOneCanSee) {
+  with_engines(2, [&](int rank, Engine& engine) {
+    if (rank == 0) {
+      return;
+    }
+    std::thread blocked([&] {
+      const std::vector<std::size_t> bytes(2, 1);
+      char buffers[4] = {};
+      try {
+        engine.all_to_all(0, buffers, buffers + 2, bytes, bytes);
+        ADD_FAILURE() << "rank 0 never came";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::kShutdown) << error.what();
+      }
+    });
+    while (engine.waits(0).seconds == 0) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(engine.waits(0).for_rank, 0);
+    engine.abort({Code::kShutdown, "stop now"});
+    blocked.join();
+  });
+}
+
+TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
+  std::vector<std::unique_ptr<Listener>> listeners;
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 3; ++rank) {
+    listeners.push_back(std::make_unique<Listener>("127.0.0.1"));
+    addresses.push_back(listeners.back()->address());
+  }
+  run_as_ranks(3, [&](int rank, RankGroup& group) {
+    Connector connector(
+        *listeners[static_cast<std::size_t>(rank)], addresses, rank, {1, 2, 3}, 1, 600);
+    EngineContext context;
+    context.rank = rank;
+    context.size = 3;
+    context.connector = &connector;
+    auto engine = std::make_unique<TcpEngine>(context);
+    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    if (rank == 1) {
+      listeners[1].reset();
+      return;
+    }
+    const std::vector<std::size_t> bytes(3, 1);
+    char buffers[6] = {};
+    try {
+      engine->all_to_all(0, buffers, buffers + 3, bytes, bytes);
+      ADD_FAILURE() << "rank 1 is not there";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kPeerLost);
+      EXPECT_NE(std::string(error.what()).find("rank 1 has died"), std::string::npos)
+          << error.what();
+    }
+  });
+}
 
 class LostPeerTest : public testing::TestWithParam<std::tuple<int, bool>> {};
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,8 +17,15 @@ namespace aiacc {
 
 /// Ranks with a GPU each, or several, in software, and NCCL between them.
 struct NcclWorld {
-  explicit NcclWorld(int size, int version = kNcclHeaderVersion, int per_rank = 1)
-      : cuda(size * per_rank), nccl(cuda, version), tcp(size), gpus_each(per_rank) {}
+  explicit NcclWorld(int size,
+                     int version = kNcclHeaderVersion,
+                     int per_rank = 1,
+                     std::chrono::duration<double> connect_timeout = std::chrono::seconds(20))
+      : cuda(size * per_rank),
+        nccl(cuda, version),
+        tcp(size, connect_timeout.count()),
+        gpus_each(per_rank),
+        connect_timeout_s(connect_timeout.count()) {}
 
   EngineContext context(int rank, int lanes) {
     EngineContext context;
@@ -26,6 +34,7 @@ struct NcclWorld {
     context.lanes = lanes;
     context.connector = &tcp.connector(rank);
     context.device = rank * gpus_each;
+    context.connect_timeout_s = connect_timeout_s;
     return context;
   }
   std::unique_ptr<NcclEngine> engine(int rank, int lanes) {
@@ -36,6 +45,7 @@ struct NcclWorld {
   FakeNccl nccl;
   TcpWorld tcp;
   const int gpus_each;
+  const double connect_timeout_s;
 };
 
 /// Runs `body(rank, engine)` with the device's context on every rank; the failure of one aborts the

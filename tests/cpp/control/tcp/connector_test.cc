@@ -1,6 +1,8 @@
 #include "csrc/control/tcp/connector.h"
 
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <cstring>
 #include <functional>
@@ -42,6 +44,29 @@ std::uint8_t receive_byte(Socket& socket) {
   }
   return byte;
 }
+
+/// Answers nobody, as that of a host which is out of reach: a listener whose queue is full.
+class MuteAddress {
+ public:
+  MuteAddress() : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    auto* bound = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(listener_.fd(), bound, length), 0);
+    EXPECT_EQ(listen(listener_.fd(), 0), 0);
+    EXPECT_EQ(getsockname(listener_.fd(), bound, &length), 0);
+    text_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+    filling_ = connect_to(text_, Clock::now() + 20s);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  Socket listener_;
+  Socket filling_;
+  std::string text_;
+};
 
 Clock::time_point soon() { return Clock::now() + std::chrono::seconds(20); }
 
@@ -314,6 +339,38 @@ TEST_F(ConnectorTest, ARankThatIsGoneIsNamedLongBeforeTheDeadline) {
 TEST_F(ConnectorTest, ARankThatIsLateIsProbedAndWaitedFor) {
   // Longer than between two probes: nothing tells when they come.
   expect_undisturbed([](const std::string&) { std::this_thread::sleep_for(2200ms); });
+}
+
+/// Whoever may interrupt the wait judges the others: one that is busy for longer than the deadline is
+/// waited for, whichever of the two connects.
+TEST_F(ConnectorTest, ARankThatIsBusyHasNoDeadlineInAUnit) {
+  for (const bool connects : {false, true}) {
+    TcpWorld world(2, 0.2);
+    const Event interrupt;
+    run_as_ranks(2, [&](int rank) {
+      if (rank == 1) {
+        std::this_thread::sleep_for(600ms);  // it is busy
+      }
+      const ChannelSpec spec = control(1 - rank, connects == (rank == 0));
+      EXPECT_EQ(world.connector(rank).establish_in_unit({spec}, interrupt.fd()).size(), 1U);
+    });
+  }
+}
+
+/// Its host need not be busy to answer, so that has a deadline.
+TEST_F(ConnectorTest, AnAddressThatIsOutOfReachIsNamedAtTheDeadline) {
+  Listener listener("127.0.0.1");
+  const MuteAddress mute;
+  Connector zero(listener, {listener.address(), mute.text()}, 0, kToken, 1, 0.2);
+  const Event interrupt;
+  try {
+    zero.establish_in_unit({control(1, true)}, interrupt.fd());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("is that host reachable"), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST_F(ConnectorTest, AListenerThatNeverAnswersIsNamed) {
