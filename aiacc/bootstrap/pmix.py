@@ -16,6 +16,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
+from aiacc import _core
 from aiacc.bootstrap import pmix_client
 from aiacc.bootstrap.mapped import ancestors, mapped_libraries
 from aiacc.bootstrap.pmix_client import Answer, Request, exchange_once, is_initialized
@@ -57,6 +58,7 @@ class PmixProvider:
         mine = Record(self.rank, self.size, self.generation)
         request = Request(
             paths=list(dict.fromkeys(_candidates())),
+            core=_core.__file__,
             key=f"aiacc-{self.generation}-{self._round}",
             size=self.size,
             timeout_s=timeout_s,

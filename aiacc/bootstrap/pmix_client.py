@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
+import select
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 _SUCCESS = 0
@@ -54,8 +55,28 @@ class _Info(ctypes.Structure):
     _fields_ = (("key", ctypes.c_char * 512), ("flags", ctypes.c_uint32), ("value", _Value))
 
 
-_FenceDone = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
-_GetDone = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(_Value), ctypes.c_void_p)
+class _Answer(ctypes.Structure):
+    """See csrc/bindings/pmix_answers.h."""
+
+    _fields_ = (
+        ("event", ctypes.c_int),
+        ("there", ctypes.c_int),
+        ("status", ctypes.c_int),
+        ("bytes", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+    )
+
+
+class _Call(ctypes.Structure):
+    """One request of one process."""
+
+    _fields_ = (("process", _Proc), ("answer", _Answer))
+
+
+class _Options(ctypes.Structure):
+    """What the calls for several processes have in common."""
+
+    _fields_ = (("key", ctypes.c_char * 512), ("directive", _Info))
 
 
 class PmixError(Exception):
@@ -73,12 +94,14 @@ class RanksMissingError(Exception):
 class PmixClient:
     """One use of the PMIx server of this process's mpirun.
 
-    Threads: one at a time; the library calls back on its own. Initialisations are counted by PMIx,
-    so `close` does not disturb an MPI that is initialised in this process.
+    Threads: one at a time; the library calls back on its own, functions of the compiled core, as
+    it may do so after Python has ended. Initialisations are counted by PMIx, so `close` does not
+    disturb an MPI that is initialised in this process.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, core: ctypes.CDLL) -> None:
         """Connect. Raises OSError or AttributeError if ``path`` is no PMIx library, PmixError."""
+        self._core = core
         self._library = ctypes.CDLL(path)
         self._library.PMIx_Error_string.restype = ctypes.c_char_p
         self._process = _Proc()
@@ -130,44 +153,48 @@ class PmixClient:
     def _fence(self, deadline: float) -> bool:
         """Wait for every rank; False when the deadline has passed, the fence stays entered then."""
         for earlier in list(_unfinished):  # of an attempt that gave up in this process
-            if not earlier.done.wait(_left_s(deadline)):
+            if not earlier.wait(deadline):
                 return False
             _unfinished.remove(earlier)
-        fence = _Fence(_Proc(self._process.nspace, _EVERY_RANK))
-        status = self._library.PMIx_Fence_nb(
-            ctypes.byref(fence.every), 1, fence.directives, 1, fence.callback, None
-        )
+            earlier.free()
+        every = _Proc(self._process.nspace, _EVERY_RANK)
+        fence = _Calls([every], _Info(key=b"pmix.collect", value=_flag()))
+        status = fence.start(self._library.PMIx_Fence_nb, 1, self._core.aiacc_pmix_answer)
+        if status != _SUCCESS:
+            fence.free()
         self._check("PMIx_Fence_nb", status)
-        if not fence.done.wait(_left_s(deadline)):
-            _unfinished.append(fence)
+        _unfinished.append(fence)
+        if not fence.wait(deadline):
             return False
-        if fence.status == _PARTIAL_SUCCESS:
+        _unfinished.remove(fence)
+        status = fence.answers[0].status
+        fence.free()
+        if status == _PARTIAL_SUCCESS:
             raise PmixError("a rank gave up or ended while the others waited; look for its error")
-        self._check("PMIx_Fence_nb", fence.status)
+        self._check("PMIx_Fence_nb", status)
         return True
 
     def _get(
         self, ranks: Iterable[int], key: str, deadline: float, *, patience_s: int = 0
     ) -> dict[int, bytes]:
         """Values by rank; the server waits ``patience_s`` for one that is not there yet."""
-        request = _Get(key, patience_s)
-        for rank in ranks:
-            with request.condition:
-                request.open += 1
-            status = self._library.PMIx_Get_nb(
-                ctypes.byref(_Proc(self._process.nspace, rank)),
-                request.key,
-                request.directives,
-                1,
-                request.callback,
-                ctypes.c_void_p(rank),
-            )
-            if status != _SUCCESS:
-                request.answered(None, rank)
-        with request.condition:
-            if not request.condition.wait_for(lambda: request.open == 0, _left_s(deadline)):
-                _unanswered.append(request)
-            return dict(request.values)
+        asked = list(ranks)
+        processes = [_Proc(self._process.nspace, rank) for rank in asked]
+        if patience_s:
+            directive = _Info(key=b"pmix.timeout", value=_integer(patience_s))
+        else:
+            directive = _Info(key=b"pmix.immediate", value=_flag())
+        request = _Calls(processes, directive, key.encode())
+        request.start(self._library.PMIx_Get_nb, request.key, self._core.aiacc_pmix_answer_with)
+        complete = request.wait(deadline)
+        found = {
+            rank: ctypes.string_at(answer.bytes, answer.size)
+            for rank, answer in zip(asked, request.answers, strict=True)
+            if self._core.aiacc_pmix_is_there(ctypes.byref(answer)) and answer.bytes
+        }
+        if complete:
+            request.free()
+        return found
 
     def _check(self, call: str, status: int) -> None:
         if status != _SUCCESS:
@@ -183,63 +210,84 @@ def is_initialized(path: str) -> bool:
         return False
 
 
-class _Fence:
-    """A fence under way; what the library points to lives here."""
+class _Calls:
+    """Calls under way, one per process.
 
-    def __init__(self, every: _Proc) -> None:
-        self.every = every
-        self.directives = (_Info * 1)()
-        self.directives[0].key = b"pmix.collect"
-        self.directives[0].value.type = _BOOL
-        self.directives[0].value.data.flag = True
-        self.status = _SUCCESS
-        self.done = threading.Event()
-        self.callback = _FenceDone(self._complete)
+    What the library points to lives in memory that Python does not own and only `free` gives back:
+    who stops waiting leaves it to the library, which may answer later, also after Python's end.
+    """
 
-    def _complete(self, status: int, _: int | None) -> None:
-        self.status = status
-        self.done.set()
+    def __init__(self, processes: list[_Proc], directive: _Info, key: bytes = b"") -> None:
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._open = 0
+        self._options = _Options.from_address(_allocate(_Options))
+        self._options.key = key
+        self._options.directive = directive
+        calls = _Call * len(processes)
+        self._calls = calls.from_address(_allocate(calls))
+        for call, process in zip(self._calls, processes, strict=True):
+            call.process = process
+            call.answer.event = self._event
+
+    @property
+    def answers(self) -> list[_Answer]:
+        """In the order of the processes; one that is not there must not be read."""
+        return [call.answer for call in self._calls]
+
+    @property
+    def key(self) -> ctypes.c_void_p:
+        """Key that is asked for."""
+        return ctypes.c_void_p(ctypes.addressof(self._options))
+
+    def start(self, function: Callable[..., int], second: object, callback: object) -> int:
+        """Call ``function`` for each process; the latest status."""
+        status = _SUCCESS
+        for call in self._calls:
+            status = function(
+                ctypes.byref(call.process),
+                second,
+                ctypes.byref(self._options.directive),
+                1,
+                callback,
+                ctypes.byref(call.answer),
+            )
+            self._open += status == _SUCCESS
+        return status
+
+    def wait(self, deadline: float) -> bool:
+        """Wait for all answers; False if some are still to come."""
+        poll = select.poll()
+        poll.register(self._event, select.POLLIN)
+        while self._open and poll.poll(math.ceil(_left_s(deadline) * 1000)):
+            self._open -= os.eventfd_read(self._event)
+        return self._open == 0
+
+    def free(self) -> None:
+        """Give the memory back. Every answer has come."""
+        for answer in self.answers:
+            _LIBC.free(ctypes.c_void_p(answer.bytes))
+        for memory in (self._calls, self._options):
+            _LIBC.free(ctypes.byref(memory))
+        os.close(self._event)
 
 
-class _Get:
-    """Requests for one key of several ranks; what the library points to lives here."""
-
-    def __init__(self, key: str, patience_s: int) -> None:
-        self.key = ctypes.create_string_buffer(key.encode())
-        self.directives = (_Info * 1)()
-        directive = self.directives[0]
-        if patience_s:
-            directive.key = b"pmix.timeout"
-            directive.value.type = _INT
-            directive.value.data.integer = patience_s
-        else:
-            directive.key = b"pmix.immediate"
-            directive.value.type = _BOOL
-            directive.value.data.flag = True
-        self.condition = threading.Condition()
-        self.open = 0
-        self.values: dict[int, bytes] = {}
-        self.callback = _GetDone(self._complete)
-
-    def _complete(self, status: int, value: ctypes._Pointer[_Value], rank: int | None) -> None:
-        data = None
-        if status == _SUCCESS and value and value.contents.type == _BYTE_OBJECT:
-            found = value.contents.data.bytes
-            data = ctypes.string_at(found.bytes, found.size)
-        self.answered(data, rank or 0)
-
-    def answered(self, data: bytes | None, rank: int) -> None:
-        """Count one answer."""
-        with self.condition:
-            if data is not None:
-                self.values[rank] = data
-            self.open -= 1
-            self.condition.notify_all()
+def _allocate(kind: type[ctypes.Structure] | type[ctypes.Array[_Call]]) -> int:
+    return int(_LIBC.calloc(ctypes.c_size_t(1), ctypes.c_size_t(ctypes.sizeof(kind))))
 
 
-#: What the library may still call back although nobody waits any more.
-_unfinished: list[_Fence] = []
-_unanswered: list[_Get] = []
+def _flag() -> _Value:
+    return _Value(type=_BOOL, data=_Data(flag=True))
+
+
+def _integer(number: int) -> _Value:
+    return _Value(type=_INT, data=_Data(integer=number))
+
+
+_LIBC = ctypes.CDLL(None)
+_LIBC.calloc.restype = ctypes.c_void_p
+
+#: Fences that nobody waits for any more: the next one has to, as PMIx tells them apart by order.
+_unfinished: list[_Calls] = []
 
 
 def _left_s(deadline: float) -> float:
@@ -252,6 +300,8 @@ class Request:
 
     #: PMIx libraries to try, the likeliest first.
     paths: list[str]
+    #: Compiled core, which has what they call back.
+    core: str
     key: str
     size: int
     timeout_s: float
@@ -273,7 +323,7 @@ class Answer:
 def exchange_once(request: Request, data: bytes) -> tuple[Answer, bytes]:
     """Make one exchange with a client of its own; the values come joined."""
     try:
-        client = _first_usable(request.paths)
+        client = _first_usable(request)
         try:
             found = client.exchange(request.key, data, request.size, request.timeout_s)
             ranks = sorted(found)
@@ -283,15 +333,16 @@ def exchange_once(request: Request, data: bytes) -> tuple[Answer, bytes]:
             client.close()
     except RanksMissingError as error:
         return Answer(missing=error.ranks or [-1]), b""
-    except PmixError as error:
+    except (OSError, PmixError) as error:
         return Answer(error=str(error)), b""
 
 
-def _first_usable(paths: list[str]) -> PmixClient:
+def _first_usable(request: Request) -> PmixClient:
+    core = ctypes.CDLL(request.core)
     reasons = []
-    for path in paths:
+    for path in request.paths:
         try:
-            return PmixClient(path)
+            return PmixClient(path, core)
         except (OSError, AttributeError) as error:
             reasons.append(str(error))
     raise PmixError(

@@ -9,9 +9,11 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/base/log.h"
 
 namespace aiacc {
 namespace {
@@ -62,16 +64,79 @@ std::string first_event(int rank) {
          escape(boot_id()) + "\"}}";
 }
 
-void write_all(int file, const std::string& text) {
-  std::size_t written = 0;
+constexpr std::string_view kEnd = "\n]\n";
+constexpr std::string_view kBetween = ",\n";  // of events; no name contains it
+
+/// Returns 0, or errno's value after `written` bytes.
+int write_all(int file, std::string_view text, std::size_t& written) {
+  written = 0;
   while (written < text.size()) {
     const ssize_t now = ::write(file, text.data() + written, text.size() - written);
-    if (now < 0 && errno != EINTR) {
-      return;  // A full disk must not stop the training.
+    if (now < 0 && errno == EINTR) {
+      continue;
     }
-    written += now > 0 ? static_cast<std::size_t>(now) : 0;
+    if (now <= 0) {
+      return now < 0 ? errno : ENOSPC;
+    }
+    written += static_cast<std::size_t>(now);
   }
+  return 0;
 }
+
+/// The array of events in a file, which it closes.
+class EventFile {
+ public:
+  explicit EventFile(int file) : file_(file) {}
+  EventFile(const EventFile&) = delete;
+  EventFile& operator=(const EventFile&) = delete;
+  ~EventFile() {
+    if (file_ >= 0) {
+      ::close(file_);
+    }
+  }
+
+  /// Returns 0, or errno's value: then the file has ended with as many whole events as there was
+  /// room for, and there must be no further call.
+  int append(const std::string& text) {
+    std::size_t written = 0;
+    const int error = write_all(file_, text, written);
+    if (error != 0) {
+      end_early(text, written);
+      return error;
+    }
+    const auto last = text.rfind(kBetween);
+    last_event_ = last == std::string::npos ? last_event_ : size_ + last;
+    size_ += text.size();
+    return 0;
+  }
+
+  int close() {
+    const int error = append(std::string(kEnd));
+    // A network's file system may tell only now.
+    return ::close(std::exchange(file_, -1)) != 0 && error == 0 ? errno : error;
+  }
+
+ private:
+  void end_early(const std::string& text, std::size_t written) {
+    std::size_t size = last_event_ > 0 && written < kEnd.size() ? last_event_ : size_;
+    if (written >= kEnd.size()) {
+      const auto last = text.rfind(kBetween, written - kEnd.size());
+      size += last == std::string::npos ? 0 : last;
+    }
+    if (cut(size) && size > 0 && write_all(file_, kEnd, written) != 0) {
+      cut(size);
+    }
+  }
+
+  bool cut(std::size_t size) {
+    const auto at = static_cast<off_t>(size);
+    return ftruncate(file_, at) == 0 && lseek(file_, at, SEEK_SET) == at;
+  }
+
+  int file_;
+  std::size_t size_ = 0;
+  std::size_t last_event_ = 0;  ///< where it begins; 0: there is none that could be left out
+};
 
 }  // namespace
 
@@ -94,7 +159,7 @@ std::string timeline_path(const std::string& path, int rank) {
 void Timeline::start(const std::string& path, bool mark_rounds) {
   const std::lock_guard control(control_mutex_);
   const std::string name = timeline_path(path, rank_);
-  if (writer_.joinable() && name == path_) {
+  if (on() && name == path_) {
     mark_rounds_.store(mark_rounds);
     return;
   }
@@ -112,9 +177,9 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
     stopping_ = false;
     step_ = 0;
     step_began_ = Clock::now();
+    writer_ = std::thread([this, file] { write(file); });
+    on_.store(true);
   }
-  writer_ = std::thread([this, file] { write(file); });
-  on_.store(true);
 }
 
 void Timeline::stop() {
@@ -164,11 +229,12 @@ void Timeline::mark_step() {
   changed_.notify_one();
 }
 
-void Timeline::write(int file) {
-  write_all(file, first_event(rank_));
+void Timeline::write(int descriptor) {
+  EventFile file(descriptor);
+  int error = file.append(first_event(rank_));
   std::map<std::string, int> rows;
   bool last = false;
-  while (!last) {
+  while (error == 0 && !last) {
     std::vector<Event> batch;
     {
       std::unique_lock lock(mutex_);
@@ -196,10 +262,26 @@ void Timeline::write(int file) {
           microseconds(event.end - event.begin) + R"(, "args": {"bytes": )" +
           std::to_string(event.bytes) + "}}";
     }
-    write_all(file, text);
+    error = file.append(text);
   }
-  write_all(file, "\n]\n");
-  close(file);
+  if (error == 0) {
+    error = file.close();
+  }
+  if (error != 0) {
+    end_early(error);
+  }
+}
+
+void Timeline::end_early(int error) {
+  {
+    const std::lock_guard lock(mutex_);
+    on_.store(false);
+    queue_.clear();
+  }
+  const std::string what = "[timeline] '" + path_ +
+                           "' ends here, and the job goes on; make room, or choose another file "
+                           "(AIACC_TIMELINE)";
+  AIACC_LOG(kWarning) << system_error(Code::kEngine, what, error).what();
 }
 
 }  // namespace aiacc

@@ -22,7 +22,8 @@ std::string timeline_path(const std::string& path, int rank);
 /// sleeps between batches appends them. Threads: any. The file is a JSON array; it is valid after
 /// `stop`, and readable by the viewers also when the process died before. The first event tells the
 /// time of day at which "ts" is 0, by which the files of several hosts fit together, and which boot of
-/// which host the clock belongs to: ranks of one share it.
+/// which host the clock belongs to: ranks of one share it. Where there is no room for more, the file
+/// ends with its last whole event and a warning; `start` begins a new one.
 class Timeline {
  public:
   explicit Timeline(int rank) : rank_(rank) {}
@@ -58,7 +59,8 @@ class Timeline {
     std::uint64_t bytes;
   };
   void end();
-  void write(int file);
+  void write(int descriptor);
+  void end_early(int error);
 
   const int rank_;
   std::string path_;  ///< of the file that is written

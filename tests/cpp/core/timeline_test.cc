@@ -1,10 +1,13 @@
 #include "csrc/core/timeline.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -196,6 +199,112 @@ TEST_F(TimelineTest, StepsFollowEachOther) {
     EXPECT_EQ(count(text, R"("name": "step 0")"), 1U);
     EXPECT_EQ(count(text, R"("name": "step 1")"), 1U);
   }
+}
+
+/// Files of this process cannot grow beyond `bytes` meanwhile.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) : action_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, action_);
+  }
+
+ private:
+  void (*action_)(int);
+  rlimit before_{};
+};
+
+/// What `body` makes the process write to standard error. Not through a file: `FileLimit` counts.
+template <class Body>
+std::string errors_of(Body body) {
+  int pipe[2];
+  EXPECT_EQ(pipe2(pipe, O_CLOEXEC | O_NONBLOCK), 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(pipe[1], STDERR_FILENO);
+  body();
+  dup2(before, STDERR_FILENO);
+  std::string text(65536, ' ');
+  const ssize_t got = ::read(pipe[0], text.data(), text.size());
+  for (const int file : {before, pipe[0], pipe[1]}) {
+    close(file);
+  }
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  return text;
+}
+
+TEST_F(TimelineTest, WhereThereIsNoRoomItEndsWithItsLastWholeEvent) {
+  const std::string whole = [this] {
+    Timeline timeline(0);
+    timeline.start(path("whole.json"), false);
+    record(timeline, "first");
+    record(timeline, "second");
+    timeline.stop();
+    return read("whole.json");
+  }();
+  // Every length up to one that holds all: also the last event and the end of the array are cut.
+  // The clock's digits may differ, so the last few may or may not fit.
+  for (std::size_t bytes = 0; bytes < whole.size() + 8; ++bytes) {
+    const std::string errors = errors_of([&] {
+      const FileLimit limit(bytes);
+      Timeline timeline(0);
+      timeline.start(path("t.json"), false);
+      record(timeline, "first");
+      record(timeline, "second");
+      timeline.stop();
+      EXPECT_FALSE(timeline.on());
+    });
+    const std::string text = read("t.json");
+    ASSERT_LE(text.size(), bytes);
+    ASSERT_EQ(text.find('\0'), std::string::npos);
+    const bool all = count(text, "\"second\"") == 1 && JsonChecker::valid(text);
+    ASSERT_EQ(count(errors, "t.json' ends here"), all ? 0U : 1U) << bytes << errors;
+    ASSERT_EQ(count(errors, "(errno 27)"), all ? 0U : 1U) << bytes << errors;
+    // There may be room for the first event and not for the end.
+    ASSERT_TRUE(text.empty() || JsonChecker::valid(text) || JsonChecker::valid(text + "\n]\n"))
+        << bytes << text;
+    ASSERT_TRUE(count(text, R"("ph": "X")") == 0 || JsonChecker::valid(text)) << bytes << text;
+  }
+}
+
+TEST_F(TimelineTest, AFullDeviceIsOneWarning) {
+  Timeline timeline(0);
+  const std::string errors = errors_of([&] {
+    timeline.start("/dev/full", false);
+    for (int i = 0; i < 100; ++i) {
+      record(timeline, "x");
+    }
+    timeline.stop();
+  });
+  EXPECT_EQ(count(errors, "'/dev/full' ends here"), 1U) << errors;
+  EXPECT_EQ(count(errors, "(errno 28)"), 1U) << errors;
+  timeline.start(path("t.json"), false);
+  record(timeline, "x");
+  timeline.stop();
+  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
+}
+
+TEST_F(TimelineTest, TheSameFileBeginsAnewWhenThereIsRoomAgain) {
+  Timeline timeline(0);
+  const std::string errors = errors_of([&] {
+    const FileLimit limit(8);
+    timeline.start(path("t.json"), false);
+    while (timeline.on()) {  // until the writer has found out
+      std::this_thread::yield();
+    }
+  });
+  EXPECT_EQ(read("t.json"), "");
+  timeline.start(path("t.json"), false);
+  record(timeline, "x");
+  timeline.stop();
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
 }
 
 TEST_F(TimelineTest, ThreadsRecordWhileItStartsAndStops) {
