@@ -44,19 +44,20 @@ def start(provider: Provider | None = None) -> bool:
         CollectiveError: The ranks could not connect. Nothing is left open.
     """
     environment = launcher_environment()
-    config = _core.config()
     unknown = warning_about(own_variables(), [name for name, *_ in _core.env_table()])
-    if provider is None:
-        try:
+    chosen = provider is None
+    try:
+        config = _core.config()
+        if provider is None:
             provider = select_provider(environment, config)
-        except BootstrapError as error:
-            if not unknown:
-                raise
-            raise BootstrapError(f"{error}. {unknown}") from error
-        if isinstance(provider, AloneProvider) and not provider.told:
-            alone = warning_about_siblings()
-            if alone:
-                warnings.warn(alone, stacklevel=4)
+    except (BootstrapError, ValueError) as error:
+        if not unknown:
+            raise
+        raise type(error)(f"{error}. {unknown}") from error
+    if chosen and isinstance(provider, AloneProvider) and not provider.told:
+        alone = warning_about_siblings()
+        if alone:
+            warnings.warn(alone, stacklevel=4)
     if unknown and provider.rank == 0:
         warnings.warn(unknown, stacklevel=4)
     listener: _core.Listener | None = None
