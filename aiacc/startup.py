@@ -134,7 +134,7 @@ def _negotiate(
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
     # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
     steps: tuple[Callable[[], str], ...] = (
-        lambda: _start_mpi(provider, agreement, timeout_s),
+        lambda: _start_mpi(provider, agreement, timeout_s, mpirun=environment.mpi is not None),
         lambda: _reserve_mpi(agreement.lanes),
     )
     for step in steps:
@@ -217,17 +217,25 @@ def _nccl_in_use() -> bool:
     )
 
 
-def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float) -> str:
-    """Initialise MPI. "" or why it is of no use to this job."""
+def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float, *, mpirun: bool) -> str:
+    """Initialise MPI. "" or why it is of no use to this job.
+
+    ``mpirun``: whether one has started this process.
+    """
     one_host = all(place.cross_size == 1 for place in agreement.places)
     try:
         rank, size, version = _core.mpi_initialize(0 if one_host else agreement.lanes, timeout_s)
     except CollectiveError as error:
         return str(error)
     if (rank, size) != (provider.rank, provider.size):
+        remedy = (
+            "set AIACC_MPI_LIBRARY to the library of the mpirun that is used"
+            if mpirun
+            else "no mpirun started this process: start the job by mpirun, or by `aiaccrun --mpi`"
+        )
         return (
             f"{version.strip()} says rank {rank} of {size}, the job says rank {provider.rank} of "
-            f"{provider.size}; set AIACC_MPI_LIBRARY to the library of the mpirun that is used"
+            f"{provider.size}; {remedy}"
         )
     hosts = max(place.cross_size for place in agreement.places)
     warning = mpi_library.warning_about_flows(version, hosts, agreement.lanes)
