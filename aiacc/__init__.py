@@ -6,12 +6,15 @@ framework.
 
 from __future__ import annotations
 
-try:
-    from aiacc._core import __version__
-except ModuleNotFoundError as error:
-    from aiacc.unbuilt import explain
+from aiacc import unbuilt
 
-    raise explain(error) from None
+try:
+    from aiacc._core import __file__ as _core_file
+    from aiacc._core import __version__
+
+    unbuilt.check_folder_of(_core_file)
+except ModuleNotFoundError as error:
+    raise unbuilt.explain(error) from None
 from aiacc.basics import (
     cross_rank,
     cross_size,

@@ -59,8 +59,11 @@ def init(
     communicators. Raises on failure, leaving nothing open.
     """
 
-def shutdown() -> None:
-    """End the runtime; outstanding handles fail. Not collective, idempotent."""
+def shutdown(how: str = "") -> None:
+    """End the runtime; outstanding handles fail. Not collective, idempotent.
+
+    `how` follows "rank N" in what the others are told; "": that it has shut down.
+    """
 
 def is_initialized() -> bool: ...
 def rank() -> int: ...
@@ -249,6 +252,9 @@ def mpi_reserve(lanes: int) -> None:
 
     EngineError on every rank if a host has not enough, and nothing is lost.
     """
+
+def mpi_leave_unfinished() -> None:
+    """The end of this process leaves MPI as it is, so that mpirun sees that it has died."""
 
 def mpi_all_gather(payload: bytes) -> list[bytes]:
     """Every rank's payload over MPI, for bootstrap. Collective, blocks."""

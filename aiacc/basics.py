@@ -9,8 +9,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 
-from aiacc import _core, startup
-from aiacc.bootstrap import Provider, seat
+from aiacc import _core, script_end, startup
+from aiacc.bootstrap import Provider, pmi, seat
 from aiacc.config import horovod_variables
 from aiacc.horovod_variables import warning_about
 from aiacc.process_sets import (
@@ -85,11 +85,7 @@ def shutdown() -> None:
     Collective: no.
     Blocks: until the threads of the runtime have ended, which takes milliseconds.
     """
-    with _lock:
-        tuner.stop()
-        _core.shutdown()
-        seat.release_all()
-        unregister_all()
+    _end("")
 
 
 def is_initialized() -> bool:
@@ -246,5 +242,20 @@ def _shut_down_at_exit() -> None:
 
 
 def _at_exit(pid: int) -> None:
-    if os.getpid() == pid:  # a child of a fork has none of the threads to end
-        shutdown()
+    if os.getpid() != pid:  # a child of a fork has none of the threads to end
+        return
+    if _core.is_initialized() and script_end.uncaught() is not None:
+        # mpirun shall see that this rank has died, and end the others, whatever they do. An end in
+        # order would keep it from that, and wait for them.
+        _core.mpi_leave_unfinished()
+        pmi.leave_unfinished()
+    _end(script_end.goodbye())
+
+
+def _end(how: str) -> None:
+    """End the runtime; ``how`` follows "rank N" in what the others are told."""
+    with _lock:
+        tuner.stop()
+        _core.shutdown(how)
+        seat.release_all()
+        unregister_all()

@@ -45,19 +45,20 @@ def start(provider: Provider | None = None) -> bool:
         CollectiveError: The ranks could not connect. Nothing is left open.
     """
     environment = launcher_environment()
-    config = _core.config()
     unknown = warning_about(own_variables(), [name for name, *_ in _core.env_table()])
-    if provider is None:
-        try:
+    chosen = provider is None
+    try:
+        config = _core.config()
+        if provider is None:
             provider = select_provider(environment, config)
-        except BootstrapError as error:
-            if not unknown:
-                raise
-            raise BootstrapError(f"{error}. {unknown}") from error
-        if isinstance(provider, AloneProvider) and not provider.told:
-            alone = warning_about_siblings()
-            if alone:
-                warnings.warn(alone, stacklevel=4)
+    except (BootstrapError, ValueError) as error:
+        if not unknown:
+            raise
+        raise type(error)(f"{error}. {unknown}") from error
+    if chosen and isinstance(provider, AloneProvider) and not provider.told:
+        alone = warning_about_siblings()
+        if alone:
+            warnings.warn(alone, stacklevel=4)
     if unknown and provider.rank == 0:
         warnings.warn(unknown, stacklevel=4)
     listener: _core.Listener | None = None
@@ -138,7 +139,7 @@ def _negotiate(
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
     # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
     steps: tuple[Callable[[], str], ...] = (
-        lambda: _start_mpi(provider, agreement, timeout_s),
+        lambda: _start_mpi(provider, agreement, timeout_s, mpirun=environment.mpi is not None),
         lambda: _reserve_mpi(agreement.lanes),
     )
     for step in steps:
@@ -224,17 +225,25 @@ def _nccl_in_use() -> bool:
     )
 
 
-def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float) -> str:
-    """Initialise MPI. "" or why it is of no use to this job."""
+def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float, *, mpirun: bool) -> str:
+    """Initialise MPI. "" or why it is of no use to this job.
+
+    ``mpirun``: whether one has started this process.
+    """
     one_host = all(place.cross_size == 1 for place in agreement.places)
     try:
         rank, size, version = _core.mpi_initialize(0 if one_host else agreement.lanes, timeout_s)
     except CollectiveError as error:
         return str(error)
     if (rank, size) != (provider.rank, provider.size):
+        remedy = (
+            "set AIACC_MPI_LIBRARY to the library of the mpirun that is used"
+            if mpirun
+            else "no mpirun started this process: start the job by mpirun, or by `aiaccrun --mpi`"
+        )
         return (
             f"{version.strip()} says rank {rank} of {size}, the job says rank {provider.rank} of "
-            f"{provider.size}; set AIACC_MPI_LIBRARY to the library of the mpirun that is used"
+            f"{provider.size}; {remedy}"
         )
     hosts = max(place.cross_size for place in agreement.places)
     warning = mpi_library.warning_about_flows(version, hosts, agreement.lanes)

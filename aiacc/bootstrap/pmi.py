@@ -3,7 +3,8 @@
 The MPI library of this process talks on the same descriptor when it initialises. Both orders work
 as long as the two do not talk at the same time and nobody ends the conversation for the other: this
 module reads exactly one answer per request, never closes, and finalises only when the process ends
-and no MPI was initialised in it. Somebody has to: when a process ends without, hydra kills the job.
+and no MPI was initialised in it. Somebody has to: when a process ends without, hydra kills the job,
+which is right only where a rank has failed (`leave_unfinished`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class PmiChannel:
     """
 
     def __init__(self, descriptor: int) -> None:
+        #: At the end of the process.
+        self.says_goodbye = True
         self._descriptor = descriptor
         self._received = b""
         self._owed: list[str] = []  # commands whose answers were not waited for
@@ -73,7 +76,7 @@ class PmiChannel:
         self._ask("cmd=barrier_in", "barrier_out", deadline)
 
     def _finalize(self, pid: int) -> None:
-        if os.getpid() != pid or mpi_was_initialized():
+        if os.getpid() != pid or not self.says_goodbye or mpi_was_initialized():
             return
         with contextlib.suppress(TimeoutError, BootstrapError):
             self._ask("cmd=finalize", "finalize_ack", Deadline(_PARTING_S))
@@ -132,6 +135,12 @@ class PmiChannel:
             f"[bootstrap] pmi: the connection to mpirun (PMI_FD={self._descriptor}) is gone: {why};"
             " initialise before MPI_Finalize, and in the process that mpirun started"
         )
+
+
+def leave_unfinished() -> None:
+    """Say no goodbye when the process ends, so that hydra ends the other ranks."""
+    for channel in _channels.values():
+        channel.says_goodbye = False
 
 
 def mpi_was_initialized() -> bool:

@@ -36,3 +36,10 @@ def first_cause(endings: Sequence[Ending]) -> Ending | None:
     told = [ending for ending in failed if ending.asked and ending.last_words]
     reasons = [ending for ending in own + told if not is_consequence(ending.last_words)]
     return next(iter(reasons if own else []), own[0] if own else None)
+
+
+def left_before(endings: Sequence[Ending], cause: Ending) -> list[Ending]:
+    """Ranks that had ended well before ``cause`` failed, if that says no more than one is gone."""
+    if not is_consequence(cause.last_words):
+        return []
+    return [ending for ending in endings if ending.code == 0 and not ending.asked]

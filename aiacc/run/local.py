@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aiacc.run.cause import Ending, first_cause
+from aiacc.bootstrap.provider import rank_list
+from aiacc.run.cause import Ending, first_cause, left_before
 from aiacc.run.streams import Streams
 
 #: Makes the environment of one rank: (rank, address, token) to variables.
@@ -175,20 +176,22 @@ class Job:
             name = signal.Signals(self._interrupted_by).name
             self._say(f"{name} received; all {len(self._ranks)} ranks have ended")
             return
-        cause = first_cause(
-            [
-                Ending(
-                    rank.rank,
-                    rank.code,
-                    rank.how_it_ended(),
-                    rank.asked,
-                    self._streams.last_words(rank.rank),
-                )
-                for rank in self._ended
-            ]
-        )
+        endings = [
+            Ending(
+                rank.rank,
+                rank.code,
+                rank.how_it_ended(),
+                rank.asked,
+                self._streams.last_words(rank.rank),
+            )
+            for rank in self._ended
+        ]
+        cause = first_cause(endings)
         if cause is not None and (cause.last_words or cause.rank != self._announced):
             words = f": {cause.last_words}" if cause.last_words else ""
+            left = [ending.rank for ending in left_before(endings, cause)]
+            if left:
+                words += f"; {rank_list(left)} had ended before, with exit code 0"
             self._say(f"rank {cause.rank} failed first, with {cause.how}{words}")
 
     def _seconds_left(self) -> float | None:

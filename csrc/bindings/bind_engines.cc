@@ -48,6 +48,7 @@ void bind_engines(py::module_& module) {
         mpi_reserve(lanes);
       },
       py::arg("lanes"));
+  module.def("mpi_leave_unfinished", &mpi_leave_unfinished);
   module.def("mpi_all_gather", [](const py::bytes& payload) {
     const std::string mine = payload;
     std::vector<std::string> all;

@@ -154,7 +154,10 @@ void bind_runtime(py::module_& module) {
              py::arg("gpu_capability") = std::make_pair(0, 0),
              py::arg("nccl_in_use") = false);
   module.def(
-      "shutdown", [] { Runtime::instance().shutdown(); }, py::call_guard<py::gil_scoped_release>());
+      "shutdown",
+      [](const std::string& how) { Runtime::instance().shutdown(how); },
+      py::arg("how") = "",
+      py::call_guard<py::gil_scoped_release>());
   module.def("raise_descriptor_limit", &raise_descriptor_limit);
   module.def("exhaustion_remedy", &exhaustion_remedy, py::arg("error_number"));
   module.def("is_initialized", [] { return Runtime::instance().initialized(); });

@@ -237,14 +237,15 @@ Status Coordinator::end_status() const {
   }
   return {Code::kShutdown,
           "[core] rank " + std::to_string(plane_.rank()) +
-              " has shut down; call init on every rank to go on"};
+              (ending_.empty() ? " has shut down; call init on every rank to go on" : ending_)};
 }
 
-void Coordinator::shutdown() {
+void Coordinator::shutdown(std::string how) {
   const std::lock_guard guard(shutdown_mutex_);
   if (!background_.joinable()) {
     return;
   }
+  ending_ = std::move(how);
   stopping_.store(true);
   plane_.interrupt(end_status());
   plane_.wake();

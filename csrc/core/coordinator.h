@@ -101,8 +101,9 @@ class Coordinator {
   /// Error(kInvalidArgument) if the engine has not that many lanes. Blocks: never.
   void propose(const Parameters& parameters);
 
-  /// Ends the background thread and tells the other ranks. Idempotent.
-  void shutdown();
+  /// Ends the background thread and tells the other ranks. Idempotent. `how` follows "rank N" in
+  /// what they are told: "'s script has ended; ..."; empty: that it has shut down.
+  void shutdown(std::string how = "");
 
   CoordinatorStats stats() const;
 
@@ -146,6 +147,7 @@ class Coordinator {
   std::atomic<bool> flush_{false};
   std::atomic<bool> announce_{false};  ///< a thread has begun to wait since the last round
   std::atomic<bool> compare_{false};   ///< a thread has waited for `patience` since then
+  std::string ending_;                 ///< what `shutdown` was told; constant once `stopping_`
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_callers_{0};

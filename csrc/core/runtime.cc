@@ -190,7 +190,7 @@ void Runtime::init(SessionOptions options, std::shared_ptr<Listener> listener) {
   session_ = std::move(session);
 }
 
-void Runtime::shutdown() {
+void Runtime::shutdown(const std::string& how) {
   const std::lock_guard transition(transition_);
   std::shared_ptr<Session> session;
   {
@@ -205,7 +205,7 @@ void Runtime::shutdown() {
   }
   if (session != nullptr) {
     // Ends every wait first: other threads may hold the session a moment longer.
-    session->coordinator().shutdown();
+    session->coordinator().shutdown(how);
   }
 }
 

@@ -96,8 +96,9 @@ class Runtime {
   static Runtime& instance();
 
   void init(SessionOptions options, std::shared_ptr<Listener> listener);
-  /// In a child of fork: forgets the session, and leaves that of the parent alone.
-  void shutdown();
+  /// In a child of fork: forgets the session, and leaves that of the parent alone. `how`: see
+  /// Coordinator::shutdown.
+  void shutdown(const std::string& how = "");
   bool initialized() const;
   /// Throws Error(kShutdown) that says how to start when there is none.
   std::shared_ptr<Session> session() const;

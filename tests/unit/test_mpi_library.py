@@ -139,8 +139,24 @@ def test_rank_0_warns_when_it_starts_such_an_mpi(monkeypatch, rank, times):
     monkeypatch.setattr(_core, "mpi_initialize", lambda lanes, timeout_s: started)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert startup._start_mpi(provider, agreement, 1.0) == ""
+        assert startup._start_mpi(provider, agreement, 1.0, mpirun=True) == ""
     assert ["one TCP connection" in str(warning.message) for warning in caught] == [True] * times
+
+
+@pytest.mark.parametrize(
+    ("mpirun", "remedy"),
+    [
+        (True, "set AIACC_MPI_LIBRARY to the library of the mpirun that is used"),
+        (False, "no mpirun started this process: start the job by mpirun, or by `aiaccrun --mpi`"),
+    ],
+)
+def test_an_mpi_that_knows_nothing_of_the_others(monkeypatch, mpirun, remedy):
+    agreement = SimpleNamespace(places=(SimpleNamespace(cross_size=1),), lanes=4)
+    provider = SimpleNamespace(rank=1, size=2)
+    alone = (0, 1, "MPICH Version: 5.0.2")
+    monkeypatch.setattr(_core, "mpi_initialize", lambda lanes, timeout_s: alone)
+    reason = startup._start_mpi(provider, agreement, 1.0, mpirun=mpirun)
+    assert reason == (f"MPICH Version: 5.0.2 says rank 0 of 1, the job says rank 1 of 2; {remedy}")
 
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiacc.run.cause import Ending, first_cause
+from aiacc.run.cause import Ending, first_cause, left_before
 from aiacc.run.command import Launch, local_environment
 from aiacc.run.local import run_local
 from aiacc.run.output import Output
@@ -333,6 +333,43 @@ def test_which_rank_is_the_cause(endings, rank):
         ]
     )
     assert (found.rank if found else None) == rank
+
+
+@pytest.mark.parametrize(
+    ("codes", "words", "ranks"),
+    [
+        ([0, 0, 1], "aiacc.exceptions.ShutdownError: rank 1 has shut down", [0, 1]),
+        ([1], "aiacc.exceptions.ShutdownError: rank 1 has shut down", []),
+        ([0, 1], "ValueError: boom", []),
+        ([0, 1], "", []),
+    ],
+)
+def test_which_ranks_had_left_before_it(codes, words, ranks):
+    endings = [
+        Ending(number, code, f"exit code {code}", False, words if code else "")
+        for number, code in enumerate(codes)
+    ]
+    cause = first_cause(endings)
+    assert [ending.rank for ending in left_before(endings, cause)] == ranks
+
+
+def test_a_rank_that_left_early_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    program = (
+        "import os, select, sys\n"
+        f"path = {str(tmp_path / 'pipe')!r}\n"
+        "if os.environ['AIACC_RANK'] == '1':\n"
+        "    open(path, 'w').write(str(os.getpid()))\n"
+        "else:\n"
+        "    select.select([os.pidfd_open(int(open(path).read()))], [], [])\n"
+        "    sys.exit('aiacc.exceptions.ShutdownError: it is gone')\n"
+    )
+    said = []
+    assert run(2, program, said) == 1
+    assert said[-1] == (
+        "rank 0 failed first, with exit code 1: aiacc.exceptions.ShutdownError: it is gone; "
+        "rank 1 had ended before, with exit code 0"
+    )
 
 
 class Sink:

@@ -72,3 +72,10 @@ def warnings_at_init():
 
 def test_only_one_rank_warns():
     assert run_ranks(3, warnings_at_init, env={"AIACC_LANE": "4"}) == [1, 0, 0]
+
+
+def test_they_are_part_of_an_error(monkeypatch):
+    monkeypatch.setenv("AIACC_RANKS", "3")
+    monkeypatch.setenv("AIACC_LANES", "foo")
+    with pytest.raises(ValueError, match=r"AIACC_LANES.*AIACC_RANKS .did you mean AIACC_RANK"):
+        aiacc.init()

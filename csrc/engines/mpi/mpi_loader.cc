@@ -4,6 +4,7 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -32,6 +33,7 @@ struct Mpi {
   std::string detail = "the plug-in is not loaded; run under mpirun, or set AIACC_ENGINE=mpi";
   MpiSession* session = nullptr;  ///< never destroyed: MPI may still write to what it owns
   pid_t owner = 0;
+  std::atomic<bool> finishes{true};  ///< the session, when the process ends
 };
 
 Mpi& mpi() {
@@ -139,7 +141,8 @@ Loaded load(const std::string& plugin_path, const std::string& library_path) {
 
 void finish_at_exit() {
   Mpi& state = mpi();
-  if (state.session != nullptr && state.owner == getpid()) {  // not in a forked child
+  if (state.session != nullptr && state.finishes &&
+      state.owner == getpid()) {  // not in a forked child
     state.session->finish();
   }
 }
@@ -195,6 +198,8 @@ void mpi_reserve(int lanes) {
   const std::lock_guard lock(state.mutex);
   session_of(state, 0, kDefaultTimeoutS).world().acquire(MpiEngine::lanes_of_team(lanes));
 }
+
+void mpi_leave_unfinished() { mpi().finishes = false; }
 
 std::vector<std::string> mpi_all_gather(const std::string& payload) {
   Mpi& state = mpi();

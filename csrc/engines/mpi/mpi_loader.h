@@ -37,6 +37,9 @@ MpiIdentity mpi_initialize(int network_lanes, double timeout_s);
 /// blocks. Throws Error(kEngine) on every rank if a host has not enough; nothing is lost then.
 void mpi_reserve(int lanes);
 
+/// The end of the process leaves MPI as it is, so that mpirun sees that it has died. Never blocks.
+void mpi_leave_unfinished();
+
 /// Every rank's payload in rank order. Collective, blocks; after `mpi_initialize`. Throws Error.
 std::vector<std::string> mpi_all_gather(const std::string& payload);
 

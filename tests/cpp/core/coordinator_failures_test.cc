@@ -90,6 +90,18 @@ TEST_P(CoordinatorFailuresTest, ShutdownFailsWhatIsOutstandingOnEveryRank) {
   });
 }
 
+TEST_P(CoordinatorFailuresTest, ARankThatEndsSaysHow) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    barrier(*parts.coordinator, "all are here");
+    if (rank == 0) {
+      parts.coordinator->shutdown("'s script has ended");
+    }
+    const Status later = status_of([&] { sum(*parts.coordinator, "later", 1); });
+    EXPECT_EQ(later.code(), Code::kShutdown);
+    EXPECT_EQ(later.message(), "[core] rank 0's script has ended");
+  });
+}
+
 TEST_P(CoordinatorFailuresTest, WaitersOfManyThreadsAreAllReleased) {
   with_coordinators(world_, [&](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
