@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const="localhost",
         metavar="h1,h2",
-        help="measure what one and several TCP flows carry between hosts, or between two ranks of "
-        "one host, and suggest lanes",
+        help="measure what one and several TCP flows carry between hosts, and suggest lanes; on "
+        "one host only measure",
     )
     add("-np", "--np", "--num-proc", dest="num_proc", type=int, metavar="N",
         help="number of ranks")  # fmt: skip
