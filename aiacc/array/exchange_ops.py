@@ -144,6 +144,7 @@ def reducescatter(
         tensor: C-contiguous array of at least one dimension, of a dtype in `arrays.DTYPE_CODES`.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default) or Sum.
+            Sums of integers, which Average divides, wrap around in their dtype.
         process_set: Ranks that take part.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.

@@ -45,6 +45,7 @@ def allreduce_async_(
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
+            Sums of integers, which Average divides, wrap around in their dtype.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.
@@ -141,6 +142,7 @@ def allreduce(
         name: Pairs this call with the calls of the other ranks.
         compression: Form in which the tensor travels.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
+            Sums of integers, which Average divides, wrap around in their dtype.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.

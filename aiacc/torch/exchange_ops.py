@@ -152,6 +152,7 @@ def reducescatter(
         name: Pairs this call with the calls of the other ranks.
         compression: Form in which the tensor travels.
         op: Average (default) or Sum.
+            Sums of integers, which Average divides, wrap around in their dtype.
         process_set: Ranks that take part.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
