@@ -73,7 +73,7 @@ def report(seconds: Mapping[int, Sequence[float]], size: int, host: str = "") ->
     ]
     if host:
         advice = (
-            "that is no network, so there is no advice; name the hosts that it connects, as in "
+            "loopback is no network, so there is no advice; name the hosts that it connects, as in "
             "`aiaccrun --netcheck host1,host2`"
         )
     elif best == 1:
