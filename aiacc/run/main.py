@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         _say(str(error))
         return 2
+    except KeyboardInterrupt:  # later `run_local` gives signals to the ranks
+        return 128 + signal.SIGINT
 
 
 def _merge_timelines(options: argparse.Namespace) -> int:

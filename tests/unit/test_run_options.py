@@ -157,6 +157,15 @@ def test_a_timeline_needs_a_folder(given, launcher, tmp_path, capfd, monkeypatch
     assert main(["-np", "2", "--dry-run", *options, "true"]) == 0
 
 
+def test_an_interrupt_before_the_start_is_no_traceback(capfd, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aiacc.run.main.resolve_command", interrupt)
+    assert main(["-np", "2", "true"]) == 130
+    assert capfd.readouterr().err == ""
+
+
 def test_output_goes_to_files(tmp_path, capfd):
     program = "import os, sys; print(os.environ['AIACC_RANK']); print('bad', file=sys.stderr)"
     folder = tmp_path / "out"
