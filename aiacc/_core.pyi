@@ -1,6 +1,6 @@
 """The compiled core. Integers, strings and addresses cross this boundary, never tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -281,5 +281,8 @@ def log_info(text: str) -> None:
 def log_warning(text: str) -> None:
     """Write one line to the log, if AIACC_LOG_LEVEL shows warnings."""
 
-def config() -> dict[str, str | int | float | bool]:
-    """Parsed values by lower-case name without the AIACC_ prefix; ValueError if one is wrong."""
+def config(variables: Mapping[str, str] | None = None) -> dict[str, str | int | float | bool]:
+    """Parsed values by lower-case name without the AIACC_ prefix; ValueError if one is wrong.
+
+    Of ``variables`` instead of those of this process, if they are given.
+    """

@@ -6,7 +6,9 @@ import warnings
 
 from aiacc.exceptions import CollectiveError
 
-#: Sum over the ranks, divided by their number; integers are truncated toward zero.
+#: Sum over the ranks, divided by their number; integers are truncated toward zero. Their sum wraps
+#: around in their dtype before it is divided, as additions of torch and NumPy do: the average of
+#: 255 and 255 is 127 in uint8.
 Average = 0
 Sum = 1
 #: Adaptive sum of each tensor, which adds what is orthogonal and averages what is parallel (Maleki

@@ -31,6 +31,8 @@ import aiacc.torch as hvd
 #: Peak learning rate for a global batch of 32 images.
 BASE_LR = 0.05
 
+EXPECTED = "expected a file that this script wrote, by --checkpoint"
+
 
 class Net(nn.Module):
     """Two convolutions and a linear layer; none depends on how a batch is divided."""
@@ -78,23 +80,24 @@ def load_data() -> tuple[Split, Split]:
 
 
 class Progress:
-    """A bar on a terminal, a line per epoch elsewhere; only on rank 0."""
+    """A bar on a terminal that is wide enough, a line per epoch elsewhere; only on rank 0."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._bar = sys.stdout.isatty()
+        # mpirun of Open MPI gives rank 0 a terminal even if it writes to a file; that has no width.
+        self.bar = sys.stdout.isatty() and os.get_terminal_size().columns >= 80
 
     def step(self, step: int, loss: float) -> None:
         """Redraw the bar."""
-        if hvd.rank() == 0 and self._bar:
+        if hvd.rank() == 0 and self.bar:
             filled = 40 * step // self._steps
             bar = "#" * filled + "." * (40 - filled)
             print(f"\r[{bar}] step {step}/{self._steps}  loss {loss:.4f} ", end="", flush=True)
 
     def line(self, text: str, *, lasting: bool = True) -> None:
         """Print a line, in the place of the bar; one that is not ``lasting`` only without bar."""
-        if hvd.rank() == 0 and (lasting or not self._bar):
-            print(f"\r\033[K{text}" if self._bar else text, flush=True)
+        if hvd.rank() == 0 and (lasting or not self.bar):
+            print(f"\r\033[K{text}" if self.bar else text, flush=True)
 
 
 class Trainer:
@@ -127,22 +130,33 @@ class Trainer:
         )
         # (4) The optimizer averages the gradients of all ranks.
         self.optimizer = hvd.DistributedOptimizer(sgd, self.model.named_parameters())
+        if checkpoint:
+            self.restore(checkpoint, total)
+        # Not in the checkpoint: a resumed run may be longer, and is at that step of a longer cycle.
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, peak, total_steps=total, cycle_momentum=False
+            self.optimizer, peak, total_steps=total, cycle_momentum=False, last_epoch=self.step - 1
         )
         self.waited_s = 0.0
-        if checkpoint:
+
+    def restore(self, checkpoint: dict[str, Any], total: int) -> None:
+        """Continue from ``checkpoint`` towards step ``total``."""
+        self.step = checkpoint["step"]
+        if self.step > total:
+            sys.exit(
+                f"--epochs {self.options.epochs} end at step {total}, and {self.options.resume} is "
+                f"of step {self.step} (expected at most that); give more epochs"
+            )
+        try:
             self.model.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
-            self.schedule.load_state_dict(checkpoint["schedule"])
-            self.step = checkpoint["step"]
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+            sys.exit(f"--resume {self.options.resume}: of another model ({EXPECTED})")
 
     def state(self) -> dict[str, Any]:
         """Everything that training depends on."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
             "seed": self.seed,
             "global_batch": self.global_batch,
             "step": self.step,
@@ -198,20 +212,49 @@ class Trainer:
         return hvd.allreduce(right, op=hvd.Sum).item() / len(self.test.labels)
 
 
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], str]:
+    """What a checkpoint holds, and what is wrong with it."""
+    try:
+        if not path.is_file():
+            return {}, "no such file"
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        return {}, str(error)
+    except Exception as error:  # whatever else the file may be
+        return {}, f"not written by torch.save, or damaged ({type(error).__name__})"
+    numbers = ("seed", "global_batch", "step")
+    if (
+        isinstance(checkpoint, dict)
+        and {"model", "optimizer", *numbers} <= checkpoint.keys()
+        and all(isinstance(checkpoint[name], int) for name in numbers)
+    ):
+        return checkpoint, ""
+    return {}, "something else"
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint on rank 0, and bring its contents to every rank."""
     # (5) Only rank 0 needs to see the file; the others receive what it holds.
-    found = hvd.broadcast_object(path.exists())
-    if not found:
-        sys.exit(f"--resume {path}: no such file (expected a checkpoint of this script)")
-    state = torch.load(path, weights_only=True) if hvd.rank() == 0 else None
-    checkpoint: dict[str, Any] = hvd.broadcast_object(state)
-    return checkpoint
+    found = read_checkpoint(path) if hvd.rank() == 0 else None
+    checkpoint, problem = hvd.broadcast_object(found)
+    if problem:
+        sys.exit(f"--resume {path}: {problem} ({EXPECTED})")
+    return dict(checkpoint)
+
+
+def check_writable(path: Path) -> None:
+    """End all ranks now if rank 0 will not be able to write ``path``."""
+    folder = path.parent
+    writable = folder.is_dir() and os.access(folder, os.W_OK) and not path.is_dir()
+    if not hvd.broadcast_object(writable):
+        sys.exit(f"--checkpoint {path} cannot be written (expected a file in a writable folder)")
 
 
 def train(options: argparse.Namespace) -> Result:
     """Train as ``options`` say. Collective: every rank, after `hvd.init`."""
     torch.set_num_threads(1)  # images of 64 pixels are not worth dividing among threads
+    if options.checkpoint:
+        check_writable(options.checkpoint)
     trainer = Trainer(options, load_checkpoint(options.resume) if options.resume else None)
     # Everybody starts from the parameters of rank 0.
     hvd.broadcast_parameters(trainer.model.state_dict(), root_rank=0)
@@ -253,7 +296,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, help="file to write after every epoch")
     parser.add_argument("--resume", type=Path, help="checkpoint to continue from")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name, least in (("epochs", 1), ("batch_size", 1), ("max_steps", 0), ("seed", 0)):
+        value = getattr(options, name)
+        if value is not None and not least <= value < 2**32:
+            option = "--" + name.replace("_", "-")
+            sys.exit(f"{option} {value} (expected a number from {least} to {2**32 - 1})")
+    return options
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from aiacc import _core
 from aiacc.array.arrays import Array, View, address_of, check_rows, view_of
 from aiacc.array.handles import Pending, pending, synchronize, take_alltoall
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
 from aiacc.reduce_ops import Average, check_scatter_op
 from aiacc.rows import checked_splits, scattered_rows
@@ -34,7 +35,7 @@ def alltoall_async(
         ValueError: Bad argument, among them splits that do not fit.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    what = f"alltoall of {name!r}"
+    what = label_of("alltoall", name)
     source = view_of(tensor, what)
     check_rows(source, what)
     size = place_in(process_set).size
@@ -101,7 +102,7 @@ def reducescatter_async(
     Collective: every rank, with the same name, shape, dtype, op and factors.
     Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
     """
-    what = f"reducescatter of {name!r}"
+    what = label_of("reducescatter", name)
     op = check_scatter_op(op)
     source = view_of(tensor, what)
     check_rows(source, what)
@@ -143,6 +144,7 @@ def reducescatter(
         tensor: C-contiguous array of at least one dimension, of a dtype in `arrays.DTYPE_CODES`.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default) or Sum.
+            Sums of integers, which Average divides, wrap around in their dtype.
         process_set: Ranks that take part.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.

@@ -11,6 +11,7 @@ from aiacc import _core
 from aiacc.array.arrays import Array, View, address_of, check_rows, view_of, writable_view_of
 from aiacc.array.exchange_ops import scattered_output
 from aiacc.array.handles import Pending, pending, synchronize, take_outputs
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import Average, check_scatter_op, resolve_op
 
@@ -230,7 +231,7 @@ def _group_of(
     writable: bool = False,
 ) -> list[View]:
     """Views of the arrays, once it is certain that the core takes them."""
-    what = f"{kind} of {name!r}"
+    what = label_of(kind, name)
     if isinstance(tensors, np.ndarray):
         raise TypeError(
             f"[array] {what}: one array of shape {tensors.shape} (expected a list of arrays); "

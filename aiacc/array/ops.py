@@ -12,6 +12,7 @@ from typing import Any
 from aiacc import _core
 from aiacc.array.arrays import Array, address_of, check_rows, view_of, writable_view_of
 from aiacc.array.handles import Pending, pending, synchronize, take_output
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import resolve_op
 
@@ -36,6 +37,7 @@ def allreduce_async(
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
+            Sums of integers, which Average divides, wrap around in their dtype.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.
@@ -48,7 +50,7 @@ def allreduce_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     op = resolve_op(average, op)
-    source = view_of(tensor, f"allreduce of {name!r}")
+    source = view_of(tensor, label_of("allreduce", name))
     result = source.empty(source.shape)
     handle = _core.submit(
         _core.ALLREDUCE,
@@ -83,7 +85,7 @@ def allreduce_async_(
     alone until `synchronize` returns it.
     """
     op = resolve_op(average, op)
-    source = writable_view_of(tensor, f"allreduce of {name!r}")
+    source = writable_view_of(tensor, label_of("allreduce", name))
     handle = _core.submit(
         _core.ALLREDUCE,
         _wire_name("allreduce", name),
@@ -159,8 +161,8 @@ def allgather_async(
         ValueError: Bad argument, among them an array without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source = view_of(tensor, f"allgather of {name!r}")
-    check_rows(source, f"allgather of {name!r}")
+    source = view_of(tensor, label_of("allgather", name))
+    check_rows(source, label_of("allgather", name))
     handle = _core.submit(
         _core.ALLGATHER,
         _wire_name("allgather", name),
@@ -215,7 +217,7 @@ def broadcast_async(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    source = view_of(tensor, f"broadcast of {name!r}")
+    source = view_of(tensor, label_of("broadcast", name))
     result = source.empty(source.shape)
     handle = _core.submit(
         _core.BROADCAST,
@@ -242,7 +244,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start overwriting ``tensor`` with that of ``root_rank``; otherwise like `broadcast_async`."""
-    source = writable_view_of(tensor, f"broadcast of {name!r}")
+    source = writable_view_of(tensor, label_of("broadcast", name))
     handle = _core.submit(
         _core.BROADCAST,
         _wire_name("broadcast", name),

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any, NoReturn
 
 #: The version of Horovod whose API this is.
 VERSION = "0.28.1"
@@ -27,6 +28,8 @@ _MODULES = {
     "horovod.common.process_sets": "aiacc.process_sets",
     "horovod.common.util": "aiacc.capabilities",
 }
+
+_WHAT_THERE_IS = "aiacc stands in for horovod here, and has horovod.torch and horovod.common only"
 
 #: Horovod's packages that have no counterpart, and only hold the modules above.
 _PACKAGES = ("horovod", "horovod.common")
@@ -93,9 +96,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(ours) if ours is not None else None
         if ours is None or spec is None:
             raise ModuleNotFoundError(
-                f"No module named {fullname!r}: aiacc stands in for horovod here, and has "
-                "horovod.torch and horovod.common only; write this import for aiacc, or run "
-                "without --as-horovod",
+                f"No module named {fullname!r}: {_WHAT_THERE_IS}; write this import for aiacc, or "
+                "run without --as-horovod",
                 name=fullname,
             )
         packages = spec.submodule_search_locations is not None
@@ -108,7 +110,32 @@ class _Package(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Fill the package."""
         module.__doc__ = "aiacc under Horovod's name."
-        module.__dict__["__version__"] = VERSION
+        names: dict[str, Any] = {"__version__": VERSION}
+        if module.__name__ == "horovod":
+            names["run"] = run
+
+        def refuse(name: str) -> NoReturn:
+            raise AttributeError(
+                f"module {module.__name__!r} has no attribute {name!r}: {_WHAT_THERE_IS}; for the "
+                "API `import horovod.torch as hvd`",
+                name=name,
+                obj=module,
+            )
+
+        module.__dict__.update(names, __getattr__=refuse)
+
+
+def run(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Run a function on several ranks.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    del func, args, kwargs
+    raise NotImplementedError(
+        "horovod.run is not available (expected a program that a launcher has started); call the "
+        "function in a script, and start that by `aiaccrun --as-horovod -np N python script.py`"
+    )
 
 
 class _Alias(importlib.abc.Loader):

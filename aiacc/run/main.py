@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from aiacc.run.command import (
 from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take
 from aiacc.run.ignored import message_about
 from aiacc.run.local import run_local
-from aiacc.run.options import parser, settings_of
+from aiacc.run.options import check_timeline, parser, settings_of
 from aiacc.run.programs import choose_mpi_launcher, mpi_launchers, resolve_command
 
 
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         _say(str(error))
         return 2
+    except KeyboardInterrupt:  # later `run_local` gives signals to the ranks
+        return 128 + signal.SIGINT
 
 
 def _merge_timelines(options: argparse.Namespace) -> int:
@@ -68,7 +71,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.ignored:
         _say(message_about(options.ignored))
     # A wrong variable should be reported once, here, not by every rank.
-    _core.config()
+    timeline = str(_core.config()["timeline"])
+    if launch.is_local():
+        check_timeline(launch.settings.get("AIACC_TIMELINE", timeline))
     if options.mpi:
         command = mpirun_command(
             launch,

@@ -9,16 +9,22 @@ from typing import Any
 
 Event = dict[str, Any]
 
+_USAGE = "expected `aiaccrun --merge-timelines OUT t.json t.rank1.json ...`, OUT being a new file"
+
 
 def merge(paths: Sequence[Path], target: Path) -> int:
     """Write the timelines in ``paths`` to ``target`` as one; returns the number of events.
 
     Raises:
-        ValueError: A file is no timeline, or two are of one rank.
+        ValueError: ``target`` is a timeline of a rank; a file is none, or two are of one rank, or
+            there are fewer than two.
         OSError: A file cannot be read or written.
     """
-    if not paths:
-        raise ValueError("no timelines to merge (expected their files after the one to write)")
+    if target.resolve() in [path.resolve() for path in paths] or _is_of_a_rank(target):
+        raise ValueError(f"{target} is the timeline of a rank, not a file to write; {_USAGE}")
+    if len(paths) < 2:
+        given = f"only {paths[0]}" if paths else "no timelines"
+        raise ValueError(f"{given} to merge into {target}; {_USAGE}")
     merged = merge_events({str(path): read_events(path) for path in paths})
     lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in merged)
     target.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
@@ -86,6 +92,15 @@ def merge_events(timelines: dict[str, list[Event]]) -> list[Event]:
         if "ts" in event:
             event["ts"] = round(event["ts"] - start, 3)
     return shifted
+
+
+def _is_of_a_rank(path: Path) -> bool:
+    """Whether it is what a rank has written; what `merge` writes is not."""
+    try:
+        read_events(path)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 _EPOCH = "start_time_since_epoch_in_micros"

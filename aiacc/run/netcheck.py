@@ -5,6 +5,7 @@ Run as a program it is one rank of the check: engine `tcp`, as many lanes connec
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,14 @@ import aiacc
 from aiacc import _core
 from aiacc.array import allreduce_, barrier
 from aiacc.reduce_ops import Sum
-from aiacc.tuning.lane_search import candidates, choose
+from aiacc.tuning.lane_search import candidates
 
 LANES = 16
 #: All-reduced at a time: one unit of the default size for each of 32 turns of a lane.
 BYTES = 32 << 20
-SAMPLES = 3
+SAMPLES = 5
+#: More flows are more threads and connections: what they have to be faster by.
+GAIN = 1.15
 _UNIT_BYTES = 1 << 20
 
 #: Variables of the ranks.
@@ -38,21 +41,42 @@ def bus_mbit(tensor_bytes: int, size: int, seconds: float) -> float:
     return tensor_bytes * 8 * 2 * (size - 1) / size / seconds / 1e6
 
 
-def report(seconds: Mapping[int, Sequence[float]], size: int) -> str:
+def advised(seconds: Mapping[int, Sequence[float]]) -> int:
+    """The fewest lanes than which no more are faster by GAIN, and by more than chance. Pure.
+
+    That is: three quarters of their samples are faster than three quarters of the others.
+    """
+    best = min(seconds)
+    for lanes in sorted(seconds):
+        fewer, more = sorted(seconds[best]), sorted(seconds[lanes])
+        apart = more[-1 - len(more) // 4] < fewer[len(fewer) // 4]
+        if apart and median(more) * GAIN <= median(fewer):
+            best = lanes
+    return best
+
+
+def report(seconds: Mapping[int, Sequence[float]], size: int, host: str = "") -> str:
     """What to tell the user. Pure.
 
     Args:
         seconds: Durations of all-reduces of BYTES, by lanes; that of one lane included.
-        size: Number of hosts.
+        size: Number of ranks.
+        host: The name of their host if they share one.
     """
     rates = {lanes: bus_mbit(BYTES, size, median(samples)) for lanes, samples in seconds.items()}
-    best = choose(seconds)
-    lines = [f"all-reduce of {BYTES >> 20} MiB between {size} ranks; each sends at", ""]
+    best = advised(seconds)
+    where = f" of this host, {host}, over loopback" if host else ""
+    lines = [f"all-reduce of {BYTES >> 20} MiB between {size} ranks{where}; each sends at", ""]
     lines += [
         f"  {lanes:2} flow{'s' if lanes > 1 else ' '} {rate:8.0f} Mbit/s  {rate / rates[1]:5.2f}x"
         for lanes, rate in sorted(rates.items())
     ]
-    if best == 1:
+    if host:
+        advice = (
+            "loopback is no network, so there is no advice; name the hosts that it connects, as in "
+            "`aiaccrun --netcheck host1,host2`"
+        )
+    elif best == 1:
         advice = "one flow fills this network: AIACC_LANES=1 suffices (4 is the default)"
     else:
         advice = f"several flows are faster: set AIACC_LANES={best}"
@@ -78,7 +102,8 @@ def main() -> int:
             allreduce_(buffer, op=Sum, name="netcheck")
             seconds[lanes].append(time.perf_counter() - began)
     if aiacc.rank() == 0:
-        print(report(seconds, aiacc.size()), end="", flush=True)
+        host = socket.gethostname() if aiacc.local_size() == aiacc.size() else ""
+        print(report(seconds, aiacc.size(), host), end="", flush=True)
     aiacc.shutdown()
     return 0
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
 
+from aiacc import _core
 from aiacc.run.ignored import add_ignored
 
-#: Option to variable: these only set what the user could set in the environment.
+#: Option to variable, and what stands for its value in the help: these only set what the user
+#: could set in the environment.
 _SETTINGS = {
-    "engine": "AIACC_ENGINE",
-    "num_nccl_streams": "AIACC_LANES",
-    "cache_capacity": "AIACC_CACHE_CAPACITY",
-    "start_timeout": "AIACC_CONNECT_TIMEOUT_S",
-    "log_level": "AIACC_LOG_LEVEL",
-    "timeline_filename": "AIACC_TIMELINE",
-    "stall_check_warning_time_seconds": "AIACC_STALL_WARN_S",
-    "stall_check_shutdown_time_seconds": "AIACC_STALL_FAIL_S",
+    ("--engine",): ("AIACC_ENGINE", "NAME"),
+    ("--network-interface", "--network-interfaces"): ("AIACC_IFACE", "IF"),
+    ("--num-nccl-streams", "--lanes"): ("AIACC_LANES", "N"),
+    ("--cache-capacity",): ("AIACC_CACHE_CAPACITY", "N"),
+    ("--start-timeout", "--gloo-timeout-seconds"): ("AIACC_CONNECT_TIMEOUT_S", "S"),
+    ("--log-level",): ("AIACC_LOG_LEVEL", "LEVEL"),
+    ("--timeline-filename",): ("AIACC_TIMELINE", "FILE"),
+    ("--stall-check-warning-time-seconds",): ("AIACC_STALL_WARN_S", "S"),
+    ("--stall-check-shutdown-time-seconds",): ("AIACC_STALL_FAIL_S", "S"),
 }
+
+_MOST_SECONDS = 86400
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const="localhost",
         metavar="h1,h2",
-        help="measure what one and several TCP flows carry between hosts, or between two ranks of "
-        "one host, and suggest lanes",
+        help="measure what one and several TCP flows carry between hosts, and suggest lanes; on "
+        "one host only measure",
     )
     add("-np", "--np", "--num-proc", dest="num_proc", type=int, metavar="N",
         help="number of ranks")  # fmt: skip
@@ -66,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--grace-s",
-        type=float,
+        type=_seconds,
         default=5.0,
         metavar="S",
         help="seconds that ranks get to end after another one failed (default 5)",
@@ -81,12 +89,10 @@ def parser() -> argparse.ArgumentParser:
 def settings_of(options: argparse.Namespace) -> dict[str, str]:
     """The variables that the options set."""
     settings = {
-        variable: str(getattr(options, option))
-        for option, variable in _SETTINGS.items()
-        if getattr(options, option) is not None
+        variable: value
+        for names, (variable, _) in _SETTINGS.items()
+        if (value := getattr(options, names[0].strip("-").replace("-", "_"))) is not None
     }
-    if options.network_interface:
-        settings["AIACC_IFACE"] = options.network_interface
     if options.autotune:
         settings["AIACC_AUTOTUNE"] = "1"
     if options.timeline_mark_cycles:
@@ -96,19 +102,45 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
+def check_timeline(file: str) -> None:
+    """Raise ValueError unless ranks of this host will be able to write their timelines."""
+    folder = Path(file).parent
+    if file and "{rank}" not in str(folder) and not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"timeline {file}: {folder} (expected a folder that can be written); create it, or "
+            "give another --timeline-filename or AIACC_TIMELINE"
+        )
+
+
 def _add_settings(result: argparse.ArgumentParser) -> None:
     group = result.add_argument_group("settings", "each sets one variable, see --help-env")
     add = group.add_argument
-    add("--engine", metavar="NAME", help="AIACC_ENGINE")
-    add("--network-interface", "--network-interfaces", metavar="IF", help="AIACC_IFACE")
-    add("--num-nccl-streams", "--lanes", type=int, metavar="N", help="AIACC_LANES")
+    for names, (variable, value) in _SETTINGS.items():
+        add(*names, type=_value_of(variable), metavar=value, help=variable)
     add("--autotune", action="store_true", help="AIACC_AUTOTUNE")
-    add("--cache-capacity", type=int, metavar="N", help="AIACC_CACHE_CAPACITY")
-    add("--start-timeout", "--gloo-timeout-seconds", type=float, metavar="S",
-        help="AIACC_CONNECT_TIMEOUT_S")  # fmt: skip
-    add("--log-level", metavar="LEVEL", help="AIACC_LOG_LEVEL")
-    add("--timeline-filename", metavar="FILE", help="AIACC_TIMELINE")
     add("--timeline-mark-cycles", action="store_true", help="AIACC_TIMELINE_MARK_CYCLES")
     add("--no-stall-check", action="store_true", help="AIACC_STALL_WARN_S=0")
-    add("--stall-check-warning-time-seconds", type=float, metavar="S", help="AIACC_STALL_WARN_S")
-    add("--stall-check-shutdown-time-seconds", type=float, metavar="S", help="AIACC_STALL_FAIL_S")
+
+
+def _value_of(variable: str) -> Callable[[str], str]:
+    """A check that the core will take a value for ``variable``, for argparse."""
+
+    def checked(value: str) -> str:
+        try:
+            _core.config({variable: value})
+        except ValueError:
+            (kind,) = [kind for name, _, kind, *_ in _core.env_table() if name == variable]
+            raise argparse.ArgumentTypeError(f"{value!r} (expected {kind})") from None
+        return value
+
+    return checked
+
+
+def _seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{value!r} (expected a number, 0 .. {_MOST_SECONDS})")
+    return seconds

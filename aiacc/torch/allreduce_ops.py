@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import resolve_op
 from aiacc.torch.autograd import apply, grad_name
@@ -44,6 +45,7 @@ def allreduce_async_(
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
+            Sums of integers, which Average divides, wrap around in their dtype.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.
@@ -67,10 +69,10 @@ def allreduce_async_(
         code = DTYPE_CODES[tensor.dtype]
         on_host = tensor.is_cpu
         if not ((on_host or tensor.is_cuda) and tensor.is_contiguous()):
-            raise refusal(tensor, f"allreduce of {name!r}")
+            raise refusal(tensor, label_of("allreduce", name))
         address = tensor.data_ptr()
     except (AttributeError, KeyError, RuntimeError):
-        raise refusal(tensor, f"allreduce of {name!r}") from None
+        raise refusal(tensor, label_of("allreduce", name)) from None
     device, stream = (-1, 0) if on_host else place_of(tensor)
     handle = _submit(
         _ALLREDUCE,
@@ -110,7 +112,7 @@ def allreduce_async(
     rest = (name, op, prescale_factor, postscale_factor, process_set)
     if compression is _NONE:
         return _start(tensor, None, *rest, AS_THEY_ARE)
-    address_and_code(tensor, f"allreduce of {name!r}")
+    address_and_code(tensor, label_of("allreduce", name))
     wire = wire_of(compression, [tensor], op)
     if wire is None:
         return _start_compressed(tensor.detach().clone(), compression, *rest)
@@ -140,6 +142,7 @@ def allreduce(
         name: Pairs this call with the calls of the other ranks.
         compression: Form in which the tensor travels.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
+            Sums of integers, which Average divides, wrap around in their dtype.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.
         process_set: Ranks that take part.
@@ -205,7 +208,7 @@ def _start(
     wire: int,
 ) -> int:
     """Submit ``tensor`` to be reduced into ``output``, by default a new one."""
-    address, code = address_and_code(tensor, f"allreduce of {name!r}")
+    address, code = address_and_code(tensor, label_of("allreduce", name))
     if output is None:
         output = torch.empty_like(tensor, requires_grad=False)
     handle = _submit(
@@ -237,7 +240,7 @@ def _start_compressed(
     process_set: ProcessSet,
 ) -> int:
     """Submit ``tensor`` to be reduced in place, in the form that ``compression`` gives it."""
-    address_and_code(tensor, f"allreduce of {name!r}")
+    address_and_code(tensor, label_of("allreduce", name))
     (sent,), restore, wire = to_send(compression, [tensor], op)
     handle = _start(sent, sent, name, op, prescale_factor, postscale_factor, process_set, wire)
 

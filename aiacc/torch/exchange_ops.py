@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from aiacc import _core
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
 from aiacc.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.rows import checked_splits, scattered_rows
@@ -37,7 +38,7 @@ def alltoall_async(
         ValueError: Bad argument, among them splits that do not fit.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    what = f"alltoall of {name!r}"
+    what = label_of("alltoall", name)
     address, code = address_and_code(tensor, what)
     check_rows(tensor, what)
     numbers = _numbers_of(splits, what)
@@ -103,7 +104,7 @@ def reducescatter_async(
     Collective: every rank, with the same name, shape, dtype, op and factors.
     Blocks: never. Do not write ``tensor`` until `synchronize` returns the result.
     """
-    what = f"reducescatter of {name!r}"
+    what = label_of("reducescatter", name)
     op = check_scatter_op(op)
     address, code = address_and_code(tensor, what)
     check_rows(tensor, what)
@@ -151,6 +152,7 @@ def reducescatter(
         name: Pairs this call with the calls of the other ranks.
         compression: Form in which the tensor travels.
         op: Average (default) or Sum.
+            Sums of integers, which Average divides, wrap around in their dtype.
         process_set: Ranks that take part.
         prescale_factor: Multiplies the input of every rank; integers are truncated.
         postscale_factor: Multiplies the result.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
 from aiacc.reduce_ops import Average
 from aiacc.torch.allreduce_ops import allreduce_async
@@ -29,8 +30,8 @@ def allgather_async(
         ValueError: Bad argument, among them a tensor without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    address, code = address_and_code(tensor, f"allgather of {name!r}")
-    check_rows(tensor, f"allgather of {name!r}")
+    address, code = address_and_code(tensor, label_of("allgather", name))
+    check_rows(tensor, label_of("allgather", name))
     handle = _core.submit(
         _core.ALLGATHER,
         "allgather." + name if name else "",
@@ -87,7 +88,7 @@ def broadcast_async_(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    address, code = address_and_code(tensor, f"broadcast of {name!r}")
+    address, code = address_and_code(tensor, label_of("broadcast", name))
     handle = _core.submit(
         _core.BROADCAST,
         "broadcast." + name if name else "",
@@ -116,7 +117,7 @@ def broadcast_async(
 
     Arguments, errors and duties are those of `broadcast_async_`; ``tensor`` is only read.
     """
-    address, code = address_and_code(tensor, f"broadcast of {name!r}")
+    address, code = address_and_code(tensor, label_of("broadcast", name))
     output = torch.empty_like(tensor, requires_grad=False)
     handle = _core.submit(
         _core.BROADCAST,

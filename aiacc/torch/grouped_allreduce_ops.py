@@ -47,6 +47,7 @@ def grouped_allreduce_async_(
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.
+            Sums of integers, which Average divides, wrap around in their dtype.
         prescale_factor: Multiplies the inputs of every rank; integers are truncated.
         postscale_factor: Multiplies the results.
         process_set: Ranks that take part.

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from aiacc import _core
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.reduce_ops import Average, Sum, check_op, name_of_op
 from aiacc.torch.tensors import place_of, take_output, wait
@@ -42,8 +43,8 @@ def sparse_allreduce_async(
         CollectiveError: Not initialised, or an earlier failure was fatal; from the function: the
             operation failed, `MismatchError` if the ranks disagree about it.
     """
-    check_sparse(tensor, f"sparse_allreduce_async of {name!r}")
-    check_sparse_op(op, f"sparse_allreduce_async of {name!r}")
+    check_sparse(tensor, label_of("sparse_allreduce_async", name))
+    check_sparse_op(op, label_of("sparse_allreduce_async", name))
     rows = pack_rows(tensor)
     handle = submit_rows(f"sparse_allreduce.{name}", rows, process_set)
     return partial(_result, handle, rows, tensor, divisor(op, process_set))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, set_id
 from aiacc.torch.compression import Compressor
 from aiacc.torch.handles import synchronize
@@ -24,7 +25,7 @@ def group_of(tensors: Any, kind: str, name: str | None, rows: bool = False) -> T
         ValueError: There is none, or the core does not take one.
         TypeError: A single tensor was given.
     """
-    what = f"{kind} of {name!r}"
+    what = label_of(kind, name)
     if isinstance(tensors, torch.Tensor):
         raise TypeError(
             f"[torch] {what}: one tensor of shape {tuple(tensors.shape)} (expected a list of "
@@ -70,7 +71,7 @@ def submit_group(
         prescale_factor,
         postscale_factor,
         set_id(process_set),
-        *place_of_all(tensors, f"{verb} of {name!r}"),
+        *place_of_all(tensors, label_of(verb, name)),
         wire,
     )
 

@@ -1,3 +1,7 @@
+#include <map>
+#include <optional>
+#include <string>
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -25,13 +29,21 @@ void bind_config(py::module_& module) {
       py::arg("rank"));
   module.def(
       "log_warning", [](const std::string& text) { AIACC_LOG(kWarning) << text; }, py::arg("text"));
-  module.def("config", [] {
-    py::dict result;
-    for (const auto& [name, value] : values_of(Config::from_environment())) {
-      result[py::str(name)] = value;
-    }
-    return result;
-  });
+  module.def(
+      "config",
+      [](const std::optional<std::map<std::string, std::string>>& variables) {
+        const auto given = [&](const char* name) -> const char* {
+          const auto found = variables->find(name);
+          return found == variables->end() ? nullptr : found->second.c_str();
+        };
+        const Config config = variables ? Config::from(given) : Config::from_environment();
+        py::dict result;
+        for (const auto& [name, value] : values_of(config)) {
+          result[py::str(name)] = value;
+        }
+        return result;
+      },
+      py::arg("variables") = py::none());
 }
 
 }  // namespace aiacc

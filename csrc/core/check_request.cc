@@ -228,8 +228,8 @@ void check_request(const Request& request, const std::vector<int>& members) {
   }
   if (!problem.empty()) {
     throw Error(code,
-                "[submit] " + std::string(name_of(request.kind)) + " '" +
-                    label_of(request.process_set, request.name.substr(0, 100)) + "': " + problem);
+                "[submit] " + operation_text(request.kind, request.process_set, request.name) +
+                    ": " + problem);
   }
 }
 

@@ -42,8 +42,7 @@ void check(const Request& request, const Teams& teams, int rank) {
   }
   if (!problem.empty()) {
     throw Error(Code::kInvalidArgument,
-                "[submit] " + std::string(name_of(request.kind)) + " '" +
-                    request.name.substr(0, 100) + "': process set " +
+                "[submit] " + operation_text(request.kind, 0, request.name) + ": process set " +
                     std::to_string(request.process_set) + " " + problem);
   }
   check_request(request, team->ranks);

@@ -38,9 +38,8 @@ UsedGpus::Setup DevicePath::setup() const {
 
 void DevicePath::refuse(const Request& request, const std::string& problem) const {
   throw Error(Code::kUnsupported,
-              "[submit] " + std::string(aiacc::name_of(request.kind)) + " '" +
-                  label_of(request.process_set, request.name.substr(0, 100)) + "' on GPU " +
-                  std::to_string(request.device) + ": " + problem);
+              "[submit] " + operation_text(request.kind, request.process_set, request.name) +
+                  " on GPU " + std::to_string(request.device) + ": " + problem);
 }
 
 /// Where this rank's tensors of a unit are.

@@ -29,8 +29,7 @@ void Negotiator::check_requests(const RoundMessage& message) const {
     if (!problem.empty()) {
       throw Error(Code::kPeerLost,
                   "[negotiation] rank " + std::to_string(shared.senders->first()) + " sent " +
-                      name_of(request.kind) + " '" +
-                      label_of(request.process_set, request.name.substr(0, 100)) + "' with " +
+                      operation_text(request.kind, request.process_set, request.name) + " with " +
                       problem + "; no rank submits that: do all run the same aiacc version?");
     }
   }

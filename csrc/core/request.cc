@@ -75,6 +75,17 @@ std::string label_of(std::uint32_t process_set, const std::string& name) {
   return process_set == 0 ? name : name + " (process set " + std::to_string(process_set) + ")";
 }
 
+std::string operation_text(OpKind kind, std::uint32_t process_set, const std::string& name) {
+  constexpr std::size_t kMostBytes = 100;
+  if (!name.empty()) {
+    return std::string(name_of(kind)) + " '" + label_of(process_set, name.substr(0, kMostBytes)) +
+           "'";
+  }
+  const bool may_have_one = kind != OpKind::kBarrier && kind != OpKind::kJoin &&
+                            kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
+  return label_of(process_set, std::string(may_have_one ? "an unnamed " : "") + name_of(kind));
+}
+
 std::int64_t scattered_rows(std::int64_t rows, int size, int index) {
   return rows / size + (index < rows % size ? 1 : 0);
 }

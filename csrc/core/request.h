@@ -88,6 +88,9 @@ bool joinable(const Request& request);
 /// "x", or "x (process set 3)": names are unique within a set.
 std::string label_of(std::uint32_t process_set, const std::string& name);
 
+/// "broadcast 'x'", or "an unnamed broadcast" as long as it has no name; of a long name its beginning.
+std::string operation_text(OpKind kind, std::uint32_t process_set, const std::string& name);
+
 /// Whether the first dimension counts rows that are concatenated or distributed.
 inline bool has_rows(OpKind kind) {
   return kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kReducescatter;

@@ -24,7 +24,21 @@ from horovod.common.util import check_extension, gloo_built
 from horovod.torch.elastic.state import TorchState
 
 assert horovod.__version__ == "0.28.1"
-assert not hasattr(horovod, "run")
+from horovod import run
+for call in (run, horovod.run):
+    try:
+        call(print, np=2)
+    except NotImplementedError as error:
+        assert "aiaccrun --as-horovod -np N" in str(error)
+    else:
+        raise AssertionError(call)
+for package, name in [(horovod, "init"), (horovod, "keras"), (horovod.common, "nothing")]:
+    assert not hasattr(package, name)
+    try:
+        getattr(package, name)
+    except AttributeError as error:
+        assert "aiacc stands in for horovod here" in str(error)
+        assert "import horovod.torch as hvd" in str(error)
 assert hvd is aiacc.torch is sys.modules["horovod.torch"] is horovod.torch
 for ours in [name for name in sys.modules if name.startswith("aiacc.torch.")]:
     theirs = ours.replace("aiacc", "horovod")

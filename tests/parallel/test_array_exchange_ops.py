@@ -109,7 +109,7 @@ def _groups(rank, size):
     frozen = np.ones(2)
     frozen.flags.writeable = False
     with pytest.raises(
-        ValueError, match=r"array 1 of grouped_allreduce of None.*without underscore"
+        ValueError, match=r"array 1 of an unnamed grouped_allreduce.*without underscore"
     ):
         hvd.grouped_allreduce_([np.ones(2), frozen])
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +40,7 @@ def test_under_every_launcher(launcher, size):
     assert [int(ranks) for _, ranks in summaries] == [size], ended.stdout + ended.stderr
     if not options:
         assert float(summaries[0][0]) >= 98
+    assert "[####" not in ended.stdout  # though mpirun of Open MPI gives rank 0 a terminal
 
 
 def test_missing_checkpoint_is_named_by_every_rank(tmp_path):
@@ -47,9 +50,61 @@ def test_missing_checkpoint_is_named_by_every_rank(tmp_path):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--batch-size", 0),
+        ("--epochs", 0),
+        ("--max-steps", -1),
+        ("--seed", 2**64),
+        ("--batch-size", 2**31),
+        ("--checkpoint", "/nodir/c.pt"),
+        ("--checkpoint", "/"),
+        ("--resume", "/"),
+        ("--resume", "empty"),
+        ("--resume", "text"),
+        ("--resume", "other.pt"),
+        ("--resume", "keys.pt"),
+    ],
+)
+def test_wrong_arguments_end_it_at_the_start_with_one_line(option, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    Path("text").write_text("junk\n")
+    torch.save({"model": {}}, "other.pt")
+    torch.save({"model": {}, "optimizer": {}, "seed": 1, "global_batch": 64, "step": 1}, "keys.pt")
+    hvd.init()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            digits.train(digits.parse([option, str(value)]))
+    finally:
+        hvd.shutdown()
+    said = str(ended.value)
+    assert said.startswith(f"{option} {value}")
+    assert "expected" in said
+    assert "\n" not in said
+
+
 def _train(*options):
     result = digits.train(digits.parse(["--epochs", "3", *map(str, options)]))
     return torch.cat([parameter.detach().reshape(-1) for parameter in result.model.parameters()])
+
+
+@pytest.mark.parametrize("steps", [45, 3 * 44], ids=["in an epoch", "at the end"])
+def test_a_resumed_run_may_be_longer_but_not_shorter(tmp_path, steps):
+    path = tmp_path / "checkpoint.pt"
+    hvd.init()
+    try:
+        _train("--max-steps", steps, "--checkpoint", path)
+        longer = ["--epochs", "4", "--resume", path]
+        once = _train(*longer, "--checkpoint", tmp_path / "longer.pt")
+        again = torch.load(tmp_path / "longer.pt", weights_only=True)
+        assert again["step"] == 4 * 44
+        assert torch.equal(_train(*longer), once)
+        with pytest.raises(SystemExit, match=r"--epochs 1 .*give more epochs"):
+            _train("--epochs", "1", "--resume", path)
+    finally:
+        hvd.shutdown()
 
 
 EPOCH = 1437 // 64  # steps of two ranks
@@ -101,7 +156,12 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch
     try:
         lines = digits.Progress(10)
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setattr(os, "get_terminal_size", lambda: os.terminal_size((80, 24)))
         bar = digits.Progress(10)
+        # A terminal of mpirun, and one on which a bar would take two lines.
+        for size in (os.terminal_size((0, 0)), os.terminal_size((79, 24))):
+            monkeypatch.setattr(os, "get_terminal_size", lambda size=size: size)
+            assert not digits.Progress(10).bar
         for progress in (lines, bar):
             progress.step(5, 0.25)
             progress.line("epoch", lasting=False)

@@ -70,9 +70,11 @@ def test_the_command_writes_one_trace_with_a_process_per_rank(tmp_path, capsys):
 def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path):
     path = written(tmp_path / "t.json", timeline(0, 0, "boot", 1, 2, 3))
     path.write_text(path.read_text()[:-20])
+    other = written(tmp_path / "t.rank1.json", timeline(1, 0, "boot", 4))
     target = tmp_path / "all.json"
-    assert main(["--merge-timelines", str(target), str(path)]) == 0
-    assert times_by_rank(json.loads(target.read_text())) == {0: [0, 1]}
+    for _ in range(2):  # what was merged before may be overwritten
+        assert main(["--merge-timelines", str(target), str(path), str(other)]) == 0
+        assert times_by_rank(json.loads(target.read_text())) == {0: [0, 1], 1: [3]}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,8 @@ def test_a_timeline_that_was_cut_off_counts_up_to_there(tmp_path):
 def test_what_is_no_timeline_is_refused(content, expected, tmp_path, capsys):
     path = tmp_path / "t.json"
     path.write_text(content)
-    assert main(["--merge-timelines", str(tmp_path / "all.json"), str(path)]) == 2
+    other = written(tmp_path / "t.rank1.json", timeline(1, 0, "boot", 4))
+    assert main(["--merge-timelines", str(tmp_path / "all.json"), str(path), str(other)]) == 2
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "all.json").exists()
 
@@ -104,3 +107,22 @@ def test_two_timelines_of_one_rank_are_refused(tmp_path, capsys):
 def test_no_timelines_are_an_error(tmp_path, capsys):
     assert main(["--merge-timelines", str(tmp_path / "all.json")]) == 2
     assert "no timelines to merge" in capsys.readouterr().err
+    file = written(tmp_path / "t.json", timeline(0, 0, "boot", 1))
+    assert main(["--merge-timelines", str(tmp_path / "all.json"), str(file)]) == 2
+    assert "t.json to merge into" in (said := capsys.readouterr().err)
+    assert "--merge-timelines OUT" in said
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("cut", [0, 20])
+def test_a_rank_s_timeline_is_not_overwritten(again, cut, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["t.json", "t.rank1.json", "t.rank2.json"]
+    for rank, name in enumerate(names):
+        written(tmp_path / name, timeline(rank, 0, "boot", 1, 2))
+    (tmp_path / "t.json").write_text(content := (tmp_path / "t.json").read_text()[: -cut or None])
+    inputs = ["./t.json", *names[1:]] if again else names[1:]
+    assert main(["--merge-timelines", "t.json", *inputs]) == 2
+    assert "t.json is the timeline of a rank" in (said := capsys.readouterr().err)
+    assert "--merge-timelines OUT" in said
+    assert (tmp_path / "t.json").read_text() == content

@@ -22,6 +22,12 @@ def test_bus_bandwidth():
     [
         ({1: [4.0, 4.1, 9.0], 2: [2.0], 4: [1.0], 8: [1.0]}, "AIACC_LANES=4"),
         ({1: [1.0], 2: [1.0], 4: [1.1]}, "AIACC_LANES=1 suffices"),
+        # Gains that are too small, or that the samples do not bear out.
+        ({1: [1.0] * 5, 2: [0.9] * 5, 4: [0.88] * 5}, "AIACC_LANES=1 suffices"),
+        ({1: [0.9, 1.0, 1.3, 1.4, 1.4], 2: [0.9, 0.9, 1.0, 1.1, 1.4]}, "AIACC_LANES=1 suffices"),
+        # A gain in small steps; one slow sample does not decide.
+        ({1: [1.0] * 5, 2: [0.9] * 5, 4: [0.8] * 5}, "AIACC_LANES=4"),
+        ({1: [4.0] * 5, 2: [2.0] * 5, 4: [1.0, 1.0, 1.0, 1.1, 9.0], 8: [0.9] * 5}, "AIACC_LANES=4"),
     ],
 )
 def test_report(seconds, advice):
@@ -29,6 +35,13 @@ def test_report(seconds, advice):
     assert advice in text
     assert "   1 flow  " in text
     assert "1.00x" in text
+
+
+def test_one_host_is_no_network():
+    text = report({1: [4.0], 2: [2.0]}, 2, "name")
+    assert "2 ranks of this host, name, over loopback" in text
+    assert "aiaccrun --netcheck host1,host2" in text
+    assert "AIACC_LANES" not in text
 
 
 @pytest.mark.parametrize(
@@ -69,4 +82,5 @@ def test_two_ranks_of_this_machine(host):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Mbit/s") == 5
-    assert "AIACC_LANES=" in done.stdout
+    assert "over loopback" in done.stdout
+    assert "AIACC_LANES" not in done.stdout

@@ -67,7 +67,7 @@ def test_settings():
         "AIACC_STALL_WARN_S": "0",
         "AIACC_TIMELINE_MARK_CYCLES": "1",
         "AIACC_CACHE_CAPACITY": "9",
-        "AIACC_CONNECT_TIMEOUT_S": "7.0",
+        "AIACC_CONNECT_TIMEOUT_S": "7",
         "AIACC_TIMELINE": "t.json",
     }
 
@@ -120,6 +120,50 @@ def test_dry_run_shows_ranks_and_variables(capfd, monkeypatch):
 def test_contradictions_are_explained(arguments, text, capfd):
     assert main(["-np", "1", *arguments, "true"]) == 2
     assert text in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--lanes", "99", "--num-nccl-streams/--lanes: '99' (expected whole number, 0 .. 64)"),
+        ("--lanes", "two", "--num-nccl-streams/--lanes: 'two' (expected whole number, 0 .. 64)"),
+        ("--start-timeout", "0", "'0' (expected number, 0.1 .. 86400)"),
+        ("--cache-capacity", "-1", "'-1' (expected whole number, 0 .. 1048576)"),
+        ("--stall-check-warning-time-seconds", "nan", "'nan' (expected number, 0 .. 1000000)"),
+        ("--engine", "tpc", "--engine: 'tpc' (expected one of auto, "),
+        ("--log-level", "loud", "--log-level: 'loud' (expected one of trace, "),
+        ("--grace-s", "nan", "--grace-s: 'nan' (expected a number, 0 .. 86400)"),
+        ("--grace-s", "-1", "--grace-s: '-1' (expected a number, 0 .. 86400)"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_the_name_of_the_option(option, value, text, capfd):
+    with pytest.raises(SystemExit, match="2"):
+        main(["-np", "2", option, value, "true"])
+    assert text in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["option", "AIACC_TIMELINE", "HOROVOD_TIMELINE"])
+@pytest.mark.parametrize("launcher", [[], ["--torchrun"], ["--dry-run"]])
+def test_a_timeline_needs_a_folder(given, launcher, tmp_path, capfd, monkeypatch):
+    file = str(tmp_path / "none" / "t.json")
+    options = ["--timeline-filename", file] if given == "option" else []
+    if not options:
+        monkeypatch.setenv(given, file)
+    assert main(["-np", "2", *launcher, *options, "true"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"aiaccrun: timeline {file}: ")
+    assert said.count("\n") == 1
+    (tmp_path / "none").mkdir()
+    assert main(["-np", "2", "--dry-run", *options, "true"]) == 0
+
+
+def test_an_interrupt_before_the_start_is_no_traceback(capfd, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aiacc.run.main.resolve_command", interrupt)
+    assert main(["-np", "2", "true"]) == 130
+    assert capfd.readouterr().err == ""
 
 
 def test_output_goes_to_files(tmp_path, capfd):

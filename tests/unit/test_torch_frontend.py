@@ -52,6 +52,8 @@ REFUSED = [
 def test_refusal_names_value_expectation_and_remedy(call, tensor, kind, text):
     with pytest.raises(kind, match=rf"'bad'.*{text}"):
         call(tensor, name="bad")
+    with pytest.raises(kind, match=rf"an unnamed (allreduce|allgather|broadcast): .*{text}"):
+        call(tensor, name=None)
     assert not handles.pending
 
 

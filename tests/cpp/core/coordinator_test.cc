@@ -244,6 +244,11 @@ TEST_P(CoordinatorTest, BadRequestsAndParametersAreRefusedWhereTheyAreMade) {
       EXPECT_EQ(status_of([&] { submit(coordinator, request, &value, &value); }).code(),
                 Code::kInvalidArgument);
     }
+    Request unnamed = make_request("", OpKind::kBroadcast, {1});
+    unnamed.root = size();
+    const Status refused = status_of([&] { submit(coordinator, unnamed, &value, &value); });
+    EXPECT_NE(refused.message().find("[submit] an unnamed broadcast: root_rank"), std::string::npos)
+        << refused.message();
     for (const Parameters& parameters : {Parameters{0, 0, 1}, {0, 1, 0}, {0, 1, 3}}) {
       EXPECT_EQ(status_of([&] { coordinator.propose(parameters); }).code(), Code::kInvalidArgument);
     }

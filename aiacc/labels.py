@@ -1,0 +1,8 @@
+"""What operations are called in errors."""
+
+from __future__ import annotations
+
+
+def label_of(kind: str, name: str | None) -> str:
+    """``allreduce of 'x'``, or ``an unnamed allreduce``. Pure."""
+    return f"{kind} of {name!r}" if name else f"an unnamed {kind}"
