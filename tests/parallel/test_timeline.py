@@ -3,6 +3,7 @@
 import itertools
 import json
 import locale
+import resource
 import subprocess
 
 import pytest
@@ -71,3 +72,27 @@ def test_all_ranks_write_valid_json_with_steps_where_numbers_have_commas(tmp_pat
     assert len(spans[0]) == len(spans[1])
     for first, second in zip(spans[0], spans[1], strict=True):
         assert max(first[0], second[0]) <= min(first[1], second[1])
+
+
+def _add_up(times, room):
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+    hvd.init()
+    for _ in range(times):
+        total = hvd.allreduce(torch.ones(3), op=hvd.Sum, name="x")
+        assert total.tolist() == [hvd.size()] * 3
+    hvd.shutdown()
+
+
+def test_a_full_disk_ends_the_timelines_and_not_the_job(tmp_path, capfd):
+    path = tmp_path / "t.json"
+    run_ranks(2, _add_up, 100, 4096, env={"AIACC_TIMELINE": str(path), "AIACC_ENGINE": "tcp"})
+    files = [path, tmp_path / "t.rank1.json"]
+    errors = capfd.readouterr().err
+    for file in files:
+        assert file.stat().st_size <= 4096
+        assert _phases(json.loads(file.read_text()), "ALLREDUCE")
+        assert errors.count(f"'{file}' ends here") == 1
+    merged = tmp_path / "all.json"
+    assert main(["--merge-timelines", str(merged), *map(str, files)]) == 0
+    assert {event["pid"] for event in json.loads(merged.read_text())} == {0, 1}
