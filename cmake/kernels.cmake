@@ -10,26 +10,26 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/half.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc
-  csrc/kernels/vector_baseline.cc
+  csrc/kernels/vector/baseline.cc
 )
 # Contraction to fused multiply-add would make the levels differ; without the assumption that
 # comparisons trap, Min and Max become vector code. -O3 also where the build type says less.
 set(AIACC_KERNEL_OPTIONS -O3 -ffp-contract=off -fno-trapping-math)
-set_source_files_properties(csrc/kernels/adasum.cc csrc/kernels/vector_baseline.cc PROPERTIES
+set_source_files_properties(csrc/kernels/adasum.cc csrc/kernels/vector/baseline.cc PROPERTIES
   COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS}")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND AIACC_KERNEL_SOURCES
-    csrc/kernels/vector_avx2.cc
-    csrc/kernels/vector_avx512.cc
-    csrc/kernels/vector_level_x86.cc
+    csrc/kernels/vector/avx2.cc
+    csrc/kernels/vector/avx512.cc
+    csrc/kernels/vector/level_x86.cc
   )
-  set_source_files_properties(csrc/kernels/vector_avx2.cc PROPERTIES
+  set_source_files_properties(csrc/kernels/vector/avx2.cc PROPERTIES
     COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS};-mavx2;-mf16c")
   # GCC 12 takes the undefined operand of its own intrinsics for a mistake (its bug 105593).
-  set_source_files_properties(csrc/kernels/vector_avx512.cc PROPERTIES
+  set_source_files_properties(csrc/kernels/vector/avx512.cc PROPERTIES
     COMPILE_OPTIONS
     "${AIACC_KERNEL_OPTIONS};-Wno-maybe-uninitialized;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mprefer-vector-width=512")
 else()
-  list(APPEND AIACC_KERNEL_SOURCES csrc/kernels/vector_level_portable.cc)
+  list(APPEND AIACC_KERNEL_SOURCES csrc/kernels/vector/level_portable.cc)
 endif()

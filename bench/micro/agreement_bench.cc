@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "csrc/control/tcp/frame.h"
-#include "csrc/core/negotiator.h"
+#include "csrc/core/negotiation/negotiator.h"
 
 namespace {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "csrc/core/check_request.h"
-#include "csrc/core/validate.h"
+#include "csrc/core/negotiation/request_checks.h"
+#include "csrc/core/negotiation/request_matching.h"
 
 namespace aiacc {
 namespace {

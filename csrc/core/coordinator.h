@@ -10,14 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/base/timeline.h"
 #include "csrc/control/control_plane.h"
-#include "csrc/core/dispatcher.h"
-#include "csrc/core/finite_check.h"
-#include "csrc/core/negotiator.h"
-#include "csrc/core/stall_inspector.h"
-#include "csrc/core/submitters.h"
-#include "csrc/core/tensor_table.h"
-#include "csrc/core/timeline.h"
+#include "csrc/core/dispatch/dispatcher.h"
+#include "csrc/core/execution/finite_check.h"
+#include "csrc/core/negotiation/negotiator.h"
+#include "csrc/core/negotiation/stall_inspector.h"
+#include "csrc/core/submission/stuck_detector.h"
+#include "csrc/core/submission/tensor_table.h"
 #include "csrc/engines/engine.h"
 
 namespace aiacc {

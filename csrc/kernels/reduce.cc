@@ -6,7 +6,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/scale.h"
-#include "csrc/kernels/vector_level.h"
+#include "csrc/kernels/vector/level.h"
 
 namespace aiacc {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "csrc/kernels/vector_level.h"
+#include "csrc/kernels/vector/level.h"
 
 namespace aiacc {
 

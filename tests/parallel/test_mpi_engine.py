@@ -1,4 +1,4 @@
-"""The `mpi` engine under mpirun: tests/cpp/engines/mpi_engine_test.cc in several shapes of a job.
+"""The `mpi` engine under mpirun: tests/cpp/engines/mpi/mpi_engine_test.cc in several shapes of a job.
 
 Builds nothing: the C++ tests (`make test-cpp`) and the plug-in have to be there.
 """
@@ -14,7 +14,7 @@ from aiacc import mpi_library
 from aiacc.config import child_environment
 from tests.support.ranks import ROOT, mpirun
 
-PROGRAM = "tests/cpp/engines_mpi_engine_test"
+PROGRAM = "tests/cpp/engines_mpi_mpi_engine_test"
 TIMEOUT_S = 110
 
 #: MPICH pretends that the ranks of this machine are on several.

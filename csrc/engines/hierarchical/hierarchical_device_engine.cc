@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/engines/hierarchical/host_lanes.h"
-#include "csrc/engines/hierarchical/host_layout.h"
+#include "csrc/engines/hierarchical/host_topology.h"
+#include "csrc/engines/staged/host_staged_engine.h"
 #include "csrc/engines/tcp/tcp_engine.h"
 
 namespace aiacc {

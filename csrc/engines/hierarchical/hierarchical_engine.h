@@ -6,7 +6,7 @@
 
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine.h"
-#include "csrc/engines/hierarchical/host_layout.h"
+#include "csrc/engines/hierarchical/host_topology.h"
 
 namespace aiacc {
 

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "csrc/kernels/vector_level.h"
+#include "csrc/kernels/vector/level.h"
 #include "tests/cpp/kernels/elements.h"
 
 namespace aiacc {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/core/message.h"
+#include "csrc/core/negotiation/message.h"
 #include "tests/cpp/support/mutator.h"
 
 namespace aiacc {

@@ -10,9 +10,9 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/core/check_request.h"
-#include "csrc/core/negotiator.h"
-#include "csrc/core/plan_items.h"
+#include "csrc/core/dispatch/planner_input.h"
+#include "csrc/core/negotiation/negotiator.h"
+#include "csrc/core/negotiation/request_checks.h"
 #include "tests/cpp/support/touching_engine.h"
 
 namespace aiacc {

@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/core/negotiator.h"
+#include "csrc/core/negotiation/negotiator.h"
 #include "tests/cpp/support/requests.h"
 
 namespace aiacc {

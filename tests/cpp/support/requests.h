@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/core/message.h"
+#include "csrc/core/negotiation/message.h"
 
 namespace aiacc {
 

@@ -1,0 +1,324 @@
+// What the driver does: rounds, and looking after the job between them.
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "csrc/base/log.h"
+#include "csrc/core/coordinator.h"
+#include "csrc/core/dispatch/unit_watch.h"
+
+namespace aiacc {
+namespace {
+
+/// kGrace while a caller sleeps on the only operation there is: no round can be of use to it.
+constexpr std::chrono::microseconds kLongGrace{10'000};
+
+/// A lost lane connection is a symptom; how long the control plane has to name the cause.
+constexpr std::chrono::milliseconds kCauseGrace{300};
+
+/// How long units in flight may go on after an orderly shutdown somewhere.
+constexpr std::chrono::milliseconds kDrain{1000};
+
+/// The same for what is queued on a GPU, where much may be before it.
+constexpr std::chrono::seconds kDrainGpu{5};
+
+}  // namespace
+
+/// Negotiates in the calling thread until the operation is on its way, then helps to move it.
+void Coordinator::drive_for(const Operation& operation, Clock::time_point deadline) {
+  std::unique_lock lock(driver_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    plane_.wake();  // Another thread drives; make it look at the flush.
+    return;
+  }
+  if (failed_.load()) {
+    return;
+  }
+  Lane* helped = nullptr;
+  plane_.claim();
+  try {
+    while (true) {
+      step(&helped, &operation);
+      if (operation.done.load() || operation.dispatched.load() || Clock::now() >= deadline) {
+        break;
+      }
+      start_helped(helped);
+      plane_.wait_claimed(next_deadline());
+    }
+  } catch (...) {
+    fail(current_exception_status());
+  }
+  leave_to_callers();
+  lock.unlock();
+  if (flush_.load() && table_.has_queued()) {
+    plane_.wake();  // Another thread's flush came during the last round.
+  }
+  dispatcher_.help(helped, operation, deadline);
+}
+
+void Coordinator::background() {
+  prctl(PR_SET_NAME, "aiacc coord");
+  auto deadline = Clock::time_point::max();
+  while (true) {
+    plane_.wait(deadline);
+    const std::lock_guard lock(driver_);
+    plane_.take_wakes();
+    if (failed_.load()) {
+      return;
+    }
+    try {
+      throw_lane_failure();
+      if (stopping_.load()) {
+        throw Error(end_status());
+      }
+      if (Clock::now() < claim_expiry_.load() && !want_round()) {
+        plane_.claim();
+        plane_.unclaim_after(kGrace);
+      } else {
+        plane_.unclaim();
+        step(nullptr, nullptr);
+        if (waiting_callers_.load() > 0 && negotiator_.waiting() == 0) {
+          leave_to_callers();
+        }
+      }
+      deadline = next_deadline();
+    } catch (...) {
+      fail(current_exception_status());
+      return;
+    }
+  }
+}
+
+/// What is waited for may need these units first: on another rank, in another thread.
+void Coordinator::start_helped(Lane*& helped) {
+  if (helped != nullptr) {
+    std::exchange(helped, nullptr)->start();
+  }
+}
+
+/// Keeps the background thread out of the next rounds: a caller is likely to drive them.
+void Coordinator::leave_to_callers() {
+  plane_.claim();
+  claim_expiry_.store(Clock::now() + (table_.in_flight() == 1 ? kLongGrace : kGrace));
+  plane_.unclaim_after(kGrace);
+}
+
+/// Does all there is to do now, without waiting for anything but running rounds.
+void Coordinator::step(Lane** helped, const Operation* wanted) {
+  plane_.service();
+  throw_lane_failure();
+  while (want_round()) {
+    run_round(helped);
+    if (wanted != nullptr && (wanted->done.load() || wanted->dispatched.load())) {
+      return;  // The next round may wait for a rank that this caller does not wait for.
+    }
+    if (helped != nullptr) {
+      start_helped(*helped);
+    }
+    plane_.service();
+  }
+  look_after_peers_and_stalls();
+}
+
+bool Coordinator::want_round() {
+  {
+    const std::lock_guard lock(proposal_mutex_);
+    if (proposal_) {
+      negotiator_.propose(*std::exchange(proposal_, std::nullopt));
+    }
+  }
+  if (negotiator_.urgent() || (plane_.round_pending() && !is_vain())) {
+    return true;
+  }
+  if ((announce_.load() && submitters_.all_stuck()) || (compare_.load() && stuck_for_long())) {
+    return true;
+  }
+  if (!table_.has_queued()) {
+    // A flush of nothing is over, unless somebody has submitted just now and meant that.
+    const bool flushed = flush_.exchange(false);
+    if (flushed || !table_.has_queued()) {
+      return table_.has_queued();
+    }
+  }
+  return flush_.load() || table_.queued_bytes() >= unit_bytes_.load(std::memory_order_relaxed) ||
+         Clock::now() >= table_.queued_since() + options_.linger;
+}
+
+bool Coordinator::stuck_for_long() const {
+  return submitters_.all_stuck_since(Clock::now() - options_.patience);
+}
+
+/// Whether the pending round must end without a ready tensor: all of them need this rank, which has
+/// submitted nothing. So a step in which ranks submit the same tensors in the same order has at most
+/// one round for each of them, however far the ranks are apart.
+bool Coordinator::is_vain() {
+  if (table_.has_queued() || negotiator_.waiting() > 0 || negotiator_.process_sets().size() > 1) {
+    return false;
+  }
+  if (vain_since_ == Clock::time_point{}) {
+    vain_since_ = Clock::now();
+    plane_.wake_at(vain_since_ + options_.patience);
+  }
+  return Clock::now() < vain_since_ + options_.patience;
+}
+
+void Coordinator::run_round(Lane** helped) {
+  const auto start = Clock::now();
+  vain_since_ = {};
+  flush_.store(false);
+  announce_.store(false);
+  compare_.store(false);
+  // Before the queue is emptied: what a stuck thread waits for must have been sent.
+  const std::uint32_t state = (submitters_.all_stuck() ? 0U : kFlagMoving) |
+                              (stuck_for_long() ? 0U : kFlagOpen) |
+                              (dispatcher_.busy() ? kFlagBusy : 0U);
+  table_.drain(drained_);
+  for (Operation* operation : drained_) {
+    negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
+  }
+  propose_weights();
+  if (negotiator_.answer_due()) {
+    negotiator_.answer_with(dispatcher_.lane_reports(options_.unit_timeout_s));
+  }
+  negotiator_.contribute(message_, state);
+  plane_.all_reduce(message_, combine_rounds);
+  const RoundOutcome& outcome = negotiator_.apply(message_);
+  check_parameters(negotiator_.parameters(), static_cast<std::uint32_t>(engine_.lanes()));
+  publish(negotiator_.parameters());
+  if (timeline_.marks_rounds()) {
+    timeline_.record("round", "CYCLE_START", "rounds", start, Clock::now(), message_.size());
+  }
+  tensors_.fetch_add(outcome.ready.size(), std::memory_order_relaxed);
+  if ((outcome.flags & kFlagBusy) == 0) {
+    dispatcher_.clear_loads();
+  }
+  dispatcher_.dispatch(outcome.ready, negotiator_.parameters(), helped);
+  if (outcome.look_again && submitters_.all_stuck()) {
+    negotiator_.look_again();
+  }
+  if (!outcome.answers.ranks.empty()) {
+    report_stalls(outcome.answers);
+  }
+}
+
+/// When some lane is much slower than the others. Whoever notices proposes; that of the lowest rank
+/// counts, and the others start to measure anew with it.
+void Coordinator::propose_weights() {
+  Parameters parameters = negotiator_.parameters();
+  const auto weights = dispatcher_.suggest_weights(parameters);
+  if (!weights || negotiator_.has_proposal()) {
+    return;
+  }
+  parameters.weights = *weights;
+  negotiator_.propose(parameters);
+  std::string text;
+  for (std::uint32_t lane = 0; lane < parameters.lanes; ++lane) {
+    text += (lane == 0 ? "" : ", ") + std::to_string((*weights)[lane]);
+  }
+  AIACC_LOG(kInfo) << "[core] the lanes differ in speed; proposed weights: " << text;
+}
+
+void Coordinator::throw_lane_failure() {
+  const auto failure = dispatcher_.failure();
+  if (failure &&
+      (failure->status.code() != Code::kPeerLost || Clock::now() >= failure->when + kCauseGrace)) {
+    throw Error(failure->status);
+  }
+}
+
+void Coordinator::look_after_peers_and_stalls() {
+  const auto now = Clock::now();
+  if (now < looked_ + tick_) {
+    return;
+  }
+  if (table_.in_flight() == 0 && !dispatcher_.busy()) {
+    return;
+  }
+  looked_ = now;
+  plane_.check_peers();
+  dispatcher_.look_after_gpu();
+  const bool asks_for_units = should_ask_for_units(now);
+  if (stalls_.should_ask(table_.undispatched(), now) || asks_for_units) {
+    negotiator_.ask_for_stalls();
+    do {
+      run_round(nullptr);  // the question, then the answers
+    } while (want_round());
+  }
+}
+
+/// Later than this rank's own limit, so that the other members have most likely waited for so long,
+/// too.
+bool Coordinator::should_ask_for_units(Clock::time_point now) {
+  constexpr double kAskAfter = 1.125;
+  if (dispatcher_.longest_wait() < kAskAfter * options_.unit_timeout_s ||
+      std::chrono::duration<double>(now - asked_for_units_).count() < options_.unit_timeout_s) {
+    return false;
+  }
+  asked_for_units_ = now;
+  return true;
+}
+
+void Coordinator::report_stalls(const Answers& answers) {
+  if (const auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s)) {
+    throw Error(Code::kTimeout, *dead);
+  }
+  for (const Stall& stall :
+       stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now())) {
+    if (stall.missing.empty()) {
+      continue;
+    }
+    AIACC_LOG(kWarning) << stall_text(stall);
+    if (!options_.stall_file.empty()) {
+      std::ofstream file(options_.stall_file, std::ios::app);
+      if (!(file << stall_json(stall) << '\n' << std::flush)) {
+        AIACC_LOG(kWarning) << "[stall] cannot write to AIACC_STALL_FILE=" << options_.stall_file
+                            << "; is the disk full?";
+      }
+    }
+    if (stalls_.is_fatal(stall)) {
+      throw Error(Code::kTimeout, stall_text(stall));
+    }
+  }
+}
+
+Clock::time_point Coordinator::next_deadline() {
+  auto deadline = Clock::time_point::max();
+  if (table_.in_flight() > 0 || dispatcher_.busy()) {
+    deadline = Clock::now() + tick_;
+  }
+  if (table_.has_queued()) {
+    deadline = std::min(deadline, table_.queued_since() + options_.linger);
+  }
+  if (vain_since_ != Clock::time_point{}) {
+    deadline = std::min(deadline, vain_since_ + options_.patience);
+  }
+  if (const auto failure = dispatcher_.failure()) {
+    deadline = std::min(deadline, failure->when + kCauseGrace);
+  }
+  return deadline;
+}
+
+/// The driver's. Buffers of failed operations are not touched any more when this returns.
+void Coordinator::fail(const Status& status) noexcept {
+  if (failed_.load()) {
+    return;
+  }
+  const bool orderly = status.code() == Code::kShutdown;
+  plane_.abort(status);
+  if (orderly) {
+    dispatcher_.drain(Clock::now() + kDrain);
+    dispatcher_.drain_gpu(Clock::now() + kDrainGpu);
+  } else {
+    AIACC_LOG(kError) << status.message();
+  }
+  failed_.store(true);
+  dispatcher_.stop(status);
+  table_.close(status);
+  plane_.wake();
+}
+
+}  // namespace aiacc

@@ -1,0 +1,473 @@
+#include "csrc/core/dispatch/dispatcher.h"
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <utility>
+
+#include "csrc/base/log.h"
+
+namespace aiacc {
+namespace {
+
+/// How long the GPU may take to leave what was aborted. Work of the framework may be before it.
+constexpr std::chrono::seconds kAbortGpu{2};
+
+/// "ALLREDUCE", as Horovod writes it in its timelines.
+std::string phase_of(OpKind kind) {
+  std::string phase = name_of(kind);
+  std::transform(phase.begin(), phase.end(), phase.begin(), [](unsigned char letter) {
+    return static_cast<char>(std::toupper(letter));
+  });
+  return phase;
+}
+
+}  // namespace
+
+Dispatcher::Dispatcher(int rank,
+                       int size,
+                       Engine& engine,
+                       DeviceEngine* gpu,
+                       DevicePathOptions gpu_options,
+                       Timeline& timeline,
+                       TensorTable& table,
+                       std::function<void()> on_failure)
+    : engine_(engine),
+      timeline_(timeline),
+      table_(table),
+      on_failure_(std::move(on_failure)),
+      teams_(rank, size, engine, gpu),
+      watch_(engine),
+      device_path_(gpu, std::move(gpu_options)) {
+  for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
+    const bool express = lane == engine_.express_lane();
+    lanes_.push_back(std::make_unique<Lane>(
+        express ? "express" : "lane " + std::to_string(lane),
+        [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
+        device_path_.stages()
+            ? Lane::Prepare([this, lane](const Unit& unit) { prepare_unit(lane, unit); })
+            : Lane::Prepare()));
+  }
+  if (device_path_.queues()) {
+    launcher_ =
+        std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer&) { launch_unit(unit); });
+  }
+}
+
+void Dispatcher::dispatch(const std::vector<Agreement>& ready,
+                          const Parameters& parameters,
+                          Lane** helped) {
+  const auto now = Clock::now();
+  moving_.clear();
+  finished_.clear();
+  for (const Agreement& agreement : ready) {
+    if (agreement.zeros != nullptr) {
+      if (Operation* operation = answer_with_zeros(agreement)) {
+        moving_.push_back(operation);
+      }
+      continue;
+    }
+    auto* operation = reinterpret_cast<Operation*>(agreement.ticket);
+    const Request& request = operation->request;
+    operation->ready = now;
+    take_agreement(*operation, agreement);
+    if (timeline_.on()) {
+      timeline_.record(request.name,
+                       "NEGOTIATE_" + phase_of(request.kind),
+                       "negotiation",
+                       operation->submitted,
+                       now,
+                       request.total_bytes());
+    }
+    if (!agreement.status.ok()) {
+      table_.complete({operation}, agreement.status);
+    } else if (request.kind == OpKind::kAddProcessSet ||
+               request.kind == OpKind::kRemoveProcessSet) {
+      // What was agreed on before a set is removed still needs its team.
+      plan_moving(parameters, helped);
+      change_process_sets(*operation, agreement);
+    } else if (is_empty(*operation)) {
+      if (request.kind == OpKind::kJoin) {
+        table_.next_generation();
+      }
+      finished_.push_back(operation);
+    } else {
+      moving_.push_back(operation);
+    }
+  }
+  if (!finished_.empty()) {
+    table_.complete(finished_, {});
+  }
+  plan_moving(parameters, helped);
+}
+
+void Dispatcher::change_process_sets(Operation& operation, const Agreement& agreement) {
+  const Request& request = operation.request;
+  Unit change;
+  change.pieces = {{&operation, 0}};
+  if (request.kind == OpKind::kAddProcessSet) {
+    const auto id = static_cast<std::uint32_t>(agreement.value);
+    if (!teams_.add(id, {request.numbers.begin(), request.numbers.end()})) {
+      table_.complete({&operation}, {});
+      return;
+    }
+  } else if (agreement.value != 0) {
+    const auto id = static_cast<std::uint32_t>(request.numbers.front());
+    numbering_.erase(id);
+    change.team = teams_.remove(id);
+  }
+  operation.dispatched.store(true);
+  if (changes_ == nullptr) {
+    changes_ =
+        std::make_unique<Lane>("sets", [this](Unit& unit, PackBuffer&) { run_change(unit); });
+  }
+  changes_->push(change, true);
+}
+
+void Dispatcher::run_change(Unit& unit) noexcept {
+  if (stopped_.load()) {
+    return;
+  }
+  Operation* operation = unit.pieces.front().operation;
+  try {
+    unit.team.reset();  // ends the engine of a removed set, unless units still use it
+    if (operation->request.kind == OpKind::kAddProcessSet) {
+      teams_.connect(static_cast<std::uint32_t>(operation->value));
+    }
+  } catch (...) {
+    record_failure();
+    return;
+  }
+  table_.complete({operation}, {});
+}
+
+void Dispatcher::clear_loads() {
+  for (auto& [set, numbering] : numbering_) {
+    numbering.loads.clear();
+  }
+}
+
+/// An operation of nobody, which gives zeros and whose result is dropped; null if it is empty.
+Operation* Dispatcher::answer_with_zeros(const Agreement& agreement) {
+  const Request& request = *agreement.zeros;
+  auto operation = std::make_unique<Operation>();
+  operation->request = request;
+  operation->devices = agreement.devices;
+  operation->more.resize(request.more.size());
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    TensorBuffers& buffers = operation->tensor(i);
+    if (request.on_gpu()) {
+      continue;  // no memory means zeros there
+    }
+    buffers.gathered.assign(request.tensor(i).bytes(), 0);
+    buffers.output = buffers.gathered.data();
+    buffers.input = buffers.output;
+  }
+  if (is_empty(*operation)) {
+    return nullptr;
+  }
+  const std::lock_guard lock(zeros_mutex_);
+  Operation* raw = operation.get();
+  zeros_.emplace(raw, std::move(operation));
+  return raw;
+}
+
+/// Plans all of `moving_` and empties it.
+void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
+  ++plans_;
+  const auto before = [](const Operation* a, const Operation* b) {
+    return a->request.process_set < b->request.process_set;
+  };
+  for (auto next = moving_.begin(); next != moving_.end(); ++next) {
+    // Stable, and most often nothing moves. (std::stable_sort takes memory in a deprecated way.)
+    std::rotate(std::upper_bound(moving_.begin(), next, *next, before), next, next + 1);
+  }
+  for (auto first = moving_.begin(); first != moving_.end();) {
+    const auto last = std::upper_bound(first, moving_.end(), *first, before);
+    const auto team = teams_.find((*first)->request.process_set);
+    AIACC_CHECK(team != nullptr && team->engine != nullptr);
+    of_team_.assign(first, last);
+    plan_team(team, parameters, helped);
+    first = last;
+  }
+  moving_.clear();
+}
+
+void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
+                           const Parameters& parameters,
+                           Lane** helped) {
+  // Sets prefer different lanes: they do not know of each other's loads.
+  auto& [next_seq, loads] =
+      numbering_.try_emplace(team->id, Numbering{0, LaneLoads(team->id)}).first->second;
+  plan_items(of_team_, device_path_.queues(), items_);
+  plan_units(items_.items,
+             parameters,
+             next_seq,
+             static_cast<std::uint32_t>(engine_.express_lane()),
+             loads,
+             plan_);
+  next_seq += plan_.count;
+  units_.fetch_add(plan_.count, std::memory_order_relaxed);
+  for (const PlannedUnit& unit : plan_) {
+    data_bytes_.fetch_add(unit.bytes, std::memory_order_relaxed);
+    for (const Slice& slice : unit.slices) {
+      items_.pieces[slice.item].operation->slices_left.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  for (Operation* operation : of_team_) {
+    operation->dispatched.store(true);
+  }
+  plan_launches();
+  auto joined = joined_.begin();
+  for (const PlannedUnit& planned : plan_) {
+    unit_.plan = planned;
+    unit_.order = plans_;
+    unit_.team = team;
+    unit_.algorithm = parameters.algorithm;
+    unit_.finite = device_path_.finite();
+    unit_.pieces.clear();
+    for (const Slice& slice : planned.slices) {
+      unit_.pieces.push_back(items_.pieces[slice.item]);
+    }
+    if (launcher_ != nullptr && unit_.pieces.front().request().on_gpu()) {
+      unit_.joined = *joined++;
+      launcher_->push(unit_, true);
+      continue;
+    }
+    Lane* lane = lanes_[planned.lane].get();
+    // A caller that will wait anyway runs one lane itself instead of waking its worker.
+    if (helped != nullptr && *helped == nullptr) {
+      *helped = lane;
+    }
+    lane->push(unit_, helped == nullptr || *helped != lane);
+  }
+}
+
+std::vector<LaneReport> Dispatcher::lane_reports(double limit_s) const {
+  std::vector<LaneReport> reports;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    const auto current = lanes_[lane]->current();
+    if (!current) {
+      continue;
+    }
+    LaneReport report;
+    report.lane = static_cast<std::uint32_t>(lane);
+    report.process_set = current->team->id;
+    report.order = current->order;
+    report.unit = current->unit;
+    const Team& team = *current->team;
+    const LaneWait wait =
+        current->running ? team.engine->waits(static_cast<int>(lane)) : LaneWait{};
+    if (wait.seconds > 0 && wait.seconds >= limit_s) {
+      report.stuck = true;
+      const int awaited = index_in(team.ranks, wait.for_rank);
+      report.ahead =
+          awaited < 0
+              ? 0
+              : static_cast<std::uint32_t>((awaited - team.rank + team.size()) % team.size());
+      report.tensors = table_.labels(current->operations);
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+double Dispatcher::longest_wait() const {
+  double longest = 0;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    const auto current = lanes_[lane]->current();
+    if (current && current->running) {
+      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
+      longest = std::max(longest, wait.seconds);
+    }
+  }
+  return longest;
+}
+
+/// Which units of the plan are issued together, those of the launching thread counted alone.
+void Dispatcher::plan_launches() {
+  slots_.clear();
+  const SharedPlacement* last = nullptr;
+  for (const PlannedUnit& unit : plan_) {
+    const Piece& first = items_.pieces[unit.slices.front().item];
+    if (launcher_ == nullptr || !first.request().on_gpu()) {
+      continue;
+    }
+    const SharedPlacement& devices = first.operation->devices;
+    const std::uint32_t before = slots_.empty() ? 0 : slots_.back().engine;
+    const bool other = last != nullptr && !same_placement(*last, devices);
+    slots_.push_back({before + (other ? 1 : 0), device_path_.launch_lane(unit.lane)});
+    last = &devices;
+  }
+  plan_groups(slots_, joined_);
+}
+
+void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
+  if (stopped_.load() || !unit.pieces.front().request().on_gpu()) {
+    return;
+  }
+  try {
+    device_path_.prepare(unit, lane);
+  } catch (...) {
+    record_failure();
+  }
+}
+
+void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
+  if (stopped_.load()) {
+    return;  // Its operations fail when the table is closed.
+  }
+  const auto start = Clock::now();
+  try {
+    if (unit.pieces.front().request().on_gpu()) {
+      device_path_.run(unit, lane, buffer);  // staged
+    } else {
+      execute_unit(unit, lane, buffer);
+    }
+  } catch (...) {
+    record_failure();
+    return;
+  }
+  const auto end = Clock::now();
+  const Request& first = unit.pieces.front().request();
+  // Sums of all ranks alone: other operations move other shares of their bytes.
+  if (unit.team->id == 0 && lane != engine_.express_lane() && !first.on_gpu() &&
+      first.kind == OpKind::kAllreduce && first.op != ReduceOp::kAdasum) {
+    watch_.note(lane, unit.plan.bytes, end - start);
+  }
+  record_unit(unit, start, end);
+  finish(unit);
+}
+
+/// The launching thread's. What comes before the operation is queued at once; the operations of a group
+/// when it has its last unit, which the driver pushes right after the others.
+void Dispatcher::launch_unit(Unit& unit) noexcept {
+  if (stopped_.load()) {
+    return;
+  }
+  try {
+    if (grouped_ == group_.size()) {
+      group_.push_back(std::make_unique<Launched>());
+    }
+    Launched& launched = *group_[grouped_++];
+    std::swap(launched.unit, unit);
+    launched.start = Clock::now();
+    device_path_.start(launched.unit, static_cast<int>(launched.unit.plan.lane));
+    if (launched.unit.joined) {
+      return;
+    }
+    device_path_.launch();
+  } catch (...) {
+    device_path_.drop();
+    grouped_ = 0;
+    record_failure();
+    return;
+  }
+  const auto end = Clock::now();
+  const std::size_t count = std::exchange(grouped_, 0);
+  for (std::size_t i = 0; i < count; ++i) {
+    record_unit(group_[i]->unit, group_[i]->start, end);
+    finish(group_[i]->unit);
+    group_[i]->unit.team.reset();
+  }
+}
+
+void Dispatcher::record_unit(const Unit& unit, Clock::time_point start, Clock::time_point end) {
+  if (!timeline_.on()) {
+    return;
+  }
+  const Request& first = unit.pieces.front().request();
+  std::string name = first.name;
+  if (unit.pieces.size() > 1) {
+    name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
+  }
+  timeline_.record(
+      name, phase_of(first.kind), lanes_[unit.plan.lane]->name(), start, end, unit.plan.bytes);
+}
+
+void Dispatcher::finish(Unit& unit) {
+  finished_units_.fetch_add(1);
+  unit.finished.clear();
+  for (const Piece& piece : unit.pieces) {
+    if (piece.operation->slices_left.fetch_sub(1, std::memory_order_acq_rel) != 1) {
+      continue;
+    }
+    if (piece.operation->handle != 0) {
+      unit.finished.push_back(piece.operation);
+    } else {
+      const std::lock_guard lock(zeros_mutex_);
+      zeros_.erase(piece.operation);
+    }
+  }
+  if (!unit.finished.empty()) {
+    table_.complete(unit.finished, {});
+  }
+}
+
+void Dispatcher::help(Lane* first, const Operation& operation, Clock::time_point deadline) {
+  if (first != nullptr) {
+    first->help(operation.done, deadline);  // it was not woken: nobody else would
+  }
+  for (const auto& lane : lanes_) {
+    if (operation.done.load() || Clock::now() >= deadline) {
+      return;
+    }
+    lane->help(operation.done, deadline);
+  }
+}
+
+void Dispatcher::record_failure() noexcept {
+  Status status = current_exception_status();
+  if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported) {
+    // These say that nothing was submitted. Here something was, and the job ends.
+    status = {Code::kEngine, status.message()};
+  }
+  record_failure(status);
+}
+
+void Dispatcher::record_failure(const Status& status) noexcept {
+  {
+    const std::lock_guard lock(failure_mutex_);
+    failure_ = failure_ ? failure_ : Failure{status, Clock::now()};
+  }
+  on_failure_();
+}
+
+std::optional<Dispatcher::Failure> Dispatcher::failure() const {
+  const std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+void Dispatcher::look_after_gpu() {
+  if (device_path_.busy()) {
+    teams_.check_gpu();
+    device_path_.look_after();
+  }
+}
+
+void Dispatcher::drain(Clock::time_point deadline) {
+  for (const auto& lane : lanes_) {
+    lane->quiesce(deadline);
+  }
+  for (Lane* lane : {launcher_.get(), changes_.get()}) {
+    if (lane != nullptr) {
+      lane->quiesce(deadline);
+    }
+  }
+}
+
+void Dispatcher::drain_gpu(Clock::time_point deadline) noexcept {
+  if (!device_path_.quiesce(deadline)) {
+    AIACC_LOG(kWarning) << "[gpu] the GPU has not done what is queued; its results are incomplete";
+  }
+}
+
+void Dispatcher::stop(const Status& status) noexcept {
+  stopped_.store(true);
+  teams_.abort(status);
+  device_path_.abort(status);
+  drain(Clock::time_point::max());
+  drain_gpu(Clock::now() + kAbortGpu);
+}
+
+}  // namespace aiacc

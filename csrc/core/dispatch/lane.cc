@@ -1,0 +1,136 @@
+#include "csrc/core/dispatch/lane.h"
+
+#include <sys/prctl.h>
+
+#include <utility>
+
+namespace aiacc {
+
+Lane::Lane(std::string name, Run run, Prepare prepare)
+    : name_(std::move(name)),
+      run_(std::move(run)),
+      prepare_(std::move(prepare)),
+      worker_([this] { work(); }) {}
+
+Lane::~Lane() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  work_.notify_one();
+  worker_.join();
+}
+
+void Lane::push(Unit& unit, bool notify) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(queue_.push(), unit);
+    notify = notify && !running_;  // Who runs the lane looks again before it stops.
+    notified_ = notified_ || notify;
+  }
+  if (notify) {
+    work_.notify_one();
+  }
+}
+
+void Lane::start() {
+  {
+    const std::lock_guard lock(mutex_);
+    notified_ = true;
+  }
+  work_.notify_one();
+}
+
+void Lane::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  if (running_ || !has_work()) {
+    return;
+  }
+  do {
+    run_one(lock);
+  } while (has_work() && !done.load() && Clock::now() < deadline);
+  leave();
+}
+
+bool Lane::quiesce(Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  notified_ = true;
+  work_.notify_one();
+  return idle_.wait_until(lock, deadline, [this] { return !running_ && !has_work(); });
+}
+
+void Lane::work() {
+  const std::string thread_name = "aiacc " + name_;
+  prctl(PR_SET_NAME, thread_name.substr(0, 15).c_str());
+  // Engines sleep for tens of microseconds between tests; the default slack would double that.
+  prctl(PR_SET_TIMERSLACK, 1000UL);
+  std::unique_lock lock(mutex_);
+  while (true) {
+    work_.wait(lock, [this] { return stopping_ || (notified_ && !running_); });
+    if (stopping_) {
+      return;
+    }
+    notified_ = false;
+    while (has_work()) {
+      run_one(lock);
+    }
+    leave();
+  }
+}
+
+std::optional<Lane::Current> Lane::current() const {
+  const std::lock_guard lock(mutex_);
+  if (!active_ && !has_work()) {
+    return std::nullopt;
+  }
+  const Unit& unit = active_ ? unit_ : prepared_ ? next_ : queue_.front();
+  Current current{unit.order, unit.plan.seq, unit.team, {}, active_};
+  for (const Piece& piece : unit.pieces) {
+    current.operations.push_back(piece.operation);
+  }
+  return current;
+}
+
+/// Runs the next unit, without the lock.
+void Lane::run_one(std::unique_lock<std::mutex>& lock) {
+  running_ = true;
+  if (prepared_) {
+    std::swap(unit_, next_);
+    prepared_ = false;
+  } else {
+    std::swap(unit_, queue_.front());
+    queue_.pop();
+  }
+  if (prepare_ && !queue_.empty()) {
+    std::swap(next_, queue_.front());
+    queue_.pop();
+    prepared_ = true;
+  }
+  active_ = true;
+  lock.unlock();
+  if (prepared_) {
+    prepare_(next_);
+  }
+  run_(unit_, buffer_);
+  lock.lock();
+  active_ = false;
+  std::shared_ptr<const Team> team = std::move(unit_.team);
+  if (team.use_count() == 1) {  // of a removed set: its engine ends here
+    lock.unlock();
+    team.reset();
+    lock.lock();
+  }
+}
+
+/// The runner's end; what is left is the worker's.
+void Lane::leave() {
+  running_ = false;
+  if (has_work()) {
+    notified_ = true;
+    work_.notify_one();
+  } else {
+    idle_.notify_all();
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/base/recycling_queue.h"
+#include "csrc/base/socket.h"
+#include "csrc/core/execution/unit.h"
+
+namespace aiacc {
+
+/// One of the K concurrent lanes: a queue of units, executed one at a time in order.
+///
+/// Threads: `push` is the driver's. Units are run by the lane's own worker thread, or by a thread
+/// that waits for a result anyway and calls `help`: never by two at once.
+class Lane {
+ public:
+  /// Runs a unit; must not throw. Called by whichever thread runs the lane.
+  using Run = std::function<void(Unit& unit, PackBuffer& buffer)>;
+  /// Starts on a unit that will be run after the next one; must not throw. Called once for each, in
+  /// their order, by whichever thread runs the lane.
+  using Prepare = std::function<void(const Unit& unit)>;
+
+  Lane(std::string name, Run run, Prepare prepare = {});
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  /// Appends a unit and gives an old one back, whose memory is to be used again. With `notify` the worker starts on it at once; without, the caller must
+  /// `help` or `start` before it waits for anything.
+  void push(Unit& unit, bool notify);
+  /// Lets the worker run what is queued.
+  void start();
+  /// Runs what is queued in the calling thread until `done` is set or the deadline has come, at
+  /// least one unit; what is left then is the worker's. Returns at once if another thread is doing
+  /// so. Others may go on pushing: the queue need never be empty.
+  void help(const std::atomic<bool>& done, Clock::time_point deadline);
+  /// Blocks until nothing is queued or running, or the deadline has come; true if it is idle.
+  bool quiesce(Clock::time_point deadline);
+
+  /// The unit that runs or, if none does, will run next.
+  struct Current {
+    std::uint64_t order = 0;
+    std::uint64_t unit = 0;
+    std::shared_ptr<const Team> team;
+    std::vector<const Operation*> operations;  ///< to be compared only: they may be over
+    bool running = false;
+  };
+  std::optional<Current> current() const;
+
+  const std::string& name() const { return name_; }
+
+ private:
+  void work();
+  bool has_work() const { return prepared_ || !queue_.empty(); }
+  void run_one(std::unique_lock<std::mutex>& lock);
+  void leave();
+
+  const std::string name_;
+  const Run run_;
+  const Prepare prepare_;
+  mutable std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable idle_;
+  RecyclingQueue<Unit> queue_;
+  Unit unit_;              ///< the one that is run
+  Unit next_;              ///< the one that is prepared
+  bool prepared_ = false;  ///< whether there is one
+  bool running_ = false;
+  bool active_ = false;  ///< unit_ is being run; it is not changed meanwhile
+  bool notified_ = false;
+  bool stopping_ = false;
+  PackBuffer buffer_;
+  std::thread worker_;
+};
+
+}  // namespace aiacc

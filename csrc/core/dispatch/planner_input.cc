@@ -1,0 +1,98 @@
+#include "csrc/core/dispatch/planner_input.h"
+
+#include <numeric>
+
+namespace aiacc {
+namespace {
+
+/// Bytes that the ranks move for one tensor: a number that is equal on all of them.
+std::uint64_t planned_bytes(const Piece& piece) {
+  switch (piece.request().kind) {
+    case OpKind::kAllreduce:
+    case OpKind::kBroadcast:
+    case OpKind::kReducescatter:
+      return piece.spec().bytes();
+    case OpKind::kAllgather: {
+      const auto& rows = piece.buffers().first_extents;
+      const auto total = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+      return static_cast<std::uint64_t>(total) * piece.spec().row_bytes();
+    }
+    case OpKind::kAlltoall:
+      return static_cast<std::uint64_t>(piece.operation->value) * piece.spec().row_bytes();
+    case OpKind::kBarrier:
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet:
+      return 0;
+  }
+  return 0;
+}
+
+bool packs_with(const Piece& left, const Piece& right) {
+  const Request& a = left.request();
+  const Request& b = right.request();
+  return a.kind == b.kind && left.spec().dtype == right.spec().dtype && a.op == b.op &&
+         a.root == b.root && same_placement(left.operation->devices, right.operation->devices) &&
+         same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
+         a.wire == b.wire;
+}
+
+}  // namespace
+
+void take_agreement(Operation& operation, const Agreement& agreement) {
+  operation.value = agreement.value;
+  operation.devices = agreement.devices;
+  if (agreement.first_extents.empty()) {
+    return;
+  }
+  const std::size_t tensors = operation.request.tensors();
+  const auto members = static_cast<std::ptrdiff_t>(agreement.first_extents.size() / tensors);
+  operation.more.resize(tensors - 1);
+  auto first = agreement.first_extents.begin();
+  for (std::size_t i = 0; i < tensors; ++i, first += members) {
+    operation.tensor(i).first_extents.assign(first, first + members);
+  }
+}
+
+bool is_empty(Operation& operation) {
+  for (std::uint32_t i = 0; i < operation.request.tensors(); ++i) {
+    if (planned_bytes({&operation, i}) > 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void plan_items(const std::vector<Operation*>& operations, bool gpu_engine, PlanItems& plan) {
+  auto& [items, pieces, classes] = plan;
+  items.clear();
+  pieces.clear();
+  classes.clear();
+  for (Operation* operation : operations) {
+    const OpKind kind = operation->request.kind;
+    const bool elementwise = kind == OpKind::kAllreduce || kind == OpKind::kBroadcast;
+    // The weights of an adaptive summation are those of the whole tensor.
+    const bool whole = kind == OpKind::kAllreduce && operation->request.op == ReduceOp::kAdasum;
+    for (std::uint32_t i = 0; i < operation->request.tensors(); ++i) {
+      const Piece piece{operation, i};
+      std::size_t pack_class = 0;
+      while (pack_class < classes.size() && !packs_with(classes[pack_class], piece)) {
+        ++pack_class;
+      }
+      if (pack_class == classes.size()) {
+        classes.push_back(piece);
+      }
+      pieces.push_back(piece);
+      items.push_back({planned_bytes(piece),
+                       static_cast<std::uint32_t>(size_of(piece.spec().dtype)),
+                       static_cast<std::uint32_t>(pack_class),
+                       elementwise,
+                       elementwise && !whole,
+                       // Both use the connections between every two ranks (engines/adasum.h).
+                       kind == OpKind::kAlltoall || whole,
+                       gpu_engine && operation->request.on_gpu()});
+    }
+  }
+}
+
+}  // namespace aiacc

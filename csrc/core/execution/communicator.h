@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "csrc/core/execution/device_engine_cache.h"
+#include "csrc/core/negotiation/process_set_table.h"
+#include "csrc/engines/engine.h"
+
+namespace aiacc {
+
+/// The ranks of one process set as this rank sees them, and what moves their bytes. Immutable: a
+/// unit keeps the team that it was planned for alive.
+struct Team {
+  std::uint32_t id = 0;
+  std::vector<int> ranks;         ///< global ranks, ascending
+  int rank = 0;                   ///< place of this rank among them; -1: it is no member
+  Engine* engine = nullptr;       ///< null unless this rank is a member and the set is usable
+  std::unique_ptr<Engine> owned;  ///< behind `engine`, except that of all ranks
+  std::unique_ptr<Engine> owned_gpu;
+  /// For tensors on GPUs; null like `engine`, or if the job has none.
+  std::unique_ptr<PlacedEngines> gpu;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+}  // namespace aiacc

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/core/execution/unit.h"
+#include "csrc/kernels/batch_copy.h"
+
+namespace aiacc {
+
+/// What AIACC_CHECK_FINITE asks for, when an input of a reduction on this rank has NaN or infinity.
+enum class FiniteMode : std::uint8_t {
+  kOff,
+  kWarn,   ///< a line in the log, once for a tensor
+  kRaise,  ///< the job fails, on every rank
+};
+
+/// "off", "warn", "raise". Throws Error(kInvalidArgument) for another word.
+FiniteMode finite_mode_from(const std::string& name);
+
+/// A tensor that is looked at, told apart from others also when its operation is gone.
+struct CheckedTensor {
+  std::string name;
+  std::uint32_t process_set = 0;
+  std::uint32_t index = 0;  ///< in its group
+  std::uint32_t group = 1;  ///< tensors of the group
+};
+
+/// A unit on a GPU whose inputs are looked at on their way.
+struct CheckedUnit {
+  CopyReport* reports = nullptr;  ///< one for each tensor; the GPU writes it until the unit is over
+  std::size_t capacity = 0;       ///< of `reports`
+  std::size_t count = 0;          ///< tensors, the first ones of `tensors`
+  std::vector<CheckedTensor> tensors;
+  OpKind kind = OpKind::kAllreduce;
+  DataType dtype = DataType::kFloat32;
+  WireFormat wire = WireFormat::kTensor;
+};
+
+/// Whether inputs of a unit can be other than finite numbers, and are added up: all-reduce and
+/// reduce-scatter of floats.
+bool has_checked_inputs(const Unit& unit);
+
+/// The tensors of a unit that have memory, in its order, into `checked`; allocates only for what
+/// `checked` has not held before.
+void describe_inputs(const Unit& unit, CheckedUnit& checked);
+
+/// One tensor's report in words, for log and error; "" if it is finite. Pure.
+std::string finite_problem(const CopyReport& report,
+                           const CheckedTensor& tensor,
+                           const CheckedUnit& unit,
+                           int rank);
+
+/// Looks at what this rank gives to reductions, before it is added to what others give: so it is the
+/// rank with the NaN that names it.
+///
+/// Threads: any.
+class FiniteCheck {
+ public:
+  /// `mode` is not kOff: without a check there is no such object.
+  FiniteCheck(FiniteMode mode, int rank) : mode_(mode), rank_(rank) {}
+  /// Logs what came too late to be thrown.
+  ~FiniteCheck();
+  FiniteCheck(const FiniteCheck&) = delete;
+  FiniteCheck& operator=(const FiniteCheck&) = delete;
+
+  /// Looks at a unit in host memory in the calling thread. `copies`: where its inputs lie one after
+  /// another, for tensors on a GPU; null: at their own places. Throws Error(kNotFinite) if it shall.
+  void inspect(const Unit& unit, const std::byte* copies = nullptr);
+
+  /// Takes what the GPU has found in a unit that is over. What it shall throw waits for `throw_found`.
+  void collect(const CheckedUnit& unit);
+  bool has_found() const { return found_any_.load(); }
+  /// Throws Error(kNotFinite) with the first that `collect` has met; only once.
+  void throw_found();
+
+ private:
+  std::string first_problem(const CheckedUnit& unit, const CopyReport* reports);
+  bool is_new(const CheckedTensor& tensor);
+
+  const FiniteMode mode_;
+  const int rank_;
+  std::atomic<bool> found_any_{false};
+  std::mutex mutex_;
+  std::optional<std::string> found_;
+  bool thrown_ = false;  ///< one is enough
+  std::unordered_set<std::string> warned_;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,277 @@
+#include "csrc/core/execution/gpu/device_unit.h"
+
+#include <numeric>
+#include <utility>
+
+namespace aiacc {
+namespace {
+
+const std::byte* at(const void* base, std::uint64_t offset) {
+  return static_cast<const std::byte*>(base) + offset;
+}
+
+std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
+
+CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress>(memory); }
+
+}  // namespace
+
+DeviceUnit::DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools)
+    : unit_(unit),
+      lane_(lane),
+      engine_(engine),
+      tools_(tools),
+      driver_(tools.device->driver()),
+      stream_(engine_.stream(lane)),
+      current_(stream_),
+      piece_(unit.pieces.front()),
+      request_(piece_.request()),
+      dtype_(piece_.spec().dtype) {
+  if (unit.finite != nullptr && has_checked_inputs(unit)) {
+    checked_ = tools.reports->take(unit);
+  }
+}
+
+void DeviceUnit::run(CopyDirection direction,
+                     double factor,
+                     const std::vector<CopySegment>& segments,
+                     CopyReport* reports) {
+  if (segments.empty()) {
+    return;
+  }
+  CopyJob job;
+  job.dtype = dtype_;
+  job.wire = request_.wire;
+  job.direction = direction;
+  job.factor = factor;
+  job.check = reports != nullptr;
+  const std::lock_guard lock(tools_.copier_mutex);
+  tools_.copier->enqueue(current_, job, segments, reports);
+}
+
+/// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are there
+/// and nobody uses the buffer any more.
+std::byte* DeviceUnit::start_packing(std::size_t bytes, const WaitForInputs& wait) {
+  packed_ = static_cast<std::byte*>(engine_.buffer(lane_, bytes));
+  current_ = engine_.pack_stream(lane_);
+  const auto user = tools_.buffer_users.find(packed_);
+  if (user != tools_.buffer_users.end()) {
+    tools_.device->wait(current_, user->second);
+  }
+  wait(unit_, current_);
+  return packed_;
+}
+
+/// The lane's stream goes on after what was packed; the inputs, which it may overwrite, are read then.
+void DeviceUnit::end_packing() {
+  tools_.device->wait(stream_, tools_.device->record(current_));
+  current_ = stream_;
+}
+
+/// Whether a tensor of the root's holds its result already.
+bool DeviceUnit::keeps(const Piece& piece) const {
+  return request_.kind == OpKind::kBroadcast && is_root() &&
+         piece.buffers().input == piece.buffers().output;
+}
+
+void DeviceUnit::pack(std::byte* packed, double factor) {
+  std::vector<CopySegment> segments;
+  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
+    const Slice& slice = unit_.plan.slices[i];
+    const void* input = unit_.pieces[i].buffers().input;
+    if (input == nullptr) {
+      AIACC_CUDA_CHECK(driver_, fill_async, address_of(packed), 0, on_wire(slice.bytes), current_);
+    } else {
+      segments.push_back({at(input, slice.offset), packed, slice.bytes / size_of(dtype_)});
+    }
+    packed += on_wire(slice.bytes);
+  }
+  run(CopyDirection::kPack, factor, segments, reports());
+}
+
+void DeviceUnit::unpack(const std::byte* packed, double factor) {
+  std::vector<CopySegment> segments;
+  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
+    const Slice& slice = unit_.plan.slices[i];
+    void* output = unit_.pieces[i].buffers().output;
+    if (output != nullptr && !keeps(unit_.pieces[i])) {
+      segments.push_back({packed, at(output, slice.offset), slice.bytes / size_of(dtype_)});
+    }
+    packed += on_wire(slice.bytes);
+  }
+  run(CopyDirection::kUnpack, factor, segments);
+}
+
+/// What the sum is multiplied by.
+double DeviceUnit::factor_after() const {
+  return request_.op == ReduceOp::kAverage
+             ? average_factor(dtype_, unit_.team->size(), request_.postscale)
+             : request_.postscale;
+}
+
+ReduceOp DeviceUnit::op() const {
+  return request_.op == ReduceOp::kAverage ? ReduceOp::kSum : request_.op;
+}
+
+/// Bytes of these numbers of rows.
+std::vector<std::size_t> DeviceUnit::bytes_of(const std::vector<std::int64_t>& rows) const {
+  const std::uint64_t row_bytes = piece_.spec().row_bytes();
+  std::vector<std::size_t> bytes;
+  bytes.reserve(rows.size());
+  for (const std::int64_t count : rows) {
+    bytes.push_back(row_bytes * static_cast<std::uint64_t>(count));
+  }
+  return bytes;
+}
+
+void DeviceUnit::prepare_all_reduce(const WaitForInputs& wait) {
+  if (!in_place()) {
+    recv_ = start_packing(on_wire(unit_.plan.bytes), wait);
+    send_ = recv_;
+    pack(packed_, request_.prescale);
+    end_packing();
+    return;
+  }
+  start_in_place(wait);
+  const TensorBuffers& buffers = piece_.buffers();
+  if (buffers.output == nullptr) {
+    // Zeros. Where the others give their tensors' memory, this must not be a registered buffer.
+    zeros_ = tools_.pool->take(unit_.plan.bytes, stream_);
+    AIACC_CUDA_CHECK(driver_, fill_async, zeros_->address, 0, unit_.plan.bytes, stream_);
+    recv_ = reinterpret_cast<void*>(zeros_->address);
+    send_ = recv_;
+    return;
+  }
+  const std::uint64_t offset = unit_.plan.slices.front().offset;
+  send_ = at(buffers.input, offset);
+  recv_ = at(buffers.output, offset);
+  if (converts()) {
+    scale(recv_, send_, elements(), request_.prescale, reports());
+    send_ = recv_;
+  }
+}
+
+void DeviceUnit::complete_all_reduce() {
+  if (packed_ != nullptr) {
+    unpack(packed_, factor_after());
+  } else if (zeros_ != nullptr) {
+    zeros_->users = {tools_.device->record(stream_)};
+    zeros_.reset();
+  } else if (factor_after() != 1.0) {
+    scale(recv_, recv_, elements(), factor_after());
+  }
+}
+
+void DeviceUnit::prepare_broadcast(const WaitForInputs& wait) {
+  if (!in_place()) {
+    recv_ = start_packing(unit_.plan.bytes, wait);
+    if (is_root()) {
+      pack(packed_, 1.0);
+    }
+    end_packing();
+    return;
+  }
+  start_in_place(wait);
+  const Slice& slice = unit_.plan.slices.front();
+  recv_ = at(piece_.buffers().output, slice.offset);
+  const void* input = at(piece_.buffers().input, slice.offset);
+  if (is_root() && recv_ != input && slice.bytes > 0) {
+    AIACC_CUDA_CHECK(
+        driver_, copy_async, address_of(recv_), address_of(input), slice.bytes, stream_);
+  }
+}
+
+/// All-gather and all-to-all, whose results go to memory of the core.
+void DeviceUnit::prepare_gathering(const WaitForInputs& wait) {
+  TensorBuffers& buffers = piece_.buffers();
+  if (request_.kind == OpKind::kAlltoall) {
+    sent_ = bytes_of(request_.numbers);
+  }
+  received_ = bytes_of(buffers.first_extents);
+  start_in_place(wait);
+  send_ = buffers.input;
+  const std::size_t total = std::accumulate(received_.begin(), received_.end(), std::size_t{0});
+  buffers.gathered_on_gpu = tools_.pool->take(total, stream_);
+  recv_ = reinterpret_cast<void*>(buffers.gathered_on_gpu->address);
+}
+
+void DeviceUnit::prepare_reduce_scatter(const WaitForInputs& wait) {
+  const TensorSpec& spec = piece_.spec();
+  const int size = unit_.team->size();
+  received_.reserve(static_cast<std::size_t>(size));
+  for (int member = 0; member < size; ++member) {
+    received_.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
+                                                  spec.shape.front(), size, member)));
+  }
+  send_ = piece_.buffers().input;
+  recv_ = piece_.buffers().output;
+  if (!converts()) {
+    start_in_place(wait);
+    return;
+  }
+  std::byte* scaled = start_packing(spec.bytes(), wait);
+  scale(scaled, send_, spec.elements(), request_.prescale, reports());
+  end_packing();
+  send_ = scaled;
+}
+
+void DeviceUnit::prepare(const WaitForInputs& wait) {
+  switch (request_.kind) {
+    case OpKind::kAllreduce:
+      return prepare_all_reduce(wait);
+    case OpKind::kBroadcast:
+      return prepare_broadcast(wait);
+    case OpKind::kAllgather:
+    case OpKind::kAlltoall:
+      return prepare_gathering(wait);
+    case OpKind::kReducescatter:
+      return prepare_reduce_scatter(wait);
+    case OpKind::kBarrier:
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet:
+      return;  // The agreement is all; it never becomes a unit.
+  }
+}
+
+void DeviceUnit::issue() {
+  switch (request_.kind) {
+    case OpKind::kAllreduce:
+      return engine_.all_reduce_on_wire(
+          lane_, send_, recv_, elements(), {dtype_, op(), request_.wire, unit_.algorithm});
+    case OpKind::kBroadcast:
+      return engine_.broadcast(
+          lane_, recv_, unit_.plan.bytes, index_in(unit_.team->ranks, request_.root));
+    case OpKind::kAllgather:
+      return engine_.all_gather(lane_, send_, recv_, received_);
+    case OpKind::kAlltoall:
+      return engine_.all_to_all(lane_, send_, recv_, sent_, received_);
+    case OpKind::kReducescatter:
+      return engine_.reduce_scatter(lane_, send_, recv_, received_, {dtype_, op(), 1.0});
+    case OpKind::kBarrier:
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet:
+      return;
+  }
+}
+
+Mark DeviceUnit::complete() {
+  if (request_.kind == OpKind::kAllreduce) {
+    complete_all_reduce();
+  } else if (request_.kind == OpKind::kBroadcast && packed_ != nullptr) {
+    unpack(packed_, 1.0);
+  } else if (request_.kind == OpKind::kReducescatter && factor_after() != 1.0) {
+    const std::size_t own = received_[static_cast<std::size_t>(unit_.team->rank)];
+    if (own > 0) {
+      scale(recv_, recv_, own, factor_after());
+    }
+  }
+  const Mark done = tools_.device->record(stream_);
+  if (packed_ != nullptr) {
+    tools_.buffer_users[packed_] = done;
+  }
+  return done;
+}
+
+}  // namespace aiacc

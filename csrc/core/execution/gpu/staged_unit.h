@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "csrc/core/execution/unit.h"
+#include "csrc/cuda/driver.h"
+
+namespace aiacc {
+
+/// One unit of tensors on a GPU as work in host memory: what is copied there, which operation of the
+/// engine for host memory follows, what is copied back.
+///
+/// A reduction, and a broadcast, is given to that engine as a whole, in the very form in which tensors
+/// in host memory are: so the results are the same to the last bit. All-gather and all-to-all only
+/// move bytes, and pass in several steps (csrc/planning/staging_chunks.h).
+///
+/// Threads: one at a time. Holds references to the unit, which outlives it.
+class StagedUnit {
+ public:
+  /// A piece of memory on the GPU and its place in the host memory of the step.
+  struct Copy {
+    std::uintptr_t device = 0;
+    std::size_t host_offset = 0;
+    std::size_t bytes = 0;
+  };
+
+  explicit StagedUnit(const Unit& unit);
+
+  std::size_t steps() const { return steps_; }
+  /// Bytes that an all-gather or all-to-all gives in all; 0 for other operations.
+  std::size_t gathered_bytes() const;
+
+  /// Host memory that a step needs, aligned to 256.
+  std::size_t host_bytes(std::size_t step) const;
+  std::vector<Copy> copies_in(std::size_t step) const;
+  /// `gathered`: device memory for the output of an all-gather or all-to-all.
+  std::vector<Copy> copies_out(std::size_t step, std::uintptr_t gathered) const;
+  /// Runs the engine on `host`, which the copies in have filled. Blocks; throws what the engine throws.
+  void run(std::size_t step, int lane, std::byte* host, PackBuffer& buffer) const;
+
+ private:
+  /// Bytes of every member's part, and where they begin.
+  struct Parts {
+    std::vector<std::size_t> bytes;
+    std::vector<std::size_t> begins;
+    std::size_t total = 0;
+  };
+  static Parts parts_of(const std::vector<std::int64_t>& rows, std::uint64_t row_bytes);
+
+  bool gathers() const { return kind_ == OpKind::kAllgather || kind_ == OpKind::kAlltoall; }
+  bool is_root() const;
+  std::vector<std::size_t> sizes(const Parts& parts, std::size_t step) const;
+  std::size_t output_offset(std::size_t step) const;
+  void add_pieces(const Parts& parts,
+                  std::size_t step,
+                  std::uintptr_t device,
+                  std::size_t host_offset,
+                  std::vector<Copy>& copies) const;
+  void run_packed(int lane, std::byte* host, PackBuffer& buffer) const;
+  void run_scattered(int lane, std::byte* host, PackBuffer& buffer) const;
+
+  const Unit& unit_;
+  const Piece& first_;
+  const OpKind kind_;
+  std::size_t steps_ = 1;
+  Parts sent_;      ///< all-gather: one part, this rank's; all-to-all: one for each member
+  Parts received_;  ///< one for each member
+};
+
+}  // namespace aiacc

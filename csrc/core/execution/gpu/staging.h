@@ -1,0 +1,88 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "csrc/base/socket.h"
+#include "csrc/core/execution/gpu/device_resources.h"
+#include "csrc/core/execution/gpu/staged_unit.h"
+#include "csrc/cuda/device_pool.h"
+#include "csrc/cuda/stream_signal.h"
+#include "csrc/engines/cancellation.h"
+
+namespace aiacc {
+
+/// Moves units of tensors on a GPU through pinned memory and the engine for host memory.
+///
+/// Every lane has two streams, one for copies to the host and one back, and two slots of pinned
+/// memory. While the engine works on one step, that of the next is copied to the host and that of the
+/// one before back to the GPU; the next unit of the lane counts, if it is known by then.
+///
+/// Threads: a lane is used by one thread at a time. That thread waits for copies to the host, since
+/// the engine reads them; nobody waits for copies to the GPU. Needs a Device::Scope, except `abort`.
+class Staging {
+ public:
+  /// Makes streams, which may wait for the GPU.
+  Staging(std::shared_ptr<Device> device, std::shared_ptr<DevicePool> pool, int lanes);
+  /// When no lane is running and the streams are empty, or the device has failed.
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  /// Starts to copy the first step of a unit to the host, if there is a slot for it. Called for the
+  /// units of a lane in their order, before `run` is called for the one before it.
+  void prepare(const Unit& unit, int lane, const WaitForInputs& wait);
+
+  /// Moves the unit; its results are on the GPU at the mark that is returned. Blocks; throws what the
+  /// engine and CUDA throw, and the status of `abort`.
+  Mark run(const Unit& unit, int lane, PackBuffer& buffer, const WaitForInputs& wait);
+
+  /// Waits until all copies back are done, or the device has failed, or the deadline; true unless the
+  /// deadline came. For the end.
+  bool quiesce(Clock::time_point deadline) noexcept;
+
+  /// Ends the waits of all lanes. Any thread.
+  void abort(const Status& status) noexcept { cancellation_.set(status); }
+
+ private:
+  struct Slot {
+    std::byte* memory = nullptr;
+    std::size_t capacity = 0;
+    StreamSignal filled;
+    Mark drained;       ///< where the last copy back has left it; null: there was none
+    bool held = false;  ///< filled, or being filled, and not worked on yet
+  };
+  /// The first step of a unit that is on its way to the host.
+  struct Prepared {
+    std::uint32_t team = 0;
+    std::uint64_t seq = 0;
+    std::size_t steps = 0;
+    Slot* slot = nullptr;
+  };
+  struct Lane {
+    CudaStream in = nullptr;
+    CudaStream out = nullptr;
+    std::array<Slot, 2> slots;
+    std::vector<Prepared> prepared;
+  };
+
+  static Slot* free_slot(Lane& lane);
+  static Slot* take_prepared(Lane& lane, const Unit& unit);
+  void fill(Lane& lane, Slot& slot, const StagedUnit& work, std::size_t step);
+  void grow(Lane& lane, Slot& slot, std::size_t bytes);
+  void drain(Lane& lane, Slot& slot, const std::vector<StagedUnit::Copy>& copies);
+  void await(StreamSignal& signal) const;
+  Lane& lane_at(int lane) { return *lanes_[static_cast<std::size_t>(lane)]; }
+
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<DevicePool> pool_;
+  const CudaDriver& driver_;
+  Cancellation cancellation_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+}  // namespace aiacc

@@ -1,0 +1,232 @@
+#include "csrc/core/execution/unit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "csrc/core/execution/finite_check.h"
+#include "csrc/engines/adasum.h"
+#include "csrc/kernels/divisor.h"
+#include "csrc/kernels/scale.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+
+const std::byte* at(const void* base, std::uint64_t offset) {
+  return static_cast<const std::byte*>(base) + offset;
+}
+
+std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
+
+/// What the engine shall do to the elements of a reduction.
+Reduction reduction_of(const Unit& unit) {
+  const Request& request = unit.pieces.front().request();
+  const DataType dtype = unit.pieces.front().spec().dtype;
+  const bool average = request.op == ReduceOp::kAverage;
+  return {
+      dtype,
+      average ? ReduceOp::kSum : request.op,
+      average ? average_factor(dtype, unit.team->size(), request.postscale) : request.postscale};
+}
+
+void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  Engine& engine = *unit.team->engine;
+  const double prescale = unit.pieces.front().request().prescale;
+  const Reduction reduction = reduction_of(unit);
+  const std::size_t element = size_of(reduction.dtype);
+  const std::size_t count = unit.plan.bytes / element;
+  if (unit.pieces.size() == 1) {
+    const Slice& slice = unit.plan.slices.front();
+    const TensorBuffers& buffers = unit.pieces.front().buffers();
+    const void* send = at(buffers.input, slice.offset);
+    void* recv = at(buffers.output, slice.offset);
+    if (prescale != 1.0) {
+      scale(recv, send, count, reduction.dtype, prescale);
+      send = recv;
+    }
+    engine.all_reduce(lane, send, recv, count, reduction);
+    return;
+  }
+  std::byte* packed = buffer.reserve(unit.plan.bytes);
+  std::byte* cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    const Slice& slice = unit.plan.slices[i];
+    copy_scaled(cursor,
+                at(unit.pieces[i].buffers().input, slice.offset),
+                slice.bytes / element,
+                reduction.dtype,
+                prescale);
+    cursor += slice.bytes;
+  }
+  engine.all_reduce(lane, packed, packed, count, reduction);
+  cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    const Slice& slice = unit.plan.slices[i];
+    std::memcpy(at(unit.pieces[i].buffers().output, slice.offset), cursor, slice.bytes);
+    cursor += slice.bytes;
+  }
+}
+
+/// Every tensor of the unit is whole, and combined with weights of its own.
+void adasum_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  const Request& request = unit.pieces.front().request();
+  const DataType dtype = unit.pieces.front().spec().dtype;
+  std::byte* packed = buffer.reserve(unit.plan.bytes);
+  std::byte* cursor = packed;
+  std::vector<std::size_t> counts;
+  for (const Piece& piece : unit.pieces) {
+    counts.push_back(piece.spec().elements());
+    copy_scaled(cursor, piece.buffers().input, counts.back(), dtype, request.prescale);
+    cursor += piece.spec().bytes();
+  }
+  adasum(
+      *unit.team->engine, lane, packed, packed, counts, dtype, unit.team->rank, unit.team->size());
+  cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    copy_scaled(unit.pieces[i].buffers().output, cursor, counts[i], dtype, request.postscale);
+    cursor += unit.pieces[i].spec().bytes();
+  }
+}
+
+void broadcast_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  Engine& engine = *unit.team->engine;
+  const int root = index_in(unit.team->ranks, unit.pieces.front().request().root);
+  const bool mine = root == unit.team->rank;
+  if (unit.pieces.size() == 1) {
+    const Slice& slice = unit.plan.slices.front();
+    const TensorBuffers& buffers = unit.pieces.front().buffers();
+    void* data = at(buffers.output, slice.offset);
+    if (mine && buffers.input != buffers.output) {
+      std::memcpy(data, at(buffers.input, slice.offset), slice.bytes);
+    }
+    engine.broadcast(lane, data, slice.bytes, root);
+    return;
+  }
+  std::byte* packed = buffer.reserve(unit.plan.bytes);
+  std::byte* cursor = packed;
+  for (std::size_t i = 0; mine && i < unit.pieces.size(); ++i) {
+    std::memcpy(cursor, unit.pieces[i].buffers().input, unit.plan.slices[i].bytes);
+    cursor += unit.plan.slices[i].bytes;
+  }
+  engine.broadcast(lane, packed, unit.plan.bytes, root);
+  cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    const TensorBuffers& buffers = unit.pieces[i].buffers();
+    if (!mine || buffers.input != buffers.output) {
+      std::memcpy(buffers.output, cursor, unit.plan.slices[i].bytes);
+    }
+    cursor += unit.plan.slices[i].bytes;
+  }
+}
+
+/// Bytes of these numbers of rows; `total` receives their sum.
+std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows,
+                                  std::uint64_t row_bytes,
+                                  std::size_t& total) {
+  std::vector<std::size_t> bytes;
+  bytes.reserve(rows.size());
+  total = 0;
+  for (const std::int64_t count : rows) {
+    bytes.push_back(row_bytes * static_cast<std::uint64_t>(count));
+    total += bytes.back();
+  }
+  return bytes;
+}
+
+void all_gather_unit(const Unit& unit, int lane) {
+  const Piece& piece = unit.pieces.front();
+  TensorBuffers& buffers = piece.buffers();
+  std::size_t total = 0;
+  const auto parts = bytes_of(buffers.first_extents, piece.spec().row_bytes(), total);
+  buffers.gathered.resize(total);
+  unit.team->engine->all_gather(lane, buffers.input, buffers.gathered.data(), parts);
+}
+
+void all_to_all_unit(const Unit& unit, int lane) {
+  const Piece& piece = unit.pieces.front();
+  TensorBuffers& buffers = piece.buffers();
+  const std::uint64_t row = piece.spec().row_bytes();
+  std::size_t total = 0;
+  const auto sent = bytes_of(piece.request().numbers, row, total);
+  const auto received = bytes_of(buffers.first_extents, row, total);
+  buffers.gathered.resize(total);
+  unit.team->engine->all_to_all(lane, buffers.input, buffers.gathered.data(), sent, received);
+}
+
+void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  const Piece& piece = unit.pieces.front();
+  const TensorSpec& spec = piece.spec();
+  const TensorBuffers& buffers = piece.buffers();
+  std::vector<std::size_t> counts;
+  counts.reserve(static_cast<std::size_t>(unit.team->size()));
+  for (int member = 0; member < unit.team->size(); ++member) {
+    counts.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
+                                               spec.shape.front(), unit.team->size(), member)));
+  }
+  const void* send = buffers.input;
+  if (piece.request().prescale != 1.0) {
+    std::byte* scaled = buffer.reserve(unit.plan.bytes);
+    copy_scaled(scaled, send, spec.elements(), spec.dtype, piece.request().prescale);
+    send = scaled;
+  }
+  unit.team->engine->reduce_scatter(lane, send, buffers.output, counts, reduction_of(unit));
+}
+
+}  // namespace
+
+void PackBuffer::Free::operator()(std::byte* memory) const {
+  ::operator delete(memory, kAlignment);
+}
+
+std::byte* PackBuffer::reserve(std::size_t bytes) {
+  if (bytes > capacity_) {
+    memory_.reset();
+    memory_.reset(static_cast<std::byte*>(::operator new(bytes, kAlignment)));
+    capacity_ = bytes;
+  }
+  return memory_.get();
+}
+
+double average_factor(DataType dtype, int size, double postscale) {
+  const double factor = postscale / size;
+  return is_floating(dtype) || size == 1 || reciprocal_of(factor) != 0
+             ? factor
+             : std::nextafter(factor, std::copysign(HUGE_VAL, factor));
+}
+
+void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  if (unit.finite != nullptr) {
+    unit.finite->inspect(unit);
+  }
+  switch (unit.pieces.front().request().kind) {
+    case OpKind::kAllreduce:
+      if (unit.pieces.front().request().op == ReduceOp::kAdasum) {
+        adasum_unit(unit, lane, buffer);
+      } else {
+        all_reduce_unit(unit, lane, buffer);
+      }
+      return;
+    case OpKind::kBroadcast:
+      broadcast_unit(unit, lane, buffer);
+      return;
+    case OpKind::kAllgather:
+      all_gather_unit(unit, lane);
+      return;
+    case OpKind::kAlltoall:
+      all_to_all_unit(unit, lane);
+      return;
+    case OpKind::kReducescatter:
+      reduce_scatter_unit(unit, lane, buffer);
+      return;
+    case OpKind::kBarrier:
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet:
+      return;  // The agreement is all; it never becomes a unit.
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "csrc/core/execution/communicator.h"
+#include "csrc/core/submission/tensor_table.h"
+#include "csrc/planning/unit_planner.h"
+
+namespace aiacc {
+
+class FiniteCheck;
+
+/// One tensor of an operation.
+struct Piece {
+  Operation* operation = nullptr;
+  std::uint32_t tensor = 0;
+
+  const Request& request() const { return operation->request; }
+  const TensorSpec& spec() const { return operation->request.tensor(tensor); }
+  TensorBuffers& buffers() const { return operation->tensor(tensor); }
+};
+
+/// A planned unit with the tensors that its slices belong to: `pieces[i]` owns `plan.slices[i]`.
+struct Unit {
+  PlannedUnit plan;
+  std::uint64_t order = 0;  ///< of the plan that made it: all ranks count plans alike
+  std::vector<Piece> pieces;
+  std::shared_ptr<const Team> team;
+  Algorithm algorithm = Algorithm::kAny;
+  FiniteCheck* finite = nullptr;     ///< null: inputs are not looked at
+  bool joined = false;               ///< the launching thread issues the next one together with it
+  std::vector<Operation*> finished;  ///< scratch of whoever has run it
+
+  /// The members' GPUs. All tensors of a unit have the same; null in host memory.
+  const SharedPlacement& devices() const { return pieces.front().operation->devices; }
+};
+
+/// Reusable, growing scratch memory of one lane, aligned for vector instructions.
+class PackBuffer {
+ public:
+  std::byte* reserve(std::size_t bytes);
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t capacity_ = 0;
+};
+
+/// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes `scale`
+/// divide, which is exact; others are a hair more for integers, so that whole results survive truncation.
+double average_factor(DataType dtype, int size, double postscale);
+
+/// Moves one unit with the engine of its team: pack and prescale, engine operation, unpack. A single slice is worked on
+/// in place, without the pack buffer. Blocks; throws what the engine throws. Buffers of the
+/// operations are written only while this runs.
+void execute_unit(const Unit& unit, int lane, PackBuffer& buffer);
+
+}  // namespace aiacc

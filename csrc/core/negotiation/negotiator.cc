@@ -1,0 +1,354 @@
+#include "csrc/core/negotiation/negotiator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "csrc/core/negotiation/response.h"
+
+namespace aiacc {
+namespace {
+
+/// Names that some ranks have submitted and others have not.
+constexpr std::size_t kMaxWaiting = std::size_t{1} << 20;
+
+}  // namespace
+
+Negotiator::Negotiator(int rank,
+                       int size,
+                       std::size_t cache_capacity,
+                       const Parameters& parameters,
+                       std::uint64_t cache_patience)
+    : rank_(rank),
+      parameters_(parameters),
+      cache_(cache_capacity, cache_patience),
+      sets_(size),
+      joined_(size) {}
+
+void Negotiator::submit(const Request& request, std::uint64_t ticket) {
+  ++submitted_;
+  if (request.kind == OpKind::kJoin) {
+    // A bit would not be told from the one that a joined rank sets anyway.
+    bits_.for_each([&](std::size_t slot) { requeue(static_cast<ResponseCache::Slot>(slot)); });
+  }
+  const auto slot = cache_.find(request.process_set, request.name);
+  if (slot && has_slot(request, *slot)) {
+    bits_.set(*slot);
+    by_slot_[*slot] = {&request, ticket};
+    return;
+  }
+  fresh_.push_back({&request, ticket});
+}
+
+/// Whether what was agreed on is what this rank asks for again.
+bool Negotiator::has_slot(const Request& request, ResponseCache::Slot slot) const {
+  if (!same_signature(cache_.at(slot), request)) {
+    return false;
+  }
+  const SharedPlacement& devices = cache_.devices(slot);
+  if (devices == nullptr) {
+    return true;
+  }
+  const auto member = static_cast<std::size_t>(sets_.index_of(request.process_set, rank_));
+  return devices->at(member) == request.device;
+}
+
+void Negotiator::propose(const Parameters& parameters) {
+  proposal_ = parameters;
+  proposal_->epoch = parameters_.epoch + 1;
+}
+
+void Negotiator::contribute(Bytes& out, std::uint32_t state) {
+  message_.flags = std::exchange(flags_, 0U) | state;
+  message_.epoch = parameters_.epoch;
+  message_.ready = bits_;
+  message_.ready.merge(foreign_);
+  if (joined_.has(rank_)) {
+    message_.ready.merge(joinable_);
+  }
+  message_.clear_entries();
+  if (std::exchange(answer_due_, false)) {
+    answer(message_.answers);
+    for (LaneReport& lane : lanes_) {
+      message_.answers.lanes.push_back({std::move(lane), RankSet(rank_)});
+    }
+    lanes_.clear();
+  }
+  offer_requests();
+  if (proposal_ && proposal_->epoch == parameters_.epoch + 1) {
+    message_.proposal = Proposal{rank_, *proposal_};
+  }
+  proposal_.reset();
+  if (!fresh_.empty()) {
+    message_.flags |= kFlagMoving | kFlagOpen;
+  }
+  news_ = !fresh_.empty();
+  message_.encode(out);
+}
+
+/// As many as a round may carry, in the order of submission.
+void Negotiator::offer_requests() {
+  std::size_t cost = 0;
+  auto next = fresh_.begin();
+  for (; next != fresh_.end(); ++next) {
+    SharedRequest shared(
+        *next->request, rank_, static_cast<std::uint32_t>(message_.requests.size()));
+    cost += cost_of(shared.key, *shared.senders);
+    if (cost > kRoundBudget && !message_.requests.empty()) {
+      break;
+    }
+    offered_.push_back({*next, shared.key});
+    message_.requests.push_back(std::move(shared));
+  }
+  fresh_.erase(fresh_.begin(), next);
+}
+
+/// What was offered and did not find room goes to the front of what is to be sent.
+void Negotiator::take_back(const std::optional<std::string>& cut) {
+  std::vector<Local> again;
+  for (const auto& [local, key] : offered_) {
+    const Request& request = *local.request;
+    if (cut && key >= *cut) {
+      again.push_back(local);
+    } else if (request.kind == OpKind::kJoin) {
+      join_ = local;
+    } else {
+      sent_[{request.process_set, request.name}] = local;
+    }
+  }
+  offered_.clear();
+  if (!again.empty()) {
+    fresh_.insert(fresh_.begin(), again.begin(), again.end());
+    news_ = true;
+  }
+}
+
+const RoundOutcome& Negotiator::apply(const Bytes& combined) {
+  RoundMessage& message = message_;
+  message.decode(combined, static_cast<int>(sets_.members(0)->size()));
+  RoundOutcome& outcome = outcome_;
+  outcome.clear();
+  outcome.flags = message.flags;
+  answer_due_ = (message.flags & kFlagStallQuery) != 0;
+  decisions_ = 0;
+  if (message.cut && message.cut->front() < static_cast<char>(EntryKind::kLane)) {
+    message.flags |= kFlagMoving | kFlagOpen;  // There is more to decide on.
+  }
+  check_requests(message);
+  check_own_requests(message);
+  take_back(message.cut);
+  apply_bits(message.ready, outcome);
+  take_requests(message.requests, outcome);
+  outcome.answers = std::move(message.answers);
+  std::vector<Parameters> proposals;
+  if (message.proposal) {
+    proposals.push_back(message.proposal->parameters);
+  }
+  message.clear_entries();
+  settle_all(outcome);
+  if ((message.flags & kFlagMoving) == 0) {
+    outcome.look_again = decisions_ > 0;
+    if (decisions_ == 0) {
+      fail_automatic_names(outcome);
+    }
+  }
+  if ((message.flags & kFlagOpen) == 0 && decisions_ == 0) {
+    if (outcome.answers.ranks.empty()) {
+      answer_due_ = true;  // The ranks compare what they wait for.
+    } else {
+      fail_near_misses(outcome);
+    }
+  }
+  const Parameters next = next_parameters(parameters_, proposals);
+  outcome.parameters_changed = next.epoch != parameters_.epoch;
+  parameters_ = next;
+  submitted_ -= static_cast<std::size_t>(
+      std::count_if(outcome.ready.begin(), outcome.ready.end(), [](const Agreement& agreement) {
+        return agreement.ticket != 0;
+      }));
+  return outcome;
+}
+
+void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
+  ready.for_each([&](std::size_t bit) {
+    const auto slot = static_cast<ResponseCache::Slot>(bit);
+    AIACC_CHECK(cache_.has(slot));
+    ++decisions_;
+    cache_.touch(slot);
+    if (foreign_.test(slot)) {
+      return;
+    }
+    Agreement agreement;
+    const Request& request = cache_.at(slot);
+    if (by_slot_[slot].request != nullptr) {
+      agreement.ticket = std::exchange(by_slot_[slot], {}).ticket;
+      bits_.clear(slot);
+    } else {
+      AIACC_CHECK(joined_.has(rank_) && joinable_.test(slot));
+      agreement.zeros = std::make_shared<Request>(request);
+    }
+    agreement.devices = cache_.devices(slot);
+    if (request.kind == OpKind::kAllgather) {
+      const std::size_t members = sets_.members(request.process_set)->size();
+      for (std::size_t i = 0; i < request.tensors(); ++i) {
+        agreement.first_extents.insert(
+            agreement.first_extents.end(), members, request.tensor(i).shape.front());
+      }
+    }
+    outcome.ready.push_back(std::move(agreement));
+  });
+}
+
+void Negotiator::take_requests(std::vector<SharedRequest>& requests, RoundOutcome& outcome) {
+  // As if each rank's came in turn: what counts is when the last of them came.
+  std::sort(requests.begin(), requests.end(), [](const auto& a, const auto& b) {
+    return std::make_pair(a.senders->last(), a.position) <
+           std::make_pair(b.senders->last(), b.position);
+  });
+  for (SharedRequest& shared : requests) {
+    take_request(std::move(shared), outcome);
+  }
+}
+
+void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
+  const Request& request = shared.request;
+  const Key key{request.process_set, request.name};
+  const RankSet ranks = shared.senders->ranks();
+  if (request.kind == OpKind::kJoin) {
+    ranks.for_each([&](int rank) { take_join(rank); });
+    return;
+  }
+  const std::vector<int>* members = sets_.members(request.process_set);
+  if (members == nullptr) {
+    // The set was removed, on all ranks, while this was on its way.
+    decisions_ += ranks.count();
+    if (ranks.has(rank_)) {
+      fail(key, removed_set_status(request), outcome);
+    }
+    return;
+  }
+  if (request.process_set != 0) {
+    ranks.for_each([&](int rank) {
+      if (index_in(*members, rank) < 0) {
+        throw Error(Code::kInternal,
+                    "[negotiation] rank " + std::to_string(rank) + " submitted '" +
+                        label_of(key.first, key.second) + "', which it is not a member for");
+      }
+    });
+  }
+  // A request for a name that has a slot means that some rank changed its mind about it.
+  if (const auto slot = cache_.find(request.process_set, request.name)) {
+    free_slot(*slot);
+  }
+  Waiting& waiting = waiting_[key];
+  if (waiting.arrived.meets(ranks)) {
+    throw Error(Code::kInternal,
+                "[negotiation] a rank submitted '" + label_of(key.first, key.second) +
+                    "' twice before it was ready");
+  }
+  if (waiting_.size() > kMaxWaiting) {
+    throw Error(Code::kMismatch,
+                "[negotiation] more than " + std::to_string(kMaxWaiting) +
+                    " operations wait for other ranks; let all ranks submit the same ones");
+  }
+  waiting.arrived.add(ranks);
+  const auto equal = std::find_if(waiting.requests.begin(),
+                                  waiting.requests.end(),
+                                  [&](const auto& other) { return other.key == shared.key; });
+  if (equal == waiting.requests.end()) {
+    waiting.requests.push_back(std::move(shared));
+  } else {
+    auto all = std::make_shared<Senders>(*equal->senders);
+    all->add(*shared.senders);
+    equal->senders = std::move(all);
+  }
+  touched_.push_back(key);
+}
+
+void Negotiator::take_join(int rank) {
+  joined_.join(rank);
+  join_came_ = true;
+  // Nothing that this rank has to take part in itself may wait for its bit any more.
+  for (const ResponseCache::Slot slot : cache_.select([&](const Request& cached) {
+         return !joinable(cached) && sets_.index_of(cached.process_set, rank) >= 0;
+       })) {
+    free_slot(slot);
+  }
+}
+
+void Negotiator::give_slot(const Request& request, const SharedPlacement& devices) {
+  const auto slot = cache_.insert(request, devices, evicted_);
+  for (const ResponseCache::Slot gone : evicted_) {
+    vacate(gone);
+  }
+  if (!slot) {
+    return;
+  }
+  for (BitVector* bits : {&bits_, &foreign_, &joinable_}) {
+    bits->grow(cache_.slots());
+    bits->clear(*slot);
+  }
+  by_slot_.resize(std::max(by_slot_.size(), cache_.slots()));
+  if (sets_.index_of(request.process_set, rank_) < 0) {
+    foreign_.set(*slot);
+  }
+  if (joinable(request)) {
+    joinable_.set(*slot);
+  }
+}
+
+void Negotiator::free_slot(ResponseCache::Slot slot) {
+  cache_.erase(slot);
+  vacate(slot);
+}
+
+void Negotiator::vacate(ResponseCache::Slot slot) {
+  requeue(slot);
+  foreign_.clear(slot);
+  joinable_.clear(slot);
+}
+
+/// A bit of this rank that lost its slot has to travel as a request.
+void Negotiator::requeue(ResponseCache::Slot slot) {
+  if (by_slot_[slot].request == nullptr) {
+    return;
+  }
+  fresh_.push_back(std::exchange(by_slot_[slot], {}));
+  bits_.clear(slot);
+  news_ = true;
+}
+
+/// Whether a rank that has joined would have to set the bit itself.
+bool Negotiator::blocked_by_join(const Request& request) const {
+  const std::vector<int>& members = *sets_.members(request.process_set);
+  return joined_.any() && !joinable(request) &&
+         std::any_of(members.begin(), members.end(), [&](int rank) { return joined_.has(rank); });
+}
+
+std::optional<std::uint64_t> Negotiator::take_ticket(const Key& key) {
+  const auto local = sent_.find(key);
+  if (local == sent_.end()) {
+    return std::nullopt;
+  }
+  const std::uint64_t ticket = local->second.ticket;
+  sent_.erase(local);
+  return ticket;
+}
+
+void Negotiator::answer(Answers& answers) const {
+  answers.ranks = RankSet(rank_);
+  const auto add = [&](const Request& request) {
+    answers.names.push_back({label_of(request.process_set, request.name), RankSet(rank_)});
+  };
+  for (const auto& [key, local] : sent_) {
+    add(*local.request);
+  }
+  for (const Local& local : fresh_) {
+    add(*local.request);
+  }
+  if (join_) {
+    add(*join_->request);
+  }
+  bits_.for_each([&](std::size_t slot) { add(*by_slot_[slot].request); });
+}
+
+}  // namespace aiacc

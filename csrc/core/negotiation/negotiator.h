@@ -1,0 +1,184 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/core/negotiation/join_state.h"
+#include "csrc/core/negotiation/message.h"
+#include "csrc/core/negotiation/process_set_table.h"
+#include "csrc/core/negotiation/response_cache.h"
+
+namespace aiacc {
+
+/// A tensor on which all ranks have agreed, or agreed to disagree.
+struct Agreement {
+  std::uint64_t ticket = 0;  ///< what this rank gave to `submit`; 0: it has joined, see `zeros`
+  /// Rows that come from every member of the process set: all-gather (of each tensor of the group in
+  /// turn) and all-to-all.
+  std::vector<std::int64_t> first_extents;
+  /// All-to-all: rows that all ranks send together. Join: the last rank to join. Process sets: the
+  /// id of a new one, whether an old one was removed.
+  std::int64_t value = 0;
+  SharedPlacement devices;               ///< the members' GPUs; null: a tensor in host memory
+  Status status;                         ///< not ok: fails on every rank with this
+  std::shared_ptr<const Request> zeros;  ///< what this rank, which has joined, answers with zeros
+};
+
+struct RoundOutcome {
+  std::vector<Agreement> ready;  ///< in an order that is the same on every rank
+  std::uint32_t flags = 0;
+  Answers answers;  ///< pending names, after a stall query; of no rank: none was asked
+  bool parameters_changed = false;
+  /// Every rank said that it is stuck, and something was agreed on all the same.
+  bool look_again = false;
+
+  /// Empties it; what its vectors hold is kept for the next round.
+  void clear() {
+    ready.clear();
+    answers = {};
+    flags = 0;
+    parameters_changed = false;
+    look_again = false;
+  }
+};
+
+/// Readiness agreement without a master: AIACC-Training's bit vector (ICDCS 2022, decentralised
+/// synchronisation) generalised to tensors that were never registered.
+///
+/// A replicated state machine. The first submission of a name travels as a request; once every
+/// member of its process set has sent one, all ranks take the same decision: fail it, or make it
+/// ready and give the name a slot. Later submissions with the same signature are one bit in that
+/// slot; a different signature frees the slot everywhere and starts over. A rank outside a slot's
+/// process set always sets the bit, so one AND serves all sets; so does a rank that has joined, for
+/// what it can answer with zeros. Equal requests of several ranks are one, here and in the message:
+/// the cost of a round and of what waits grows with the tensors, not with ranks x tensors. What is
+/// too much for one round (kRoundBudget) comes in the next.
+/// Pure: no threads, no clock, no I/O. Requests passed to `submit` must stay alive until their
+/// ticket comes back.
+class Negotiator {
+ public:
+  /// About the cache see ResponseCache.
+  Negotiator(int rank,
+             int size,
+             std::size_t cache_capacity,
+             const Parameters& parameters,
+             std::uint64_t cache_patience = ResponseCache::kPatience);
+
+  /// `ticket` is not 0.
+  void submit(const Request& request, std::uint64_t ticket);
+
+  /// Something that must travel now, whoever waits: an answer, a proposal, a freed slot's owner, the
+  /// bits of a rank that has joined.
+  bool urgent() const { return answer_due_ || proposal_.has_value() || news_; }
+
+  /// Submissions of this rank that are not ready yet.
+  std::size_t waiting() const { return submitted_; }
+
+  void ask_for_stalls() { flags_ |= kFlagStallQuery; }
+  /// Whether this rank's next share answers such a question; `lanes` belong to the answer.
+  bool answer_due() const { return answer_due_; }
+  void answer_with(std::vector<LaneReport> lanes) { lanes_ = std::move(lanes); }
+  /// Makes the next round urgent.
+  void look_again() { news_ = true; }
+  /// For the next epoch; the epoch number in `parameters` is ignored.
+  void propose(const Parameters& parameters);
+  /// Whether one of this rank waits for the next round.
+  bool has_proposal() const { return proposal_.has_value(); }
+  const Parameters& parameters() const { return parameters_; }
+  const ProcessSetTable& process_sets() const { return sets_; }
+
+  /// This rank's share of the next round. `state`: flags that tell what this rank is doing.
+  /// Without kFlagMoving: whatever it may still submit, it needs something with an automatic name
+  /// first that is not ready. Without kFlagOpen: the same with any name, and for a while. When no
+  /// rank sets the flag, that fails: all automatic names, or names that nearly fit (near_miss.h).
+  void contribute(Bytes& out, std::uint32_t state = kFlagMoving | kFlagOpen);
+
+  /// Takes the combined message of a round that `contribute` was made for. The outcome is kept until
+  /// the next call.
+  const RoundOutcome& apply(const Bytes& combined);
+
+ private:
+  /// Names are unique within a process set.
+  using Key = std::pair<std::uint32_t, std::string>;
+  /// A submission of this rank that is not ready yet.
+  struct Local {
+    const Request* request = nullptr;
+    std::uint64_t ticket = 0;
+  };
+  /// One that travels, with its key in the message.
+  struct Offer {
+    Local local;
+    std::string key;
+  };
+  /// Requests that have arrived for one name: those that differ, each with its senders, who are
+  /// members and occur once.
+  struct Waiting {
+    std::vector<SharedRequest> requests;
+    RankSet arrived;
+  };
+
+  void offer_requests();
+  void check_requests(const RoundMessage& message) const;
+  void check_own_requests(const RoundMessage& message) const;
+  void take_back(const std::optional<std::string>& cut);
+  void apply_bits(const BitVector& ready, RoundOutcome& outcome);
+  void take_requests(std::vector<SharedRequest>& requests, RoundOutcome& outcome);
+  void take_request(SharedRequest&& shared, RoundOutcome& outcome);
+  void take_join(int rank);
+  void settle_all(RoundOutcome& outcome);
+  void settle(const Key& key, RoundOutcome& outcome);
+  void conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome);
+  void finish_join(RoundOutcome& outcome);
+  void decide_on_sets(const Request& request, Agreement& agreement, RoundOutcome& outcome);
+  void remove_set(std::uint32_t id, RoundOutcome& outcome);
+  void fail(const Key& key, const Status& status, RoundOutcome& outcome);
+  void fail_automatic_names(RoundOutcome& outcome);
+  void fail_near_misses(RoundOutcome& outcome);
+  void fail_label(const std::string& label, const Status& status, RoundOutcome& outcome);
+  bool has_slot(const Request& request, ResponseCache::Slot slot) const;
+  void give_slot(const Request& request, const SharedPlacement& devices);
+  void free_slot(ResponseCache::Slot slot);
+  void vacate(ResponseCache::Slot slot);
+  void requeue(ResponseCache::Slot slot);
+  bool blocked_by_join(const Request& request) const;
+  std::optional<std::uint64_t> take_ticket(const Key& key);
+  void answer(Answers& answers) const;
+
+  int rank_;
+  Parameters parameters_;
+  ResponseCache cache_;
+  ProcessSetTable sets_;
+  JoinState joined_;
+  std::size_t submitted_ = 0;
+  std::uint32_t flags_ = 0;
+  bool answer_due_ = false;
+  std::vector<LaneReport> lanes_;
+  bool news_ = false;
+  std::optional<Parameters> proposal_;
+
+  std::vector<Local> fresh_;                  ///< to be sent as requests
+  std::vector<Offer> offered_;                ///< in the message of the running round
+  std::map<Key, Local> sent_;                 ///< sent, waiting for the other ranks
+  std::optional<Local> join_;                 ///< this rank's join
+  BitVector bits_;                            ///< slots submitted here
+  BitVector foreign_;                         ///< slots of process sets that this rank is not in
+  BitVector joinable_;                        ///< slots that a joined rank answers with zeros
+  std::vector<Local> by_slot_;                ///< the submission behind each bit
+  std::vector<ResponseCache::Slot> evicted_;  ///< scratch
+
+  std::map<Key, Waiting> waiting_;  ///< replicated
+  std::vector<Key> touched_;        ///< names that came in the round being applied
+  bool join_came_ = false;          ///< in the round being applied
+  std::size_t decisions_ = 0;       ///< in the round being applied; replicated
+  SharedPlacement placement_;       ///< of the last decision: most are equal
+  RoundMessage message_;            ///< scratch, kept for its memory
+  RoundOutcome outcome_;            ///< the same
+};
+
+}  // namespace aiacc

@@ -1,0 +1,264 @@
+// What all ranks decide, alike, when the requests of a round are in.
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "csrc/core/negotiation/near_miss.h"
+#include "csrc/core/negotiation/negotiator.h"
+#include "csrc/core/negotiation/response.h"
+
+namespace aiacc {
+
+/// Only when all requests of the round are in: what lost its slot comes again from all its ranks at
+/// once, and is complete only with all of them.
+void Negotiator::settle_all(RoundOutcome& outcome) {
+  // In the order in which they became complete: what a rank submitted before it removed a process set
+  // comes before that.
+  std::vector<Key> order;
+  std::set<Key> seen;
+  for (auto touched = touched_.rbegin(); touched != touched_.rend(); ++touched) {
+    if (seen.insert(*touched).second) {
+      order.push_back(*touched);
+    }
+  }
+  std::reverse(order.begin(), order.end());
+  touched_.clear();
+  for (auto waiting = waiting_.begin(); join_came_ && waiting != waiting_.end(); ++waiting) {
+    if (seen.count(waiting->first) == 0) {
+      order.push_back(waiting->first);
+    }
+  }
+  for (const Key& key : order) {
+    settle(key, outcome);
+  }
+  if (std::exchange(join_came_, false)) {
+    if (joined_.all()) {
+      finish_join(outcome);
+    } else if (joined_.has(rank_)) {
+      news_ = true;  // the bits that this rank sets from now on
+    }
+  }
+}
+
+void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) {
+    return;  // its process set was removed in this very round
+  }
+  const std::vector<int>& members = *sets_.members(key.first);
+  const Waiting& waiting = found->second;
+  if (waiting.arrived.count() < members.size()) {
+    // Who has joined is not waited for.
+    const auto missing = std::find_if(members.begin(), members.end(), [&](int rank) {
+      return !waiting.arrived.has(rank) && !joined_.has(rank);
+    });
+    const auto absent = std::find_if(members.begin(), members.end(), [&](int rank) {
+      return !waiting.arrived.has(rank) && joined_.has(rank);
+    });
+    if (absent != members.end()) {
+      for (const SharedRequest& shared : waiting.requests) {
+        if (!joinable(shared.request)) {
+          const Status status = joined_status(shared.request, *absent);
+          waiting_.erase(found);
+          ++decisions_;
+          fail(key, status, outcome);
+          return;
+        }
+      }
+    }
+    if (missing != members.end()) {
+      return;
+    }
+  }
+  const Waiting complete = std::move(found->second);
+  waiting_.erase(found);
+  conclude(key, complete, outcome);
+}
+
+void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome) {
+  ++decisions_;
+  const std::vector<int>& members = *sets_.members(key.first);
+  const int member = index_in(members, rank_);
+  // Of those that differ the one of the lowest rank, in the order of these ranks.
+  std::vector<std::pair<int, const SharedRequest*>> distinct;
+  distinct.reserve(waiting.requests.size());
+  for (const SharedRequest& shared : waiting.requests) {
+    distinct.emplace_back(shared.senders->first(), &shared);
+  }
+  std::sort(distinct.begin(), distinct.end());
+  std::vector<Request> requests;
+  std::vector<int> ranks;
+  for (const auto& [rank, shared] : distinct) {
+    requests.push_back(shared->of(rank));
+    ranks.push_back(rank);
+  }
+  const Request& first = requests.front();
+  Agreement agreement;
+  agreement.status = validate(requests, ranks);
+  bool uniform = true;
+  if (agreement.status.ok()) {
+    const auto parts = parts_of(waiting.requests, members);
+    if (first.on_gpu()) {
+      placement_ = placement_of(parts, placement_);
+      agreement.devices = placement_;
+    }
+    uniform = add_rows(first, parts, member, agreement.first_extents, agreement.value);
+    if (first.kind == OpKind::kAddProcessSet || first.kind == OpKind::kRemoveProcessSet) {
+      decide_on_sets(first, agreement, outcome);
+    }
+  }
+  if (agreement.status.ok() && uniform && first.cacheable && !blocked_by_join(first)) {
+    give_slot(first, agreement.devices);
+  }
+  if (member < 0) {
+    return;
+  }
+  if (const auto ticket = take_ticket(key)) {
+    agreement.ticket = *ticket;
+  } else {
+    AIACC_CHECK(joined_.has(rank_));
+    if (!agreement.status.ok()) {
+      return;
+    }
+    agreement.zeros = std::make_shared<Request>(first);
+  }
+  outcome.ready.push_back(std::move(agreement));
+}
+
+void Negotiator::finish_join(RoundOutcome& outcome) {
+  ++decisions_;
+  AIACC_CHECK(join_.has_value());
+  Agreement agreement;
+  agreement.ticket = std::exchange(join_, std::nullopt)->ticket;
+  agreement.value = joined_.last();
+  joined_.clear();
+  outcome.ready.push_back(std::move(agreement));
+}
+
+void Negotiator::decide_on_sets(const Request& request,
+                                Agreement& agreement,
+                                RoundOutcome& outcome) {
+  if (request.kind == OpKind::kRemoveProcessSet) {
+    const auto id = static_cast<std::uint32_t>(request.numbers.front());
+    agreement.value = id != 0 && sets_.members(id) != nullptr ? 1 : 0;
+    if (agreement.value != 0) {
+      remove_set(id, outcome);
+    }
+    return;
+  }
+  const std::vector<int> ranks(request.numbers.begin(), request.numbers.end());
+  if (const auto existing = sets_.find(ranks)) {
+    agreement.status = existing_set_status(request, *existing);
+    return;
+  }
+  agreement.value = sets_.add(ranks);
+}
+
+void Negotiator::remove_set(std::uint32_t id, RoundOutcome& outcome) {
+  for (const ResponseCache::Slot slot :
+       cache_.select([&](const Request& cached) { return cached.process_set == id; })) {
+    free_slot(slot);  // Whoever had set its bit sends a request, and is told.
+  }
+  std::vector<Key> keys;
+  for (auto at = waiting_.lower_bound({id, ""}); at != waiting_.end() && at->first.first == id;
+       ++at) {
+    keys.push_back(at->first);
+  }
+  for (const Key& key : keys) {
+    const auto found = waiting_.find(key);
+    const Status status = removed_set_status(found->second.requests.front().request);
+    waiting_.erase(found);
+    fail(key, status, outcome);
+  }
+  sets_.remove(id);
+}
+
+/// Fails this rank's submission of that name, if it has one.
+void Negotiator::fail(const Key& key, const Status& status, RoundOutcome& outcome) {
+  if (const auto ticket = take_ticket(key)) {
+    Agreement agreement;
+    agreement.ticket = *ticket;
+    agreement.status = status;
+    outcome.ready.push_back(std::move(agreement));
+  }
+}
+
+void Negotiator::fail_automatic_names(RoundOutcome& outcome) {
+  std::map<Key, std::vector<int>> ranks;  // who waits for what
+  for (const auto& [key, waiting] : waiting_) {
+    RankSet unnamed;
+    for (const SharedRequest& shared : waiting.requests) {
+      if (!shared.request.cacheable) {
+        unnamed.add(shared.senders->ranks());
+      }
+    }
+    if (!unnamed.empty()) {
+      ranks[key] = unnamed.ranks();
+    }
+  }
+  std::vector<std::pair<std::string, std::vector<int>>> names;
+  names.reserve(ranks.size());
+  for (const auto& [key, list] : ranks) {
+    names.emplace_back(label_of(key.first, key.second), list);
+  }
+  const Status status = stuck_status(names);
+  for (const auto& [key, list] : ranks) {
+    waiting_.erase(key);
+    fail(key, status, outcome);
+  }
+}
+
+void Negotiator::fail_near_misses(RoundOutcome& outcome) {
+  for (const NearMiss& miss : near_misses(outcome.answers)) {
+    const Status status = near_miss_status(miss);
+    for (const PendingName& operation : miss.operations) {
+      fail_label(operation.label, status, outcome);
+    }
+  }
+}
+
+/// Fails what has this label on every rank that waits for it, be it a request or a bit.
+void Negotiator::fail_label(const std::string& label, const Status& status, RoundOutcome& outcome) {
+  const auto has_label = [&](const Request& request) {
+    return label_of(request.process_set, request.name) == label;
+  };
+  const auto give_back = [&](const Local& local) {
+    Agreement agreement;
+    agreement.ticket = local.ticket;
+    agreement.status = status;
+    outcome.ready.push_back(std::move(agreement));
+  };
+  for (const ResponseCache::Slot slot : cache_.select(has_label)) {
+    if (by_slot_[slot].request != nullptr) {
+      give_back(std::exchange(by_slot_[slot], {}));
+      bits_.clear(slot);
+    }
+    free_slot(slot);
+  }
+  for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
+    const auto& [set, name] = waiting->first;
+    waiting = label_of(set, name) == label ? waiting_.erase(waiting) : std::next(waiting);
+  }
+  for (auto local = sent_.begin(); local != sent_.end();) {
+    if (has_label(*local->second.request)) {
+      give_back(local->second);
+      local = sent_.erase(local);
+    } else {
+      ++local;
+    }
+  }
+  // What has lost its slot in this very round.
+  for (auto local = fresh_.begin(); local != fresh_.end();) {
+    if (has_label(*local->request)) {
+      give_back(*local);
+      local = fresh_.erase(local);
+    } else {
+      ++local;
+    }
+  }
+}
+
+}  // namespace aiacc

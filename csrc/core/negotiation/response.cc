@@ -1,0 +1,129 @@
+#include "csrc/core/negotiation/response.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace aiacc {
+namespace {
+
+std::string quoted(const Request& request) {
+  return std::string(name_of(request.kind)) + " '" + label_of(request.process_set, request.name) +
+         "'";
+}
+
+/// "rank 0, 2 for 'x'"
+std::string waits_text(const std::string& name, const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "rank " : ", ") + std::to_string(rank);
+  }
+  return text + " for '" + name + "'";
+}
+
+}  // namespace
+
+MemberParts parts_of(const std::vector<SharedRequest>& requests, const std::vector<int>& members) {
+  MemberParts parts(members.size(), nullptr);
+  for (const SharedRequest& shared : requests) {
+    for (const Senders::Share& share : shared.senders->shares) {
+      auto place = members.begin();
+      share.ranks.for_each([&](int rank) {
+        place = std::lower_bound(place, members.end(), rank);
+        AIACC_CHECK(place != members.end() && *place == rank);
+        parts[static_cast<std::size_t>(place - members.begin())] = &share.part;
+      });
+    }
+  }
+  return parts;
+}
+
+bool add_rows(const Request& first,
+              const MemberParts& parts,
+              int member,
+              std::vector<std::int64_t>& rows,
+              std::int64_t& value) {
+  if (first.kind == OpKind::kAlltoall) {
+    for (const OwnPart* part : parts) {
+      // Its first extent, then the splits.
+      AIACC_CHECK(part != nullptr && part->numbers.size() == parts.size() + 1);
+      value = std::accumulate(part->numbers.begin() + 1, part->numbers.end(), value);
+      if (member >= 0) {
+        rows.push_back(part->numbers[static_cast<std::size_t>(member) + 1]);
+      }
+    }
+    return false;
+  }
+  if (first.kind != OpKind::kAllgather) {
+    return true;
+  }
+  bool uniform = true;
+  for (std::size_t i = 0; i < first.tensors(); ++i) {
+    for (const OwnPart* part : parts) {
+      AIACC_CHECK(part != nullptr);
+      rows.push_back(part->numbers[i]);
+      uniform = uniform && rows.back() == first.tensor(i).shape.front();
+    }
+  }
+  return uniform;
+}
+
+SharedPlacement placement_of(const MemberParts& parts, const SharedPlacement& known) {
+  const auto device_of = [](const OwnPart* part) { return part == nullptr ? -1 : part->device; };
+  if (std::none_of(
+          parts.begin(), parts.end(), [&](const OwnPart* part) { return device_of(part) >= 0; })) {
+    return nullptr;
+  }
+  DevicePlacement devices(parts.size());
+  std::transform(parts.begin(), parts.end(), devices.begin(), device_of);
+  return known != nullptr && *known == devices
+             ? known
+             : std::make_shared<DevicePlacement>(std::move(devices));
+}
+
+Status joined_status(const Request& request, int rank) {
+  return {Code::kMismatch,
+          "[join] " + quoted(request) + ": rank " + std::to_string(rank) +
+              " has joined and cannot take part (expected an allreduce with Sum, Average or Adasum "
+              "over all ranks while a rank waits in join); let every rank do this before the first "
+              "one joins"};
+}
+
+Status removed_set_status(const Request& request) {
+  return {Code::kMismatch,
+          "[process set] " + quoted(request) + ": process set " +
+              std::to_string(request.process_set) +
+              " was removed before all its members had submitted this; finish the work of a set "
+              "before removing it"};
+}
+
+Status existing_set_status(const Request& request, std::uint32_t existing) {
+  return {Code::kInvalidArgument,
+          "[process set] ranks " + shape_text(request.numbers) + " are process set " +
+              std::to_string(existing) + " already (expected ranks that no set has); use that one"};
+}
+
+Status stuck_status(const std::vector<std::pair<std::string, std::vector<int>>>& names) {
+  std::string list;
+  for (const auto& [name, ranks] : names) {
+    list += (list.empty() ? "" : "; ") + waits_text(name, ranks);
+  }
+  return {
+      Code::kMismatch,
+      "[negotiation] every rank waits for another one: " + list +
+          ". An automatic name pairs the n-th unnamed call of a kind on every rank (expected the "
+          "same calls everywhere); let all ranks call the same operations, or name them"};
+}
+
+Status near_miss_status(const NearMiss& miss) {
+  std::string list;
+  for (const PendingName& operation : miss.operations) {
+    list += (list.empty() ? "" : "; ") + waits_text(operation.label, operation.ranks.ranks());
+  }
+  return {Code::kMismatch,
+          "[negotiation] every rank waits for another one: " + list + ". The operations called '" +
+              miss.name +
+              "' differ (expected the same one on every rank); let all ranks call the same"};
+}
+
+}  // namespace aiacc

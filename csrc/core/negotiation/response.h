@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "csrc/core/negotiation/message.h"
+#include "csrc/core/negotiation/near_miss.h"
+#include "csrc/core/negotiation/request_matching.h"
+#include "csrc/planning/device_placement.h"
+
+namespace aiacc {
+
+/// Each member's own part of its request; null for one that has sent none.
+using MemberParts = std::vector<const OwnPart*>;
+MemberParts parts_of(const std::vector<SharedRequest>& requests, const std::vector<int>& members);
+
+/// What follows from requests that fit together, for member `member` (-1: a rank outside): appends
+/// to `rows` the numbers of rows that it gets from every member, and sets `value` to those that all
+/// send together (all-to-all). `first`: the request of the lowest rank. Pure. Returns whether the
+/// outcome is the same the next time that the same requests come, so that it can be cached.
+bool add_rows(const Request& first,
+              const MemberParts& parts,
+              int member,
+              std::vector<std::int64_t>& rows,
+              std::int64_t& value);
+
+/// The GPUs that the members' requests are about; null if they are about host memory. Pure. That is
+/// `known` itself if it is equal: most tensors of a job are placed alike, for many ranks.
+SharedPlacement placement_of(const MemberParts& parts, const SharedPlacement& known);
+
+/// Why requests fail that need no disagreement for it. The texts are the same on every rank.
+
+/// `rank` has joined and cannot take part in this.
+Status joined_status(const Request& request, int rank);
+/// The process set of the request was removed before all members had submitted it.
+Status removed_set_status(const Request& request);
+/// The ranks of the request are those of process set `existing` already.
+Status existing_set_status(const Request& request, std::uint32_t existing);
+/// Every rank waits, and nothing that they wait for can become ready: (name, ranks that wait for
+/// it).
+Status stuck_status(const std::vector<std::pair<std::string, std::vector<int>>>& names);
+/// The same, of names that nearly fit.
+Status near_miss_status(const NearMiss& miss);
+
+}  // namespace aiacc

@@ -1,0 +1,141 @@
+#include "csrc/core/negotiation/stall_inspector.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "csrc/core/negotiation/near_miss.h"
+
+namespace aiacc {
+namespace {
+
+Clock::duration seconds(double value) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return text;
+}
+
+std::string fixed(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  return text;
+}
+
+/// Who has submitted it.
+RankSet ranks_with(const Answers& answers, const std::string& label) {
+  const auto found =
+      std::lower_bound(answers.names.begin(),
+                       answers.names.end(),
+                       label,
+                       [](const PendingName& name, const auto& l) { return name.label < l; });
+  return found != answers.names.end() && found->label == label ? found->ranks : RankSet();
+}
+
+}  // namespace
+
+Clock::time_point StallInspector::next_check(const Pending& pending) const {
+  if (pending.empty()) {
+    return Clock::time_point::max();
+  }
+  auto oldest = Clock::time_point::max();
+  for (const PendingOperation& operation : pending) {
+    oldest = std::min(oldest, operation.submitted);
+  }
+  auto check = Clock::time_point::max();
+  for (const double limit : {warn_s_, fail_s_}) {
+    if (limit > 0) {
+      // Ask when the limit is reached, then once per period, however long the stall lasts.
+      const auto reached = oldest + seconds(limit);
+      check = std::min(check, reached > asked_ ? reached : asked_ + seconds(limit));
+    }
+  }
+  return check;
+}
+
+bool StallInspector::should_ask(const Pending& pending, Clock::time_point now) {
+  if (now < next_check(pending)) {
+    return false;
+  }
+  asked_ = now;
+  return true;
+}
+
+std::vector<Stall> StallInspector::inspect(const Pending& pending,
+                                           const Answers& answers,
+                                           const ProcessSetTable& sets,
+                                           Clock::time_point now) const {
+  const double limit = std::min(warn_s_ > 0 ? warn_s_ : fail_s_, fail_s_ > 0 ? fail_s_ : warn_s_);
+  std::vector<Stall> stalls;
+  if (limit <= 0) {
+    return stalls;
+  }
+  const std::vector<NearMiss> misses = near_misses(answers);
+  const RankSet joined = ranks_with(answers, name_of(OpKind::kJoin));
+  for (const PendingOperation& operation : pending) {
+    Stall stall;
+    stall.name = operation.name;
+    stall.waited_s = std::chrono::duration<double>(now - operation.submitted).count();
+    if (stall.waited_s < limit) {
+      continue;
+    }
+    const RankSet submitted = ranks_with(answers, operation.name);
+    if (submitted.empty() && !answers.complete) {
+      continue;
+    }
+    answers.ranks.for_each([&](int rank) {
+      if (submitted.has(rank)) {
+        stall.submitted.push_back(rank);
+      } else if (sets.index_of(operation.process_set, rank) >= 0 && !joined.has(rank)) {
+        stall.missing.push_back(rank);
+      }
+    });
+    for (const NearMiss& miss : misses) {
+      for (const PendingName& one : miss.operations) {
+        if (one.label == stall.name) {
+          stall.similar = miss.operations;
+        }
+      }
+    }
+    stalls.push_back(std::move(stall));
+  }
+  std::sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
+    return a.waited_s > b.waited_s;
+  });
+  return stalls;
+}
+
+std::string stall_text(const Stall& stall) {
+  std::string similar;
+  for (const PendingName& one : stall.similar) {
+    if (one.label != stall.name) {
+      similar += "; rank(s) " + list(one.ranks.ranks()) + " have submitted '" + one.label + "'";
+    }
+  }
+  return "[stall] tensor '" + stall.name + "' has waited " + fixed(stall.waited_s) +
+         " s for rank(s) " + list(stall.missing) + "; rank(s) " + list(stall.submitted) +
+         " have submitted it" + similar +
+         ". Do all ranks run the same operations? (AIACC_STALL_WARN_S, "
+         "AIACC_STALL_FAIL_S)";
+}
+
+std::string stall_json(const Stall& stall) {
+  std::string name;
+  for (const char c : stall.name) {
+    if (c == '"' || c == '\\') {
+      name += '\\';
+    }
+    if (static_cast<unsigned char>(c) >= 0x20) {
+      name += c;
+    }
+  }
+  return R"({"tensor": ")" + name + R"(", "waited_s": )" + fixed(stall.waited_s) +
+         R"(, "missing_ranks": [)" + list(stall.missing) + R"(], "submitted_ranks": [)" +
+         list(stall.submitted) + "]}";
+}
+
+}  // namespace aiacc

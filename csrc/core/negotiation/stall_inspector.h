@@ -1,0 +1,59 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "csrc/base/socket.h"
+#include "csrc/core/negotiation/message.h"
+#include "csrc/core/negotiation/process_set_table.h"
+#include "csrc/core/submission/tensor_table.h"
+
+namespace aiacc {
+
+/// A tensor that some ranks have submitted and others have not.
+struct Stall {
+  std::string name;
+  double waited_s = 0;
+  std::vector<int> submitted;  ///< ranks
+  std::vector<int> missing;    ///< ranks
+  std::vector<PendingName>
+      similar;  ///< what others have submitted, perhaps by mistake: near_miss.h
+};
+
+/// Finds out, and says, which tensor waits for which ranks.
+///
+/// Needs no help from the transport: the question and the answers travel in ordinary rounds, only
+/// when something of this rank has waited for `warn_s`. Threads: the driver's only. No I/O.
+class StallInspector {
+ public:
+  using Pending = std::vector<PendingOperation>;
+
+  StallInspector(double warn_s, double fail_s) : warn_s_(warn_s), fail_s_(fail_s) {}
+
+  /// When to look again, given what is pending; max() if never.
+  Clock::time_point next_check(const Pending& pending) const;
+  /// True if a round should ask all ranks now; remembers that it did.
+  bool should_ask(const Pending& pending, Clock::time_point now);
+
+  /// What the answers of all ranks say about this rank's old tensors, oldest first. Only members of
+  /// a tensor's process set can be missing, and no rank that waits in join. Nothing about tensors
+  /// that the answers had no room for.
+  std::vector<Stall> inspect(const Pending& pending,
+                             const Answers& answers,
+                             const ProcessSetTable& sets,
+                             Clock::time_point now) const;
+  /// Whether a stall has lasted so long that the job shall fail (`fail_s`, 0: never).
+  bool is_fatal(const Stall& stall) const { return fail_s_ > 0 && stall.waited_s >= fail_s_; }
+
+ private:
+  double warn_s_;
+  double fail_s_;
+  Clock::time_point asked_{};
+};
+
+/// "[stall] tensor 'x' has waited 60.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it; ..."
+std::string stall_text(const Stall& stall);
+/// {"tensor": "x", "waited_s": 60.0, "missing_ranks": [1, 3], "submitted_ranks": [0, 2]}
+std::string stall_json(const Stall& stall);
+
+}  // namespace aiacc

@@ -1,0 +1,260 @@
+#include "csrc/core/submission/tensor_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace aiacc {
+namespace {
+
+/// Recycled operations kept for reuse; more than this many in flight at once are allocated anew.
+constexpr std::size_t kPoolSize = 4096;
+
+/// Of the whole process: a handle from before a shutdown must not name an operation after it.
+std::atomic<Handle> next_handle{1};
+
+void reset(Operation& operation) {
+  operation.request.name.clear();
+  operation.request.shape.clear();
+  operation.request.more.clear();
+  operation.request.numbers.clear();
+  operation.first_extents.clear();
+  operation.gathered = {};
+  operation.gathered_on_gpu.reset();
+  operation.devices.reset();
+  operation.written.reset();
+  operation.completed.clear();
+  operation.more.clear();
+  operation.value = 0;
+  operation.byte_weight = 1.0;
+  operation.slices_left.store(0, std::memory_order_relaxed);
+  operation.dispatched.store(false, std::memory_order_relaxed);
+  operation.done.store(false, std::memory_order_relaxed);
+  operation.status = {};
+}
+
+}  // namespace
+
+std::shared_ptr<Operation> TensorTable::acquire() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!pool_.empty()) {
+      auto operation = std::move(pool_.back());
+      pool_.pop_back();
+      return operation;
+    }
+  }
+  return std::make_shared<Operation>();
+}
+
+Handle TensorTable::submit(std::shared_ptr<Operation> operation,
+                           std::uint64_t& queued_bytes,
+                           bool& first) {
+  Operation& entry = *operation;
+  Request& request = entry.request;
+  entry.submitted = Clock::now();
+  const std::lock_guard lock(mutex_);
+  if (!closed_.ok()) {
+    throw Error(closed_);
+  }
+  request.cacheable = !request.name.empty();
+  if (request.name.empty()) {
+    request.name = automatic_name(request);
+  }
+  if (!add_name(request.name, &entry, in_flight_[request.process_set])) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] tensor '" + label_of(request.process_set, request.name) +
+                    "' is already in flight on this rank; synchronize it first, or give the two " +
+                    "operations different names");
+  }
+  entry.handle = next_handle.fetch_add(1, std::memory_order_relaxed);
+  add_handle(entry.handle, std::move(operation));
+  first = queue_.empty();
+  if (first) {
+    queued_since_.store(entry.submitted, std::memory_order_release);
+  }
+  queue_.push_back(&entry);
+  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + entry.weighted_bytes();
+  queued_bytes_.store(queued_bytes, std::memory_order_release);
+  queued_count_.store(queue_.size(), std::memory_order_release);
+  in_flight_count_.fetch_add(1, std::memory_order_release);
+  return entry.handle;
+}
+
+/// False if the name is there already.
+bool TensorTable::add_name(const std::string& name, Operation* operation, ByName& names) {
+  if (spare_names_.empty()) {
+    return names.emplace(name, operation).second;
+  }
+  auto node = std::move(spare_names_.back());
+  spare_names_.pop_back();
+  node.key() = name;
+  node.mapped() = operation;
+  return names.insert(std::move(node)).inserted;
+}
+
+void TensorTable::add_handle(Handle handle, std::shared_ptr<Operation> operation) {
+  if (spare_handles_.empty()) {
+    by_handle_.emplace(handle, std::move(operation));
+    return;
+  }
+  auto node = std::move(spare_handles_.back());
+  spare_handles_.pop_back();
+  node.key() = handle;
+  node.mapped() = std::move(operation);
+  by_handle_.insert(std::move(node));
+}
+
+std::string TensorTable::automatic_name(const Request& request) {
+  if (request.kind == OpKind::kJoin) {
+    return name_of(request.kind);  // one at a time
+  }
+  // One count for both, so that a rank that adds a set and one that removes one disagree and do not
+  // wait for each other.
+  const bool change =
+      request.kind == OpKind::kAddProcessSet || request.kind == OpKind::kRemoveProcessSet;
+  const std::string kind = change ? "process_set" : name_of(request.kind);
+  return kind + ".noname." + std::to_string(generation_) + "." +
+         std::to_string(automatic_[{request.process_set, kind}]++);
+}
+
+void TensorTable::next_generation() {
+  const std::lock_guard lock(mutex_);
+  ++generation_;
+  automatic_.clear();
+}
+
+void TensorTable::drain(std::vector<Operation*>& out) {
+  out.clear();
+  const std::lock_guard lock(mutex_);
+  out.swap(queue_);
+  queued_bytes_.store(0, std::memory_order_release);
+  queued_count_.store(0, std::memory_order_release);
+}
+
+void TensorTable::complete(const std::vector<Operation*>& operations, const Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (Operation* operation : operations) {
+      auto node = in_flight_[operation->request.process_set].extract(operation->request.name);
+      if (!node.empty() && spare_names_.size() < kPoolSize) {
+        spare_names_.push_back(std::move(node));
+      }
+    }
+    in_flight_count_.fetch_sub(operations.size(), std::memory_order_release);
+    // After `done` the operation may be recycled at any moment by whoever waited for it.
+    for (Operation* operation : operations) {
+      operation->status = status;
+      operation->done.store(true);
+    }
+  }
+  if (sleepers_.load() > 0) {
+    const std::lock_guard lock(done_mutex_);
+    done_.notify_all();
+  }
+}
+
+std::shared_ptr<Operation> TensorTable::find(Handle handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_handle_.find(handle);
+  if (found == by_handle_.end()) {
+    throw Error(Code::kInvalidArgument,
+                "[handle] " + std::to_string(handle) +
+                    " is not an outstanding handle; every handle can be synchronized once");
+  }
+  return found->second;
+}
+
+void TensorTable::release(Handle handle) {
+  const std::lock_guard lock(mutex_);
+  const auto found = by_handle_.find(handle);
+  if (found == by_handle_.end()) {
+    return;
+  }
+  if (!found->second->done.load()) {
+    // The driver and the lanes work with it, and its buffers are in use.
+    throw Error(Code::kInvalidArgument,
+                "[handle] " + std::to_string(handle) +
+                    " is still in flight; synchronize it before forgetting it");
+  }
+  auto node = by_handle_.extract(found);
+  std::shared_ptr<Operation>& operation = node.mapped();
+  if (operation.use_count() == 1 && pool_.size() < kPoolSize) {
+    reset(*operation);
+    pool_.push_back(std::move(operation));
+  }
+  if (spare_handles_.size() < kPoolSize) {
+    operation.reset();
+    spare_handles_.push_back(std::move(node));
+  }
+}
+
+bool TensorTable::wait(const Operation& operation, Clock::time_point deadline) {
+  if (operation.done.load()) {
+    return true;
+  }
+  sleepers_.fetch_add(1);
+  bool done = false;
+  {
+    std::unique_lock lock(done_mutex_);
+    done = done_.wait_until(lock, deadline, [&] { return operation.done.load(); });
+  }
+  sleepers_.fetch_sub(1);
+  return done;
+}
+
+void TensorTable::close(const Status& status) {
+  std::vector<Operation*> lost;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_.ok()) {
+      closed_ = status;
+    }
+    queue_.clear();
+    queued_bytes_.store(0);
+    queued_count_.store(0);
+    for (const auto& [process_set, by_name] : in_flight_) {
+      for (const auto& [name, operation] : by_name) {
+        lost.push_back(operation);
+      }
+    }
+  }
+  complete(lost, status);
+}
+
+Status TensorTable::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+std::string TensorTable::labels(const std::vector<const Operation*>& operations) const {
+  constexpr std::size_t kNamed = 3;
+  constexpr std::size_t kMostBytes = 100;
+  std::string text;
+  std::size_t found = 0;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [process_set, by_name] : in_flight_) {
+    for (const auto& [name, operation] : by_name) {
+      if (std::find(operations.begin(), operations.end(), operation) != operations.end() &&
+          ++found <= kNamed) {
+        text +=
+            (text.empty() ? "'" : ", '") + label_of(process_set, name).substr(0, kMostBytes) + "'";
+      }
+    }
+  }
+  return found > kNamed ? text + " and " + std::to_string(found - kNamed) + " more" : text;
+}
+
+std::vector<PendingOperation> TensorTable::undispatched() const {
+  std::vector<PendingOperation> pending;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [process_set, by_name] : in_flight_) {
+    for (const auto& [name, operation] : by_name) {
+      if (!operation->dispatched.load()) {
+        pending.push_back({label_of(process_set, name), operation->submitted, process_set});
+      }
+    }
+  }
+  return pending;
+}
+
+}  // namespace aiacc

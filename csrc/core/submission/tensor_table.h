@@ -1,0 +1,149 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/base/raw_bytes.h"
+#include "csrc/base/socket.h"
+#include "csrc/core/negotiation/message.h"
+#include "csrc/cuda/device_pool.h"
+#include "csrc/planning/device_placement.h"
+
+namespace aiacc {
+
+using Handle = std::int64_t;
+
+/// Memory of one tensor of an operation.
+struct TensorBuffers {
+  const void* input = nullptr;
+  void* output = nullptr;
+  /// Rows that come from every member of the process set: all-gather and all-to-all.
+  std::vector<std::int64_t> first_extents;
+  RawBytes gathered;                                       ///< the output of those
+  std::shared_ptr<DeviceBlock> gathered_on_gpu = nullptr;  ///< the same for tensors on a GPU
+};
+
+/// One submitted operation, from submit to wait.
+///
+/// Written by the submitting thread before it enters the table, by the driver until it is
+/// dispatched, then by the lane that finishes it; `done` publishes the result.
+struct Operation : TensorBuffers {
+  Request request;
+  std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
+  SharedPlacement devices;          ///< Agreement::devices
+  /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until `submit`.
+  CudaStream stream = nullptr;
+  Mark written;                 ///< where `stream` was in `submit`
+  std::vector<Mark> completed;  ///< where the results are there; a mark for every unit of it
+  /// What one of its bytes counts for when there may be enough for a round.
+  double byte_weight = 1.0;
+  Handle handle = 0;
+  Clock::time_point submitted;
+  Clock::time_point ready;
+  std::int64_t value = 0;  ///< Agreement::value
+  std::atomic<std::uint32_t> slices_left{0};
+  std::atomic<bool> dispatched{false};
+  std::atomic<bool> done{false};
+  Status status;
+
+  std::uint64_t weighted_bytes() const {
+    return static_cast<std::uint64_t>(static_cast<double>(request.total_bytes()) * byte_weight);
+  }
+  TensorBuffers& tensor(std::size_t index) { return index == 0 ? *this : more[index - 1]; }
+};
+
+/// What waits for other ranks, for reports.
+struct PendingOperation {
+  std::string name;  ///< its label, see label_of
+  Clock::time_point submitted;
+  std::uint32_t process_set = 0;
+};
+
+/// Operations in flight, by process set and name, and results not yet collected, by handle.
+///
+/// Threads: any. Handles are never reused in a process, whatever table they are from.
+class TensorTable {
+ public:
+  TensorTable() = default;
+  TensorTable(const TensorTable&) = delete;
+  TensorTable& operator=(const TensorTable&) = delete;
+
+  /// Takes a recycled or new operation to be filled in.
+  std::shared_ptr<Operation> acquire();
+
+  /// Queues it and returns its handle. An empty name is replaced by an automatic one, the n-th of
+  /// this kind and process set in this generation. Throws Error(kInvalidArgument) if the name is in
+  /// flight in the process set already, or the fatal error after `close`.
+  /// `queued_bytes` receives the weighted bytes waiting for negotiation, `first` whether nothing did before.
+  Handle submit(std::shared_ptr<Operation> operation, std::uint64_t& queued_bytes, bool& first);
+
+  /// Counts automatic names from 0 again, under a new generation: all ranks do so at the same time,
+  /// whatever each has submitted before.
+  void next_generation();
+
+  /// Moves what was queued since the last call to `out`. The driver's.
+  void drain(std::vector<Operation*>& out);
+  bool has_queued() const { return queued_count_.load(std::memory_order_acquire) > 0; }
+  std::uint64_t queued_bytes() const { return queued_bytes_.load(std::memory_order_acquire); }
+  /// When the oldest queued operation was submitted; meaningful while something is queued.
+  Clock::time_point queued_since() const { return queued_since_.load(std::memory_order_acquire); }
+
+  /// Publishes results and wakes who waits for them.
+  void complete(const std::vector<Operation*>& operations, const Status& status);
+
+  /// The operation behind a handle; throws Error(kInvalidArgument) for an unknown one.
+  std::shared_ptr<Operation> find(Handle handle) const;
+  /// Forgets a handle; an unknown one is ignored. Throws Error(kInvalidArgument) while it is in flight.
+  void release(Handle handle);
+
+  /// Sleeps until the operation is done or the deadline has come; true when done.
+  bool wait(const Operation& operation, Clock::time_point deadline);
+
+  /// Fails everything in flight and all later submissions with `status`; the first one wins.
+  void close(const Status& status);
+  Status closed() const;
+
+  /// Operations submitted and not done.
+  std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
+  /// Labels of those of `operations` that are in flight, in words.
+  std::string labels(const std::vector<const Operation*>& operations) const;
+  /// Everything that is not dispatched yet.
+  std::vector<PendingOperation> undispatched() const;
+
+ private:
+  using ByName = std::unordered_map<std::string, Operation*>;
+  using ByHandle = std::unordered_map<Handle, std::shared_ptr<Operation>>;
+
+  std::string automatic_name(const Request& request);
+  bool add_name(const std::string& name, Operation* operation, ByName& names);
+  void add_handle(Handle handle, std::shared_ptr<Operation> operation);
+
+  mutable std::mutex mutex_;
+  std::map<std::uint32_t, ByName> in_flight_;  ///< by process set
+  ByHandle by_handle_;
+  std::vector<ByName::node_type> spare_names_;  ///< kept for their memory, like `pool_`
+  std::vector<ByHandle::node_type> spare_handles_;
+  std::vector<Operation*> queue_;
+  std::vector<std::shared_ptr<Operation>> pool_;
+  std::uint64_t generation_ = 0;
+  std::map<std::pair<std::uint32_t, std::string>, std::uint64_t> automatic_;  ///< names given
+  Status closed_;
+  std::atomic<std::uint64_t> queued_bytes_{0};
+  std::atomic<Clock::time_point> queued_since_{};
+  std::atomic<std::size_t> queued_count_{0};
+  std::atomic<std::size_t> in_flight_count_{0};
+
+  std::mutex done_mutex_;
+  std::condition_variable done_;
+  std::atomic<int> sleepers_{0};
+};
+
+}  // namespace aiacc

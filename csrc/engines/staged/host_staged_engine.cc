@@ -1,0 +1,209 @@
+#include "csrc/engines/staged/host_staged_engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "csrc/base/error.h"
+#include "csrc/engines/members.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+/// How long an engine that ends waits for what is under way.
+constexpr std::chrono::seconds kPatience{4};
+/// A part that is smaller costs more than it gains.
+constexpr std::size_t kLeastPart = std::size_t{64} << 10;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::size_t sum_of(const std::vector<std::size_t>& values) {
+  return std::accumulate(values.begin(), values.end(), std::size_t{0});
+}
+
+}  // namespace
+
+HostLanes::HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<Engine> own, int rank, int size)
+    : HostLanes(std::move(host), std::move(own), rank, size, std::make_shared<Threads>()) {
+  for (int lane = 0; lane <= host_->express_lane(); ++lane) {
+    threads_->push_back(std::make_unique<HostLane>("aiacc host " + std::to_string(lane)));
+  }
+}
+
+HostLanes::HostLanes(std::unique_ptr<Engine> host,
+                     std::unique_ptr<Engine> own,
+                     int rank,
+                     int size,
+                     std::shared_ptr<Threads> threads)
+    : host_(std::move(host)),
+      kept_(std::move(own)),
+      own_(*kept_->as_device()),
+      rank_(rank),
+      size_(size),
+      work_(std::make_shared<HostWork>()),
+      threads_(std::move(threads)) {
+  work_->stop = [this](const Status& status) { host_->abort(status); };
+}
+
+HostLanes::~HostLanes() {
+  const auto over = [this] { return work_->parts == 0; };
+  std::unique_lock lock(work_->mutex);
+  if (!work_->changed.wait_for(lock, kPatience, over)) {
+    lock.unlock();
+    abort({Code::kShutdown, "[hierarchical] the engine has ended"});
+    lock.lock();
+    work_->changed.wait(lock, over);
+  }
+}
+
+void HostLanes::check() {
+  work_->cancellation.check();
+  own_.check();
+}
+
+void HostLanes::abort(const Status& status) noexcept {
+  work_->cancellation.set(status);
+  host_->abort(status);
+  own_.abort(status);
+  const std::lock_guard lock(work_->mutex);
+  work_->aborted = true;
+  work_->changed.notify_all();
+}
+
+std::unique_ptr<Engine> HostLanes::split(const std::vector<int>& members, std::uint32_t group) {
+  return std::unique_ptr<Engine>(new HostLanes(host_->split(members, group),
+                                               own_.split({0}, group),
+                                               place_among(members, rank_, size_),
+                                               static_cast<int>(members.size()),
+                                               threads_));
+}
+
+int HostLanes::host_lane(int lane) const {
+  return lane == express_lane() ? host_->express_lane() : lane % host_->lanes();
+}
+
+std::vector<int> HostLanes::host_lanes(int lane, std::size_t bytes) const {
+  if (lane == express_lane()) {
+    return {host_lane(lane)};
+  }
+  const auto most = static_cast<std::size_t>(host_->lanes());
+  std::vector<int> lanes(std::clamp<std::size_t>(bytes / kLeastPart, 1, most));
+  std::iota(lanes.begin(), lanes.end(), 0);
+  return lanes;
+}
+
+void HostLanes::run(int lane, std::vector<Part> parts) {
+  work_->cancellation.check();
+  if (device_ == nullptr) {
+    device_ = own_.device(-1);
+  }
+  const Mark ready = device_->record(stream(lane));
+  std::vector<Mark> done;
+  done.reserve(parts.size());
+  for (Part& part : parts) {
+    HostLane& thread = *(*threads_)[static_cast<std::size_t>(part.lane)];
+    done.push_back(thread.pass(work_, device_, std::move(part.part), ready));
+  }
+  for (const Mark& mark : done) {
+    device_->wait(stream(lane), mark);
+  }
+}
+
+void HostLanes::all_reduce(
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+  if (count == 0) {
+    return;
+  }
+  const std::size_t element = size_of(reduction.dtype);
+  const std::vector<int> lanes = host_lanes(lane, count * element);
+  const std::size_t share = aligned((count * element + lanes.size() - 1) / lanes.size()) / element;
+  std::vector<Part> parts;
+  for (const int used : lanes) {
+    const std::size_t from = std::min(count, share * parts.size());
+    const std::size_t elements = std::min(share, count - from);
+    const std::size_t bytes = elements * element;
+    parts.push_back({used,
+                     {static_cast<const std::byte*>(send) + from * element,
+                      bytes,
+                      static_cast<std::byte*>(recv) + from * element,
+                      bytes,
+                      0,
+                      [this, used, elements, reduction](std::byte* memory) {
+                        host_->all_reduce(used, memory, memory, elements, reduction);
+                      }}});
+  }
+  run(lane, std::move(parts));
+}
+
+void HostLanes::all_reduce_on_wire(
+    int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
+  AIACC_CHECK(!is_float8(reduction.wire));
+  all_reduce(lane, send, recv, count, {dtype_on_wire(reduction), reduction.op});
+}
+
+void HostLanes::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
+  if (bytes == 0) {
+    return;
+  }
+  const bool mine = root == rank_;
+  const std::vector<int> lanes = host_lanes(lane, bytes);
+  const std::size_t share = aligned((bytes + lanes.size() - 1) / lanes.size());
+  std::vector<Part> parts;
+  for (const int used : lanes) {
+    const std::size_t from = std::min(bytes, share * parts.size());
+    const std::size_t part = std::min(share, bytes - from);
+    std::byte* at = static_cast<std::byte*>(buffer) + from;
+    parts.push_back(
+        {used,
+         {at, mine ? part : 0, at, mine ? 0 : part, 0, [this, used, part, root](std::byte* memory) {
+            host_->broadcast(used, memory, part, root);
+          }}});
+  }
+  run(lane, std::move(parts));
+}
+
+void HostLanes::all_gather(int lane,
+                           const void* send,
+                           void* recv,
+                           const std::vector<std::size_t>& bytes_of) {
+  const int used = host_lane(lane);
+  const std::size_t mine = bytes_of[static_cast<std::size_t>(rank_)];
+  const auto gather = [=](std::byte* memory) {
+    host_->all_gather(used, memory, memory + aligned(mine), bytes_of);
+  };
+  run(lane, {{used, {send, mine, recv, sum_of(bytes_of), aligned(mine), gather}}});
+}
+
+void HostLanes::reduce_scatter(int lane,
+                               const void* send,
+                               void* recv,
+                               const std::vector<std::size_t>& counts,
+                               const Reduction& reduction) {
+  const int used = host_lane(lane);
+  const std::size_t element = size_of(reduction.dtype);
+  const std::size_t sent = sum_of(counts) * element;
+  const std::size_t received = counts[static_cast<std::size_t>(rank_)] * element;
+  const auto scatter = [=](std::byte* memory) {
+    host_->reduce_scatter(used, memory, memory + aligned(sent), counts, reduction);
+  };
+  run(lane, {{used, {send, sent, recv, received, aligned(sent), scatter}}});
+}
+
+void HostLanes::all_to_all(int lane,
+                           const void* send,
+                           void* recv,
+                           const std::vector<std::size_t>& send_bytes,
+                           const std::vector<std::size_t>& recv_bytes) {
+  const int used = host_lane(lane);
+  const std::size_t sent = sum_of(send_bytes);
+  const auto exchange = [=](std::byte* memory) {
+    host_->all_to_all(used, memory, memory + aligned(sent), send_bytes, recv_bytes);
+  };
+  run(lane, {{used, {send, sent, recv, sum_of(recv_bytes), aligned(sent), exchange}}});
+}
+
+}  // namespace aiacc

@@ -1,0 +1,335 @@
+#include "csrc/base/timeline.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "tests/cpp/support/json.h"
+
+namespace aiacc {
+namespace {
+
+class TimelineTest : public testing::Test {
+ protected:
+  TimelineTest() {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::temp_directory_path() /
+              ("aiacc_timeline_" + std::to_string(getpid()) + "_" + test->name());
+    std::filesystem::create_directory(folder_);
+  }
+  ~TimelineTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string read(const std::string& name) const {
+    std::ifstream file(path(name));
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+  bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+void record(Timeline& timeline, const std::string& name, const std::string& row = "lane 0") {
+  const auto now = Clock::now();
+  timeline.record(name, "ALLREDUCE", row, now, now + std::chrono::microseconds(5), 64);
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+std::size_t threads() {
+  std::size_t number = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    ++number;
+  }
+  return number;
+}
+
+TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), true);
+  EXPECT_TRUE(timeline.on());
+  EXPECT_TRUE(timeline.marks_rounds());
+  for (int i = 0; i < 1000; ++i) {
+    record(timeline, "tensor" + std::to_string(i), "lane " + std::to_string(i % 3));
+  }
+  record(timeline, "odd \"name\" \\ \n\t\x01 \xc3\xa4");
+  timeline.stop();
+  EXPECT_FALSE(timeline.on());
+  const std::string text = read("t.json");
+  EXPECT_TRUE(JsonChecker::valid(text));
+  EXPECT_EQ(count(text, R"("ph": "X")"), 1001U);
+  EXPECT_EQ(count(text, R"("cat": "ALLREDUCE")"), 1001U);
+  EXPECT_EQ(count(text, R"("thread_name")"), 3U);
+}
+
+TEST_F(TimelineTest, TellsTheTimeOfDayAtWhichItsClockStarts) {
+  const auto wall = [] { return std::chrono::system_clock::now().time_since_epoch(); };
+  const auto started = wall() - Clock::now().time_since_epoch();
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  timeline.stop();
+  const std::string text = read("t.json");
+  const std::string key = R"("start_time_since_epoch_in_micros": )";
+  const auto at = text.find(key);
+  ASSERT_NE(at, std::string::npos) << text;
+  const double seconds = std::stod(text.substr(at + key.size())) / 1e6;
+  EXPECT_NEAR(seconds, std::chrono::duration<double>(started).count(), 60.0);
+}
+
+TEST_F(TimelineTest, AnEmptyOneIsValidToo) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  EXPECT_FALSE(timeline.marks_rounds());
+  timeline.stop();
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+}
+
+TEST_F(TimelineTest, OffItRecordsNothingAndHasNoThread) {
+  const std::size_t before = threads();
+  Timeline timeline(0);
+  record(timeline, "x");
+  EXPECT_EQ(threads(), before);
+  timeline.start(path("t.json"), false);
+  EXPECT_EQ(threads(), before + 1);
+  timeline.stop();
+  EXPECT_EQ(threads(), before);
+  timeline.stop();
+  EXPECT_EQ(read("t.json").find("\"x\""), std::string::npos);
+}
+
+TEST_F(TimelineTest, StartsAndStopsAgainAndAgain) {
+  Timeline timeline(0);
+  for (int i = 0; i < 50; ++i) {
+    timeline.start(path("t.json"), false);
+    record(timeline, "run" + std::to_string(i));
+    timeline.stop();
+    const std::string text = read("t.json");
+    ASSERT_TRUE(JsonChecker::valid(text)) << text;
+    ASSERT_NE(text.find("\"run" + std::to_string(i) + "\""), std::string::npos);
+    ASSERT_EQ(count(text, R"("ph": "X")"), 1U) << text;
+  }
+}
+
+TEST_F(TimelineTest, AnotherOneEndsTheOneThatIsOn) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  record(timeline, "first");
+  timeline.start(path("other.json"), false);
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+  record(timeline, "second");
+  timeline.stop();
+  EXPECT_EQ(count(read("t.json"), "first"), 1U);
+  EXPECT_EQ(count(read("t.json"), "second"), 0U);
+  EXPECT_EQ(count(read("other.json"), "second"), 1U);
+}
+
+TEST_F(TimelineTest, TheSameOneGoesOn) {
+  Timeline timeline(0);
+  timeline.start(path("t.json"), false);
+  record(timeline, "first");
+  timeline.start(path("t.json"), true);
+  EXPECT_TRUE(timeline.marks_rounds());
+  record(timeline, "second");
+  timeline.stop();
+  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 2U);
+}
+
+TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
+  Timeline timeline(0);
+  EXPECT_THROW(timeline.start(path("no/such/folder.json"), false), Error);
+  EXPECT_FALSE(timeline.on());
+  timeline.start(path("t.json"), false);
+}
+
+TEST(TimelinePath, IsOfItsOwnForEveryRank) {
+  EXPECT_EQ(timeline_path("a/t.json", 0), "a/t.json");
+  EXPECT_EQ(timeline_path("a/t.json", 3), "a/t.rank3.json");
+  EXPECT_EQ(timeline_path("t", 3), "t.rank3");
+  EXPECT_EQ(timeline_path("a.b/t", 3), "a.b/t.rank3");
+  EXPECT_EQ(timeline_path("a/.hidden", 3), "a/.hidden.rank3");
+  EXPECT_EQ(timeline_path("a/t.{rank}.json", 0), "a/t.0.json");
+  EXPECT_EQ(timeline_path("a/t.{rank}.json", 3), "a/t.3.json");
+}
+
+TEST_F(TimelineTest, EveryRankWrites) {
+  Timeline one(1);
+  one.start(path("t.json"), false);
+  record(one, "x");
+  one.stop();
+  EXPECT_FALSE(exists("t.json"));
+  EXPECT_TRUE(JsonChecker::valid(read("t.rank1.json")));
+  EXPECT_EQ(count(read("t.rank1.json"), R"("ph": "X", "pid": 1)"), 1U);
+}
+
+TEST_F(TimelineTest, StepsFollowEachOther) {
+  Timeline timeline(0);
+  timeline.mark_step();
+  for (int start = 0; start < 2; ++start) {
+    timeline.start(path("t.json"), false);
+    timeline.mark_step();
+    timeline.mark_step();
+    timeline.stop();
+    const std::string text = read("t.json");
+    EXPECT_TRUE(JsonChecker::valid(text));
+    EXPECT_EQ(count(text, R"("cat": "STEP")"), 2U);
+    EXPECT_EQ(count(text, R"("name": "step 0")"), 1U);
+    EXPECT_EQ(count(text, R"("name": "step 1")"), 1U);
+  }
+}
+
+/// Files of this process cannot grow beyond `bytes` meanwhile.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) : action_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+  ~FileLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, action_);
+  }
+
+ private:
+  void (*action_)(int);
+  rlimit before_{};
+};
+
+/// What `body` makes the process write to standard error. Not through a file: `FileLimit` counts.
+template <class Body>
+std::string errors_of(Body body) {
+  int pipe[2];
+  EXPECT_EQ(pipe2(pipe, O_CLOEXEC | O_NONBLOCK), 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(pipe[1], STDERR_FILENO);
+  body();
+  dup2(before, STDERR_FILENO);
+  std::string text(65536, ' ');
+  const ssize_t got = ::read(pipe[0], text.data(), text.size());
+  for (const int file : {before, pipe[0], pipe[1]}) {
+    close(file);
+  }
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  return text;
+}
+
+TEST_F(TimelineTest, WhereThereIsNoRoomItEndsWithItsLastWholeEvent) {
+  const std::string whole = [this] {
+    Timeline timeline(0);
+    timeline.start(path("whole.json"), false);
+    record(timeline, "first");
+    record(timeline, "second");
+    timeline.stop();
+    return read("whole.json");
+  }();
+  // Every length up to one that holds all: also the last event and the end of the array are cut.
+  // The clock's digits may differ, so the last few may or may not fit.
+  for (std::size_t bytes = 0; bytes < whole.size() + 8; ++bytes) {
+    const std::string errors = errors_of([&] {
+      const FileLimit limit(bytes);
+      Timeline timeline(0);
+      timeline.start(path("t.json"), false);
+      record(timeline, "first");
+      record(timeline, "second");
+      timeline.stop();
+      EXPECT_FALSE(timeline.on());
+    });
+    const std::string text = read("t.json");
+    ASSERT_LE(text.size(), bytes);
+    ASSERT_EQ(text.find('\0'), std::string::npos);
+    const bool all = count(text, "\"second\"") == 1 && JsonChecker::valid(text);
+    ASSERT_EQ(count(errors, "t.json' ends here"), all ? 0U : 1U) << bytes << errors;
+    ASSERT_EQ(count(errors, "(errno 27)"), all ? 0U : 1U) << bytes << errors;
+    // There may be room for the first event and not for the end.
+    ASSERT_TRUE(text.empty() || JsonChecker::valid(text) || JsonChecker::valid(text + "\n]\n"))
+        << bytes << text;
+    ASSERT_TRUE(count(text, R"("ph": "X")") == 0 || JsonChecker::valid(text)) << bytes << text;
+  }
+}
+
+TEST_F(TimelineTest, AFullDeviceIsOneWarning) {
+  Timeline timeline(0);
+  const std::string errors = errors_of([&] {
+    timeline.start("/dev/full", false);
+    for (int i = 0; i < 100; ++i) {
+      record(timeline, "x");
+    }
+    timeline.stop();
+  });
+  EXPECT_EQ(count(errors, "'/dev/full' ends here"), 1U) << errors;
+  EXPECT_EQ(count(errors, "(errno 28)"), 1U) << errors;
+  timeline.start(path("t.json"), false);
+  record(timeline, "x");
+  timeline.stop();
+  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
+}
+
+TEST_F(TimelineTest, TheSameFileBeginsAnewWhenThereIsRoomAgain) {
+  Timeline timeline(0);
+  const std::string errors = errors_of([&] {
+    const FileLimit limit(8);
+    timeline.start(path("t.json"), false);
+    while (timeline.on()) {  // until the writer has found out
+      std::this_thread::yield();
+    }
+  });
+  EXPECT_EQ(read("t.json"), "");
+  timeline.start(path("t.json"), false);
+  record(timeline, "x");
+  timeline.stop();
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
+}
+
+TEST_F(TimelineTest, ThreadsRecordWhileItStartsAndStops) {
+  Timeline timeline(0);
+  std::atomic<bool> stop{false};
+  std::atomic<int> marked{0};
+  std::vector<std::thread> recorders;
+  for (int i = 0; i < 3; ++i) {
+    recorders.emplace_back([&] {
+      while (!stop.load()) {
+        record(timeline, "x");
+        marked.fetch_add(timeline.marks_rounds() ? 1 : 0);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    timeline.start(path("t.json"), i % 2 == 0);
+    timeline.stop();
+    ASSERT_TRUE(JsonChecker::valid(read("t.json")));
+  }
+  stop.store(true);
+  for (std::thread& recorder : recorders) {
+    recorder.join();
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,230 @@
+#include "csrc/core/dispatch/lane.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace aiacc {
+namespace {
+
+Unit unit_of(std::uint64_t seq) {
+  Unit unit;
+  unit.plan.seq = seq;
+  return unit;
+}
+
+void push(Lane& lane, Unit unit, bool notify) { lane.push(unit, notify); }
+
+Clock::time_point never() { return Clock::time_point::max(); }
+
+/// Until the queue is empty.
+void help(Lane& lane) {
+  const std::atomic<bool> done{false};
+  lane.help(done, never());
+}
+
+/// Closed until opened; tells how many have arrived.
+class Gate {
+ public:
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+  }
+  void await(int arrivals) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return arrived_ >= arrivals; });
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int arrived_ = 0;
+  bool open_ = false;
+};
+
+TEST(Lane, RunsUnitsInOrderOneAtATime) {
+  std::vector<std::uint64_t> order;  // guarded by the lane itself: never two at once
+  std::atomic<int> inside{0};
+  Lane lane("test", [&](Unit& unit, PackBuffer&) {
+    EXPECT_EQ(inside.fetch_add(1), 0);
+    order.push_back(unit.plan.seq);
+    inside.fetch_sub(1);
+  });
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> helpers;
+  for (int i = 0; i < 3; ++i) {
+    helpers.emplace_back([&] {
+      while (!stop.load()) {
+        help(lane);
+      }
+    });
+  }
+  for (std::uint64_t seq = 0; seq < 2000; ++seq) {
+    push(lane, unit_of(seq), seq % 2 == 0);
+  }
+  EXPECT_TRUE(lane.quiesce(never()));
+  stop.store(true);
+  for (std::thread& helper : helpers) {
+    helper.join();
+  }
+  ASSERT_EQ(order.size(), 2000U);
+  for (std::uint64_t seq = 0; seq < 2000; ++seq) {
+    ASSERT_EQ(order[seq], seq);
+  }
+}
+
+TEST(Lane, WithoutNotificationTheCallerRunsIt) {
+  std::thread::id runner;
+  Lane lane("test", [&](Unit&, PackBuffer&) { runner = std::this_thread::get_id(); });
+  push(lane, unit_of(0), false);
+  help(lane);
+  EXPECT_EQ(runner, std::this_thread::get_id());
+}
+
+TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
+  Gate gate;
+  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  push(lane, unit_of(0), false);
+  lane.start();
+  gate.await(1);
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, HelpReturnsAtOnceWhileAnotherThreadRunsIt) {
+  Gate gate;
+  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  push(lane, unit_of(0), true);
+  gate.await(1);
+  help(lane);  // would wait for the gate otherwise
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
+  Gate gate;
+  std::atomic<int> ran{0};
+  Lane lane("test", [&](Unit&, PackBuffer&) {
+    gate.pass();
+    ran.fetch_add(1);
+  });
+  push(lane, unit_of(0), false);
+  std::thread helper([&] { help(lane); });
+  gate.await(1);
+  push(lane, unit_of(1), true);
+  push(lane, unit_of(2), false);
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+  EXPECT_EQ(ran.load(), 3);
+  helper.join();
+}
+
+/// Runs units that refill the queue for ever, the first of them in this thread with `lane.help`.
+/// Returns when another thread has run one.
+template <class Help>
+void help_with_an_endless_queue(Help help_until) {
+  const auto self = std::this_thread::get_id();
+  std::atomic<int> mine{0};
+  std::atomic<bool> stop{false};
+  Gate others;
+  others.open();
+  Lane* refilled = nullptr;
+  Lane lane(
+      "test",
+      [&](Unit& unit, PackBuffer&) {
+        if (std::this_thread::get_id() == self) {
+          // The end of a test that fails: nobody else comes to run one.
+          stop.store(mine.fetch_add(1) >= 10'000);
+        } else {
+          others.pass();
+          stop.store(true);
+        }
+        if (!stop.load()) {
+          push(*refilled, unit_of(unit.plan.seq + 1), true);
+        }
+      },
+      [](const Unit&) {});
+  refilled = &lane;
+  push(lane, unit_of(0), false);
+  push(lane, unit_of(1), false);
+  help_until(lane, mine);
+  ASSERT_LT(mine.load(), 10'000) << "a caller was held by the units of others";
+  others.await(1);
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, AHelperLeavesWhenItsOwnOperationIsDone) {
+  help_with_an_endless_queue([](Lane& lane, std::atomic<int>& mine) {
+    const std::atomic<bool> done{true};  // as if the first unit had been all of it
+    lane.help(done, never());
+    EXPECT_EQ(mine.load(), 1);
+  });
+}
+
+TEST(Lane, AHelperLeavesAtItsDeadline) {
+  help_with_an_endless_queue([](Lane& lane, std::atomic<int>& mine) {
+    const std::atomic<bool> done{false};
+    lane.help(done, Clock::now());
+    EXPECT_EQ(mine.load(), 1) << "the one that it had begun";
+  });
+}
+
+TEST(Lane, QuiesceKeepsItsDeadline) {
+  Gate gate;
+  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  EXPECT_TRUE(lane.quiesce(never())) << "an empty lane is idle";
+  push(lane, unit_of(0), false);
+  EXPECT_FALSE(lane.quiesce(Clock::now()));
+  gate.await(1);
+  EXPECT_FALSE(lane.quiesce(Clock::now()));
+  gate.open();
+  EXPECT_TRUE(lane.quiesce(never()));
+}
+
+TEST(Lane, EndsWithWorkLeftInTheQueue) {
+  std::atomic<int> ran{0};
+  {
+    Lane lane("test", [&](Unit&, PackBuffer&) { ran.fetch_add(1); });
+    push(lane, unit_of(0), false);
+  }
+  EXPECT_EQ(ran.load(), 0);
+}
+
+TEST(PackBuffer, GrowsAndIsAligned) {
+  PackBuffer buffer;
+  for (const std::size_t bytes : {1, 1000, 10, 100000}) {
+    std::byte* memory = buffer.reserve(bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory) % 256, 0U);
+    memory[bytes - 1] = std::byte{1};
+  }
+}
+
+/// While a unit runs the next one is on its way already, and no third one.
+TEST(Lane, PreparesOneUnitAhead) {
+  std::vector<std::string> calls;
+  Lane lane(
+      "test",
+      [&](Unit& unit, PackBuffer&) { calls.push_back("run " + std::to_string(unit.plan.seq)); },
+      [&](const Unit& unit) { calls.push_back("prepare " + std::to_string(unit.plan.seq)); });
+  for (std::uint64_t seq = 0; seq < 3; ++seq) {
+    push(lane, unit_of(seq), false);
+  }
+  help(lane);
+  const std::vector<std::string> expected{"prepare 1", "run 0", "prepare 2", "run 1", "run 2"};
+  EXPECT_EQ(calls, expected);
+}
+
+}  // namespace
+}  // namespace aiacc

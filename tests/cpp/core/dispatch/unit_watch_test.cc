@@ -1,0 +1,232 @@
+#include "csrc/core/dispatch/unit_watch.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/hierarchical/hierarchical_engine.h"
+#include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/deserter.h"
+#include "tests/cpp/support/desertion.h"
+#include "tests/cpp/support/fake_cuda.h"
+
+namespace aiacc {
+namespace {
+
+constexpr double kLimit = 60;
+
+constexpr bool kStuck = true;
+
+LaneReport unit(std::uint32_t lane, std::uint64_t order, bool stuck, std::uint32_t set = 0) {
+  LaneReport report;
+  report.lane = lane;
+  report.process_set = set;
+  report.order = report.unit = order;
+  report.stuck = stuck;
+  report.tensors = "'t" + std::to_string(order) + "'";
+  return report;
+}
+
+/// `lanes[r]` is what rank r runs.
+std::optional<std::string> verdict(const std::vector<std::vector<LaneReport>>& lanes,
+                                   const std::vector<int>& subset = {}) {
+  ProcessSetTable sets(static_cast<int>(lanes.size()));
+  if (!subset.empty()) {
+    sets.add(subset);
+  }
+  Answers answers;
+  for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
+    const RankSet mine(static_cast<int>(rank));
+    answers.ranks.add(mine);
+    for (const LaneReport& report : lanes[rank]) {
+      answers.lanes.push_back({report, mine});
+    }
+  }
+  return dead_unit(answers, sets, kLimit);
+}
+
+TEST(DeadUnit, AllWaitInIt) {
+  const auto text = verdict({{unit(1, 5, kStuck)}, {unit(1, 5, kStuck)}});
+  ASSERT_TRUE(text.has_value());
+  EXPECT_NE(text->find("unit 5 of process set 0 on lane 1 ('t5') can never end"), std::string::npos)
+      << *text;
+  EXPECT_NE(text->find("rank(s) 0, 1 wait in it"), std::string::npos) << *text;
+}
+
+TEST(DeadUnit, ForWhomEachOfThemWaits) {
+  LaneReport in_a_ring = unit(1, 1, kStuck, 1);
+  in_a_ring.ahead = 2;
+  const auto text = verdict({{in_a_ring}, {}, {in_a_ring}, {in_a_ring}}, {0, 2, 3});
+  ASSERT_TRUE(text.has_value());
+  EXPECT_NE(text->find("0 (for rank 3), 2 (for rank 0), 3 (for rank 2) wait"), std::string::npos)
+      << *text;
+}
+
+TEST(DeadUnit, SomeWaitAndTheOthersAreIdleOrFurther) {
+  const auto text =
+      verdict({{unit(1, 5, kStuck)}, {}, {unit(1, 6, !kStuck)}, {unit(0, 4, !kStuck)}});
+  ASSERT_TRUE(text.has_value());
+  EXPECT_NE(text->find("rank(s) 0 wait in it, rank(s) 1, 2, 3 are done with it"), std::string::npos)
+      << *text;
+}
+
+TEST(DeadUnit, AMemberThatComputesOrMovesBytesKeepsItAlive) {
+  EXPECT_FALSE(verdict({{unit(1, 5, kStuck)}, {unit(1, 5, !kStuck)}, {}}).has_value());
+}
+
+TEST(DeadUnit, AMemberInAnEarlierUnitOfTheLaneKeepsItAlive) {
+  EXPECT_FALSE(verdict({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck)}}).has_value());
+  EXPECT_FALSE(
+      verdict({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck, 1)}, {unit(1, 4, !kStuck, 1)}}, {1, 2})
+          .has_value());
+}
+
+TEST(DeadUnit, TheFirstInTheOrderOfAgreementIsNamed) {
+  // Rank 0 waits for rank 1, which waits in an earlier unit for a rank that is done with it.
+  const auto text =
+      verdict({{unit(1, 5, kStuck)}, {unit(1, 4, kStuck, 1)}, {unit(1, 5, kStuck)}}, {1, 2});
+  ASSERT_TRUE(text.has_value());
+  EXPECT_NE(text->find("unit 4 of process set 1"), std::string::npos) << *text;
+}
+
+TEST(DeadUnit, RanksOutsideOfItsSetDoNotMatter) {
+  const auto text = verdict({{unit(1, 3, !kStuck)}, {unit(1, 4, kStuck, 1)}, {}}, {1, 2});
+  ASSERT_TRUE(text.has_value());
+}
+
+TEST(DeadUnit, NothingIsSaidOfUnknownSetsAndMissingAnswers) {
+  EXPECT_FALSE(verdict({{unit(1, 4, kStuck, 7)}, {}}).has_value());
+  EXPECT_FALSE(dead_unit({}, ProcessSetTable(2), kLimit).has_value());
+  Answers only;
+  only.ranks = RankSet(0);
+  only.lanes = {{unit(1, 4, kStuck), RankSet(0)}};
+  EXPECT_FALSE(dead_unit(only, ProcessSetTable(2), kLimit).has_value());
+  only.ranks.add(RankSet(1));
+  EXPECT_TRUE(dead_unit(only, ProcessSetTable(2), kLimit).has_value());
+  only.lanes_complete = false;
+  EXPECT_FALSE(dead_unit(only, ProcessSetTable(2), kLimit).has_value());
+}
+
+TEST(DeadUnit, WhatRanksOfALargeJobSayAlikeIsSaidOnce) {
+  constexpr int kRanks = 4096;
+  constexpr std::uint32_t kLanes = 8;
+  Bytes all;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    RoundMessage message;
+    message.answers.ranks = RankSet(rank);
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+      LaneReport report = unit(lane, 5 + lane, kStuck);
+      report.ahead = kRanks - 1;
+      message.answers.lanes.push_back({report, RankSet(rank)});
+    }
+    Bytes share;
+    message.encode(share);
+    if (rank == 0) {
+      all.swap(share);
+    } else {
+      combine_rounds(all, share);
+    }
+  }
+  EXPECT_LT(all.size(), 500U);
+  RoundMessage message;
+  message.decode(all);
+  EXPECT_TRUE(message.answers.lanes_complete);
+  ASSERT_EQ(message.answers.lanes.size(), kLanes);
+  EXPECT_EQ(message.answers.lanes[0].ranks, RankSet(0, kRanks - 1));
+  const auto text = dead_unit(message.answers, ProcessSetTable(kRanks), kLimit);
+  ASSERT_TRUE(text.has_value());
+  EXPECT_NE(text->find("0 (for rank 4095), 1 (for rank 0), "), std::string::npos);
+}
+
+/// Ranks and what moves their bytes; the last rank deserts.
+struct Watched {
+  const char* name;
+  Transport transport;
+  std::vector<int> hosts;  ///< of the ranks, for the hierarchical engine; none: a flat one
+  bool staged = false;     ///< tensors on GPUs pass through the host
+};
+
+class UnitWatchTest : public testing::TestWithParam<Watched> {
+ protected:
+  UnitWatchTest() {
+    world_.size = 3;
+    world_.transport = GetParam().transport;
+    world_.peer_timeout_s = 0.5;
+    world_.options.unit_timeout_s = 1;
+    world_.options.parameters.unit_bytes = 1 << 20;
+    world_.make_engine = [](int rank, EngineContext* context, std::shared_ptr<FakeHub> hub) {
+      std::unique_ptr<Engine> engine;
+      if (context == nullptr) {
+        engine = std::make_unique<FakeEngine>(std::move(hub), rank);
+      } else if (GetParam().hosts.empty()) {
+        engine = std::make_unique<TcpEngine>(*context);
+      } else {
+        context->host_of = GetParam().hosts;
+        engine = create_hierarchical_engine(*context);
+      }
+      return rank == kDeserter ? std::make_unique<Deserter>(std::move(engine)) : std::move(engine);
+    };
+    if (GetParam().staged) {
+      world_.options.staging = [this]() -> const CudaDriver& { return cuda_.driver(); };
+    }
+  }
+
+  /// Ranks that disagree after the dispatch all fail.
+  void check(OpKind kind) {
+    with_coordinators(world_, [&](int rank, RankParts& parts) {
+      check_desertion(
+          *parts.coordinator, kind, rank, world_.size, kDeserter, GetParam().staged ? 0 : -1);
+    });
+  }
+
+  static constexpr int kDeserter = 2;
+  FakeCuda cuda_;
+  CoordinatorWorld world_;
+};
+
+TEST_P(UnitWatchTest, AnAllReduceThatOneLeavesOutEnds) { check(OpKind::kAllreduce); }
+
+TEST_P(UnitWatchTest, AnAllGatherThatOneLeavesOutEnds) { check(OpKind::kAllgather); }
+
+/// Ranks that are not connected yet wait for the first one.
+TEST_P(UnitWatchTest, AnAllToAllThatOneLeavesOutEnds) { check(OpKind::kAlltoall); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds,
+    UnitWatchTest,
+    testing::Values(Watched{"InProcess", Transport::kInProcess, {}},
+                    Watched{"Tcp", Transport::kTcp, {}},
+                    Watched{"HierarchicalBetweenHosts", Transport::kTcp, {0, 0, 1}},
+                    Watched{"HierarchicalInsideAHost", Transport::kTcp, {0, 1, 1}},
+                    Watched{"Staged", Transport::kTcp, {}, true},
+                    Watched{"StagedHierarchical", Transport::kTcp, {0, 0, 1}, true}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+Request large(const std::string& name) { return make_request(name, {100'000}); }
+
+/// Rank 1 is on its way to the unit, for several times the limit.
+TEST(UnitWatch, ARankThatIsNotThereYetIsWaitedFor) {
+  CoordinatorWorld world;
+  world.size = 3;
+  world.options.unit_timeout_s = 0.1;
+  world.options.parameters.unit_bytes = 1 << 20;
+  world.before = [&](int rank, int lane, std::size_t) {
+    if (rank == 1 && lane < 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));  // it computes
+    }
+  };
+  with_coordinators(world, [&](int, RankParts& parts) {
+    std::vector<float> data(100'000, 1);
+    finish(*parts.coordinator, submit(*parts.coordinator, large("x"), data.data(), data.data()));
+    EXPECT_EQ(data.back(), 3);
+  });
+}
+
+}  // namespace
+}  // namespace aiacc

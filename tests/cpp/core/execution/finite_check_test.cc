@@ -1,0 +1,311 @@
+#include "csrc/core/execution/finite_check.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/core/coordinator.h"
+#include "tests/cpp/support/gpu_ranks.h"
+
+namespace aiacc {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::size_t occurrences(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(FiniteProblem, NamesTensorRankAndWhat) {
+  CheckedUnit unit;
+  EXPECT_EQ("", finite_problem({}, {"w", 0, 0, 1}, unit, 3));
+  std::string text = finite_problem({1, 0, 0, 0}, {"layer.weight", 0, 0, 1}, unit, 3);
+  EXPECT_TRUE(contains(text, "allreduce 'layer.weight': rank 3 gave NaN (float32;")) << text;
+  text = finite_problem({1, 1, 0, 0}, {"w", 2, 0, 1}, unit, 0);
+  EXPECT_TRUE(contains(text, "'w (process set 2)': rank 0 gave NaN and infinity (")) << text;
+  unit.kind = OpKind::kReducescatter;
+  unit.dtype = DataType::kFloat16;
+  text = finite_problem({0, 0, 1, 0}, {"g", 0, 1, 4}, unit, 0);
+  EXPECT_TRUE(
+      contains(text, "reducescatter 'g', tensor 1 of 4: rank 0 gave numbers too large for float16"))
+      << text;
+  unit.dtype = DataType::kFloat32;
+  unit.wire = WireFormat::kBFloat16;
+  text = finite_problem({0, 0, 1, 0}, {"w", 0, 0, 1}, unit, 0);
+  EXPECT_TRUE(contains(text, "too large for bfloat16 (float32 on its way as bfloat16;")) << text;
+}
+
+TEST(FiniteModeFrom, NamesAndOtherWords) {
+  EXPECT_EQ(FiniteMode::kOff, finite_mode_from("off"));
+  EXPECT_EQ(FiniteMode::kWarn, finite_mode_from("warn"));
+  EXPECT_EQ(FiniteMode::kRaise, finite_mode_from("raise"));
+  EXPECT_EQ(Code::kInvalidArgument, status_of([] { finite_mode_from("on"); }).code());
+}
+
+enum class Place { kHost, kStaged, kNccl };
+enum class Layout { kAlone, kPacked, kScattered };
+
+/// What rank 1 gives.
+struct Trouble {
+  const char* name;
+  DataType dtype;
+  WireFormat wire;
+  double prescale;
+  std::uint64_t bits;  ///< of one element; the others are 1
+  const char* text;
+};
+
+const Trouble kNan = {
+    "Nan", DataType::kFloat32, WireFormat::kTensor, 1.0, 0xffc00000, "rank 1 gave NaN (float32;"};
+const Trouble kInfinity = {"Infinity",
+                           DataType::kBFloat16,
+                           WireFormat::kTensor,
+                           1.0,
+                           0xff80,
+                           "rank 1 gave infinity (bfloat16;"};
+const Trouble kScaled = {"Scaled",
+                         DataType::kFloat16,
+                         WireFormat::kTensor,
+                         2.0,
+                         0x7800,
+                         "rank 1 gave numbers too large for float16 (float16;"};
+const Trouble kNarrowed = {"Narrowed",
+                           DataType::kFloat32,
+                           WireFormat::kFloat16,
+                           1.0,
+                           0x49742400,  // 1e6
+                           "too large for float16 (float32 on its way as float16;"};
+
+struct Setting {
+  Place place;
+  Layout layout;
+  Trouble trouble;
+};
+
+std::string name_of_setting(const testing::TestParamInfo<Setting>& test) {
+  static const char* const places[] = {"Host", "Staged", "Nccl"};
+  static const char* const layouts[] = {"Alone", "Packed", "Scattered"};
+  return std::string(places[static_cast<int>(test.param.place)]) +
+         layouts[static_cast<int>(test.param.layout)] + test.param.trouble.name;
+}
+
+/// Two ranks of which rank 1 gives something that is not finite in 'b', whose last element it is.
+class FiniteCheckTest : public testing::TestWithParam<Setting> {
+ protected:
+  static constexpr int kSize = 2;
+
+  /// Tensors of one step and where they lie.
+  struct Step {
+    std::vector<Request> requests;
+    std::vector<std::vector<std::byte>> memory;
+    std::vector<Handle> handles;
+  };
+
+  Step make_step(bool bad) const {
+    const Setting& setting = GetParam();
+    Step step;
+    for (const char* name : {"a", "b", "c"}) {
+      const bool packed = setting.layout == Layout::kPacked;
+      if (!packed && *name != 'b') {
+        continue;
+      }
+      Request request = make_request(name, {packed ? 6 : 5000});
+      request.dtype = setting.trouble.dtype;
+      request.wire = setting.trouble.wire;
+      request.prescale = setting.trouble.prescale;
+      request.kind =
+          setting.layout == Layout::kScattered ? OpKind::kReducescatter : OpKind::kAllreduce;
+      const std::size_t size = size_of(request.dtype);
+      std::vector<std::byte> data(request.bytes());
+      const std::uint64_t one = request.dtype == DataType::kFloat16    ? 0x3c00
+                                : request.dtype == DataType::kBFloat16 ? 0x3f80
+                                                                       : 0x3f800000;
+      for (std::size_t i = 0; i < request.elements(); ++i) {
+        const bool last = i + 1 == request.elements();
+        std::memcpy(data.data() + i * size,
+                    bad && last && *name == 'b' ? &setting.trouble.bits : &one,
+                    size);
+      }
+      step.requests.push_back(std::move(request));
+      step.memory.push_back(std::move(data));
+    }
+    return step;
+  }
+
+  /// Submits a step and waits for it; what the wait has thrown. Reduce-scatter writes its part to
+  /// the beginning of its input: nobody needs that.
+  Status run(RankParts& parts, GpuRank* gpu, Step& step) {
+    return status_of([&] {
+      step.handles.clear();
+      for (std::size_t i = 0; i < step.requests.size(); ++i) {
+        Request request = step.requests[i];
+        void* in = step.memory[i].data();
+        std::byte* out =
+            request.kind == OpKind::kReducescatter ? scattered(request) : step.memory[i].data();
+        if (gpu != nullptr) {
+          step.handles.push_back(gpu->submit(request, in, out));
+          continue;
+        }
+        request.device = GetParam().place == Place::kStaged ? 0 : -1;
+        step.handles.push_back(submit(*parts.coordinator, request, in, out));
+      }
+      parts.coordinator->flush();
+      for (const Handle handle : step.handles) {
+        if (gpu != nullptr) {
+          gpu->finish(handle);
+        } else {
+          finish(*parts.coordinator, handle);
+        }
+      }
+      gpus_.cuda.drain();  // results of staged units, before their memory goes
+    });
+  }
+
+  /// `body(rank, parts, gpu)`; `gpu` is null where there is none.
+  template <class Body>
+  void with_ranks(FiniteMode mode, Body body) {
+    CoordinatorWorld world;
+    world.size = kSize;
+    world.options.check_finite = mode;
+    world.options.peer_timeout_s = 0.5;  // how often it looks follows from that
+    if (GetParam().place == Place::kNccl) {
+      with_gpus(gpus_, world, 2, [&](int rank, RankParts& parts, GpuRank& gpu) {
+        body(rank, parts, &gpu);
+      });
+      return;
+    }
+    if (GetParam().place == Place::kStaged) {
+      world.options.staging = [this]() -> const CudaDriver& { return gpus_.cuda.driver(); };
+    }
+    with_coordinators(world, [&](int rank, RankParts& parts) { body(rank, parts, nullptr); });
+    EXPECT_EQ(0, gpus_.cuda.misuses());
+  }
+
+  std::byte* scattered(const Request& request) {
+    const std::lock_guard lock(mutex_);
+    outputs_.push_back(std::make_unique<std::vector<std::byte>>(request.bytes()));
+    return outputs_.back()->data();
+  }
+
+  NcclWorld gpus_{kSize};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<std::vector<std::byte>>> outputs_;
+};
+
+TEST_P(FiniteCheckTest, RaisesOnEveryRankWithoutAnotherCall) {
+  std::atomic<int> failed{0};
+  with_ranks(FiniteMode::kRaise, [&](int rank, RankParts& parts, GpuRank* gpu) {
+    Step good = make_step(false);
+    EXPECT_TRUE(run(parts, gpu, good).ok());
+    Step bad = make_step(rank == 1);
+    Status status = run(parts, gpu, bad);
+    if (gpu != nullptr) {                       // it was queued; the GPU finds out
+      while (gpus_.nccl.communicators() > 0) {  // until they are aborted
+        std::this_thread::yield();
+      }
+    } else {
+      EXPECT_EQ(Code::kNotFinite, status.code());
+    }
+    for (++failed; failed.load() < kSize;) {
+      std::this_thread::yield();
+    }
+    float value = 1;
+    for (status = {}; status.ok();) {
+      status = status_of([&] { sum(*parts.coordinator, "later", value); });
+    }
+    EXPECT_EQ(Code::kNotFinite, status.code());
+    EXPECT_TRUE(contains(status.message(), "'b': " + std::string("rank 1 gave")))
+        << status.message();
+    EXPECT_TRUE(contains(status.message(), GetParam().trouble.text)) << status.message();
+  });
+}
+
+TEST_P(FiniteCheckTest, WarnsOfATensorOnceAndGoesOn) {
+  testing::internal::CaptureStderr();
+  with_ranks(FiniteMode::kWarn, [&](int rank, RankParts& parts, GpuRank* gpu) {
+    configure_log(LogLevel::kWarning, -1);
+    for (int i = 0; i < 5; ++i) {
+      Step step = make_step(rank == 1);
+      EXPECT_TRUE(run(parts, gpu, step).ok());
+    }
+  });
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(1U, occurrences(log, "[finite]")) << log;
+  EXPECT_TRUE(contains(log, "'b': ")) << log;
+  EXPECT_TRUE(contains(log, GetParam().trouble.text)) << log;
+}
+
+TEST_P(FiniteCheckTest, SaysNothingOfFiniteNumbers) {
+  testing::internal::CaptureStderr();
+  with_ranks(FiniteMode::kRaise, [&](int, RankParts& parts, GpuRank* gpu) {
+    configure_log(LogLevel::kWarning, -1);
+    for (int i = 0; i < 5; ++i) {
+      Step step = make_step(false);
+      ASSERT_TRUE(run(parts, gpu, step).ok());
+    }
+  });
+  EXPECT_EQ("", testing::internal::GetCapturedStderr());
+}
+
+/// More tensors in a unit, and more units on their way, than there is memory for at the start.
+TEST(FiniteCheckOnGpus, ManyTensorsAndManyUnits) {
+  testing::internal::CaptureStderr();
+  NcclWorld gpus(1);
+  CoordinatorWorld world;
+  world.options.check_finite = FiniteMode::kWarn;
+  with_gpus(gpus, world, 2, [&](int, RankParts&, GpuRank& gpu) {
+    configure_log(LogLevel::kWarning, -1);
+    std::vector<float> small(300, 1.0F);
+    std::vector<float> large(1024 * 100, 1.0F);
+    small[299] = NAN;
+    large.back() = -INFINITY;
+    gpus.cuda.hold();
+    std::vector<Handle> handles = {
+        gpu.submit(make_request("large", {1024 * 100}), large.data(), large.data())};
+    for (std::size_t i = 0; i < small.size(); ++i) {
+      handles.push_back(
+          gpu.submit(make_request("small" + std::to_string(i), {1}), &small[i], &small[i]));
+    }
+    for (const Handle handle : handles) {
+      gpu.wait(handle);
+    }
+    gpus.cuda.release();
+    gpu.settle();
+  });
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(2U, occurrences(log, "[finite]")) << log;
+  EXPECT_TRUE(contains(log, "'large': rank 0 gave infinity")) << log;
+  EXPECT_TRUE(contains(log, "'small299': rank 0 gave NaN")) << log;
+}
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all;
+  for (const Place place : {Place::kHost, Place::kStaged, Place::kNccl}) {
+    for (const Layout layout : {Layout::kAlone, Layout::kPacked, Layout::kScattered}) {
+      for (const Trouble& trouble : {kNan, kInfinity, kScaled}) {
+        all.push_back({place, layout, trouble});
+      }
+    }
+  }
+  all.push_back({Place::kNccl, Layout::kAlone, kNarrowed});
+  all.push_back({Place::kNccl, Layout::kPacked, kNarrowed});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FiniteCheckTest, testing::ValuesIn(settings()), name_of_setting);
+
+}  // namespace
+}  // namespace aiacc

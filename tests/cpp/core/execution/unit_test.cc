@@ -1,0 +1,243 @@
+#include "csrc/core/execution/unit.h"
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/kernels/scale.h"
+#include "tests/cpp/support/fake_engine.h"
+#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/requests.h"
+
+namespace aiacc {
+namespace {
+
+constexpr int kSize = 2;
+
+/// Tensors of one kind that travel as one unit on each of two ranks.
+template <class T>
+struct Packed {
+  Request request;
+  std::vector<std::vector<T>> inputs;
+  std::vector<std::vector<T>> outputs;
+  std::vector<std::unique_ptr<Operation>> operations;
+  Unit unit;
+
+  Packed(Request base, const std::vector<std::vector<T>>& values, bool in_place)
+      : request(std::move(base)), inputs(values), outputs(values.size()) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      outputs[i].resize(inputs[i].size());
+      auto operation = std::make_unique<Operation>();
+      operation->request = request;
+      operation->request.shape = {static_cast<std::int64_t>(inputs[i].size())};
+      operation->input = inputs[i].data();
+      operation->output = in_place ? inputs[i].data() : outputs[i].data();
+      const std::uint64_t bytes = inputs[i].size() * sizeof(T);
+      unit.plan.slices.push_back({static_cast<std::uint32_t>(i), 0, bytes});
+      unit.plan.bytes += bytes;
+      unit.pieces.push_back({operation.get(), 0});
+      operations.push_back(std::move(operation));
+    }
+    if (in_place) {
+      outputs.clear();
+    }
+  }
+  const std::vector<std::vector<T>>& results() const { return outputs.empty() ? inputs : outputs; }
+};
+
+std::shared_ptr<const Team> team_of(Engine& engine, int rank, std::vector<int> ranks) {
+  auto team = std::make_shared<Team>();
+  team->ranks = std::move(ranks);
+  team->rank = rank;
+  team->engine = &engine;
+  return team;
+}
+
+/// Both ranks run the same unit; `values(rank)` are their tensors. Returns rank 1's results.
+template <class T, class Values>
+std::vector<std::vector<T>> run(const Request& request, bool in_place, Values values) {
+  const auto hub = std::make_shared<FakeHub>(kSize, 1);
+  std::vector<std::vector<T>> results;
+  run_as_ranks(kSize, [&](int rank, RankGroup& group) {
+    FakeEngine engine(hub, rank);
+    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    Packed<T> packed(request, values(rank), in_place);
+    PackBuffer buffer;
+    packed.unit.team = team_of(engine, rank, {0, 1});
+    execute_unit(packed.unit, 0, buffer);
+    if (rank == 1) {
+      results = packed.results();
+    }
+  });
+  return results;
+}
+
+TEST(ExecuteUnit, SumsWithScalesPackedOrNotInPlaceOrNot) {
+  Request request = make_request("x");
+  request.prescale = 2;
+  request.postscale = 0.5;
+  using Tensors = std::vector<std::vector<float>>;
+  for (const bool in_place : {false, true}) {
+    for (const bool packed : {false, true}) {
+      const auto results = run<float>(request, in_place, [&](int rank) {
+        const auto base = static_cast<float>(rank + 1);
+        return packed ? Tensors{{base, 2 * base}, {10 * base}} : Tensors{{base, 2 * base}};
+      });
+      const Tensors expected = packed ? Tensors{{3, 6}, {30}} : Tensors{{3, 6}};
+      EXPECT_EQ(results, expected);
+    }
+  }
+}
+
+TEST(ExecuteUnit, InputsOutsideOfTheOutputStayAsTheyWere) {
+  Request request = make_request("x");
+  request.prescale = 3;
+  const auto hub = std::make_shared<FakeHub>(1, 1);
+  FakeEngine engine(hub, 0);
+  for (const std::vector<std::vector<float>>& values :
+       {std::vector<std::vector<float>>{{1, 2}}, {{1, 2}, {3}}}) {
+    Packed<float> packed(request, values, false);
+    PackBuffer buffer;
+    packed.unit.team = team_of(engine, 0, {0});
+    execute_unit(packed.unit, 0, buffer);
+    EXPECT_EQ(packed.inputs, values);
+    EXPECT_EQ(packed.outputs[0], (std::vector<float>{3, 6}));
+  }
+}
+
+TEST(ExecuteUnit, AveragesOfIntegersAreExactWhenTheyCanBe) {
+  for (int size = 1; size <= 64; ++size) {
+    const double factor = average_factor(DataType::kInt64, size, 3.0);
+    for (std::int64_t average = -1000; average <= 1000; ++average) {
+      const std::int64_t sum = average * size;
+      std::int64_t tripled = 0;
+      scale(&tripled, &sum, 1, DataType::kInt64, factor);
+      ASSERT_EQ(3 * average, tripled) << size;
+    }
+  }
+  EXPECT_EQ(average_factor(DataType::kFloat32, 4, 1.0), 0.25);
+}
+
+/// What two ranks give sums up to the largest number of the type.
+template <class T>
+void expect_exact_averages(DataType dtype) {
+  Request request = make_request("x");
+  request.op = ReduceOp::kAverage;
+  request.dtype = dtype;
+  using Limits = std::numeric_limits<T>;
+  const auto half = static_cast<T>(Limits::max() / 2);
+  const auto averages = run<T>(request, true, [half](int rank) {
+    return std::vector<std::vector<T>>{
+        {half, static_cast<T>(half - rank)},
+        {static_cast<T>(Limits::min() / 2), static_cast<T>(half - 3 * rank)}};
+  });
+  const std::vector<std::vector<T>> expected = {
+      {half, static_cast<T>(half - 1)},
+      {static_cast<T>(Limits::min() / 2), static_cast<T>(half - 2)}};
+  EXPECT_EQ(expected, averages) << name_of(dtype);
+}
+
+TEST(ExecuteUnit, AveragesOfIntegersHoldUpToTheirLimits) {
+  expect_exact_averages<std::uint8_t>(DataType::kUInt8);
+  expect_exact_averages<std::int8_t>(DataType::kInt8);
+  expect_exact_averages<std::uint16_t>(DataType::kUInt16);
+  expect_exact_averages<std::int16_t>(DataType::kInt16);
+  expect_exact_averages<std::int32_t>(DataType::kInt32);
+  expect_exact_averages<std::uint32_t>(DataType::kUInt32);
+  expect_exact_averages<std::int64_t>(DataType::kInt64);
+  expect_exact_averages<std::uint64_t>(DataType::kUInt64);
+}
+
+TEST(ExecuteUnit, AveragesOfAllKindsOfNumbers) {
+  Request request = make_request("x");
+  request.op = ReduceOp::kAverage;
+  request.dtype = DataType::kInt32;
+  const auto integers = run<std::int32_t>(request, true, [](int rank) {
+    return std::vector<std::vector<std::int32_t>>{{rank * 10, 3}, {-6}};
+  });
+  EXPECT_EQ(integers, (std::vector<std::vector<std::int32_t>>{{5, 3}, {-6}}));
+  request.dtype = DataType::kFloat64;
+  const auto numbers = run<double>(
+      request, false, [](int rank) { return std::vector<std::vector<double>>{{rank * 1.0}}; });
+  EXPECT_EQ(numbers[0][0], 0.5);
+}
+
+TEST(ExecuteUnit, BroadcastsFromEitherRootPackedOrNot) {
+  for (const int root : {0, 1}) {
+    for (const bool in_place : {false, true}) {
+      for (const std::size_t tensors : {std::size_t{1}, std::size_t{3}}) {
+        Request request = make_request("x", OpKind::kBroadcast, {});
+        request.root = root;
+        const auto results = run<float>(request, in_place, [&](int rank) {
+          return std::vector<std::vector<float>>(tensors, {static_cast<float>(rank + 5), 1});
+        });
+        for (const auto& result : results) {
+          EXPECT_EQ(result, (std::vector<float>{static_cast<float>(root + 5), 1}));
+        }
+      }
+    }
+  }
+}
+
+TEST(ExecuteUnit, ARootIsAGlobalRank) {
+  const auto hub = std::make_shared<FakeHub>(kSize, 1);
+  run_as_ranks(kSize, [&](int place, RankGroup& group) {
+    FakeEngine engine(hub, place);
+    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    Request request = make_request("x", OpKind::kBroadcast, {});
+    request.root = 5;
+    Packed<float> packed(request, {{static_cast<float>(place)}}, true);
+    packed.unit.team = team_of(engine, place, {3, 5});
+    PackBuffer buffer;
+    execute_unit(packed.unit, 0, buffer);
+    EXPECT_EQ(packed.inputs[0][0], 1.0F);
+  });
+}
+
+TEST(ExecuteUnit, WorksOnPartsOfATensor) {
+  const auto hub = std::make_shared<FakeHub>(1, 1);
+  FakeEngine engine(hub, 0);
+  std::vector<float> values(256);
+  std::iota(values.begin(), values.end(), 0.0F);
+  Request request = make_request("x");
+  request.postscale = 2;
+  Packed<float> packed(request, {values}, true);
+  packed.unit.plan.slices = {{0, 256, 512}};
+  packed.unit.plan.bytes = 512;
+  PackBuffer buffer;
+  packed.unit.team = team_of(engine, 0, {0});
+  execute_unit(packed.unit, 0, buffer);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float factor = i >= 64 && i < 192 ? 2.0F : 1.0F;
+    ASSERT_EQ(packed.inputs[0][i], factor * values[i]) << i;
+  }
+}
+
+TEST(ExecuteUnit, GathersRowsOfDifferentNumbers) {
+  const auto hub = std::make_shared<FakeHub>(kSize, 1);
+  run_as_ranks(kSize, [&](int rank, RankGroup& group) {
+    FakeEngine engine(hub, rank);
+    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    const std::vector<std::uint8_t> mine(rank == 0 ? 6 : 2, static_cast<std::uint8_t>(rank + 1));
+    Operation operation;
+    operation.request = make_request("x", OpKind::kAllgather, {rank == 0 ? 3 : 1, 2});
+    operation.request.dtype = DataType::kUInt8;
+    operation.input = mine.data();
+    operation.first_extents = {3, 1};
+    Unit unit;
+    unit.plan.slices = {{0, 0, 8}};
+    unit.plan.bytes = 8;
+    unit.pieces = {{&operation, 0}};
+    unit.team = team_of(engine, rank, {0, 1});
+    PackBuffer buffer;
+    execute_unit(unit, 0, buffer);
+    EXPECT_EQ(operation.gathered, (RawBytes{1, 1, 1, 1, 1, 1, 2, 2}));
+  });
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,154 @@
+#include "csrc/core/negotiation/rank_set.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace aiacc {
+namespace {
+
+RankSet set_of(const std::set<int>& ranks) {
+  RankSet set;
+  for (const int rank : ranks) {
+    set.add(rank);
+  }
+  return set;
+}
+
+Bytes encoded(const RankSet& set) {
+  Bytes bytes;
+  Writer writer(bytes);
+  set.encode(writer);
+  return bytes;
+}
+
+RankSet decoded(const Bytes& bytes) {
+  Reader reader(bytes);
+  RankSet set = RankSet::decode(reader);
+  reader.finish();
+  return set;
+}
+
+class RankSetTest : public testing::TestWithParam<int> {
+ protected:
+  int size() const { return GetParam(); }
+
+  std::set<int> some_ranks(std::mt19937& random) const {
+    const std::uint32_t one_in = 1 + random() % 9;
+    std::set<int> ranks;
+    for (int rank = 0; rank < size(); ++rank) {
+      if (random() % one_in == 0) {
+        ranks.insert(rank);
+      }
+    }
+    return ranks;
+  }
+};
+
+TEST_P(RankSetTest, IsASet) {
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const std::set<int> a = some_ranks(random);
+    const std::set<int> b = some_ranks(random);
+    std::set<int> both = a;
+    both.insert(b.begin(), b.end());
+    std::vector<int> shuffled(b.begin(), b.end());
+    std::shuffle(shuffled.begin(), shuffled.end(), random);
+    RankSet one_by_one = set_of(a);
+    for (const int rank : shuffled) {
+      one_by_one.add(rank);
+    }
+    RankSet at_once = set_of(a);
+    at_once.add(set_of(b));
+    RankSet other_way = set_of(b);
+    other_way.add(set_of(a));
+    EXPECT_EQ(at_once.ranks(), std::vector<int>(both.begin(), both.end()));
+    EXPECT_EQ(at_once, one_by_one);
+    EXPECT_EQ(at_once, other_way);
+    EXPECT_EQ(at_once.count(), both.size());
+    EXPECT_EQ(at_once.empty(), both.empty());
+    EXPECT_EQ(at_once == set_of(a), both == a);
+    EXPECT_EQ(set_of(a).meets(set_of(b)), a.size() + b.size() > both.size());
+    for (int rank = -1; rank <= size(); ++rank) {
+      EXPECT_EQ(at_once.has(rank), both.count(rank) == 1) << rank;
+    }
+    if (!both.empty()) {
+      EXPECT_EQ(at_once.first(), *both.begin());
+      EXPECT_EQ(at_once.last(), *both.rbegin());
+    }
+  }
+}
+
+TEST_P(RankSetTest, TravelsInOneFormAndNoLongerThanABitPerRank) {
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    std::set<int> ranks = some_ranks(random);
+    ranks.insert(size() - 1);
+    const Bytes bytes = encoded(set_of(ranks));
+    EXPECT_LE(bytes.size(), static_cast<std::size_t>(size()) / 8 + 6);
+    EXPECT_EQ(decoded(bytes).ranks(), std::vector<int>(ranks.begin(), ranks.end()));
+    EXPECT_EQ(encoded(decoded(bytes)), bytes);
+  }
+  EXPECT_LE(encoded(RankSet(0, size() - 1)).size(), 4U) << "all ranks";
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, RankSetTest, testing::Values(1, 2, 3, 64, 65, 1024));
+
+TEST(RankSet, RefusesRanksBeyondTheJobBeforeItTakesMemoryForThem) {
+  const auto refused = [](const RankSet& set, int size) {
+    const Bytes bytes = encoded(set);
+    Reader reader(bytes);
+    try {
+      RankSet::decode(reader, size);
+    } catch (const Error& error) {
+      return error.code() == Code::kPeerLost;
+    }
+    return false;
+  };
+  std::set<int> even;
+  for (int rank = 0; rank < kMostRanks; rank += 2) {
+    even.insert(rank);
+  }
+  for (const RankSet& set : {set_of(even), RankSet(0, kMostRanks - 1), RankSet(kMostRanks - 1)}) {
+    EXPECT_FALSE(refused(set, kMostRanks));
+    EXPECT_TRUE(refused(set, 64));
+    EXPECT_TRUE(refused(set, set.last()));
+  }
+  // The last byte of the bits reaches beyond the last rank.
+  even.insert(kMostRanks - 1);
+  even.erase(0);
+  EXPECT_FALSE(refused(set_of(even), kMostRanks));
+}
+
+TEST(RankSet, RefusesNobodyAndRanksThatNoJobHas) {
+  const auto refused = [](const Bytes& bytes) {
+    try {
+      decoded(bytes);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kPeerLost);
+      return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused(encoded(RankSet())));
+  EXPECT_FALSE(refused(encoded(RankSet(kMostRanks - 1))));
+  EXPECT_TRUE(refused(encoded(RankSet(kMostRanks))));
+  EXPECT_TRUE(refused(encoded(RankSet(0, kMostRanks))));
+  RankSet scattered;
+  for (int rank = kMostRanks - 100; rank < kMostRanks + 20; rank += 2) {
+    scattered.add(rank);
+  }
+  EXPECT_TRUE(refused(encoded(scattered)));
+  EXPECT_TRUE(refused({}));
+  EXPECT_TRUE(refused({0x03, 0x00})) << "bits that do not come";
+  EXPECT_TRUE(refused({0x03, 0x00, 0x00})) << "no bit";
+}
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,248 @@
+#include "csrc/core/negotiation/round_entries.h"
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/control/tcp/frame.h"
+#include "csrc/core/negotiation/message.h"
+#include "csrc/core/negotiation/request_checks.h"
+#include "tests/cpp/support/requests.h"
+
+namespace aiacc {
+namespace {
+
+Bytes share_of(int rank, const std::vector<Request>& requests) {
+  RoundMessage message;
+  for (const Request& request : requests) {
+    message.requests.emplace_back(
+        request, rank, static_cast<std::uint32_t>(message.requests.size()));
+  }
+  Bytes bytes;
+  message.encode(bytes);
+  return bytes;
+}
+
+RoundMessage decoded(const Bytes& bytes) {
+  RoundMessage message;
+  message.decode(bytes);
+  return message;
+}
+
+/// Folds neighbours or others, in any order and grouping.
+Bytes fold(std::vector<Bytes> shares, std::mt19937& random) {
+  while (shares.size() > 1) {
+    std::swap(shares[random() % shares.size()], shares.back());
+    const Bytes theirs = std::move(shares.back());
+    shares.pop_back();
+    combine_rounds(shares[random() % shares.size()], theirs);
+  }
+  return shares.front();
+}
+
+std::vector<Request> model(std::size_t tensors) {
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < tensors; ++i) {
+    requests.push_back(make_request("layer." + std::to_string(i) + ".weight", {1024, 1024}));
+  }
+  return requests;
+}
+
+class RoundEntriesTest : public testing::TestWithParam<int> {
+ protected:
+  int size() const { return GetParam(); }
+};
+
+TEST_P(RoundEntriesTest, EqualRequestsOfAllRanksAreAsLongAsThoseOfOne) {
+  std::mt19937 random(1);
+  std::vector<Bytes> shares;
+  for (int rank = 0; rank < size(); ++rank) {
+    shares.push_back(share_of(rank, model(50)));
+  }
+  const std::size_t alone = shares[0].size();
+  const Bytes all = fold(std::move(shares), random);
+  EXPECT_LE(all.size(), alone + 4);
+  const RoundMessage message = decoded(all);
+  ASSERT_EQ(message.requests.size(), 50U);
+  for (const SharedRequest& shared : message.requests) {
+    EXPECT_EQ(shared.senders->ranks(), RankSet(0, size() - 1));
+  }
+}
+
+/// Hosts of eight GPUs: which rank uses which one is written once for all tensors.
+TEST_P(RoundEntriesTest, NumbersOfGpusAreWrittenOnce) {
+  std::mt19937 random(1);
+  const auto bytes_of = [&](std::size_t tensors) {
+    std::vector<Bytes> shares;
+    for (int rank = 0; rank < size(); ++rank) {
+      std::vector<Request> requests = model(tensors);
+      for (Request& request : requests) {
+        request.device = rank % 8;
+      }
+      shares.push_back(share_of(rank, requests));
+    }
+    const Bytes all = fold(std::move(shares), random);
+    for (const SharedRequest& shared : decoded(all).requests) {
+      for (int rank = 0; rank < size(); ++rank) {
+        EXPECT_EQ(shared.of(rank).device, rank % 8);
+      }
+    }
+    return all.size();
+  };
+  EXPECT_LE(bytes_of(20) - bytes_of(10), 10U * 70U);
+}
+
+/// Ranks are not equally far: each has submitted the tensors up to some point.
+TEST_P(RoundEntriesTest, WhatSomeRanksHaveSentIsABitPerRankAtMost) {
+  std::mt19937 random(1);
+  std::vector<Bytes> shares;
+  const std::size_t alone = share_of(0, model(40)).size();
+  for (int rank = 0; rank < size(); ++rank) {
+    shares.push_back(share_of(rank, model(20 + random() % 21)));
+  }
+  const auto bits = static_cast<std::size_t>(size()) / 8 + 10;
+  EXPECT_LE(fold(std::move(shares), random).size(), alone + 21 * bits);
+}
+
+/// Any requests, some equal and some not, some with parts of their own; names so long that the
+/// union is cut in some cases.
+TEST_P(RoundEntriesTest, TheUnionDoesNotDependOnTheOrderOfFolding) {
+  std::size_t cuts = 0;
+  const bool many = size() > 100;
+  const std::uint32_t seeds = size() > 3 ? 6 : 20;
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const std::size_t names = 80 + random() % 80;
+    const std::size_t name_bytes = seed % 2 == 0 || many ? 10 : 60000;
+    const std::size_t each = size() > 3 ? 6 : 80;
+    std::vector<Bytes> shares;
+    for (int rank = 0; rank < size(); ++rank) {
+      std::vector<Request> requests;
+      std::set<std::size_t> mine;
+      for (std::size_t left = random() % each; left > 0; --left) {
+        mine.insert(random() % names);
+      }
+      for (const std::size_t name : mine) {
+        const auto kind = name % 3 == 0 ? OpKind::kAllgather : OpKind::kAllreduce;
+        requests.push_back(make_request(std::to_string(name) + std::string(name_bytes, 'x'),
+                                        kind,
+                                        {1 + static_cast<std::int64_t>(random() % 2), 2}));
+        requests.back().device = static_cast<std::int32_t>(random() % 3) - 1;
+      }
+      std::shuffle(requests.begin(), requests.end(), random);
+      shares.push_back(share_of(rank, requests));
+    }
+    const Bytes first = fold(shares, random);
+    for (int again = 0; again < 3; ++again) {
+      ASSERT_TRUE(fold(shares, random) == first);
+    }
+    const RoundMessage message = decoded(first);
+    cuts += message.cut ? 1 : 0;
+    EXPECT_LE(first.size(), kRoundBudget + (std::size_t{1} << 17));
+    // Whatever is before the cut is there, from everybody.
+    for (int rank = 0; rank < size(); ++rank) {
+      for (const SharedRequest& mine : decoded(shares[static_cast<std::size_t>(rank)]).requests) {
+        const auto found = std::find_if(message.requests.begin(),
+                                        message.requests.end(),
+                                        [&](const auto& other) { return other.key == mine.key; });
+        ASSERT_EQ(found != message.requests.end(), !message.cut || mine.key < *message.cut);
+        if (found != message.requests.end()) {
+          ASSERT_NE(found->senders->part_of(rank), nullptr);
+          EXPECT_EQ(*found->senders->part_of(rank), *mine.senders->part_of(rank));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cuts > 0, size() > 1 && !many) << "unions that are too large";
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, RoundEntriesTest, testing::Values(1, 2, 3, 64, 65, 1024));
+
+/// Every rank asks for something else: nothing can be merged.
+TEST(RoundEntries, AUnionOfDifferentNamesIsBounded) {
+  std::mt19937 random(1);
+  std::vector<Bytes> shares;
+  for (int rank = 0; rank < 128; ++rank) {
+    std::vector<Request> requests;
+    for (int i = 0; i < 60; ++i) {
+      requests.push_back(
+          make_request(std::to_string(rank) + "." + std::to_string(i) + std::string(1000, 'x')));
+    }
+    shares.push_back(share_of(rank, requests));
+  }
+  const Bytes all = fold(std::move(shares), random);
+  EXPECT_LE(all.size(), kRoundBudget);
+  EXPECT_GT(all.size(), kRoundBudget / 2);
+  EXPECT_TRUE(decoded(all).cut);
+}
+
+TEST(RoundEntries, WhatIsTooLargeForARoundTravelsAlone) {
+  std::mt19937 random(1);
+  Request group = make_request("group");
+  group.more.assign(600'000, {DataType::kFloat32, {1'000'000, 1'000'000}});
+  EXPECT_GT(common_bytes(group), kRoundBudget);
+  const Bytes all =
+      fold({share_of(0, {group}), share_of(1, {group, make_request("a.name.that.comes.later")})},
+           random);
+  const RoundMessage message = decoded(all);
+  ASSERT_EQ(message.requests.size(), 1U);
+  EXPECT_EQ(message.requests[0].senders->ranks(), RankSet(0, 1));
+  EXPECT_TRUE(message.cut);
+}
+
+TEST(RoundEntries, TwoRanksCannotSpeakForOne) {
+  Bytes mine = share_of(1, {make_request("x")});
+  EXPECT_THROW(combine_rounds(mine, share_of(1, {make_request("x")})), Error);
+}
+
+/// Fails the one submission; no round of the job can be too large for a frame.
+TEST(CheckRequest, WhatNoMessageCanHoldIsRefusedWhereItIsSubmitted) {
+  const auto problem_of = [](const Request& request, int ranks) {
+    try {
+      check_request(request, RankSet(0, ranks - 1).ranks());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kInvalidArgument);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  Request group = make_request("group");
+  group.more.assign(600'000, {DataType::kFloat32, {1, 1, 1, 1, 1, 1, 1}});
+  EXPECT_EQ(problem_of(group, 2), "");
+  group.more.resize(kMaxGroup, group.more.front());
+  EXPECT_NE(problem_of(group, 2).find("(expected at most 8388608"), std::string::npos);
+  Request rows = make_request("rows", OpKind::kAllgather, {1});
+  rows.more.assign(100'000, {DataType::kFloat32, {1}});
+  EXPECT_EQ(problem_of(rows, 64), "");
+  EXPECT_NE(problem_of(rows, 1024).find("(expected at most 32768 on each of 1024 ranks"),
+            std::string::npos);
+  Request splits = make_request("splits", OpKind::kAlltoall, {1024 * 300});
+  splits.numbers.assign(1024, 300);
+  EXPECT_EQ(problem_of(splits, 1024), "");
+  EXPECT_LE(kRoundBudget + 2 * kMaxCommonBytes + kMaxPartsBytes, FrameDecoder::kMaxPayload);
+}
+
+TEST(RequestCodec, SizesAreThoseOfTheEncodedRequest) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 2000; ++i) {
+    Request request = make_request(std::string(random() % 300, 'n'),
+                                   static_cast<OpKind>(random() % kOpKinds),
+                                   {static_cast<std::int64_t>(random() % 40000)});
+    request.more.resize(random() % 3, TensorSpec{DataType::kInt8, {5, 1 << 20}});
+    request.numbers.resize(random() % 4, static_cast<std::int64_t>(random()));
+    request.device = static_cast<std::int32_t>(random() % 300) - 1;
+    Bytes common;
+    Writer writer(common);
+    encode_common(request, writer);
+    EXPECT_EQ(common.size(), common_bytes(request));
+    EXPECT_EQ(part_bytes(own_part(request)), own_part_bytes(request));
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

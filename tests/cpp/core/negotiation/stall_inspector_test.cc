@@ -1,0 +1,158 @@
+#include "csrc/core/negotiation/stall_inspector.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace aiacc {
+namespace {
+
+using Pending = StallInspector::Pending;
+
+const Clock::time_point kStart = Clock::time_point{} + std::chrono::hours(1);
+
+const ProcessSetTable kSets(3);
+
+Clock::time_point at(double seconds) {
+  return kStart +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// What the ranks, from 0 on, have submitted.
+Answers answers_of(const std::vector<std::vector<std::string>>& by_rank) {
+  Answers answers;
+  std::map<std::string, RankSet> names;
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    answers.ranks.add(static_cast<int>(rank));
+    for (const std::string& name : by_rank[rank]) {
+      names[name].add(static_cast<int>(rank));
+    }
+  }
+  for (const auto& [name, ranks] : names) {
+    answers.names.push_back({name, ranks});
+  }
+  return answers;
+}
+
+TEST(StallInspector, NeverAsksWithoutReason) {
+  StallInspector inspector(10, 0);
+  EXPECT_EQ(inspector.next_check({}), Clock::time_point::max());
+  EXPECT_FALSE(inspector.should_ask({}, at(1000)));
+  EXPECT_FALSE(inspector.should_ask({{"x", at(0)}}, at(9.9)));
+}
+
+TEST(StallInspector, SwitchedOffItNeverAsks) {
+  StallInspector inspector(0, 0);
+  EXPECT_EQ(inspector.next_check({{"x", at(0)}}), Clock::time_point::max());
+  EXPECT_FALSE(inspector.should_ask({{"x", at(0)}}, at(1e6)));
+}
+
+TEST(StallInspector, SwitchedOffItReportsNothingThatOthersAskedFor) {
+  const StallInspector inspector(0, 0);
+  EXPECT_TRUE(inspector.inspect({{"x", at(0)}}, answers_of({{"x"}, {}}), kSets, at(1)).empty());
+}
+
+TEST(StallInspector, AsksOncePerPeriodAboutTheOldest) {
+  StallInspector inspector(10, 0);
+  const Pending pending = {{"young", at(5)}, {"old", at(0)}};
+  EXPECT_EQ(inspector.next_check(pending), at(10));
+  EXPECT_TRUE(inspector.should_ask(pending, at(10)));
+  EXPECT_FALSE(inspector.should_ask(pending, at(15)));
+  EXPECT_EQ(inspector.next_check(pending), at(20));
+  EXPECT_TRUE(inspector.should_ask(pending, at(20)));
+}
+
+TEST(StallInspector, AsksWhenTheLimitOfFailureIsReached) {
+  StallInspector inspector(60, 100);
+  const Pending pending = {{"x", at(0)}};
+  EXPECT_TRUE(inspector.should_ask(pending, at(60)));
+  EXPECT_EQ(inspector.next_check(pending), at(100)) << "not a whole warning period later";
+  EXPECT_TRUE(inspector.should_ask(pending, at(100)));
+  EXPECT_EQ(inspector.next_check(pending), at(160)) << "it was not fatal: go on warning";
+}
+
+TEST(StallInspector, FailureAloneIsCheckedToo) {
+  StallInspector inspector(0, 3);
+  EXPECT_EQ(inspector.next_check({{"x", at(1)}}), at(4));
+}
+
+TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
+  const StallInspector inspector(10, 30);
+  const Pending pending = {{"a", at(5)}, {"b", at(0)}, {"fresh", at(15)}};
+  const auto stalls =
+      inspector.inspect(pending, answers_of({{"a", "b", "fresh"}, {"b"}, {"a"}}), kSets, at(20));
+  ASSERT_EQ(stalls.size(), 2U);
+  EXPECT_EQ(stalls[0].name, "b") << "oldest first";
+  EXPECT_EQ(stalls[0].submitted, (std::vector<int>{0, 1}));
+  EXPECT_EQ(stalls[0].missing, (std::vector<int>{2}));
+  EXPECT_DOUBLE_EQ(stalls[0].waited_s, 20);
+  EXPECT_EQ(stalls[1].missing, (std::vector<int>{1}));
+  EXPECT_FALSE(inspector.is_fatal(stalls[0]));
+  const auto later = inspector.inspect(pending, answers_of({{"b"}, {}}), kSets, at(30));
+  EXPECT_TRUE(inspector.is_fatal(later[0]));
+}
+
+TEST(StallInspector, OnlyMembersOfTheProcessSetCanBeMissing) {
+  ProcessSetTable sets(4);
+  const std::uint32_t id = sets.add({1, 3});
+  const StallInspector inspector(10, 0);
+  const std::string label = label_of(id, "x");
+  const auto stalls = inspector.inspect(
+      {{label, at(0), id}}, answers_of({{}, {label}, {"x"}, {"x"}}), sets, at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  EXPECT_EQ(stalls[0].submitted, std::vector<int>{1});
+  EXPECT_EQ(stalls[0].missing, std::vector<int>{3});
+}
+
+TEST(StallInspector, ARankThatHasJoinedIsNotMissing) {
+  const StallInspector inspector(10, 0);
+  const auto stalls =
+      inspector.inspect({{"x", at(0)}}, answers_of({{"x"}, {"join"}, {}}), kSets, at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  EXPECT_EQ(stalls[0].missing, std::vector<int>{2});
+}
+
+/// Of a name beyond the end of an incomplete list nobody knows who has submitted it.
+TEST(StallInspector, NothingIsSaidAboutNamesThatHadNoRoom) {
+  const StallInspector inspector(10, 0);
+  Answers answers = answers_of({{"a"}, {}, {}});
+  const Pending pending = {{"a", at(0)}, {"b", at(1)}};
+  EXPECT_EQ(inspector.inspect(pending, answers, kSets, at(20)).size(), 2U);
+  answers.complete = false;
+  const auto stalls = inspector.inspect(pending, answers, kSets, at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  EXPECT_EQ(stalls[0].name, "a");
+}
+
+TEST(StallInspector, NamesWhatOthersMayHaveMeant) {
+  const StallInspector inspector(10, 0);
+  const auto stalls = inspector.inspect({{"allreduce.x", at(0)}},
+                                        answers_of({{"allreduce.x"}, {"allgather.x"}, {"b"}}),
+                                        kSets,
+                                        at(20));
+  ASSERT_EQ(stalls.size(), 1U);
+  const std::string text = stall_text(stalls[0]);
+  EXPECT_NE(text.find("rank(s) 0 have submitted it; rank(s) 1 have submitted 'allgather.x'. Do"),
+            std::string::npos)
+      << text;
+}
+
+TEST(StallInspector, TextAndJson) {
+  Stall stall;
+  stall.name = "conv\"1\"\\w\n";
+  stall.waited_s = 61.04;
+  stall.submitted = {0, 2};
+  stall.missing = {1, 3};
+  const std::string text = stall_text(stall);
+  EXPECT_NE(text.find("has waited 61.0 s for rank(s) 1, 3; rank(s) 0, 2 have submitted it"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(stall_json(stall),
+            R"({"tensor": "conv\"1\"\\w", "waited_s": 61.0, "missing_ranks": [1, 3], )"
+            R"("submitted_ranks": [0, 2]})");
+}
+
+}  // namespace
+}  // namespace aiacc

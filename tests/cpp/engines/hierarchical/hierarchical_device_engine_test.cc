@@ -1,0 +1,447 @@
+#include "csrc/engines/hierarchical/hierarchical_device_engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/members.h"
+#include "csrc/engines/staged/host_staged_engine.h"
+#include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/support/fake_engine.h"
+#include "tests/cpp/support/nccl_world.h"
+
+namespace aiacc {
+namespace {
+
+constexpr int kLanes = 2;
+
+Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
+
+/// Hosts of the ranks, what is between them, and how gtest calls that.
+struct Hosts {
+  const char* name;
+  std::vector<int> of;
+  bool host_lanes = false;
+  int size() const { return static_cast<int>(of.size()); }
+};
+
+/// NCCL inside the hosts, and NCCL or lanes of the CPU between them.
+std::unique_ptr<Engine> connect(NcclWorld& world, const Hosts& hosts, int rank) {
+  EngineContext context = world.context(rank, 3);
+  context.host_of = hosts.of;
+  return create_hierarchical_device_engine(world.engine(rank, kLanes), context, hosts.host_lanes);
+}
+
+/// Runs `body(rank, engine)` on every rank; the failure of one aborts the engines of the others.
+template <class Body>
+void with_engines(NcclWorld& world, const Hosts& hosts, Body body) {
+  {
+    std::vector<std::unique_ptr<Engine>> engines(hosts.of.size());
+    run_as_ranks(hosts.size(), [&](int rank, RankGroup& group) {
+      auto& engine = engines[static_cast<std::size_t>(rank)];
+      engine = connect(world, hosts, rank);
+      const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto device = engine->as_device()->device(rank);
+      const Device::Scope scope(*device);
+      body(rank, *engine->as_device());
+    });
+  }
+  EXPECT_EQ(0, world.nccl.misuses()) << world.nccl.complaint();
+  EXPECT_EQ(0, world.cuda.misuses());
+  EXPECT_EQ(0, world.nccl.communicators());
+  EXPECT_EQ(0, world.nccl.registrations());
+}
+
+class HierarchicalDeviceTest : public testing::TestWithParam<Hosts> {
+ protected:
+  const Hosts& hosts() const { return GetParam(); }
+  int size() const { return hosts().size(); }
+  template <class Body>
+  void with_engines(Body body) {
+    aiacc::with_engines(world_, hosts(), body);
+  }
+
+  NcclWorld world_{GetParam().size()};
+};
+
+TEST_P(HierarchicalDeviceTest, EveryReductionOfEveryType) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    FinishingEngine finishing(engine, rank);
+    for (int type = 0; type < kDataTypes; ++type) {
+      const auto dtype = static_cast<DataType>(type);
+      for (const ReduceOp op :
+           {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+        if (engine.refusal({dtype, op}).empty()) {
+          for (const std::size_t count : {0, 2, 101}) {
+            check_all_reduce(finishing, type % kLanes, rank, size(), count, dtype, op);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(HierarchicalDeviceTest, NarrowFloats) {
+  with_engines([&](int, DeviceEngine& engine) {
+    std::vector<std::uint16_t> ones(100, 0x3f80);  // bfloat16
+    const DeviceReduction reduction{DataType::kFloat32, ReduceOp::kSum, WireFormat::kBFloat16};
+    EXPECT_EQ("", engine.refusal(reduction));
+    engine.all_reduce_on_wire(0, ones.data(), ones.data(), ones.size(), reduction);
+    ASSERT_TRUE(engine.quiesce(soon()));
+    const auto sum = static_cast<float>(size());
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &sum, sizeof bits);
+    EXPECT_EQ(std::vector<std::uint16_t>(100, static_cast<std::uint16_t>(bits >> 16)), ones);
+    const std::string refusal =
+        engine.refusal({DataType::kFloat32, ReduceOp::kSum, WireFormat::kFloat8E4M3});
+    EXPECT_NE(std::string::npos, refusal.find("float8_e4m3")) << refusal;
+  });
+}
+
+TEST_P(HierarchicalDeviceTest, LargeBuffers) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    FinishingEngine finishing(engine, rank);
+    for (const std::size_t count : {100'001, 200'000}) {
+      check_all_reduce(finishing, 1, rank, size(), count, DataType::kFloat32, ReduceOp::kSum);
+      check_broadcast(finishing, 0, rank, size() - 1, count);
+    }
+  });
+}
+
+TEST_P(HierarchicalDeviceTest, TheOtherOperations) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    FinishingEngine finishing(engine, rank);
+    for (int lane = 0; lane <= kLanes; ++lane) {  // also the express lane
+      check_every_operation(finishing, lane, rank, size());
+      for (int root = 0; root < size(); ++root) {
+        check_broadcast(finishing, lane, rank, root, 4096);
+      }
+    }
+  });
+}
+
+/// With devices that run one operation at a time, in the order of issue, ranks that issue in
+/// different orders would wait for each other for ever.
+TEST_P(HierarchicalDeviceTest, QueuesTheSameOrderEverywhere) {
+  world_.nccl.set_resident(1);
+  with_engines([&](int rank, DeviceEngine& engine) {
+    std::vector<std::vector<float>> units(12, std::vector<float>(240));
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      std::fill(units[i].begin(), units[i].end(), static_cast<float>(rank + 1) * float(i));
+      engine.all_reduce(static_cast<int>(i) % kLanes,
+                        units[i].data(),
+                        units[i].data(),
+                        units[i].size(),
+                        {DataType::kFloat32, ReduceOp::kSum});
+    }
+    ASSERT_TRUE(engine.quiesce(soon()));
+    const int sum = size() * (size() + 1) / 2;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      EXPECT_EQ(std::vector<float>(240, float(sum) * float(i)), units[i]);
+    }
+  });
+}
+
+TEST_P(HierarchicalDeviceTest, RegistersTheBufferOfALaneWithEveryPartThatUsesIt) {
+  if (GetParam().host_lanes && GetParam().of == std::vector<int>{0, 1}) {
+    GTEST_SKIP() << "NCCL has nothing to do";
+  }
+  std::atomic<int> registered{0};
+  with_engines([&](int, DeviceEngine& engine) {
+    void* memory = engine.buffer(0, 1000);
+    EXPECT_NE(memory, engine.buffer(0, 500)) << "they take turns";
+    EXPECT_EQ(memory, engine.buffer(0, 500));
+    EXPECT_NE(memory, engine.buffer(1, 1000));
+    engine.all_reduce(0, memory, memory, 100, {DataType::kFloat32, ReduceOp::kSum});
+    ASSERT_TRUE(engine.quiesce(soon()));
+    registered = std::max(registered.load(), world_.nccl.registrations());
+  });
+  EXPECT_GE(registered.load(), size());
+}
+
+TEST_P(HierarchicalDeviceTest, SplitsLikeTheOthers) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    std::vector<int> members;
+    for (int member = 0; member < size(); member += 2) {
+      members.push_back(member);
+    }
+    if (rank % 2 == 0) {
+      const std::unique_ptr<Engine> part = engine.split(members, 3);
+      ASSERT_NE(nullptr, part->as_device());
+      part->as_device()->device(rank);
+      FinishingEngine finishing(*part->as_device(), rank / 2);
+      check_every_operation(finishing, 0, rank / 2, static_cast<int>(members.size()));
+    }
+    FinishingEngine finishing(engine, rank);
+    check_every_operation(finishing, 1, rank, size());
+  });
+}
+
+/// All its parts move to the other GPU, and the two engines do not disturb each other.
+TEST_P(HierarchicalDeviceTest, OneForEveryGpuOfARank) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    const std::unique_ptr<Engine> part = engine.split(all_ranks(size()), 3);
+    DeviceEngine& other = *part->as_device();
+    const auto device = other.device((rank + 1) % size());
+    EXPECT_NE(engine.stream(0), other.stream(0));
+    for (int times = 0; times < 2; ++times) {
+      FinishingEngine here(engine, rank);
+      check_every_operation(here, 0, rank, size());
+      const Device::Scope scope(*device);
+      FinishingEngine there(other, rank);
+      check_every_operation(there, 0, rank, size());
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts,
+                         HierarchicalDeviceTest,
+                         testing::Values(Hosts{"OneHost", {4, 4, 4}},
+                                         Hosts{"OneRankEach", {0, 1}},
+                                         Hosts{"TwoAndTwo", {0, 0, 1, 1}},
+                                         Hosts{"RoundRobin", {0, 1, 0, 1}},
+                                         Hosts{"ThreeAndOne", {0, 0, 0, 1}},
+                                         Hosts{"CrossedThreeAndTwo", {0, 1, 1, 0, 0}},
+                                         Hosts{"OneHostOverTcp", {4, 4, 4}, true},
+                                         Hosts{"OneRankEachOverTcp", {0, 1}, true},
+                                         Hosts{"TwoAndTwoOverTcp", {0, 0, 1, 1}, true},
+                                         Hosts{"CrossedOverTcp", {0, 1, 1, 0, 0}, true}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+/// Rank 0 never comes: whoever waits for it, inside its host or between hosts, is released.
+TEST(HierarchicalDeviceAbort, EndsWaitsOnBothLevels) {
+  const Hosts hosts{"", {0, 0, 1, 1}};
+  NcclWorld world(hosts.size());
+  with_engines(world, hosts, [&](int rank, DeviceEngine& engine) {
+    std::vector<float> data(1000, 1);
+    const auto reduce = [&] {
+      engine.all_reduce(
+          0, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum});
+    };
+    reduce();
+    ASSERT_TRUE(engine.quiesce(soon()));
+    if (rank != 0) {
+      reduce();
+      EXPECT_FALSE(engine.quiesce(Clock::now()));
+    }
+    engine.abort({Code::kPeerLost, "rank 0 is gone"});
+    EXPECT_TRUE(engine.quiesce(soon()));
+    try {
+      reduce();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_STREQ("rank 0 is gone", error.what());
+    }
+    EXPECT_THROW(engine.check(), Error);
+  });
+}
+
+/// Two ranks, on a host each, with a fake network between them.
+template <class Body>
+void with_host_lanes(NcclWorld& world, int lanes, const FakeEngine::Before& before, Body body) {
+  {
+    const auto hub = std::make_shared<FakeHub>(2, lanes);
+    std::vector<std::unique_ptr<HostLanes>> engines(2);
+    run_as_ranks(2, [&](int rank, RankGroup& group) {
+      auto& engine = engines[static_cast<std::size_t>(rank)];
+      engine = std::make_unique<HostLanes>(std::make_unique<FakeEngine>(hub, rank, before),
+                                           world.engine(rank, lanes)->split({rank}, 0),
+                                           rank,
+                                           2);
+      const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto device = engine->device(rank);
+      const Device::Scope scope(*device);
+      body(rank, *engine);
+    });
+  }
+  EXPECT_EQ(0, world.cuda.misuses());
+}
+
+int threads_of_process() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int threads = 0;
+  while (status >> word && word != "Threads:") {
+  }
+  status >> threads;
+  return threads;
+}
+
+TEST(HostLanes, WhatIsOnTheNetworkDoesNotKeepTheNextFromBeingLaunched) {
+  NcclWorld world(2);
+  std::atomic<bool> go{false};
+  const auto before = [&](int lane, std::size_t) {
+    while (lane == 0 && !go.load()) {
+      std::this_thread::yield();
+    }
+  };
+  std::atomic<int> overtaken{0};
+  with_host_lanes(world, 2, before, [&](int, DeviceEngine& engine) {
+    const Reduction sum{DataType::kFloat32, ReduceOp::kSum};
+    std::vector<std::vector<float>> units(12, std::vector<float>(100, 1.0F));
+    for (std::size_t i = 0; i < units.size(); ++i) {  // a part on lane 0 each, which stands still
+      engine.all_reduce(
+          static_cast<int>(i % 2), units[i].data(), units[i].data(), units[i].size(), sum);
+    }
+    std::vector<float> large(60'000, 1.0F);  // a part for each lane
+    engine.all_reduce(1, large.data(), large.data(), large.size(), sum);
+    if (++overtaken == 2) {
+      go = true;
+    }
+    ASSERT_TRUE(engine.quiesce(soon()));
+    for (const auto& unit : units) {
+      EXPECT_EQ(std::vector<float>(100, 2.0F), unit);
+    }
+    EXPECT_EQ(std::vector<float>(60'000, 2.0F), large);
+  });
+}
+
+/// Nobody waits for lane 0: lane 1 is through with its unit before that goes on.
+TEST(HostLanes, UnitsOfDifferentLanesOverlap) {
+  NcclWorld world(2);
+  std::atomic<bool> go{false};
+  const auto before = [&](int lane, std::size_t) {
+    while (lane == 0 && !go.load()) {
+      std::this_thread::yield();
+    }
+  };
+  std::atomic<int> through{0};
+  with_host_lanes(world, 2, before, [&](int rank, DeviceEngine& engine) {
+    std::vector<float> slow(10, 1.0F);
+    std::vector<float> fast(10, 1.0F);
+    std::vector<float> all(20, -1.0F);
+    engine.all_gather(0, slow.data(), all.data(), {40, 40});
+    engine.all_gather(1, fast.data(), all.data(), {40, 40});
+    const CudaDriver& driver = world.cuda.driver();
+    while (driver.stream_query(engine.stream(1)) == kCudaNotReady) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(kCudaNotReady, driver.stream_query(engine.stream(0))) << "rank " << rank;
+    if (++through == 2) {
+      go = true;
+    }
+    ASSERT_TRUE(engine.quiesce(soon()));
+    EXPECT_EQ(std::vector<float>(20, 1.0F), all);
+  });
+}
+
+TEST(HostLanes, TheNumberOfThreadsIsConstant) {
+  NcclWorld world(2);
+  std::atomic<int> most{0};
+  const auto before = [&](int, std::size_t) { most = std::max(most.load(), threads_of_process()); };
+  std::atomic<int> arrived{0};
+  with_host_lanes(world, 4, before, [&](int, DeviceEngine& engine) {
+    std::vector<std::vector<float>> tensors(5, std::vector<float>(300'000));
+    const auto step = [&] {
+      for (int lane = 0; lane <= 4; ++lane) {
+        std::vector<float>& data = tensors[static_cast<std::size_t>(lane)];
+        engine.all_reduce(
+            lane, data.data(), data.data(), data.size(), {DataType::kFloat32, ReduceOp::kSum});
+      }
+      ASSERT_TRUE(engine.quiesce(soon()));
+    };
+    const auto meet = [&](int times) {
+      for (++arrived; arrived.load() < times * 2;) {
+        std::this_thread::yield();
+      }
+    };
+    step();  // makes streams, which are threads of the fake
+    meet(1);
+    const int threads = threads_of_process();
+    most = 0;
+    meet(2);
+    for (int i = 0; i < 10; ++i) {
+      step();
+    }
+    meet(3);
+    EXPECT_EQ(threads, most.load());
+    EXPECT_EQ(threads, threads_of_process());
+    meet(4);
+  });
+}
+
+/// A result that is none never looks like one: the stream stands still until the job aborts.
+TEST(HostLanes, AFailureOfTheNetworkShowsInCheck) {
+  NcclWorld world(2);
+  std::atomic<bool> fail{false};
+  const auto before = [&](int, std::size_t) {
+    if (fail.load()) {
+      throw Error(Code::kPeerLost, "the network is gone");
+    }
+  };
+  std::atomic<int> arrived{0};
+  with_host_lanes(world, 1, before, [&](int, DeviceEngine& engine) {
+    float value = 1;
+    const auto reduce = [&] {
+      engine.all_reduce(0, &value, &value, 1, {DataType::kFloat32, ReduceOp::kSum});
+    };
+    reduce();
+    ASSERT_TRUE(engine.quiesce(soon()));
+    engine.check();
+    for (++arrived; arrived.load() < 2;) {
+      std::this_thread::yield();
+    }
+    fail = true;
+    reduce();
+    Status status;
+    while (status.ok()) {
+      try {
+        engine.check();
+      } catch (const Error& error) {
+        status = error.status();
+      }
+    }
+    EXPECT_EQ(Code::kPeerLost, status.code());
+    EXPECT_EQ("the network is gone", status.message());
+    EXPECT_FALSE(engine.quiesce(Clock::now()));
+    EXPECT_EQ(2.0F, value);
+    EXPECT_THROW(reduce(), Error);
+    engine.abort({Code::kEngine, "a later reason"});
+    EXPECT_TRUE(engine.quiesce(soon()));
+  });
+}
+
+/// As a hierarchy issues a group: all first steps, the network, all last steps.
+TEST_P(HierarchicalDeviceTest, AGroupGivesWhatItsCallsGive) {
+  with_engines([&](int rank, DeviceEngine& engine) {
+    for (int times = 0; times < 3; ++times) {
+      std::vector<std::vector<float>> units(kLanes, std::vector<float>(1001));
+      for (int lane = 0; lane < kLanes; ++lane) {
+        auto& unit = units[static_cast<std::size_t>(lane)];
+        std::fill(unit.begin(), unit.end(), static_cast<float>((rank + 1) * (lane + 1)));
+      }
+      engine.begin_group();
+      for (int lane = 0; lane < kLanes; ++lane) {
+        auto& unit = units[static_cast<std::size_t>(lane)];
+        engine.all_reduce_on_wire(lane, unit.data(), unit.data(), unit.size(), {});
+      }
+      engine.end_group();
+      ASSERT_TRUE(engine.quiesce(soon()));
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const float sum = static_cast<float>(size() * (size() + 1) / 2 * (lane + 1));
+        EXPECT_EQ(std::vector<float>(1001, sum), units[static_cast<std::size_t>(lane)]);
+      }
+    }
+  });
+}
+
+TEST(HierarchicalDeviceCreation, NeedsTheHostOfEveryRank) {
+  NcclWorld world(2);
+  try {
+    create_hierarchical_device_engine(world.engine(0, 1), world.context(0, 1), false);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(Code::kInvalidArgument, error.code());
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("1 ranks are known (expected 2"));
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
