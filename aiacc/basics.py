@@ -10,7 +10,9 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from aiacc import _core, script_end, startup
-from aiacc.bootstrap import Provider, pmi, seat
+from aiacc.autotune import tuner
+from aiacc.bootstrap import Provider, seat
+from aiacc.bootstrap.providers import pmi
 from aiacc.config import horovod_variables
 from aiacc.horovod_variables import warning_about
 from aiacc.process_sets import (
@@ -19,7 +21,6 @@ from aiacc.process_sets import (
     global_process_set,
     unregister_all,
 )
-from aiacc.tuning import tuner
 
 _lock = threading.Lock()
 _observers: list[weakref.WeakMethod[Callable[[], None]]] = []

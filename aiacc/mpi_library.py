@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from aiacc import _core
-from aiacc.bootstrap.mapped import ancestors, initialized_mpis, mapped_libraries
+from aiacc.bootstrap.providers.mapped import ancestors, initialized_mpis, mapped_libraries
 from aiacc.config import UNKNOWN, MpiEnvironment, MpiFlavour
 
 #: What people call them, by their names in this code; also the names of their wheels on PyPI.

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 
 from aiacc import _core, mpi_library
+from aiacc.autotune import tuner
 from aiacc.bootstrap import (
     Agreement,
     Contribution,
@@ -18,15 +19,14 @@ from aiacc.bootstrap import (
     select_provider,
 )
 from aiacc.bootstrap.interfaces import listened_at, observe
+from aiacc.bootstrap.job_plan import GPU_LANES, LANES, TUNED_LANES, warning_about_programs
 from aiacc.bootstrap.look import settle
-from aiacc.bootstrap.negotiate import GPU_LANES, LANES, TUNED_LANES, warning_about_programs
 from aiacc.bootstrap.provider import AloneProvider, program_name
 from aiacc.bootstrap.reach import Presence
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.config import LauncherEnvironment, launcher_environment, own_variables
 from aiacc.exceptions import BootstrapError, CollectiveError
 from aiacc.siblings import warning_about_siblings
-from aiacc.tuning import tuner
 from aiacc.unknown_variables import warning_about
 
 

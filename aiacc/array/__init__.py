@@ -56,7 +56,8 @@ from aiacc.capabilities import (
     nccl_built,
     rocm_built,
 )
-from aiacc.control_ops import barrier, join
+from aiacc.collectives.barrier_join import barrier, join
+from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.exceptions import CollectiveError, HorovodInternalError
 from aiacc.process_sets import (
     ProcessSet,
@@ -64,7 +65,6 @@ from aiacc.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
     "Adasum",

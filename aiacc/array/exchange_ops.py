@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiacc import _core
-from aiacc.array.arrays import Array, View, address_of, check_rows, view_of
+from aiacc.array.adapter import Array, View, address_of, check_rows, view_of
 from aiacc.array.handles import Pending, pending, synchronize, take_alltoall
+from aiacc.collectives.reduce_ops import Average, check_scatter_op
+from aiacc.collectives.splits import checked_splits, scattered_rows
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
-from aiacc.reduce_ops import Average, check_scatter_op
-from aiacc.rows import checked_splits, scattered_rows
 
 Splits: TypeAlias = Sequence[int] | Array | None
 

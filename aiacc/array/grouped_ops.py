@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from aiacc import _core
-from aiacc.array.arrays import Array, View, address_of, check_rows, view_of, writable_view_of
+from aiacc.array.adapter import Array, View, address_of, check_rows, view_of, writable_view_of
 from aiacc.array.exchange_ops import scattered_output
 from aiacc.array.handles import Pending, pending, synchronize, take_outputs
+from aiacc.collectives.reduce_ops import Average, check_scatter_op, resolve_op
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import Average, check_scatter_op, resolve_op
 
 
 def grouped_allreduce_async(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from aiacc import _core
-from aiacc.array.arrays import View, address_of
+from aiacc.array.adapter import View, address_of
 from aiacc.exceptions import CollectiveError
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from aiacc import _core
-from aiacc.array.arrays import Array, address_of, check_rows, view_of, writable_view_of
+from aiacc.array.adapter import Array, address_of, check_rows, view_of, writable_view_of
 from aiacc.array.handles import Pending, pending, synchronize, take_output
+from aiacc.collectives.reduce_ops import resolve_op
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import resolve_op
 
 
 def allreduce_async(

@@ -3,7 +3,7 @@
 A provider exchanges one small payload per rank; `negotiate` decides from the payloads.
 """
 
-from aiacc.bootstrap.negotiate import Agreement, Contribution, Place, agree, host_id, new_token
+from aiacc.bootstrap.job_plan import Agreement, Contribution, Place, agree, host_id, new_token
 from aiacc.bootstrap.provider import Provider
 from aiacc.bootstrap.selection import select_provider
 

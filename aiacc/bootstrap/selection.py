@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping
 
 from aiacc.bootstrap.address import join_address
-from aiacc.bootstrap.pmi import PmiProvider
-from aiacc.bootstrap.pmix import PmixProvider
 from aiacc.bootstrap.provider import GENERATIONS, AloneProvider, Provider
+from aiacc.bootstrap.providers.pmi import PmiProvider
+from aiacc.bootstrap.providers.pmix import PmixProvider
+from aiacc.bootstrap.providers.shared_file import SharedFileProvider
+from aiacc.bootstrap.providers.slurm import SlurmProvider, tasks_of_node
+from aiacc.bootstrap.providers.torchrun import TorchrunProvider, has_torch
 from aiacc.bootstrap.rendezvous import RendezvousProvider
-from aiacc.bootstrap.shared_file import SharedFileProvider
-from aiacc.bootstrap.slurm import SlurmProvider, tasks_of_node
-from aiacc.bootstrap.torchrun import TorchrunProvider, has_torch
 from aiacc.config import (
     UNKNOWN,
     LauncherEnvironment,

@@ -16,8 +16,8 @@ import numpy as np
 import aiacc
 from aiacc import _core
 from aiacc.array import allreduce_, barrier
-from aiacc.reduce_ops import Sum
-from aiacc.tuning.lane_search import candidates
+from aiacc.autotune.lane_search import candidates
+from aiacc.collectives.reduce_ops import Sum
 
 LANES = 16
 #: All-reduced at a time: one unit of the default size for each of 32 turns of a lane.

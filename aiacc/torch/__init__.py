@@ -32,6 +32,7 @@ from aiacc.capabilities import (
     nccl_built,
     rocm_built,
 )
+from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.exceptions import (
     CollectiveError,
     HorovodInternalError,
@@ -44,11 +45,11 @@ from aiacc.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from aiacc.torch import elastic, process_group
+from aiacc.torch import elastic
 from aiacc.torch.compile import compile_blocks
-from aiacc.torch.compression import Compression
-from aiacc.torch.ddp_hook import allreduce_hook
+from aiacc.torch.compression.compressors import Compression
+from aiacc.torch.distributed import process_group
+from aiacc.torch.distributed.ddp_hook import allreduce_hook
 from aiacc.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -83,8 +84,8 @@ from aiacc.torch.mpi_ops import (
     reducescatter_async,
     synchronize,
 )
+from aiacc.torch.ops.sparse import sparse_allreduce_async
 from aiacc.torch.optimizer import DistributedOptimizer
-from aiacc.torch.sparse import sparse_allreduce_async
 from aiacc.torch.sync_batch_norm import SyncBatchNorm
 
 process_group.register()

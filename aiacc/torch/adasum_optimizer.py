@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiacc import _core, basics
+from aiacc.collectives.reduce_ops import Adasum
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.reduce_ops import Adasum
-from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
-from aiacc.torch.optimizer_methods import check_passes, default_names
+from aiacc.torch.optimizer_mixin import check_passes, default_names
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer as _Base

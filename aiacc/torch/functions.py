@@ -9,8 +9,8 @@ import torch
 
 from aiacc import _core
 from aiacc.array.objects import allgather_object, broadcast_object
+from aiacc.torch.adapter import device_of
 from aiacc.torch.mpi_ops import broadcast_async_, synchronize
-from aiacc.torch.tensors import device_of
 
 __all__ = [
     "allgather_object",

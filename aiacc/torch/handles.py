@@ -9,7 +9,7 @@ import torch
 
 from aiacc import _core
 from aiacc.exceptions import CollectiveError
-from aiacc.torch.tensors import wait
+from aiacc.torch.adapter import wait
 
 #: A tensor that an operation changes in place; or a pair: what it reads, and its result or a
 #: function that takes the result from the core. All of it stays alive until the operation is done.

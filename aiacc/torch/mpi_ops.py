@@ -33,7 +33,8 @@ from aiacc.capabilities import (
     nccl_built,
     rocm_built,
 )
-from aiacc.control_ops import barrier, join
+from aiacc.collectives.barrier_join import barrier, join
+from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.exceptions import HorovodInternalError
 from aiacc.process_sets import (
     ProcessSet,
@@ -41,16 +42,16 @@ from aiacc.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from aiacc.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from aiacc.torch.allreduce_ops import allreduce, allreduce_, allreduce_async, allreduce_async_
-from aiacc.torch.compression import Compression
-from aiacc.torch.exchange_ops import (
+from aiacc.torch.compression.compressors import Compression
+from aiacc.torch.handles import poll, synchronize
+from aiacc.torch.ops.allreduce import allreduce, allreduce_, allreduce_async, allreduce_async_
+from aiacc.torch.ops.exchange import (
     alltoall,
     alltoall_async,
     reducescatter,
     reducescatter_async,
 )
-from aiacc.torch.gather_ops import (
+from aiacc.torch.ops.gather import (
     allgather,
     allgather_async,
     broadcast,
@@ -58,20 +59,19 @@ from aiacc.torch.gather_ops import (
     broadcast_async,
     broadcast_async_,
 )
-from aiacc.torch.grouped_allreduce_ops import (
+from aiacc.torch.ops.grouped_allreduce import (
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from aiacc.torch.grouped_exchange_ops import (
+from aiacc.torch.ops.grouped_exchange import (
     grouped_allgather,
     grouped_allgather_async,
     grouped_reducescatter,
     grouped_reducescatter_async,
 )
-from aiacc.torch.handles import poll, synchronize
-from aiacc.torch.sparse import sparse_allreduce_async
+from aiacc.torch.ops.sparse import sparse_allreduce_async
 
 __all__ = [
     "Adasum",

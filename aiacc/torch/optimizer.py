@@ -9,15 +9,15 @@ from collections.abc import Iterable
 import torch
 
 from aiacc import basics
+from aiacc.collectives.reduce_ops import Adasum, Average, check_op, name_of_op
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import Adasum, Average, check_op, name_of_op
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
-from aiacc.torch.compression import Compression, Compressor
-from aiacc.torch.gradient_batches import GroupReducer
-from aiacc.torch.gradient_buckets import BucketReducer
-from aiacc.torch.gradient_reducer import GradientReducer, NamedParameters, ReductionOptions
-from aiacc.torch.optimizer_methods import Distributed, check_passes, default_names, distribute
-from aiacc.torch.wire_formats import has_cast
+from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.wire_format import has_cast
+from aiacc.torch.optimizer_mixin import Distributed, check_passes, default_names, distribute
+from aiacc.torch.reducer.bucket_views import BucketReducer
+from aiacc.torch.reducer.bucketed_reducer import GroupReducer
+from aiacc.torch.reducer.reducer import GradientReducer, NamedParameters, ReductionOptions
 
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from aiacc import basics
+from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.reduce_ops import Sum
 from aiacc.torch.mpi_ops import allgather, allreduce_
 
 _numbers = itertools.count()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aiacc.rows import scattered_rows
+from aiacc.collectives.splits import scattered_rows
 
 Array = NDArray[np.generic]
 

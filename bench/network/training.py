@@ -16,7 +16,7 @@ from bench.network.workloads import workload
 LANES = (1, 2, 4, 8)
 #: torch's gloo opens one context, with connections of its own, per interface in this list.
 GLOO_CONTEXTS = 4
-#: Steps after which `aiacc.tuning` has settled, and one more.
+#: Steps after which `aiacc.autotune` has settled, and one more.
 _SEARCH_STEPS = 42
 
 

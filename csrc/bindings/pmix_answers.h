@@ -15,7 +15,7 @@ struct PmixValue {
   } object;
 };
 
-/// What became of one request; `_Answer` in aiacc/bootstrap/pmix_client.py is the same.
+/// What became of one request; `_Answer` in aiacc/bootstrap/providers/pmix_client.py is the same.
 struct PmixAnswer {
   int event;               ///< an eventfd; the last that happens is that 1 is added to it
   std::atomic<int> there;  ///< 1: the rest is valid and does not change any more

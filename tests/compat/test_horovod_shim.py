@@ -48,7 +48,7 @@ assert Compression is aiacc.torch.Compression
 assert HorovodInternalError is aiacc.exceptions.CollectiveError
 assert importlib.util.find_spec("horovod.torch") is not None
 assert pickle.loads(pickle.dumps(Compression.fp16)) is Compression.fp16
-importlib.reload(aiacc.torch.compression)
+importlib.reload(aiacc.torch.compression.compressors)
 for missing in ("horovod.tensorflow", "horovod.keras", "horovod.runner", "horovod.torch.nothing"):
     try:
         importlib.import_module(missing)

@@ -16,8 +16,8 @@ import pytest
 import aiacc.array as array
 import aiacc.torch as hvd
 from aiacc import exceptions
+from aiacc.collectives.reduce_ops import name_of_op
 from aiacc.process_sets import ProcessSet
-from aiacc.reduce_ops import name_of_op
 
 TABLE = json.loads(Path(__file__).with_name("horovod_torch_signatures.json").read_text())
 SIGNATURES, MEMBERS, MODULES = TABLE["signatures"], TABLE["members"], TABLE["modules"]

@@ -17,7 +17,7 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
-from aiacc.torch.tensors import DTYPE_CODES
+from aiacc.torch.adapter import DTYPE_CODES
 
 #: torch has next to no arithmetic of its own for these.
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)

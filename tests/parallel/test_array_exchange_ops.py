@@ -10,7 +10,7 @@ import pytest
 
 import aiacc.array as hvd
 from aiacc.array.handles import pending
-from aiacc.rows import scattered_rows
+from aiacc.collectives.splits import scattered_rows
 from tests.support.ranks import run_ranks
 
 DTYPES = [

@@ -14,8 +14,8 @@ import torch
 import aiacc
 import aiacc.array as array_hvd
 import aiacc.torch as hvd
-from aiacc.torch import tensors
-from aiacc.torch.wire_formats import choose
+from aiacc.torch import adapter as tensors
+from aiacc.torch.compression.wire_format import choose
 from tests.gpu import bodies
 from tests.parallel import (
     test_adasum,

@@ -21,8 +21,8 @@ import pytest
 import aiacc
 from aiacc import _core, mpi_library
 from aiacc.bootstrap import select_provider
+from aiacc.bootstrap.providers.slurm import step_port
 from aiacc.bootstrap.records import Record
-from aiacc.bootstrap.slurm import step_port
 from aiacc.config import LauncherEnvironment, TorchrunEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
 from tests.support import fake_srun
@@ -485,7 +485,7 @@ def test_openmpi(steps):
 LATE = """
 from tests.parallel.test_launchers import *
 from aiacc import _core
-from aiacc.bootstrap import pmix, pmix_client
+from aiacc.bootstrap.providers import pmix, pmix_client
 rank = launcher_environment().mpi.rank
 put = pmix_client.PmixClient._put
 def late(self, *arguments):

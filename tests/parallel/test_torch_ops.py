@@ -12,7 +12,7 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
-from aiacc.torch.tensors import DTYPE_CODES
+from aiacc.torch.adapter import DTYPE_CODES
 from tests.support.ranks import run_ranks
 
 OPS = {

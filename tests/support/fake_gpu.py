@@ -27,8 +27,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from aiacc import _core
-from aiacc.torch import allreduce_ops, streams
-from aiacc.torch.tensors import DTYPE_CODES
+from aiacc.torch import streams
+from aiacc.torch.adapter import DTYPE_CODES
+from aiacc.torch.ops import allreduce as allreduce_ops
 from tests.support import ranks
 
 #: Numbers of floating-point dtypes.

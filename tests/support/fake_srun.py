@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 
-from aiacc.bootstrap.slurm import step_port
+from aiacc.bootstrap.providers.slurm import step_port
 from tests.support.ranks import is_free
 
 

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from aiacc.bootstrap.negotiate import Contribution, Place, agree, host_id, new_token
+from aiacc.bootstrap.job_plan import Contribution, Place, agree, host_id, new_token
 from aiacc.bootstrap.reach import Candidate, Presence
 from aiacc.exceptions import BootstrapError
 

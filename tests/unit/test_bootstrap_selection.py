@@ -4,9 +4,9 @@ import pytest
 
 from aiacc.bootstrap import select_provider
 from aiacc.bootstrap.provider import AloneProvider, Backoff, Deadline, Generations, rank_list
+from aiacc.bootstrap.providers.slurm import SlurmProvider
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.bootstrap.selection import launcher_of
-from aiacc.bootstrap.slurm import SlurmProvider
 from aiacc.config import LauncherEnvironment, launcher_environment
 from aiacc.exceptions import BootstrapError
 

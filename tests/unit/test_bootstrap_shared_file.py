@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from aiacc.bootstrap.providers.shared_file import SharedFileProvider
 from aiacc.bootstrap.records import Record
-from aiacc.bootstrap.shared_file import SharedFileProvider
 from aiacc.exceptions import BootstrapError
 
 PATIENT_S = 30.0
@@ -132,7 +132,7 @@ def test_another_version(path):
         return exchange.run(Deadline(PATIENT_S))
 
     from aiacc.bootstrap.provider import Deadline
-    from aiacc.bootstrap.shared_file import _Exchange
+    from aiacc.bootstrap.providers.shared_file import _Exchange
 
     for text in run_all([lambda: gather(0, 2, path), other]):
         assert "bootstrap version" in text

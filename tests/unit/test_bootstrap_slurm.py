@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from aiacc.bootstrap.slurm import (
+from aiacc.bootstrap.providers.slurm import (
     node_names,
     step_address,
     step_port,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from aiacc.bootstrap.store import StoreProvider
+from aiacc.bootstrap.providers.store import StoreProvider
 from aiacc.exceptions import BootstrapError
 
 

@@ -9,11 +9,12 @@ import threading
 
 import pytest
 
-from aiacc.bootstrap import frames, torchrun
-from aiacc.bootstrap.negotiate import Agreement, Contribution, agree
+from aiacc.bootstrap import frames
+from aiacc.bootstrap.job_plan import Agreement, Contribution, agree
+from aiacc.bootstrap.providers import torchrun
+from aiacc.bootstrap.providers.torchrun import TorchrunProvider
 from aiacc.bootstrap.reach import Candidate, Presence
 from aiacc.bootstrap.records import Record
-from aiacc.bootstrap.torchrun import TorchrunProvider
 from aiacc.bootstrap.untrusted import check_fields, read_object
 from aiacc.config import TorchrunEnvironment
 from aiacc.exceptions import BootstrapError

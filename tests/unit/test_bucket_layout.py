@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiacc.torch.bucket_layout import Bucket, Entry, is_dense, lay_out
+from aiacc.torch.reducer.bucket_layout import Bucket, Entry, is_dense, lay_out
 
 
 def _floats(*sizes):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aiacc.array import arrays, device_arrays
+from aiacc.array import adapter as arrays
+from aiacc.array import device_arrays
 from tests.support.device_array import DeviceArray
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiacc.tuning.lane_search import TOLERANCE, LaneSearch, candidates, choose
+from aiacc.autotune.lane_search import TOLERANCE, LaneSearch, candidates, choose
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from aiacc.rows import checked_splits, scattered_rows
+from aiacc.collectives.splits import checked_splits, scattered_rows
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

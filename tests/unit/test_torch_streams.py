@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiacc.torch import streams, tensors
+from aiacc.torch import adapter as tensors
+from aiacc.torch import streams
 
 
 @pytest.fixture

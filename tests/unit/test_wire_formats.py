@@ -9,9 +9,9 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc import _core
+from aiacc.torch.adapter import DTYPE_CODES
+from aiacc.torch.compression.wire_format import AS_THEY_ARE, choose, has_cast
 from aiacc.torch.handles import pending
-from aiacc.torch.tensors import DTYPE_CODES
-from aiacc.torch.wire_formats import AS_THEY_ARE, choose, has_cast
 
 FP16, BF16 = hvd.Compression.fp16, hvd.Compression.bf16
 E4M3, E5M2 = hvd.Compression.fp8_e4m3, hvd.Compression.fp8_e5m2

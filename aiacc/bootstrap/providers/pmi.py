@@ -19,8 +19,8 @@ import stat
 import threading
 from collections.abc import Iterator
 
-from aiacc.bootstrap.mapped import initialized_mpis
 from aiacc.bootstrap.provider import GENERATIONS, Deadline, check_payload, rank_list
+from aiacc.bootstrap.providers.mapped import initialized_mpis
 from aiacc.bootstrap.records import Record
 from aiacc.exceptions import BootstrapError
 

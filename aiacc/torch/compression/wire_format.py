@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from aiacc import _core
-from aiacc.reduce_ops import Adasum
-from aiacc.torch.compression import Compression, Compressor
+from aiacc.collectives.reduce_ops import Adasum
+from aiacc.torch.compression.compressors import Compression, Compressor
 
 #: Of tensors that travel as they are.
 AS_THEY_ARE = 0

@@ -6,10 +6,10 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from aiacc import _core, basics
+from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import Average
-from aiacc.torch.group_work import Futures, GroupWork
-from aiacc.torch.tensors import address_and_code, place_of
+from aiacc.torch.adapter import address_and_code, place_of
+from aiacc.torch.distributed.work import Futures, GroupWork
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import Any, TypeAlias
 import torch
 
 from aiacc import _core
+from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
+from aiacc.collectives.splits import checked_splits, scattered_rows
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
-from aiacc.reduce_ops import Average, Sum, check_scatter_op
-from aiacc.rows import checked_splits, scattered_rows
-from aiacc.torch.autograd import apply, grad_name
-from aiacc.torch.compression import Compression, Compressor
-from aiacc.torch.gather_ops import allgather_async
+from aiacc.torch.adapter import address_and_code, check_rows, place_of, take_alltoall
+from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.handles import pending, synchronize, tensor_of
-from aiacc.torch.tensors import address_and_code, check_rows, place_of, take_alltoall
+from aiacc.torch.ops.autograd import apply, grad_name
+from aiacc.torch.ops.gather import allgather_async
 
 Splits: TypeAlias = Sequence[int] | torch.Tensor | None
 

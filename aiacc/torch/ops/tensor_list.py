@@ -10,10 +10,10 @@ import torch
 from aiacc import _core
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, set_id
-from aiacc.torch.compression import Compressor
+from aiacc.torch.adapter import address_and_code, check_rows, place_of_all
+from aiacc.torch.compression.compressors import Compressor
+from aiacc.torch.compression.wire_format import AS_THEY_ARE
 from aiacc.torch.handles import synchronize
-from aiacc.torch.tensors import address_and_code, check_rows, place_of_all
-from aiacc.torch.wire_formats import AS_THEY_ARE
 
 Tensors = list[torch.Tensor]
 

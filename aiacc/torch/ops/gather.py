@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.collectives.reduce_ops import Average
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
-from aiacc.reduce_ops import Average
-from aiacc.torch.allreduce_ops import allreduce_async
-from aiacc.torch.autograd import apply, grad_name
+from aiacc.torch.adapter import address_and_code, check_rows, place_of, take_output
 from aiacc.torch.handles import pending, tensor_of
-from aiacc.torch.tensors import address_and_code, check_rows, place_of, take_output
+from aiacc.torch.ops.allreduce import allreduce_async
+from aiacc.torch.ops.autograd import apply, grad_name
 
 
 def allgather_async(

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from aiacc import _core, basics
-from aiacc.bootstrap.store import StoreProvider
-from aiacc.torch import rendezvous
-from aiacc.torch.group_steps import (
+from aiacc.bootstrap.providers.store import StoreProvider
+from aiacc.torch.distributed import rendezvous
+from aiacc.torch.distributed.collectives import (
     Tensors,
     broadcast_from,
     even_parts,
@@ -25,7 +25,7 @@ from aiacc.torch.group_steps import (
     reduce_into,
     reduce_scatter_into,
 )
-from aiacc.torch.group_work import Futures, GroupWork, Step
+from aiacc.torch.distributed.work import Futures, GroupWork, Step
 
 if TYPE_CHECKING:
     # torch's class has overloads that only callers in Python see; torch.distributed uses one each.

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from aiacc import _core
+from aiacc.collectives.reduce_ops import Average, Sum, check_op, name_of_op
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import Average, Sum, check_op, name_of_op
-from aiacc.torch.tensors import place_of, take_output, wait
+from aiacc.torch.adapter import place_of, take_output, wait
 
 _INDEX_BYTES = 8
 

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.collectives.reduce_ops import Average, check_scatter_op
 from aiacc.process_sets import ProcessSet, global_process_set, place_in
-from aiacc.reduce_ops import Average, check_scatter_op
-from aiacc.torch.autograd import apply_to_group, grad_name
-from aiacc.torch.compression import Compression, Compressor
-from aiacc.torch.exchange_ops import scatter_grad_factor, scattered_output
-from aiacc.torch.gather_ops import allgather_async
-from aiacc.torch.grouped_allreduce_ops import grouped_allreduce_async
+from aiacc.torch.adapter import take_outputs
+from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.handles import pending, tensor_of
-from aiacc.torch.tensor_groups import (
+from aiacc.torch.ops.autograd import apply_to_group, grad_name
+from aiacc.torch.ops.exchange import scatter_grad_factor, scattered_output
+from aiacc.torch.ops.gather import allgather_async
+from aiacc.torch.ops.grouped_allreduce import grouped_allreduce_async
+from aiacc.torch.ops.tensor_list import (
     Tensors,
     contiguous,
     decompressed,
@@ -24,7 +25,6 @@ from aiacc.torch.tensor_groups import (
     submit_group,
     tensors_of,
 )
-from aiacc.torch.tensors import take_outputs
 
 
 def grouped_allgather_async(

@@ -1,4 +1,4 @@
-"""What the collectives of `aiacc.torch.process_group` submit, and do with the results.
+"""What the collectives of `aiacc.torch.distributed.process_group` submit, and do with the results.
 
 Functions return when their operation is submitted; the `Step` says how to finish it. Tensors that
 the core cannot take as they are, such as strided ones, pass through a copy.
@@ -14,9 +14,9 @@ import torch
 from torch.distributed import ReduceOp
 
 from aiacc import _core
-from aiacc.reduce_ops import Average, Max, Min, Product, Sum
-from aiacc.torch.group_work import Step
-from aiacc.torch.tensors import address_and_code, place_of, take_alltoall, take_output
+from aiacc.collectives.reduce_ops import Average, Max, Min, Product, Sum
+from aiacc.torch.adapter import address_and_code, place_of, take_alltoall, take_output
+from aiacc.torch.distributed.work import Step
 
 _REDUCTIONS = {
     ReduceOp.SUM: Sum,

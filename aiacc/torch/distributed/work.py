@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Work
 from aiacc import _core
 from aiacc.exceptions import CollectiveError
 from aiacc.torch import streams
-from aiacc.torch.tensors import device_of, wait
+from aiacc.torch.adapter import device_of, wait
 
 #: A handle, what is left to do with its result, and the tensors whose memory the core uses.
 Step: TypeAlias = tuple[int, Callable[[int], None] | None, tuple[torch.Tensor, ...]]

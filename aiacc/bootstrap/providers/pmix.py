@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 
 from aiacc import _core
-from aiacc.bootstrap import pmix_client
-from aiacc.bootstrap.mapped import ancestors, mapped_libraries
-from aiacc.bootstrap.pmix_client import Answer, Request, exchange_once, is_initialized
 from aiacc.bootstrap.provider import check_payload, rank_list
+from aiacc.bootstrap.providers import pmix_client
+from aiacc.bootstrap.providers.mapped import ancestors, mapped_libraries
+from aiacc.bootstrap.providers.pmix_client import Answer, Request, exchange_once, is_initialized
 from aiacc.bootstrap.records import Record
 from aiacc.config import executable_path, set_default
 from aiacc.exceptions import BootstrapError

@@ -7,9 +7,9 @@ import time
 from statistics import median
 
 from aiacc import _core
-from aiacc.tuning.lane_search import LaneSearch
+from aiacc.autotune.lane_search import LaneSearch
 
-_logger = logging.getLogger("aiacc.tuning")
+_logger = logging.getLogger("aiacc.autotune")
 
 
 class Tuner:

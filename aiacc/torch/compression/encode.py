@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from aiacc.torch.compression import Compression, Compressor
-from aiacc.torch.wire_formats import AS_THEY_ARE, wire_of
+from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.wire_format import AS_THEY_ARE, wire_of
 
 
 class Sent(NamedTuple):

@@ -11,9 +11,9 @@ import torch
 from aiacc import _core
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import set_id
-from aiacc.torch.agreement import answer_of_first, everywhere
-from aiacc.torch.gradient_reducer import GradientReducer, NamedParameters, ReductionOptions
-from aiacc.torch.tensors import address_and_code, device_of, place_of_all
+from aiacc.torch.adapter import address_and_code, device_of, place_of_all
+from aiacc.torch.reducer.consensus import answer_of_first, everywhere
+from aiacc.torch.reducer.reducer import GradientReducer, NamedParameters, ReductionOptions
 
 
 class BatchReducer(GradientReducer):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aiacc import _core
+from aiacc.collectives.reduce_ops import Average, Sum
 from aiacc.process_sets import ProcessSet
-from aiacc.reduce_ops import Average, Sum
-from aiacc.torch.gradient_reducer import GradientReducer
 from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.reducer.reducer import GradientReducer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer as _Base

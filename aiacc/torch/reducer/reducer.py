@@ -10,14 +10,14 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from aiacc import _core, basics
+from aiacc.autotune.tuner import step_done
+from aiacc.collectives.reduce_ops import Average
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import Average
-from aiacc.torch import sparse
-from aiacc.torch.compression import Compression, Compressor
-from aiacc.torch.sending import Sent, to_send
-from aiacc.torch.tensors import DTYPE_CODES, address_and_code, place_of, refusal, wait
-from aiacc.tuning.tuner import step_done
+from aiacc.torch.adapter import DTYPE_CODES, address_and_code, place_of, refusal, wait
+from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.encode import Sent, to_send
+from aiacc.torch.ops import sparse
 
 
 class ReductionOptions(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from aiacc import _core
-from aiacc.torch.agreement import answer_of_first, everywhere
-from aiacc.torch.bucket_layout import Entry, is_dense, lay_out
-from aiacc.torch.gradient_batches import BatchReducer, numbered
-from aiacc.torch.gradient_reducer import NamedParameters, ReductionOptions
-from aiacc.torch.tensors import device_of, place_of
+from aiacc.torch.adapter import device_of, place_of
+from aiacc.torch.reducer.bucket_layout import Entry, is_dense, lay_out
+from aiacc.torch.reducer.bucketed_reducer import BatchReducer, numbered
+from aiacc.torch.reducer.consensus import answer_of_first, everywhere
+from aiacc.torch.reducer.reducer import NamedParameters, ReductionOptions
 
 
 class BucketReducer(BatchReducer):

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.collectives.reduce_ops import resolve_op
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.reduce_ops import resolve_op
-from aiacc.torch.autograd import apply_to_group, grad_name
-from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.encode import to_send
+from aiacc.torch.compression.wire_format import AS_THEY_ARE, wire_of
 from aiacc.torch.handles import pending
-from aiacc.torch.sending import to_send
-from aiacc.torch.tensor_groups import (
+from aiacc.torch.ops.autograd import apply_to_group, grad_name
+from aiacc.torch.ops.tensor_list import (
     Tensors,
     contiguous,
     decompressed,
@@ -22,7 +23,6 @@ from aiacc.torch.tensor_groups import (
     submit_group,
     tensors_of,
 )
-from aiacc.torch.wire_formats import AS_THEY_ARE, wire_of
 
 
 def grouped_allreduce_async_(

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.collectives.reduce_ops import resolve_op
 from aiacc.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.reduce_ops import resolve_op
-from aiacc.torch.autograd import apply, grad_name
-from aiacc.torch.compression import Compression, Compressor
+from aiacc.torch.adapter import DTYPE_CODES, address_and_code, place_of, refusal
+from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.encode import to_send
+from aiacc.torch.compression.wire_format import AS_THEY_ARE, wire_of
 from aiacc.torch.handles import pending, tensor_of
-from aiacc.torch.sending import to_send
-from aiacc.torch.tensors import DTYPE_CODES, address_and_code, place_of, refusal
-from aiacc.torch.wire_formats import AS_THEY_ARE, wire_of
+from aiacc.torch.ops.autograd import apply, grad_name
 
 # Bound here because a look-up in a module costs as much as a tenth of a submission.
 _submit = _core.submit

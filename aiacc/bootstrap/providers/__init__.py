@@ -1,0 +1,1 @@
+"""Ways in which ranks find each other, a module for each."""

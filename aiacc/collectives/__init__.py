@@ -1,0 +1,1 @@
+"""What every front-end needs, and no framework has a say in."""

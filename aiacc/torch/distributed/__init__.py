@@ -1,0 +1,1 @@
+"""The engines of aiacc under torch's own API for distributed training."""

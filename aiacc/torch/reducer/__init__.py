@@ -1,0 +1,1 @@
+"""Reduction of gradients while the backward pass computes others."""
