@@ -75,77 +75,60 @@ def cross_size() -> int: ...
 def engine() -> str: ...
 def gpu_engine() -> str: ...
 def lanes() -> int: ...
-def submit(
+def prepare(
     kind: int,
-    name: str,
-    input: int,
-    output: int,
-    shape: tuple[int, ...],
-    dtype: int,
-    op: int,
-    root: int,
-    prescale: float,
-    postscale: float,
+    verb: str,
+    name: str | None,
+    shape: tuple[int, ...] | tuple[tuple[int, ...], ...],
+    dtype: int | tuple[int, ...],
     process_set: int,
-    device: int = -1,
-    stream: int = 0,
+    device: int,
+    op: int = 1,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
     wire: int = 0,
+    root: int = 0,
+    splits: tuple[int, ...] = (),
     /,
-) -> int:
-    """Queue one operation and return its handle at once.
+) -> Submission:
+    """What is constant of an operation; see `aiacc.collectives.submission`, which calls this.
 
-    An empty `name` is replaced by "<kind>.noname.<generation>.<n>", n counting the unnamed calls of
-    this kind in the process set since `init` or the last join, which is what generation counts.
-    `input` and `output` are addresses of contiguous memory that must stay alive and untouched until
-    `wait` returns; equal for in-place. ALLGATHER and BARRIER take output 0: the core allocates
-    (`take_output`). BROADCAST reads `input` on the root only; `root` is a global rank. The output
-    of REDUCESCATTER has d0 // n rows and one more on the first d0 % n members; Sum and Average
-    only. JOIN has no name, memory or process set (`take_join`).
+    The op name is "<verb>.<name>", or none without a `name`: then every start gets an automatic
+    one, "<verb>.noname.<generation>.<n>", n counting the unnamed calls of this verb in the process
+    set since `init` or the last join, which is what generation counts.
+    A tuple of dtypes makes a group of an ALLREDUCE, ALLGATHER or REDUCESCATTER: tensors under one
+    name, which become ready together, with a tuple of as many shapes.
+    `root` is a global rank. The output of REDUCESCATTER has d0 // n rows and one more on the first
+    d0 % n members; Sum and Average only. `splits[i]`: rows of an ALLTOALL for the i-th member.
+    JOIN has no name, memory or process set (`take_join`).
     `device`: -1 for host memory, else the ordinal of the CUDA device that all the memory is on.
-    `stream` is then the CUDA stream (0: the legacy default one) whose work so far has to be done
-    before the memory is read or written; the host does not wait for it.
     `wire`: how the float32 tensor of an ALLREDUCE travels between CUDA devices, and is added up:
-    0 as it is, 1 float16, 2 bfloat16, 3 float8_e4m3, 4 float8_e5m2. Raises ValueError for what
-    never travels so, NotImplementedError for what this engine or device cannot.
-    Raises ValueError for bad input (also a name that is already in flight in the process set, and a
-    process set without this rank), HorovodInternalError (`aiacc.CollectiveError`) when not
-    initialised or after a fatal error.
+    0 as it is, 1 float16, 2 bfloat16, 3 float8_e4m3, 4 float8_e5m2.
+    Raises ValueError for what no job could do. Needs no `init`, and outlives `shutdown`.
     """
 
-def submit_alltoall(
-    name: str,
-    input: int,
-    shape: tuple[int, ...],
-    dtype: int,
-    splits: tuple[int, ...],
-    process_set: int,
-    device: int = -1,
-    stream: int = 0,
-    /,
-) -> int:
-    """Queue an all-to-all: `splits[i]` rows for the i-th member. Otherwise like `submit`."""
+class Submission:
+    """A prepared operation, to be started any number of times. Threads: any."""
 
-def submit_group(
-    kind: int,
-    name: str,
-    inputs: tuple[int, ...],
-    outputs: tuple[int, ...],
-    shapes: tuple[tuple[int, ...], ...],
-    dtypes: tuple[int, ...],
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: int,
-    device: int = -1,
-    stream: int = 0,
-    wire: int = 0,
-    /,
-) -> int:
-    """Queue an ALLREDUCE, ALLGATHER or REDUCESCATTER of several tensors under one name.
+    def start(
+        self,
+        input: int | tuple[int, ...],
+        output: int | tuple[int, ...],
+        stream: int = 0,
+        /,
+    ) -> int:
+        """Queue the operation and return its handle at once.
 
-    They become ready together. The tuples are equally long; outputs of ALLGATHER are 0
-    (`take_outputs`). Otherwise like `submit`.
-    """
+        `input` and `output` are addresses of contiguous memory that must stay alive and untouched
+        until `wait` returns; equal for in-place; tuples for a group. ALLGATHER, ALLTOALL, BARRIER
+        and JOIN take output 0: the core allocates (`take_output`). BROADCAST reads `input` on the
+        root only. `stream`: of a device, the CUDA stream (0: the legacy default one) whose work so
+        far has to be done before the memory is read or written; the host does not wait for it.
+        Raises ValueError for bad input (also a name that is already in flight in the process set,
+        and a process set without this rank), NotImplementedError for what this engine or device
+        cannot, HorovodInternalError (`aiacc.CollectiveError`) when not initialised or after a fatal
+        error.
+        """
 
 def poll(handle: int) -> bool:
     """Whether `wait` would return at once. ValueError for an unknown handle."""

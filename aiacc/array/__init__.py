@@ -16,8 +16,6 @@ from aiacc.array.grouped_ops import (
     grouped_reducescatter,
     grouped_reducescatter_async,
 )
-from aiacc.array.handles import poll, synchronize
-from aiacc.array.objects import allgather_object, broadcast_object
 from aiacc.array.ops import (
     allgather,
     allgather_async,
@@ -57,6 +55,8 @@ from aiacc.capabilities import (
     rocm_built,
 )
 from aiacc.collectives.barrier_join import barrier, join
+from aiacc.collectives.handles import poll, synchronize
+from aiacc.collectives.objects import allgather_object, broadcast_object
 from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.exceptions import CollectiveError, HorovodInternalError
 from aiacc.process_sets import (

@@ -7,25 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aiacc import _core
 from aiacc.array import device_arrays
-
-#: Numbers of the core's data types (csrc/base/dtype.h) by NumPy's names. NumPy has no bfloat16 of
-#: its own; ml_dtypes brings one of that name.
-DTYPE_CODES: dict[str, int] = {
-    "uint8": 0,
-    "int8": 1,
-    "uint16": 2,
-    "int16": 3,
-    "int32": 4,
-    "int64": 5,
-    "float16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bool": 9,
-    "bfloat16": 10,
-    "uint32": 11,
-    "uint64": 12,
-}
+from aiacc.collectives.dtypes import DTYPE_CODES
 
 Array = npt.NDArray[Any]
 
@@ -39,14 +23,21 @@ class View(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     code: int
-    #: Device (-1: host memory) and stream: the last two arguments of a submission.
-    place: tuple[int, int]
+    #: Of the CUDA device, or -1: host memory.
+    device: int
+    #: Of the array's library, when the view was made.
+    stream: int
+
+    @property
+    def spec(self) -> tuple[tuple[int, ...], int, int]:
+        """What `submission` wants to know of it."""
+        return self.shape, self.code, self.device
 
     def empty(self, shape: tuple[int, ...]) -> Any:
         """A new array of the same dtype in the same place."""
-        if self.place[0] < 0:
+        if self.device < 0:
             return np.empty(shape, self.dtype)
-        return device_arrays.empty(self.array, shape, self.place[0])
+        return device_arrays.empty(self.array, shape, self.device)
 
     def stream_now(self) -> int:
         """The stream on which the owner of an array on a CUDA device works by now."""
@@ -100,6 +91,46 @@ def check_rows(view: View, what: str) -> None:
         )
 
 
+def wait(handle: int, views: list[View]) -> None:
+    """Wait for an operation on ``views``, which are in one place; see `handles.synchronize`."""
+    if views[0].device < 0:
+        _core.wait(handle)
+    else:
+        _core.wait(handle, views[0].stream_now())
+
+
+def take_output(handle: int, like: View) -> Any:
+    """What a finished all-gather produced, as an array like the one that was given."""
+    return take_outputs(handle, [like])[0]
+
+
+def take_outputs(handle: int, likes: list[View]) -> list[Any]:
+    """What a finished all-gather of several arrays produced, as arrays like those given."""
+    if likes[0].device < 0:
+        return [
+            data.view(like.dtype).reshape(shape)
+            for (data, shape), like in zip(_core.take_outputs(handle), likes, strict=True)
+        ]
+    return _taken(handle, likes)[0]
+
+
+def take_alltoall(handle: int, like: View) -> tuple[Any, tuple[int, ...]]:
+    """What a finished all-to-all produced, and the rows received from every rank."""
+    if like.device < 0:
+        data, shape, received = _core.take_alltoall(handle)
+        return data.view(like.dtype).reshape(shape), received
+    (output,), received = _taken(handle, [like])
+    return output, received
+
+
+def _taken(handle: int, likes: list[View]) -> tuple[list[Any], tuple[int, ...]]:
+    """The core's output in memory of the arrays' library, whose size is known only now."""
+    shapes = _core.output_shapes(handle)
+    outputs = [like.empty(shape) for like, shape in zip(likes, shapes, strict=True)]
+    addresses = tuple(map(address_of, outputs))
+    return outputs, _core.take_into(handle, addresses, likes[0].stream_now())
+
+
 def _view_of(array: Any, what: str) -> tuple[View, bool]:
     if not hasattr(array, "__array_interface__"):
         if device_arrays.is_on_device(array):
@@ -119,7 +150,7 @@ def _view_of(array: Any, what: str) -> tuple[View, bool]:
     if not view.flags.c_contiguous:
         raise _strided(view.shape, view.strides, what)
     address = view.__array_interface__["data"][0]
-    return View(view, address, view.shape, view.dtype, code, (-1, 0)), view.flags.writeable
+    return View(view, address, view.shape, view.dtype, code, -1, 0), view.flags.writeable
 
 
 def _array_of(numbers: Any, what: str) -> Array:
@@ -143,9 +174,9 @@ def _device_view_of(array: Any, what: str) -> tuple[View, bool]:
     strides = interface.get("strides")
     if strides is not None and not _is_contiguous(shape, tuple(strides), dtype.itemsize):
         raise _strided(shape, tuple(strides), what)
-    place = device_arrays.device_of(array, what), device_arrays.stream_of(array)
+    device, stream = device_arrays.device_of(array, what), device_arrays.stream_of(array)
     address, read_only = interface["data"]
-    return View(array, address, shape, dtype, code, place), not read_only
+    return View(array, address, shape, dtype, code, device, stream), not read_only
 
 
 def _code_of(dtype: np.dtype[Any], what: str) -> int:

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aiacc import _core
-from aiacc.array.adapter import Array, View, address_of, check_rows, view_of
-from aiacc.array.handles import Pending, pending, synchronize, take_alltoall
+from aiacc.array.adapter import Array, View, address_of, check_rows, take_alltoall, view_of, wait
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending, synchronize
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_scatter_op
 from aiacc.collectives.splits import checked_splits, scattered_rows
-from aiacc.labels import label_of
-from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
+from aiacc.process_sets import ProcessSet, global_process_set, place_in
 
 Splits: TypeAlias = Sequence[int] | Array | None
 
@@ -40,21 +40,15 @@ def alltoall_async(
     check_rows(source, what)
     size = place_in(process_set).size
     parts = checked_splits(_numbers_of(splits, what), source.shape[0], size, f"[array] {what}")
-    handle = _core.submit_alltoall(
-        "alltoall." + name if name else "",
-        source.address,
-        (sum(parts), *source.shape[1:]),
-        source.code,
-        parts,
-        set_id(process_set),
-        *source.place,
-    )
+    shape = (sum(parts), *source.shape[1:])
+    prepared = submission.alltoall(name, shape, source.code, source.device, parts, process_set)
+    handle = prepared.start(source.address, 0, source.stream)
 
     def take(handle: int) -> Any:
         output, received = take_alltoall(handle, source)
         return output if splits is None else (output, np.array(received, np.int32))
 
-    pending[handle] = Pending([source], take)
+    pending[handle] = (wait, [source], None, take)
     return handle
 
 
@@ -107,21 +101,18 @@ def reducescatter_async(
     source = view_of(tensor, what)
     check_rows(source, what)
     output = scattered_output(source, process_set)
-    handle = _core.submit(
-        _core.REDUCESCATTER,
-        "reducescatter." + name if name else "",
-        source.address,
-        address_of(output),
+    prepared = submission.reducescatter(
+        name,
         source.shape,
         source.code,
+        source.device,
         op,
-        0,
         prescale_factor,
         postscale_factor,
-        set_id(process_set),
-        *source.place,
+        process_set,
     )
-    pending[handle] = Pending([source], output)
+    handle = prepared.start(source.address, address_of(output), source.stream)
+    pending[handle] = (wait, [source], output, None)
     return handle
 
 

@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from aiacc import _core
-from aiacc.array.adapter import Array, View, address_of, check_rows, view_of, writable_view_of
+from aiacc.array.adapter import (
+    Array,
+    View,
+    address_of,
+    check_rows,
+    take_outputs,
+    view_of,
+    wait,
+    writable_view_of,
+)
 from aiacc.array.exchange_ops import scattered_output
-from aiacc.array.handles import Pending, pending, synchronize, take_outputs
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending, synchronize
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_scatter_op, resolve_op
-from aiacc.labels import label_of
-from aiacc.process_sets import ProcessSet, global_process_set, set_id
+from aiacc.process_sets import ProcessSet, global_process_set
 
 
 def grouped_allreduce_async(
@@ -133,11 +142,9 @@ def grouped_allgather_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     group = _group_of(tensors, "grouped_allgather", name, rows=True)
-    nothing = (0,) * len(group)
-    handle = _submit(
-        _core.ALLGATHER, "grouped_allgather", group, nothing, name, 1, 1.0, 1.0, process_set
-    )
-    pending[handle] = Pending(group, lambda handle: take_outputs(handle, group))
+    prepared = submission.allgather(name, *_specs(group), process_set)
+    handle = _start(prepared, group, (0,) * len(group))
+    pending[handle] = (wait, group, None, lambda handle: take_outputs(handle, group))
     return handle
 
 
@@ -181,18 +188,11 @@ def grouped_reducescatter_async(
     op = check_scatter_op(op)
     group = _group_of(tensors, "grouped_reducescatter", name, rows=True)
     outputs = [scattered_output(source, process_set) for source in group]
-    handle = _submit(
-        _core.REDUCESCATTER,
-        "grouped_reducescatter",
-        group,
-        tuple(map(address_of, outputs)),
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
+    prepared = submission.reducescatter(
+        name, *_specs(group), op, prescale_factor, postscale_factor, process_set
     )
-    pending[handle] = Pending(group, outputs)
+    handle = _start(prepared, group, tuple(map(address_of, outputs)))
+    pending[handle] = (wait, group, outputs, None)
     return handle
 
 
@@ -241,42 +241,21 @@ def _group_of(
     views = [see(array, f"array {index} of {what}") for index, array in enumerate(tensors)]
     if not views:
         raise ValueError(f"[array] {what}: an empty list (expected at least one array)")
-    device = views[0].place[0]
+    device = views[0].device
     for index, view in enumerate(views):
         if rows:
             check_rows(view, f"array {index} of {what}")
-        if view.place[0] != device:
+        if view.device != device:
             raise ValueError(
-                f"[array] {what}: array {index} on device {view.place[0]} and array 0 on {device} "
+                f"[array] {what}: array {index} on device {view.device} and array 0 on {device} "
                 "(expected one device, or -1, host memory); make a group for each"
             )
     return views
 
 
-def _submit(
-    kind: int,
-    verb: str,
-    group: list[View],
-    outputs: tuple[int, ...],
-    name: str | None,
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> int:
-    return _core.submit_group(
-        kind,
-        f"{verb}.{name}" if name else "",
-        tuple(source.address for source in group),
-        outputs,
-        tuple(source.shape for source in group),
-        tuple(source.code for source in group),
-        op,
-        prescale_factor,
-        postscale_factor,
-        set_id(process_set),
-        *group[0].place,
-    )
+def _start(prepared: submission.Submission, group: list[View], outputs: tuple[int, ...]) -> int:
+    """Start an operation on the group; ``outputs`` are addresses."""
+    return prepared.start(tuple(source.address for source in group), outputs, group[0].stream)
 
 
 def _reduce(
@@ -289,16 +268,15 @@ def _reduce(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> int:
-    handle = _submit(
-        _core.ALLREDUCE,
-        "grouped_allreduce",
-        group,
-        outputs,
-        name,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
+    prepared = submission.allreduce(
+        name, *_specs(group), op, prescale_factor, postscale_factor, process_set
     )
-    pending[handle] = Pending(group, results)
+    handle = _start(prepared, group, outputs)
+    pending[handle] = (wait, group, results, None)
     return handle
+
+
+def _specs(group: list[View]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], int]:
+    """Shapes, dtypes and the device of a group."""
+    shapes = tuple(source.shape for source in group)
+    return shapes, tuple(source.code for source in group), group[0].device

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiacc import _core
-from aiacc.array.adapter import Array, address_of, check_rows, view_of, writable_view_of
-from aiacc.array.handles import Pending, pending, synchronize, take_output
+from aiacc.array.adapter import (
+    Array,
+    address_of,
+    check_rows,
+    take_output,
+    view_of,
+    wait,
+    writable_view_of,
+)
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending, synchronize
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import resolve_op
-from aiacc.labels import label_of
-from aiacc.process_sets import ProcessSet, global_process_set, set_id
+from aiacc.process_sets import ProcessSet, global_process_set
 
 
 def allreduce_async(
@@ -52,21 +60,18 @@ def allreduce_async(
     op = resolve_op(average, op)
     source = view_of(tensor, label_of("allreduce", name))
     result = source.empty(source.shape)
-    handle = _core.submit(
-        _core.ALLREDUCE,
-        _wire_name("allreduce", name),
-        source.address,
-        address_of(result),
+    prepared = submission.allreduce(
+        name,
         source.shape,
         source.code,
+        source.device,
         op,
-        0,
         prescale_factor,
         postscale_factor,
-        set_id(process_set),
-        *source.place,
+        process_set,
     )
-    pending[handle] = Pending([source], result)
+    handle = prepared.start(source.address, address_of(result), source.stream)
+    pending[handle] = (wait, [source], result, None)
     return handle
 
 
@@ -86,21 +91,18 @@ def allreduce_async_(
     """
     op = resolve_op(average, op)
     source = writable_view_of(tensor, label_of("allreduce", name))
-    handle = _core.submit(
-        _core.ALLREDUCE,
-        _wire_name("allreduce", name),
-        source.address,
-        source.address,
+    prepared = submission.allreduce(
+        name,
         source.shape,
         source.code,
+        source.device,
         op,
-        0,
         prescale_factor,
         postscale_factor,
-        set_id(process_set),
-        *source.place,
+        process_set,
     )
-    pending[handle] = Pending([source], tensor)
+    handle = prepared.start(source.address, source.address, source.stream)
+    pending[handle] = (wait, [source], tensor, None)
     return handle
 
 
@@ -163,21 +165,9 @@ def allgather_async(
     """
     source = view_of(tensor, label_of("allgather", name))
     check_rows(source, label_of("allgather", name))
-    handle = _core.submit(
-        _core.ALLGATHER,
-        _wire_name("allgather", name),
-        source.address,
-        0,
-        source.shape,
-        source.code,
-        1,
-        0,
-        1.0,
-        1.0,
-        set_id(process_set),
-        *source.place,
-    )
-    pending[handle] = Pending([source], lambda handle: take_output(handle, source))
+    prepared = submission.allgather(name, *source.spec, process_set)
+    handle = prepared.start(source.address, 0, source.stream)
+    pending[handle] = (wait, [source], None, lambda handle: take_output(handle, source))
     return handle
 
 
@@ -219,21 +209,9 @@ def broadcast_async(
     """
     source = view_of(tensor, label_of("broadcast", name))
     result = source.empty(source.shape)
-    handle = _core.submit(
-        _core.BROADCAST,
-        _wire_name("broadcast", name),
-        source.address,
-        address_of(result),
-        source.shape,
-        source.code,
-        1,
-        root_rank,
-        1.0,
-        1.0,
-        set_id(process_set),
-        *source.place,
-    )
-    pending[handle] = Pending([source], result)
+    prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
+    handle = prepared.start(source.address, address_of(result), source.stream)
+    pending[handle] = (wait, [source], result, None)
     return handle
 
 
@@ -245,21 +223,9 @@ def broadcast_async_(
 ) -> int:
     """Start overwriting ``tensor`` with that of ``root_rank``; otherwise like `broadcast_async`."""
     source = writable_view_of(tensor, label_of("broadcast", name))
-    handle = _core.submit(
-        _core.BROADCAST,
-        _wire_name("broadcast", name),
-        source.address,
-        source.address,
-        source.shape,
-        source.code,
-        1,
-        root_rank,
-        1.0,
-        1.0,
-        set_id(process_set),
-        *source.place,
-    )
-    pending[handle] = Pending([source], tensor)
+    prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
+    handle = prepared.start(source.address, source.address, source.stream)
+    pending[handle] = (wait, [source], tensor, None)
     return handle
 
 
@@ -290,7 +256,3 @@ def broadcast_(
 ) -> Any:
     """Overwrite ``tensor`` with that of ``root_rank`` and return it; otherwise like `broadcast`."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
-
-
-def _wire_name(kind: str, name: str | None) -> str:
-    return f"{kind}.{name}" if name else ""

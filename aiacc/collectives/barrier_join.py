@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from aiacc import _core
-from aiacc.process_sets import ProcessSet, global_process_set, set_id
+from aiacc.collectives import submission
+from aiacc.process_sets import ProcessSet, global_process_set
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -15,7 +16,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         CollectiveError: Not initialised, or a rank was lost.
     """
-    _core.wait(_core.submit(_core.BARRIER, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, set_id(process_set)))
+    _core.wait(submission.barrier(process_set).start(0, 0))
 
 
 def join(device: int = -1) -> int:
@@ -37,6 +38,6 @@ def join(device: int = -1) -> int:
         CollectiveError: Not initialised, or a rank was lost.
     """
     del device
-    handle = _core.submit(_core.JOIN, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, 0)
+    handle = submission.join().start(0, 0)
     _core.wait(handle)
     return _core.take_join(handle)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from aiacc import _core
+from aiacc.collectives import dtypes
+from aiacc.collectives.handles import synchronize
 from aiacc.torch import streams
 
-#: Numbers of the core's data types (csrc/base/dtype.h).
+#: Numbers of the core's data types.
 DTYPE_CODES: dict[torch.dtype, int] = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.uint16: 2,
-    torch.int16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-    torch.float16: 6,
-    torch.float32: 7,
-    torch.float64: 8,
-    torch.bool: 9,
-    torch.bfloat16: 10,
-    torch.uint32: 11,
-    torch.uint64: 12,
+    getattr(torch, name): code for name, code in dtypes.DTYPE_CODES.items()
 }
+
+
+class View(NamedTuple):
+    """A tensor as the core takes it."""
+
+    address: int
+    shape: tuple[int, ...]
+    code: int
+    #: Ordinal of the CUDA device, or -1: host memory.
+    device: int
+    #: The current one of the device when the view was made.
+    stream: int
+
+    @property
+    def spec(self) -> tuple[tuple[int, ...], int, int]:
+        """What `submission` wants to know of it."""
+        return self.shape, self.code, self.device
 
 
 def refusal(tensor: object, what: str) -> Exception:
@@ -61,6 +68,11 @@ def refusal(tensor: object, what: str) -> Exception:
             f"[torch] {what}: tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} "
             "(expected contiguous memory); use tensor.contiguous()"
         )
+    if tensor.is_neg():
+        return ValueError(
+            f"[torch] {what}: a view whose memory has the negated values, as of .conj().imag "
+            "(expected one that has its own values); use tensor.resolve_neg()"
+        )
     return ValueError(f"[torch] {what}: tensor {tensor!r} has no memory that can be sent")
 
 
@@ -70,43 +82,29 @@ def device_of(tensor: torch.Tensor) -> int:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The last two arguments of a submission: device, and the stream that ``tensor`` comes from."""
+    """Device, and the stream that ``tensor`` comes from."""
     device = device_of(tensor)
     return (device, streams.current_stream(device)) if device >= 0 else (-1, 0)
 
 
-def place_of_all(tensors: Sequence[torch.Tensor], what: str) -> tuple[int, int]:
-    """`place_of` tensors that travel as one operation.
-
-    Raises:
-        ValueError: They are on several devices.
-    """
-    device = device_of(tensors[0])
-    for number, tensor in enumerate(tensors):
-        if device_of(tensor) != device:
-            raise ValueError(
-                f"[torch] {what}: tensor {number} on device {tensor.device} and tensor 0 on "
-                f"{tensors[0].device} (expected one device); make a group for each device"
-            )
-    return place_of(tensors[0])
-
-
-def address_and_code(tensor: torch.Tensor, what: str) -> tuple[int, int]:
-    """Address and dtype number of a tensor that the core takes.
+def view_of(tensor: torch.Tensor, what: str) -> View:
+    """What the core has to know of a tensor.
 
     Raises:
         ValueError: The core does not take it; the text says why and what to do.
         TypeError: It is no tensor.
     """
     try:
-        if (tensor.is_cpu or tensor.is_cuda) and tensor.is_contiguous():
-            return tensor.data_ptr(), DTYPE_CODES[tensor.dtype]
+        on_device = tensor.is_cpu or tensor.is_cuda
+        if on_device and tensor.is_contiguous() and not tensor.is_neg():
+            code = DTYPE_CODES[tensor.dtype]
+            return View(tensor.data_ptr(), tensor.shape, code, *place_of(tensor))
     except (AttributeError, KeyError, RuntimeError):
         pass
     raise refusal(tensor, what)
 
 
-def wait(handle: int, *tensors: torch.Tensor) -> None:
+def wait(handle: int, tensors: Sequence[torch.Tensor]) -> None:
     """Wait for an operation that uses the memory of ``tensors``, which are on one device.
 
     Blocks: until the operation is done or failed. On a CUDA device, done means queued: whatever the
@@ -125,6 +123,12 @@ def wait(handle: int, *tensors: torch.Tensor) -> None:
     # Memory that another stream has allocated goes to that one's next tensor as soon as nobody
     # holds it, unless the allocator knows that this stream comes after its use here.
     streams.record_use(tensors, device, stream)
+
+
+def tensor_of(handle: int) -> torch.Tensor:
+    """`synchronize` for a handle that is under way and gives one tensor."""
+    output: torch.Tensor = synchronize(handle)
+    return output
 
 
 def take_output(handle: int, like: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aiacc import _core
-from aiacc.array.objects import allgather_object, broadcast_object
+from aiacc.collectives.objects import allgather_object, broadcast_object
 from aiacc.torch.adapter import device_of
 from aiacc.torch.mpi_ops import broadcast_async_, synchronize
 

@@ -34,6 +34,7 @@ from aiacc.capabilities import (
     rocm_built,
 )
 from aiacc.collectives.barrier_join import barrier, join
+from aiacc.collectives.handles import poll, synchronize
 from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.exceptions import HorovodInternalError
 from aiacc.process_sets import (
@@ -43,7 +44,6 @@ from aiacc.process_sets import (
     remove_process_set,
 )
 from aiacc.torch.compression.compressors import Compression
-from aiacc.torch.handles import poll, synchronize
 from aiacc.torch.ops.allreduce import allreduce, allreduce_, allreduce_async, allreduce_async_
 from aiacc.torch.ops.exchange import (
     alltoall,

@@ -4,7 +4,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of aiacc; see _core.pyi.";
   aiacc::bind_errors(module);
   aiacc::bind_runtime(module);
-  aiacc::bind_operations(module);
+  aiacc::bind_submission(module);
   aiacc::bind_process_sets(module);
   aiacc::bind_results(module);
   aiacc::bind_engines(module);

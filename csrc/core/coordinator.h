@@ -15,7 +15,7 @@
 #include "csrc/core/dispatch/dispatcher.h"
 #include "csrc/core/execution/finite_check.h"
 #include "csrc/core/negotiation/negotiator.h"
-#include "csrc/core/negotiation/stall_inspector.h"
+#include "csrc/core/submission/stall_inspector.h"
 #include "csrc/core/submission/stuck_detector.h"
 #include "csrc/core/submission/tensor_table.h"
 #include "csrc/engines/engine.h"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiacc.array as hvd
-from aiacc.array.handles import pending
+from aiacc.collectives.handles import pending
 from aiacc.collectives.splits import scattered_rows
 from tests.support.ranks import run_ranks
 

@@ -8,6 +8,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from aiacc import _core
+from aiacc.collectives import submission
 from tests.support.ranks import run_ranks
 
 _CODES = {np.dtype(np.int32): 4, np.dtype(np.float32): 7, np.dtype(np.float64): 8}
@@ -18,17 +19,19 @@ def _address(array):
 
 
 def _group(kind, name, inputs, outputs, op=hvd.Sum, process_set=0):
-    handle = _core.submit_group(
+    prepared = _core.prepare(
         kind,
+        "test",
         name,
-        tuple(map(_address, inputs)),
-        tuple(map(_address, outputs)) if outputs else (0,) * len(inputs),
         tuple(array.shape for array in inputs),
         tuple(_CODES[array.dtype] for array in inputs),
-        op,
-        1.0,
-        1.0,
         process_set,
+        -1,
+        op,
+    )
+    handle = prepared.start(
+        tuple(map(_address, inputs)),
+        tuple(map(_address, outputs)) if outputs else (0,) * len(inputs),
     )
     _core.wait(handle)
     return handle
@@ -49,8 +52,12 @@ def _groups():
     outputs = [np.empty((mine, 2), np.float32)]
     _group(_core.REDUCESCATTER, "rs", [np.ones((5, 2), np.float32)], outputs)
     assert np.all(outputs[0] == size)
-    with pytest.raises(ValueError, match="equally many"):
-        _core.submit_group(_core.ALLREDUCE, "g", (), (), (), (), hvd.Sum, 1.0, 1.0, 0)
+    with pytest.raises(ValueError, match="as many shapes, at least 1"):
+        _core.prepare(_core.ALLREDUCE, "test", "g", (), (), 0, -1)
+    with pytest.raises(ValueError, match="as many shapes, at least 1"):
+        _core.prepare(_core.ALLREDUCE, "test", "g", ((1,),), (7, 7), 0, -1)
+    with pytest.raises(TypeError, match="start of a group of 2"):
+        _core.prepare(_core.ALLREDUCE, "test", "g", ((1,), (1,)), (7, 7), 0, -1).start((0,), (0,))
     with pytest.raises(ValueError, match="group of broadcast"):
         _group(_core.BROADCAST, "g", inputs, inputs)
     hvd.shutdown()
@@ -66,7 +73,7 @@ def _alltoall():
     rank, size = hvd.rank(), hvd.size()
     splits = tuple(rank + to for to in range(size))
     source = np.repeat(np.arange(size, dtype=np.float32) + 10 * rank, splits)
-    handle = _core.submit_alltoall("a", _address(source), source.shape, 7, splits, 0)
+    handle = submission.alltoall("a", source.shape, 7, -1, splits).start(_address(source), 0)
     _core.wait(handle)
     data, shape, received = _core.take_alltoall(handle)
     assert received == tuple(sender + rank for sender in range(size))
@@ -75,7 +82,7 @@ def _alltoall():
     np.testing.assert_array_equal(data.view(np.float32), expected)
     for bad in ((1,) * (size + 1), (-1,) * size, (2,) * size):
         with pytest.raises(ValueError, match="split"):
-            _core.submit_alltoall("bad", _address(source), (size,), 7, bad, 0)
+            submission.alltoall("bad", (size,), 7, -1, bad).start(_address(source), 0)
     hvd.shutdown()
 
 
@@ -101,7 +108,7 @@ def test_proposed_parameters(size):
 
 
 def _join():
-    return _core.take_join(_core.submit(_core.JOIN, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, 0))
+    return _core.take_join(submission.join().start(0, 0))
 
 
 def _uneven_epochs():

@@ -11,9 +11,9 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
+from aiacc.collectives.handles import pending
 from aiacc.collectives.splits import scattered_rows
 from aiacc.torch.adapter import DTYPE_CODES
-from aiacc.torch.handles import pending
 from tests.support.ranks import run_ranks
 
 #: torch has next to no arithmetic of its own for these.

@@ -1,4 +1,4 @@
-"""The `mpi` engine under mpirun: tests/cpp/engines/mpi/mpi_engine_test.cc in several shapes of a job.
+"""The `mpi` engine under mpirun: its C++ test, mpi_engine_test.cc, in several shapes of a job.
 
 Builds nothing: the C++ tests (`make test-cpp`) and the plug-in have to be there.
 """

@@ -284,6 +284,53 @@ def test_torchrun_and_twice():
     assert run_ranks(2, _under_torchrun, launcher="torchrun") == [[4.0, 4.0]] * 2
 
 
+def _two_groups(port):
+    _join(port)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.group.WORLD, dist.new_group(list(range(size)), backend="aiacc")]
+    under_way = []
+    for number in (0, 1) if rank == 0 else (1, 0):
+        tensors = [torch.full((3,), 10.0**number), torch.full((3,), 10.0 * number)]
+        work = dist.all_reduce(tensors[0], group=groups[number], async_op=True)
+        under_way.append((number, tensors[0], work))
+        received = [torch.empty(3) for _ in range(size)]
+        work = dist.all_gather(received, tensors[1], group=groups[number], async_op=True)
+        under_way.append((number, received, work))
+    for number, result, work in under_way:
+        work.wait()
+        expected = [torch.full((3,), 10.0 * number)] * size
+        expected = torch.full((3,), size * 10.0**number) if torch.is_tensor(result) else expected
+        _equal(result, expected)
+    dist.destroy_process_group()
+
+
+def test_order_matters_within_a_group_only():
+    run_ranks(2, _two_groups, free_port())
+
+
+def _negated(port):
+    _join(port)
+    view = torch.complex(torch.ones(1), torch.full((1,), dist.get_rank() + 2.0)).conj().imag
+    assert view.is_contiguous()
+    assert view.is_neg()
+    total = torch.cat([view.clone()])
+    dist.all_reduce(total)
+    received = [torch.empty(1) for _ in range(2)]
+    dist.all_gather(received, view)
+    _equal(received, [torch.full((1,), -2.0), torch.full((1,), -3.0)])
+    dist.all_reduce(view)
+    _equal(view, torch.full((1,), -5.0))
+    with pytest.raises(ValueError, match=r"negated values.*resolve_neg\(\)"):
+        hvd.allreduce(view)
+    with pytest.raises(ValueError, match=r"negated values.*resolve_neg\(\)"):
+        hvd.allreduce_(view)
+    dist.destroy_process_group()
+
+
+def test_views_of_negated_memory():
+    run_ranks(2, _negated, free_port())
+
+
 def _with_the_runtime_there(port):
     hvd.init()
     _join(port)

@@ -101,37 +101,38 @@ def pretend_wire_formats() -> list[int]:
         The wire formats of all all-reduces of floats that are submitted from now on.
     """
     wires: list[int] = []
-    real_submit, real_group = _core.submit, _core.submit_group
+    real = _core.prepare
 
-    def submit(*arguments: Any) -> int:
-        kind, name, address, output, shape, code, op, root, prescale, *rest = arguments
-        wire = rest.pop() if len(arguments) == 14 else 0
-        if kind == _core.ALLREDUCE and code in _FLOATS:
-            wires.append(wire)
-        if wire and code != _SINGLE:
-            return real_submit(*arguments)  # which refuses it
-        if wire:
-            _narrow(wire, address, output, shape, prescale)
-            address, prescale = output, 1.0
-        return real_submit(kind, name, address, output, shape, code, op, root, prescale, *rest)
+    class Prepared:
+        """Rounds its inputs when it starts, and lets the core reduce them as they are then."""
 
-    def submit_group(*arguments: Any) -> int:
-        kind, name, inputs, outputs, shapes, codes, op, prescale, *rest = arguments
-        wire = rest.pop() if len(arguments) == 13 else 0
-        if kind == _core.ALLREDUCE:
-            wires.extend(wire for code in codes if code in _FLOATS)
-        if wire and set(codes) != {_SINGLE}:
-            return real_group(*arguments)  # which refuses it
-        if wire:
-            for address, output, shape in zip(inputs, outputs, shapes, strict=True):
-                _narrow(wire, address, output, shape, prescale)
-            inputs, prescale = outputs, 1.0
-        return real_group(kind, name, inputs, outputs, shapes, codes, op, prescale, *rest)
+        def __init__(self, wire: int, shapes: Any, prescale: float, submission: Any) -> None:
+            self._wire, self._shapes, self._prescale = wire, shapes, prescale
+            self._submission = submission
+
+        def start(self, inputs: Any, outputs: Any, stream: int = 0) -> int:
+            several = isinstance(inputs, tuple)
+            shapes = self._shapes if several else (self._shapes,)
+            given = zip(*((inputs, outputs) if several else ((inputs,), (outputs,))), strict=True)
+            for (address, output), shape in zip(given, shapes, strict=True):
+                _narrow(self._wire, address, output, shape, self._prescale)
+            return int(self._submission.start(outputs, outputs, stream))
+
+    def prepare(*arguments: Any) -> Any:
+        kind, verb, name, shape, dtype, process_set, device, *rest = arguments
+        op, prescale, postscale, wire, *_ = (*rest, *(1, 1.0, 1.0, 0)[len(rest) :])
+        codes = dtype if isinstance(dtype, tuple) else (dtype,)
+        if kind != _core.ALLREDUCE:
+            return real(*arguments)
+        wires.extend(wire for code in codes if code in _FLOATS)
+        if not wire or set(codes) != {_SINGLE}:
+            return real(*arguments)  # which refuses a wire format for what is not float32
+        plain = real(kind, verb, name, shape, dtype, process_set, device, op, 1.0, postscale)
+        return Prepared(wire, shape, prescale, plain)
 
     pretended: Any = _core
     pretended.gpu_engine = lambda: "nccl"
-    pretended.submit, pretended.submit_group = submit, submit_group
-    allreduce_ops._submit = submit
+    pretended.prepare = allreduce_ops._prepare = prepare
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
     return wires
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import aiacc
 import aiacc.torch as hvd
+from aiacc.collectives import handles
 from aiacc.process_sets import ProcessSet
-from aiacc.torch import handles
 from aiacc.torch.reducer.bucketed_reducer import divided, numbered
 
 

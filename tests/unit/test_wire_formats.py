@@ -9,9 +9,10 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending
 from aiacc.torch.adapter import DTYPE_CODES
 from aiacc.torch.compression.wire_format import AS_THEY_ARE, choose, has_cast
-from aiacc.torch.handles import pending
 
 FP16, BF16 = hvd.Compression.fp16, hvd.Compression.bf16
 E4M3, E5M2 = hvd.Compression.fp8_e4m3, hvd.Compression.fp8_e5m2
@@ -72,9 +73,8 @@ def _job_of_one():
 def _submit(wire):
     tensor = torch.ones(3)
     address = tensor.data_ptr()
-    shape, code = (3,), DTYPE_CODES[SINGLE]
-    rest = (hvd.Sum, 0, 1.0, 1.0, 0, -1, 0, wire)
-    _core.wait(_core.submit(_core.ALLREDUCE, "w", address, address, shape, code, *rest))
+    prepared = submission.allreduce("w", (3,), DTYPE_CODES[SINGLE], -1, hvd.Sum, wire=wire)
+    _core.wait(prepared.start(address, address))
 
 
 @pytest.mark.usefixtures("_job_of_one")
@@ -83,7 +83,9 @@ def test_numbers_are_the_cores():
     names = {FP16: "float16", BF16: "bfloat16", E4M3: "float8_e4m3", E5M2: "float8_e5m2"}
     for compression, name in names.items():
         wire = choose(compression, [SINGLE], hvd.Sum, queued=True)
-        with pytest.raises(ValueError, match=rf"'w': wire format {name} \(expected.*on GPUs"):
+        with pytest.raises(
+            ValueError, match=rf"'allreduce.w': wire format {name} \(expected.*on GPUs"
+        ):
             _submit(wire)
     for wrong in (-1, 5):
         with pytest.raises(ValueError, match=rf"wire format {wrong} \(expected 0\.\.4\)"):

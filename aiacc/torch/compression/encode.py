@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.torch.compression.compressors import Compression, Compressor
-from aiacc.torch.compression.wire_format import AS_THEY_ARE, wire_of
+from aiacc.torch.compression.wire_format import wire_of
 
 
 class Sent(NamedTuple):
@@ -32,7 +33,7 @@ def to_send(compression: type[Compressor], tensors: Sequence[torch.Tensor], op: 
     codec = compression if wire is None else Compression.none
     with torch.no_grad():
         made = [codec.compress(tensor) for tensor in tensors]
-        sent = [compressed.contiguous() for compressed, _ in made]
+        sent = [compressed.resolve_neg().contiguous() for compressed, _ in made]
     apart = [
         (tensor, one, ctx)
         for tensor, one, (_, ctx) in zip(tensors, sent, made, strict=True)

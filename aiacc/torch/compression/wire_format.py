@@ -8,10 +8,9 @@ import torch
 
 from aiacc import _core
 from aiacc.collectives.reduce_ops import Adasum
+from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.torch.compression.compressors import Compression, Compressor
 
-#: Of tensors that travel as they are.
-AS_THEY_ARE = 0
 #: Numbers of the core's wire formats (csrc/kernels/batch_copy.h).
 _CASTS: dict[type, int] = {Compression.fp16: 1, Compression.bf16: 2}
 _WITHOUT_CAST: dict[type, int] = {Compression.fp8_e4m3: 3, Compression.fp8_e5m2: 4}

@@ -1,7 +1,8 @@
 """What the collectives of `aiacc.torch.distributed.process_group` submit, and do with the results.
 
 Functions return when their operation is submitted; the `Step` says how to finish it. Tensors that
-the core cannot take as they are, such as strided ones, pass through a copy.
+the core cannot take as they are, such as strided ones, pass through a copy. ``group`` is the name
+of the group, in which operations are paired by counting them: another one has counts of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from aiacc import _core
+from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average, Max, Min, Product, Sum
-from aiacc.torch.adapter import address_and_code, place_of, take_alltoall, take_output
+from aiacc.torch.adapter import take_alltoall, take_output, view_of
 from aiacc.torch.distributed.work import Step
 
 _REDUCTIONS = {
@@ -36,90 +37,67 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 Tensors = list[torch.Tensor]
 
 
-def reduce_into(tensor: torch.Tensor, target: torch.Tensor, op: Any, size: int) -> Step:
+def reduce_into(group: str, tensor: torch.Tensor, target: torch.Tensor, op: Any, size: int) -> Step:
     """Reduce ``tensor`` into ``target``, which may be the same."""
     kind = _kind_of(op)
     if kind in _BITWISE:
-        return _gather_and_combine(tensor, target, _BITWISE[kind], size)
-    sent, given = tensor.detach().contiguous(), target.detach()
-    received = given if given.is_contiguous() else torch.empty_like(sent)
-    address, code = address_and_code(sent, "all_reduce")
-    handle = _core.submit(
-        _core.ALLREDUCE,
-        "",
-        address,
-        received.data_ptr(),
-        tuple(sent.shape),
-        code,
-        _reduction_of(kind),
-        0,
-        _factor_of(op, kind),
-        1.0,
-        0,
-        *place_of(sent),
+        return _gather_and_combine(group, tensor, target, _BITWISE[kind], size)
+    sent, given = tensor.detach().resolve_neg().contiguous(), target.detach()
+    received = given if _is_plain(given) else torch.empty_like(sent)
+    view = view_of(sent, "all_reduce")
+    prepared = submission.allreduce(
+        None, *view.spec, _reduction_of(kind), _factor_of(op, kind), verb=f"allreduce@{group}"
     )
+    handle = prepared.start(view.address, received.data_ptr(), view.stream)
     return handle, _copy_back(received, given), (sent, received)
 
 
 def _gather_and_combine(
+    group: str,
     tensor: torch.Tensor,
     target: torch.Tensor,
     combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     size: int,
 ) -> Step:
-    sent = tensor.detach().contiguous()
+    sent = tensor.detach().resolve_neg().contiguous()
 
     def finish(handle: int) -> None:
         everyones = take_output(handle, sent).reshape(size, *sent.shape)
         target.detach().copy_(functools.reduce(combine, everyones))
 
-    return _submit_gather(sent), finish, (sent,)
+    return _submit_gather(group, sent), finish, (sent,)
 
 
-def broadcast_from(tensor: torch.Tensor, root: int) -> Step:
+def broadcast_from(group: str, tensor: torch.Tensor, root: int) -> Step:
     """Overwrite ``tensor`` with that of rank ``root``."""
     given = tensor.detach()
-    buffer = given.contiguous()
-    address, code = address_and_code(buffer, "broadcast")
-    handle = _core.submit(
-        _core.BROADCAST,
-        "",
-        address,
-        address,
-        tuple(buffer.shape),
-        code,
-        Sum,
-        root,
-        1.0,
-        1.0,
-        0,
-        *place_of(buffer),
-    )
+    buffer = given.resolve_neg().contiguous()
+    view = view_of(buffer, "broadcast")
+    prepared = submission.broadcast(None, *view.spec, root, verb=f"broadcast@{group}")
+    handle = prepared.start(view.address, view.address, view.stream)
     return handle, _copy_back(buffer, given), (buffer,)
 
 
-def gather_into(tensor: torch.Tensor, outputs: Tensors | None) -> Step:
+def gather_into(group: str, tensor: torch.Tensor, outputs: Tensors | None) -> Step:
     """Copy the tensors of all ranks into ``outputs``, one after another; None: nowhere."""
-    sent = tensor.detach().contiguous()
+    sent = tensor.detach().resolve_neg().contiguous()
 
     def finish(handle: int) -> None:
         received = take_output(handle, sent)
         if outputs is not None:
             _distribute(received, outputs)
 
-    return _submit_gather(sent), finish, (sent,)
+    return _submit_gather(group, sent), finish, (sent,)
 
 
-def _submit_gather(sent: torch.Tensor) -> int:
-    address, code = address_and_code(sent, "all_gather")
-    shape = (sent.numel(),)
-    return _core.submit(
-        _core.ALLGATHER, "", address, 0, shape, code, Sum, 0, 1.0, 1.0, 0, *place_of(sent)
-    )
+def _submit_gather(group: str, sent: torch.Tensor) -> int:
+    view = view_of(sent.reshape(-1), "all_gather")
+    prepared = submission.allgather(None, *view.spec, verb=f"allgather@{group}")
+    return prepared.start(view.address, 0, view.stream)
 
 
 def reduce_scatter_into(
-    output: torch.Tensor, tensor: torch.Tensor, op: Any, rank: int, size: int
+    group: str, output: torch.Tensor, tensor: torch.Tensor, op: Any, rank: int, size: int
 ) -> Step:
     """Reduce ``tensor``, of which ``output`` gets this rank's part.
 
@@ -133,10 +111,10 @@ def reduce_scatter_into(
             f"{size} ranks (expected {output.numel() * size} in the input)"
         )
     given = output.detach()
-    sent = tensor.detach().contiguous()
+    sent = tensor.detach().resolve_neg().contiguous()
     if kind not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
         reduced = torch.empty_like(sent)
-        handle, finish, used = reduce_into(sent, reduced, op, size)
+        handle, finish, used = reduce_into(group, sent, reduced, op, size)
 
         def take_part(handle: int) -> None:
             if finish is not None:
@@ -145,35 +123,36 @@ def reduce_scatter_into(
             given.copy_(part.reshape(given.shape))
 
         return handle, take_part, used
-    received = given if given.is_contiguous() else torch.empty_like(given).contiguous()
-    address, code = address_and_code(sent, "reduce_scatter")
-    address_and_code(received, "reduce_scatter")
-    handle = _core.submit(
-        _core.REDUCESCATTER,
-        "",
-        address,
-        received.data_ptr(),
-        (size, received.numel()),
-        code,
+    received = given if _is_plain(given) else torch.empty_like(given).contiguous()
+    view = view_of(sent, "reduce_scatter")
+    output_view = view_of(received, "reduce_scatter")
+    shape = (size, received.numel())
+    prepared = submission.reducescatter(
+        None,
+        shape,
+        view.code,
+        view.device,
         _reduction_of(kind),
-        0,
         _factor_of(op, kind),
-        1.0,
-        0,
-        *place_of(sent),
+        verb=f"reducescatter@{group}",
     )
+    handle = prepared.start(view.address, output_view.address, view.stream)
     return handle, _copy_back(received, given), (sent, received)
 
 
 def exchange(
-    tensor: torch.Tensor, parts: list[int], outputs: Tensors, expected: list[int], rank: int
+    group: str,
+    tensor: torch.Tensor,
+    parts: list[int],
+    outputs: Tensors,
+    expected: list[int],
+    rank: int,
 ) -> Step:
     """Send ``parts`` rows of ``tensor`` to the ranks; ``outputs`` get ``expected`` of each."""
-    sent = tensor.detach().contiguous()
-    address, code = address_and_code(sent, "all_to_all")
-    handle = _core.submit_alltoall(
-        "", address, tuple(sent.shape), code, tuple(parts), 0, *place_of(sent)
-    )
+    sent = tensor.detach().resolve_neg().contiguous()
+    view = view_of(sent, "all_to_all")
+    prepared = submission.alltoall(None, *view.spec, tuple(parts), verb=f"alltoall@{group}")
+    handle = prepared.start(view.address, 0, view.stream)
 
     def finish(handle: int) -> None:
         output, received = take_alltoall(handle, sent)
@@ -200,6 +179,11 @@ def even_parts(rows: int, what: str, size: int) -> list[int]:
             f"multiple of {size}); give {what}_split_sizes"
         )
     return [rows // size] * size
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory of ``tensor`` holds its values, one after another."""
+    return tensor.is_contiguous() and not tensor.is_neg()
 
 
 def _kind_of(op: Any) -> Any:

@@ -6,9 +6,10 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from aiacc import _core, basics
+from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.torch.adapter import address_and_code, place_of
+from aiacc.torch.adapter import view_of
 from aiacc.torch.distributed.work import Futures, GroupWork
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
@@ -45,23 +46,11 @@ def allreduce_hook(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     tensor = bucket.buffer()
-    address, code = address_and_code(tensor, f"bucket {bucket.index()} of gradients")
-    process_set_id = set_id(global_process_set if state is None else state)
-    number = _numbers.of(bucket.parameters()[0])
-    handle = _core.submit(
-        _core.ALLREDUCE,
-        f"ddp.{process_set_id}.{number}.{tensor.numel()}",
-        address,
-        address,
-        tuple(tensor.shape),
-        code,
-        Average,
-        0,
-        1.0,
-        1.0,
-        process_set_id,
-        *place_of(tensor),
-    )
+    process_set = global_process_set if state is None else state
+    view = view_of(tensor, f"bucket {bucket.index()} of gradients")
+    name = f"ddp.{set_id(process_set)}.{_numbers.of(bucket.parameters()[0])}.{tensor.numel()}"
+    prepared = submission.allreduce(name, *view.spec, Average, process_set=process_set)
+    handle = prepared.start(view.address, view.address, view.stream)
     if bucket.is_last():
         _core.flush()
     done = GroupWork([(handle, None, (tensor,))], [tensor], _futures).get_future()

@@ -2,8 +2,8 @@
 
 Importing `aiacc.torch` registers the backend. It serves DistributedDataParallel and the collectives
 of ``torch.distributed`` on tensors of the CPU and of CUDA devices, in groups of all ranks of the
-job; groups of some of them are torch's own gloo. Operations are paired by counting them, so every
-rank has to call them in the same order, as torch demands anyway.
+job; groups of some of them are torch's own gloo. Operations are paired by counting them within
+their group, so every rank has to call those of a group in the same order, as torch demands anyway.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from aiacc import _core, basics
+from aiacc import basics
 from aiacc.bootstrap.providers.store import StoreProvider
+from aiacc.collectives import submission
 from aiacc.torch.distributed import rendezvous
 from aiacc.torch.distributed.collectives import (
     Tensors,
@@ -44,14 +45,22 @@ class ProcessGroup(_Base):
     Blocks: never; the `GroupWork` that a method returns does.
     """
 
-    def __init__(self, rank: int, size: int, owns_runtime: bool) -> None:
-        """Wrap the running runtime; ``owns_runtime``: end it with the group."""
+    def __init__(self, rank: int, size: int, group_id: str, owns_runtime: bool) -> None:
+        """Wrap the running runtime.
+
+        Args:
+            rank: Of this process.
+            size: Number of ranks.
+            group_id: What torch calls the group; the same on every rank, another for every group.
+            owns_runtime: End the runtime with the group.
+        """
         super().__init__(rank, size)
         self._rank = rank
         self._size = size
         self._owns_runtime = owns_runtime
         self._futures = Futures()
         self._name = ""
+        self._series = group_id.replace(".", "_")  # the core takes what is before a dot for a verb
 
     # torch asks for these by the names of its own methods.
     def getGroupName(self) -> str:  # noqa: N802
@@ -77,7 +86,7 @@ class ProcessGroup(_Base):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Reduce every tensor in place."""
         steps = [
-            reduce_into(tensor, tensor, opts.reduceOp if opts else None, self._size)
+            reduce_into(self._series, tensor, tensor, opts.reduceOp if opts else None, self._size)
             for tensor in tensors
         ]
         return self._work(steps, tensors)
@@ -91,12 +100,14 @@ class ProcessGroup(_Base):
         steps = []
         for tensor in tensors:
             target = tensor if self._rank == opts.rootRank else torch.empty_like(tensor)
-            steps.append(reduce_into(tensor, target, opts.reduceOp, self._size))
+            steps.append(reduce_into(self._series, tensor, target, opts.reduceOp, self._size))
         return self._work(steps, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Overwrite every tensor with that of one rank."""
-        return self._work([broadcast_from(tensor, opts.rootRank) for tensor in tensors], tensors)
+        return self._work(
+            [broadcast_from(self._series, tensor, opts.rootRank) for tensor in tensors], tensors
+        )
 
     def allgather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None
@@ -104,21 +115,21 @@ class ProcessGroup(_Base):
         """Copy the inputs of all ranks into the lists of outputs."""
         del opts
         pairs = zip(output_tensors, input_tensors, strict=True)
-        steps = [gather_into(given, outputs) for outputs, given in pairs]
+        steps = [gather_into(self._series, given, outputs) for outputs, given in pairs]
         return self._work(steps, [tensor for outputs in output_tensors for tensor in outputs])
 
     def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> GroupWork:
         """Copy the inputs of all ranks into the outputs of one."""
         is_root = self._rank == opts.rootRank
         outputs = output_tensors[0] if is_root else None
-        return self._work([gather_into(input_tensors[0], outputs)], outputs or [])
+        return self._work([gather_into(self._series, input_tensors[0], outputs)], outputs or [])
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> GroupWork:
         """Copy the inputs of all ranks into one output, one after another."""
         del opts
-        return self._work([gather_into(input, [output])], [output])
+        return self._work([gather_into(self._series, input, [output])], [output])
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -126,7 +137,9 @@ class ProcessGroup(_Base):
         """`all_gather_single` for several pairs."""
         del opts
         pairs = zip(inputs, outputs, strict=True)
-        return self._work([gather_into(given, [output]) for given, output in pairs], outputs)
+        return self._work(
+            [gather_into(self._series, given, [output]) for given, output in pairs], outputs
+        )
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
@@ -134,7 +147,7 @@ class ProcessGroup(_Base):
         """Reduce the inputs; every rank gets its part."""
         op = opts.reduceOp if opts else None
         return self._work(
-            [reduce_scatter_into(output, input, op, self._rank, self._size)], [output]
+            [reduce_scatter_into(self._series, output, input, op, self._rank, self._size)], [output]
         )
 
     def reduce_scatter_single_coalesced(
@@ -144,7 +157,10 @@ class ProcessGroup(_Base):
         op = opts.reduceOp if opts else None
         pairs = zip(outputs, inputs, strict=True)
         return self._work(
-            [reduce_scatter_into(out, given, op, self._rank, self._size) for out, given in pairs],
+            [
+                reduce_scatter_into(self._series, out, given, op, self._rank, self._size)
+                for out, given in pairs
+            ],
             outputs,
         )
 
@@ -155,7 +171,12 @@ class ProcessGroup(_Base):
         op = opts.reduceOp if opts else None
         steps = [
             reduce_scatter_into(
-                output, torch.cat([part.reshape(-1) for part in parts]), op, self._rank, self._size
+                self._series,
+                output,
+                torch.cat([part.reshape(-1) for part in parts]),
+                op,
+                self._rank,
+                self._size,
             )
             for output, parts in zip(output_tensors, input_tensors, strict=True)
         ]
@@ -173,7 +194,9 @@ class ProcessGroup(_Base):
         del opts
         parts = input_split_sizes or even_parts(input.shape[0], "input", self._size)
         expected = output_split_sizes or even_parts(output.shape[0], "output", self._size)
-        return self._work([exchange(input, parts, [output], expected, self._rank)], [output])
+        return self._work(
+            [exchange(self._series, input, parts, [output], expected, self._rank)], [output]
+        )
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
@@ -184,7 +207,8 @@ class ProcessGroup(_Base):
         parts = [tensor.numel() for tensor in input_tensors]
         expected = [tensor.numel() for tensor in output_tensors]
         return self._work(
-            [exchange(sent, parts, output_tensors, expected, self._rank)], output_tensors
+            [exchange(self._series, sent, parts, output_tensors, expected, self._rank)],
+            output_tensors,
         )
 
     def scatter(
@@ -199,12 +223,14 @@ class ProcessGroup(_Base):
             parts = [tensor.numel() for tensor in input_tensors[0]]
         else:
             sent, parts = output.new_empty(0), [0] * self._size
-        return self._work([exchange(sent, parts, [output], expected, self._rank)], output_tensors)
+        return self._work(
+            [exchange(self._series, sent, parts, [output], expected, self._rank)], output_tensors
+        )
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Wait for all ranks."""
         del opts
-        handle = _core.submit(_core.BARRIER, "", 0, 0, (), 0, 1, 0, 1.0, 1.0, 0)
+        handle = submission.barrier(verb=f"barrier@{self._series}").start(0, 0)
         return self._work([(handle, None, ())], [])
 
     def send(self, *_: Any) -> GroupWork:
@@ -258,7 +284,7 @@ def _create(options: Any, backend_options: Any) -> Any:
             )
         # The core learns of sets of ranks from all ranks; torch tells only the members.
         return dist.ProcessGroupGloo(options.store, rank, size, options.timeout)
-    return ProcessGroup(rank, size, owns_runtime)
+    return ProcessGroup(rank, size, options.group_id, owns_runtime)
 
 
 def register() -> None:

@@ -55,7 +55,7 @@ class GroupWork(Work):
             while self._steps:
                 handle, finish, used = self._steps[0]
                 try:
-                    wait(handle, *used)
+                    wait(handle, used)
                     if finish is not None:
                         with torch.no_grad():
                             finish(handle)

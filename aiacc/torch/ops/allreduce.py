@@ -7,18 +7,20 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import resolve_op
-from aiacc.labels import label_of
+from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.torch.adapter import DTYPE_CODES, address_and_code, place_of, refusal
+from aiacc.torch.adapter import DTYPE_CODES, place_of, refusal, tensor_of, view_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.encode import to_send
-from aiacc.torch.compression.wire_format import AS_THEY_ARE, wire_of
-from aiacc.torch.handles import pending, tensor_of
+from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.ops.autograd import apply, grad_name
 
 # Bound here because a look-up in a module costs as much as a tenth of a submission.
-_submit = _core.submit
+_prepare = _core.prepare
 _ALLREDUCE = _core.ALLREDUCE
 _NONE = Compression.none
 
@@ -68,28 +70,25 @@ def allreduce_async_(
     try:
         code = DTYPE_CODES[tensor.dtype]
         on_host = tensor.is_cpu
-        if not ((on_host or tensor.is_cuda) and tensor.is_contiguous()):
+        if not ((on_host or tensor.is_cuda) and tensor.is_contiguous()) or tensor.is_neg():
             raise refusal(tensor, label_of("allreduce", name))
         address = tensor.data_ptr()
     except (AttributeError, KeyError, RuntimeError):
         raise refusal(tensor, label_of("allreduce", name)) from None
     device, stream = (-1, 0) if on_host else place_of(tensor)
-    handle = _submit(
+    handle = _prepare(
         _ALLREDUCE,
-        "allreduce." + name if name else "",
-        address,
-        address,
+        "allreduce",
+        name,
         tensor.shape,
         code,
-        op,
-        0,
-        prescale_factor,
-        postscale_factor,
         0 if process_set is global_process_set else set_id(process_set),
         device,
-        stream,
-    )
-    pending[handle] = tensor
+        op,
+        prescale_factor,
+        postscale_factor,
+    ).start(address, address, stream)
+    pending[handle] = (wait, (tensor,), tensor, None)
     return handle
 
 
@@ -112,7 +111,7 @@ def allreduce_async(
     rest = (name, op, prescale_factor, postscale_factor, process_set)
     if compression is _NONE:
         return _start(tensor, None, *rest, AS_THEY_ARE)
-    address_and_code(tensor, label_of("allreduce", name))
+    view_of(tensor, label_of("allreduce", name))
     wire = wire_of(compression, [tensor], op)
     if wire is None:
         return _start_compressed(tensor.detach().clone(), compression, *rest)
@@ -208,25 +207,14 @@ def _start(
     wire: int,
 ) -> int:
     """Submit ``tensor`` to be reduced into ``output``, by default a new one."""
-    address, code = address_and_code(tensor, label_of("allreduce", name))
+    source = view_of(tensor, label_of("allreduce", name))
     if output is None:
         output = torch.empty_like(tensor, requires_grad=False)
-    handle = _submit(
-        _ALLREDUCE,
-        "allreduce." + name if name else "",
-        address,
-        output.data_ptr(),
-        tensor.shape,
-        code,
-        op,
-        0,
-        prescale_factor,
-        postscale_factor,
-        set_id(process_set),
-        *place_of(tensor),
-        wire,
+    prepared = submission.allreduce(
+        name, *source.spec, op, prescale_factor, postscale_factor, process_set, wire
     )
-    pending[handle] = (tensor, output)
+    handle = prepared.start(source.address, output.data_ptr(), source.stream)
+    pending[handle] = (wait, (tensor, output), output, None)
     return handle
 
 
@@ -240,7 +228,7 @@ def _start_compressed(
     process_set: ProcessSet,
 ) -> int:
     """Submit ``tensor`` to be reduced in place, in the form that ``compression`` gives it."""
-    address_and_code(tensor, label_of("allreduce", name))
+    view_of(tensor, label_of("allreduce", name))
     (sent,), restore, wire = to_send(compression, [tensor], op)
     handle = _start(sent, sent, name, op, prescale_factor, postscale_factor, process_set, wire)
 
@@ -249,7 +237,7 @@ def _start_compressed(
             restore()
         return tensor
 
-    pending[handle] = (sent, result)
+    pending[handle] = (wait, (sent,), None, result)
     return handle
 
 

@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending, synchronize
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.collectives.splits import checked_splits, scattered_rows
-from aiacc.labels import label_of
-from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
-from aiacc.torch.adapter import address_and_code, check_rows, place_of, take_alltoall
+from aiacc.process_sets import ProcessSet, global_process_set, place_in
+from aiacc.torch.adapter import check_rows, take_alltoall, tensor_of, view_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
-from aiacc.torch.handles import pending, synchronize, tensor_of
 from aiacc.torch.ops.autograd import apply, grad_name
 from aiacc.torch.ops.gather import allgather_async
 
@@ -39,21 +39,15 @@ def alltoall_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     what = label_of("alltoall", name)
-    address, code = address_and_code(tensor, what)
+    source = view_of(tensor, what)
     check_rows(tensor, what)
     numbers = _numbers_of(splits, what)
     size = place_in(process_set).size
     parts = checked_splits(numbers, tensor.shape[0], size, f"[torch] {what}")
-    handle = _core.submit_alltoall(
-        "alltoall." + name if name else "",
-        address,
-        (sum(parts), *tensor.shape[1:]),
-        code,
-        parts,
-        set_id(process_set),
-        *place_of(tensor),
-    )
-    pending[handle] = (tensor, lambda handle: _take(handle, tensor))
+    shape = (sum(parts), *tensor.shape[1:])
+    prepared = submission.alltoall(name, shape, source.code, source.device, parts, process_set)
+    handle = prepared.start(source.address, 0, source.stream)
+    pending[handle] = (wait, (tensor,), None, lambda handle: _take(handle, tensor))
     return handle
 
 
@@ -106,24 +100,14 @@ def reducescatter_async(
     """
     what = label_of("reducescatter", name)
     op = check_scatter_op(op)
-    address, code = address_and_code(tensor, what)
+    source = view_of(tensor, what)
     check_rows(tensor, what)
     output = scattered_output(tensor, process_set)
-    handle = _core.submit(
-        _core.REDUCESCATTER,
-        "reducescatter." + name if name else "",
-        address,
-        output.data_ptr(),
-        tensor.shape,
-        code,
-        op,
-        0,
-        prescale_factor,
-        postscale_factor,
-        set_id(process_set),
-        *place_of(tensor),
+    prepared = submission.reducescatter(
+        name, *source.spec, op, prescale_factor, postscale_factor, process_set
     )
-    pending[handle] = (tensor, output)
+    handle = prepared.start(source.address, output.data_ptr(), source.stream)
+    pending[handle] = (wait, (tensor, output), output, None)
     return handle
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average
-from aiacc.labels import label_of
-from aiacc.process_sets import ProcessSet, global_process_set, place_in, set_id
-from aiacc.torch.adapter import address_and_code, check_rows, place_of, take_output
-from aiacc.torch.handles import pending, tensor_of
+from aiacc.process_sets import ProcessSet, global_process_set, place_in
+from aiacc.torch.adapter import check_rows, take_output, tensor_of, view_of, wait
 from aiacc.torch.ops.allreduce import allreduce_async
 from aiacc.torch.ops.autograd import apply, grad_name
 
@@ -30,23 +31,12 @@ def allgather_async(
         ValueError: Bad argument, among them a tensor without dimensions.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    address, code = address_and_code(tensor, label_of("allgather", name))
+    source = view_of(tensor, label_of("allgather", name))
     check_rows(tensor, label_of("allgather", name))
-    handle = _core.submit(
-        _core.ALLGATHER,
-        "allgather." + name if name else "",
-        address,
-        0,
-        tensor.shape,
-        code,
-        1,
-        0,
-        1.0,
-        1.0,
-        set_id(process_set),
-        *place_of(tensor),
+    handle = submission.allgather(name, *source.spec, process_set).start(
+        source.address, 0, source.stream
     )
-    pending[handle] = (tensor, lambda handle: take_output(handle, tensor))
+    pending[handle] = (wait, (tensor,), None, lambda handle: take_output(handle, tensor))
     return handle
 
 
@@ -88,22 +78,10 @@ def broadcast_async_(
         ValueError: Bad argument, or an operation of this name is under way.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
-    address, code = address_and_code(tensor, label_of("broadcast", name))
-    handle = _core.submit(
-        _core.BROADCAST,
-        "broadcast." + name if name else "",
-        address,
-        address,
-        tensor.shape,
-        code,
-        1,
-        root_rank,
-        1.0,
-        1.0,
-        set_id(process_set),
-        *place_of(tensor),
-    )
-    pending[handle] = tensor
+    source = view_of(tensor, label_of("broadcast", name))
+    prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
+    handle = prepared.start(source.address, source.address, source.stream)
+    pending[handle] = (wait, (tensor,), tensor, None)
     return handle
 
 
@@ -117,23 +95,11 @@ def broadcast_async(
 
     Arguments, errors and duties are those of `broadcast_async_`; ``tensor`` is only read.
     """
-    address, code = address_and_code(tensor, label_of("broadcast", name))
+    source = view_of(tensor, label_of("broadcast", name))
     output = torch.empty_like(tensor, requires_grad=False)
-    handle = _core.submit(
-        _core.BROADCAST,
-        "broadcast." + name if name else "",
-        address,
-        output.data_ptr(),
-        tensor.shape,
-        code,
-        1,
-        root_rank,
-        1.0,
-        1.0,
-        set_id(process_set),
-        *place_of(tensor),
-    )
-    pending[handle] = (tensor, output)
+    prepared = submission.broadcast(name, *source.spec, root_rank, process_set)
+    handle = prepared.start(source.address, output.data_ptr(), source.stream)
+    pending[handle] = (wait, (tensor, output), output, None)
     return handle
 
 

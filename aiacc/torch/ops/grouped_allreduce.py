@@ -7,20 +7,24 @@ from typing import Any
 
 import torch
 
-from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import resolve_op
+from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.adapter import wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.encode import to_send
-from aiacc.torch.compression.wire_format import AS_THEY_ARE, wire_of
-from aiacc.torch.handles import pending
+from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
 from aiacc.torch.ops.tensor_list import (
     Tensors,
+    addresses_of,
     contiguous,
     decompressed,
     group_of,
-    submit_group,
+    group_view_of,
     tensors_of,
 )
 
@@ -168,19 +172,12 @@ def _reduce(
     process_set: ProcessSet,
     wire: int = AS_THEY_ARE,
 ) -> int:
-    handle = submit_group(
-        _core.ALLREDUCE,
-        "grouped_allreduce",
-        name,
-        group,
-        outputs,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        wire,
+    view = group_view_of(group, label_of("grouped_allreduce", name))
+    prepared = submission.allreduce(
+        name, *view.spec, op, prescale_factor, postscale_factor, process_set, wire
     )
-    pending[handle] = (group, outputs)
+    handle = prepared.start(view.addresses, addresses_of(outputs), view.stream)
+    pending[handle] = (wait, [*group, *outputs], outputs, None)
     return handle
 
 
@@ -202,7 +199,7 @@ def _reduce_compressed(
             restore()
         return group
 
-    pending[handle] = (sent, results)
+    pending[handle] = (wait, sent, None, results)
     return handle
 
 

@@ -7,22 +7,24 @@ from typing import Any
 
 import torch
 
-from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.collectives.handles import pending
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_scatter_op
 from aiacc.process_sets import ProcessSet, global_process_set, place_in
-from aiacc.torch.adapter import take_outputs
+from aiacc.torch.adapter import take_outputs, tensor_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
-from aiacc.torch.handles import pending, tensor_of
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
 from aiacc.torch.ops.exchange import scatter_grad_factor, scattered_output
 from aiacc.torch.ops.gather import allgather_async
 from aiacc.torch.ops.grouped_allreduce import grouped_allreduce_async
 from aiacc.torch.ops.tensor_list import (
     Tensors,
+    addresses_of,
     contiguous,
     decompressed,
     group_of,
-    submit_group,
+    group_view_of,
     tensors_of,
 )
 
@@ -43,10 +45,10 @@ def grouped_allgather_async(
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     group = group_of(tensors, "grouped_allgather", name, rows=True)
-    handle = submit_group(
-        _core.ALLGATHER, "grouped_allgather", name, group, None, 1, 1.0, 1.0, process_set
-    )
-    pending[handle] = (group, lambda handle: take_outputs(handle, group))
+    view = group_view_of(group, label_of("grouped_allgather", name))
+    prepared = submission.allgather(name, *view.spec, process_set)
+    handle = prepared.start(view.addresses, (0,) * len(group), view.stream)
+    pending[handle] = (wait, group, None, lambda handle: take_outputs(handle, group))
     return handle
 
 
@@ -92,18 +94,12 @@ def grouped_reducescatter_async(
     op = check_scatter_op(op)
     group = group_of(tensors, "grouped_reducescatter", name, rows=True)
     outputs = [scattered_output(tensor, process_set) for tensor in group]
-    handle = submit_group(
-        _core.REDUCESCATTER,
-        "grouped_reducescatter",
-        name,
-        group,
-        outputs,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
+    view = group_view_of(group, label_of("grouped_reducescatter", name))
+    prepared = submission.reducescatter(
+        name, *view.spec, op, prescale_factor, postscale_factor, process_set
     )
-    pending[handle] = (group, outputs)
+    handle = prepared.start(view.addresses, addresses_of(outputs), view.stream)
+    pending[handle] = (wait, [*group, *outputs], outputs, None)
     return handle
 
 

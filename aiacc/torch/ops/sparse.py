@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 
-from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_op, name_of_op
-from aiacc.labels import label_of
-from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.torch.adapter import place_of, take_output, wait
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.adapter import take_output, view_of, wait
 
 _INDEX_BYTES = 8
 
@@ -46,12 +46,12 @@ def sparse_allreduce_async(
     check_sparse(tensor, label_of("sparse_allreduce_async", name))
     check_sparse_op(op, label_of("sparse_allreduce_async", name))
     rows = pack_rows(tensor)
-    handle = submit_rows(f"sparse_allreduce.{name}", rows, process_set)
+    handle = submit_rows("sparse_allreduce", name, rows, process_set)
     return partial(_result, handle, rows, tensor, divisor(op, process_set))
 
 
 def _result(handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int) -> torch.Tensor:
-    wait(handle, rows)
+    wait(handle, (rows,))
     return take_rows(handle, rows, like, divide_by)
 
 
@@ -114,22 +114,11 @@ def unpack_rows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     )
 
 
-def submit_rows(wire_name: str, rows: torch.Tensor, process_set: ProcessSet) -> int:
+def submit_rows(verb: str, name: str, rows: torch.Tensor, process_set: ProcessSet) -> int:
     """Start gathering the rows of all ranks and return the core's handle."""
-    return _core.submit(
-        _core.ALLGATHER,
-        wire_name,
-        rows.data_ptr(),
-        0,
-        tuple(rows.shape),
-        0,  # uint8
-        Sum,
-        0,
-        1.0,
-        1.0,
-        set_id(process_set),
-        *place_of(rows),
-    )
+    source = view_of(rows, label_of(verb, name))
+    prepared = submission.allgather(name, *source.spec, process_set, verb)
+    return prepared.start(source.address, 0, source.stream)
 
 
 def take_rows(handle: int, rows: torch.Tensor, like: torch.Tensor, divide_by: int) -> torch.Tensor:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from aiacc import _core
-from aiacc.labels import label_of
-from aiacc.process_sets import ProcessSet, set_id
-from aiacc.torch.adapter import address_and_code, check_rows, place_of_all
+from aiacc.collectives.handles import synchronize
+from aiacc.collectives.labels import label_of
+from aiacc.torch.adapter import check_rows, view_of
 from aiacc.torch.compression.compressors import Compressor
-from aiacc.torch.compression.wire_format import AS_THEY_ARE
-from aiacc.torch.handles import synchronize
 
 Tensors = list[torch.Tensor]
 
@@ -35,45 +32,48 @@ def group_of(tensors: Any, kind: str, name: str | None, rows: bool = False) -> T
     if not group:
         raise ValueError(f"[torch] {what}: an empty list (expected at least one tensor)")
     for number, tensor in enumerate(group):
-        address_and_code(tensor, f"tensor {number} of {what}")
+        view_of(tensor, f"tensor {number} of {what}")
         if rows:
             check_rows(tensor, f"tensor {number} of {what}")
     return group
 
 
-def submit_group(
-    kind: int,
-    verb: str,
-    name: str | None,
-    tensors: Tensors,
-    outputs: Tensors | None,
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    wire: int = AS_THEY_ARE,
-) -> int:
-    """Queue an operation of the group and return its handle.
+class GroupView(NamedTuple):
+    """Tensors as the core takes them as one operation."""
+
+    addresses: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    codes: tuple[int, ...]
+    #: Ordinal of the CUDA device, or -1: host memory.
+    device: int
+    stream: int
+
+    @property
+    def spec(self) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], int]:
+        """What `submission` wants to know of them."""
+        return self.shapes, self.codes, self.device
+
+
+def group_view_of(tensors: Tensors, what: str) -> GroupView:
+    """What the core has to know of tensors that travel as one operation.
 
     Raises:
-        ValueError: The tensors are on several devices, or the core refuses them.
-        CollectiveError: Not initialised, or the job has failed.
+        ValueError: They are on several devices, or the core does not take one.
     """
-    codes = [address_and_code(tensor, verb) for tensor in tensors]
-    return _core.submit_group(
-        kind,
-        f"{verb}.{name}" if name else "",
-        tuple(address for address, _ in codes),
-        tuple(0 if outputs is None else out.data_ptr() for out in outputs or tensors),
-        tuple(tuple(tensor.shape) for tensor in tensors),
-        tuple(code for _, code in codes),
-        op,
-        prescale_factor,
-        postscale_factor,
-        set_id(process_set),
-        *place_of_all(tensors, label_of(verb, name)),
-        wire,
-    )
+    views = [view_of(tensor, what) for tensor in tensors]
+    for number, view in enumerate(views):
+        if view.device != views[0].device:
+            raise ValueError(
+                f"[torch] {what}: tensor {number} on device {tensors[number].device} and tensor 0 "
+                f"on {tensors[0].device} (expected one device); make a group for each device"
+            )
+    addresses, shapes, codes = zip(*((v.address, v.shape, v.code) for v in views), strict=True)
+    return GroupView(addresses, shapes, codes, views[0].device, views[0].stream)
+
+
+def addresses_of(tensors: Tensors) -> tuple[int, ...]:
+    """Where the tensors are."""
+    return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def tensors_of(handle: int) -> Tensors:

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from aiacc import _core
-from aiacc.torch.adapter import device_of, place_of
+from aiacc.torch.adapter import device_of
 from aiacc.torch.reducer.bucket_layout import Entry, is_dense, lay_out
 from aiacc.torch.reducer.bucketed_reducer import BatchReducer, numbered
 from aiacc.torch.reducer.consensus import answer_of_first, everywhere
@@ -37,7 +36,6 @@ class BucketReducer(BatchReducer):
         """Fill buckets up to ``bucket_bytes`` each; a larger gradient has a bucket of its own."""
         self._bucket_bytes = bucket_bytes
         self._flats: list[torch.Tensor] = []
-        self._calls: list[tuple[Any, ...]] = []
         self._views: dict[int, torch.Tensor] = {}
         #: The order in which gradients came, of the last step that was watched.
         self._order: list[int] = []
@@ -85,7 +83,7 @@ class BucketReducer(BatchReducer):
         flat = self._flats[number]
         (sent,), restore, wire = self._to_send([flat])
         if restore is None and not self._after:
-            handle = _core.submit(*(*self._calls[number], *place_of(flat), wire))
+            handle = self._start_bucket(number, flat, wire)
             self._in_flight.append((handle, (flat,), None))
             return
         after = [self._after.pop(index, None) for index in self._batches[number]]
@@ -95,13 +93,13 @@ class BucketReducer(BatchReducer):
                 if step is not None:
                     step()
 
-        handle = _core.submit(*(*self._call_of(number, sent), *place_of(sent), wire))
+        handle = self._start_bucket(number, sent, wire)
         self._in_flight.append((handle, (sent,), finish))
 
-    def _call_of(self, number: int, sent: torch.Tensor) -> tuple[Any, ...]:
-        """Arguments of `_core.submit` for a bucket in the form ``sent``; see `_call`."""
+    def _start_bucket(self, number: int, sent: torch.Tensor, wire: int) -> int:
+        """Start reducing a bucket in the form ``sent``."""
         name = f"bucket.{number}.{self._names[self._batches[number][0]]}"
-        return self._call(name, sent, f"bucket {number} of gradients")
+        return self._start(name, sent, f"bucket {number} of gradients", wire)
 
     def _agree(self) -> None:
         """Form buckets for the order that was watched."""
@@ -162,4 +160,3 @@ class BucketReducer(BatchReducer):
                 view.copy_(self._dense(order[number]))
                 parameter.grad = view if sparse_dim is None else view.to_sparse(sparse_dim)
         self._set_batches([[order[number] for number in bucket.members] for bucket in layout])
-        self._calls = [self._call_of(number, flat) for number, flat in enumerate(self._flats)]

@@ -10,8 +10,8 @@ import torch
 
 from aiacc import _core
 from aiacc.exceptions import CollectiveError
-from aiacc.process_sets import set_id
-from aiacc.torch.adapter import address_and_code, device_of, place_of_all
+from aiacc.torch.adapter import device_of
+from aiacc.torch.ops.tensor_list import group_view_of
 from aiacc.torch.reducer.consensus import answer_of_first, everywhere
 from aiacc.torch.reducer.reducer import GradientReducer, NamedParameters, ReductionOptions
 
@@ -199,22 +199,9 @@ class GroupReducer(BatchReducer):
         sent, restore, wire = self._to_send(gradients)
         after = after if restore is None else [restore, *after]
         name = self._names[self._batches[number][0]]
-        places = [address_and_code(tensor, f"gradient in the group of {name!r}") for tensor in sent]
-        addresses = tuple(address for address, _ in places)
-        options = self._options
-        handle = _core.submit_group(
-            _core.ALLREDUCE,
-            "grouped_allreduce." + name,
-            addresses,
-            addresses,
-            tuple(tuple(tensor.shape) for tensor in sent),
-            tuple(code for _, code in places),
-            options.op,
-            options.prescale_factor,
-            options.postscale_factor,
-            set_id(options.process_set),
-            *place_of_all(sent, f"gradients in the group of {name!r}"),
-            wire,
+        view = group_view_of(sent, f"gradients in the group of {name!r}")
+        handle = self._prepared(name, view.spec, wire).start(
+            view.addresses, view.addresses, view.stream
         )
 
         def finish() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aiacc.array.objects import broadcast_object
+from aiacc.collectives.objects import broadcast_object
 from aiacc.collectives.reduce_ops import Min
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.mpi_ops import allreduce_

@@ -11,13 +11,16 @@ from torch.utils.hooks import RemovableHandle
 
 from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
+from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
+from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.exceptions import CollectiveError
-from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.torch.adapter import DTYPE_CODES, address_and_code, place_of, refusal, wait
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.adapter import refusal, view_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.encode import Sent, to_send
 from aiacc.torch.ops import sparse
+from aiacc.torch.streams import current_stream
 
 
 class ReductionOptions(NamedTuple):
@@ -203,7 +206,7 @@ class GradientReducer:
         while in_flight:
             handle, used, then = in_flight[0]
             try:
-                wait(handle, *used)
+                wait(handle, used)
                 if then is not None:
                     then()
             except (CollectiveError, ValueError) as error:  # later: the others still use memory
@@ -238,15 +241,20 @@ class GradientReducer:
 
     def _hook(self, index: int, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
         """What autograd calls with the parameter, once per backward pass."""
+        name = self._names[index]
         # Locals of a closure are the fastest names that Python has.
-        kind, submit, flush = _core.ALLREDUCE, _core.submit, _core.flush
-        name, shape = "allreduce." + self._names[index], tuple(parameter.shape)
-        op, prescale, postscale, process_set, compression, _ = self._options
-        process_set_id = set_id(process_set)
-        left, in_flight, parameters = self._left, self._in_flight, self._parameters
-        codes = DTYPE_CODES if compression is Compression.none else {}
+        flush, left, in_flight, parameters = (
+            _core.flush,
+            self._left,
+            self._in_flight,
+            self._parameters,
+        )
+        prepares = self._options.compression is Compression.none
+        start: Any = None  # of a gradient of the next two
+        dtype, device = torch.float32, -1
 
         def hook(parameter: torch.Tensor) -> None:
+            nonlocal start, dtype, device
             passes = left[index] - 1
             if passes != 0:
                 if passes < 0:
@@ -255,29 +263,18 @@ class GradientReducer:
                 return
             gradient = parameter.grad
             assert gradient is not None
-            code = codes.get(gradient.dtype)
-            if code is not None and gradient.is_contiguous():
+            if gradient.dtype is not dtype or gradient.get_device() != device:
+                start = None
+            if start is not None and gradient.is_contiguous():
                 address = gradient.data_ptr()
-                device, stream = (-1, 0) if gradient.is_cpu else place_of(gradient)
-                handle = submit(
-                    kind,
-                    name,
-                    address,
-                    address,
-                    shape,
-                    code,
-                    op,
-                    0,
-                    prescale,
-                    postscale,
-                    process_set_id,
-                    device,
-                    stream,
-                )
-                in_flight.append((handle, (gradient,), None))
+                stream = 0 if device < 0 else current_stream(device)
+                in_flight.append((start(address, address, stream), (gradient,), None))
                 left[index] = 0
             else:
                 self._submit(index)
+                if prepares and gradient.layout is torch.strided and gradient.is_contiguous():
+                    spec = view_of(gradient, name).spec
+                    start, dtype, device = self._prepared(name, spec).start, gradient.dtype, spec[2]
             if len(in_flight) == len(parameters):
                 flush()
 
@@ -315,32 +312,29 @@ class GradientReducer:
         self, index: int, gradient: torch.Tensor, then: Callable[[], None] | None = None
     ) -> None:
         """Submit a dense gradient to be reduced in place; ``then`` runs after that."""
-        name = self._names[index]
         (sent,), restore, wire = self._to_send([gradient])
-        arguments = *self._call(name, sent, f"gradient of {name!r}"), *place_of(sent), wire
-        handle = _core.submit(*arguments)
+        handle = self._start(self._names[index], sent, f"gradient of {self._names[index]!r}", wire)
         self._in_flight.append((handle, (sent,), _both(restore, then)))
         self._left[index] = 0
 
-    def _call(self, name: str, sent: torch.Tensor, what: str) -> tuple[Any, ...]:
-        """Arguments of `_core.submit` to reduce ``sent`` in place; ``what`` it is, for errors.
+    def _start(self, name: str, sent: torch.Tensor, what: str, wire: int) -> int:
+        """Start reducing ``sent`` in place; ``what`` it is, for errors."""
+        view = view_of(sent, what)
+        prepared = self._prepared(name, view.spec, wire)
+        return prepared.start(view.address, view.address, view.stream)
 
-        Without the place, which `place_of` gives at the moment of the submission, and the wire.
-        """
-        address, code = address_and_code(sent, what)
+    def _prepared(
+        self, name: str, spec: submission.Spec, wire: int = AS_THEY_ARE
+    ) -> _core.Submission:
         options = self._options
-        return (
-            _core.ALLREDUCE,
-            "allreduce." + name,
-            address,
-            address,
-            tuple(sent.shape),
-            code,
+        return submission.allreduce(
+            name,
+            *spec,
             options.op,
-            0,
             options.prescale_factor,
             options.postscale_factor,
-            set_id(options.process_set),
+            options.process_set,
+            wire,
         )
 
     def _to_send(self, gradients: Sequence[torch.Tensor]) -> Sent:
@@ -357,7 +351,7 @@ class GradientReducer:
         sparse.check_sparse(gradient, what)
         sparse.check_sparse_op(options.op, what)
         rows = sparse.pack_rows(gradient)
-        handle = sparse.submit_rows("allreduce." + self._names[index], rows, options.process_set)
+        handle = sparse.submit_rows("allreduce", self._names[index], rows, options.process_set)
         divide_by = sparse.divisor(options.op, options.process_set)
 
         def store() -> None:

@@ -58,7 +58,7 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
   }
   request.cacheable = !request.name.empty();
   if (request.name.empty()) {
-    request.name = automatic_name(request);
+    request.name = automatic_name(entry);
   }
   if (!add_name(request.name, &entry, in_flight_[request.process_set])) {
     throw Error(Code::kInvalidArgument,
@@ -104,7 +104,8 @@ void TensorTable::add_handle(Handle handle, std::shared_ptr<Operation> operation
   by_handle_.insert(std::move(node));
 }
 
-std::string TensorTable::automatic_name(const Request& request) {
+std::string TensorTable::automatic_name(const Operation& operation) {
+  const Request& request = operation.request;
   if (request.kind == OpKind::kJoin) {
     return name_of(request.kind);  // one at a time
   }
@@ -112,9 +113,11 @@ std::string TensorTable::automatic_name(const Request& request) {
   // wait for each other.
   const bool change =
       request.kind == OpKind::kAddProcessSet || request.kind == OpKind::kRemoveProcessSet;
-  const std::string kind = change ? "process_set" : name_of(request.kind);
-  return kind + ".noname." + std::to_string(generation_) + "." +
-         std::to_string(automatic_[{request.process_set, kind}]++);
+  const std::string series = change                     ? "process_set"
+                             : operation.series.empty() ? name_of(request.kind)
+                                                        : operation.series;
+  return series + ".noname." + std::to_string(generation_) + "." +
+         std::to_string(automatic_[{request.process_set, series}]++);
 }
 
 void TensorTable::next_generation() {

@@ -37,6 +37,8 @@ struct TensorBuffers {
 /// dispatched, then by the lane that finishes it; `done` publishes the result.
 struct Operation : TensorBuffers {
   Request request;
+  /// What an automatic name begins with, and is counted by; empty: the kind's name.
+  std::string series;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
   SharedPlacement devices;          ///< Agreement::devices
   /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until `submit`.
@@ -80,7 +82,7 @@ class TensorTable {
   std::shared_ptr<Operation> acquire();
 
   /// Queues it and returns its handle. An empty name is replaced by an automatic one, the n-th of
-  /// this kind and process set in this generation. Throws Error(kInvalidArgument) if the name is in
+  /// this series and process set in this generation. Throws Error(kInvalidArgument) if the name is in
   /// flight in the process set already, or the fatal error after `close`.
   /// `queued_bytes` receives the weighted bytes waiting for negotiation, `first` whether nothing did before.
   Handle submit(std::shared_ptr<Operation> operation, std::uint64_t& queued_bytes, bool& first);
@@ -122,7 +124,7 @@ class TensorTable {
   using ByName = std::unordered_map<std::string, Operation*>;
   using ByHandle = std::unordered_map<Handle, std::shared_ptr<Operation>>;
 
-  std::string automatic_name(const Request& request);
+  std::string automatic_name(const Operation& operation);
   bool add_name(const std::string& name, Operation* operation, ByName& names);
   void add_handle(Handle handle, std::shared_ptr<Operation> operation);
 

@@ -1,4 +1,4 @@
-"""Python objects over all ranks, as bytes in arrays of host memory. All front-ends use these."""
+"""Python objects over all ranks, as bytes in host memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import pickle
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from aiacc import _core
-from aiacc.array.ops import allgather, broadcast_
+from aiacc.collectives import submission
+from aiacc.collectives.dtypes import DTYPE_CODES
+from aiacc.collectives.handles import pending, synchronize
 from aiacc.process_sets import ProcessSet, global_process_set
 
 
@@ -40,10 +43,10 @@ def broadcast_object(
     is_root = _core.rank() == root_rank
     data = _pickled(obj) if is_root else np.empty(0, np.uint8)
     size = np.array([data.size], np.int64)
-    broadcast_(size, root_rank, name and name + ".sz", process_set)
+    _broadcast(size, root_rank, name and name + ".sz", process_set)
     if not is_root:
         data = np.empty(int(size[0]), np.uint8)
-    broadcast_(data, root_rank, name and name + ".t", process_set)
+    _broadcast(data, root_rank, name and name + ".t", process_set)
     return obj if is_root else pickle.loads(data.data)
 
 
@@ -64,13 +67,41 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
     data = _pickled(obj)
-    sizes = allgather(np.array([data.size], np.int64), name and name + ".sz")
-    everyones = allgather(data, name and name + ".t")
+    sizes = _allgather(np.array([data.size], np.int64), name and name + ".sz")
+    everyones = _allgather(data, name and name + ".t")
     return [pickle.loads(one.data) for one in np.split(everyones, np.cumsum(sizes)[:-1])]
 
 
-def _pickled(obj: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _pickled(obj: Any) -> npt.NDArray[np.uint8]:
     pickler: Any = pickle
     if importlib.util.find_spec("cloudpickle") is not None:
         pickler = importlib.import_module("cloudpickle")  # also takes functions and classes
     return np.frombuffer(bytearray(pickler.dumps(obj, pickle.HIGHEST_PROTOCOL)), np.uint8)
+
+
+def _broadcast(
+    array: npt.NDArray[Any], root_rank: int, name: str | None, process_set: ProcessSet
+) -> None:
+    """Overwrite ``array``."""
+    code = DTYPE_CODES[array.dtype.name]
+    prepared = submission.broadcast(name, array.shape, code, -1, root_rank, process_set)
+    address = array.ctypes.data
+    _finish(prepared.start(address, address), array)
+
+
+def _allgather(array: npt.NDArray[Any], name: str | None) -> npt.NDArray[Any]:
+    prepared = submission.allgather(name, array.shape, DTYPE_CODES[array.dtype.name], -1)
+    handle = prepared.start(array.ctypes.data, 0)
+    _finish(handle, array)
+    data, shape = _core.take_output(handle)
+    return data.view(array.dtype).reshape(shape)
+
+
+def _finish(handle: int, array: npt.NDArray[Any]) -> None:
+    pending[handle] = (_wait, array, None, None)  # so that an interrupt does not free its memory
+    synchronize(handle)
+
+
+def _wait(handle: int, array: object) -> None:
+    del array
+    _core.wait(handle)

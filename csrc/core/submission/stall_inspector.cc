@@ -1,4 +1,4 @@
-#include "csrc/core/negotiation/stall_inspector.h"
+#include "csrc/core/submission/stall_inspector.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,0 +1,205 @@
+r"""Prepared submissions: what is constant of a collective, started with addresses and a stream.
+
+Like the persistent operations of MPI (MPI-4.0, section 6.12): a `Submission` is made once and
+started once per step, or made for a single call. It holds no memory and no session, and outlives
+both.
+
+Every front-end makes its submissions here. Arguments that all functions share:
+
+* ``name``: pairs this call with those of the other ranks; None or "" for an automatic one.
+* ``shape`` and ``dtype``: of this rank's tensor, the dtype as in `DTYPE_CODES`. For a group a tuple
+  of each, with an entry for every tensor; `start` then takes tuples of addresses.
+* ``device``: -1 for host memory, else the ordinal of the CUDA device that all the memory is on.
+* ``process_set``: the ranks that take part.
+* ``verb``: begins the op name; unnamed calls are counted by it. None: the name of the function,
+  after "grouped\_" for a group.
+
+They never block. All raise ValueError for arguments that the core does not know, and for a process
+set that is not registered. What depends on the job is checked when a submission starts.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from aiacc import _core
+from aiacc._core import Submission as Submission
+from aiacc.collectives.reduce_ops import Sum
+from aiacc.process_sets import ProcessSet, global_process_set, set_id
+
+Shape: TypeAlias = tuple[int, ...]
+#: Of one tensor, or of the tensors of a group.
+Shapes: TypeAlias = "Shape | tuple[Shape, ...]"
+Dtypes: TypeAlias = "int | tuple[int, ...]"
+#: Shape, dtype and device, in the order of the arguments below.
+Spec: TypeAlias = tuple[Shapes, Dtypes, int]
+
+#: The wire format of tensors that travel as they are.
+AS_THEY_ARE = 0
+
+
+def allreduce(
+    name: str | None,
+    shape: Shapes,
+    dtype: Dtypes,
+    device: int,
+    op: int,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    wire: int = AS_THEY_ARE,
+    verb: str | None = None,
+) -> Submission:
+    """An all-reduce. Input and output of `start` are equal for one in place.
+
+    Args:
+        name: See above.
+        shape: See above.
+        dtype: See above.
+        device: See above.
+        op: Reduction, see `reduce_ops`.
+        prescale_factor: Multiplies the input of every rank.
+        postscale_factor: Multiplies the result.
+        process_set: See above.
+        wire: How float32 travels between CUDA devices, see `_core.prepare`.
+        verb: See above.
+    """
+    return _core.prepare(
+        _core.ALLREDUCE,
+        _verb(verb, "allreduce", dtype),
+        name,
+        shape,
+        dtype,
+        set_id(process_set),
+        device,
+        op,
+        prescale_factor,
+        postscale_factor,
+        wire,
+    )
+
+
+def allgather(
+    name: str | None,
+    shape: Shapes,
+    dtype: Dtypes,
+    device: int,
+    process_set: ProcessSet = global_process_set,
+    verb: str | None = None,
+) -> Submission:
+    """An all-gather; the output of `start` is 0, for the core allocates.
+
+    Args:
+        name: See above.
+        shape: See above.
+        dtype: See above.
+        device: See above.
+        process_set: See above.
+        verb: See above.
+    """
+    return _core.prepare(
+        _core.ALLGATHER,
+        _verb(verb, "allgather", dtype),
+        name,
+        shape,
+        dtype,
+        set_id(process_set),
+        device,
+    )
+
+
+def broadcast(
+    name: str | None,
+    shape: Shape,
+    dtype: int,
+    device: int,
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    verb: str | None = None,
+) -> Submission:
+    """A broadcast from ``root_rank``, a global rank; the input of `start` is read there only."""
+    return _core.prepare(
+        _core.BROADCAST,
+        _verb(verb, "broadcast", dtype),
+        name,
+        shape,
+        dtype,
+        set_id(process_set),
+        device,
+        Sum,
+        1.0,
+        1.0,
+        AS_THEY_ARE,
+        root_rank,
+    )
+
+
+def alltoall(
+    name: str | None,
+    shape: Shape,
+    dtype: int,
+    device: int,
+    splits: tuple[int, ...],
+    process_set: ProcessSet = global_process_set,
+    verb: str | None = None,
+) -> Submission:
+    """An all-to-all of ``splits[i]`` rows for the i-th member; the output of `start` is 0."""
+    return _core.prepare(
+        _core.ALLTOALL,
+        _verb(verb, "alltoall", dtype),
+        name,
+        shape,
+        dtype,
+        set_id(process_set),
+        device,
+        Sum,
+        1.0,
+        1.0,
+        AS_THEY_ARE,
+        0,
+        splits,
+    )
+
+
+def reducescatter(
+    name: str | None,
+    shape: Shapes,
+    dtype: Dtypes,
+    device: int,
+    op: int,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    verb: str | None = None,
+) -> Submission:
+    """A reduce-scatter, Average or Sum, whose output has `splits.scattered_rows` rows."""
+    return _core.prepare(
+        _core.REDUCESCATTER,
+        _verb(verb, "reducescatter", dtype),
+        name,
+        shape,
+        dtype,
+        set_id(process_set),
+        device,
+        op,
+        prescale_factor,
+        postscale_factor,
+    )
+
+
+def barrier(process_set: ProcessSet = global_process_set, verb: str | None = None) -> Submission:
+    """A barrier: both addresses of `start` are 0."""
+    return _core.prepare(
+        _core.BARRIER, _verb(verb, "barrier", 0), None, (), 0, set_id(process_set), -1
+    )
+
+
+def join() -> Submission:
+    """Joining: both addresses of `start` are 0, and `_core.take_join` has the result."""
+    return _core.prepare(_core.JOIN, "join", None, (), 0, 0, -1)
+
+
+def _verb(verb: str | None, kind: str, dtype: Dtypes) -> str:
+    if verb is not None:
+        return verb
+    return "grouped_" + kind if isinstance(dtype, tuple) else kind

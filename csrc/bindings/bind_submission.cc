@@ -1,0 +1,296 @@
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+
+#include "csrc/bindings/bindings.h"
+#include "csrc/bindings/guarded.h"
+#include "csrc/core/runtime.h"
+
+namespace py = pybind11;
+
+namespace aiacc {
+namespace {
+
+/// What Python knows as a Submission. Written by `prepare` alone.
+struct Submission {
+  PyObject_HEAD;
+  Request request;
+  std::string verb;
+};
+
+PyTypeObject* submission_type = nullptr;
+
+OpKind kind_from(long long kind) {
+  // Process sets change through functions of their own.
+  if (kind < 0 || kind > static_cast<int>(OpKind::kJoin)) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] operation kind " + std::to_string(kind) + " (expected 0.." +
+                    std::to_string(static_cast<int>(OpKind::kJoin)) + ")");
+  }
+  return static_cast<OpKind>(kind);
+}
+
+WireFormat wire_from(long long wire) {
+  if (wire < 0 || wire >= kWireFormats) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] wire format " + std::to_string(wire) + " (expected 0.." +
+                    std::to_string(kWireFormats - 1) + ")");
+  }
+  return static_cast<WireFormat>(wire);
+}
+
+long long integer(PyObject* object) {
+  const long long value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+void* address(PyObject* object) {
+  void* value = PyLong_AsVoidPtr(object);
+  if (value == nullptr && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+double number(PyObject* object) {
+  const double value = PyFloat_AsDouble(object);
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+void append_text(std::string& target, PyObject* object) {
+  Py_ssize_t bytes = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(object, &bytes);
+  if (text == nullptr) {
+    throw py::error_already_set();
+  }
+  target.append(text, static_cast<std::size_t>(bytes));
+}
+
+/// The integers of a tuple; torch's sizes are tuples.
+std::vector<std::int64_t> integers(PyObject* object, const char* what) {
+  if (!PyTuple_Check(object)) {
+    throw py::type_error(std::string("[submit] ") + what + ": expected a tuple");
+  }
+  std::vector<std::int64_t> values;
+  values.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(object)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+    values.push_back(integer(PyTuple_GET_ITEM(object, i)));
+  }
+  return values;
+}
+
+void assign_spec(TensorSpec& spec, PyObject* shape, PyObject* dtype) {
+  spec.shape = integers(shape, "shape");
+  for (const std::int64_t extent : spec.shape) {
+    if (extent < 0) {
+      throw Error(
+          Code::kInvalidArgument,
+          "[submit] shape with extent " + std::to_string(extent) + " (expected extents >= 0)");
+    }
+  }
+  spec.dtype = dtype_from(static_cast<int>(integer(dtype)));
+}
+
+/// A group has a tuple of shapes and one of dtypes.
+void assign_group(Request& request, PyObject* shapes, PyObject* dtypes) {
+  if (request.kind != OpKind::kAllreduce && request.kind != OpKind::kAllgather &&
+      request.kind != OpKind::kReducescatter) {
+    throw Error(Code::kInvalidArgument,
+                std::string("[submit] a group of ") + name_of(request.kind) +
+                    " (expected allreduce, allgather or reducescatter)");
+  }
+  const Py_ssize_t tensors = PyTuple_GET_SIZE(dtypes);
+  if (!PyTuple_Check(shapes) || PyTuple_GET_SIZE(shapes) != tensors || tensors == 0) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] a group with " + std::to_string(tensors) +
+                    " dtypes (expected as many shapes, at least 1)");
+  }
+  request.more.resize(static_cast<std::size_t>(tensors) - 1);
+  for (Py_ssize_t i = 0; i < tensors; ++i) {
+    TensorSpec& spec = i == 0 ? request : request.more[static_cast<std::size_t>(i) - 1];
+    assign_spec(spec, PyTuple_GET_ITEM(shapes, i), PyTuple_GET_ITEM(dtypes, i));
+  }
+}
+
+/// Positions of the arguments of `prepare`; see _core.pyi.
+enum Argument : Py_ssize_t {
+  kKind,
+  kVerb,
+  kName,
+  kShape,
+  kDtype,
+  kProcessSet,
+  kDevice,
+  kOp,
+  kPrescale,
+  kPostscale,
+  kWire,
+  kRoot,
+  kSplits,
+  kArguments,
+};
+constexpr Py_ssize_t kRequired = kDevice + 1;
+
+void assign(Request& request, PyObject* const* arguments, Py_ssize_t count) {
+  request.kind = kind_from(integer(arguments[kKind]));
+  if (arguments[kName] != Py_None && PyObject_IsTrue(arguments[kName]) != 0) {
+    append_text(request.name, arguments[kVerb]);
+    request.name += '.';
+    append_text(request.name, arguments[kName]);
+  }
+  if (PyTuple_Check(arguments[kDtype])) {
+    assign_group(request, arguments[kShape], arguments[kDtype]);
+  } else {
+    assign_spec(request, arguments[kShape], arguments[kDtype]);
+  }
+  request.process_set = static_cast<std::uint32_t>(integer(arguments[kProcessSet]));
+  request.device = static_cast<std::int32_t>(integer(arguments[kDevice]));
+  if (count > kOp) {
+    request.op = reduce_op_from(static_cast<int>(integer(arguments[kOp])));
+  }
+  if (count > kPrescale) {
+    request.prescale = number(arguments[kPrescale]);
+  }
+  if (count > kPostscale) {
+    request.postscale = number(arguments[kPostscale]);
+  }
+  if (count > kWire) {
+    request.wire = wire_from(integer(arguments[kWire]));
+  }
+  if (count > kRoot) {
+    request.root = static_cast<std::int32_t>(integer(arguments[kRoot]));
+  }
+  if (count > kSplits) {
+    request.numbers = integers(arguments[kSplits], "splits");
+  }
+}
+
+PyObject* prepare(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&]() -> PyObject* {
+    if (count < kRequired || count > kArguments) {
+      throw py::type_error("[submit] prepare of " + std::to_string(count) +
+                           " arguments (expected " + std::to_string(kRequired) + " to " +
+                           std::to_string(kArguments) + ")");
+    }
+    Request request;
+    assign(request, arguments, count);
+    std::string verb;
+    append_text(verb, arguments[kVerb]);
+    auto* submission = PyObject_New(Submission, submission_type);
+    if (submission == nullptr) {
+      throw py::error_already_set();
+    }
+    new (&submission->request) Request(std::move(request));
+    new (&submission->verb) std::string(std::move(verb));
+    return reinterpret_cast<PyObject*>(submission);
+  });
+}
+
+/// Address `index` of what `start` was given for a request of `tensors`.
+PyObject* item(PyObject* addresses, std::size_t index, std::size_t tensors) {
+  if (!PyTuple_Check(addresses) ||
+      static_cast<std::size_t>(PyTuple_GET_SIZE(addresses)) != tensors) {
+    throw py::type_error("[submit] start of a group of " + std::to_string(tensors) +
+                         " (expected tuples of as many addresses)");
+  }
+  return PyTuple_GET_ITEM(addresses, static_cast<Py_ssize_t>(index));
+}
+
+Handle start(const Submission& submission, PyObject* const* arguments, Py_ssize_t count) {
+  const Request& prepared = submission.request;
+  const auto session = Runtime::instance().session();
+  Coordinator& coordinator = session->coordinator();
+  std::shared_ptr<Operation> operation = coordinator.acquire();
+  operation->request = prepared;
+  operation->series = prepared.name.empty() ? submission.verb : "";
+  operation->stream = count > 2 ? static_cast<CudaStream>(address(arguments[2])) : nullptr;
+  if (PyLong_Check(arguments[0]) && prepared.more.empty()) {
+    operation->input = address(arguments[0]);
+    operation->output = address(arguments[1]);
+  } else {
+    const std::size_t tensors = prepared.tensors();
+    operation->more.resize(tensors - 1);
+    for (std::size_t i = 0; i < tensors; ++i) {
+      operation->tensor(i).input = address(item(arguments[0], i, tensors));
+      operation->tensor(i).output = address(item(arguments[1], i, tensors));
+    }
+  }
+  return coordinator.submit(std::move(operation));
+}
+
+PyObject* call_start(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  return guarded([&] {
+    if (count != 2 && count != 3) {
+      throw py::type_error("[submit] start of " + std::to_string(count) +
+                           " arguments (expected input and output, and a stream for CUDA)");
+    }
+    return PyLong_FromLongLong(start(*reinterpret_cast<Submission*>(self), arguments, count));
+  });
+}
+
+void deallocate(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  auto* submission = reinterpret_cast<Submission*>(self);
+  submission->request.~Request();
+  submission->verb.~basic_string();
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+// Called once per tensor and step: without the argument loader of pybind11, which costs as much as
+// the submission itself.
+PyMethodDef methods[] = {
+    {"start",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_start)),
+     METH_FASTCALL,
+     nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyMethodDef functions[] = {
+    {"prepare",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&prepare)),
+     METH_FASTCALL,
+     nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(&deallocate)},
+    {Py_tp_methods, methods},
+    {0, nullptr},
+};
+PyType_Spec spec = {"aiacc._core.Submission",
+                    static_cast<int>(sizeof(Submission)),
+                    0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                    slots};
+
+}  // namespace
+
+void bind_submission(py::module_& module) {
+  module.attr("ALLREDUCE") = static_cast<int>(OpKind::kAllreduce);
+  module.attr("ALLGATHER") = static_cast<int>(OpKind::kAllgather);
+  module.attr("BROADCAST") = static_cast<int>(OpKind::kBroadcast);
+  module.attr("BARRIER") = static_cast<int>(OpKind::kBarrier);
+  module.attr("ALLTOALL") = static_cast<int>(OpKind::kAlltoall);
+  module.attr("REDUCESCATTER") = static_cast<int>(OpKind::kReducescatter);
+  module.attr("JOIN") = static_cast<int>(OpKind::kJoin);
+  submission_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  if (submission_type == nullptr) {
+    throw py::error_already_set();
+  }
+  module.attr("Submission") = py::handle(reinterpret_cast<PyObject*>(submission_type));
+  PyModule_AddFunctions(module.ptr(), functions);
+  module.def("flush", [] { Runtime::instance().session()->coordinator().flush(); });
+}
+
+}  // namespace aiacc
