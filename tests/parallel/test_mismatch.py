@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -114,3 +116,46 @@ def test_one_name_for_two_kinds_of_operations_is_an_error_on_every_rank(size):
         assert kind in results[0][2]
     for kind in ("grouped_allreduce.odd.one", "broadcast.odd.one"):
         assert kind in results[0][1]
+
+
+def _outcome(call):
+    """What the call gives, or its mismatch."""
+    try:
+        return call().tolist()
+    except aiacc.MismatchError as error:
+        return error
+
+
+def _threads_with_a_kind_each(name):
+    hvd.init()
+    ones = np.ones(1)
+    calls = [
+        lambda: hvd.allreduce(ones, name=name, op=hvd.Sum),
+        lambda: hvd.allgather(ones, name=name),
+    ]
+    outcomes = {}
+
+    def early(kind):
+        outcomes[kind] = _outcome(calls[kind])
+
+    def late(kind, other):
+        # Its data comes late: no event tells that the other one goes on to wait, as it shall, for
+        # longer than a rank has to be stuck that has no other thread.
+        other.join(2)
+        if not isinstance(outcomes.get(1 - kind), Exception):
+            outcomes[kind] = _outcome(calls[kind])
+
+    first = threading.Thread(target=early, args=(hvd.rank(),))
+    second = threading.Thread(target=late, args=(1 - hvd.rank(), first))
+    for thread in (first, second):
+        thread.start()
+    for thread in (first, second):
+        thread.join()
+    hvd.shutdown()
+    return [outcomes.get(kind) for kind in range(2)]
+
+
+@pytest.mark.parametrize("name", [None, "x"])
+def test_threads_that_are_slow_on_every_rank_are_waited_for(name):
+    results = run_ranks(2, _threads_with_a_kind_each, name)
+    assert results == [[[2.0], [1.0, 1.0]]] * 2

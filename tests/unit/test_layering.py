@@ -22,6 +22,44 @@ LAYERS = {
     "core": {"base", "planning", "control", "cuda", "kernels", "engines"},
     "bindings": {"base", "planning", "control", "cuda", "kernels", "engines", "core"},
 }
+#: Stage of the core to those it may include from, itself aside. A tensor meets them in the order
+#: submission, negotiation, dispatch, execution; what they are made of points the other way: a table
+#: of submissions has requests, a lane runs units. What lies above the stages may include them all.
+STAGES = {
+    "negotiation": set(),
+    "submission": {"negotiation"},
+    "execution": {"negotiation", "submission"},
+    "execution/gpu": {"negotiation", "submission", "execution"},
+    "dispatch": {"negotiation", "submission", "execution", "execution/gpu"},
+}
+#: Package of aiacc to those it may import from, itself and the modules at the top aside.
+PACKAGES = {
+    "collectives": set(),
+    "bootstrap": {"bootstrap/providers"},
+    "bootstrap/providers": {"bootstrap"},
+    "autotune": set(),
+    "array": {"collectives"},
+    "run": {"autotune", "bootstrap", "bootstrap/providers", "array", "collectives"},
+    "torch": {
+        "collectives",
+        "autotune",
+        "bootstrap",
+        "bootstrap/providers",
+        "torch/ops",
+        "torch/compression",
+        "torch/reducer",
+        "torch/distributed",
+        "torch/elastic",
+    },
+    "torch/compression": {"collectives", "torch"},
+    "torch/ops": {"collectives", "torch", "torch/compression"},
+    "torch/reducer": {"collectives", "autotune", "torch", "torch/ops", "torch/compression"},
+    "torch/distributed": {"collectives", "bootstrap", "bootstrap/providers", "torch"},
+    "torch/elastic": {"collectives", "torch"},
+    "compat": {"torch"},
+}
+#: At the top of a folder: a header with its source is one.
+MOST_UNITS = 20
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")
 FRAMEWORK_HEADER = re.compile(r"^(torch|ATen|c10|tensorflow|pybind11|Python\.h|numpy)")
 CUDA_HEADER = re.compile(r"^(cuda|nccl)[a-z0-9_]*\.h$")
@@ -60,6 +98,105 @@ def test_includes_point_downwards(path):
     assert list(violations(folder, text)) == []
     if folder == "base" and path.name != "env.cc":
         assert "getenv" not in COMMENT.sub("", text)
+
+
+def stage_of(path):
+    """Stage of a file or an include of the core, None above the stages."""
+    parts = Path(path).parts
+    return "/".join(parts[2:-1]) or None if parts[:2] == ("csrc", "core") else None
+
+
+def stage_violations(stage, text):
+    """What of ``text``, a file of ``stage``, looks at a stage that it must not know."""
+    for include in INCLUDE.findall(text):
+        if not include.startswith("csrc/core/"):
+            continue
+        other = stage_of(include)
+        if other is None:
+            yield f"{stage} must not include {include}, which is above the stages"
+        elif other != stage and other not in STAGES[stage]:
+            yield f"{stage} must not include {include}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if stage_of(name_of(p)) is not None], ids=name_of
+)
+def test_stages_of_the_core_know_those_below(path):
+    assert list(stage_violations(stage_of(name_of(path)), path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "include"),
+    [
+        ("negotiation", "csrc/core/submission/tensor_table.h"),
+        ("submission", "csrc/core/dispatch/lane.h"),
+        ("execution", "csrc/core/execution/gpu/device_path.h"),
+        ("dispatch", "csrc/core/coordinator.h"),
+    ],
+)
+def test_the_rule_for_stages_notices(stage, include):
+    assert list(stage_violations(stage, f'#include "{include}"'))
+
+
+def imported(tree):
+    """Modules that a module imports when it is imported, or later."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def package_of(module):
+    """Package of aiacc that a dotted name is in, None for what is at the top."""
+    parts = module.split(".")
+    if parts[0] != "aiacc":
+        return None
+    while parts:
+        name = "/".join(parts[1:])
+        if name in PACKAGES:
+            return name
+        parts = parts[:-1]
+    return None
+
+
+def import_violations(package, text):
+    """What of ``text``, a module of ``package``, imports a package that it must not know."""
+    for module in imported(ast.parse(text)):
+        other = package_of(module)
+        if other is not None and other != package and other not in PACKAGES[package]:
+            yield f"{package} must not import {module}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_downwards(path):
+    folder = path.parent.relative_to(ROOT / "aiacc")
+    package = package_of(".".join(("aiacc", *folder.parts)))
+    if package is not None:
+        assert list(import_violations(package, path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "text"),
+    [
+        ("collectives", "from aiacc.torch import adapter"),
+        ("array", "import aiacc.torch.ops.gather"),
+        ("torch/ops", "from aiacc.torch.reducer.reducer import GradientReducer"),
+        ("bootstrap", "from aiacc.run import local"),
+    ],
+)
+def test_the_rule_for_imports_notices(package, text):
+    assert list(import_violations(package, text))
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({path.parent for path in [*SOURCES, *MODULES]}),
+    ids=name_of,
+)
+def test_folders_are_small(folder):
+    units = {path.stem for path in folder.iterdir() if path.is_file() and path.suffix != ".md"}
+    assert len(units) <= MOST_UNITS
 
 
 @pytest.mark.parametrize(
