@@ -332,14 +332,19 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
     listeners.push_back(std::make_unique<Listener>("127.0.0.1"));
     addresses.push_back(listeners.back()->address());
   }
+  // All live on until both survivors have noticed: the first to end would be a lost rank, too.
+  std::vector<std::unique_ptr<Connector>> connectors(3);
+  std::vector<std::unique_ptr<TcpEngine>> engines(3);
   run_as_ranks(3, [&](int rank, RankGroup& group) {
-    Connector connector(
-        *listeners[static_cast<std::size_t>(rank)], addresses, rank, {1, 2, 3}, 1, 600);
+    const auto index = static_cast<std::size_t>(rank);
+    connectors[index] =
+        std::make_unique<Connector>(*listeners[index], addresses, rank, JobToken{1, 2, 3}, 1, 600);
     EngineContext context;
     context.rank = rank;
     context.size = 3;
-    context.connector = &connector;
-    auto engine = std::make_unique<TcpEngine>(context);
+    context.connector = connectors[index].get();
+    engines[index] = std::make_unique<TcpEngine>(context);
+    TcpEngine* engine = engines[index].get();
     const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
       listeners[1].reset();
