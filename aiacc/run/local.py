@@ -285,7 +285,7 @@ def run_local(
         0 if all succeeded, else the exit code of the first that failed, 128 + n for signal n.
     """
     address, token = f"127.0.0.1:{free_port()}", secrets.token_hex(16)
-    with _signals() as signals:
+    with forwarded_signals() as signals:
         job = Job(
             signals=signals, tag_output=tag_output, output_folder=output_folder, grace_s=grace_s
         )
@@ -307,7 +307,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def _signals() -> Iterator[socket.socket]:
+def forwarded_signals() -> Iterator[socket.socket]:
     """Turns signals into bytes on a socket, so that the selector sees them."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiacc.run.local import Job
+from aiacc.run.local import Job, forwarded_signals
 from bench.network.bed import Bed
 from bench.network.plan import Spec, host_name
 
@@ -153,7 +153,12 @@ def run(
     )
     shared = environment(bed)
     with ExitStack() as stack:
-        job = Job(tag_output=tag_output, output_folder=output_folder, grace_s=_GRACE_S, say=_say)
+        job = Job(
+            signals=stack.enter_context(forwarded_signals()),
+            tag_output=tag_output,
+            output_folder=output_folder,
+            grace_s=_GRACE_S,
+        )
         stack.callback(job.close)
         for number, start in enumerate(processes):
             inside = bed.enter(start.host, start.command)
@@ -162,7 +167,8 @@ def run(
         timer.start()
         stack.callback(timer.join)
         stack.callback(timer.cancel)
-        return job.wait()
+        job.wait()
+        return job.result
 
 
 #: Ranks share the machine's cores. Gloo takes the address of the host's name otherwise.
