@@ -16,11 +16,11 @@ from aiacc.collectives.reduce_ops import Average
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch import streams
 from aiacc.torch.adapter import refusal, view_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.encode import Sent, to_send
 from aiacc.torch.ops import sparse
-from aiacc.torch.streams import current_stream
 
 
 class ReductionOptions(NamedTuple):
@@ -267,7 +267,7 @@ class GradientReducer:
                 start = None
             if start is not None and gradient.is_contiguous():
                 address = gradient.data_ptr()
-                stream = 0 if device < 0 else current_stream(device)
+                stream = 0 if device < 0 else streams.current_stream(device)
                 in_flight.append((start(address, address, stream), (gradient,), None))
                 left[index] = 0
             else:
