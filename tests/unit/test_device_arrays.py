@@ -16,7 +16,7 @@ from tests.support.device_array import DeviceArray
 def test_place_is_that_of_the_interface_and_of_dlpack():
     array = DeviceArray(np.zeros((2, 3), np.float32), device=1, stream=2)
     view = arrays.view_of(array, "here")
-    assert view.place == (1, 2)
+    assert (view.device, view.stream) == (1, 2)
     assert (view.shape, view.code) == ((2, 3), arrays.DTYPE_CODES["float32"])
     assert view.address == array.host.__array_interface__["data"][0]
     assert view.array is array
@@ -37,7 +37,7 @@ def test_the_stream_of_now_is_asked_for_again():
     array = DeviceArray(np.zeros(1), stream=7)
     view = arrays.view_of(array, "here")
     array.stream = 9
-    assert (view.place[1], view.stream_now()) == (7, 9)
+    assert (view.stream, view.stream_now()) == (7, 9)
 
 
 def test_new_arrays_come_from_the_library_of_the_given_one():
@@ -114,7 +114,7 @@ def test_dlpack_in_host_memory_is_read_by_numpy():
 
     tensor = Tensor()
     view = arrays.view_of(tensor, "here")
-    assert view.place == (-1, 0)
+    assert (view.device, view.stream) == (-1, 0)
     assert view.address == tensor.host.__array_interface__["data"][0]
 
 

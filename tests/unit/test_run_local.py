@@ -353,7 +353,7 @@ def test_which_ranks_had_left_before_it(codes, words, ranks):
     assert [ending.rank for ending in left_before(endings, cause)] == ranks
 
 
-def test_a_rank_that_left_early_is_named(tmp_path):
+def test_a_rank_that_left_early_is_named(tmp_path, capfd):
     os.mkfifo(tmp_path / "pipe")
     program = (
         "import os, select, sys\n"
@@ -364,10 +364,11 @@ def test_a_rank_that_left_early_is_named(tmp_path):
         "    select.select([os.pidfd_open(int(open(path).read()))], [], [])\n"
         "    sys.exit('aiacc.exceptions.ShutdownError: it is gone')\n"
     )
-    said = []
-    assert run(2, program, said) == 1
+    assert run(2, program) == 1
+    said = capfd.readouterr().err.splitlines()
     assert said[-1] == (
-        "rank 0 failed first, with exit code 1: aiacc.exceptions.ShutdownError: it is gone; "
+        "aiaccrun: rank 0 failed first, with exit code 1: "
+        "aiacc.exceptions.ShutdownError: it is gone; "
         "rank 1 had ended before, with exit code 0"
     )
 

@@ -66,8 +66,8 @@ def test_a_thread_has_one_stream_of_its_own_for_each_device(cuda):
 def test_waiting_for_tensors_in_host_memory_asks_for_no_stream(cuda, monkeypatch):
     waited = []
     monkeypatch.setattr(tensors._core, "wait", lambda *arguments: waited.append(arguments))
-    tensors.wait(5, torch.ones(1))
-    tensors.wait(6)
+    tensors.wait(5, (torch.ones(1),))
+    tensors.wait(6, ())
     assert waited == [(5,), (6,)]
     assert cuda.used == []
     assert tensors.place_of(torch.ones(1)) == (-1, 0)
