@@ -64,7 +64,7 @@ def alltoall(
     Blocks: until the result is there.
 
     Args:
-        tensor: C-contiguous array of at least one dimension, of a dtype in `arrays.DTYPE_CODES`.
+        tensor: C-contiguous array of at least one dimension, of a dtype in `dtypes.DTYPE_CODES`.
         splits: Number of rows for every rank, a list or an int32 array; rows beyond their sum are
             not sent. None divides the rows evenly.
         name: Pairs this call with the calls of the other ranks.
@@ -132,7 +132,7 @@ def reducescatter(
     Blocks: until the result is there.
 
     Args:
-        tensor: C-contiguous array of at least one dimension, of a dtype in `arrays.DTYPE_CODES`.
+        tensor: C-contiguous array of at least one dimension, of a dtype in `dtypes.DTYPE_CODES`.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default) or Sum.
             Sums of integers, which Average divides, wrap around in their dtype.

@@ -40,7 +40,7 @@ def allreduce_async(
     Blocks: never. Do not write ``tensor`` until `synchronize` returns.
 
     Args:
-        tensor: C-contiguous array of any shape, of a dtype in `arrays.DTYPE_CODES`, in host memory
+        tensor: C-contiguous array of any shape, of a dtype in `dtypes.DTYPE_CODES`, in host memory
             or on a CUDA device. Results are where ``tensor`` is.
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.

@@ -43,7 +43,7 @@ def allreduce_async_(
 
     Args:
         tensor: Contiguous tensor of any shape on the CPU or a CUDA device, of a dtype in
-            `tensors.DTYPE_CODES`. The result comes after what the current stream has queued.
+            `dtypes.DTYPE_CODES`. The result comes after what the current stream has queued.
         average: Deprecated; True means op=Average, False op=Sum.
         name: Pairs this call with the calls of the other ranks.
         op: Average (default), Sum, Min, Max, Product, or Adasum of floating-point tensors.

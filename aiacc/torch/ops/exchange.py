@@ -66,7 +66,7 @@ def alltoall(
 
     Args:
         tensor: Contiguous tensor of at least one dimension on the CPU or a CUDA device, of a dtype
-            in `tensors.DTYPE_CODES`.
+            in `dtypes.DTYPE_CODES`.
         splits: Number of rows for every rank, a list or an int32 tensor; rows beyond their sum are
             not sent. None divides the rows evenly.
         name: Pairs this call with the calls of the other ranks.
@@ -132,7 +132,7 @@ def reducescatter(
 
     Args:
         tensor: Contiguous tensor of at least one dimension on the CPU or a CUDA device, of a dtype
-            in `tensors.DTYPE_CODES`.
+            in `dtypes.DTYPE_CODES`.
         name: Pairs this call with the calls of the other ranks.
         compression: Form in which the tensor travels.
         op: Average (default) or Sum.

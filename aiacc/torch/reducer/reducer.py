@@ -265,14 +265,15 @@ class GradientReducer:
             assert gradient is not None
             if gradient.dtype is not dtype or gradient.get_device() != device:
                 start = None
-            if start is not None and gradient.is_contiguous():
+            plain = gradient.is_contiguous() and not gradient.is_neg()
+            if start is not None and plain:
                 address = gradient.data_ptr()
                 stream = 0 if device < 0 else streams.current_stream(device)
                 in_flight.append((start(address, address, stream), (gradient,), None))
                 left[index] = 0
             else:
                 self._submit(index)
-                if prepares and gradient.layout is torch.strided and gradient.is_contiguous():
+                if prepares and plain and gradient.layout is torch.strided:
                     spec = view_of(gradient, name).spec
                     start, dtype, device = self._prepared(name, spec).start, gradient.dtype, spec[2]
             if len(in_flight) == len(parameters):
