@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -335,6 +336,8 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
   // All live on until both survivors have noticed: the first to end would be a lost rank, too.
   std::vector<std::unique_ptr<Connector>> connectors(3);
   std::vector<std::unique_ptr<TcpEngine>> engines(3);
+  std::promise<void> up;
+  const std::shared_future<void> rank_1_is_up = up.get_future();
   run_as_ranks(3, [&](int rank, RankGroup& group) {
     const auto index = static_cast<std::size_t>(rank);
     connectors[index] =
@@ -347,9 +350,12 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
     TcpEngine* engine = engines[index].get();
     const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
+      up.set_value();
       listeners[1].reset();
       return;
     }
+    // While it comes up it would welcome what the all-to-all connects, and would keep that open.
+    rank_1_is_up.wait();
     const std::vector<std::size_t> bytes(3, 1);
     char buffers[6] = {};
     try {
