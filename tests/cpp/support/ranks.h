@@ -28,7 +28,7 @@ class RankGroup {
  public:
   using Abort = std::function<void(const Status&)>;
 
-  explicit RankGroup(int size, std::chrono::seconds deadline = std::chrono::seconds(60))
+  explicit RankGroup(int size, std::chrono::seconds deadline = std::chrono::seconds(200))
       : size_(size), deadline_(deadline), ended_(static_cast<std::size_t>(size), false) {}
 
   int size() const { return size_; }

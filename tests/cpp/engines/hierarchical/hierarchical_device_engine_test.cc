@@ -338,7 +338,7 @@ TEST(HostLanes, TheNumberOfThreadsIsConstant) {
   const auto before = [&](int, std::size_t) { most = std::max(most.load(), threads_of_process()); };
   std::atomic<int> arrived{0};
   with_host_lanes(world, 4, before, [&](int, DeviceEngine& engine) {
-    std::vector<std::vector<float>> tensors(5, std::vector<float>(300'000));
+    std::vector<std::vector<float>> tensors(5, std::vector<float>(60'000));  // a part per lane
     const auto step = [&] {
       for (int lane = 0; lane <= 4; ++lane) {
         std::vector<float>& data = tensors[static_cast<std::size_t>(lane)];
@@ -357,7 +357,7 @@ TEST(HostLanes, TheNumberOfThreadsIsConstant) {
     const int threads = threads_of_process();
     most = 0;
     meet(2);
-    for (int i = 0; i < 10; ++i) {
+    for (int i = 0; i < 5; ++i) {
       step();
     }
     meet(3);
