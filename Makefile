@@ -67,12 +67,13 @@ gpu-check:  ## on a machine with a GPU: build, tests/gpu, bench/gpu (GPU_STAGES=
 	$(GPU_PYTHON) .ci/gpu_check.py $(GPU_STAGES)
 
 .PHONY: lint
-lint: $(STAMPS)/package  ## formatting, ruff, mypy, workflows; changes nothing
+lint: $(STAMPS)/package  ## formatting, ruff, mypy, workflows, commits; changes nothing
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/python .ci/check_commits.py
 
 .PHONY: format
 format: $(STAMPS)/package  ## rewrite the files as the formatters want them
