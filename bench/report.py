@@ -1,4 +1,7 @@
-"""``python -m bench.report``: tables of the documents, from the result file of the collectives."""
+"""``python -m bench.report``: tables of the documents, from result files.
+
+Those of docs/network.md are ``bench.network.report``'s.
+"""
 
 import argparse
 import json
@@ -7,12 +10,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.collectives.rows import BARS, CONTENDERS, ROWS, Bar, Row
+from bench.collectives.rows import BARS, CONTENDERS, ROWS, Bar, Row, row_of
 from bench.machine import ROOT
+from bench.network.runs import load
+from bench.network.tables import caps_text, step_s
 
-RESULTS = ROOT / "bench" / "results" / "collectives.json"
+FOLDER = ROOT / "bench" / "results"
+RESULTS = FOLDER / "collectives.json"
+_BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 _ENGINES = ("tcp", "mpi")
 _MARK = "bench:collectives"
+#: Rows and engines of the short table.
+_HIGHLIGHTS = (("resnet50", "tcp"), ("small", "tcp"), ("latency_4B", "mpi"), ("step", "tcp"))
 _UNITS = {"ms": "ms", "us": "µs"}
 
 Results = dict[tuple[str, str, str], dict[str, Any]]
@@ -36,9 +45,34 @@ def summary(report: dict[str, Any]) -> str:
         reached = _yes(value <= bar.limit)
         limit = f"<= {bar.limit:g} µs"
         lines.append(f"| submit in C++, per tensor | | {value:.2f} µs | | | {limit} | {reached} |")
-    return "\n".join(
-        [*lines, "", *_idle(report), "", *_floor(report, results), _provenance(report)]
+    return "\n".join([*lines, "", *_idle(report), *_floor(report, results), _provenance(report)])
+
+
+def highlights(report: dict[str, Any], training: list[dict[str, Any]]) -> str:
+    """Markdown: a few rows for a reader in a hurry, and a step between virtual hosts."""
+    results = _by_key(report)
+    lines = ["| work | where | aiacc | peer | ratio |", "| --- | --- | --- | --- | --- |"]
+    run = next(run for run in training if run["workload"] == "resnet50" and run["bed"]["flow_mbit"])
+    ours, peer, tuned = (step_s(run, name) or 0.0 for name in ("lanes8", "ddp", "ddp_multi"))
+    lines.append(
+        f"| training step, ResNet-50, backward pass modelled "
+        f"| {run['bed']['hosts']} virtual hosts, flow / interface {caps_text(run)}, 8 lanes "
+        f"| {ours:.2f} s | DDP/gloo: {peer:.2f} s; its interface listed 4 times: {tuned:.2f} s "
+        f"| {ours / peer:.2f}x; {ours / tuned:.2f}x |"
     )
+    for key, engine in _HIGHLIGHTS:
+        row = row_of(key)
+        bar = _bar(key, engine)
+        peer_name = bar.peer if bar else "gloo"
+        ours, peer = (
+            results[key, engine, "aiacc"]["median"],
+            results[key, engine, peer_name]["median"],
+        )
+        lines.append(
+            f"| {row.title} | one machine, `{engine}` | {_time(ours, row.unit)} "
+            f"| {CONTENDERS[peer_name]}: {_time(peer, row.unit)} | {ours / peer:.2f}x |"
+        )
+    return "\n".join(lines)
 
 
 def everything(report: dict[str, Any]) -> str:
@@ -49,7 +83,7 @@ def everything(report: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (key, engine, name), found in results.items():
-        row = next(row for row in ROWS if row.key == key)
+        row = row_of(key)
         ours = results.get((key, engine, "aiacc"))
         ratio = (
             "" if ours is None or name == "aiacc" else f"{ours['median'] / found['median']:.2f}x"
@@ -69,18 +103,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=RESULTS, help="result file (%(default)s)")
     parser.add_argument("--all", action="store_true", help="print all contenders, not the summary")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--write", action="store_true", help="update README.md and bench/README.md")
+    group.add_argument("--write", action="store_true", help="update the documents")
     group.add_argument("--check", action="store_true", help="fail if they are out of date")
     options = parser.parse_args()
     report = json.loads(options.json.read_text())
     if not options.write and not options.check:
         print(everything(report) if options.all else summary(report))
         return 0
-    tables = {ROOT / "README.md": summary(report), ROOT / "bench/README.md": everything(report)}
     stale = []
-    for path, table in tables.items():
-        old = path.read_text()
-        new = between_markers(old, table, str(path))
+    for path, tables in documents(report).items():
+        old = new = path.read_text()
+        for mark, table in tables.items():
+            new = between_markers(new, table, str(path), mark)
         if new != old:
             stale.append(path)
             if options.write:
@@ -90,6 +124,22 @@ def main() -> int:
         print(f"out of date: {names}; run python -m bench.report --write", file=sys.stderr)
         return 1
     return 0
+
+
+def documents(report: dict[str, Any]) -> dict[Path, dict[str, str]]:
+    """The documents and, by their marks, the tables in them."""
+    others = {
+        f"bench:{name.replace('_', '-')}": summary(
+            json.loads((FOLDER / f"{name}.json").read_text())
+        )
+        for name in ("collectives_xeon", "process_set")
+    }
+    training = load(FOLDER / "network_training.json")
+    return {
+        ROOT / "README.md": {"bench:highlights": highlights(report, training)},
+        _BENCHMARKS: {_MARK: summary(report), **others},
+        ROOT / "bench" / "README.md": {_MARK: everything(report)},
+    }
 
 
 def between_markers(text: str, table: str, where: str, mark: str = _MARK) -> str:
@@ -108,7 +158,7 @@ def between_markers(text: str, table: str, where: str, mark: str = _MARK) -> str
 
 def _line(row: Row, engine: str, ours: dict[str, Any], results: Results) -> str:
     """One line of the summary."""
-    bar = next((bar for bar in BARS if (bar.row, bar.engine) == (row.key, engine)), None)
+    bar = _bar(row.key, engine)
     peer_name = bar.peer if bar and bar.peer else "gloo"
     peer = results[row.key, engine, peer_name]
     ratio = ours["median"] / peer["median"]
@@ -123,6 +173,10 @@ def _line(row: Row, engine: str, ours: dict[str, Any], results: Results) -> str:
         f"| {CONTENDERS[peer_name]}: {_with_p95(peer, row)} "
         f"| {ratio:.2f}x{spread} | {limit} | {reached} |"
     )
+
+
+def _bar(row: str, engine: str) -> Bar | None:
+    return next((bar for bar in BARS if (bar.row, bar.engine) == (row, engine)), None)
 
 
 def _judge(bar: Bar | None, row: Row, ratio: float, value: float) -> tuple[str, str]:
@@ -143,7 +197,7 @@ def _idle(report: dict[str, Any]) -> list[str]:
         if entry["engine"] != "gloo":
             text += f" and exchanged {max(entry['rounds']):g} rounds"
         lines.append(f"{text}.")
-    return [" ".join(lines)] if lines else []
+    return [" ".join(lines), ""] if lines else []
 
 
 def _floor(report: dict[str, Any], results: Results) -> list[str]:

@@ -111,6 +111,11 @@ def test_the_table_replaces_what_is_between_the_markers():
         report.between_markers("nothing", "new", "here")
 
 
+def test_the_documents_have_the_figures_of_the_result_files(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["report", "--check"])
+    assert report.main() == 0, capsys.readouterr().err
+
+
 def test_bars_name_rows_and_contenders_that_exist():
     keys = {row.key for row in ROWS} | {"submit_cpp"}
     for bar in BARS:
