@@ -79,7 +79,7 @@ void Teams::connect(std::uint32_t id) {
   team->engine = team->owned.get();
   if (gpu_ != nullptr) {
     team->owned_gpu = gpu_->split(team->ranks, id * PlacedEngines::kGroups);
-    give_gpu(*team, *team->owned_gpu->as_device());
+    give_gpu(*team, *team->owned_gpu);
   }
   const std::lock_guard lock(mutex_);
   if (aborted_) {

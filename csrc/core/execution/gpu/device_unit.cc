@@ -237,7 +237,7 @@ void DeviceUnit::prepare(const WaitForInputs& wait) {
 void DeviceUnit::issue() {
   switch (request_.kind) {
     case OpKind::kAllreduce:
-      return engine_.all_reduce_on_wire(
+      return engine_.all_reduce(
           lane_, send_, recv_, elements(), {dtype_, op(), request_.wire, unit_.algorithm});
     case OpKind::kBroadcast:
       return engine_.broadcast(
@@ -247,7 +247,7 @@ void DeviceUnit::issue() {
     case OpKind::kAlltoall:
       return engine_.all_to_all(lane_, send_, recv_, sent_, received_);
     case OpKind::kReducescatter:
-      return engine_.reduce_scatter(lane_, send_, recv_, received_, {dtype_, op(), 1.0});
+      return engine_.reduce_scatter(lane_, send_, recv_, received_, {dtype_, op()});
     case OpKind::kBarrier:
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
