@@ -26,6 +26,9 @@ constexpr std::chrono::milliseconds kDrain{1000};
 /// The same for what is queued on a GPU, where much may be before it.
 constexpr std::chrono::seconds kDrainGpu{5};
 
+/// How long the GPU may take to leave what was aborted. Work of the framework may be before it.
+constexpr std::chrono::seconds kAbortGpu{2};
+
 }  // namespace
 
 /// Negotiates in the calling thread until the operation is on its way, then helps to move it.
@@ -148,6 +151,9 @@ bool Coordinator::want_round() {
          Clock::now() >= table_.queued_since() + options_.linger;
 }
 
+/// Whether units are under way on this rank, also on its GPUs.
+bool Coordinator::busy() { return dispatcher_.busy() || device_path_.busy(); }
+
 bool Coordinator::stuck_for_long() const {
   return submitters_.all_stuck_since(Clock::now() - options_.patience);
 }
@@ -174,8 +180,7 @@ void Coordinator::run_round(Lane** helped) {
   compare_.store(false);
   // Before the queue is emptied: what a stuck thread waits for must have been sent.
   const std::uint32_t state = (submitters_.all_stuck() ? 0U : kFlagMoving) |
-                              (stuck_for_long() ? 0U : kFlagOpen) |
-                              (dispatcher_.busy() ? kFlagBusy : 0U);
+                              (stuck_for_long() ? 0U : kFlagOpen) | (busy() ? kFlagBusy : 0U);
   table_.drain(drained_);
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
@@ -235,12 +240,15 @@ void Coordinator::look_after_peers_and_stalls() {
   if (now < looked_ + tick_) {
     return;
   }
-  if (table_.in_flight() == 0 && !dispatcher_.busy()) {
+  if (table_.in_flight() == 0 && !busy()) {
     return;
   }
   looked_ = now;
   plane_.check_peers();
-  dispatcher_.look_after_gpu();
+  if (device_path_.busy()) {
+    teams_.check_gpu();
+    device_path_.look_after();
+  }
   const bool asks_for_units = should_ask_for_units(now);
   if (stalls_.should_ask(table_.undispatched(), now) || asks_for_units) {
     negotiator_.ask_for_stalls();
@@ -287,7 +295,7 @@ void Coordinator::report_stalls(const Answers& answers) {
 
 Clock::time_point Coordinator::next_deadline() {
   auto deadline = Clock::time_point::max();
-  if (table_.in_flight() > 0 || dispatcher_.busy()) {
+  if (table_.in_flight() > 0 || busy()) {
     deadline = Clock::now() + tick_;
   }
   if (table_.has_queued()) {
@@ -311,12 +319,13 @@ void Coordinator::fail(const Status& status) noexcept {
   plane_.abort(status);
   if (orderly) {
     dispatcher_.drain(Clock::now() + kDrain);
-    dispatcher_.drain_gpu(Clock::now() + kDrainGpu);
+    device_path_.drain(Clock::now() + kDrainGpu);
   } else {
     AIACC_LOG(kError) << status.message();
   }
   failed_.store(true);
   dispatcher_.stop(status);
+  device_path_.drain(Clock::now() + kAbortGpu);
   table_.close(status);
   plane_.wake();
 }

@@ -31,7 +31,6 @@ CoordinatorOptions coordinator_options(const Config& config, const SessionOption
   options.stall_fail_s = config.stall_fail_s;
   options.stall_file = config.stall_file;
   options.check_finite = finite_mode_from(config.check_finite);
-  options.staging = &process_cuda_driver;
   options.staged_device = session.placement.local_rank;
   return options;
 }

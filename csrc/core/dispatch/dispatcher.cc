@@ -5,13 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "csrc/base/log.h"
-
 namespace aiacc {
 namespace {
-
-/// How long the GPU may take to leave what was aborted. Work of the framework may be before it.
-constexpr std::chrono::seconds kAbortGpu{2};
 
 /// "ALLREDUCE", as Horovod writes it in its timelines.
 std::string phase_of(OpKind kind) {
@@ -24,33 +19,35 @@ std::string phase_of(OpKind kind) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(int rank,
-                       int size,
-                       Engine& engine,
-                       DeviceEngine* gpu,
-                       DevicePathOptions gpu_options,
+Dispatcher::Dispatcher(Engine& engine,
+                       Teams& teams,
+                       DeviceExecutor& gpus,
+                       FiniteCheck* finite,
                        Timeline& timeline,
                        TensorTable& table,
                        std::function<void()> on_failure)
     : engine_(engine),
+      teams_(teams),
+      gpus_(gpus),
+      finite_(finite),
       timeline_(timeline),
       table_(table),
       on_failure_(std::move(on_failure)),
-      teams_(rank, size, engine, gpu),
-      watch_(engine),
-      device_path_(gpu, std::move(gpu_options)) {
+      finished_unit_([this](Unit& unit, Clock::time_point start) { finish(unit, start); }),
+      watch_(engine) {
   for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
     const bool express = lane == engine_.express_lane();
     lanes_.push_back(std::make_unique<Lane>(
         express ? "express" : "lane " + std::to_string(lane),
         [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
-        device_path_.stages()
-            ? Lane::Prepare([this, lane](const Unit& unit) { prepare_unit(lane, unit); })
-            : Lane::Prepare()));
+        gpus_.queues() ? Lane::Prepare() : Lane::Prepare([this, lane](const Unit& unit) {
+          prepare_unit(lane, unit);
+        })));
   }
-  if (device_path_.queues()) {
-    launcher_ =
-        std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer&) { launch_unit(unit); });
+  if (gpus_.queues()) {
+    launcher_ = std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer& buffer) {
+      run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
+    });
   }
 }
 
@@ -199,7 +196,7 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
   // Sets prefer different lanes: they do not know of each other's loads.
   auto& [next_seq, loads] =
       numbering_.try_emplace(team->id, Numbering{0, LaneLoads(team->id)}).first->second;
-  plan_items(of_team_, device_path_.queues(), items_);
+  plan_items(of_team_, gpus_.queues(), items_);
   plan_units(items_.items,
              parameters,
              next_seq,
@@ -224,7 +221,7 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
     unit_.order = plans_;
     unit_.team = team;
     unit_.algorithm = parameters.algorithm;
-    unit_.finite = device_path_.finite();
+    unit_.finite = finite_;
     unit_.pieces.clear();
     for (const Slice& slice : planned.slices) {
       unit_.pieces.push_back(items_.pieces[slice.item]);
@@ -296,7 +293,7 @@ void Dispatcher::plan_launches() {
     const SharedPlacement& devices = first.operation->devices;
     const std::uint32_t before = slots_.empty() ? 0 : slots_.back().engine;
     const bool other = last != nullptr && !same_placement(*last, devices);
-    slots_.push_back({before + (other ? 1 : 0), device_path_.launch_lane(unit.lane)});
+    slots_.push_back({before + (other ? 1 : 0), gpus_.launch_lane(unit.lane)});
     last = &devices;
   }
   plan_groups(slots_, joined_);
@@ -307,72 +304,37 @@ void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
     return;
   }
   try {
-    device_path_.prepare(unit, lane);
+    gpus_.prepare(unit, lane);
   } catch (...) {
     record_failure();
   }
 }
 
+/// In the thread of the lane or, on GPUs, whose it is.
 void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   if (stopped_.load()) {
     return;  // Its operations fail when the table is closed.
   }
-  const auto start = Clock::now();
   try {
     if (unit.pieces.front().request().on_gpu()) {
-      device_path_.run(unit, lane, buffer);  // staged
-    } else {
-      execute_unit(unit, lane, buffer);
-    }
-  } catch (...) {
-    record_failure();
-    return;
-  }
-  const auto end = Clock::now();
-  const Request& first = unit.pieces.front().request();
-  // Sums of all ranks alone: other operations move other shares of their bytes.
-  if (unit.team->id == 0 && lane != engine_.express_lane() && !first.on_gpu() &&
-      first.kind == OpKind::kAllreduce && first.op != ReduceOp::kAdasum) {
-    watch_.note(lane, unit.plan.bytes, end - start);
-  }
-  record_unit(unit, start, end);
-  finish(unit);
-}
-
-/// The launching thread's. What comes before the operation is queued at once; the operations of a group
-/// when it has its last unit, which the driver pushes right after the others.
-void Dispatcher::launch_unit(Unit& unit) noexcept {
-  if (stopped_.load()) {
-    return;
-  }
-  try {
-    if (grouped_ == group_.size()) {
-      group_.push_back(std::make_unique<Launched>());
-    }
-    Launched& launched = *group_[grouped_++];
-    std::swap(launched.unit, unit);
-    launched.start = Clock::now();
-    device_path_.start(launched.unit, static_cast<int>(launched.unit.plan.lane));
-    if (launched.unit.joined) {
+      gpus_.run(unit, lane, buffer, finished_unit_);
       return;
     }
-    device_path_.launch();
+    const auto start = Clock::now();
+    execute_unit(unit, lane, buffer);
+    const Request& first = unit.pieces.front().request();
+    // Sums of all ranks alone: other operations move other shares of their bytes.
+    if (unit.team->id == 0 && lane != engine_.express_lane() && first.kind == OpKind::kAllreduce &&
+        first.op != ReduceOp::kAdasum) {
+      watch_.note(lane, unit.plan.bytes, Clock::now() - start);
+    }
+    finish(unit, start);
   } catch (...) {
-    device_path_.drop();
-    grouped_ = 0;
     record_failure();
-    return;
-  }
-  const auto end = Clock::now();
-  const std::size_t count = std::exchange(grouped_, 0);
-  for (std::size_t i = 0; i < count; ++i) {
-    record_unit(group_[i]->unit, group_[i]->start, end);
-    finish(group_[i]->unit);
-    group_[i]->unit.team.reset();
   }
 }
 
-void Dispatcher::record_unit(const Unit& unit, Clock::time_point start, Clock::time_point end) {
+void Dispatcher::record_unit(const Unit& unit, Clock::time_point start) {
   if (!timeline_.on()) {
     return;
   }
@@ -381,11 +343,16 @@ void Dispatcher::record_unit(const Unit& unit, Clock::time_point start, Clock::t
   if (unit.pieces.size() > 1) {
     name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
   }
-  timeline_.record(
-      name, phase_of(first.kind), lanes_[unit.plan.lane]->name(), start, end, unit.plan.bytes);
+  timeline_.record(name,
+                   phase_of(first.kind),
+                   lanes_[unit.plan.lane]->name(),
+                   start,
+                   Clock::now(),
+                   unit.plan.bytes);
 }
 
-void Dispatcher::finish(Unit& unit) {
+void Dispatcher::finish(Unit& unit, Clock::time_point start) {
+  record_unit(unit, start);
   finished_units_.fetch_add(1);
   unit.finished.clear();
   for (const Piece& piece : unit.pieces) {
@@ -438,13 +405,6 @@ std::optional<Dispatcher::Failure> Dispatcher::failure() const {
   return failure_;
 }
 
-void Dispatcher::look_after_gpu() {
-  if (device_path_.busy()) {
-    teams_.check_gpu();
-    device_path_.look_after();
-  }
-}
-
 void Dispatcher::drain(Clock::time_point deadline) {
   for (const auto& lane : lanes_) {
     lane->quiesce(deadline);
@@ -456,18 +416,10 @@ void Dispatcher::drain(Clock::time_point deadline) {
   }
 }
 
-void Dispatcher::drain_gpu(Clock::time_point deadline) noexcept {
-  if (!device_path_.quiesce(deadline)) {
-    AIACC_LOG(kWarning) << "[gpu] the GPU has not done what is queued; its results are incomplete";
-  }
-}
-
 void Dispatcher::stop(const Status& status) noexcept {
   stopped_.store(true);
   teams_.abort(status);
-  device_path_.abort(status);
   drain(Clock::time_point::max());
-  drain_gpu(Clock::now() + kAbortGpu);
 }
 
 }  // namespace aiacc
