@@ -121,14 +121,13 @@ class Coordinator {
   void background();
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
   void drive_for(const Operation& operation, Clock::time_point deadline);
-  static void start_helped(Lane*& helped);
   void leave_to_callers();
-  void step(Lane** helped, const Operation* wanted);
+  void step(const Operation* wanted);
   bool want_round();
   bool stuck_for_long() const;
   bool busy();
   bool is_vain();
-  void run_round(Lane** helped);
+  void run_round();
   void propose_weights();
   void throw_lane_failure();
   bool should_ask_for_units(Clock::time_point now);

@@ -34,16 +34,12 @@ Dispatcher::Dispatcher(Engine& engine,
       table_(table),
       on_failure_(std::move(on_failure)),
       finished_unit_([this](Unit& unit, Clock::time_point start) { finish(unit, start); }),
-      watch_(engine) {
-  for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
-    const bool express = lane == engine_.express_lane();
-    lanes_.push_back(std::make_unique<Lane>(
-        express ? "express" : "lane " + std::to_string(lane),
-        [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
-        gpus_.queues() ? Lane::Prepare() : Lane::Prepare([this, lane](const Unit& unit) {
-          prepare_unit(lane, unit);
-        })));
-  }
+      watch_(engine),
+      lanes_(
+          engine.lanes(),
+          [this](int lane, Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
+          gpus.queues() ? Lanes::Prepare()
+                        : [this](int lane, const Unit& unit) { prepare_unit(lane, unit); }) {
   if (gpus_.queues()) {
     launcher_ = std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer& buffer) {
       run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
@@ -51,15 +47,13 @@ Dispatcher::Dispatcher(Engine& engine,
   }
 }
 
-void Dispatcher::dispatch(const std::vector<Agreement>& ready,
-                          const Parameters& parameters,
-                          Lane** helped) {
+void Dispatcher::dispatch(const std::vector<Agreement>& ready, const Parameters& parameters) {
   const auto now = Clock::now();
   moving_.clear();
   finished_.clear();
   for (const Agreement& agreement : ready) {
     if (agreement.zeros != nullptr) {
-      if (Operation* operation = answer_with_zeros(agreement)) {
+      if (Operation* operation = zeros_.add(agreement)) {
         moving_.push_back(operation);
       }
       continue;
@@ -81,7 +75,7 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
     } else if (request.kind == OpKind::kAddProcessSet ||
                request.kind == OpKind::kRemoveProcessSet) {
       // What was agreed on before a set is removed still needs its team.
-      plan_moving(parameters, helped);
+      plan_moving(parameters);
       change_process_sets(*operation, agreement);
     } else if (is_empty(*operation)) {
       if (request.kind == OpKind::kJoin) {
@@ -95,7 +89,7 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
   if (!finished_.empty()) {
     table_.complete(finished_, {});
   }
-  plan_moving(parameters, helped);
+  plan_moving(parameters);
 }
 
 void Dispatcher::change_process_sets(Operation& operation, const Agreement& agreement) {
@@ -144,33 +138,8 @@ void Dispatcher::clear_loads() {
   }
 }
 
-/// An operation of nobody, which gives zeros and whose result is dropped; null if it is empty.
-Operation* Dispatcher::answer_with_zeros(const Agreement& agreement) {
-  const Request& request = *agreement.zeros;
-  auto operation = std::make_unique<Operation>();
-  operation->request = request;
-  operation->devices = agreement.devices;
-  operation->more.resize(request.more.size());
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    TensorBuffers& buffers = operation->tensor(i);
-    if (request.on_gpu()) {
-      continue;  // no memory means zeros there
-    }
-    buffers.gathered.assign(request.tensor(i).bytes(), 0);
-    buffers.output = buffers.gathered.data();
-    buffers.input = buffers.output;
-  }
-  if (is_empty(*operation)) {
-    return nullptr;
-  }
-  const std::lock_guard lock(zeros_mutex_);
-  Operation* raw = operation.get();
-  zeros_.emplace(raw, std::move(operation));
-  return raw;
-}
-
 /// Plans all of `moving_` and empties it.
-void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
+void Dispatcher::plan_moving(const Parameters& parameters) {
   ++plans_;
   const auto before = [](const Operation* a, const Operation* b) {
     return a->request.process_set < b->request.process_set;
@@ -184,15 +153,13 @@ void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
     const auto team = teams_.find((*first)->request.process_set);
     AIACC_CHECK(team != nullptr && team->engine != nullptr);
     of_team_.assign(first, last);
-    plan_team(team, parameters, helped);
+    plan_team(team, parameters);
     first = last;
   }
   moving_.clear();
 }
 
-void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
-                           const Parameters& parameters,
-                           Lane** helped) {
+void Dispatcher::plan_team(const std::shared_ptr<const Team>& team, const Parameters& parameters) {
   // Sets prefer different lanes: they do not know of each other's loads.
   auto& [next_seq, loads] =
       numbering_.try_emplace(team->id, Numbering{0, LaneLoads(team->id)}).first->second;
@@ -226,59 +193,13 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
     for (const Slice& slice : planned.slices) {
       unit_.pieces.push_back(items_.pieces[slice.item]);
     }
-    if (launcher_ != nullptr && unit_.pieces.front().request().on_gpu()) {
+    if (launches(unit_.pieces.front().request())) {
       unit_.joined = *joined++;
       launcher_->push(unit_, true);
-      continue;
-    }
-    Lane* lane = lanes_[planned.lane].get();
-    // A caller that will wait anyway runs one lane itself instead of waking its worker.
-    if (helped != nullptr && *helped == nullptr) {
-      *helped = lane;
-    }
-    lane->push(unit_, helped == nullptr || *helped != lane);
-  }
-}
-
-std::vector<LaneReport> Dispatcher::lane_reports(double limit_s) const {
-  std::vector<LaneReport> reports;
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    const auto current = lanes_[lane]->current();
-    if (!current) {
-      continue;
-    }
-    LaneReport report;
-    report.lane = static_cast<std::uint32_t>(lane);
-    report.process_set = current->team->id;
-    report.order = current->order;
-    report.unit = current->unit;
-    const Team& team = *current->team;
-    const LaneWait wait =
-        current->running ? team.engine->waits(static_cast<int>(lane)) : LaneWait{};
-    if (wait.seconds > 0 && wait.seconds >= limit_s) {
-      report.stuck = true;
-      const int awaited = index_in(team.ranks, wait.for_rank);
-      report.ahead =
-          awaited < 0
-              ? 0
-              : static_cast<std::uint32_t>((awaited - team.rank + team.size()) % team.size());
-      report.tensors = table_.labels(current->operations);
-    }
-    reports.push_back(std::move(report));
-  }
-  return reports;
-}
-
-double Dispatcher::longest_wait() const {
-  double longest = 0;
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    const auto current = lanes_[lane]->current();
-    if (current && current->running) {
-      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
-      longest = std::max(longest, wait.seconds);
+    } else {
+      lanes_.push(unit_);
     }
   }
-  return longest;
 }
 
 /// Which units of the plan are issued together, those of the launching thread counted alone.
@@ -287,7 +208,7 @@ void Dispatcher::plan_launches() {
   const SharedPlacement* last = nullptr;
   for (const PlannedUnit& unit : plan_) {
     const Piece& first = items_.pieces[unit.slices.front().item];
-    if (launcher_ == nullptr || !first.request().on_gpu()) {
+    if (!launches(first.request())) {
       continue;
     }
     const SharedPlacement& devices = first.operation->devices;
@@ -345,7 +266,7 @@ void Dispatcher::record_unit(const Unit& unit, Clock::time_point start) {
   }
   timeline_.record(name,
                    phase_of(first.kind),
-                   lanes_[unit.plan.lane]->name(),
+                   lanes_.name_of(unit.plan.lane),
                    start,
                    Clock::now(),
                    unit.plan.bytes);
@@ -362,24 +283,11 @@ void Dispatcher::finish(Unit& unit, Clock::time_point start) {
     if (piece.operation->handle != 0) {
       unit.finished.push_back(piece.operation);
     } else {
-      const std::lock_guard lock(zeros_mutex_);
-      zeros_.erase(piece.operation);
+      zeros_.remove(piece.operation);
     }
   }
   if (!unit.finished.empty()) {
     table_.complete(unit.finished, {});
-  }
-}
-
-void Dispatcher::help(Lane* first, const Operation& operation, Clock::time_point deadline) {
-  if (first != nullptr) {
-    first->help(operation.done, deadline);  // it was not woken: nobody else would
-  }
-  for (const auto& lane : lanes_) {
-    if (operation.done.load() || Clock::now() >= deadline) {
-      return;
-    }
-    lane->help(operation.done, deadline);
   }
 }
 
@@ -406,9 +314,7 @@ std::optional<Dispatcher::Failure> Dispatcher::failure() const {
 }
 
 void Dispatcher::drain(Clock::time_point deadline) {
-  for (const auto& lane : lanes_) {
-    lane->quiesce(deadline);
-  }
+  lanes_.drain(deadline);
   for (Lane* lane : {launcher_.get(), changes_.get()}) {
     if (lane != nullptr) {
       lane->quiesce(deadline);

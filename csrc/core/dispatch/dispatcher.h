@@ -12,7 +12,9 @@
 #include "csrc/base/timeline.h"
 #include "csrc/core/dispatch/lane.h"
 #include "csrc/core/dispatch/lane_throughput.h"
+#include "csrc/core/dispatch/lanes.h"
 #include "csrc/core/dispatch/planner_input.h"
+#include "csrc/core/dispatch/zero_answers.h"
 #include "csrc/core/execution/communicator_table.h"
 #include "csrc/core/execution/device_executor.h"
 #include "csrc/core/execution/finite_check.h"
@@ -47,16 +49,11 @@ class Dispatcher {
              TensorTable& table,
              std::function<void()> on_failure);
 
-  /// Completes or starts everything in `ready`. With `helped`, the lane of the first unit is not
-  /// woken but stored there: the caller has to `help` or `start` it.
-  void dispatch(const std::vector<Agreement>& ready, const Parameters& parameters, Lane** helped);
+  /// Completes or starts everything in `ready`.
+  void dispatch(const std::vector<Agreement>& ready, const Parameters& parameters);
 
   /// Whether units are under way on this rank; of those on GPUs, whether they are queued. Any thread.
   bool busy() const { return finished_units_.load() != units_.load(); }
-  /// What the lanes of this rank are at, those with work. Stuck is who has waited for `limit_s`.
-  std::vector<LaneReport> lane_reports(double limit_s) const;
-  /// Seconds for which the lane that is stuck for longest has waited for others; 0 if none is.
-  double longest_wait() const;
   /// Forgets what the lanes were given. For a moment when no rank is busy, on all ranks alike: the
   /// end of a round before which every rank said so, for units come out of rounds only.
   void clear_loads();
@@ -66,10 +63,8 @@ class Dispatcher {
     return watch_.suggest(parameters);
   }
 
-  /// Runs lanes that nobody runs, `first` at first unless it is null, until `operation` is done, the
-  /// deadline has come or no lane is left; the lanes' own threads go on. A unit that has begun is
-  /// brought to its end. Any thread.
-  void help(Lane* first, const Operation& operation, Clock::time_point deadline);
+  /// What runs the units: for callers that help, and for those who look after them.
+  Lanes& lanes() { return lanes_; }
 
   /// The first failure of a unit and when it came. Any thread.
   struct Failure {
@@ -96,11 +91,10 @@ class Dispatcher {
   };
 
   void change_process_sets(Operation& operation, const Agreement& agreement);
-  Operation* answer_with_zeros(const Agreement& agreement);
-  void plan_moving(const Parameters& parameters, Lane** helped);
-  void plan_team(const std::shared_ptr<const Team>& team,
-                 const Parameters& parameters,
-                 Lane** helped);
+  void plan_moving(const Parameters& parameters);
+  void plan_team(const std::shared_ptr<const Team>& team, const Parameters& parameters);
+  /// Whether the launching thread runs units of such operations.
+  bool launches(const Request& request) const { return launcher_ != nullptr && request.on_gpu(); }
   void prepare_unit(int lane, const Unit& unit) noexcept;
   void run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
   void plan_launches();
@@ -137,13 +131,12 @@ class Dispatcher {
   std::atomic<std::uint64_t> finished_units_{0};
   std::atomic<std::uint64_t> data_bytes_{0};
 
-  std::mutex zeros_mutex_;
-  std::unordered_map<Operation*, std::unique_ptr<Operation>> zeros_;  ///< of a rank that has joined
+  ZeroAnswers zeros_;
 
   mutable std::mutex failure_mutex_;
   std::optional<Failure> failure_;
 
-  std::vector<std::unique_ptr<Lane>> lanes_;  ///< the engine's lanes, then the express lane
+  Lanes lanes_;
   std::unique_ptr<Lane> launcher_;  ///< of units that are queued on GPUs; null if none are
   std::unique_ptr<Lane> changes_;   ///< connects and ends the engines of process sets, one by one
 };
