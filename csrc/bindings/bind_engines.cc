@@ -17,10 +17,14 @@ namespace aiacc {
 void bind_engines(py::module_& module) {
   module.def("engines", [] {
     py::list rows;
-    for (const EngineEntry& entry : engine_registry()) {
-      const Viability viability = entry.viability();
-      rows.append(py::make_tuple(entry.name, viability.viable, viability.detail));
-    }
+    const auto add = [&](const auto& entries) {
+      for (const auto& entry : entries) {
+        const Viability viability = entry.viability();
+        rows.append(py::make_tuple(entry.name, viability.viable, viability.detail));
+      }
+    };
+    add(engine_registry());
+    add(device_engine_registry());
     return rows;
   });
   module.def("nccl_lanes_problem", &nccl_lanes_problem, py::arg("lanes"), py::arg("in_use"));

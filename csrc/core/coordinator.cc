@@ -65,20 +65,17 @@ Coordinator::Coordinator(ControlPlane& plane,
       finite_(options_.check_finite == FiniteMode::kOff
                   ? nullptr
                   : std::make_unique<FiniteCheck>(options_.check_finite, plane.rank())),
-      dispatcher_(plane.rank(),
-                  plane.size(),
-                  engine,
-                  gpu,
-                  {options_.gpu_missing,
-                   options_.staging,
-                   engine.lanes() + 1,
-                   options_.staged_device,
-                   options_.stall_warn_s,
-                   options_.stall_fail_s,
-                   finite_.get()},
-                  timeline,
-                  table_,
-                  [this] { plane_.wake(); }) {
+      device_path_(gpu,
+                   {options_.staging,
+                    options_.staged_device,
+                    engine.lanes() + 1,
+                    options_.stall_warn_s,
+                    options_.stall_fail_s,
+                    finite_.get()}),
+      teams_(plane.rank(), plane.size(), engine, device_path_.executor()),
+      dispatcher_(engine, teams_, device_path_.executor(), finite_.get(), timeline, table_, [this] {
+        plane_.wake();
+      }) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   publish(options_.parameters);
   background_ = std::thread([this] { background(); });
@@ -88,7 +85,7 @@ Coordinator::Coordinator(ControlPlane& plane,
 void Coordinator::publish(const Parameters& parameters) {
   unit_bytes_.store(parameters.unit_bytes, std::memory_order_relaxed);
   lanes_.store(parameters.lanes, std::memory_order_relaxed);
-  const double gpu_unit = dispatcher_.device_path().queues()
+  const double gpu_unit = device_path_.executor().queues()
                               ? static_cast<double>(parameters.gpu_unit_bytes)
                               : static_cast<double>(parameters.unit_bytes);
   gpu_byte_weight_.store(static_cast<double>(parameters.unit_bytes) / gpu_unit,
@@ -97,7 +94,7 @@ void Coordinator::publish(const Parameters& parameters) {
 
 Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   const Request& request = operation->request;
-  check(request, dispatcher_.teams(), plane_.rank());
+  check(request, teams_, plane_.rank());
   if (request.on_gpu()) {
     admit_on_gpu(*operation);
     operation->byte_weight = gpu_byte_weight_.load(std::memory_order_relaxed);
@@ -119,7 +116,7 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
 /// A GPU that cannot be opened, or has failed, ends the job: the other ranks would wait for this one.
 void Coordinator::admit_on_gpu(Operation& operation) {
   try {
-    dispatcher_.device_path().admit(operation);
+    device_path_.admit(operation);
   } catch (const Error& error) {
     if (error.code() != Code::kEngine) {
       throw;

@@ -13,7 +13,9 @@
 #include "csrc/base/timeline.h"
 #include "csrc/control/control_plane.h"
 #include "csrc/core/dispatch/dispatcher.h"
+#include "csrc/core/execution/communicator_table.h"
 #include "csrc/core/execution/finite_check.h"
+#include "csrc/core/execution/gpu/device_path.h"
 #include "csrc/core/negotiation/negotiator.h"
 #include "csrc/core/submission/stall_inspector.h"
 #include "csrc/core/submission/stuck_detector.h"
@@ -37,10 +39,8 @@ struct CoordinatorOptions {
   /// times what a rank may be stopped, see dead_unit.
   double unit_timeout_s = 60.0;
   std::string stall_file;  ///< JSON lines of every stall are appended here; "" for none
-  /// Why the job has no engine for tensors on GPUs, if it has none: the rest of an error's text.
-  std::string gpu_missing = "this job has no engine for GPUs; move the tensor to the CPU";
-  /// Without an engine for GPUs: the driver for staging, see DevicePathOptions.
-  std::function<const CudaDriver&()> staging;
+  /// Without an engine for GPUs: how tensors are staged, see DevicePathOptions.
+  std::function<const CudaDriver&()> staging = &process_cuda_driver;
   int staged_device = 0;
   FiniteMode check_finite = FiniteMode::kOff;
 };
@@ -64,7 +64,7 @@ struct CoordinatorStats {
 /// with it, on every rank.
 class Coordinator {
  public:
-  /// `gpu`: the engine for tensors on GPUs; null: they are staged, or refused.
+  /// `gpu`: the engine for tensors on GPUs; null: they are staged.
   Coordinator(ControlPlane& plane,
               Engine& engine,
               Timeline& timeline,
@@ -84,7 +84,7 @@ class Coordinator {
   std::shared_ptr<Operation> wait(Handle handle, const std::function<void()>& on_tick = {});
   void release(Handle handle) { table_.release(handle); }
   /// For operations on tensors on a GPU, which are done when they are queued: see DevicePath.
-  DevicePath& device_path() { return dispatcher_.device_path(); }
+  DevicePath& device_path() { return device_path_; }
   void flush();
 
   /// Registers a process set of these ranks and returns its id. Collective over all ranks; blocks
@@ -95,7 +95,7 @@ class Coordinator {
   /// ready in the set by then fails on every member; what is under way goes on.
   bool remove_process_set(std::uint32_t id, const std::function<void()>& on_tick = {});
   /// The process sets of the moment as this rank sees them.
-  const Teams& teams() const { return dispatcher_.teams(); }
+  const Teams& teams() const { return teams_; }
 
   /// Proposes new parameters to all ranks; they take effect together, after a later round. Throws
   /// Error(kInvalidArgument) if the engine has not that many lanes. Blocks: never.
@@ -121,13 +121,13 @@ class Coordinator {
   void background();
   void wait_until_done(const Operation& operation, const std::function<void()>& on_tick);
   void drive_for(const Operation& operation, Clock::time_point deadline);
-  static void start_helped(Lane*& helped);
   void leave_to_callers();
-  void step(Lane** helped, const Operation* wanted);
+  void step(const Operation* wanted);
   bool want_round();
   bool stuck_for_long() const;
+  bool busy();
   bool is_vain();
-  void run_round(Lane** helped);
+  void run_round();
   void propose_weights();
   void throw_lane_failure();
   bool should_ask_for_units(Clock::time_point now);
@@ -172,7 +172,9 @@ class Coordinator {
   std::atomic<std::uint64_t> wait_ns_{0};
 
   const std::unique_ptr<FiniteCheck> finite_;  ///< null: inputs are not looked at
-  Dispatcher dispatcher_;                      ///< its `dispatch` is the driver's
+  DevicePath device_path_;
+  Teams teams_;
+  Dispatcher dispatcher_;  ///< its `dispatch` is the driver's
   std::mutex shutdown_mutex_;
   std::thread background_;
 };

@@ -26,6 +26,9 @@ constexpr std::chrono::milliseconds kDrain{1000};
 /// The same for what is queued on a GPU, where much may be before it.
 constexpr std::chrono::seconds kDrainGpu{5};
 
+/// How long the GPU may take to leave what was aborted. Work of the framework may be before it.
+constexpr std::chrono::seconds kAbortGpu{2};
+
 }  // namespace
 
 /// Negotiates in the calling thread until the operation is on its way, then helps to move it.
@@ -38,26 +41,28 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
   if (failed_.load()) {
     return;
   }
-  Lane* helped = nullptr;
+  Lanes& lanes = dispatcher_.lanes();
+  lanes.keep_first();
   plane_.claim();
   try {
     while (true) {
-      step(&helped, &operation);
+      step(&operation);
       if (operation.done.load() || operation.dispatched.load() || Clock::now() >= deadline) {
         break;
       }
-      start_helped(helped);
+      lanes.start_kept();
       plane_.wait_claimed(next_deadline());
     }
   } catch (...) {
     fail(current_exception_status());
   }
+  Lane* helped = lanes.take_kept();
   leave_to_callers();
   lock.unlock();
   if (flush_.load() && table_.has_queued()) {
     plane_.wake();  // Another thread's flush came during the last round.
   }
-  dispatcher_.help(helped, operation, deadline);
+  lanes.help(helped, operation, deadline);
 }
 
 void Coordinator::background() {
@@ -80,7 +85,7 @@ void Coordinator::background() {
         plane_.unclaim_after(kGrace);
       } else {
         plane_.unclaim();
-        step(nullptr, nullptr);
+        step(nullptr);
         if (waiting_callers_.load() > 0 && negotiator_.waiting() == 0) {
           leave_to_callers();
         }
@@ -93,13 +98,6 @@ void Coordinator::background() {
   }
 }
 
-/// What is waited for may need these units first: on another rank, in another thread.
-void Coordinator::start_helped(Lane*& helped) {
-  if (helped != nullptr) {
-    std::exchange(helped, nullptr)->start();
-  }
-}
-
 /// Keeps the background thread out of the next rounds: a caller is likely to drive them.
 void Coordinator::leave_to_callers() {
   plane_.claim();
@@ -108,17 +106,15 @@ void Coordinator::leave_to_callers() {
 }
 
 /// Does all there is to do now, without waiting for anything but running rounds.
-void Coordinator::step(Lane** helped, const Operation* wanted) {
+void Coordinator::step(const Operation* wanted) {
   plane_.service();
   throw_lane_failure();
   while (want_round()) {
-    run_round(helped);
+    run_round();
     if (wanted != nullptr && (wanted->done.load() || wanted->dispatched.load())) {
       return;  // The next round may wait for a rank that this caller does not wait for.
     }
-    if (helped != nullptr) {
-      start_helped(*helped);
-    }
+    dispatcher_.lanes().start_kept();
     plane_.service();
   }
   look_after_peers_and_stalls();
@@ -148,6 +144,9 @@ bool Coordinator::want_round() {
          Clock::now() >= table_.queued_since() + options_.linger;
 }
 
+/// Whether units are under way on this rank, also on its GPUs.
+bool Coordinator::busy() { return dispatcher_.busy() || device_path_.busy(); }
+
 bool Coordinator::stuck_for_long() const {
   return submitters_.all_stuck_since(Clock::now() - options_.patience);
 }
@@ -166,7 +165,7 @@ bool Coordinator::is_vain() {
   return Clock::now() < vain_since_ + options_.patience;
 }
 
-void Coordinator::run_round(Lane** helped) {
+void Coordinator::run_round() {
   const auto start = Clock::now();
   vain_since_ = {};
   flush_.store(false);
@@ -174,15 +173,14 @@ void Coordinator::run_round(Lane** helped) {
   compare_.store(false);
   // Before the queue is emptied: what a stuck thread waits for must have been sent.
   const std::uint32_t state = (submitters_.all_stuck() ? 0U : kFlagMoving) |
-                              (stuck_for_long() ? 0U : kFlagOpen) |
-                              (dispatcher_.busy() ? kFlagBusy : 0U);
+                              (stuck_for_long() ? 0U : kFlagOpen) | (busy() ? kFlagBusy : 0U);
   table_.drain(drained_);
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
   }
   propose_weights();
   if (negotiator_.answer_due()) {
-    negotiator_.answer_with(dispatcher_.lane_reports(options_.unit_timeout_s));
+    negotiator_.answer_with(dispatcher_.lanes().reports(table_, options_.unit_timeout_s));
   }
   negotiator_.contribute(message_, state);
   plane_.all_reduce(message_, combine_rounds);
@@ -196,7 +194,7 @@ void Coordinator::run_round(Lane** helped) {
   if ((outcome.flags & kFlagBusy) == 0) {
     dispatcher_.clear_loads();
   }
-  dispatcher_.dispatch(outcome.ready, negotiator_.parameters(), helped);
+  dispatcher_.dispatch(outcome.ready, negotiator_.parameters());
   if (outcome.look_again && submitters_.all_stuck()) {
     negotiator_.look_again();
   }
@@ -235,17 +233,21 @@ void Coordinator::look_after_peers_and_stalls() {
   if (now < looked_ + tick_) {
     return;
   }
-  if (table_.in_flight() == 0 && !dispatcher_.busy()) {
+  if (table_.in_flight() == 0 && !busy()) {
     return;
   }
   looked_ = now;
   plane_.check_peers();
-  dispatcher_.look_after_gpu();
+  if (device_path_.busy()) {
+    teams_.check_gpu();
+    device_path_.look_after();
+  }
   const bool asks_for_units = should_ask_for_units(now);
   if (stalls_.should_ask(table_.undispatched(), now) || asks_for_units) {
     negotiator_.ask_for_stalls();
     do {
-      run_round(nullptr);  // the question, then the answers
+      run_round();  // the question, then the answers
+      dispatcher_.lanes().start_kept();
     } while (want_round());
   }
 }
@@ -254,7 +256,7 @@ void Coordinator::look_after_peers_and_stalls() {
 /// too.
 bool Coordinator::should_ask_for_units(Clock::time_point now) {
   constexpr double kAskAfter = 1.125;
-  if (dispatcher_.longest_wait() < kAskAfter * options_.unit_timeout_s ||
+  if (dispatcher_.lanes().longest_wait() < kAskAfter * options_.unit_timeout_s ||
       std::chrono::duration<double>(now - asked_for_units_).count() < options_.unit_timeout_s) {
     return false;
   }
@@ -287,7 +289,7 @@ void Coordinator::report_stalls(const Answers& answers) {
 
 Clock::time_point Coordinator::next_deadline() {
   auto deadline = Clock::time_point::max();
-  if (table_.in_flight() > 0 || dispatcher_.busy()) {
+  if (table_.in_flight() > 0 || busy()) {
     deadline = Clock::now() + tick_;
   }
   if (table_.has_queued()) {
@@ -311,12 +313,13 @@ void Coordinator::fail(const Status& status) noexcept {
   plane_.abort(status);
   if (orderly) {
     dispatcher_.drain(Clock::now() + kDrain);
-    dispatcher_.drain_gpu(Clock::now() + kDrainGpu);
+    device_path_.drain(Clock::now() + kDrainGpu);
   } else {
     AIACC_LOG(kError) << status.message();
   }
   failed_.store(true);
   dispatcher_.stop(status);
+  device_path_.drain(Clock::now() + kAbortGpu);
   table_.close(status);
   plane_.wake();
 }

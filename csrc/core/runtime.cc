@@ -31,7 +31,6 @@ CoordinatorOptions coordinator_options(const Config& config, const SessionOption
   options.stall_fail_s = config.stall_fail_s;
   options.stall_file = config.stall_file;
   options.check_finite = finite_mode_from(config.check_finite);
-  options.staging = &process_cuda_driver;
   options.staged_device = session.placement.local_rank;
   return options;
 }
@@ -137,18 +136,14 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     if (options_.gpu_engine != "staged") {
       context.lanes = options_.gpu_lanes;
       context.unit_bytes = config.gpu_unit_bytes;
-      gpu_engine_ = create_gpu_engine(options_.gpu_engine, context, options_.lanes);
+      gpu_engine_ = create_device_engine(options_.gpu_engine, context, options_.lanes);
     }
   } catch (const Error& error) {
     give_up(*plane_, error);
   }
   report_vain_wish(gpu_algorithm_, options_.gpu_engine);
-  coordinator_ =
-      std::make_unique<Coordinator>(*plane_,
-                                    *engine_,
-                                    timeline_,
-                                    coordinator_options(config, options_),
-                                    gpu_engine_ != nullptr ? gpu_engine_->as_device() : nullptr);
+  coordinator_ = std::make_unique<Coordinator>(
+      *plane_, *engine_, timeline_, coordinator_options(config, options_), gpu_engine_.get());
   if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
     timeline_.start(config.timeline, config.timeline_mark_cycles);
   }

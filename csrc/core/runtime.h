@@ -85,7 +85,7 @@ class Session {
   Timeline timeline_;
   std::unique_ptr<ControlPlane> plane_;
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Engine> gpu_engine_;  ///< null when tensors on GPUs are staged
+  std::unique_ptr<DeviceEngine> gpu_engine_;  ///< null when tensors on GPUs are staged
   std::unique_ptr<Coordinator> coordinator_;
 };
 

@@ -1,12 +1,16 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "csrc/base/dtype.h"
+#include "csrc/base/error.h"
 #include "csrc/base/socket.h"
 #include "csrc/cuda/device.h"
-#include "csrc/engines/engine.h"
+#include "csrc/engines/engine_context.h"
 #include "csrc/kernels/batch_copy.h"
 #include "csrc/planning/parameters.h"
 
@@ -32,30 +36,75 @@ constexpr DataType dtype_on_wire(const DeviceReduction& reduction) {
                                                    : reduction.dtype;
 }
 
-/// An engine for tensors in the memory of a GPU. What engine.h says holds, except for this.
+/// Moves tensors in the memory of GPUs between ranks. For host memory see Engine.
 ///
 /// Streams: every lane has a stream. What is given to an operation is what earlier work on that
 /// stream has left in memory, and `recv` holds the result for later work on it. Nothing else orders
 /// an operation: who calls makes the stream wait for whoever wrote the tensors.
-/// Memory: any of the device. In reduce_scatter `recv` may be the own part of `send`, and in all_gather
-/// `send` the own part of `recv`.
+/// Memory: any of the device.
 /// Blocking: operations return when they are on the stream, and wait for no GPU, except where an
 /// engine says so.
 /// Threads and order: all operations of an engine, and of all that were split from it, are issued by one
-/// thread, in an order that is equal on all ranks over all lanes together.
+/// thread, in an order that is equal on all ranks over all lanes together. The *express lane* is one
+/// more than the numbered lanes; it may be one of them under another number.
 /// Start: construction and `split` concern this rank alone; the first operation connects the ranks,
 /// and waits for them, so that a job which never uses a GPU does not touch it.
-/// Failure: `abort` makes the GPU leave operations; `quiesce` tells when it has.
-class DeviceEngine : public Engine {
+/// Failure: operations throw Error. `abort` makes the GPU leave those that are under way, and later ones
+/// throw its status; `quiesce` tells when the GPU has left.
+class DeviceEngine {
  public:
-  DeviceEngine* as_device() override { return this; }
+  /// What a reduction is told.
+  using Arithmetic = DeviceReduction;
+  /// Whether the own part may be where it lies among those of all ranks, in reduce_scatter.
+  static constexpr bool kScattersInPlace = true;
 
-  /// As all_reduce with the factor 1, which is this with a reduction of a dtype and an op only.
-  virtual void all_reduce_on_wire(int lane,
-                                  const void* send,
-                                  void* recv,
-                                  std::size_t count,
-                                  const DeviceReduction& reduction) = 0;
+  DeviceEngine() = default;
+  DeviceEngine(const DeviceEngine&) = delete;
+  DeviceEngine& operator=(const DeviceEngine&) = delete;
+  virtual ~DeviceEngine() = default;
+
+  virtual const char* name() const = 0;
+  virtual int lanes() const = 0;
+  int express_lane() const { return lanes(); }
+
+  /// recv[i] = op over ranks of send[i]; `send` may equal `recv` (in place), else no overlap. `count` may
+  /// be 0. What `refusal` does not refuse.
+  virtual void all_reduce(int lane,
+                          const void* send,
+                          void* recv,
+                          std::size_t count,
+                          const DeviceReduction& reduction) = 0;
+
+  /// `buffer` of `root` is copied to all ranks.
+  virtual void broadcast(int lane, void* buffer, std::size_t bytes, int root) = 0;
+
+  /// Concatenates `bytes_of[r]` bytes of every rank r, in rank order, into `recv` on every rank. `send`
+  /// may be the own part of `recv`.
+  virtual void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) = 0;
+
+  /// Reduces as all_reduce and leaves to every rank its own part: rank r gets `counts[r]` elements,
+  /// which follow those of the ranks before it. `recv` may be the own part of `send`. In the tensor's own
+  /// format: `reduction.wire` is kTensor.
+  virtual void reduce_scatter(int lane,
+                              const void* send,
+                              void* recv,
+                              const PerRank& counts,
+                              const DeviceReduction& reduction) = 0;
+
+  /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; pieces lie one
+  /// after another in rank order on both sides. What rank a sends to b is what b expects from a.
+  virtual void all_to_all(int lane,
+                          const void* send,
+                          void* recv,
+                          const PerRank& send_bytes,
+                          const PerRank& recv_bytes) = 0;
+
+  /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
+  /// their place in `members`, which is ascending and names this rank. `group` is a number that no
+  /// other split of this engine, or of one that came from it, has had. The new engine must end before
+  /// this one; `abort` of this one does not reach it.
+  virtual std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
+                                              std::uint32_t group) = 0;
 
   /// A device of this rank, opened with the driver that the engine uses; -1: the first one that was
   /// opened, else the one that the context proposed. Shared with all engines that are split from this
@@ -97,6 +146,9 @@ class DeviceEngine : public Engine {
   /// Throws Error if the GPU or the library has failed since. Called now and then by any thread; does
   /// not wait.
   virtual void check() = 0;
+
+  /// From any thread, any number of times; the first status wins.
+  virtual void abort(const Status& status) noexcept = 0;
 };
 
 }  // namespace aiacc

@@ -3,41 +3,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "csrc/base/dtype.h"
 #include "csrc/base/error.h"
 #include "csrc/base/wait_mark.h"
+#include "csrc/engines/engine_context.h"
 
 namespace aiacc {
 
-class Connector;
-class DeviceEngine;
-
-/// What an engine is given to come up. Everything here is equal on all ranks except `rank`,
-/// `device` and `nccl_in_use`.
-struct EngineContext {
-  int rank = 0;
-  int size = 1;
-  std::vector<int> host_of{0};       ///< by rank: a number that is equal for ranks of one host
-  int lanes = 1;                     ///< concurrent lanes, numbered 0 .. lanes-1
-  double peer_timeout_s = 5.0;       ///< how long nothing may arrive over a link
-  double connect_timeout_s = 30.0;   ///< how long ranks wait for each other to come up
-  std::size_t unit_bytes = 1 << 20;  ///< what a packed unit has at most, to begin with
-  double spin_us = 50.0;             ///< how long a wait may spin before it sleeps
-  std::size_t pace_bytes = 0;        ///< most bytes per second of a connection; 0: no limit
-  Connector* connector = nullptr;    ///< opens authenticated sockets to peers; null at size 1
-  std::uint32_t group = 0;           ///< keeps engines of one kind among all ranks apart
-  int device = 0;                    ///< GPU of a rank that has no tensor to tell one; may differ
-  /// The lowest compute capability (before the point) of the GPUs that ranks see, and the first rank
-  /// that has it; 0: not known.
-  int gpu_capability = 0;
-  int gpu_capability_rank = 0;
-  bool nccl_in_use = false;  ///< others in this process may have made NCCL communicators
-};
-
-/// Moves tensor bytes between ranks.
+/// Moves the bytes of tensors in host memory between ranks. For tensors on GPUs see DeviceEngine.
 ///
 /// Threads: a lane is used by one thread at a time, different lanes concurrently. Besides the
 /// numbered lanes there is the *express lane*, `express_lane()`, for small buffers: built for latency.
@@ -48,6 +23,11 @@ struct EngineContext {
 /// Failure: `abort` makes running and later operations throw the given status in < 10 ms.
 class Engine {
  public:
+  /// What a reduction is told.
+  using Arithmetic = Reduction;
+  /// Whether the own part may be where it lies among those of all ranks, in reduce_scatter.
+  static constexpr bool kScattersInPlace = false;
+
   Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -67,10 +47,7 @@ class Engine {
   virtual void broadcast(int lane, void* buffer, std::size_t bytes, int root) = 0;
 
   /// Concatenates `bytes_of[r]` bytes of every rank r, in rank order, into `recv` on every rank.
-  virtual void all_gather(int lane,
-                          const void* send,
-                          void* recv,
-                          const std::vector<std::size_t>& bytes_of) = 0;
+  virtual void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) = 0;
 
   /// Reduces as all_reduce and leaves to every rank its own part: rank r gets `counts[r]` elements,
   /// which follow those of the ranks before it. `send` holds all of them, `recv` the own part; no
@@ -78,7 +55,7 @@ class Engine {
   virtual void reduce_scatter(int lane,
                               const void* send,
                               void* recv,
-                              const std::vector<std::size_t>& counts,
+                              const PerRank& counts,
                               const Reduction& reduction) = 0;
 
   /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; pieces lie one
@@ -88,13 +65,14 @@ class Engine {
   virtual void all_to_all(int lane,
                           const void* send,
                           void* recv,
-                          const std::vector<std::size_t>& send_bytes,
-                          const std::vector<std::size_t>& recv_bytes) = 0;
+                          const PerRank& send_bytes,
+                          const PerRank& recv_bytes) = 0;
 
   /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
   /// their place in `members`, which is ascending and names this rank. `group` is a number that no
-  /// other split of this engine, or of one that came from it, has had. Collective over `members`, blocks until all are connected.
-  /// The new engine must end before this one; `abort` of this one does not reach it.
+  /// other split of this engine, or of one that came from it, has had. Collective over `members`,
+  /// blocks until all are connected. The new engine must end before this one; `abort` of this one does
+  /// not reach it.
   virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
 
   /// Seconds in which bytes that this rank sent on a numbered lane had not arrived yet, since the
@@ -112,17 +90,8 @@ class Engine {
     return {};
   }
 
-  /// This engine, if it is one for tensors on a GPU; null if for host memory.
-  virtual DeviceEngine* as_device() { return nullptr; }
-
   /// From any thread, any number of times; the first status wins.
   virtual void abort(const Status& status) noexcept = 0;
-};
-
-/// Whether an engine can run in this process, and if not, why and what to do about it.
-struct Viability {
-  bool viable = false;
-  std::string detail;  ///< version when viable, otherwise the reason and the remedy
 };
 
 }  // namespace aiacc

@@ -18,24 +18,41 @@ std::unique_ptr<Engine> make(const EngineContext& context) {
   return std::make_unique<E>(context);
 }
 
+template <class Kind>
+std::unique_ptr<Kind> create(const EngineEntry<Kind>& entry, const EngineContext& context) {
+  const Viability viability = entry.viability();
+  if (!viability.viable) {
+    throw Error(Code::kEngine,
+                std::string("[engines] the engine '") + entry.name +
+                    "' cannot run here: " + viability.detail);
+  }
+  return entry.create(context);
+}
+
 }  // namespace
 
-const std::vector<EngineEntry>& engine_registry() {
-  static const std::vector<EngineEntry> entries = {
+const std::vector<EngineEntry<Engine>>& engine_registry() {
+  static const std::vector<EngineEntry<Engine>> entries = {
       {"local", [] { return Viability{true, "one rank: copies only"}; }, &make<LocalEngine>},
       {"tcp", [] { return Viability{true, "built in"}; }, &make<TcpEngine>},
       {"hierarchical",
        [] { return Viability{true, "built in: tcp inside hosts and between them"}; },
        &create_hierarchical_engine},
       {"mpi", &mpi_viability, &create_mpi_engine},
+  };
+  return entries;
+}
+
+const std::vector<EngineEntry<DeviceEngine>>& device_engine_registry() {
+  static const std::vector<EngineEntry<DeviceEngine>> entries = {
       {"nccl", &nccl_viability, &create_nccl_engine},
   };
   return entries;
 }
 
-const EngineEntry& find_engine(const std::string& name) {
+const EngineEntry<Engine>& find_engine(const std::string& name) {
   std::string known;
-  for (const EngineEntry& entry : engine_registry()) {
+  for (const EngineEntry<Engine>& entry : engine_registry()) {
     if (name == entry.name) {
       return entry;
     }
@@ -47,25 +64,19 @@ const EngineEntry& find_engine(const std::string& name) {
 }
 
 std::unique_ptr<Engine> create_engine(const std::string& name, const EngineContext& context) {
-  const EngineEntry& entry = find_engine(name);
-  const Viability viability = entry.viability();
-  if (!viability.viable) {
-    throw Error(Code::kEngine,
-                "[engines] the engine '" + name + "' cannot run here: " + viability.detail);
-  }
-  return entry.create(context);
+  return create(find_engine(name), context);
 }
 
-std::unique_ptr<Engine> create_gpu_engine(const std::string& name,
-                                          const EngineContext& context,
-                                          int host_lanes) {
+std::unique_ptr<DeviceEngine> create_device_engine(const std::string& name,
+                                                   const EngineContext& context,
+                                                   int host_lanes) {
   const bool tcp_between = name == "hierarchical-tcp";
   if (name != "nccl" && name != "hierarchical" && !tcp_between) {
     throw Error(Code::kInvalidArgument,
                 "[engines] no engine for GPUs is called '" + name +
                     "' (expected nccl, hierarchical or hierarchical-tcp); check AIACC_GPU_ENGINE");
   }
-  std::unique_ptr<Engine> nccl = create_engine("nccl", context);
+  std::unique_ptr<DeviceEngine> nccl = create(device_engine_registry().front(), context);
   if (name == "nccl") {
     return nccl;
   }

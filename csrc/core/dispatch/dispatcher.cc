@@ -5,13 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "csrc/base/log.h"
-
 namespace aiacc {
 namespace {
-
-/// How long the GPU may take to leave what was aborted. Work of the framework may be before it.
-constexpr std::chrono::seconds kAbortGpu{2};
 
 /// "ALLREDUCE", as Horovod writes it in its timelines.
 std::string phase_of(OpKind kind) {
@@ -24,45 +19,41 @@ std::string phase_of(OpKind kind) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(int rank,
-                       int size,
-                       Engine& engine,
-                       DeviceEngine* gpu,
-                       DevicePathOptions gpu_options,
+Dispatcher::Dispatcher(Engine& engine,
+                       Teams& teams,
+                       DeviceExecutor& gpus,
+                       FiniteCheck* finite,
                        Timeline& timeline,
                        TensorTable& table,
                        std::function<void()> on_failure)
     : engine_(engine),
+      teams_(teams),
+      gpus_(gpus),
+      finite_(finite),
       timeline_(timeline),
       table_(table),
       on_failure_(std::move(on_failure)),
-      teams_(rank, size, engine, gpu),
+      finished_unit_([this](Unit& unit, Clock::time_point start) { finish(unit, start); }),
       watch_(engine),
-      device_path_(gpu, std::move(gpu_options)) {
-  for (int lane = 0; lane <= engine_.express_lane(); ++lane) {
-    const bool express = lane == engine_.express_lane();
-    lanes_.push_back(std::make_unique<Lane>(
-        express ? "express" : "lane " + std::to_string(lane),
-        [this, lane](Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
-        device_path_.stages()
-            ? Lane::Prepare([this, lane](const Unit& unit) { prepare_unit(lane, unit); })
-            : Lane::Prepare()));
-  }
-  if (device_path_.queues()) {
-    launcher_ =
-        std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer&) { launch_unit(unit); });
+      lanes_(
+          engine.lanes(),
+          [this](int lane, Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
+          gpus.queues() ? Lanes::Prepare()
+                        : [this](int lane, const Unit& unit) { prepare_unit(lane, unit); }) {
+  if (gpus_.queues()) {
+    launcher_ = std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer& buffer) {
+      run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
+    });
   }
 }
 
-void Dispatcher::dispatch(const std::vector<Agreement>& ready,
-                          const Parameters& parameters,
-                          Lane** helped) {
+void Dispatcher::dispatch(const std::vector<Agreement>& ready, const Parameters& parameters) {
   const auto now = Clock::now();
   moving_.clear();
   finished_.clear();
   for (const Agreement& agreement : ready) {
     if (agreement.zeros != nullptr) {
-      if (Operation* operation = answer_with_zeros(agreement)) {
+      if (Operation* operation = zeros_.add(agreement)) {
         moving_.push_back(operation);
       }
       continue;
@@ -84,7 +75,7 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
     } else if (request.kind == OpKind::kAddProcessSet ||
                request.kind == OpKind::kRemoveProcessSet) {
       // What was agreed on before a set is removed still needs its team.
-      plan_moving(parameters, helped);
+      plan_moving(parameters);
       change_process_sets(*operation, agreement);
     } else if (is_empty(*operation)) {
       if (request.kind == OpKind::kJoin) {
@@ -98,7 +89,7 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready,
   if (!finished_.empty()) {
     table_.complete(finished_, {});
   }
-  plan_moving(parameters, helped);
+  plan_moving(parameters);
 }
 
 void Dispatcher::change_process_sets(Operation& operation, const Agreement& agreement) {
@@ -147,33 +138,8 @@ void Dispatcher::clear_loads() {
   }
 }
 
-/// An operation of nobody, which gives zeros and whose result is dropped; null if it is empty.
-Operation* Dispatcher::answer_with_zeros(const Agreement& agreement) {
-  const Request& request = *agreement.zeros;
-  auto operation = std::make_unique<Operation>();
-  operation->request = request;
-  operation->devices = agreement.devices;
-  operation->more.resize(request.more.size());
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    TensorBuffers& buffers = operation->tensor(i);
-    if (request.on_gpu()) {
-      continue;  // no memory means zeros there
-    }
-    buffers.gathered.assign(request.tensor(i).bytes(), 0);
-    buffers.output = buffers.gathered.data();
-    buffers.input = buffers.output;
-  }
-  if (is_empty(*operation)) {
-    return nullptr;
-  }
-  const std::lock_guard lock(zeros_mutex_);
-  Operation* raw = operation.get();
-  zeros_.emplace(raw, std::move(operation));
-  return raw;
-}
-
 /// Plans all of `moving_` and empties it.
-void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
+void Dispatcher::plan_moving(const Parameters& parameters) {
   ++plans_;
   const auto before = [](const Operation* a, const Operation* b) {
     return a->request.process_set < b->request.process_set;
@@ -187,19 +153,17 @@ void Dispatcher::plan_moving(const Parameters& parameters, Lane** helped) {
     const auto team = teams_.find((*first)->request.process_set);
     AIACC_CHECK(team != nullptr && team->engine != nullptr);
     of_team_.assign(first, last);
-    plan_team(team, parameters, helped);
+    plan_team(team, parameters);
     first = last;
   }
   moving_.clear();
 }
 
-void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
-                           const Parameters& parameters,
-                           Lane** helped) {
+void Dispatcher::plan_team(const std::shared_ptr<const Team>& team, const Parameters& parameters) {
   // Sets prefer different lanes: they do not know of each other's loads.
   auto& [next_seq, loads] =
       numbering_.try_emplace(team->id, Numbering{0, LaneLoads(team->id)}).first->second;
-  plan_items(of_team_, device_path_.queues(), items_);
+  plan_items(of_team_, gpus_.queues(), items_);
   plan_units(items_.items,
              parameters,
              next_seq,
@@ -224,64 +188,18 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team,
     unit_.order = plans_;
     unit_.team = team;
     unit_.algorithm = parameters.algorithm;
-    unit_.finite = device_path_.finite();
+    unit_.finite = finite_;
     unit_.pieces.clear();
     for (const Slice& slice : planned.slices) {
       unit_.pieces.push_back(items_.pieces[slice.item]);
     }
-    if (launcher_ != nullptr && unit_.pieces.front().request().on_gpu()) {
+    if (launches(unit_.pieces.front().request())) {
       unit_.joined = *joined++;
       launcher_->push(unit_, true);
-      continue;
-    }
-    Lane* lane = lanes_[planned.lane].get();
-    // A caller that will wait anyway runs one lane itself instead of waking its worker.
-    if (helped != nullptr && *helped == nullptr) {
-      *helped = lane;
-    }
-    lane->push(unit_, helped == nullptr || *helped != lane);
-  }
-}
-
-std::vector<LaneReport> Dispatcher::lane_reports(double limit_s) const {
-  std::vector<LaneReport> reports;
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    const auto current = lanes_[lane]->current();
-    if (!current) {
-      continue;
-    }
-    LaneReport report;
-    report.lane = static_cast<std::uint32_t>(lane);
-    report.process_set = current->team->id;
-    report.order = current->order;
-    report.unit = current->unit;
-    const Team& team = *current->team;
-    const LaneWait wait =
-        current->running ? team.engine->waits(static_cast<int>(lane)) : LaneWait{};
-    if (wait.seconds > 0 && wait.seconds >= limit_s) {
-      report.stuck = true;
-      const int awaited = index_in(team.ranks, wait.for_rank);
-      report.ahead =
-          awaited < 0
-              ? 0
-              : static_cast<std::uint32_t>((awaited - team.rank + team.size()) % team.size());
-      report.tensors = table_.labels(current->operations);
-    }
-    reports.push_back(std::move(report));
-  }
-  return reports;
-}
-
-double Dispatcher::longest_wait() const {
-  double longest = 0;
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    const auto current = lanes_[lane]->current();
-    if (current && current->running) {
-      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
-      longest = std::max(longest, wait.seconds);
+    } else {
+      lanes_.push(unit_);
     }
   }
-  return longest;
 }
 
 /// Which units of the plan are issued together, those of the launching thread counted alone.
@@ -290,13 +208,13 @@ void Dispatcher::plan_launches() {
   const SharedPlacement* last = nullptr;
   for (const PlannedUnit& unit : plan_) {
     const Piece& first = items_.pieces[unit.slices.front().item];
-    if (launcher_ == nullptr || !first.request().on_gpu()) {
+    if (!launches(first.request())) {
       continue;
     }
     const SharedPlacement& devices = first.operation->devices;
     const std::uint32_t before = slots_.empty() ? 0 : slots_.back().engine;
     const bool other = last != nullptr && !same_placement(*last, devices);
-    slots_.push_back({before + (other ? 1 : 0), device_path_.launch_lane(unit.lane)});
+    slots_.push_back({before + (other ? 1 : 0), gpus_.launch_lane(unit.lane)});
     last = &devices;
   }
   plan_groups(slots_, joined_);
@@ -307,72 +225,37 @@ void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
     return;
   }
   try {
-    device_path_.prepare(unit, lane);
+    gpus_.prepare(unit, lane);
   } catch (...) {
     record_failure();
   }
 }
 
+/// In the thread of the lane or, on GPUs, whose it is.
 void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   if (stopped_.load()) {
     return;  // Its operations fail when the table is closed.
   }
-  const auto start = Clock::now();
   try {
     if (unit.pieces.front().request().on_gpu()) {
-      device_path_.run(unit, lane, buffer);  // staged
-    } else {
-      execute_unit(unit, lane, buffer);
-    }
-  } catch (...) {
-    record_failure();
-    return;
-  }
-  const auto end = Clock::now();
-  const Request& first = unit.pieces.front().request();
-  // Sums of all ranks alone: other operations move other shares of their bytes.
-  if (unit.team->id == 0 && lane != engine_.express_lane() && !first.on_gpu() &&
-      first.kind == OpKind::kAllreduce && first.op != ReduceOp::kAdasum) {
-    watch_.note(lane, unit.plan.bytes, end - start);
-  }
-  record_unit(unit, start, end);
-  finish(unit);
-}
-
-/// The launching thread's. What comes before the operation is queued at once; the operations of a group
-/// when it has its last unit, which the driver pushes right after the others.
-void Dispatcher::launch_unit(Unit& unit) noexcept {
-  if (stopped_.load()) {
-    return;
-  }
-  try {
-    if (grouped_ == group_.size()) {
-      group_.push_back(std::make_unique<Launched>());
-    }
-    Launched& launched = *group_[grouped_++];
-    std::swap(launched.unit, unit);
-    launched.start = Clock::now();
-    device_path_.start(launched.unit, static_cast<int>(launched.unit.plan.lane));
-    if (launched.unit.joined) {
+      gpus_.run(unit, lane, buffer, finished_unit_);
       return;
     }
-    device_path_.launch();
+    const auto start = Clock::now();
+    execute_unit(unit, lane, buffer);
+    const Request& first = unit.pieces.front().request();
+    // Sums of all ranks alone: other operations move other shares of their bytes.
+    if (unit.team->id == 0 && lane != engine_.express_lane() && first.kind == OpKind::kAllreduce &&
+        first.op != ReduceOp::kAdasum) {
+      watch_.note(lane, unit.plan.bytes, Clock::now() - start);
+    }
+    finish(unit, start);
   } catch (...) {
-    device_path_.drop();
-    grouped_ = 0;
     record_failure();
-    return;
-  }
-  const auto end = Clock::now();
-  const std::size_t count = std::exchange(grouped_, 0);
-  for (std::size_t i = 0; i < count; ++i) {
-    record_unit(group_[i]->unit, group_[i]->start, end);
-    finish(group_[i]->unit);
-    group_[i]->unit.team.reset();
   }
 }
 
-void Dispatcher::record_unit(const Unit& unit, Clock::time_point start, Clock::time_point end) {
+void Dispatcher::record_unit(const Unit& unit, Clock::time_point start) {
   if (!timeline_.on()) {
     return;
   }
@@ -381,11 +264,16 @@ void Dispatcher::record_unit(const Unit& unit, Clock::time_point start, Clock::t
   if (unit.pieces.size() > 1) {
     name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
   }
-  timeline_.record(
-      name, phase_of(first.kind), lanes_[unit.plan.lane]->name(), start, end, unit.plan.bytes);
+  timeline_.record(name,
+                   phase_of(first.kind),
+                   lanes_.name_of(unit.plan.lane),
+                   start,
+                   Clock::now(),
+                   unit.plan.bytes);
 }
 
-void Dispatcher::finish(Unit& unit) {
+void Dispatcher::finish(Unit& unit, Clock::time_point start) {
+  record_unit(unit, start);
   finished_units_.fetch_add(1);
   unit.finished.clear();
   for (const Piece& piece : unit.pieces) {
@@ -395,24 +283,11 @@ void Dispatcher::finish(Unit& unit) {
     if (piece.operation->handle != 0) {
       unit.finished.push_back(piece.operation);
     } else {
-      const std::lock_guard lock(zeros_mutex_);
-      zeros_.erase(piece.operation);
+      zeros_.remove(piece.operation);
     }
   }
   if (!unit.finished.empty()) {
     table_.complete(unit.finished, {});
-  }
-}
-
-void Dispatcher::help(Lane* first, const Operation& operation, Clock::time_point deadline) {
-  if (first != nullptr) {
-    first->help(operation.done, deadline);  // it was not woken: nobody else would
-  }
-  for (const auto& lane : lanes_) {
-    if (operation.done.load() || Clock::now() >= deadline) {
-      return;
-    }
-    lane->help(operation.done, deadline);
   }
 }
 
@@ -438,17 +313,8 @@ std::optional<Dispatcher::Failure> Dispatcher::failure() const {
   return failure_;
 }
 
-void Dispatcher::look_after_gpu() {
-  if (device_path_.busy()) {
-    teams_.check_gpu();
-    device_path_.look_after();
-  }
-}
-
 void Dispatcher::drain(Clock::time_point deadline) {
-  for (const auto& lane : lanes_) {
-    lane->quiesce(deadline);
-  }
+  lanes_.drain(deadline);
   for (Lane* lane : {launcher_.get(), changes_.get()}) {
     if (lane != nullptr) {
       lane->quiesce(deadline);
@@ -456,18 +322,10 @@ void Dispatcher::drain(Clock::time_point deadline) {
   }
 }
 
-void Dispatcher::drain_gpu(Clock::time_point deadline) noexcept {
-  if (!device_path_.quiesce(deadline)) {
-    AIACC_LOG(kWarning) << "[gpu] the GPU has not done what is queued; its results are incomplete";
-  }
-}
-
 void Dispatcher::stop(const Status& status) noexcept {
   stopped_.store(true);
   teams_.abort(status);
-  device_path_.abort(status);
   drain(Clock::time_point::max());
-  drain_gpu(Clock::now() + kAbortGpu);
 }
 
 }  // namespace aiacc

@@ -18,9 +18,8 @@ struct Team {
   int rank = 0;                   ///< place of this rank among them; -1: it is no member
   Engine* engine = nullptr;       ///< null unless this rank is a member and the set is usable
   std::unique_ptr<Engine> owned;  ///< behind `engine`, except that of all ranks
-  std::unique_ptr<Engine> owned_gpu;
-  /// For tensors on GPUs; null like `engine`, or if the job has none.
-  std::unique_ptr<PlacedEngines> gpu;
+  std::unique_ptr<DeviceEngine> owned_gpu;
+  std::unique_ptr<PlacedEngines> gpu;  ///< where units on GPUs are queued: see DeviceExecutor
 
   int size() const { return static_cast<int>(ranks.size()); }
 };

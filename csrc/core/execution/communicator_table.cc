@@ -15,32 +15,23 @@ std::shared_ptr<Team> team_of(std::uint32_t id, std::vector<int> ranks, int rank
   return team;
 }
 
-void abort_team(const Team& team, const Status& status) noexcept {
-  if (team.engine != nullptr) {
-    team.engine->abort(status);
-  }
-  if (team.gpu != nullptr) {
-    team.gpu->abort(status);
-  }
-}
-
-void give_gpu(Team& team, DeviceEngine& engine) {
-  team.gpu = std::make_unique<PlacedEngines>(engine, team.rank, team.size(), team.id);
-}
-
-std::shared_ptr<const Team> team_of_all(int rank, int size, Engine& engine, DeviceEngine* gpu) {
+std::shared_ptr<const Team> team_of_all(int rank,
+                                        int size,
+                                        Engine& engine,
+                                        DeviceExecutor& executor) {
   auto team = team_of(0, all_ranks(size), rank);
   team->engine = &engine;
-  if (gpu != nullptr) {
-    give_gpu(*team, *gpu);
-  }
+  executor.connect(*team);
   return team;
 }
 
 }  // namespace
 
-Teams::Teams(int rank, int size, Engine& engine, DeviceEngine* gpu)
-    : rank_(rank), engine_(engine), gpu_(gpu), everyone_(team_of_all(rank, size, engine, gpu)) {
+Teams::Teams(int rank, int size, Engine& engine, DeviceExecutor& executor)
+    : rank_(rank),
+      engine_(engine),
+      executor_(executor),
+      everyone_(team_of_all(rank, size, engine, executor)) {
   teams_.emplace(0, everyone_);
 }
 
@@ -77,13 +68,10 @@ void Teams::connect(std::uint32_t id) {
   auto team = team_of(id, blank->ranks, rank_);
   team->owned = engine_.split(team->ranks, id);
   team->engine = team->owned.get();
-  if (gpu_ != nullptr) {
-    team->owned_gpu = gpu_->split(team->ranks, id * PlacedEngines::kGroups);
-    give_gpu(*team, *team->owned_gpu->as_device());
-  }
+  executor_.connect(*team);
   const std::lock_guard lock(mutex_);
   if (aborted_) {
-    abort_team(*team, *aborted_);
+    abort(*team, *aborted_);
   }
   teams_[id] = std::move(team);
 }
@@ -100,9 +88,17 @@ std::shared_ptr<const Team> Teams::remove(std::uint32_t id) {
 void Teams::check_gpu() const {
   const std::lock_guard lock(mutex_);
   for (const auto& [id, team] : teams_) {
-    if (team->gpu != nullptr) {
-      team->gpu->check();
+    if (team->engine != nullptr) {
+      executor_.check(*team);
     }
+  }
+}
+
+/// A team that is not connected has nothing to end. With the lock.
+void Teams::abort(const Team& team, const Status& status) noexcept {
+  if (team.engine != nullptr) {
+    team.engine->abort(status);
+    executor_.abort(team, status);
   }
 }
 
@@ -110,7 +106,7 @@ void Teams::abort(const Status& status) noexcept {
   const std::lock_guard lock(mutex_);
   aborted_ = aborted_ ? aborted_ : status;
   for (const auto& [id, team] : teams_) {
-    abort_team(*team, status);
+    abort(*team, status);
   }
 }
 

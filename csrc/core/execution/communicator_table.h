@@ -8,15 +8,16 @@
 #include <vector>
 
 #include "csrc/core/execution/communicator.h"
+#include "csrc/core/execution/device_executor.h"
 
 namespace aiacc {
 
 /// The teams of this rank, by the id of their process set. Threads: any.
 class Teams {
  public:
-  /// Team 0 is all ranks and moves bytes with `engine`, those of tensors on GPUs with `gpu`, if that
-  /// is not null. Both outlive this.
-  Teams(int rank, int size, Engine& engine, DeviceEngine* gpu = nullptr);
+  /// Team 0 is all ranks and moves bytes with `engine`, those of tensors on GPUs as `executor` does. Both
+  /// outlive this.
+  Teams(int rank, int size, Engine& engine, DeviceExecutor& executor);
 
   /// Null for an unknown set.
   std::shared_ptr<const Team> find(std::uint32_t id) const;
@@ -26,21 +27,23 @@ class Teams {
   /// Registers a team without engine; true if this rank has to `connect` it.
   bool add(std::uint32_t id, const std::vector<int>& ranks);
   /// Gives the team its engines. Collective over the members, in the same order on all of them.
-  /// Blocks until they are connected; throws what Engine::split throws.
+  /// Blocks until they are connected; throws what Engine::split and DeviceExecutor::connect throw.
   void connect(std::uint32_t id);
   /// Forgets the team. Its engine ends with the last unit that uses it, or with the result.
   std::shared_ptr<const Team> remove(std::uint32_t id);
 
-  /// Throws what DeviceEngine::check of any team does.
+  /// Throws what DeviceExecutor::check of any team does.
   void check_gpu() const;
 
   /// Aborts all engines, also those that come later.
   void abort(const Status& status) noexcept;
 
  private:
+  void abort(const Team& team, const Status& status) noexcept;
+
   const int rank_;
   Engine& engine_;
-  DeviceEngine* const gpu_;
+  DeviceExecutor& executor_;
   const std::shared_ptr<const Team> everyone_;
   mutable std::mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<const Team>> teams_;

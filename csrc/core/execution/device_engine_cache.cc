@@ -19,7 +19,7 @@ DeviceEngine& PlacedEngines::on(const DevicePlacement& placement) {
     }
     if (place > 0) {
       const std::uint32_t group = process_set_ * kGroups + static_cast<std::uint32_t>(place);
-      std::unique_ptr<Engine> engine = first_.split(all_ranks(size_), group);
+      std::unique_ptr<DeviceEngine> engine = first_.split(all_ranks(size_), group);
       const std::lock_guard lock(mutex_);
       if (aborted_) {
         engine->abort(*aborted_);
@@ -28,7 +28,7 @@ DeviceEngine& PlacedEngines::on(const DevicePlacement& placement) {
     }
     known_.push_back(placement);
   }
-  DeviceEngine& engine = place == 0 ? first_ : *others_[place - 1]->as_device();
+  DeviceEngine& engine = place == 0 ? first_ : *others_[place - 1];
   engine.device(known_[place][static_cast<std::size_t>(rank_)]);
   return engine;
 }
@@ -37,7 +37,7 @@ void PlacedEngines::check() {
   first_.check();
   const std::lock_guard lock(mutex_);
   for (const auto& engine : others_) {
-    engine->as_device()->check();
+    engine->check();
   }
 }
 

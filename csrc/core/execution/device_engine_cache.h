@@ -23,7 +23,7 @@ class PlacedEngines {
       : first_(first), rank_(rank), size_(size), process_set_(process_set) {}
 
   /// The engine for a placement. A new one is collective over the members, and may block until they
-  /// are connected. Throws Error(kEngine) for more than kGroups of them, and what Engine::split
+  /// are connected. Throws Error(kEngine) for more than kGroups of them, and what DeviceEngine::split
   /// throws. The launching thread's: all members ask for the same placements in the same order.
   DeviceEngine& on(const DevicePlacement& placement);
 
@@ -39,7 +39,7 @@ class PlacedEngines {
   const std::uint32_t process_set_;
   std::vector<DevicePlacement> known_;
   std::mutex mutex_;  ///< guards what follows against threads that are not the launching one
-  std::vector<std::unique_ptr<Engine>> others_;  ///< for the placements after the first
+  std::vector<std::unique_ptr<DeviceEngine>> others_;  ///< for the placements after the first
   std::optional<Status> aborted_;
 };
 

@@ -13,20 +13,7 @@ namespace {
 /// Numbers of connections from here on are not those of process sets on the engine for host memory.
 constexpr std::uint32_t kFirstGroup = std::uint32_t{1} << 31;
 
-std::vector<DeviceEngine*> devices_of(const std::vector<Engine*>& engines) {
-  std::vector<DeviceEngine*> devices;
-  for (Engine* engine : engines) {
-    DeviceEngine* device = engine->as_device();
-    AIACC_CHECK(device != nullptr);
-    devices.push_back(device);
-  }
-  return devices;
-}
-
 }  // namespace
-
-HierarchicalDeviceEngine::HierarchicalDeviceEngine(std::unique_ptr<HierarchicalEngine> levels)
-    : levels_(std::move(levels)), parts_(devices_of(levels_->parts())) {}
 
 std::shared_ptr<Device> HierarchicalDeviceEngine::device(int ordinal) {
   std::shared_ptr<Device> device;
@@ -37,11 +24,13 @@ std::shared_ptr<Device> HierarchicalDeviceEngine::device(int ordinal) {
 }
 
 void HierarchicalDeviceEngine::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+    int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
+  AIACC_CHECK(!is_float8(reduction.wire));
+  const DeviceReduction sum{dtype_on_wire(reduction), reduction.op};
   if (grouping_) {
-    group_.push_back({lane, send, recv, count, reduction});
+    group_.push_back({lane, send, recv, count, sum});
   } else {
-    levels_->all_reduce(lane, send, recv, count, reduction);
+    Hierarchical::all_reduce(lane, send, recv, count, sum);
   }
 }
 
@@ -52,11 +41,11 @@ void HierarchicalDeviceEngine::begin_group() {
 
 void HierarchicalDeviceEngine::end_group() {
   grouping_ = false;
-  const auto of = [&](int step, std::size_t call) { return levels_->server(step, group_[call]); };
-  for (int step = 0; step < HierarchicalEngine::kSteps; ++step) {
+  const auto of = [&](int step, std::size_t call) { return server(step, group_[call]); };
+  for (int step = 0; step < kSteps; ++step) {
     // Each engine gets its calls of the step as a group: first those whose engine comes first.
     for (std::size_t first = 0; first < group_.size(); ++first) {
-      Engine* engine = of(step, first);
+      DeviceEngine* engine = of(step, first);
       std::size_t before = 0;
       while (of(step, before) != engine) {
         ++before;
@@ -64,21 +53,15 @@ void HierarchicalDeviceEngine::end_group() {
       if (engine == nullptr || before < first) {
         continue;
       }
-      engine->as_device()->begin_group();
+      engine->begin_group();
       for (std::size_t call = first; call < group_.size(); ++call) {
         if (of(step, call) == engine) {
-          levels_->do_step(step, group_[call]);
+          do_step(step, group_[call]);
         }
       }
-      engine->as_device()->end_group();
+      engine->end_group();
     }
   }
-}
-
-void HierarchicalDeviceEngine::all_reduce_on_wire(
-    int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
-  AIACC_CHECK(!is_float8(reduction.wire));
-  all_reduce(lane, send, recv, count, {dtype_on_wire(reduction), reduction.op});
 }
 
 std::string HierarchicalDeviceEngine::refusal(const DeviceReduction& reduction) const {
@@ -101,26 +84,26 @@ void HierarchicalDeviceEngine::check() {
   }
 }
 
-std::unique_ptr<Engine> HierarchicalDeviceEngine::split(const std::vector<int>& members,
-                                                        std::uint32_t group) {
-  return std::make_unique<HierarchicalDeviceEngine>(levels_->split_levels(members, group));
+std::unique_ptr<DeviceEngine> HierarchicalDeviceEngine::split(const std::vector<int>& members,
+                                                              std::uint32_t group) {
+  return std::unique_ptr<DeviceEngine>(new HierarchicalDeviceEngine(*this, members, group));
 }
 
-std::unique_ptr<Engine> create_hierarchical_device_engine(std::unique_ptr<Engine> nccl,
-                                                          EngineContext context,
-                                                          bool host_lanes) {
+std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<DeviceEngine> nccl,
+                                                                EngineContext context,
+                                                                bool host_lanes) {
   check_hosts(context);
   const int rank = context.rank;
-  std::unique_ptr<Engine> flat = std::move(nccl);
-  std::unique_ptr<Engine> near;
+  std::unique_ptr<DeviceEngine> flat = std::move(nccl);
+  std::unique_ptr<DeviceEngine> near;
   if (host_lanes && HostLayout(context.host_of).hosts() > 1) {
     near = std::move(flat);
     context.group = kFirstGroup;
     flat = std::make_unique<HostLanes>(
         std::make_unique<TcpEngine>(context), near->split({rank}, 0), rank, context.size);
   }
-  return std::make_unique<HierarchicalDeviceEngine>(std::make_unique<HierarchicalEngine>(
-      std::move(flat), context.host_of, rank, std::move(near), context.group));
+  return std::make_unique<HierarchicalDeviceEngine>(
+      std::move(flat), context.host_of, rank, std::move(near), context.group);
 }
 
 }  // namespace aiacc

@@ -10,51 +10,82 @@
 
 namespace aiacc {
 
-HierarchicalEngine::HierarchicalEngine(std::unique_ptr<Engine> flat,
-                                       const std::vector<int>& host_of,
-                                       int rank,
-                                       std::unique_ptr<Engine> near,
-                                       std::uint32_t group)
-    : HierarchicalEngine(nullptr,
+namespace {
+
+/// The reduction between hosts is the last one: it applies the factor.
+Reduction without_factor(Reduction reduction) {
+  reduction.factor = 1;
+  return reduction;
+}
+DeviceReduction without_factor(const DeviceReduction& reduction) { return reduction; }
+
+}  // namespace
+
+template <class Kind>
+Hierarchical<Kind>::Hierarchical(std::unique_ptr<Kind> flat,
+                                 const std::vector<int>& host_of,
+                                 int rank,
+                                 std::unique_ptr<Kind> near,
+                                 std::uint32_t group)
+    : Hierarchical(Parts{nullptr,
                          std::move(flat),
                          std::move(near),
                          all_ranks(static_cast<int>(host_of.size())),
                          host_of,
                          rank,
-                         {group, static_cast<std::uint32_t>(2 * host_of.size() + 1), group}) {}
+                         {group, static_cast<std::uint32_t>(2 * host_of.size() + 1), group}}) {}
 
-HierarchicalEngine::HierarchicalEngine(Engine* source,
-                                       std::unique_ptr<Engine> flat,
-                                       std::unique_ptr<Engine> near,
-                                       const std::vector<int>& members,
-                                       std::vector<int> host_of,
-                                       int rank,
-                                       Groups groups)
-    : host_of_(std::move(host_of)),
+template <class Kind>
+typename Hierarchical<Kind>::Parts Hierarchical<Kind>::parts_of(Hierarchical& whole,
+                                                                const std::vector<int>& members,
+                                                                std::uint32_t group) {
+  const Groups& of = whole.groups_;
+  const std::uint32_t numbers = std::numeric_limits<std::uint32_t>::max() - of.base;
+  AIACC_CHECK(group < numbers / of.count - 2);
+  whole.cancellation_.check();
+  const int place = place_among(members, whole.rank_, static_cast<int>(whole.host_of_.size()));
+  const Groups groups{of.base + (group + 1) * of.count, of.count, of.base};
+  // The flat engine connects all of them: its abort ends these waits.
+  std::unique_ptr<Kind> flat = whole.flat_->split(members, groups.first);
+  std::unique_ptr<Kind> near =
+      whole.near_ != nullptr ? whole.near_->split(members, groups.first) : nullptr;
+  return {whole.flat_.get(),
+          std::move(flat),
+          std::move(near),
+          members,
+          translated(whole.host_of_, members),
+          place,
+          groups};
+}
+
+template <class Kind>
+Hierarchical<Kind>::Hierarchical(Parts parts)
+    : host_of_(std::move(parts.host_of)),
       layout_(host_of_),
-      rank_(rank),
-      groups_(groups),
-      flat_(std::move(flat)),
-      near_(std::move(near)),
+      rank_(parts.rank),
+      groups_(parts.groups),
+      flat_(std::move(parts.flat)),
+      near_(std::move(parts.near)),
       scratch_(static_cast<std::size_t>(flat_->lanes())) {
   if (layout_.hosts() == 1) {
     return;
   }
-  Engine& parent = source != nullptr ? *source : *flat_;
+  Kind& parent = parts.source != nullptr ? *parts.source : *flat_;
   std::uint32_t number = groups_.first + 1;
   const std::vector<int>& here = layout_.ranks_on(host());
   const std::uint32_t number_here = number + static_cast<std::uint32_t>(host());
   inside_ = near_ != nullptr ? near_->split(here, number_here)
-                             : parent.split(translated(members, here), number_here);
+                             : parent.split(translated(parts.members, here), number_here);
   if (local() < layout_.columns()) {
     number += static_cast<std::uint32_t>(layout_.hosts() + local());
-    between_ = parent.split(translated(members, layout_.column(local())), number);
+    between_ = parent.split(translated(parts.members, layout_.column(local())), number);
   }
 }
 
+template <class Kind>
 template <class Operation>
-void HierarchicalEngine::run(int lane, Operation operation) {
-  AIACC_CHECK(lane >= 0 && lane <= lanes());
+void Hierarchical<Kind>::run(int lane, Operation operation) {
+  AIACC_CHECK(lane >= 0 && lane <= this->lanes());
   cancellation_.check();
   try {
     operation();
@@ -65,7 +96,8 @@ void HierarchicalEngine::run(int lane, Operation operation) {
   }
 }
 
-std::size_t HierarchicalEngine::cut(std::size_t count, Scratch& scratch) const {
+template <class Kind>
+std::size_t Hierarchical<Kind>::cut(std::size_t count, Scratch& scratch) const {
   const auto columns = static_cast<std::size_t>(layout_.columns());
   const auto own = static_cast<std::size_t>(local());
   scratch.shares.assign(layout_.ranks_on(host()).size(), 0);
@@ -81,12 +113,13 @@ std::size_t HierarchicalEngine::cut(std::size_t count, Scratch& scratch) const {
   return first;
 }
 
-HierarchicalEngine::Share HierarchicalEngine::share_of(const AllReduce& call,
-                                                       Scratch& scratch) const {
+template <class Kind>
+typename Hierarchical<Kind>::Share Hierarchical<Kind>::share_of(const AllReduce& call,
+                                                                Scratch& scratch) const {
   const std::size_t element = size_of(call.reduction.dtype);
   const std::size_t first = cut(call.count, scratch);
   const std::size_t own = scratch.shares[static_cast<std::size_t>(local())];
-  if (call.send != call.recv || flat_->as_device() != nullptr) {
+  if (call.send != call.recv || Kind::kScattersInPlace) {
     return {static_cast<char*>(call.recv) + first * element, own};
   }
   if (scratch.share.size() < own * element) {
@@ -95,7 +128,8 @@ HierarchicalEngine::Share HierarchicalEngine::share_of(const AllReduce& call,
   return {scratch.share.data(), own};
 }
 
-Engine* HierarchicalEngine::server(int step, const AllReduce& call) const {
+template <class Kind>
+Kind* Hierarchical<Kind>::server(int step, const AllReduce& call) const {
   const bool middle = step == 1;
   if (is_flat(call.lane)) {
     return middle ? flat_.get() : nullptr;
@@ -106,8 +140,9 @@ Engine* HierarchicalEngine::server(int step, const AllReduce& call) const {
   return inside_.get();
 }
 
-void HierarchicalEngine::do_step(int step, const AllReduce& call) {
-  Engine* engine = server(step, call);
+template <class Kind>
+void Hierarchical<Kind>::do_step(int step, const AllReduce& call) {
+  Kind* engine = server(step, call);
   if (engine == nullptr) {
     return;
   }
@@ -118,9 +153,8 @@ void HierarchicalEngine::do_step(int step, const AllReduce& call) {
     Scratch& scratch = scratch_[static_cast<std::size_t>(call.lane)];
     const Share share = share_of(call, scratch);
     if (step == 0) {
-      Reduction sum = call.reduction;
-      sum.factor = 1;  // The reduction between hosts is the last one.
-      engine->reduce_scatter(call.lane, call.send, share.memory, scratch.shares, sum);
+      engine->reduce_scatter(
+          call.lane, call.send, share.memory, scratch.shares, without_factor(call.reduction));
     } else if (step == 1) {
       engine->all_reduce(call.lane, share.memory, share.memory, share.elements, call.reduction);
     } else {
@@ -132,14 +166,16 @@ void HierarchicalEngine::do_step(int step, const AllReduce& call) {
   });
 }
 
-void HierarchicalEngine::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+template <class Kind>
+void Hierarchical<Kind>::all_reduce(
+    int lane, const void* send, void* recv, std::size_t count, const Arithmetic& reduction) {
   for (int step = 0; step < kSteps; ++step) {
     do_step(step, {lane, send, recv, count, reduction});
   }
 }
 
-void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
+template <class Kind>
+void Hierarchical<Kind>::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   AIACC_CHECK(root >= 0 && root < static_cast<int>(host_of_.size()));
   run(lane, [&] {
     if (is_flat(lane)) {
@@ -163,53 +199,56 @@ void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, in
   });
 }
 
-void HierarchicalEngine::all_gather(int lane,
+template <class Kind>
+void Hierarchical<Kind>::all_gather(int lane,
                                     const void* send,
                                     void* recv,
-                                    const std::vector<std::size_t>& bytes_of) {
+                                    const PerRank& bytes_of) {
   run(lane, [&] { flat_->all_gather(lane, send, recv, bytes_of); });
 }
 
-void HierarchicalEngine::reduce_scatter(int lane,
-                                        const void* send,
-                                        void* recv,
-                                        const std::vector<std::size_t>& counts,
-                                        const Reduction& reduction) {
+template <class Kind>
+void Hierarchical<Kind>::reduce_scatter(
+    int lane, const void* send, void* recv, const PerRank& counts, const Arithmetic& reduction) {
   run(lane, [&] { flat_->reduce_scatter(lane, send, recv, counts, reduction); });
 }
 
-void HierarchicalEngine::all_to_all(int lane,
-                                    const void* send,
-                                    void* recv,
-                                    const std::vector<std::size_t>& send_bytes,
-                                    const std::vector<std::size_t>& recv_bytes) {
+template <class Kind>
+void Hierarchical<Kind>::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   run(lane, [&] { flat_->all_to_all(lane, send, recv, send_bytes, recv_bytes); });
 }
 
-std::unique_ptr<HierarchicalEngine> HierarchicalEngine::split_levels(
-    const std::vector<int>& members, std::uint32_t group) {
-  const std::uint32_t numbers = std::numeric_limits<std::uint32_t>::max() - groups_.base;
-  AIACC_CHECK(group < numbers / groups_.count - 2);
-  cancellation_.check();
-  const int place = place_among(members, rank_, static_cast<int>(host_of_.size()));
-  const Groups groups{groups_.base + (group + 1) * groups_.count, groups_.count, groups_.base};
-  // The flat engine connects all of them: its abort ends these waits.
-  std::unique_ptr<Engine> flat = flat_->split(members, groups.first);
-  std::unique_ptr<Engine> near = near_ != nullptr ? near_->split(members, groups.first) : nullptr;
-  return std::unique_ptr<HierarchicalEngine>(new HierarchicalEngine(flat_.get(),
-                                                                    std::move(flat),
-                                                                    std::move(near),
-                                                                    members,
-                                                                    translated(host_of_, members),
-                                                                    place,
-                                                                    groups));
+template <class Kind>
+void Hierarchical<Kind>::abort(const Status& status) noexcept {
+  cancellation_.set(status);
+  for (Kind* engine : parts()) {
+    engine->abort(status);
+  }
 }
 
-double HierarchicalEngine::sending_s(int lane) const {
-  if (layout_.hosts() == 1) {
-    return flat_->sending_s(lane);
+template <class Kind>
+std::vector<Kind*> Hierarchical<Kind>::parts() const {
+  std::vector<Kind*> engines;
+  for (Kind* engine : {flat_.get(), near_.get(), inside_.get(), between_.get()}) {
+    if (engine != nullptr) {
+      engines.push_back(engine);
+    }
   }
-  return between_ == nullptr ? 0 : between_->sending_s(lane);
+  return engines;
+}
+
+template <class Kind>
+const Kind* Hierarchical<Kind>::outward() const {
+  return layout_.hosts() == 1 ? flat_.get() : between_.get();
+}
+
+template class Hierarchical<Engine>;
+template class Hierarchical<DeviceEngine>;
+
+double HierarchicalEngine::sending_s(int lane) const {
+  const Engine* engine = outward();
+  return engine == nullptr ? 0 : engine->sending_s(lane);
 }
 
 LaneWait HierarchicalEngine::waits(int lane) const {
@@ -221,23 +260,6 @@ LaneWait HierarchicalEngine::waits(int lane) const {
     }
   }
   return longest;
-}
-
-void HierarchicalEngine::abort(const Status& status) noexcept {
-  cancellation_.set(status);
-  for (Engine* engine : parts()) {
-    engine->abort(status);
-  }
-}
-
-std::vector<Engine*> HierarchicalEngine::parts() const {
-  std::vector<Engine*> engines;
-  for (Engine* engine : {flat_.get(), near_.get(), inside_.get(), between_.get()}) {
-    if (engine != nullptr) {
-      engines.push_back(engine);
-    }
-  }
-  return engines;
 }
 
 void check_hosts(const EngineContext& context) {

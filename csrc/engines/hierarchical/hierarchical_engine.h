@@ -1,16 +1,19 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "csrc/engines/cancellation.h"
+#include "csrc/engines/device_engine.h"
 #include "csrc/engines/engine.h"
 #include "csrc/engines/hierarchical/host_topology.h"
 
 namespace aiacc {
 
-/// Two engines, one inside each host and one between hosts, as one.
+/// Two engines of one kind, one inside each host and one between hosts, as one of that kind: Engine or
+/// DeviceEngine.
 ///
 /// An all-reduce is a reduce-scatter inside the host, an all-reduce of each share between the hosts,
 /// and an all-gather inside: a host's network carries every byte as often as with one rank per host.
@@ -23,19 +26,21 @@ namespace aiacc {
 ///  * the express lane: small buffers cost latency, and three steps cost more than one;
 ///  * everything, if there is only one host.
 ///
-/// If these are engines for tensors on GPUs, so is what this does; HierarchicalDeviceEngine makes it a
-/// DeviceEngine. A failure on any level is latched for all of them.
-class HierarchicalEngine : public Engine {
+/// A failure on any level is latched for all of them.
+template <class Kind>
+class Hierarchical : public Kind {
  public:
+  using Arithmetic = typename Kind::Arithmetic;
+
   /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. `near`: what is
   /// split for the inside of the hosts, also an engine of all ranks; null: `flat`. Numbers that
-  /// are given to Engine::split are greater than `group`, that of `flat`. Collective, blocks, throws
-  /// what Engine::split throws.
-  HierarchicalEngine(std::unique_ptr<Engine> flat,
-                     const std::vector<int>& host_of,
-                     int rank,
-                     std::unique_ptr<Engine> near = nullptr,
-                     std::uint32_t group = 0);
+  /// are given to `split` are greater than `group`, that of `flat`. Collective, blocks, throws
+  /// what `split` throws.
+  Hierarchical(std::unique_ptr<Kind> flat,
+               const std::vector<int>& host_of,
+               int rank,
+               std::unique_ptr<Kind> near = nullptr,
+               std::uint32_t group = 0);
 
   const char* name() const override { return "hierarchical"; }
   int lanes() const override { return flat_->lanes(); }
@@ -43,30 +48,25 @@ class HierarchicalEngine : public Engine {
                   const void* send,
                   void* recv,
                   std::size_t count,
-                  const Reduction& reduction) override;
+                  const Arithmetic& reduction) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
-  void all_gather(int lane,
-                  const void* send,
-                  void* recv,
-                  const std::vector<std::size_t>& bytes_of) override;
+  void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
                       const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
-                      const Reduction& reduction) override;
+                      const PerRank& counts,
+                      const Arithmetic& reduction) override;
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
-    return split_levels(members, group);
-  }
-  std::unique_ptr<HierarchicalEngine> split_levels(const std::vector<int>& members,
-                                                   std::uint32_t group);
-  double sending_s(int lane) const override;
-  LaneWait waits(int lane) const override;
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes) override;
   void abort(const Status& status) noexcept override;
+
+ protected:
+  /// What `whole.split(members, group)` gives.
+  Hierarchical(Hierarchical& whole, const std::vector<int>& members, std::uint32_t group)
+      : Hierarchical(parts_of(whole, members, group)) {}
 
   /// An all-reduce as it goes, step by step.
   struct AllReduce {
@@ -74,44 +74,49 @@ class HierarchicalEngine : public Engine {
     const void* send = nullptr;
     void* recv = nullptr;
     std::size_t count = 0;
-    Reduction reduction;
+    Arithmetic reduction;
   };
   static constexpr int kSteps = 3;
   /// Who does that step of it; null: nobody.
-  Engine* server(int step, const AllReduce& call) const;
+  Kind* server(int step, const AllReduce& call) const;
   /// Does it, as `all_reduce` does all of them. Other calls on other lanes may come between two steps.
   void do_step(int step, const AllReduce& call);
 
   /// All engines that this consists of, the flat one first.
-  std::vector<Engine*> parts() const;
+  std::vector<Kind*> parts() const;
+  /// The one that carries bytes to other hosts; null if this rank carries none.
+  const Kind* outward() const;
 
  private:
   /// What one lane needs while it works, kept for its memory.
   struct Scratch {
-    std::vector<std::size_t> shares;  ///< of the members of the host
-    std::vector<char> share;          ///< this rank's, while its place in the result is in use
+    PerRank shares;           ///< of the members of the host
+    std::vector<char> share;  ///< this rank's, while its place in the result is in use
   };
 
-  /// Numbers for Engine::split that one engine of a job takes: for itself, every host, every column.
+  /// Numbers for `split` that one engine of a job takes: for itself, every host, every column.
   struct Groups {
     std::uint32_t first;
     std::uint32_t count;  ///< enough for all ranks of the job
     std::uint32_t base;   ///< the first one of the engine of all ranks
   };
 
-  /// Among `members` of `source`, which connects them. `flat` is the engine among them all, and the
-  /// source itself if that is null.
-  HierarchicalEngine(Engine* source,
-                     std::unique_ptr<Engine> flat,
-                     std::unique_ptr<Engine> near,
-                     const std::vector<int>& members,
-                     std::vector<int> host_of,
-                     int rank,
-                     Groups groups);
+  /// An engine among `members` of `source`, which connects them; the flat one if that is null.
+  struct Parts {
+    Kind* source;
+    std::unique_ptr<Kind> flat;  ///< among all members
+    std::unique_ptr<Kind> near;
+    std::vector<int> members;
+    std::vector<int> host_of;
+    int rank;
+    Groups groups;
+  };
+  static Parts parts_of(Hierarchical& whole, const std::vector<int>& members, std::uint32_t group);
+  explicit Hierarchical(Parts parts);
 
   template <class Operation>
   void run(int lane, Operation operation);
-  bool is_flat(int lane) const { return lane == express_lane() || layout_.hosts() == 1; }
+  bool is_flat(int lane) const { return lane == this->express_lane() || layout_.hosts() == 1; }
   int host() const { return layout_.host(rank_); }
   int local() const { return layout_.local(rank_); }
   /// This rank's share of a call, on its way between the hosts.
@@ -128,11 +133,29 @@ class HierarchicalEngine : public Engine {
   const int rank_;
   const Groups groups_;
   Cancellation cancellation_;
-  std::unique_ptr<Engine> flat_;
-  std::unique_ptr<Engine> near_;     ///< null if the flat one serves inside the hosts, too
-  std::unique_ptr<Engine> inside_;   ///< null if there is one host
-  std::unique_ptr<Engine> between_;  ///< null if there is one host, or if this rank has no column
-  std::vector<Scratch> scratch_;     ///< by lane
+  std::unique_ptr<Kind> flat_;
+  std::unique_ptr<Kind> near_;     ///< null if the flat one serves inside the hosts, too
+  std::unique_ptr<Kind> inside_;   ///< null if there is one host
+  std::unique_ptr<Kind> between_;  ///< null if there is one host, or if this rank has no column
+  std::vector<Scratch> scratch_;   ///< by lane
+};
+
+/// For host memory.
+class HierarchicalEngine : public Hierarchical<Engine> {
+ public:
+  using Hierarchical::Hierarchical;
+
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
+    return std::unique_ptr<Engine>(new HierarchicalEngine(*this, members, group));
+  }
+  double sending_s(int lane) const override;
+  LaneWait waits(int lane) const override;
+
+ private:
+  HierarchicalEngine(HierarchicalEngine& whole,
+                     const std::vector<int>& members,
+                     std::uint32_t group)
+      : Hierarchical(whole, members, group) {}
 };
 
 /// Throws Error(kInvalidArgument) if `context.host_of` does not name the host of every rank.

@@ -53,12 +53,13 @@ NcclEngine::NcclEngine(std::shared_ptr<NcclDevices> devices,
       members_(std::move(members)),
       group_(group) {}
 
-std::unique_ptr<Engine> NcclEngine::split(const std::vector<int>& members, std::uint32_t group) {
+std::unique_ptr<DeviceEngine> NcclEngine::split(const std::vector<int>& members,
+                                                std::uint32_t group) {
   cancellation_.check();
   EngineContext context = context_;
   context.rank = place_among(members, context_.rank, context_.size);
   context.size = static_cast<int>(members.size());
-  return std::unique_ptr<Engine>(
+  return std::unique_ptr<DeviceEngine>(
       new NcclEngine(devices_, std::move(context), translated(members_, members), group));
 }
 
@@ -173,12 +174,6 @@ void NcclEngine::issue_group(int lane,
 }
 
 void NcclEngine::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
-  AIACC_CHECK(reduction.factor == 1.0);
-  all_reduce_on_wire(lane, send, recv, count, {reduction.dtype, reduction.op});
-}
-
-void NcclEngine::all_reduce_on_wire(
     int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
   const NcclDataType type = nccl_type_of(reduction.dtype, reduction.wire);
   const NcclRedOp op = nccl_op_of(reduction.dtype, reduction.op);
@@ -238,8 +233,8 @@ void NcclEngine::reduce_scatter(int lane,
                                 const void* send,
                                 void* recv,
                                 const std::vector<std::size_t>& counts,
-                                const Reduction& reduction) {
-  AIACC_CHECK(reduction.factor == 1.0 && counts.size() == members_.size());
+                                const DeviceReduction& reduction) {
+  AIACC_CHECK(reduction.wire == WireFormat::kTensor && counts.size() == members_.size());
   const NcclDataType type = nccl_type_of(reduction.dtype);
   const NcclRedOp op = nccl_op_of(reduction.dtype, reduction.op);
   if (all_equal(counts)) {

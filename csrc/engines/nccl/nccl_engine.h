@@ -44,17 +44,12 @@ class NcclEngine : public DeviceEngine {
   void check() override;
   void abort(const Status& status) noexcept override;
 
+  /// The wish for an algorithm counts from NCCL 2.31 on.
   void all_reduce(int lane,
                   const void* send,
                   void* recv,
                   std::size_t count,
-                  const Reduction& reduction) override;
-  /// The wish for an algorithm counts from NCCL 2.31 on.
-  void all_reduce_on_wire(int lane,
-                          const void* send,
-                          void* recv,
-                          std::size_t count,
-                          const DeviceReduction& reduction) override;
+                  const DeviceReduction& reduction) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane,
                   const void* send,
@@ -64,13 +59,14 @@ class NcclEngine : public DeviceEngine {
                       const void* send,
                       void* recv,
                       const std::vector<std::size_t>& counts,
-                      const Reduction& reduction) override;
+                      const DeviceReduction& reduction) override;
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
+                                      std::uint32_t group) override;
 
  private:
   struct Lane {
@@ -119,6 +115,6 @@ Viability nccl_viability();
 /// What launch_order_problem says about this process; "" where there is no NCCL.
 std::string nccl_lanes_problem(int lanes, bool in_use);
 /// With the libraries of this process.
-std::unique_ptr<Engine> create_nccl_engine(const EngineContext& context);
+std::unique_ptr<DeviceEngine> create_nccl_engine(const EngineContext& context);
 
 }  // namespace aiacc

@@ -65,7 +65,7 @@ NcclGpus nccl_gpus() {
   return gpus;
 }
 
-std::unique_ptr<Engine> create_nccl_engine(const EngineContext& context) {
+std::unique_ptr<DeviceEngine> create_nccl_engine(const EngineContext& context) {
   return std::make_unique<NcclEngine>(process_cuda_driver(), nccl_of_process(), context);
 }
 

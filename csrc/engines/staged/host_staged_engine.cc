@@ -27,7 +27,10 @@ std::size_t sum_of(const std::vector<std::size_t>& values) {
 
 }  // namespace
 
-HostLanes::HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<Engine> own, int rank, int size)
+HostLanes::HostLanes(std::unique_ptr<Engine> host,
+                     std::unique_ptr<DeviceEngine> own,
+                     int rank,
+                     int size)
     : HostLanes(std::move(host), std::move(own), rank, size, std::make_shared<Threads>()) {
   for (int lane = 0; lane <= host_->express_lane(); ++lane) {
     threads_->push_back(std::make_unique<HostLane>("aiacc host " + std::to_string(lane)));
@@ -35,13 +38,12 @@ HostLanes::HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<Engine> own, 
 }
 
 HostLanes::HostLanes(std::unique_ptr<Engine> host,
-                     std::unique_ptr<Engine> own,
+                     std::unique_ptr<DeviceEngine> own,
                      int rank,
                      int size,
                      std::shared_ptr<Threads> threads)
     : host_(std::move(host)),
-      kept_(std::move(own)),
-      own_(*kept_->as_device()),
+      own_(std::move(own)),
       rank_(rank),
       size_(size),
       work_(std::make_shared<HostWork>()),
@@ -62,24 +64,25 @@ HostLanes::~HostLanes() {
 
 void HostLanes::check() {
   work_->cancellation.check();
-  own_.check();
+  own_->check();
 }
 
 void HostLanes::abort(const Status& status) noexcept {
   work_->cancellation.set(status);
   host_->abort(status);
-  own_.abort(status);
+  own_->abort(status);
   const std::lock_guard lock(work_->mutex);
   work_->aborted = true;
   work_->changed.notify_all();
 }
 
-std::unique_ptr<Engine> HostLanes::split(const std::vector<int>& members, std::uint32_t group) {
-  return std::unique_ptr<Engine>(new HostLanes(host_->split(members, group),
-                                               own_.split({0}, group),
-                                               place_among(members, rank_, size_),
-                                               static_cast<int>(members.size()),
-                                               threads_));
+std::unique_ptr<DeviceEngine> HostLanes::split(const std::vector<int>& members,
+                                               std::uint32_t group) {
+  return std::unique_ptr<DeviceEngine>(new HostLanes(host_->split(members, group),
+                                                     own_->split({0}, group),
+                                                     place_among(members, rank_, size_),
+                                                     static_cast<int>(members.size()),
+                                                     threads_));
 }
 
 int HostLanes::host_lane(int lane) const {
@@ -99,7 +102,7 @@ std::vector<int> HostLanes::host_lanes(int lane, std::size_t bytes) const {
 void HostLanes::run(int lane, std::vector<Part> parts) {
   work_->cancellation.check();
   if (device_ == nullptr) {
-    device_ = own_.device(-1);
+    device_ = own_->device(-1);
   }
   const Mark ready = device_->record(stream(lane));
   std::vector<Mark> done;
@@ -114,11 +117,13 @@ void HostLanes::run(int lane, std::vector<Part> parts) {
 }
 
 void HostLanes::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
+    int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
+  AIACC_CHECK(!is_float8(reduction.wire));
   if (count == 0) {
     return;
   }
-  const std::size_t element = size_of(reduction.dtype);
+  const Reduction sum{dtype_on_wire(reduction), reduction.op};
+  const std::size_t element = size_of(sum.dtype);
   const std::vector<int> lanes = host_lanes(lane, count * element);
   const std::size_t share = aligned((count * element + lanes.size() - 1) / lanes.size()) / element;
   std::vector<Part> parts;
@@ -132,17 +137,11 @@ void HostLanes::all_reduce(
                       static_cast<std::byte*>(recv) + from * element,
                       bytes,
                       0,
-                      [this, used, elements, reduction](std::byte* memory) {
-                        host_->all_reduce(used, memory, memory, elements, reduction);
+                      [this, used, elements, sum](std::byte* memory) {
+                        host_->all_reduce(used, memory, memory, elements, sum);
                       }}});
   }
   run(lane, std::move(parts));
-}
-
-void HostLanes::all_reduce_on_wire(
-    int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
-  AIACC_CHECK(!is_float8(reduction.wire));
-  all_reduce(lane, send, recv, count, {dtype_on_wire(reduction), reduction.op});
 }
 
 void HostLanes::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
@@ -182,13 +181,15 @@ void HostLanes::reduce_scatter(int lane,
                                const void* send,
                                void* recv,
                                const std::vector<std::size_t>& counts,
-                               const Reduction& reduction) {
+                               const DeviceReduction& reduction) {
+  AIACC_CHECK(reduction.wire == WireFormat::kTensor);
+  const Reduction sum{reduction.dtype, reduction.op};
   const int used = host_lane(lane);
   const std::size_t element = size_of(reduction.dtype);
   const std::size_t sent = sum_of(counts) * element;
   const std::size_t received = counts[static_cast<std::size_t>(rank_)] * element;
   const auto scatter = [=](std::byte* memory) {
-    host_->reduce_scatter(used, memory, memory + aligned(sent), counts, reduction);
+    host_->reduce_scatter(used, memory, memory + aligned(sent), counts, sum);
   };
   run(lane, {{used, {send, sent, recv, received, aligned(sent), scatter}}});
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/engines/device_engine.h"
+#include "csrc/engines/engine.h"
 #include "csrc/engines/hierarchical/host_lane.h"
 
 namespace aiacc {
@@ -24,22 +25,21 @@ class HostLanes : public DeviceEngine {
   /// `host` is an engine for host memory, in which this is rank `rank` of `size`. `own` gives device,
   /// streams and buffers, all of them shared with the engines that this one is composed with: one
   /// for GPUs that was split for this rank alone.
-  HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<Engine> own, int rank, int size);
+  HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<DeviceEngine> own, int rank, int size);
   /// Waits for what is under way, then aborts it.
   ~HostLanes() override;
 
   const char* name() const override { return host_->name(); }
-  int lanes() const override { return own_.lanes(); }
-  std::shared_ptr<Device> open(int ordinal) override { return own_.open(ordinal); }
-  std::shared_ptr<Device> device(int ordinal) override { return own_.device(ordinal); }
-  CudaStream stream(int lane) override { return own_.stream(lane); }
-  CudaStream pack_stream(int lane) override { return own_.pack_stream(lane); }
-  void* buffer(int lane, std::size_t bytes) override { return own_.buffer(lane, bytes); }
+  int lanes() const override { return own_->lanes(); }
+  std::shared_ptr<Device> open(int ordinal) override { return own_->open(ordinal); }
+  std::shared_ptr<Device> device(int ordinal) override { return own_->device(ordinal); }
+  CudaStream stream(int lane) override { return own_->stream(lane); }
+  CudaStream pack_stream(int lane) override { return own_->pack_stream(lane); }
+  void* buffer(int lane, std::size_t bytes) override { return own_->buffer(lane, bytes); }
   std::string refusal(const DeviceReduction& reduction) const override {
-    return own_.refusal(reduction);
+    return own_->refusal(reduction);
   }
-  bool quiesce(Clock::time_point deadline) noexcept override { return own_.quiesce(deadline); }
-  double sending_s(int lane) const override { return host_->sending_s(lane); }
+  bool quiesce(Clock::time_point deadline) noexcept override { return own_->quiesce(deadline); }
   void check() override;
   void abort(const Status& status) noexcept override;
 
@@ -47,12 +47,7 @@ class HostLanes : public DeviceEngine {
                   const void* send,
                   void* recv,
                   std::size_t count,
-                  const Reduction& reduction) override;
-  void all_reduce_on_wire(int lane,
-                          const void* send,
-                          void* recv,
-                          std::size_t count,
-                          const DeviceReduction& reduction) override;
+                  const DeviceReduction& reduction) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane,
                   const void* send,
@@ -62,13 +57,14 @@ class HostLanes : public DeviceEngine {
                       const void* send,
                       void* recv,
                       const std::vector<std::size_t>& counts,
-                      const Reduction& reduction) override;
+                      const DeviceReduction& reduction) override;
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
+                                      std::uint32_t group) override;
 
  private:
   using Threads = std::vector<std::unique_ptr<HostLane>>;
@@ -79,7 +75,7 @@ class HostLanes : public DeviceEngine {
   };
 
   HostLanes(std::unique_ptr<Engine> host,
-            std::unique_ptr<Engine> own,
+            std::unique_ptr<DeviceEngine> own,
             int rank,
             int size,
             std::shared_ptr<Threads> threads);
@@ -91,8 +87,7 @@ class HostLanes : public DeviceEngine {
   std::vector<int> host_lanes(int lane, std::size_t bytes) const;
 
   const std::unique_ptr<Engine> host_;
-  const std::unique_ptr<Engine> kept_;
-  DeviceEngine& own_;  ///< what `kept_` keeps
+  const std::unique_ptr<DeviceEngine> own_;
   const int rank_;
   const int size_;
   const std::shared_ptr<HostWork> work_;

@@ -244,17 +244,20 @@ TEST(CoordinatorGpuFailures, AGpuThatIsNotThere) {
   });
 }
 
-TEST(CoordinatorGpuFailures, WithoutAnEngineForGpus) {
+/// The other ranks would wait for one that cannot even stage.
+TEST(CoordinatorGpuFailures, ARankWithoutADriverEndsAll) {
   CoordinatorWorld world;
-  world.options.gpu_missing = "no GPU is visible; check nvidia-smi";
-  with_coordinators(world, [&](int, RankParts& parts) {
+  world.options.staging = []() -> const CudaDriver& {
+    throw Error(Code::kEngine, "no driver; install it");
+  };
+  with_coordinators(world, [&](int rank, RankParts& parts) {
     float value = 1;
     Request request = make_request("x", {1});
     request.device = 0;
-    const Status status = status_of([&] { submit(*parts.coordinator, request, &value, &value); });
-    EXPECT_EQ(Code::kUnsupported, status.code());
-    EXPECT_TRUE(contains(status.message(), "'x' on GPU 0: no GPU is visible")) << status.message();
-    EXPECT_EQ(2.0F, sum(*parts.coordinator, "x", 1));
+    const auto use = [&] { submit(*parts.coordinator, request, &value, &value); };
+    const Status status = rank == 0 ? status_of(use) : fatal_status(*parts.coordinator, "y");
+    EXPECT_EQ(Code::kEngine, status.code());
+    EXPECT_TRUE(contains(status.message(), "rank 0, GPU 0: no driver")) << status.message();
   });
 }
 

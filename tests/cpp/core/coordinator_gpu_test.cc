@@ -461,16 +461,14 @@ TEST_P(CoordinatorGpuTest, AHierarchyWithFewerLanesThanTheEngineOfTheHost) {
     world.size = size();
     world.lanes = 5;
     world.options.parameters.lanes = 5;
-    world.gpu = [&](int rank) -> std::unique_ptr<DeviceEngine> {
+    world.gpu = [&](int rank) {
       EngineContext context = gpus_.context(rank, 3);
       context.group = host_lanes ? 1 : 0;  // the same sockets serve both
       for (int r = 0; r < size(); ++r) {
         context.host_of.resize(static_cast<std::size_t>(size()));
         context.host_of[static_cast<std::size_t>(r)] = r / 2;
       }
-      auto engine = create_hierarchical_device_engine(gpus_.engine(rank, 2), context, host_lanes);
-      return std::unique_ptr<DeviceEngine>(
-          static_cast<HierarchicalDeviceEngine*>(engine.release()));
+      return create_hierarchical_device_engine(gpus_.engine(rank, 2), context, host_lanes);
     };
     with_coordinators(world, [&](int rank, RankParts& parts) {
       GpuRank gpu(gpus_, parts, rank);

@@ -10,9 +10,12 @@ namespace aiacc {
 namespace {
 
 TEST(RegistryTest, EveryEngineSaysWhatItIsOrWhyNot) {
-  for (const EngineEntry& entry : engine_registry()) {
+  for (const EngineEntry<Engine>& entry : engine_registry()) {
     EXPECT_FALSE(entry.viability().detail.empty()) << entry.name;
     EXPECT_EQ(&entry, &find_engine(entry.name));
+  }
+  for (const EngineEntry<DeviceEngine>& entry : device_engine_registry()) {
+    EXPECT_FALSE(entry.viability().detail.empty()) << entry.name;
   }
 }
 
@@ -28,25 +31,45 @@ TEST(RegistryTest, UnknownNameListsTheKnown) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(Code::kInvalidArgument, error.code());
-    EXPECT_NE(std::string::npos,
-              std::string(error.what()).find("local, tcp, hierarchical, mpi, nccl"))
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("local, tcp, hierarchical, mpi)"))
         << error.what();
   }
 }
 
-TEST(RegistryTest, AnEngineThatCannotRunSaysWhy) {
-  for (const EngineEntry& entry : engine_registry()) {
+/// Of both kinds: `create(name)` makes the engine of an entry.
+template <class Entries, class Create>
+void expect_reasons(const Entries& entries, Create create) {
+  for (const auto& entry : entries) {
     const Viability viability = entry.viability();
     if (viability.viable) {
       continue;
     }
     try {
-      create_engine(entry.name, EngineContext{});
+      create(entry.name);
       FAIL() << entry.name;
     } catch (const Error& error) {
       EXPECT_EQ(Code::kEngine, error.code());
       EXPECT_NE(std::string::npos, std::string(error.what()).find(viability.detail));
     }
+  }
+}
+
+TEST(RegistryTest, AnEngineThatCannotRunSaysWhy) {
+  expect_reasons(engine_registry(),
+                 [](const std::string& name) { create_engine(name, EngineContext{}); });
+  expect_reasons(device_engine_registry(),
+                 [](const std::string& name) { create_device_engine(name, EngineContext{}, 1); });
+}
+
+TEST(RegistryTest, UnknownNameOfAnEngineForGpusListsTheKnown) {
+  try {
+    create_device_engine("tcp", EngineContext{}, 1);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(Code::kInvalidArgument, error.code());
+    EXPECT_NE(std::string::npos,
+              std::string(error.what()).find("nccl, hierarchical or hierarchical-tcp"))
+        << error.what();
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/engines/engine.h"
 #include "csrc/engines/nccl/nccl_engine.h"
 #include "csrc/kernels/scale.h"
 #include "tests/cpp/support/fake_nccl.h"
@@ -84,7 +85,7 @@ class FinishingEngine : public Engine {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction) override {
-    engine_.all_reduce(lane, send, recv, count, {reduction.dtype, reduction.op, 1.0});
+    engine_.all_reduce(lane, send, recv, count, {reduction.dtype, reduction.op});
     finish();
     copy_scaled(recv, recv, count, reduction.dtype, reduction.factor);
   }
@@ -104,7 +105,7 @@ class FinishingEngine : public Engine {
                       void* recv,
                       const std::vector<std::size_t>& counts,
                       const Reduction& reduction) override {
-    engine_.reduce_scatter(lane, send, recv, counts, {reduction.dtype, reduction.op, 1.0});
+    engine_.reduce_scatter(lane, send, recv, counts, {reduction.dtype, reduction.op});
     finish();
     copy_scaled(recv, recv, counts.at(rank_), reduction.dtype, reduction.factor);
   }
@@ -116,9 +117,7 @@ class FinishingEngine : public Engine {
     engine_.all_to_all(lane, send, recv, send_bytes, recv_bytes);
     finish();
   }
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
-    return engine_.split(members, group);
-  }
+  std::unique_ptr<Engine> split(const std::vector<int>&, std::uint32_t) override { return nullptr; }
   void abort(const Status& status) noexcept override { engine_.abort(status); }
 
  private:

@@ -1,36 +1,34 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "csrc/core/execution/gpu/report_pool.h"
-#include "csrc/core/execution/unit.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/kernels/batch_copier.h"
 
 namespace aiacc {
 
-/// What the units of one GPU share.
+/// What the units share that are queued on one GPU.
 struct DeviceTools {
-  /// `kernels`: load those that pack and unpack. `check`: they shall look at inputs.
-  DeviceTools(std::shared_ptr<Device> opened, bool kernels, bool check = false);
-  ~DeviceTools();
-  DeviceTools(const DeviceTools&) = delete;
-  DeviceTools& operator=(const DeviceTools&) = delete;
+  /// Loads kernels. `checks`: they shall look at inputs. Needs a Device::Scope, here and in the
+  /// destructor.
+  DeviceTools(std::shared_ptr<Device> opened, bool checks)
+      : device(std::move(opened)),
+        pool(DevicePool::make(device)),
+        copier(std::make_unique<BatchCopier>(device->driver())),
+        reports(checks ? std::make_unique<ReportPool>(device->driver()) : nullptr) {}
 
   std::shared_ptr<Device> device;
   std::shared_ptr<DevicePool> pool;
   std::mutex copier_mutex;
-  std::unique_ptr<BatchCopier> copier;  ///< null without kernels
-  std::unique_ptr<ReportPool> reports;  ///< null without a check by kernels
+  std::unique_ptr<BatchCopier> copier;
+  std::unique_ptr<ReportPool> reports;  ///< null unless they look at inputs
   /// Where the last unit is over that used a buffer of the engine, by its address. The launching
   /// thread's.
   std::unordered_map<const void*, Mark> buffer_users;
 };
-
-/// Makes a stream wait for who wrote a unit's tensors.
-using WaitForInputs = std::function<void(const Unit& unit, CudaStream stream)>;
 
 }  // namespace aiacc

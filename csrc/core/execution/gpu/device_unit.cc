@@ -51,14 +51,14 @@ void DeviceUnit::run(CopyDirection direction,
 
 /// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are there
 /// and nobody uses the buffer any more.
-std::byte* DeviceUnit::start_packing(std::size_t bytes, const WaitForInputs& wait) {
+std::byte* DeviceUnit::start_packing(std::size_t bytes) {
   packed_ = static_cast<std::byte*>(engine_.buffer(lane_, bytes));
   current_ = engine_.pack_stream(lane_);
   const auto user = tools_.buffer_users.find(packed_);
   if (user != tools_.buffer_users.end()) {
     tools_.device->wait(current_, user->second);
   }
-  wait(unit_, current_);
+  wait_for_inputs(unit_, current_, *tools_.device);
   return packed_;
 }
 
@@ -124,15 +124,15 @@ std::vector<std::size_t> DeviceUnit::bytes_of(const std::vector<std::int64_t>& r
   return bytes;
 }
 
-void DeviceUnit::prepare_all_reduce(const WaitForInputs& wait) {
+void DeviceUnit::prepare_all_reduce() {
   if (!in_place()) {
-    recv_ = start_packing(on_wire(unit_.plan.bytes), wait);
+    recv_ = start_packing(on_wire(unit_.plan.bytes));
     send_ = recv_;
     pack(packed_, request_.prescale);
     end_packing();
     return;
   }
-  start_in_place(wait);
+  start_in_place();
   const TensorBuffers& buffers = piece_.buffers();
   if (buffers.output == nullptr) {
     // Zeros. Where the others give their tensors' memory, this must not be a registered buffer.
@@ -162,16 +162,16 @@ void DeviceUnit::complete_all_reduce() {
   }
 }
 
-void DeviceUnit::prepare_broadcast(const WaitForInputs& wait) {
+void DeviceUnit::prepare_broadcast() {
   if (!in_place()) {
-    recv_ = start_packing(unit_.plan.bytes, wait);
+    recv_ = start_packing(unit_.plan.bytes);
     if (is_root()) {
       pack(packed_, 1.0);
     }
     end_packing();
     return;
   }
-  start_in_place(wait);
+  start_in_place();
   const Slice& slice = unit_.plan.slices.front();
   recv_ = at(piece_.buffers().output, slice.offset);
   const void* input = at(piece_.buffers().input, slice.offset);
@@ -182,20 +182,20 @@ void DeviceUnit::prepare_broadcast(const WaitForInputs& wait) {
 }
 
 /// All-gather and all-to-all, whose results go to memory of the core.
-void DeviceUnit::prepare_gathering(const WaitForInputs& wait) {
+void DeviceUnit::prepare_gathering() {
   TensorBuffers& buffers = piece_.buffers();
   if (request_.kind == OpKind::kAlltoall) {
     sent_ = bytes_of(request_.numbers);
   }
   received_ = bytes_of(buffers.first_extents);
-  start_in_place(wait);
+  start_in_place();
   send_ = buffers.input;
   const std::size_t total = std::accumulate(received_.begin(), received_.end(), std::size_t{0});
   buffers.gathered_on_gpu = tools_.pool->take(total, stream_);
   recv_ = reinterpret_cast<void*>(buffers.gathered_on_gpu->address);
 }
 
-void DeviceUnit::prepare_reduce_scatter(const WaitForInputs& wait) {
+void DeviceUnit::prepare_reduce_scatter() {
   const TensorSpec& spec = piece_.spec();
   const int size = unit_.team->size();
   received_.reserve(static_cast<std::size_t>(size));
@@ -206,26 +206,26 @@ void DeviceUnit::prepare_reduce_scatter(const WaitForInputs& wait) {
   send_ = piece_.buffers().input;
   recv_ = piece_.buffers().output;
   if (!converts()) {
-    start_in_place(wait);
+    start_in_place();
     return;
   }
-  std::byte* scaled = start_packing(spec.bytes(), wait);
+  std::byte* scaled = start_packing(spec.bytes());
   scale(scaled, send_, spec.elements(), request_.prescale, reports());
   end_packing();
   send_ = scaled;
 }
 
-void DeviceUnit::prepare(const WaitForInputs& wait) {
+void DeviceUnit::prepare() {
   switch (request_.kind) {
     case OpKind::kAllreduce:
-      return prepare_all_reduce(wait);
+      return prepare_all_reduce();
     case OpKind::kBroadcast:
-      return prepare_broadcast(wait);
+      return prepare_broadcast();
     case OpKind::kAllgather:
     case OpKind::kAlltoall:
-      return prepare_gathering(wait);
+      return prepare_gathering();
     case OpKind::kReducescatter:
-      return prepare_reduce_scatter(wait);
+      return prepare_reduce_scatter();
     case OpKind::kBarrier:
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
@@ -237,7 +237,7 @@ void DeviceUnit::prepare(const WaitForInputs& wait) {
 void DeviceUnit::issue() {
   switch (request_.kind) {
     case OpKind::kAllreduce:
-      return engine_.all_reduce_on_wire(
+      return engine_.all_reduce(
           lane_, send_, recv_, elements(), {dtype_, op(), request_.wire, unit_.algorithm});
     case OpKind::kBroadcast:
       return engine_.broadcast(
@@ -247,7 +247,7 @@ void DeviceUnit::issue() {
     case OpKind::kAlltoall:
       return engine_.all_to_all(lane_, send_, recv_, sent_, received_);
     case OpKind::kReducescatter:
-      return engine_.reduce_scatter(lane_, send_, recv_, received_, {dtype_, op(), 1.0});
+      return engine_.reduce_scatter(lane_, send_, recv_, received_, {dtype_, op()});
     case OpKind::kBarrier:
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:

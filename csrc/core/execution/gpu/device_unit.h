@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/core/execution/gpu/device_resources.h"
+#include "csrc/core/execution/gpu/wait_for_inputs.h"
 #include "csrc/core/execution/unit.h"
 #include "csrc/engines/device_engine.h"
 
@@ -25,7 +26,7 @@ class DeviceUnit {
   DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools);
 
   /// Kernels and copies before the operation.
-  void prepare(const WaitForInputs& wait);
+  void prepare();
   /// The operation: calls of the engine, and nothing else.
   void issue();
   /// Kernels after it. Returns the mark of its end.
@@ -34,10 +35,10 @@ class DeviceUnit {
   ReportPool::Taken take_checked() { return std::move(checked_); }
 
  private:
-  void prepare_all_reduce(const WaitForInputs& wait);
-  void prepare_broadcast(const WaitForInputs& wait);
-  void prepare_gathering(const WaitForInputs& wait);
-  void prepare_reduce_scatter(const WaitForInputs& wait);
+  void prepare_all_reduce();
+  void prepare_broadcast();
+  void prepare_gathering();
+  void prepare_reduce_scatter();
   void complete_all_reduce();
 
   /// Whether the operation can work on the memory of the one tensor of the unit.
@@ -59,8 +60,8 @@ class DeviceUnit {
   bool converts() const { return request_.prescale != 1.0 || checked_ != nullptr; }
   CopyReport* reports() const { return checked_ == nullptr ? nullptr : checked_->reports; }
   /// For a unit that is worked on where its tensors are.
-  void start_in_place(const WaitForInputs& wait) { wait(unit_, stream_); }
-  std::byte* start_packing(std::size_t bytes, const WaitForInputs& wait);
+  void start_in_place() { wait_for_inputs(unit_, stream_, *tools_.device); }
+  std::byte* start_packing(std::size_t bytes);
   void end_packing();
   bool keeps(const Piece& piece) const;
   void pack(std::byte* packed, double factor);

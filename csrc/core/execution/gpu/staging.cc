@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/core/execution/gpu/wait_for_inputs.h"
 
 namespace aiacc {
 namespace {
@@ -12,8 +13,11 @@ constexpr std::size_t kLeastSlot = std::size_t{1} << 20;
 
 }  // namespace
 
-Staging::Staging(std::shared_ptr<Device> device, std::shared_ptr<DevicePool> pool, int lanes)
-    : device_(std::move(device)), pool_(std::move(pool)), driver_(device_->driver()) {
+Staging::Staging(std::shared_ptr<Device> device, int lanes, const Cancellation& cancellation)
+    : device_(std::move(device)),
+      pool_(DevicePool::make(device_)),
+      driver_(device_->driver()),
+      cancellation_(cancellation) {
   int lowest = 0;
   int highest = 0;
   AIACC_CUDA_CHECK(driver_, stream_priority_range, &lowest, &highest);
@@ -59,7 +63,7 @@ Staging::Slot* Staging::take_prepared(Lane& lane, const Unit& unit) {
   return slot;
 }
 
-void Staging::prepare(const Unit& unit, int lane, const WaitForInputs& wait) {
+void Staging::prepare(const Unit& unit, int lane) {
   Lane& here = lane_at(lane);
   // A unit of several steps before it makes better use of both slots.
   const bool several = std::any_of(here.prepared.begin(),
@@ -70,12 +74,12 @@ void Staging::prepare(const Unit& unit, int lane, const WaitForInputs& wait) {
     return;
   }
   const StagedUnit work(unit);
-  wait(unit, here.in);
+  wait_for_inputs(unit, here.in, *device_);
   fill(here, *slot, work, 0);
   here.prepared.push_back({unit.team->id, unit.plan.seq, work.steps(), slot});
 }
 
-Mark Staging::run(const Unit& unit, int lane, PackBuffer& buffer, const WaitForInputs& wait) {
+Mark Staging::run(const Unit& unit, int lane, PackBuffer& buffer) {
   Lane& here = lane_at(lane);
   const StagedUnit work(unit);
   std::uintptr_t gathered = 0;
@@ -88,7 +92,7 @@ Mark Staging::run(const Unit& unit, int lane, PackBuffer& buffer, const WaitForI
   if (slot == nullptr) {
     slot = free_slot(here);
     AIACC_CHECK(slot != nullptr);
-    wait(unit, here.in);
+    wait_for_inputs(unit, here.in, *device_);
     fill(here, *slot, work, 0);
   }
   for (std::size_t step = 0; step < work.steps(); ++step) {

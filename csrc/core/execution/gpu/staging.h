@@ -3,12 +3,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "csrc/base/socket.h"
-#include "csrc/core/execution/gpu/device_resources.h"
 #include "csrc/core/execution/gpu/staged_unit.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/cuda/stream_signal.h"
@@ -23,11 +21,12 @@ namespace aiacc {
 /// one before back to the GPU; the next unit of the lane counts, if it is known by then.
 ///
 /// Threads: a lane is used by one thread at a time. That thread waits for copies to the host, since
-/// the engine reads them; nobody waits for copies to the GPU. Needs a Device::Scope, except `abort`.
+/// the engine reads them; nobody waits for copies to the GPU. Needs a Device::Scope.
 class Staging {
  public:
-  /// Makes streams, which may wait for the GPU.
-  Staging(std::shared_ptr<Device> device, std::shared_ptr<DevicePool> pool, int lanes);
+  /// Makes streams, which may wait for the GPU. `cancellation`, which outlives this, ends the waits of all
+  /// lanes.
+  Staging(std::shared_ptr<Device> device, int lanes, const Cancellation& cancellation);
   /// When no lane is running and the streams are empty, or the device has failed.
   ~Staging();
   Staging(const Staging&) = delete;
@@ -35,18 +34,15 @@ class Staging {
 
   /// Starts to copy the first step of a unit to the host, if there is a slot for it. Called for the
   /// units of a lane in their order, before `run` is called for the one before it.
-  void prepare(const Unit& unit, int lane, const WaitForInputs& wait);
+  void prepare(const Unit& unit, int lane);
 
   /// Moves the unit; its results are on the GPU at the mark that is returned. Blocks; throws what the
-  /// engine and CUDA throw, and the status of `abort`.
-  Mark run(const Unit& unit, int lane, PackBuffer& buffer, const WaitForInputs& wait);
+  /// engine and CUDA throw, and the status of the cancellation.
+  Mark run(const Unit& unit, int lane, PackBuffer& buffer);
 
   /// Waits until all copies back are done, or the device has failed, or the deadline; true unless the
   /// deadline came. For the end.
   bool quiesce(Clock::time_point deadline) noexcept;
-
-  /// Ends the waits of all lanes. Any thread.
-  void abort(const Status& status) noexcept { cancellation_.set(status); }
 
  private:
   struct Slot {
@@ -81,7 +77,7 @@ class Staging {
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<DevicePool> pool_;
   const CudaDriver& driver_;
-  Cancellation cancellation_;
+  const Cancellation& cancellation_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 

@@ -4,59 +4,103 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <utility>
 #include <vector>
 
-#include "csrc/core/execution/gpu/device_resources.h"
-#include "csrc/core/execution/gpu/staging.h"
+#include "csrc/cuda/device.h"
 
 namespace aiacc {
 
-/// The GPUs that this rank uses, opened when they are first needed, and what units on them need.
+/// The GPUs that this rank uses, opened when they are first needed, and what units on each need: its
+/// `Tools`.
 ///
 /// Threads: any. Opening a GPU and loading kernels for it can take many seconds: only who needs them
-/// waits for that. `abort` and `staged`, which the driver calls, never do.
+/// waits for that. `loaded`, which the driver calls, never does.
+template <class Tools>
 class UsedGpus {
  public:
-  struct Setup {
-    std::function<std::shared_ptr<Device>(int ordinal)> open;  ///< -1: the one that is proposed
-    bool kernels = false;                                      ///< see DeviceTools
-    bool check = false;
-    int lanes = 0;  ///< of staging
-  };
   struct Gpu {
     std::shared_ptr<Device> device;
-    std::shared_ptr<DeviceTools> tools;  ///< null before `tools_of`
-    std::unique_ptr<Staging> staging;    ///< null before `staging_of`
+    std::unique_ptr<Tools> tools;  ///< null before `tools_of`
   };
+  /// -1: the device that is proposed.
+  using Open = std::function<std::shared_ptr<Device>(int ordinal)>;
+  /// Called in a Device::Scope, and so is the destructor of what it gives.
+  using Load = std::function<std::unique_ptr<Tools>(const std::shared_ptr<Device>& device)>;
 
-  explicit UsedGpus(Setup setup) : setup_(std::move(setup)) {}
-  ~UsedGpus();
+  UsedGpus(Open open, Load load) : open_(std::move(open)), load_(std::move(load)) {}
+  ~UsedGpus() {
+    for (auto& [ordinal, gpu] : gpus_) {
+      try {
+        const Device::Scope scope(*gpu.device);
+        gpu.tools.reset();
+      } catch (const Error&) {
+        static_cast<void>(gpu.tools.release());  // The driver is shutting down, and this with it.
+      }
+    }
+  }
   UsedGpus(const UsedGpus&) = delete;
   UsedGpus& operator=(const UsedGpus&) = delete;
 
   /// The one of that number; -1: the first one that was used, or a proposal. None goes before the
-  /// end. Throws what Setup::open throws.
-  Gpu& at(int ordinal);
-  /// Throws what DeviceTools throws.
-  DeviceTools& tools_of(Gpu& gpu);
-  /// Needs a Device::Scope. Throws what Staging throws.
-  Staging& staging_of(Gpu& gpu);
+  /// end. Throws what Open throws.
+  Gpu& at(int ordinal) {
+    if (Gpu* known = find(ordinal)) {
+      return *known;
+    }
+    const std::lock_guard loading(loading_);
+    if (Gpu* known = find(ordinal)) {
+      return *known;
+    }
+    const std::shared_ptr<Device> device = open_(ordinal);
+    const std::lock_guard lock(mutex_);
+    first_ = gpus_.empty() ? device->ordinal() : first_;
+    return gpus_.emplace(device->ordinal(), Gpu{device, nullptr}).first->second;
+  }
 
-  /// Those with a Staging.
-  std::vector<Gpu*> staged();
-  /// Ends the waits for copies to the host, also those of a Staging that comes later.
-  void abort(const Status& status) noexcept;
+  /// Throws what Load throws.
+  Tools& tools_of(Gpu& gpu) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (gpu.tools != nullptr) {
+        return *gpu.tools;
+      }
+    }
+    const std::lock_guard loading(loading_);
+    if (gpu.tools == nullptr) {
+      const Device::Scope scope(*gpu.device);
+      std::unique_ptr<Tools> tools = load_(gpu.device);
+      const std::lock_guard lock(mutex_);
+      gpu.tools = std::move(tools);
+    }
+    return *gpu.tools;
+  }
+
+  /// Those with tools.
+  std::vector<Gpu*> loaded() {
+    const std::lock_guard lock(mutex_);
+    std::vector<Gpu*> loaded;
+    for (auto& [ordinal, gpu] : gpus_) {
+      if (gpu.tools != nullptr) {
+        loaded.push_back(&gpu);
+      }
+    }
+    return loaded;
+  }
 
  private:
-  Gpu* find(int ordinal);
+  Gpu* find(int ordinal) {
+    const std::lock_guard lock(mutex_);
+    const auto known = gpus_.find(ordinal < 0 ? first_ : ordinal);
+    return known == gpus_.end() ? nullptr : &known->second;
+  }
 
-  const Setup setup_;
+  const Open open_;
+  const Load load_;
   std::mutex loading_;  ///< held for as long as it takes; before the other one
   std::mutex mutex_;    ///< guards what follows
   std::map<int, Gpu> gpus_;
   int first_ = -1;
-  std::optional<Status> aborted_;
 };
 
 }  // namespace aiacc

@@ -33,7 +33,7 @@ struct Hosts {
 };
 
 /// NCCL inside the hosts, and NCCL or lanes of the CPU between them.
-std::unique_ptr<Engine> connect(NcclWorld& world, const Hosts& hosts, int rank) {
+std::unique_ptr<DeviceEngine> connect(NcclWorld& world, const Hosts& hosts, int rank) {
   EngineContext context = world.context(rank, 3);
   context.host_of = hosts.of;
   return create_hierarchical_device_engine(world.engine(rank, kLanes), context, hosts.host_lanes);
@@ -43,14 +43,14 @@ std::unique_ptr<Engine> connect(NcclWorld& world, const Hosts& hosts, int rank) 
 template <class Body>
 void with_engines(NcclWorld& world, const Hosts& hosts, Body body) {
   {
-    std::vector<std::unique_ptr<Engine>> engines(hosts.of.size());
+    std::vector<std::unique_ptr<DeviceEngine>> engines(hosts.of.size());
     run_as_ranks(hosts.size(), [&](int rank, RankGroup& group) {
       auto& engine = engines[static_cast<std::size_t>(rank)];
       engine = connect(world, hosts, rank);
       const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
-      const auto device = engine->as_device()->device(rank);
+      const auto device = engine->device(rank);
       const Device::Scope scope(*device);
-      body(rank, *engine->as_device());
+      body(rank, *engine);
     });
   }
   EXPECT_EQ(0, world.nccl.misuses()) << world.nccl.complaint();
@@ -93,7 +93,7 @@ TEST_P(HierarchicalDeviceTest, NarrowFloats) {
     std::vector<std::uint16_t> ones(100, 0x3f80);  // bfloat16
     const DeviceReduction reduction{DataType::kFloat32, ReduceOp::kSum, WireFormat::kBFloat16};
     EXPECT_EQ("", engine.refusal(reduction));
-    engine.all_reduce_on_wire(0, ones.data(), ones.data(), ones.size(), reduction);
+    engine.all_reduce(0, ones.data(), ones.data(), ones.size(), reduction);
     ASSERT_TRUE(engine.quiesce(soon()));
     const auto sum = static_cast<float>(size());
     std::uint32_t bits = 0;
@@ -173,10 +173,9 @@ TEST_P(HierarchicalDeviceTest, SplitsLikeTheOthers) {
       members.push_back(member);
     }
     if (rank % 2 == 0) {
-      const std::unique_ptr<Engine> part = engine.split(members, 3);
-      ASSERT_NE(nullptr, part->as_device());
-      part->as_device()->device(rank);
-      FinishingEngine finishing(*part->as_device(), rank / 2);
+      const std::unique_ptr<DeviceEngine> part = engine.split(members, 3);
+      part->device(rank);
+      FinishingEngine finishing(*part, rank / 2);
       check_every_operation(finishing, 0, rank / 2, static_cast<int>(members.size()));
     }
     FinishingEngine finishing(engine, rank);
@@ -187,8 +186,8 @@ TEST_P(HierarchicalDeviceTest, SplitsLikeTheOthers) {
 /// All its parts move to the other GPU, and the two engines do not disturb each other.
 TEST_P(HierarchicalDeviceTest, OneForEveryGpuOfARank) {
   with_engines([&](int rank, DeviceEngine& engine) {
-    const std::unique_ptr<Engine> part = engine.split(all_ranks(size()), 3);
-    DeviceEngine& other = *part->as_device();
+    const std::unique_ptr<DeviceEngine> part = engine.split(all_ranks(size()), 3);
+    DeviceEngine& other = *part;
     const auto device = other.device((rank + 1) % size());
     EXPECT_NE(engine.stream(0), other.stream(0));
     for (int times = 0; times < 2; ++times) {
@@ -284,7 +283,7 @@ TEST(HostLanes, WhatIsOnTheNetworkDoesNotKeepTheNextFromBeingLaunched) {
   };
   std::atomic<int> overtaken{0};
   with_host_lanes(world, 2, before, [&](int, DeviceEngine& engine) {
-    const Reduction sum{DataType::kFloat32, ReduceOp::kSum};
+    const DeviceReduction sum{DataType::kFloat32, ReduceOp::kSum};
     std::vector<std::vector<float>> units(12, std::vector<float>(100, 1.0F));
     for (std::size_t i = 0; i < units.size(); ++i) {  // a part on lane 0 each, which stands still
       engine.all_reduce(
@@ -420,7 +419,7 @@ TEST_P(HierarchicalDeviceTest, AGroupGivesWhatItsCallsGive) {
       engine.begin_group();
       for (int lane = 0; lane < kLanes; ++lane) {
         auto& unit = units[static_cast<std::size_t>(lane)];
-        engine.all_reduce_on_wire(lane, unit.data(), unit.data(), unit.size(), {});
+        engine.all_reduce(lane, unit.data(), unit.data(), unit.size(), {});
       }
       engine.end_group();
       ASSERT_TRUE(engine.quiesce(soon()));

@@ -166,7 +166,7 @@ TEST(NcclEngine, AnAlgorithmWhereTheLibraryLetsItBeChosen) {
       DeviceReduction reduction;
       for (const Algorithm algorithm : {Algorithm::kAny, Algorithm::kTree, Algorithm::kRing}) {
         reduction.algorithm = algorithm;
-        engine.all_reduce_on_wire(0, &value, &value, 1, reduction);
+        engine.all_reduce(0, &value, &value, 1, reduction);
       }
       ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
       EXPECT_EQ(8.0F, value);
@@ -183,14 +183,13 @@ TEST(NcclEngine, SplitsShareTheStreams) {
     const std::vector<int> members =
         rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
     const auto half = engine.split(members, static_cast<std::uint32_t>(1 + rank % 2));
-    ASSERT_NE(nullptr, half->as_device());
-    half->as_device()->device(rank);
-    EXPECT_EQ(engine.stream(1), half->as_device()->stream(1));
-    FinishingEngine finishing(*half->as_device(), rank / 2);
+    half->device(rank);
+    EXPECT_EQ(engine.stream(1), half->stream(1));
+    FinishingEngine finishing(*half, rank / 2);
     check_every_operation(finishing, 0, rank / 2, 2);
     const auto alone = half->split({rank / 2}, static_cast<std::uint32_t>(10 + rank));
-    alone->as_device()->device(rank);
-    FinishingEngine single(*alone->as_device(), 0);
+    alone->device(rank);
+    FinishingEngine single(*alone, 0);
     check_every_operation(single, 1, 0, 1);
     FinishingEngine all(engine, rank);
     check_every_operation(all, 1, rank, 4);

@@ -147,8 +147,8 @@ TEST(NcclFailures, OneGpuForAnEngine) {
   EXPECT_EQ(1, engine.device(-1)->ordinal());
   EXPECT_EQ(Code::kInternal, status_of([&] { engine.device(0); }).code());
   EXPECT_EQ(0, engine.open(0)->ordinal()) << "for another engine of the rank";
-  EXPECT_EQ(0, engine.split({0}, 1)->as_device()->device(0)->ordinal());
-  EXPECT_EQ(1, engine.split({0}, 2)->as_device()->device(-1)->ordinal()) << "the first one";
+  EXPECT_EQ(0, engine.split({0}, 1)->device(0)->ordinal());
+  EXPECT_EQ(1, engine.split({0}, 2)->device(-1)->ordinal()) << "the first one";
 }
 
 TEST(NcclFailures, LanesThatWouldNotBeSafeAreRefused) {

@@ -1,0 +1,100 @@
+#include "csrc/core/dispatch/lanes.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace aiacc {
+
+Lanes::Lanes(int numbered, const Run& run, const Prepare& prepare) {
+  for (int lane = 0; lane <= numbered; ++lane) {
+    Lane::Prepare prepare_here;
+    if (prepare) {
+      prepare_here = [prepare, lane](const Unit& unit) { prepare(lane, unit); };
+    }
+    lanes_.push_back(std::make_unique<Lane>(
+        lane == numbered ? "express" : "lane " + std::to_string(lane),
+        [run, lane](Unit& unit, PackBuffer& buffer) { run(lane, unit, buffer); },
+        std::move(prepare_here)));
+  }
+}
+
+void Lanes::push(Unit& unit) {
+  Lane* lane = lanes_[unit.plan.lane].get();
+  if (keeping_ && kept_ == nullptr) {
+    kept_ = lane;
+  }
+  lane->push(unit, lane != kept_);
+}
+
+/// What is waited for may need these units first: on another rank, in another thread.
+void Lanes::start_kept() {
+  if (kept_ != nullptr) {
+    std::exchange(kept_, nullptr)->start();
+  }
+}
+
+Lane* Lanes::take_kept() {
+  keeping_ = false;
+  return std::exchange(kept_, nullptr);
+}
+
+void Lanes::help(Lane* first, const Operation& operation, Clock::time_point deadline) {
+  if (first != nullptr) {
+    first->help(operation.done, deadline);  // it was not woken: nobody else would
+  }
+  for (const auto& lane : lanes_) {
+    if (operation.done.load() || Clock::now() >= deadline) {
+      return;
+    }
+    lane->help(operation.done, deadline);
+  }
+}
+
+std::vector<LaneReport> Lanes::reports(const TensorTable& table, double limit_s) const {
+  std::vector<LaneReport> reports;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    const auto current = lanes_[lane]->current();
+    if (!current) {
+      continue;
+    }
+    LaneReport report;
+    report.lane = static_cast<std::uint32_t>(lane);
+    report.process_set = current->team->id;
+    report.order = current->order;
+    report.unit = current->unit;
+    const Team& team = *current->team;
+    const LaneWait wait =
+        current->running ? team.engine->waits(static_cast<int>(lane)) : LaneWait{};
+    if (wait.seconds > 0 && wait.seconds >= limit_s) {
+      report.stuck = true;
+      const int awaited = index_in(team.ranks, wait.for_rank);
+      report.ahead =
+          awaited < 0
+              ? 0
+              : static_cast<std::uint32_t>((awaited - team.rank + team.size()) % team.size());
+      report.tensors = table.labels(current->operations);
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+double Lanes::longest_wait() const {
+  double longest = 0;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    const auto current = lanes_[lane]->current();
+    if (current && current->running) {
+      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
+      longest = std::max(longest, wait.seconds);
+    }
+  }
+  return longest;
+}
+
+void Lanes::drain(Clock::time_point deadline) {
+  for (const auto& lane : lanes_) {
+    lane->quiesce(deadline);
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,38 @@
+#include "csrc/core/dispatch/zero_answers.h"
+
+#include <utility>
+
+#include "csrc/core/dispatch/planner_input.h"
+
+namespace aiacc {
+
+Operation* ZeroAnswers::add(const Agreement& agreement) {
+  const Request& request = *agreement.zeros;
+  auto operation = std::make_unique<Operation>();
+  operation->request = request;
+  operation->devices = agreement.devices;
+  operation->more.resize(request.more.size());
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    TensorBuffers& buffers = operation->tensor(i);
+    if (request.on_gpu()) {
+      continue;  // no memory means zeros there
+    }
+    buffers.gathered.assign(request.tensor(i).bytes(), 0);
+    buffers.output = buffers.gathered.data();
+    buffers.input = buffers.output;
+  }
+  if (is_empty(*operation)) {
+    return nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  Operation* raw = operation.get();
+  operations_.emplace(raw, std::move(operation));
+  return raw;
+}
+
+void ZeroAnswers::remove(Operation* operation) {
+  const std::lock_guard lock(mutex_);
+  operations_.erase(operation);
+}
+
+}  // namespace aiacc

@@ -1,0 +1,105 @@
+#include "csrc/core/execution/gpu/queued_executor.h"
+
+#include <utility>
+
+namespace aiacc {
+
+QueuedExecutor::QueuedExecutor(DeviceEngine& engine, int lanes, bool checks, UnitsOnGpu& units)
+    : engine_(engine),
+      lanes_(lanes),
+      units_(units),
+      gpus_([this](int ordinal) { return engine_.open(ordinal); },
+            [checks](const std::shared_ptr<Device>& device) {
+              return std::make_unique<DeviceTools>(device, checks);
+            }) {}
+
+std::string QueuedExecutor::refusal(const Request& request) const {
+  if (request.kind != OpKind::kAllreduce && request.kind != OpKind::kReducescatter) {
+    return "";
+  }
+  const ReduceOp op = request.op == ReduceOp::kAverage ? ReduceOp::kSum : request.op;
+  for (std::size_t i = 0; i < request.tensors(); ++i) {
+    std::string refusal = engine_.refusal({request.tensor(i).dtype, op, request.wire});
+    if (!refusal.empty()) {
+      return refusal;
+    }
+  }
+  return "";
+}
+
+void QueuedExecutor::connect(Team& team) {
+  const bool all = team.id == 0;
+  team.owned_gpu = all ? nullptr : engine_.split(team.ranks, team.id * PlacedEngines::kGroups);
+  team.gpu = std::make_unique<PlacedEngines>(
+      all ? engine_ : *team.owned_gpu, team.rank, team.size(), team.id);
+}
+
+/// A unit is packed when it comes, however many are on their way.
+void QueuedExecutor::prepare(const Unit&, int) {}
+
+void QueuedExecutor::run(Unit& unit, int lane, PackBuffer&, const Finished& finished) {
+  const bool joined = unit.joined;
+  try {
+    start(unit, lane);
+    if (joined) {
+      return;
+    }
+    launch();
+  } catch (...) {
+    drop();
+    throw;
+  }
+  const std::size_t count = std::exchange(grouped_, 0);
+  for (std::size_t i = 0; i < count; ++i) {
+    group_[i]->work.reset();
+    finished(group_[i]->unit, group_[i]->since);
+    group_[i]->unit.team.reset();
+  }
+}
+
+/// Queues what comes before the operation.
+void QueuedExecutor::start(Unit& unit, int lane) {
+  if (grouped_ == group_.size()) {
+    group_.push_back(std::make_unique<Started>());
+  }
+  Started& started = *group_[grouped_++];
+  std::swap(started.unit, unit);
+  started.since = Clock::now();
+  started.engine = &started.unit.team->gpu->on(*started.unit.devices());
+  auto& gpu = gpus_.at(started.engine->device(-1)->ordinal());
+  started.device = gpu.device;
+  const Device::Scope scope(*gpu.device);
+  started.work.emplace(started.unit, engine_lane(lane), *started.engine, gpus_.tools_of(gpu));
+  started.work->prepare();
+}
+
+/// Issues the units of the group, which are on one engine, and queues what comes after.
+void QueuedExecutor::launch() {
+  const Device::Scope scope(*group_.front()->device);
+  DeviceEngine& engine = *group_.front()->engine;
+  const bool several = grouped_ > 1;
+  if (several) {
+    engine.begin_group();
+  }
+  for (std::size_t i = 0; i < grouped_; ++i) {
+    group_[i]->work->issue();
+  }
+  if (several) {
+    engine.end_group();
+  }
+  for (std::size_t i = 0; i < grouped_; ++i) {
+    Started& started = *group_[i];
+    const Mark done = started.work->complete();
+    units_.add(started.unit, started.device, done, started.work->take_checked());
+  }
+}
+
+/// After an error: the operations of the group end with the job.
+void QueuedExecutor::drop() noexcept {
+  for (std::size_t i = 0; i < grouped_; ++i) {
+    group_[i]->work.reset();
+  }
+  grouped_ = 0;
+}
+
+}  // namespace aiacc

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "csrc/core/execution/device_executor.h"
+#include "csrc/core/execution/gpu/device_unit.h"
+#include "csrc/core/execution/gpu/units_on_gpu.h"
+#include "csrc/core/execution/gpu/used_gpus.h"
+#include "csrc/engines/device_engine.h"
+
+namespace aiacc {
+
+/// Queues units on the streams of an engine for GPUs, those that are joined as one group: each is packed
+/// as it comes, all are issued by one call, then each is unpacked.
+class QueuedExecutor : public DeviceExecutor {
+ public:
+  /// `engine`, that of all ranks, and `units` outlive this. `lanes`: those of the plan, the express lane
+  /// included. `checks`: units look at their inputs.
+  QueuedExecutor(DeviceEngine& engine, int lanes, bool checks, UnitsOnGpu& units);
+
+  bool queues() const override { return true; }
+  std::uint32_t launch_lane(std::uint32_t lane) const override {
+    return static_cast<std::uint32_t>(engine_lane(static_cast<int>(lane)) % engine_.lanes());
+  }
+  Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
+  std::string refusal(const Request& request) const override;
+  void connect(Team& team) override;
+  void check(const Team& team) override { team.gpu->check(); }
+  void abort(const Team& team, const Status& status) noexcept override { team.gpu->abort(status); }
+  void prepare(const Unit& unit, int lane) override;
+  void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
+  bool quiesce(Clock::time_point deadline) noexcept override { return engine_.quiesce(deadline); }
+
+ private:
+  /// A unit of the group that is not issued yet.
+  struct Started {
+    Unit unit;
+    Clock::time_point since;
+    DeviceEngine* engine = nullptr;
+    std::shared_ptr<Device> device;
+    std::optional<DeviceUnit> work;
+  };
+
+  /// Lanes of the plan are those of the engine for host memory; an engine for GPUs may have fewer.
+  int engine_lane(int lane) const {
+    return lane + 1 == lanes_ ? engine_.express_lane() : lane % engine_.lanes();
+  }
+  void start(Unit& unit, int lane);
+  void launch();
+  void drop() noexcept;
+
+  DeviceEngine& engine_;
+  const int lanes_;
+  UnitsOnGpu& units_;
+  UsedGpus<DeviceTools> gpus_;
+  // The launching thread's.
+  std::vector<std::unique_ptr<Started>> group_;  ///< the first ones are it, the others are spare
+  std::size_t grouped_ = 0;
+};
+
+}  // namespace aiacc
