@@ -13,6 +13,7 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import add_process_set
+from tests.support import fake_gpu
 from tests.support.ranks import ROOT, run_ranks
 
 LIBRARY = ROOT / "build/dev/tests/cpp/libbindings_c_api_job.so"
@@ -86,6 +87,21 @@ def _both_at_once():
 def test_c_and_python_submit_at_once(engine):
     launcher = "mpirun" if engine == "mpi" else "explicit"
     run_ranks(2, _both_at_once, env={"AIACC_ENGINE": engine}, launcher=launcher)
+
+
+def _run_on_fake_gpu(function, *arguments):
+    hvd.init()
+    frontend, fake = _Frontend(), fake_gpu.driver()
+    frontend.library.job_use_device(0, fake.fake_drain)
+    frontend.run(function, *arguments)
+    hvd.barrier()
+    assert fake.fake_misuses() == 0
+
+
+@pytest.mark.skipif(not fake_gpu.LIBRARY.exists(), reason="no fake driver; run make test-cpp")
+@pytest.mark.parametrize("call", [("sums", 0), ("gather",), ("all_to_all",), ("failures",)])
+def test_tensors_on_a_gpu(call):
+    run_ranks(2, _run_on_fake_gpu, *call, env={"LD_LIBRARY_PATH": str(fake_gpu.LIBRARY.parent)})
 
 
 def _one_each():

@@ -17,6 +17,10 @@
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
+/* Where tensors are, and what waits for all streams there; host memory without. */
+static int32_t device = -1;
+static void (*drain)(void) = NULL;
+
 /* What the callbacks of one submission have seen. */
 typedef struct ticket {
   int done; /* calls */
@@ -63,6 +67,9 @@ static void wait_for(ticket* mine) {
     pthread_cond_wait(&changed, &mutex);
   }
   pthread_mutex_unlock(&mutex);
+  if (drain != NULL) {
+    drain();
+  }
 }
 
 static int32_t my_rank(void) {
@@ -83,6 +90,7 @@ static aiacc_submission submission_of(aiacc_kind kind,
   submission.done = note_done;
   submission.allocate = note_shape;
   submission.context = mine;
+  submission.device = tensor != NULL ? device : -1;
   return submission;
 }
 
@@ -92,6 +100,12 @@ static aiacc_tensor tensor_of(const int64_t* shape,
                               void* output) {
   const aiacc_tensor tensor = {AIACC_INT32, dimensions, shape, input, output};
   return tensor;
+}
+
+/* From now on tensors pass for such on this GPU. */
+EXPORT void job_use_device(int32_t number, void (*drain_streams)(void)) {
+  device = number;
+  drain = drain_streams;
 }
 
 EXPORT const char* job_failure(void) { return failure; }
@@ -209,6 +223,9 @@ EXPORT int job_gather(void) {
     EXPECT(aiacc_flush() == AIACC_OK);
     if (waits == 1) {
       EXPECT(aiacc_wait(handle) == AIACC_OK && mine.done == 0);
+      if (drain != NULL) {
+        drain();
+      }
     } else {
       wait_for(&mine);
       EXPECT(mine.done == 1 && mine.code == AIACC_OK);
