@@ -27,6 +27,7 @@
 #define AIACC_API
 #endif
 
+/* NOLINTBEGIN(modernize-*): C has no other ways. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -257,5 +258,6 @@ AIACC_API int32_t aiacc_wait(int64_t handle);
 #ifdef __cplusplus
 }
 #endif
+/* NOLINTEND(modernize-*) */
 
 #endif
