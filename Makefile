@@ -40,7 +40,7 @@ demo: build  ## train on real digits, two ranks
 test: test-cpp test-python  ## C++ and Python tests
 
 .PHONY: build
-build: $(STAMPS)/package  ## the core, in place (aiacc/_core*.so)
+build: $(STAMPS)/package  ## the core, in place (aiacc/*.so)
 	$(call cmake,dev)
 	@sed -n 's/^-- aiacc: //p' build/configure.log
 
@@ -103,7 +103,7 @@ gtest:
 
 .PHONY: clean
 clean:  ## remove what was built, keep .venv
-	rm -rf build dist *.egg-info aiacc/*.so
+	rm -rf build dist *.egg-info aiacc/*.so aiacc/include
 
 # Interpreter, build tools and torch. torch comes first and pinned: whatever depends on it must not
 # choose another.

@@ -27,7 +27,7 @@ def wheel_mpi_compiler() -> str:
 
 
 class CMakeBuild(build_ext):
-    """Builds the module and the MPI plug-in into the package folder."""
+    """Builds the libraries, and the header of the C interface, into the package folder."""
 
     def run(self) -> None:
         self.in_place = bool(self.inplace) or self.editable_mode

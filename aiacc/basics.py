@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from aiacc import _core, script_end, startup
 from aiacc.autotune import tuner
@@ -260,3 +261,11 @@ def _end(how: str) -> None:
         _core.shutdown(how)
         seat.release_all()
         unregister_all()
+
+
+def get_include() -> str:
+    """Folder to compile other front-ends with: it has ``aiacc/c_api.h``.
+
+    They load ``libaiacc_core.so`` by this name after ``import aiacc``.
+    """
+    return str(Path(_core.__file__).parent / "include")

@@ -26,7 +26,8 @@ find_package(Threads REQUIRED)
 
 add_library(aiacc_flags INTERFACE)
 target_include_directories(aiacc_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_options(aiacc_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor)
+target_compile_options(aiacc_flags INTERFACE -Wall -Wextra -Wshadow
+                       $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>)
 # Errors name source files as the tree does, wherever it was built.
 target_compile_options(aiacc_flags INTERFACE -ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
 # Sanitizers make GCC warn about code that is fine without them; the plain build is the one to judge.

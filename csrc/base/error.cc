@@ -6,6 +6,8 @@
 
 namespace aiacc {
 
+Error::~Error() = default;
+
 Status current_exception_status() {
   try {
     throw;

@@ -37,10 +37,14 @@ class Status {
 
 /// The only exception type that the core throws. Text form:
 /// "[component] what happened: value (expected ...); ranks; what to do".
-class Error : public std::runtime_error {
+class __attribute__((visibility("default"))) Error : public std::runtime_error {
  public:
   Error(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
   explicit Error(const Status& status) : Error(status.code(), status.message()) {}
+  Error(const Error&) = default;
+  Error& operator=(const Error&) = default;
+  /// In the core alone, and with it the type: what one library throws, another one catches.
+  ~Error() override;
 
   Code code() const { return code_; }
   Status status() const { return {code_, what()}; }

@@ -8,6 +8,7 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/guarded.h"
+#include "csrc/bindings/request_arguments.h"
 #include "csrc/core/runtime.h"
 
 namespace py = pybind11;
@@ -23,25 +24,6 @@ struct Submission {
 };
 
 PyTypeObject* submission_type = nullptr;
-
-OpKind kind_from(long long kind) {
-  // Process sets change through functions of their own.
-  if (kind < 0 || kind > static_cast<int>(OpKind::kJoin)) {
-    throw Error(Code::kInvalidArgument,
-                "[submit] operation kind " + std::to_string(kind) + " (expected 0.." +
-                    std::to_string(static_cast<int>(OpKind::kJoin)) + ")");
-  }
-  return static_cast<OpKind>(kind);
-}
-
-WireFormat wire_from(long long wire) {
-  if (wire < 0 || wire >= kWireFormats) {
-    throw Error(Code::kInvalidArgument,
-                "[submit] wire format " + std::to_string(wire) + " (expected 0.." +
-                    std::to_string(kWireFormats - 1) + ")");
-  }
-  return static_cast<WireFormat>(wire);
-}
 
 long long integer(PyObject* object) {
   const long long value = PyLong_AsLongLong(object);
@@ -91,24 +73,13 @@ std::vector<std::int64_t> integers(PyObject* object, const char* what) {
 
 void assign_spec(TensorSpec& spec, PyObject* shape, PyObject* dtype) {
   spec.shape = integers(shape, "shape");
-  for (const std::int64_t extent : spec.shape) {
-    if (extent < 0) {
-      throw Error(
-          Code::kInvalidArgument,
-          "[submit] shape with extent " + std::to_string(extent) + " (expected extents >= 0)");
-    }
-  }
+  check_extents(spec);
   spec.dtype = dtype_from(static_cast<int>(integer(dtype)));
 }
 
 /// A group has a tuple of shapes and one of dtypes.
 void assign_group(Request& request, PyObject* shapes, PyObject* dtypes) {
-  if (request.kind != OpKind::kAllreduce && request.kind != OpKind::kAllgather &&
-      request.kind != OpKind::kReducescatter) {
-    throw Error(Code::kInvalidArgument,
-                std::string("[submit] a group of ") + name_of(request.kind) +
-                    " (expected allreduce, allgather or reducescatter)");
-  }
+  check_group(request.kind);
   const Py_ssize_t tensors = PyTuple_GET_SIZE(dtypes);
   if (!PyTuple_Check(shapes) || PyTuple_GET_SIZE(shapes) != tensors || tensors == 0) {
     throw Error(Code::kInvalidArgument,

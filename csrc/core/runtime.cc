@@ -9,6 +9,7 @@
 #include "csrc/base/log.h"
 #include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/core/other_copy.h"
 #include "csrc/engines/nccl/nccl_settings.h"
 #include "csrc/engines/registry.h"
 
@@ -179,6 +180,13 @@ void Runtime::init(SessionOptions options, std::shared_ptr<Listener> listener) {
   if (initialized()) {
     return;
   }
+  const std::string other = started_copy();
+  if (!other.empty()) {
+    throw Error(Code::kInvalidArgument,
+                "[core] init in " + own_path() + ", but this process is a rank already, by " +
+                    other +
+                    " (expected one libaiacc_core.so in a process); import aiacc from one folder");
+  }
   const Config config = Config::from_environment();
   auto session = std::make_shared<Session>(config, std::move(options), std::move(listener));
   const std::lock_guard lock(mutex_);
@@ -210,11 +218,18 @@ bool Runtime::initialized() const {
 }
 
 std::shared_ptr<Session> Runtime::session() const {
-  const std::lock_guard lock(mutex_);
-  if (session_ == nullptr) {
-    throw Error(Code::kShutdown, "[core] aiacc has not been initialized; use hvd.init().");
+  {
+    const std::lock_guard lock(mutex_);
+    if (session_ != nullptr) {
+      return session_;
+    }
   }
-  return session_;
+  const std::string other = started_copy();
+  throw Error(Code::kShutdown,
+              other.empty()
+                  ? "[core] aiacc has not been initialized; use hvd.init()."
+                  : "[core] " + own_path() + " has not been initialized, but " + other +
+                        " has (expected one libaiacc_core.so in a process); load that one");
 }
 
 }  // namespace aiacc

@@ -136,24 +136,35 @@ std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows,
   return bytes;
 }
 
+/// Where the `total` bytes go that a tensor gets from all members.
+void* output_for(const Piece& piece, std::size_t total) {
+  TensorBuffers& buffers = piece.buffers();
+  Completion* completion = piece.operation->completion.get();
+  void* output =
+      completion == nullptr ? nullptr : completion->allocate(*piece.operation, piece.tensor);
+  if (output == nullptr) {
+    buffers.gathered.resize(total);
+    output = buffers.gathered.data();
+  }
+  return output;
+}
+
 void all_gather_unit(const Unit& unit, int lane) {
   const Piece& piece = unit.pieces.front();
-  TensorBuffers& buffers = piece.buffers();
+  const TensorBuffers& buffers = piece.buffers();
   std::size_t total = 0;
   const auto parts = bytes_of(buffers.first_extents, piece.spec().row_bytes(), total);
-  buffers.gathered.resize(total);
-  unit.team->engine->all_gather(lane, buffers.input, buffers.gathered.data(), parts);
+  unit.team->engine->all_gather(lane, buffers.input, output_for(piece, total), parts);
 }
 
 void all_to_all_unit(const Unit& unit, int lane) {
   const Piece& piece = unit.pieces.front();
-  TensorBuffers& buffers = piece.buffers();
+  const TensorBuffers& buffers = piece.buffers();
   const std::uint64_t row = piece.spec().row_bytes();
   std::size_t total = 0;
   const auto sent = bytes_of(piece.request().numbers, row, total);
   const auto received = bytes_of(buffers.first_extents, row, total);
-  buffers.gathered.resize(total);
-  unit.team->engine->all_to_all(lane, buffers.input, buffers.gathered.data(), sent, received);
+  unit.team->engine->all_to_all(lane, buffers.input, output_for(piece, total), sent, received);
 }
 
 void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {

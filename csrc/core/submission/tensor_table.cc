@@ -25,6 +25,7 @@ void reset(Operation& operation) {
   operation.completed.clear();
   operation.more.clear();
   operation.value = 0;
+  operation.completion.reset();
   operation.byte_weight = 1.0;
   operation.slices_left.store(0, std::memory_order_relaxed);
   operation.dispatched.store(false, std::memory_order_relaxed);
@@ -135,6 +136,7 @@ void TensorTable::drain(std::vector<Operation*>& out) {
 }
 
 void TensorTable::complete(const std::vector<Operation*>& operations, const Status& status) {
+  std::vector<std::shared_ptr<Operation>> told;
   {
     const std::lock_guard lock(mutex_);
     for (Operation* operation : operations) {
@@ -147,6 +149,9 @@ void TensorTable::complete(const std::vector<Operation*>& operations, const Stat
     // After `done` the operation may be recycled at any moment by whoever waited for it.
     for (Operation* operation : operations) {
       operation->status = status;
+      if (operation->completion != nullptr && operation->completion->told()) {
+        told.push_back(by_handle_.at(operation->handle));
+      }
       operation->done.store(true);
     }
   }
@@ -154,6 +159,17 @@ void TensorTable::complete(const std::vector<Operation*>& operations, const Stat
     const std::lock_guard lock(done_mutex_);
     done_.notify_all();
   }
+  for (std::shared_ptr<Operation>& operation : told) {
+    tell(std::move(operation));
+  }
+}
+
+/// Without the lock: who is told may submit what comes next.
+void TensorTable::tell(std::shared_ptr<Operation> operation) {
+  const Handle handle = operation->handle;
+  operation->completion->done(*operation);
+  operation.reset();
+  release(handle);
 }
 
 std::shared_ptr<Operation> TensorTable::find(Handle handle) const {

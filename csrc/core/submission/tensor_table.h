@@ -14,6 +14,7 @@
 #include "csrc/base/raw_bytes.h"
 #include "csrc/base/socket.h"
 #include "csrc/core/negotiation/message.h"
+#include "csrc/core/submission/completion.h"
 #include "csrc/cuda/device_pool.h"
 #include "csrc/planning/device_placement.h"
 
@@ -50,7 +51,8 @@ struct Operation : TensorBuffers {
   Handle handle = 0;
   Clock::time_point submitted;
   Clock::time_point ready;
-  std::int64_t value = 0;  ///< Agreement::value
+  std::int64_t value = 0;                  ///< Agreement::value
+  std::unique_ptr<Completion> completion;  ///< null: somebody waits for the handle
   std::atomic<std::uint32_t> slices_left{0};
   std::atomic<bool> dispatched{false};
   std::atomic<bool> done{false};
@@ -98,7 +100,8 @@ class TensorTable {
   /// When the oldest queued operation was submitted; meaningful while something is queued.
   Clock::time_point queued_since() const { return queued_since_.load(std::memory_order_acquire); }
 
-  /// Publishes results and wakes who waits for them.
+  /// Publishes results, wakes who waits for them, and tells those who wanted to be told, whose
+  /// handles it releases.
   void complete(const std::vector<Operation*>& operations, const Status& status);
 
   /// The operation behind a handle; throws Error(kInvalidArgument) for an unknown one.
@@ -127,6 +130,7 @@ class TensorTable {
   std::string automatic_name(const Operation& operation);
   bool add_name(const std::string& name, Operation* operation, ByName& names);
   void add_handle(Handle handle, std::shared_ptr<Operation> operation);
+  void tell(std::shared_ptr<Operation> operation);
 
   mutable std::mutex mutex_;
   std::map<std::uint32_t, ByName> in_flight_;  ///< by process set

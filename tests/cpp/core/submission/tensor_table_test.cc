@@ -1,8 +1,11 @@
 #include "csrc/core/submission/tensor_table.h"
 
 #include <atomic>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -201,6 +204,60 @@ TEST(TensorTable, CloseFailsEverythingInFlightAndAllThatFollows) {
   table.close({Code::kShutdown, "later"});
   EXPECT_EQ(table.closed().code(), Code::kPeerLost) << "the first cause stays";
   EXPECT_EQ(code_of([&] { submit(table, "x"); }), Code::kPeerLost);
+}
+
+/// Notes how operations have ended.
+class Witness final : public Completion {
+ public:
+  using Told = std::function<void(const Operation&)>;
+  Witness(bool told, Told on_done) : Completion(told), on_done_(std::move(on_done)) {}
+  void* allocate(Operation&, std::size_t) noexcept override { return nullptr; }
+  void done(Operation& operation) noexcept override { on_done_(operation); }
+
+ private:
+  const Told on_done_;
+};
+
+Handle submit(TensorTable& table, const std::string& name, bool told, Witness::Told on_done) {
+  auto operation = table.acquire();
+  operation->request = make_request(name, {4});
+  operation->completion = std::make_unique<Witness>(told, std::move(on_done));
+  std::uint64_t queued = 0;
+  bool first = false;
+  return table.submit(std::move(operation), queued, first);
+}
+
+TEST(TensorTable, WhoWantsItIsToldOnceAndHasNoHandle) {
+  TensorTable table;
+  std::vector<std::string> told;
+  const auto note = [&](const Operation& operation) {
+    EXPECT_TRUE(operation.done.load());
+    told.push_back(operation.request.name + " " + operation.status.message());
+  };
+  const Handle good = submit(table, "good", true, note);
+  const Handle waited = submit(table, "waited", false, note);
+  const auto drained = drain(table);
+  table.complete(drained, {});
+  EXPECT_EQ(told, std::vector<std::string>{"good "});
+  EXPECT_EQ(code_of([&] { table.find(good); }), Code::kInvalidArgument);
+  EXPECT_TRUE(table.find(waited)->done.load());
+  const auto recycled = table.acquire();
+  EXPECT_EQ(recycled.get(), drained[0]);
+  EXPECT_EQ(recycled->completion, nullptr);
+
+  submit(table, "lost", true, note);
+  table.close(kGone);
+  table.close(kGone);
+  EXPECT_EQ(told, (std::vector<std::string>{"good ", "lost " + kGone.message()}));
+}
+
+TEST(TensorTable, WhoIsToldMaySubmitTheSameName) {
+  TensorTable table;
+  Handle again = 0;
+  submit(table, "w", true, [&](const Operation&) { again = submit(table, "w"); });
+  table.complete(drain(table), {});
+  EXPECT_FALSE(table.find(again)->done.load());
+  table.close(kGone);
 }
 
 TEST(TensorTable, PendingNamesAreThoseThatWereNotDispatched) {

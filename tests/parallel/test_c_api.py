@@ -1,0 +1,154 @@
+"""A front-end in C (tests/cpp/bindings/c_api_job.c) in jobs that Python starts and ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from aiacc.process_sets import add_process_set
+from tests.support import fake_gpu
+from tests.support.ranks import ROOT, run_ranks
+
+LIBRARY = ROOT / "build/dev/tests/cpp/libbindings_c_api_job.so"
+PEER_LOST = 5
+SHUTDOWN = 7
+
+pytestmark = pytest.mark.skipif(
+    not LIBRARY.exists(), reason=f"{LIBRARY.relative_to(ROOT)} is not built; run make test-cpp"
+)
+
+
+class _Frontend:
+    """The functions of the library. Needs `import aiacc`, which has loaded the core."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(str(LIBRARY))
+        self.library.job_failure.restype = ctypes.c_char_p
+
+    def run(self, function, *arguments):
+        if getattr(self.library, f"job_{function}")(*arguments) != 0:
+            raise AssertionError(self.library.job_failure().decode())
+
+
+def _state():
+    hvd.init()
+    one = add_process_set([1])
+    _Frontend().run("state", hvd.rank(), hvd.size(), one.process_set_id)
+    hvd.barrier()
+
+
+def test_c_knows_what_python_has_started():
+    run_ranks(2, _state)
+
+
+def _run(function):
+    hvd.init()
+    _Frontend().run(function)
+    return hvd.allreduce(np.ones(1), op=hvd.Sum, name="afterwards").tolist()
+
+
+@pytest.mark.parametrize(
+    "function", ["chain", "gather", "all_to_all", "others", "refusals", "failures"]
+)
+def test_c_alone(function):
+    assert run_ranks(2, _run, function) == [[2.0]] * 2
+
+
+def _both_at_once():
+    hvd.init()
+    frontend = _Frontend()
+    turns = 5
+    sums = []
+
+    def submit_from_python():
+        for turn in range(turns):
+            handles = [
+                hvd.allreduce_async(np.full(7, hvd.rank() + k), op=hvd.Sum, name=f"p.{turn}.{k}")
+                for k in range(20)
+            ]
+            sums.append([hvd.synchronize(handle).tolist() for handle in handles])
+
+    thread = threading.Thread(target=submit_from_python)
+    thread.start()
+    for turn in range(turns):
+        frontend.run("sums", turn)
+    thread.join()
+    assert sums == [[[1 + 2 * k] * 7 for k in range(20)]] * turns
+
+
+@pytest.mark.parametrize("engine", ["tcp", "mpi"])
+def test_c_and_python_submit_at_once(engine):
+    launcher = "mpirun" if engine == "mpi" else "explicit"
+    run_ranks(2, _both_at_once, env={"AIACC_ENGINE": engine}, launcher=launcher)
+
+
+def _run_on_fake_gpu(function, *arguments):
+    hvd.init()
+    frontend, fake = _Frontend(), fake_gpu.driver()
+    frontend.library.job_use_device(0, fake.fake_drain)
+    frontend.run(function, *arguments)
+    hvd.barrier()
+    assert fake.fake_misuses() == 0
+
+
+@pytest.mark.skipif(not fake_gpu.LIBRARY.exists(), reason="no fake driver; run make test-cpp")
+@pytest.mark.parametrize("call", [("sums", 0), ("gather",), ("all_to_all",), ("failures",)])
+def test_tensors_on_a_gpu(call):
+    run_ranks(2, _run_on_fake_gpu, *call, env={"LD_LIBRARY_PATH": str(fake_gpu.LIBRARY.parent)})
+
+
+def _one_each():
+    hvd.init()
+    _Frontend().run("wait", b"from.c")
+    if hvd.rank() == 0:
+        _Frontend().run("wait", b"allreduce.mixed")
+    else:
+        value = np.array(2, np.float32)
+        assert hvd.allreduce(value, name="mixed", postscale_factor=10) == 15
+
+
+def test_c_meets_python_by_name():
+    run_ranks(2, _one_each)
+
+
+def _end_with_pending():
+    hvd.init()
+    rank = hvd.rank()
+    frontend = _Frontend()
+    hvd.barrier()
+    if rank == 0:
+        frontend.run("leave_pending")
+    aiacc.shutdown()
+    if rank == 0:
+        frontend.run("pending_failed", SHUTDOWN, b"has shut down")
+        frontend.run("is_over", SHUTDOWN)
+    hvd.init()
+    return hvd.allreduce(np.ones(1), op=hvd.Sum, name="again").tolist()
+
+
+def test_shutdown_tells_who_waits():
+    assert run_ranks(2, _end_with_pending) == [[2.0]] * 2
+
+
+def _survive():
+    hvd.init()
+    rank = hvd.rank()
+    frontend = _Frontend()
+    hvd.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    frontend.run("leave_pending")
+    frontend.run("pending_failed", PEER_LOST, b"rank 1")
+    frontend.run("is_over", PEER_LOST)
+    aiacc.shutdown()
+
+
+def test_a_lost_rank_reaches_the_callbacks_once():
+    run_ranks(2, _survive, missing={1})
