@@ -28,55 +28,13 @@ from aiacc.array.ops import (
     broadcast_async,
     broadcast_async_,
 )
-from aiacc.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from aiacc.capabilities import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from aiacc.collectives.barrier_join import barrier, join
-from aiacc.collectives.handles import poll, synchronize
+from aiacc.collectives import names
+from aiacc.collectives.names import *  # noqa: F403
 from aiacc.collectives.objects import allgather_object, broadcast_object
-from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from aiacc.exceptions import CollectiveError, HorovodInternalError
-from aiacc.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from aiacc.exceptions import CollectiveError
 
 __all__ = [
-    "Adasum",
-    "Average",
     "CollectiveError",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -86,20 +44,11 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
-    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -108,25 +57,7 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
 ]
+__all__ += names.__all__

@@ -102,14 +102,7 @@ def reducescatter_async(
     check_rows(source, what)
     output = scattered_output(source, process_set)
     prepared = submission.reducescatter(
-        name,
-        source.shape,
-        source.code,
-        source.device,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
+        name, *source.spec, op, prescale_factor, postscale_factor, process_set
     )
     handle = prepared.start(source.address, address_of(output), source.stream)
     pending[handle] = (wait, [source], output, None)

@@ -61,14 +61,7 @@ def allreduce_async(
     source = view_of(tensor, label_of("allreduce", name))
     result = source.empty(source.shape)
     prepared = submission.allreduce(
-        name,
-        source.shape,
-        source.code,
-        source.device,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
+        name, *source.spec, op, prescale_factor, postscale_factor, process_set
     )
     handle = prepared.start(source.address, address_of(result), source.stream)
     pending[handle] = (wait, [source], result, None)
@@ -92,14 +85,7 @@ def allreduce_async_(
     op = resolve_op(average, op)
     source = writable_view_of(tensor, label_of("allreduce", name))
     prepared = submission.allreduce(
-        name,
-        source.shape,
-        source.code,
-        source.device,
-        op,
-        prescale_factor,
-        postscale_factor,
-        process_set,
+        name, *source.spec, op, prescale_factor, postscale_factor, process_set
     )
     handle = prepared.start(source.address, source.address, source.stream)
     pending[handle] = (wait, [source], tensor, None)

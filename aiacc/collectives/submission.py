@@ -37,6 +37,17 @@ Spec: TypeAlias = tuple[Shapes, Dtypes, int]
 #: The wire format of tensors that travel as they are.
 AS_THEY_ARE = 0
 
+#: The core's number of an operation, by what its op name begins with.
+_KINDS = {
+    "allreduce": _core.ALLREDUCE,
+    "allgather": _core.ALLGATHER,
+    "broadcast": _core.BROADCAST,
+    "alltoall": _core.ALLTOALL,
+    "reducescatter": _core.REDUCESCATTER,
+    "barrier": _core.BARRIER,
+    "join": _core.JOIN,
+}
+
 
 def allreduce(
     name: str | None,
@@ -64,19 +75,8 @@ def allreduce(
         wire: How float32 travels between CUDA devices, see `_core.prepare`.
         verb: See above.
     """
-    return _core.prepare(
-        _core.ALLREDUCE,
-        _verb(verb, "allreduce", dtype),
-        name,
-        shape,
-        dtype,
-        set_id(process_set),
-        device,
-        op,
-        prescale_factor,
-        postscale_factor,
-        wire,
-    )
+    factors = prescale_factor, postscale_factor
+    return _prepare("allreduce", verb, name, shape, dtype, device, process_set, op, *factors, wire)
 
 
 def allgather(
@@ -97,15 +97,7 @@ def allgather(
         process_set: See above.
         verb: See above.
     """
-    return _core.prepare(
-        _core.ALLGATHER,
-        _verb(verb, "allgather", dtype),
-        name,
-        shape,
-        dtype,
-        set_id(process_set),
-        device,
-    )
+    return _prepare("allgather", verb, name, shape, dtype, device, process_set)
 
 
 def broadcast(
@@ -118,20 +110,7 @@ def broadcast(
     verb: str | None = None,
 ) -> Submission:
     """A broadcast from ``root_rank``, a global rank; the input of `start` is read there only."""
-    return _core.prepare(
-        _core.BROADCAST,
-        _verb(verb, "broadcast", dtype),
-        name,
-        shape,
-        dtype,
-        set_id(process_set),
-        device,
-        Sum,
-        1.0,
-        1.0,
-        AS_THEY_ARE,
-        root_rank,
-    )
+    return _prepare("broadcast", verb, name, shape, dtype, device, process_set, root=root_rank)
 
 
 def alltoall(
@@ -144,21 +123,7 @@ def alltoall(
     verb: str | None = None,
 ) -> Submission:
     """An all-to-all of ``splits[i]`` rows for the i-th member; the output of `start` is 0."""
-    return _core.prepare(
-        _core.ALLTOALL,
-        _verb(verb, "alltoall", dtype),
-        name,
-        shape,
-        dtype,
-        set_id(process_set),
-        device,
-        Sum,
-        1.0,
-        1.0,
-        AS_THEY_ARE,
-        0,
-        splits,
-    )
+    return _prepare("alltoall", verb, name, shape, dtype, device, process_set, splits=splits)
 
 
 def reducescatter(
@@ -173,9 +138,40 @@ def reducescatter(
     verb: str | None = None,
 ) -> Submission:
     """A reduce-scatter, Average or Sum, whose output has `splits.scattered_rows` rows."""
+    factors = prescale_factor, postscale_factor
+    return _prepare("reducescatter", verb, name, shape, dtype, device, process_set, op, *factors)
+
+
+def barrier(process_set: ProcessSet = global_process_set, verb: str | None = None) -> Submission:
+    """A barrier: both addresses of `start` are 0."""
+    return _prepare("barrier", verb, None, (), 0, -1, process_set)
+
+
+def join() -> Submission:
+    """Joining: both addresses of `start` are 0, and `_core.take_join` has the result."""
+    return _prepare("join", None, None, (), 0, -1, global_process_set)
+
+
+def _prepare(
+    kind: str,
+    verb: str | None,
+    name: str | None,
+    shape: Shapes,
+    dtype: Dtypes,
+    device: int,
+    process_set: ProcessSet,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    wire: int = AS_THEY_ARE,
+    root: int = 0,
+    splits: tuple[int, ...] = (),
+) -> Submission:
+    if verb is None:
+        verb = "grouped_" + kind if isinstance(dtype, tuple) else kind
     return _core.prepare(
-        _core.REDUCESCATTER,
-        _verb(verb, "reducescatter", dtype),
+        _KINDS[kind],
+        verb,
         name,
         shape,
         dtype,
@@ -184,22 +180,7 @@ def reducescatter(
         op,
         prescale_factor,
         postscale_factor,
+        wire,
+        root,
+        splits,
     )
-
-
-def barrier(process_set: ProcessSet = global_process_set, verb: str | None = None) -> Submission:
-    """A barrier: both addresses of `start` are 0."""
-    return _core.prepare(
-        _core.BARRIER, _verb(verb, "barrier", 0), None, (), 0, set_id(process_set), -1
-    )
-
-
-def join() -> Submission:
-    """Joining: both addresses of `start` are 0, and `_core.take_join` has the result."""
-    return _core.prepare(_core.JOIN, "join", None, (), 0, 0, -1)
-
-
-def _verb(verb: str | None, kind: str, dtype: Dtypes) -> str:
-    if verb is not None:
-        return verb
-    return "grouped_" + kind if isinstance(dtype, tuple) else kind

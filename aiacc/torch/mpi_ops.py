@@ -7,42 +7,8 @@ paired by counting them, so those need the same order everywhere.
 
 from __future__ import annotations
 
-from aiacc.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from aiacc.capabilities import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from aiacc.collectives.barrier_join import barrier, join
-from aiacc.collectives.handles import poll, synchronize
-from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from aiacc.exceptions import HorovodInternalError
-from aiacc.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from aiacc.collectives import names
+from aiacc.collectives.names import *  # noqa: F403
 from aiacc.torch.compression.compressors import Compression
 from aiacc.torch.ops.allreduce import allreduce, allreduce_, allreduce_async, allreduce_async_
 from aiacc.torch.ops.exchange import (
@@ -74,16 +40,7 @@ from aiacc.torch.ops.grouped_exchange import (
 from aiacc.torch.ops.sparse import sparse_allreduce_async
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -92,19 +49,10 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
-    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -113,26 +61,8 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
 ]
+__all__ += names.__all__

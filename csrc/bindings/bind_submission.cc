@@ -59,20 +59,19 @@ void append_text(std::string& target, PyObject* object) {
 }
 
 /// The integers of a tuple; torch's sizes are tuples.
-std::vector<std::int64_t> integers(PyObject* object, const char* what) {
+void assign_integers(std::vector<std::int64_t>& values, PyObject* object, const char* what) {
   if (!PyTuple_Check(object)) {
     throw py::type_error(std::string("[submit] ") + what + ": expected a tuple");
   }
-  std::vector<std::int64_t> values;
+  values.clear();
   values.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(object)));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
     values.push_back(integer(PyTuple_GET_ITEM(object, i)));
   }
-  return values;
 }
 
 void assign_spec(TensorSpec& spec, PyObject* shape, PyObject* dtype) {
-  spec.shape = integers(shape, "shape");
+  assign_integers(spec.shape, shape, "shape");
   check_extents(spec);
   spec.dtype = dtype_from(static_cast<int>(integer(dtype)));
 }
@@ -112,38 +111,54 @@ enum Argument : Py_ssize_t {
 };
 constexpr Py_ssize_t kRequired = kDevice + 1;
 
-void assign(Request& request, PyObject* const* arguments, Py_ssize_t count) {
+void assign(Submission& submission, PyObject* const* arguments, Py_ssize_t count) {
+  Request& request = submission.request;
+  submission.verb.clear();
+  append_text(submission.verb, arguments[kVerb]);
+  request.name.clear();
   request.kind = kind_from(integer(arguments[kKind]));
   if (arguments[kName] != Py_None && PyObject_IsTrue(arguments[kName]) != 0) {
-    append_text(request.name, arguments[kVerb]);
+    request.name = submission.verb;
     request.name += '.';
     append_text(request.name, arguments[kName]);
   }
   if (PyTuple_Check(arguments[kDtype])) {
     assign_group(request, arguments[kShape], arguments[kDtype]);
   } else {
+    request.more.clear();
     assign_spec(request, arguments[kShape], arguments[kDtype]);
   }
   request.process_set = static_cast<std::uint32_t>(integer(arguments[kProcessSet]));
   request.device = static_cast<std::int32_t>(integer(arguments[kDevice]));
-  if (count > kOp) {
-    request.op = reduce_op_from(static_cast<int>(integer(arguments[kOp])));
-  }
-  if (count > kPrescale) {
-    request.prescale = number(arguments[kPrescale]);
-  }
-  if (count > kPostscale) {
-    request.postscale = number(arguments[kPostscale]);
-  }
-  if (count > kWire) {
-    request.wire = wire_from(integer(arguments[kWire]));
-  }
-  if (count > kRoot) {
-    request.root = static_cast<std::int32_t>(integer(arguments[kRoot]));
-  }
+  request.op =
+      count > kOp ? reduce_op_from(static_cast<int>(integer(arguments[kOp]))) : ReduceOp::kSum;
+  request.prescale = count > kPrescale ? number(arguments[kPrescale]) : 1.0;
+  request.postscale = count > kPostscale ? number(arguments[kPostscale]) : 1.0;
+  request.wire = count > kWire ? wire_from(integer(arguments[kWire])) : WireFormat::kTensor;
+  request.root = count > kRoot ? static_cast<std::int32_t>(integer(arguments[kRoot])) : 0;
+  request.numbers.clear();
   if (count > kSplits) {
-    request.numbers = integers(arguments[kSplits], "splits");
+    assign_integers(request.numbers, arguments[kSplits], "splits");
   }
+}
+
+/// One that was given up, kept for its memory: a single call makes and drops one. Under the GIL.
+Submission* spare = nullptr;
+
+/// With whatever the spare one has held.
+Submission* acquire() {
+  if (spare != nullptr) {
+    Submission* submission = std::exchange(spare, nullptr);
+    PyObject_Init(&submission->ob_base, submission_type);
+    return submission;
+  }
+  auto* submission = PyObject_New(Submission, submission_type);
+  if (submission == nullptr) {
+    throw py::error_already_set();
+  }
+  new (&submission->request) Request();
+  new (&submission->verb) std::string();
+  return submission;
 }
 
 PyObject* prepare(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -153,17 +168,10 @@ PyObject* prepare(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
                            " arguments (expected " + std::to_string(kRequired) + " to " +
                            std::to_string(kArguments) + ")");
     }
-    Request request;
-    assign(request, arguments, count);
-    std::string verb;
-    append_text(verb, arguments[kVerb]);
-    auto* submission = PyObject_New(Submission, submission_type);
-    if (submission == nullptr) {
-      throw py::error_already_set();
-    }
-    new (&submission->request) Request(std::move(request));
-    new (&submission->verb) std::string(std::move(verb));
-    return reinterpret_cast<PyObject*>(submission);
+    Submission* submission = acquire();
+    auto owner = py::reinterpret_steal<py::object>(&submission->ob_base);
+    assign(*submission, arguments, count);
+    return owner.release().ptr();
   });
 }
 
@@ -212,9 +220,13 @@ PyObject* call_start(PyObject* self, PyObject* const* arguments, Py_ssize_t coun
 void deallocate(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   auto* submission = reinterpret_cast<Submission*>(self);
-  submission->request.~Request();
-  submission->verb.~basic_string();
-  PyObject_Free(self);
+  if (spare == nullptr) {
+    spare = submission;
+  } else {
+    submission->request.~Request();
+    submission->verb.~basic_string();
+    PyObject_Free(self);
+  }
   Py_DECREF(type);
 }
 

@@ -68,6 +68,36 @@ def test_groups(size):
     run_ranks(size, _groups)
 
 
+def _leftovers():
+    """Defaults hold whatever the submission before, whose memory is used again, was of."""
+    hvd.init()
+    ones, one = np.ones(4, np.float32), ((1,), (1,))
+    for before in (
+        (_core.ALLREDUCE, "test", "a long name for one", one, (7, 7), 0, -1, hvd.Max, 2.0, 3.0, 1),
+        (_core.BROADCAST, "test", "b", (1,), 7, 0, -1, hvd.Sum, 1.0, 1.0, 0, 5),
+        (_core.ALLTOALL, "test", "c", (1,), 7, 0, -1, hvd.Sum, 1.0, 1.0, 0, 0, (1, 2, 3)),
+    ):
+        _core.prepare(*before)
+        with pytest.raises(ValueError, match="expected extents >= 0"):  # filled in by halves
+            _core.prepare(_core.ALLREDUCE, "other", None, (-1,), 7, 0, -1)
+        kept = _core.prepare(_core.ALLREDUCE, "test", "d", (4,), 7, 0, -1)
+        other = _core.prepare(_core.ALLREDUCE, "test", "e", (4,), 7, 0, -1)
+        sums = [np.empty_like(ones), np.empty_like(ones)]
+        handles = [
+            prepared.start(_address(ones), _address(total))
+            for prepared, total in zip((kept, other), sums, strict=True)
+        ]
+        for handle, total in zip(handles, sums, strict=True):
+            _core.wait(handle)
+            assert total.tolist() == [hvd.size()] * 4
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_submission_has_nothing_of_the_one_before(size):
+    run_ranks(size, _leftovers)
+
+
 def _alltoall():
     hvd.init()
     rank, size = hvd.rank(), hvd.size()

@@ -61,7 +61,7 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
   if (request.name.empty()) {
     request.name = automatic_name(entry);
   }
-  if (!add_name(request.name, &entry, in_flight_[request.process_set])) {
+  if (!add_name(&entry, in_flight_[request.process_set])) {
     throw Error(Code::kInvalidArgument,
                 "[submit] tensor '" + label_of(request.process_set, request.name) +
                     "' is already in flight on this rank; synchronize it first, or give the two " +
@@ -82,13 +82,13 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
 }
 
 /// False if the name is there already.
-bool TensorTable::add_name(const std::string& name, Operation* operation, ByName& names) {
+bool TensorTable::add_name(Operation* operation, ByName& names) {
   if (spare_names_.empty()) {
-    return names.emplace(name, operation).second;
+    return names.emplace(operation->request.name, operation).second;
   }
   auto node = std::move(spare_names_.back());
   spare_names_.pop_back();
-  node.key() = name;
+  node.key() = operation->request.name;
   node.mapped() = operation;
   return names.insert(std::move(node)).inserted;
 }
@@ -255,8 +255,8 @@ std::string TensorTable::labels(const std::vector<const Operation*>& operations)
     for (const auto& [name, operation] : by_name) {
       if (std::find(operations.begin(), operations.end(), operation) != operations.end() &&
           ++found <= kNamed) {
-        text +=
-            (text.empty() ? "'" : ", '") + label_of(process_set, name).substr(0, kMostBytes) + "'";
+        text += (text.empty() ? "'" : ", '") +
+                label_of(process_set, operation->request.name).substr(0, kMostBytes) + "'";
       }
     }
   }
@@ -269,7 +269,8 @@ std::vector<PendingOperation> TensorTable::undispatched() const {
   for (const auto& [process_set, by_name] : in_flight_) {
     for (const auto& [name, operation] : by_name) {
       if (!operation->dispatched.load()) {
-        pending.push_back({label_of(process_set, name), operation->submitted, process_set});
+        pending.push_back(
+            {label_of(process_set, operation->request.name), operation->submitted, process_set});
       }
     }
   }

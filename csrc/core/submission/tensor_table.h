@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -124,11 +125,12 @@ class TensorTable {
   std::vector<PendingOperation> undispatched() const;
 
  private:
-  using ByName = std::unordered_map<std::string, Operation*>;
+  /// The names are those of the operations.
+  using ByName = std::unordered_map<std::string_view, Operation*>;
   using ByHandle = std::unordered_map<Handle, std::shared_ptr<Operation>>;
 
   std::string automatic_name(const Operation& operation);
-  bool add_name(const std::string& name, Operation* operation, ByName& names);
+  bool add_name(Operation* operation, ByName& names);
   void add_handle(Handle handle, std::shared_ptr<Operation> operation);
   void tell(std::shared_ptr<Operation> operation);
 
