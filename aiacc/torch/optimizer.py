@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.wire_format import has_cast
 from aiacc.torch.optimizer_mixin import Distributed, check_passes, default_names, distribute
+from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, singly
@@ -109,10 +111,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
-        compression=compression,
         sparse_as_dense=sparse_as_dense,
         planner=by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named),
         storage=flat_buckets if gradient_as_bucket_view else own_memory,
+        codec=partial(compressing, compression),
     )
     return distribute(optimizer, GradientReducer(named, options, passes))
 

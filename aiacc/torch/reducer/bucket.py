@@ -12,7 +12,7 @@ from aiacc.collectives import submission
 from aiacc.torch import streams
 from aiacc.torch.adapter import view_of
 from aiacc.torch.ops.tensor_list import group_view_of
-from aiacc.torch.reducer.codec import Encoded, compressing, gathering
+from aiacc.torch.reducer.codec import Codec, Encoded, gathering
 from aiacc.torch.reducer.gradients import Gradients, Then
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan
@@ -46,7 +46,7 @@ class Bucket:
         """Await all of ``members``."""
         self.members = tuple(members)
         self.flat = flat
-        self.codec = compressing(options.compression, options.op)
+        self.codec = options.codec(options.op)
         self.awaited = len(members)
         self._gradients = gradients
         self._options = options
@@ -63,7 +63,7 @@ class Bucket:
             self._what = f"gradients in the group of {self._name!r}"
         #: What was prepared, and for what.
         self._prepared: _core.Submission | None = None
-        self._spec: tuple[Any, ...] = ()
+        self._key: tuple[Any, ...] = ()
         #: Starts one tensor of this dtype, device and shape as it is, if the last one travelled so.
         self._again: Callable[[int, int, int], int] | None = None
         self._dtype, self._device, self._shape = torch.float32, -1, torch.Size()
@@ -75,22 +75,18 @@ class Bucket:
             ValueError: The codec or the core does not take them.
             CollectiveError: Not initialised, or an earlier failure was fatal.
         """
-        gradients, options = self._gradients, self._options
+        gradients = self._gradients
         tensors = gradients.of(self.members) if self.flat is None else [self.flat]
         dense = tensors[0].layout is torch.strided
-        encode = self.codec if dense else gathering(self._first, self._what, options)
+        encode = self.codec if dense else self._gathering()
         encoded = encode(tensors)
         sent = encoded.tensors
-        address: Any
-        if len(sent) == 1:
-            address, *rest, stream = view_of(sent[0], self._what)
-        else:
-            address, *rest, stream = group_view_of(sent, self._what)
-        shape, dtype, device = rest
-        key = shape, dtype, device, encoded.wire, encoded.gathers
-        if self._prepared is None or key != self._spec:
-            self._prepared, self._spec = self._prepare((shape, dtype, device), encoded), key
-        handle = self._prepared.start(address, 0 if encoded.gathers else address, stream)
+        view = view_of(sent[0], self._what) if len(sent) == 1 else group_view_of(sent, self._what)
+        key = view.spec, encoded.wire, encoded.gathers
+        if self._prepared is None or key != self._key:
+            self._prepared, self._key = self._prepare(view.spec, encoded), key
+        address: Any = view[0]
+        handle = self._prepared.start(address, 0 if encoded.gathers else address, view.stream)
         as_it_is = sent is tensors and encoded.decode is None and len(sent) == 1
         self._again = self._prepared.start if as_it_is else None
         self._dtype, self._device, self._shape = sent[0].dtype, sent[0].get_device(), sent[0].shape
@@ -117,6 +113,9 @@ class Bucket:
         address = tensor.data_ptr()
         stream = 0 if device < 0 else streams.current_stream(device)
         return start(address, address, stream), (tensor,), None
+
+    def _gathering(self) -> Codec:
+        return gathering(self._first, self._what, self._options.op, self._options.process_set)
 
     def _prepare(self, spec: submission.Spec, encoded: Encoded) -> _core.Submission:
         options = self._options

@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.process_sets import ProcessSet
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.ops import sparse
-from aiacc.torch.reducer.options import ReductionOptions
 
 
 class Encoded(NamedTuple):
@@ -28,9 +28,9 @@ class Encoded(NamedTuple):
     gathers: bool = False
 
 
-#: Encodes the gradients of one bucket, which may become what `decode` makes of them. Every bucket
-#: has a codec of its own until buckets are formed anew, so its state is that of the bucket.
-#: Raises ValueError for gradients that it cannot encode.
+#: Encodes the gradients of one bucket, or its flat tensor, for `decode` to put the result there.
+#: Every bucket has a codec of its own until buckets are formed anew: what that keeps from step to
+#: step is the bucket's. Raises ValueError for what it cannot encode.
 Codec: TypeAlias = Callable[[list[torch.Tensor]], Encoded]
 
 
@@ -52,15 +52,15 @@ def _travels(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
-def gathering(parameter: torch.Tensor, what: str, options: ReductionOptions) -> Codec:
+def gathering(parameter: torch.Tensor, what: str, op: int, process_set: ProcessSet) -> Codec:
     """A codec for the sparse gradient of ``parameter``: the entries of all ranks are gathered."""
 
     def encode(tensors: list[torch.Tensor]) -> Encoded:
         (gradient,) = tensors
         sparse.check_sparse(gradient, what)
-        sparse.check_sparse_op(options.op, what)
+        sparse.check_sparse_op(op, what)
         rows = sparse.pack_rows(gradient)
-        divide_by = sparse.divisor(options.op, options.process_set)
+        divide_by = sparse.divisor(op, process_set)
 
         def decode(handle: int) -> None:
             parameter.grad = sparse.take_rows(handle, rows, gradient, divide_by)
