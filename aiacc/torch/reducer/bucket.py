@@ -55,10 +55,8 @@ class Bucket:
         self._name = gradients.names[members[0]]
         self._what = f"gradient of {self._name!r}"
         if flat is not None:
-            self._name, self._what = (
-                f"bucket.{number}.{self._name}",
-                f"bucket {number} of gradients",
-            )
+            self._name = f"bucket.{number}.{self._name}"
+            self._what = f"bucket {number} of gradients"
         elif len(members) > 1:
             self._what = f"gradients in the group of {self._name!r}"
         #: What was prepared, and for what.
