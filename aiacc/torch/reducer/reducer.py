@@ -146,7 +146,8 @@ class GradientReducer:
                 self._decide()
         except (CollectiveError, ValueError) as error:
             failure = failure or error
-        self._start_step()
+        finally:
+            self._start_step()
         if failure is not None:
             raise failure
 
