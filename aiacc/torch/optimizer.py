@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -15,9 +16,12 @@ from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.wire_format import has_cast
 from aiacc.torch.optimizer_mixin import Distributed, check_passes, default_names, distribute
-from aiacc.torch.reducer.bucket_views import BucketReducer
-from aiacc.torch.reducer.bucketed_reducer import GroupReducer
-from aiacc.torch.reducer.reducer import GradientReducer, NamedParameters, ReductionOptions
+from aiacc.torch.reducer.codec import compressing
+from aiacc.torch.reducer.gradients import NamedParameters
+from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, singly
+from aiacc.torch.reducer.reducer import GradientReducer
+from aiacc.torch.reducer.storage import flat_buckets, own_memory
 
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20
@@ -86,14 +90,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     prescale_factor, postscale_factor = _factors(check_op(op), gradient_predivide_factor)
     set_id(process_set)  # refuses one that is not registered
-    options = ReductionOptions(
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-    )
     passes = check_passes(backward_passes_per_step)
     if isinstance(optimizer, Distributed | AdasumDistributed):
         raise ValueError(
@@ -108,15 +104,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         adasum = distribute_adasum(optimizer, named, compression)
         adasum.set_backward_passes_per_step(passes)
         return adasum
-    reducer: GradientReducer
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
-        reducer = BucketReducer(named, options, passes, bucket_bytes)
-    elif groups is not None:
-        reducer = GroupReducer(named, options, passes, _numbered(groups, named))
-    else:
-        reducer = GradientReducer(named, options, passes)
-    return distribute(optimizer, reducer)
+    options = ReductionOptions(
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        planner=by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named),
+        storage=flat_buckets if gradient_as_bucket_view else own_memory,
+        codec=partial(compressing, compression),
+    )
+    return distribute(optimizer, GradientReducer(named, options, passes))
 
 
 def _factors(op: int, gradient_predivide_factor: float) -> tuple[float, float]:
@@ -155,14 +155,13 @@ def _resolve_groups(
     )
 
 
-def _numbered(
-    groups: int | list[list[torch.Tensor]], named: NamedParameters
-) -> int | list[list[int]]:
-    """``groups`` with the positions of their parameters in ``named``; others are left out."""
+def _planner(groups: int | list[list[torch.Tensor]] | None, named: NamedParameters) -> Planner:
+    if groups is None:
+        return singly()
     if isinstance(groups, int):
-        return groups
-    number_of = {parameter: number for number, (_, parameter) in enumerate(named)}
-    return [[number_of[p] for p in group if p in number_of] for group in groups]
+        return evenly(groups)
+    name_of = {parameter: name for name, parameter in named}
+    return chosen([[name_of[p] for p in group if p in name_of] for group in groups])
 
 
 def _check_adasum(

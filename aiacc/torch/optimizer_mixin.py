@@ -173,7 +173,7 @@ class Distributed(_Base):
         """Copies and pickles become distributed optimizers of the copied parameters."""
         del protocol
         reducer = self._reducer
-        arguments = type(self).__mro__[2], type(reducer), reducer.arguments()
+        arguments = type(self).__mro__[2], reducer.named, reducer.options, reducer.passes
         return _rebuild, arguments, self.__getstate__()
 
 
@@ -202,8 +202,8 @@ def default_names(group: int, parameters: list[torch.Tensor]) -> list[tuple[str,
     return [(f"allreduce.noname.{group}.{index}", p) for index, p in enumerate(parameters)]
 
 
-def _rebuild(wrapped: type, reducer_class: type[GradientReducer], arguments: Any) -> Distributed:
-    return _new(wrapped, reducer_class(*arguments))
+def _rebuild(wrapped: type, *arguments: Any) -> Distributed:
+    return _new(wrapped, GradientReducer(*arguments))
 
 
 def _new(wrapped: Any, reducer: GradientReducer) -> Distributed:

@@ -1,11 +1,13 @@
 """The same work by aiacc's public API."""
 
+from typing import Any
+
 import torch
 
 import aiacc.torch as hvd
 from bench.collectives import training
 from bench.collectives.measure import Contender
-from bench.collectives.rows import LATENCY_BYTES
+from bench.collectives.rows import LATENCY_BYTES, STEP_GROUPS
 from bench.collectives.tensors import Tensors
 
 
@@ -59,13 +61,22 @@ def submit(data: Tensors) -> Contender:
     return Contender("aiacc", run, data.fill, finish, data.check_average)
 
 
-def step(gradients: Tensors, size: int) -> Contender:
-    """DistributedOptimizer around the SGD that DDP gets."""
+#: How `step` divides gradients: what contender gives `DistributedOptimizer` which options.
+STEPS: dict[str, dict[str, Any]] = {
+    "aiacc": {},
+    "aiacc_groups": {"groups": STEP_GROUPS},
+    "aiacc_view": {"gradient_as_bucket_view": True},
+}
 
+
+def steps(gradients: Tensors, size: int) -> list[Contender]:
+    """DistributedOptimizer around the SGD that DDP gets, with gradients divided in every way."""
+    return [_step(name, gradients, size, options) for name, options in STEPS.items()]
+
+
+def _step(name: str, gradients: Tensors, size: int, options: dict[str, Any]) -> Contender:
     def wrap(model: training.FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        optimizer = hvd.DistributedOptimizer(
-            training.plain_sgd(model), named_parameters=model.named_parameters()
-        )
-        return model, optimizer
+        named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
+        return model, hvd.DistributedOptimizer(training.plain_sgd(model), named, **options)
 
-    return training.contender("aiacc", gradients, wrap, (size + 1) / 2)
+    return training.contender(name, gradients, wrap, (size + 1) / 2)

@@ -51,6 +51,7 @@ SMALL_TENSORS = 400
 SMALL_BYTES = 1024
 GROUPED_TENSORS = 100
 GROUPED_BYTES = 64 * 1024
+STEP_GROUPS = 8
 #: Rows of `exchange`.
 EXCHANGE = ("grouped", "alltoall", "reducescatter", "process_set")
 
@@ -97,6 +98,8 @@ BARS = (
 
 CONTENDERS = {
     "aiacc": "aiacc",
+    "aiacc_groups": f"aiacc, {STEP_GROUPS} groups",
+    "aiacc_view": "aiacc, gradient_as_bucket_view",
     "gloo": "torch gloo",
     "gloo_multi": "torch gloo, 4 contexts",
     "gloo_coalesced": "torch gloo, coalesced call",

@@ -96,7 +96,7 @@ def _contenders(
         theirs = peers.blocking(gloo, tensors, calls)
     elif key == "step":
         tensors = data(resnet50())
-        mine = [ours.step(tensors, size)] if with_aiacc else []
+        mine = ours.steps(tensors, size) if with_aiacc else []
         theirs = [
             *training.ddp(gloo, tensors),
             training.without_communication(tensors, rank),

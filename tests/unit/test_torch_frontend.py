@@ -14,7 +14,7 @@ import aiacc
 import aiacc.torch as hvd
 from aiacc.collectives import handles
 from aiacc.process_sets import ProcessSet
-from aiacc.torch.reducer.bucketed_reducer import divided, numbered
+from aiacc.torch.reducer.plan import divided, numbered
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,71 @@
+"""What the ranks have to agree on before gradients can share buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from aiacc.collectives.objects import broadcast_object
+from aiacc.collectives.reduce_ops import Min
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.adapter import device_of
+from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.reducer.gradients import Gradients, NamedParameters
+from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.plan import Gradient, Plan, checked, numbered
+from aiacc.torch.reducer.storage import own_memory, strides_in
+
+
+def describe(named: NamedParameters) -> list[Gradient]:
+    """What a planner is to know of the gradients of these parameters."""
+    places = numbered({name: device_of(parameter) for name, parameter in named})
+    return [
+        Gradient(name, p.numel(), p.element_size(), str(p.dtype), places[name]) for name, p in named
+    ]
+
+
+def agree(
+    order: Sequence[int], gradients: Gradients, options: ReductionOptions
+) -> tuple[list[int], Plan]:
+    """The order in which the planner has to see these gradients, and the buckets that it makes.
+
+    Collective: every rank of the process set, each with its ``order``; or none, if the planner
+    goes by a rank's own.
+    Blocks: until all have answered.
+
+    Raises:
+        ValueError: The ranks have different gradients; or the planner's plan is none.
+    """
+    planner = options.planner
+    named = [(gradients.names[index], gradients.parameters[index]) for index in order]
+    if planner.order != "own":
+        number_of = {name: index for index, (name, _) in zip(order, named, strict=True)}
+        in_buckets = options.storage is not own_memory
+        names = _order_of_first(named, options.process_set, in_buckets)
+        if names is None:
+            raise ValueError(
+                f"{planner.argument}: the ranks have parameters of different names, shapes, dtypes "
+                "or memory formats, or have divided them among their GPUs in different ways "
+                "(expected the same everywhere); pass the same named_parameters, of the same "
+                f"model, on every rank, or leave out {planner.argument}"
+            )
+        order = [number_of[name] for name in names]
+        named = [(gradients.names[index], gradients.parameters[index]) for index in order]
+    plan = checked(planner.divide(describe(named)), len(order), planner.argument)
+    return list(order), [[order[position] for position in bucket] for bucket in plan if bucket]
+
+
+def _order_of_first(
+    named: NamedParameters, process_set: ProcessSet, strides_count: bool
+) -> list[str] | None:
+    """The names in the order of the lowest rank of ``process_set``; None if the ranks differ."""
+    described = {
+        gradient.name: (*gradient, tuple(p.shape), strides_in(p) if strides_count else ())
+        for gradient, (_, p) in zip(describe(named), named, strict=True)
+    }
+    root = process_set.ranks[0] if process_set.ranks else 0
+    first = broadcast_object(list(described.items()), root, "order_of_gradients", process_set)
+    equal = torch.tensor([int(dict(first) == described)], dtype=torch.uint8, device="cpu")
+    allreduce_(equal, None, "descriptions_of_gradients", Min, process_set=process_set)
+    return [name for name, _ in first] if equal.item() else None

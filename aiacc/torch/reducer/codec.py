@@ -1,0 +1,70 @@
+"""The form in which gradients travel: what is submitted for them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.encode import to_send
+from aiacc.torch.ops import sparse
+
+
+class Encoded(NamedTuple):
+    """What is submitted for the gradients of a bucket, as one operation."""
+
+    #: Contiguous. The list that was given, and no `decode`: these gradients are reduced as they
+    #: are, and so may they be in later steps, without being encoded, while only addresses change.
+    tensors: list[torch.Tensor]
+    #: Puts what the operation of this handle, which is done, gave into the gradients.
+    decode: Callable[[int], None] | None = None
+    #: Wire format, see `submission`.
+    wire: int = AS_THEY_ARE
+    #: The ranks' rows are gathered, not added up.
+    gathers: bool = False
+
+
+#: Encodes the gradients of one bucket, or its flat tensor, for `decode` to put the result there.
+#: Every bucket has a codec of its own until buckets are formed anew: what that keeps from step to
+#: step is the bucket's. Raises ValueError for what it cannot encode.
+Codec: TypeAlias = Callable[[list[torch.Tensor]], Encoded]
+
+
+def compressing(compression: type[Compressor], op: int) -> Codec:
+    """A codec without state for dense gradients: a class of `Compression`, or one like them."""
+
+    def encode(tensors: list[torch.Tensor]) -> Encoded:
+        if compression is Compression.none and all(map(_travels, tensors)):
+            return Encoded(tensors)
+        sent, restore, wire = to_send(compression, tensors, op)
+        if restore is not None:
+            return Encoded(sent, lambda _: restore(), wire)
+        return Encoded(sent if wire == AS_THEY_ARE else tensors, None, wire)
+
+    return encode
+
+
+def _travels(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_neg()
+
+
+def gathering(parameter: torch.Tensor, what: str, op: int, process_set: ProcessSet) -> Codec:
+    """A codec for the sparse gradient of ``parameter``: the entries of all ranks are gathered."""
+
+    def encode(tensors: list[torch.Tensor]) -> Encoded:
+        (gradient,) = tensors
+        sparse.check_sparse(gradient, what)
+        sparse.check_sparse_op(op, what)
+        rows = sparse.pack_rows(gradient)
+        divide_by = sparse.divisor(op, process_set)
+
+        def decode(handle: int) -> None:
+            parameter.grad = sparse.take_rows(handle, rows, gradient, divide_by)
+
+        return Encoded([rows], decode, gathers=True)
+
+    return encode

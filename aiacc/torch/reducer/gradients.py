@@ -1,0 +1,129 @@
+"""The gradients of parameters, from the form that autograd gave them to that which is reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from aiacc.torch.adapter import refusal
+from aiacc.torch.ops import sparse
+
+NamedParameters: TypeAlias = Sequence[tuple[str, torch.Tensor]]
+
+#: What to do with the handle of an operation that is done, if anything.
+Then: TypeAlias = Callable[[int], None] | None
+
+
+class Gradients:
+    """Gradients by the number of their parameter: where they are, and which there are none of.
+
+    Attributes:
+        names: By number.
+        parameters: By number.
+        views: Where gradients are to be that have no memory of their own.
+        sparse: Those that have been sparse: they have no form of zeros. Others that are sparse are
+            made dense to travel.
+    """
+
+    def __init__(self, sparse_as_dense: bool) -> None:
+        """Start without any; ``sparse_as_dense``: let none travel sparse."""
+        self.names: list[str] = []
+        self.parameters: list[torch.Tensor] = []
+        self.views: dict[int, torch.Tensor] = {}
+        self.sparse: set[int] = set()
+        self._sparse_as_dense = sparse_as_dense
+        #: Sparse dimensions of the gradients that were made dense to travel.
+        self._sparse_dims: dict[int, int] = {}
+        #: Zeros in the place of gradients that frozen parameters do not have in this step.
+        self._stand_ins: dict[int, torch.Tensor] = {}
+
+    def of(self, members: Sequence[int]) -> list[torch.Tensor]:
+        """What is to be reduced for gradients in memory of their own; one alone may be sparse.
+
+        Raises:
+            ValueError: A sparse gradient among several.
+        """
+        tensors = []
+        for index in members:
+            tensor = self.parameters[index].grad
+            if tensor is None and index in self.sparse:
+                tensor = sparse.empty_like(self.parameters[index])
+            elif tensor is None:
+                tensor = self._stand_ins[index]
+            elif len(members) > 1 or self._sparse_as_dense:
+                tensor = self._dense(index)
+            tensors.append(tensor)
+        return tensors
+
+    def move(self, index: int) -> None:
+        """Bring a gradient to its view, if it has one.
+
+        That is a copy where the parameter had no gradient before the backward pass, which takes
+        less time than to clear the view and to add to it. Otherwise autograd has added to the view.
+        """
+        parameter, view = self.parameters[index], self.views.get(index)
+        if view is not None and parameter.grad is not None and parameter.grad is not view:
+            view.copy_(self._dense(index).detach())
+            parameter.grad = view
+
+    def complete(self, index: int) -> None:
+        """Let a gradient take part that the backward pass may not have given: another rank's may.
+
+        What there is of it takes part as it is, otherwise zeros do.
+        """
+        parameter = self.parameters[index]
+        if parameter.grad is not None:
+            self.move(index)
+        elif index not in self.sparse:
+            view = self.views.get(index)
+            zeros = (
+                torch.zeros_like(parameter, requires_grad=False) if view is None else view.zero_()
+            )
+            if parameter.requires_grad:
+                parameter.grad = zeros
+            else:
+                self._stand_ins[index] = zeros
+
+    def adopting(self, members: Sequence[int], then: Then) -> Then:
+        """``then``, after which frozen parameters have the gradients that other ranks gave them.
+
+        A parameter may be frozen on this rank only. If it is everywhere, no step shall touch it.
+        """
+        reduced = [
+            (self.parameters[index], self._stand_ins.pop(index))
+            for index in members
+            if index in self._stand_ins
+        ]
+        if not reduced:
+            return then
+
+        def adopt(handle: int) -> None:
+            if then is not None:
+                then(handle)
+            for parameter, gradient in reduced:
+                if gradient.any():
+                    parameter.grad = gradient
+
+        return adopt
+
+    def end_step(self) -> None:
+        """Give the optimizer gradients of the layout that autograd gave: some take no other."""
+        self._stand_ins.clear()  # what a failure may have left
+        for index, sparse_dim in self._sparse_dims.items():
+            parameter = self.parameters[index]
+            if parameter.grad is not None and parameter.grad.layout is torch.strided:
+                parameter.grad = parameter.grad.detach().to_sparse(sparse_dim)
+
+    def _dense(self, index: int) -> torch.Tensor:
+        """A gradient, which this makes dense if it has to."""
+        parameter = self.parameters[index]
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            if not self._sparse_as_dense:
+                raise refusal(gradient, f"gradient of {self.names[index]!r}")
+            self._sparse_dims[index] = gradient.sparse_dim()
+            gradient = parameter.grad = gradient.to_dense()
+        return gradient

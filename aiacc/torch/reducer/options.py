@@ -1,0 +1,30 @@
+"""How gradients are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from aiacc.collectives.reduce_ops import Average
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.compression.compressors import Compression
+from aiacc.torch.reducer.codec import Codec, compressing
+from aiacc.torch.reducer.plan import Planner, singly
+from aiacc.torch.reducer.storage import Storage, own_memory
+
+
+class ReductionOptions(NamedTuple):
+    """How gradients are reduced; equal on all ranks, and picklable."""
+
+    op: int = Average
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    process_set: ProcessSet = global_process_set
+    sparse_as_dense: bool = False
+    #: Which gradients form a bucket.
+    planner: Planner = singly()
+    #: Where they are.
+    storage: Storage = own_memory
+    #: Makes what encodes them, for each bucket anew, from ``op``.
+    codec: Callable[[int], Codec] = partial(compressing, Compression.none)

@@ -1,0 +1,142 @@
+"""Which gradients are reduced as one operation: a pure decision, which others may take instead.
+
+A `Planner` is data. `DistributedOptimizer` makes one of those below; whoever knows more, such as
+how long each gradient takes to compute, hands in another (`GradientReducer.replan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
+
+
+class Gradient(NamedTuple):
+    """What a planner knows of a gradient; equal on all ranks."""
+
+    name: str
+    elements: int
+    element_bytes: int
+    dtype: str
+    place: int  #: tells devices apart; no ordinal, for ranks may number theirs in another way
+
+
+#: Buckets in the order in which they get complete: positions in the gradients that were given. A
+#: gradient that is in none of them is reduced by itself.
+Plan: TypeAlias = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Planner:
+    """How gradients are divided into buckets; equal on all ranks.
+
+    Attributes:
+        divide: The decision. Pure, since every rank takes it for itself, and picklable.
+        order: In which order it gets the gradients. "own": in that of this rank's parameters; no
+            other rank is asked, so buckets may not depend on it. "declared": in that of the first
+            rank's parameters; the ranks agree on it at the end of their first step, and have no
+            buckets until then. "arrival": in the order in which the first rank's backward pass gave
+            them in that step; once more after each step in which gradients have come that were not
+            reduced before.
+        argument: Where the user asked for it, for errors.
+    """
+
+    divide: Callable[[Sequence[Gradient]], Plan]
+    order: Literal["own", "declared", "arrival"] = "arrival"
+    argument: str = "the planner"
+
+
+def singly() -> Planner:
+    """Every gradient by itself."""
+    return Planner(_no_buckets, "own")
+
+
+def chosen(groups: Sequence[Sequence[str]]) -> Planner:
+    """The user's groups of gradients, by name; names that do not exist are left out."""
+    return Planner(partial(_named, tuple(map(tuple, groups))), "own", "groups")
+
+
+def evenly(groups: int) -> Planner:
+    """So many groups of consecutive gradients; one on several devices is a group for each."""
+    return Planner(partial(_split, groups), "declared", f"groups={groups}")
+
+
+def by_size(bucket_bytes: int) -> Planner:
+    """Buckets of at most ``bucket_bytes``, or of a single larger gradient, of one dtype each."""
+    return Planner(partial(_packed, bucket_bytes), "arrival", "gradient_as_bucket_view")
+
+
+def checked(plan: Plan, count: int, argument: str) -> Plan:
+    """``plan`` itself; ValueError unless it is one for ``count`` gradients."""
+    members = [member for bucket in plan for member in bucket]
+    known = range(count)
+    if len(set(members)) != len(members) or any(member not in known for member in members):
+        raise ValueError(
+            f"{argument}: a plan of buckets {plan!r:.200} (expected each of the positions 0 to "
+            f"{count - 1} at most once); mend the planner"
+        )
+    return plan
+
+
+def _no_buckets(gradients: Sequence[Gradient]) -> Plan:
+    del gradients
+    return ()
+
+
+def _named(groups: Sequence[Sequence[str]], gradients: Sequence[Gradient]) -> Plan:
+    position_of = {gradient.name: position for position, gradient in enumerate(gradients)}
+    return [[position_of[name] for name in group if name in position_of] for group in groups]
+
+
+def _split(groups: int, gradients: Sequence[Gradient]) -> Plan:
+    places = [gradient.place for gradient in gradients]
+    runs = split_evenly(range(len(gradients)), groups)
+    return [part for run in runs for part in divided(run, places)]
+
+
+def _packed(bucket_bytes: int, gradients: Sequence[Gradient]) -> Plan:
+    done: list[list[int]] = []
+    filling: dict[Hashable, tuple[list[int], int]] = {}
+    for position, gradient in enumerate(gradients):
+        kind = gradient.dtype, gradient.place
+        size = gradient.elements * gradient.element_bytes
+        bucket, filled = filling.get(kind, ([], 0))
+        if bucket and filled + size > bucket_bytes:
+            done.append(bucket)
+            bucket, filled = [], 0
+        filling[kind] = [*bucket, position], filled + padded(size)
+    done += [bucket for bucket, _ in filling.values()]
+    return sorted(done, key=lambda bucket: bucket[-1])
+
+
+#: Gradients in a flat bucket start at multiples of this, for vector instructions.
+ALIGNMENT_BYTES = 64
+
+
+def padded(size: int) -> int:
+    """Bytes that a gradient of ``size`` bytes takes up in a flat bucket."""
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def numbered(places: Mapping[str, Hashable]) -> dict[str, int]:
+    """A number for the place of every name: equal on ranks that have divided the names alike."""
+    numbers: dict[Hashable, int] = {}
+    return {name: numbers.setdefault(places[name], len(numbers)) for name in sorted(places)}
+
+
+def divided(group: Sequence[int], places: Sequence[Hashable]) -> list[list[int]]:
+    """``group`` in parts whose members have the same of ``places``, in order of appearance."""
+    parts: dict[Hashable, list[int]] = {}
+    for index in group:
+        parts.setdefault(places[index], []).append(index)
+    return list(parts.values())
+
+
+def split_evenly(items: Sequence[int], parts: int) -> list[Sequence[int]]:
+    """``items`` in at most ``parts`` runs whose lengths differ by at most one; none is empty."""
+    length, longer = divmod(len(items), parts)
+    starts = [number * length + min(number, longer) for number in range(parts + 1)]
+    runs = [items[begin:end] for begin, end in pairwise(starts)]
+    return [run for run in runs if run]

@@ -1,0 +1,215 @@
+"""The reducer below DistributedOptimizer: plans from outside, codecs with state, submissions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc import _core
+from aiacc.torch.reducer.codec import Encoded
+from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.plan import Planner
+from aiacc.torch.reducer.reducer import GradientReducer
+from aiacc.torch.reducer.storage import flat_buckets, own_memory
+from tests.support.ranks import run_ranks
+
+KINDS = [{}, {"groups": 2}, {"gradient_as_bucket_view": True, "bucket_bytes": 256}]
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+
+def _backward(model):
+    """Gradients of this rank that are whole numbers of the rank, so that averages are exact."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    sum(parameter.sum() * (hvd.rank() + 1) for parameter in model.parameters()).backward()
+
+
+def _check(model):
+    for parameter in model.parameters():
+        assert parameter.grad.eq((hvd.size() + 1) / 2).all()
+
+
+def _count_preparations():
+    """Names of what is prepared from now on."""
+    prepared, real = [], _core.prepare
+
+    def prepare(kind, verb, name, *rest):
+        prepared.append(name)
+        return real(kind, verb, name, *rest)
+
+    _core.prepare = prepare
+    return prepared
+
+
+def _prepared_once():
+    hvd.init()
+    prepared = _count_preparations()
+    for options in KINDS:
+        model = _net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), **options
+        )
+        by_step = []
+        for _ in range(4):
+            prepared.clear()
+            _backward(model)
+            optimizer.synchronize()
+            by_step.append([name for name in prepared if "weight" in name or "bias" in name])
+            _check(model)
+        names = [name for name, _ in model.named_parameters()]
+        assert sorted(by_step[0]) == sorted(names)
+        # Groups and buckets come with the second step.
+        assert len(by_step[1]) == (len(optimizer._reducer.buckets) if options else 0)
+        assert by_step[2:] == [[], []]
+    hvd.shutdown()
+
+
+def test_an_operation_is_prepared_once():
+    run_ranks(2, _prepared_once)
+
+
+def _other_shapes():
+    hvd.init()
+    for options in ({}, {"groups": [[]]}, {"groups": 1}):
+        memory = torch.zeros(64)
+        parameter, other = nn.Parameter(torch.ones(48)), nn.Parameter(torch.ones(3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter, other], 0.1), **options)
+        for count in (48, 48, 16, 32):
+            parameter.data = torch.ones(count)
+            memory.fill_(-1)
+            parameter.grad = other.grad = None
+            # Autograd keeps the very tensor, which is a part of a larger one.
+            torch.autograd.backward(
+                [parameter, other], [memory[:count].fill_(hvd.rank() + 1.0), torch.ones(3)]
+            )
+            optimizer.synchronize()
+            assert parameter.grad.eq((hvd.size() + 1) / 2).all()
+            assert memory[count:].eq(-1).all()  # what lies behind the gradient
+    hvd.shutdown()
+
+
+def test_parameters_may_get_another_shape():
+    run_ranks(2, _other_shapes)
+
+
+# --- plans from outside
+
+
+def _neighbours(length, gradients):
+    """Runs of gradients as they come, but the last one by itself."""
+    count = len(gradients) - 1
+    return [range(begin, min(begin + length, count)) for begin in range(0, count, length)]
+
+
+def _twice(gradients):
+    return [[0, 1], [1]] if len(gradients) > 1 else []
+
+
+def _members(reducer):
+    names = [name for name, _ in reducer.named]
+    return [[names[index] for index in bucket.members] for bucket in reducer.buckets]
+
+
+def _plans():
+    hvd.init()
+    for storage in (own_memory, flat_buckets):
+        model = _net()
+        options = ReductionOptions(planner=Planner(partial(_neighbours, 3)), storage=storage)
+        reducer = GradientReducer(list(model.named_parameters()), options, 1)
+        singles = sorted([name] for name, _ in model.named_parameters())
+        assert sorted(_members(reducer)) == singles
+        _backward(model)
+        reducer.finish()
+        _check(model)
+        plan = _members(reducer)
+        assert [len(bucket) for bucket in plan] == [3, 3, 1, 1]
+        assert hvd.allgather_object(plan) == [plan] * hvd.size()
+        assert [bucket.flat is not None for bucket in reducer.buckets[:3]] == [
+            storage is flat_buckets
+        ] * 3
+        assert reducer.buckets[3].flat is None  # it is in no bucket of the plan
+        for length, sizes in ((7, [7, 1]), (2, [2, 2, 2, 1, 1])):
+            reducer.replan(Planner(partial(_neighbours, length)))
+            for _ in range(2):
+                _backward(model)
+                reducer.finish()
+                _check(model)
+            assert [len(bucket) for bucket in _members(reducer)] == sizes
+        reducer.replan(Planner(_twice, argument="doubled"))
+        _backward(model)
+        with pytest.raises(ValueError, match=r"doubled: .*at most once"):
+            reducer.finish()
+        _check(model)
+        _backward(model)
+        reducer.finish()
+        _check(model)
+        assert sorted(_members(reducer)) == singles
+        reducer.detach()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_plans_from_outside(size):
+    run_ranks(size, _plans)
+
+
+# --- codecs with state
+
+
+class _Feedback:
+    """Sends whole numbers, and what they leave out with the next ones."""
+
+    def __init__(self, op):
+        self.op = op
+        self.left = None
+        self.calls = 0
+
+    def __call__(self, tensors):
+        self.calls += 1
+        left = self.left or [torch.zeros_like(tensor) for tensor in tensors]
+        wanted = [tensor + rest for tensor, rest in zip(tensors, left, strict=True)]
+        sent = [tensor.floor() for tensor in wanted]
+        self.left = [tensor - one for tensor, one in zip(wanted, sent, strict=True)]
+
+        def decode(handle):
+            del handle
+            for tensor, one in zip(tensors, sent, strict=True):
+                tensor.copy_(one)
+
+        return Encoded(sent, decode)
+
+
+def _codecs():
+    hvd.init()
+    for storage in (own_memory, flat_buckets):
+        parameters = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
+        planner = Planner(partial(_neighbours, 2))
+        options = ReductionOptions(op=hvd.Sum, planner=planner, storage=storage, codec=_Feedback)
+        reducer = GradientReducer([(str(n), p) for n, p in enumerate(parameters)], options, 1)
+        total = torch.zeros(3)
+        for step in range(9):
+            for parameter in parameters:
+                parameter.grad = None
+            sum(parameter.sum() * 0.25 for parameter in parameters).backward()
+            reducer.finish()
+            if step > 0:  # the buckets of the first step are gone, and so is their state
+                total += parameters[0].grad
+            assert all(torch.equal(parameters[0].grad, other.grad) for other in parameters)
+        codecs = [bucket.codec for bucket in reducer.buckets]
+        assert [codec.calls for codec in codecs] == [8, 8, 8]
+        assert len(codecs) == len(set(map(id, codecs)))
+        assert total.eq(hvd.size() * 8 * 0.25).all()
+        reducer.detach()
+    hvd.shutdown()
+
+
+def test_codecs_keep_the_state_of_their_bucket():
+    run_ranks(2, _codecs)
