@@ -102,6 +102,14 @@ def test_an_mpi_that_is_loaded_or_initialised_already_is_used(tmp_path, flavour)
         assert _said(output) == [f"<{n} of 2 on mpi, started: ['{flavour}']>" for n in range(2)]
 
 
+@pytest.mark.parametrize("netmod", ["ofi", "ucx"])
+def test_a_script_may_finalise_an_mpi_that_is_between_nodes(tmp_path, netmod):
+    env = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": netmod}
+    status, output = _run("mpich", _build(tmp_path, FLAVOURS), "mpich-init", env=env)
+    assert status == 0, output
+    assert _said(output) == [f"<{n} of 2 on mpi, started: ['mpich']>" for n in range(2)]
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_an_mpi_of_the_other_kind_in_the_process_is_left_alone(tmp_path, flavour):
     status, output = _run(flavour, _build(tmp_path, FLAVOURS), OTHER[flavour])

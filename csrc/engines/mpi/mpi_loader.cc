@@ -17,6 +17,7 @@
 #include "csrc/base/error.h"
 #include "csrc/engines/mpi/mpi_engine.h"
 #include "csrc/engines/mpi/mpi_plugin.h"
+#include "csrc/engines/mpi/mpi_request.h"
 #include "csrc/engines/mpi/mpi_session.h"
 #include "csrc/kernels/reduce.h"
 
@@ -139,11 +140,22 @@ Loaded load(const std::string& plugin_path, const std::string& library_path) {
   return {functions, version};
 }
 
+/// Whether MPI was used here, and not in a process that this one was forked from.
+bool owns_session() {
+  const Mpi& state = mpi();
+  return state.session != nullptr && state.owner == getpid();
+}
+
+void stop_progress() {
+  if (owns_session()) {
+    mpi().session->stop_progress();
+  }
+}
+
 void finish_at_exit() {
-  Mpi& state = mpi();
-  if (state.session != nullptr && state.finishes &&
-      state.owner == getpid()) {  // not in a forked child
-    state.session->finish();
+  stop_progress();  // also if MPI is left as it is: the thread must not outlive the libraries
+  if (owns_session() && mpi().finishes) {
+    mpi().session->finish();
   }
 }
 
@@ -156,6 +168,7 @@ MpiSession& session_of(Mpi& state, int network_lanes, double timeout_s) {
     state.session = new MpiSession(*state.plugin, state.detail, network_lanes, timeout_s);
     state.owner = getpid();
     std::atexit(finish_at_exit);
+    check_mpi(*state.plugin, state.plugin->before_finalize(&stop_progress), "MPI_Comm_set_attr");
   }
   return *state.session;
 }

@@ -124,6 +124,24 @@ int is_finalized() {
   return flag;
 }
 
+void (*finalize_call)() = nullptr;
+
+/// MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF.
+int before_finalize(void (*call)()) {
+  finalize_call = call;
+  int key = MPI_KEYVAL_INVALID;
+  const auto deleted = [](MPI_Comm, int, void*, void*) {
+    finalize_call();
+    return MPI_SUCCESS;
+  };
+  int code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, deleted, &key, nullptr);
+  if (code == MPI_SUCCESS) {
+    code = MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+    MPI_Comm_free_keyval(&key);  // the attribute keeps what it needs
+  }
+  return code;
+}
+
 // ---- communicators ----------------------------------------------------------------------------
 
 /// Hands a new communicator out with errors that are returned instead of ending the process.
@@ -296,6 +314,14 @@ int test(MpiHandle* request, int* done) {
   return code;
 }
 
+int progress(MpiHandle communicator) {
+  // MPI promises no more tags than this one, which no message has.
+  constexpr int kNoTag = 32767;
+  int found = 0;
+  return MPI_Iprobe(
+      MPI_ANY_SOURCE, kNoTag, to_native<MPI_Comm>(communicator), &found, MPI_STATUS_IGNORE);
+}
+
 constexpr MpiPlugin kPlugin = {
     kMpiPluginAbi,
     AIACC_MPI_FLAVOUR,
@@ -305,6 +331,7 @@ constexpr MpiPlugin kPlugin = {
     forget_files,
     is_finalized,
     [] { return MPI_Finalize(); },
+    before_finalize,
     [] { return to_handle(MPI_COMM_WORLD); },
     comm_rank,
     comm_size,
@@ -323,6 +350,7 @@ constexpr MpiPlugin kPlugin = {
     start_receive,
     start_barrier,
     test,
+    progress,
 };
 
 }  // namespace

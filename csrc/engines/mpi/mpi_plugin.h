@@ -13,7 +13,7 @@ using MpiHandle = std::uint64_t;
 /// acc[i] = acc[i] op in[i]; numbers are those of DataType and ReduceOp.
 using MpiReduceFunction = void (*)(void* acc, const void* in, std::size_t count, int dtype, int op);
 
-inline constexpr int kMpiPluginAbi = 3;
+inline constexpr int kMpiPluginAbi = 4;
 
 /// Functions return 0 or an MPI error code that `describe` explains, and never end the process.
 /// Those that start a request return at once; buffers belong to MPI until `test` says done.
@@ -33,6 +33,8 @@ struct MpiPlugin {
   void (*forget_files)();
   int (*is_finalized)();
   int (*finalize)();
+  /// `call` is called by the next MPI_Finalize, whoever calls that, while MPI still works.
+  int (*before_finalize)(void (*call)());
 
   MpiHandle (*world)();
   int (*rank)(MpiHandle communicator, int* rank);
@@ -83,6 +85,8 @@ struct MpiPlugin {
       MpiHandle communicator, void* data, int bytes, int peer, int tag, MpiHandle* request);
   int (*start_barrier)(MpiHandle communicator, MpiHandle* request);
   int (*test)(MpiHandle* request, int* done);
+  /// Lets MPI move what it holds for other ranks, on whatever communicator. Returns at once.
+  int (*progress)(MpiHandle communicator);
 };
 
 /// Name of the one exported function and its type. Returns null if it does not speak `abi`.

@@ -34,6 +34,7 @@ constexpr unsigned long kTimerSlackNs = 1000;
 constexpr auto kLookEvery = std::chrono::milliseconds(5);
 
 std::atomic<int> running_calls{0};
+std::atomic<std::uint32_t> done_requests{0};
 
 /// The kernel's default lets a sleep of 20 us take 70.
 void sharpen_timer() {
@@ -60,6 +61,9 @@ void wait_for_request(const MpiPlugin& plugin,
   const auto is_done = [&] {
     int done = 0;
     check_mpi(plugin, plugin.test(request, &done), "MPI_Test");
+    if (done != 0) {
+      done_requests.fetch_add(1, std::memory_order_relaxed);
+    }
     return done != 0;
   };
   spin.begin();
@@ -79,6 +83,8 @@ void wait_for_request(const MpiPlugin& plugin,
     std::this_thread::sleep_for(std::clamp<SteadyClock::duration>(part, kShortestNap, most));
   }
 }
+
+std::uint32_t requests_done() noexcept { return done_requests.load(std::memory_order_relaxed); }
 
 void wait_for_call(const MpiPlugin& plugin,
                    std::function<int()> call,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "csrc/base/spin.h"
@@ -23,6 +24,9 @@ void wait_for_request(const MpiPlugin& plugin,
                       MpiHandle* request,
                       Spin& spin,
                       const WaitCheck& check);
+
+/// Counts the requests that were waited for in this process to their end. Any thread.
+std::uint32_t requests_done() noexcept;
 
 /// Runs a collective call that MPI has in a blocking form only, on a thread of its own, and throws
 /// what check_mpi throws. `check` is called every few milliseconds and may throw: the call then goes

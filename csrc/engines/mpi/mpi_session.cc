@@ -77,6 +77,9 @@ MpiSession::MpiSession(const MpiPlugin& plugin,
                 "initialise aiacc before MPI, or MPI with MPI_THREAD_MULTIPLE");
   }
   world_ = std::make_unique<MpiTeam>(plugin, meet(), timeout_s);
+  if (world_->topology().nodes > 1) {
+    progress_ = std::make_unique<MpiProgress>(plugin, world_->communicator());
+  }
   plugin.forget_files();
   watch_neighbours();
 }
@@ -253,6 +256,12 @@ std::uint32_t MpiSession::reserve_parts(const std::vector<int>& members,
     }
   }
   return next_number_++;
+}
+
+void MpiSession::stop_progress() noexcept {
+  if (progress_ != nullptr) {
+    progress_->stop();
+  }
 }
 
 void MpiSession::finish() noexcept {

@@ -11,6 +11,7 @@
 
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/mpi/mpi_plugin.h"
+#include "csrc/engines/mpi/mpi_progress.h"
 #include "csrc/engines/mpi/mpi_team.h"
 
 namespace aiacc {
@@ -45,6 +46,10 @@ class MpiSession {
   /// The engine is gone; the team may serve another. Does nothing to `world`.
   void leave(const MpiTeam& team) noexcept;
 
+  /// Nobody but the callers of the session is in MPI from then on. Any thread. To be called before
+  /// MPI ends and before `finish`.
+  void stop_progress() noexcept;
+
   /// At the end of the process: finalises MPI if this session has initialised it and no rank may be
   /// missing. Waits for the other ranks, as MPI_Finalize does, but asleep, and not for a rank of this
   /// machine that has died.
@@ -74,6 +79,7 @@ class MpiSession {
   const double timeout_s_;
   bool ours_ = false;
   std::unique_ptr<MpiTeam> world_;
+  std::unique_ptr<MpiProgress> progress_;  ///< where there is more than one node
   std::vector<int> neighbours_;  ///< descriptors of the processes of the ranks on this machine
 
   std::mutex mutex_;  ///< protects what follows
