@@ -35,7 +35,7 @@ _MIB = 1 << 20
 #: MPI 4.1 takes 4.0 MiB.
 _HOST_BYTES: dict[MpiFlavour, int] = {"mpich": 12 * _MIB, "openmpi": 0}
 _RANK_BYTES: dict[MpiFlavour, int] = {"mpich": 6 * _MIB, "openmpi": 5 * _MIB}
-#: What a rank needs for a lane on one host: csrc/engines/mpi/mpi_team.cc.
+#: What a rank needs for a lane on one host: csrc/engines/mpi/mpi_communicator.cc.
 _LANE_BYTES = _MIB + 4096
 _LAUNCHERS = ("mpirun", "mpiexec", "hydra", "orte", "prte")
 _FOLDER = Path(__file__).parent

@@ -170,14 +170,14 @@ def set_id(process_set: ProcessSet) -> int:
     return process_set.process_set_id
 
 
-class Place(NamedTuple):
+class RankAndSize(NamedTuple):
     """Where this process is in a set."""
 
     rank: int
     size: int
 
 
-def place_in(process_set: ProcessSet) -> Place:
+def rank_and_size(process_set: ProcessSet) -> RankAndSize:
     """Index of this rank among the members of ``process_set``, and how many those are.
 
     Raises:
@@ -185,11 +185,11 @@ def place_in(process_set: ProcessSet) -> Place:
         CollectiveError: Not initialised.
     """
     if process_set is global_process_set:
-        return Place(_core.rank(), _core.size())
+        return RankAndSize(_core.rank(), _core.size())
     ranks = _core.process_set_ranks(set_id(process_set))
     if _core.rank() not in ranks:
         raise ValueError(
             f"rank {_core.rank()} is not in {process_set} (expected a member); "
             "check included() first"
         )
-    return Place(ranks.index(_core.rank()), len(ranks))
+    return RankAndSize(ranks.index(_core.rank()), len(ranks))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from aiacc import _core, mpi_library
 from aiacc.autotune import tuner
 from aiacc.bootstrap import (
-    Agreement,
+    JobPlan,
     Contribution,
     Provider,
     agree,
@@ -70,45 +70,45 @@ def start(provider: Provider | None = None) -> bool:
             # Without a chosen interface the way may be any, loopback too.
             listener = _core.Listener(listened_at(presence) if config["iface"] else [])
             presence = dataclasses.replace(presence, port=listener.port)
-        agreement = _negotiate(provider, environment, presence)
-        place = agreement.places[provider.rank]
+        plan = _negotiate(provider, environment, presence)
+        topology = plan.topologies[provider.rank]
         addresses: tuple[str, ...] = ()
-        if agreement.reach is not None:
-            addresses = agreement.reach.seen_by(provider.rank)
+        if plan.reach is not None:
+            addresses = plan.reach.seen_by(provider.rank)
             _core.configure_log(provider.rank)
-            _core.log_info(f"[bootstrap] {agreement.reach.explanation(provider.rank)}")
+            _core.log_info(f"[bootstrap] {plan.reach.explanation(provider.rank)}")
         _core.init(
             rank=provider.rank,
             size=provider.size,
-            local_rank=place.local_rank,
-            local_size=place.local_size,
-            cross_rank=place.cross_rank,
-            cross_size=place.cross_size,
-            engine=agreement.engine,
-            gpu_engine=agreement.gpu_engine,
-            gpu_lanes=agreement.gpu_lanes,
-            gpu_capability=agreement.gpu_capability,
+            local_rank=topology.local_rank,
+            local_size=topology.local_size,
+            cross_rank=topology.cross_rank,
+            cross_size=topology.cross_size,
+            engine=plan.engine,
+            gpu_engine=plan.gpu_engine,
+            gpu_lanes=plan.gpu_lanes,
+            gpu_capability=plan.gpu_capability,
             nccl_in_use=_nccl_in_use(),
-            lanes=agreement.lanes,
-            unit_bytes=agreement.unit_bytes,
-            token=agreement.token,
-            epoch=agreement.epoch,
+            lanes=plan.lanes,
+            unit_bytes=plan.unit_bytes,
+            token=plan.token,
+            epoch=plan.epoch,
             addresses=addresses,
-            host_of=agreement.host_of,
+            host_of=plan.host_of,
             listener=listener,
         )
-        if agreement.engine_reason and provider.rank == 0:
+        if plan.engine_reason and provider.rank == 0:
             _core.log_warning(
-                f"[bootstrap] tensors travel by {agreement.engine}, not by mpi: "
-                f"{agreement.engine_reason}"
+                f"[bootstrap] tensors travel by {plan.engine}, not by mpi: "
+                f"{plan.engine_reason}"
             )
-        if agreement.gpu_engine_reason and provider.rank == 0:
-            _core.log_info(f"[bootstrap] tensors on GPUs are staged: {agreement.gpu_engine_reason}")
+        if plan.gpu_engine_reason and provider.rank == 0:
+            _core.log_info(f"[bootstrap] tensors on GPUs are staged: {plan.gpu_engine_reason}")
         if isinstance(provider, RendezvousProvider):
             provider.keep_seat()
         if config["autotune"]:
-            tuner.start(provider.rank, agreement.lanes, agreement.unit_bytes)
-        return len({place.local_size for place in agreement.places}) == 1
+            tuner.start(provider.rank, plan.lanes, plan.unit_bytes)
+        return len({topology.local_size for topology in plan.topologies}) == 1
     except BaseException:
         if listener is not None:
             listener.close()
@@ -119,28 +119,28 @@ def start(provider: Provider | None = None) -> bool:
 
 def _negotiate(
     provider: Provider, environment: LauncherEnvironment, presence: Presence
-) -> Agreement:
+) -> JobPlan:
     """Exchange what every rank has, and decide what the job runs."""
     timeout_s = float(_core.config()["connect_timeout_s"])
     payload = _contribution(provider, environment, presence).encode()
     rows = provider.all_gather(payload, timeout_s=timeout_s)
     table = [Contribution.decode(row) for row in rows]
-    agreement = agree(table)
-    if agreement.reach is not None:
-        places = [row.presence for row in table], [row.host for row in table]
-        reach = settle(provider, *places, timeout_s=timeout_s)
-        agreement = dataclasses.replace(agreement, reach=reach)
+    plan = agree(table)
+    if plan.reach is not None:
+        found = [row.presence for row in table], [row.host for row in table]
+        reach = settle(provider, *found, timeout_s=timeout_s)
+        plan = dataclasses.replace(plan, reach=reach)
     if provider.rank == 0 and isinstance(provider, RendezvousProvider) and not provider.has_token:
         programs = warning_about_programs(table)
         if programs:
             warnings.warn(programs, stacklevel=5)
-    if agreement.engine != "mpi":
-        return agreement
+    if plan.engine != "mpi":
+        return plan
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
     # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
     steps: tuple[Callable[[], str], ...] = (
-        lambda: _start_mpi(provider, agreement, timeout_s, mpirun=environment.mpi is not None),
-        lambda: _reserve_mpi(agreement.lanes),
+        lambda: _start_mpi(provider, plan, timeout_s, mpirun=environment.mpi is not None),
+        lambda: _reserve_mpi(plan.lanes),
     )
     for step in steps:
         reasons = provider.all_gather(step().encode(), timeout_s=timeout_s)
@@ -157,8 +157,8 @@ def _negotiate(
             )
         if failed:
             without = agree([_without_mpi(row, failed.get(row.rank)) for row in table])
-            return dataclasses.replace(without, reach=agreement.reach)
-    return agreement
+            return dataclasses.replace(without, reach=plan.reach)
+    return plan
 
 
 def _contribution(
@@ -225,14 +225,14 @@ def _nccl_in_use() -> bool:
     )
 
 
-def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float, *, mpirun: bool) -> str:
+def _start_mpi(provider: Provider, plan: JobPlan, timeout_s: float, *, mpirun: bool) -> str:
     """Initialise MPI. "" or why it is of no use to this job.
 
     ``mpirun``: whether one has started this process.
     """
-    one_host = all(place.cross_size == 1 for place in agreement.places)
+    one_host = all(topology.cross_size == 1 for topology in plan.topologies)
     try:
-        rank, size, version = _core.mpi_initialize(0 if one_host else agreement.lanes, timeout_s)
+        rank, size, version = _core.mpi_initialize(0 if one_host else plan.lanes, timeout_s)
     except CollectiveError as error:
         return str(error)
     if (rank, size) != (provider.rank, provider.size):
@@ -245,8 +245,8 @@ def _start_mpi(provider: Provider, agreement: Agreement, timeout_s: float, *, mp
             f"{version.strip()} says rank {rank} of {size}, the job says rank {provider.rank} of "
             f"{provider.size}; {remedy}"
         )
-    hosts = max(place.cross_size for place in agreement.places)
-    warning = mpi_library.warning_about_flows(version, hosts, agreement.lanes)
+    hosts = max(topology.cross_size for topology in plan.topologies)
+    warning = mpi_library.warning_about_flows(version, hosts, plan.lanes)
     if rank == 0 and warning is not None:
         warnings.warn(warning, stacklevel=4)
     return ""

@@ -117,7 +117,7 @@ def table(report: dict[str, Any]) -> str:
 def _run(options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
         command = [sys.executable, "-m", "bench.compile", *sys.argv[1:], "--out", folder]
-        place = {
+        variables = {
             "AIACC_RENDEZVOUS_FILE": str(Path(folder) / "rendezvous"),
             "AIACC_SIZE": str(options.ranks),
             "OMP_NUM_THREADS": "1",
@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace) -> list[dict[str, Any]]:
         ranks = [
             subprocess.Popen(
                 [*command, "--rank", str(rank)],
-                env=os.environ | place | {"AIACC_RANK": str(rank)},
+                env=os.environ | variables | {"AIACC_RANK": str(rank)},
                 cwd=machine.ROOT,
             )
             for rank in range(options.ranks)

@@ -16,7 +16,7 @@ them) and names of n_t bytes, each with a length of 4 bytes, a step has
 
 and all of them pass rank 0.
 
-A third program, ``agreement_bench``, runs one rank of a large job: 1,024 ranks, 6,200 tensors. Here
+A third program, ``large_job_bench``, runs one rank of a large job: 1,024 ranks, 6,200 tensors. Here
 time and memory are measured, too. ``--earlier`` runs that of another commit as well; of one before
 requests were merged it is built with ``-DAIACC_REPORTS``.
 """
@@ -39,7 +39,7 @@ from bench.shapes import resnet50
 RESULT = ROOT / "bench" / "results" / "negotiation.json"
 PAGE = ROOT / "docs" / "network.md"
 BINARY = ROOT / "build" / "dev" / "bench" / "micro" / "negotiation_bench"
-LARGE_BINARY = BINARY.with_name("agreement_bench")
+LARGE_BINARY = BINARY.with_name("large_job_bench")
 LARGE_RANKS = 1024
 #: GPUs per host (0: host memory) and AIACC_CACHE_CAPACITY.
 LARGE_JOBS = ((0, 4096), (0, 8192), (8, 8192))
@@ -224,14 +224,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.negotiation", description=__doc__)
     parser.add_argument("--json", type=Path, default=RESULT, help="file to write (%(default)s)")
     parser.add_argument("--binary", type=Path, default=BINARY, help="negotiation_bench")
-    parser.add_argument("--large-binary", type=Path, default=LARGE_BINARY, help="agreement_bench")
+    parser.add_argument("--large-binary", type=Path, default=LARGE_BINARY, help="large_job_bench")
     parser.add_argument(
         "--earlier",
         nargs=2,
         action="append",
         default=[],
         metavar=("BINARY", "COMMIT"),
-        help="agreement_bench of another commit, to compare with",
+        help="large_job_bench of another commit, to compare with",
     )
     parser.add_argument("--rank-of-job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

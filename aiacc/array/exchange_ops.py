@@ -13,7 +13,7 @@ from aiacc.collectives.handles import pending, synchronize
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_scatter_op
 from aiacc.collectives.splits import checked_splits, scattered_rows
-from aiacc.process_sets import ProcessSet, global_process_set, place_in
+from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
 
 Splits: TypeAlias = Sequence[int] | Array | None
 
@@ -38,7 +38,7 @@ def alltoall_async(
     what = label_of("alltoall", name)
     source = view_of(tensor, what)
     check_rows(source, what)
-    size = place_in(process_set).size
+    size = rank_and_size(process_set).size
     parts = checked_splits(_numbers_of(splits, what), source.shape[0], size, f"[array] {what}")
     shape = (sum(parts), *source.shape[1:])
     prepared = submission.alltoall(name, shape, source.code, source.device, parts, process_set)
@@ -146,7 +146,7 @@ def reducescatter(
 
 def scattered_output(source: View, process_set: ProcessSet) -> Any:
     """Room for this rank's part of a reducescatter of ``source``."""
-    rank, size = place_in(process_set)
+    rank, size = rank_and_size(process_set)
     return source.empty((scattered_rows(source.shape[0], rank, size), *source.shape[1:]))
 
 

@@ -3,14 +3,14 @@
 A provider exchanges one small payload per rank; `negotiate` decides from the payloads.
 """
 
-from aiacc.bootstrap.job_plan import Agreement, Contribution, Place, agree, host_id, new_token
+from aiacc.bootstrap.job_plan import JobPlan, Contribution, RankTopology, agree, host_id, new_token
 from aiacc.bootstrap.provider import Provider
 from aiacc.bootstrap.selection import select_provider
 
 __all__ = [
-    "Agreement",
+    "JobPlan",
     "Contribution",
-    "Place",
+    "RankTopology",
     "Provider",
     "agree",
     "host_id",

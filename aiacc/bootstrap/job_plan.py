@@ -1,7 +1,7 @@
 """What the ranks agree on before the core connects: pure decisions over one table of all ranks.
 
 Every rank contributes one `Contribution`, every rank gets all of them, and `agree` returns the same
-`Agreement` everywhere, or raises the same error.
+`JobPlan` everywhere, or raises the same error.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankTopology:
     """Where a rank stands among those of its host, and among the hosts."""
 
     local_rank: int
@@ -122,7 +122,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class JobPlan:
     """What all ranks will run; equal on every rank."""
 
     engine: str
@@ -143,7 +143,7 @@ class Agreement:
     token: bytes
     epoch: int
     #: By rank.
-    places: tuple[Place, ...]
+    topologies: tuple[RankTopology, ...]
     #: Number of each rank's host, from 0 in the order of their lowest ranks.
     host_of: tuple[int, ...]
     #: Whether every host has the same number of ranks.
@@ -164,7 +164,7 @@ def new_token() -> bytes:
     return secrets.token_bytes(TOKEN_BYTES)
 
 
-def agree(table: Sequence[Contribution]) -> Agreement:
+def agree(table: Sequence[Contribution]) -> JobPlan:
     """Decide what the job runs.
 
     Pure: the same table gives the same result or error on every rank.
@@ -179,13 +179,13 @@ def agree(table: Sequence[Contribution]) -> Agreement:
     _check_world(table)
     for name in sorted({key for row in table for key in row.equal}):
         _check_equal(name, [row.equal.get(name, "(absent)") for row in table])
-    places = _places(table)
+    topologies = _topologies(table)
     reach = None
     if len(table) > 1:
         reach = Reach([row.presence for row in table], [row.host for row in table])
     engine, engine_reason = _engine(table)
     gpu_engine, gpu_engine_reason = _gpu_engine(table)
-    return Agreement(
+    return JobPlan(
         engine=engine,
         engine_reason=engine_reason,
         gpu_engine=gpu_engine,
@@ -199,9 +199,9 @@ def agree(table: Sequence[Contribution]) -> Agreement:
         reach=reach,
         token=table[0].token,
         epoch=max(row.generation for row in table),
-        places=places,
-        host_of=_hosts(table, places),
-        homogeneous=len({place.local_size for place in places}) == 1,
+        topologies=topologies,
+        host_of=_hosts(table, topologies),
+        homogeneous=len({topology.local_size for topology in topologies}) == 1,
     )
 
 
@@ -338,7 +338,7 @@ def _check_viable(table: Sequence[Contribution], engine: str, variable: str) -> 
             )
 
 
-def _places(table: Sequence[Contribution]) -> tuple[Place, ...]:
+def _topologies(table: Sequence[Contribution]) -> tuple[RankTopology, ...]:
     if all(row.local_rank is not None and row.local_size is not None for row in table):
         local = [(row.local_rank or 0, row.local_size or 0) for row in table]
         for rank, (local_rank, local_size) in enumerate(local):
@@ -351,10 +351,10 @@ def _places(table: Sequence[Contribution]) -> tuple[Place, ...]:
     else:
         local = _count_equal([row.host for row in table])
     cross = _count_equal([local_rank for local_rank, _ in local])
-    return tuple(Place(*in_host, *across) for in_host, across in zip(local, cross, strict=True))
+    return tuple(RankTopology(*in_host, *across) for in_host, across in zip(local, cross, strict=True))
 
 
-def _hosts(table: Sequence[Contribution], places: Sequence[Place]) -> tuple[int, ...]:
+def _hosts(table: Sequence[Contribution], topologies: Sequence[RankTopology]) -> tuple[int, ...]:
     """Number of each rank's host.
 
     Names do not always tell hosts apart: a launcher may divide one machine by local ranks. A rank
@@ -364,12 +364,12 @@ def _hosts(table: Sequence[Contribution], places: Sequence[Place]) -> tuple[int,
     kinds: list[tuple[str, int]] = []
     taken: list[int] = []
     hosts = []
-    for row, place in zip(table, places, strict=True):
-        kind = (row.host, place.local_size)
+    for row, topology in zip(table, topologies, strict=True):
+        kind = (row.host, topology.local_size)
         fitting = (
             number
             for number, seats in enumerate(zip(kinds, taken, strict=True))
-            if seats == (kind, place.local_rank)
+            if seats == (kind, topology.local_rank)
         )
         host = next(fitting, len(kinds))
         if host == len(kinds):

@@ -120,7 +120,7 @@ def torchrun_command(launch: Launch, python: str) -> list[str]:
 
 def local_environment(rank: int, launch: Launch, address: str, token: str) -> dict[str, str]:
     """Variables that make a process rank ``rank`` of a job on this machine."""
-    place = {
+    variables = {
         "RANK": str(rank),
         "SIZE": str(launch.ranks),
         "LOCAL_RANK": str(rank),
@@ -131,7 +131,7 @@ def local_environment(rank: int, launch: Launch, address: str, token: str) -> di
     prefixes = ("AIACC_", "HOROVOD_") if launch.as_horovod else ("AIACC_",)
     return {
         **launch.settings,
-        **{prefix + name: value for prefix in prefixes for name, value in place.items()},
+        **{prefix + name: value for prefix in prefixes for name, value in variables.items()},
         "AIACC_ADDR": address,
         "AIACC_TOKEN": token,
         "AIACC_RENDEZVOUS_FILE": "",

@@ -182,10 +182,10 @@ def _sinks(selector: selectors.BaseSelector) -> dict[str, Plain]:
     places: dict[tuple[int, int], Plain] = {}
     for name, stream in zip(_NAMES, (sys.stdout, sys.stderr), strict=True):
         status = os.fstat(stream.fileno())
-        place = status.st_dev, status.st_ino
-        if place not in places:
-            places[place] = (Screen if stream.isatty() else Plain)(stream.fileno(), selector)
-        sinks[name] = places[place]
+        file = status.st_dev, status.st_ino
+        if file not in places:
+            places[file] = (Screen if stream.isatty() else Plain)(stream.fileno(), selector)
+        sinks[name] = places[file]
     return sinks
 
 

@@ -81,7 +81,7 @@ def device_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_cpu else tensor.get_device()
 
 
-def place_of(tensor: torch.Tensor) -> tuple[int, int]:
+def device_and_stream_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Device, and the stream that ``tensor`` comes from."""
     device = device_of(tensor)
     return (device, streams.current_stream(device)) if device >= 0 else (-1, 0)
@@ -98,7 +98,7 @@ def view_of(tensor: torch.Tensor, what: str) -> View:
         on_device = tensor.is_cpu or tensor.is_cuda
         if on_device and tensor.is_contiguous() and not tensor.is_neg():
             code = DTYPE_CODES[tensor.dtype]
-            return View(tensor.data_ptr(), tensor.shape, code, *place_of(tensor))
+            return View(tensor.data_ptr(), tensor.shape, code, *device_and_stream_of(tensor))
     except (AttributeError, KeyError, RuntimeError):
         pass
     raise refusal(tensor, what)

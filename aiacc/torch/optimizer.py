@@ -15,7 +15,7 @@ from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.wire_format import has_cast
-from aiacc.torch.optimizer_mixin import Distributed, check_passes, default_names, distribute
+from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin, check_passes, default_names, distribute
 from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
@@ -41,7 +41,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     gradient_as_bucket_view: bool = False,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-) -> Distributed | AdasumDistributed:
+) -> DistributedOptimizerMixin | AdasumDistributed:
     """An optimizer like ``optimizer`` whose `step` uses the gradients of all ranks.
 
     Each gradient is submitted as soon as the backward pass has computed it, so that communication
@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     prescale_factor, postscale_factor = _factors(check_op(op), gradient_predivide_factor)
     set_id(process_set)  # refuses one that is not registered
     passes = check_passes(backward_passes_per_step)
-    if isinstance(optimizer, Distributed | AdasumDistributed):
+    if isinstance(optimizer, DistributedOptimizerMixin | AdasumDistributed):
         raise ValueError(
             f"optimizer is a DistributedOptimizer ({type(optimizer).__name__}) already (expected "
             "one of torch's); wrap it once"

@@ -23,7 +23,7 @@ else:
     _Base = object
 
 
-class Distributed(_Base):
+class DistributedOptimizerMixin(_Base):
     """Put before the class of the wrapped optimizer by `distribute`."""
 
     #: Names by parameter, as Horovod offers them.
@@ -177,7 +177,7 @@ class Distributed(_Base):
         return _rebuild, arguments, self.__getstate__()
 
 
-def distribute(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> Distributed:
+def distribute(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> DistributedOptimizerMixin:
     """Make one that shares the state of ``optimizer`` and steps with reduced gradients."""
     # Not __init__, whose arguments are unknown. A scheduler may have put a step() of its own on
     # the instance, which would call the wrapped optimizer's.
@@ -202,13 +202,13 @@ def default_names(group: int, parameters: list[torch.Tensor]) -> list[tuple[str,
     return [(f"allreduce.noname.{group}.{index}", p) for index, p in enumerate(parameters)]
 
 
-def _rebuild(wrapped: type, *arguments: Any) -> Distributed:
+def _rebuild(wrapped: type, *arguments: Any) -> DistributedOptimizerMixin:
     return _new(wrapped, GradientReducer(*arguments))
 
 
-def _new(wrapped: Any, reducer: GradientReducer) -> Distributed:
-    subclass: Any = type(wrapped.__name__, (Distributed, wrapped), {"__doc__": wrapped.__doc__})
-    distributed: Distributed = subclass.__new__(subclass)
+def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:
+    subclass: Any = type(wrapped.__name__, (DistributedOptimizerMixin, wrapped), {"__doc__": wrapped.__doc__})
+    distributed: DistributedOptimizerMixin = subclass.__new__(subclass)
     distributed._parameter_names = {parameter: name for name, parameter in reducer.named}
     distributed._synchronized = False
     distributed._should_synchronize = True

@@ -128,7 +128,7 @@ def caller_cpu_ms(row: Row, ranks: Sequence[Record]) -> float:
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which ``share`` of ``values`` lie, interpolated linearly."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    low = int(place)
+    position = (len(ordered) - 1) * share
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

@@ -178,7 +178,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """Of a run: "survived", "clear error" or "wrong", and in the last case why."""
 
     outcome: str
@@ -262,7 +262,7 @@ def judge(
     expected: int,
     struck: bool,
     left: Sequence[str] = (),
-) -> Verdict:
+) -> CheckResult:
     """Whether every rank that the fault has not killed has the right numbers or a clear error.
 
     Args:
@@ -293,8 +293,8 @@ def judge(
     if struck and not failed and noticeable:
         problems.append("nobody noticed (expected a clear error)")
     if problems:
-        return Verdict("wrong", problems)
-    return Verdict("clear error" if failed else "survived")
+        return CheckResult("wrong", problems)
+    return CheckResult("clear error" if failed else "survived")
 
 
 def _problems(report: Report, fault: Fault, expected: int) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from bench import machine
 from bench.network import fault_run, runs
 from bench.network.bed import BedError
-from bench.network.fault_plan import KINDS, STEPS, Fault, Verdict, choose, judge
+from bench.network.fault_plan import KINDS, STEPS, Fault, CheckResult, choose, judge
 from bench.network.fault_work import tensors
 
 RESULTS = machine.ROOT / "bench" / "results" / "network_faults.json"
@@ -29,23 +29,23 @@ def one(fault: Fault, name: str) -> tuple[dict[str, Any], Path | None]:
         folder = Path(tempfile.mkdtemp(prefix="aiacc-faults-"))
         outcome = fault_run.run(fault, name, folder)
         expected = tensors(fault.seed, STEPS, fault.size)
-        verdict = judge(fault, outcome.reports, expected, outcome.struck, outcome.left)
+        result = judge(fault, outcome.reports, expected, outcome.struck, outcome.left)
         if not outcome.disturbed:
             break
         print(f"seed {fault.seed}: stood still for {outcome.absent_s:.1f} s; again", flush=True)
         shutil.rmtree(folder)
-    if verdict.outcome != "wrong":
+    if result.outcome != "wrong":
         shutil.rmtree(folder)
-    return _row(fault, outcome, verdict), folder if verdict.outcome == "wrong" else None
+    return _row(fault, outcome, result), folder if result.outcome == "wrong" else None
 
 
-def _row(fault: Fault, outcome: fault_run.Outcome, verdict: Verdict) -> dict[str, Any]:
+def _row(fault: Fault, outcome: fault_run.Outcome, result: CheckResult) -> dict[str, Any]:
     reports = outcome.reports.values()
     return {
         **asdict(fault),
         "struck": outcome.struck,
-        "outcome": verdict.outcome,
-        "problems": verdict.problems,
+        "outcome": result.outcome,
+        "problems": result.problems,
         "checked": sum(report.checked for report in reports),
         "seconds": round(outcome.seconds, 2),
         "absent_s": round(outcome.absent_s, 2),

@@ -109,10 +109,10 @@ def _compare(step: int, operation: Operation, right: Array, got: Array) -> None:
             f"{what}: {got.dtype} {got.shape} (expected {right.dtype} {right.shape})"
         )
     if not np.array_equal(got, right):
-        places = np.flatnonzero(got != right)
-        first = places[0]
+        wrong = np.flatnonzero(got != right)
+        first = wrong[0]
         raise WrongResultError(
-            f"{what}: {len(places)} of {right.size} elements differ, the first at {first}: "
+            f"{what}: {len(wrong)} of {right.size} elements differ, the first at {first}: "
             f"{got[first]} (expected {right[first]})"
         )
 

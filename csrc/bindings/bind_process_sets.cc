@@ -26,16 +26,16 @@ void bind_process_sets(py::module_& module) {
     return session->coordinator().remove_process_set(id, check_signals);
   });
   module.def("process_set_ranks", [](std::uint32_t id) {
-    const auto team = Runtime::instance().session()->coordinator().teams().find(id);
-    if (team == nullptr) {
+    const auto communicator = Runtime::instance().session()->coordinator().communicators().find(id);
+    if (communicator == nullptr) {
       throw Error(Code::kInvalidArgument,
                   "[process set] process set " + std::to_string(id) +
                       " is not registered (expected one that add_process_set returned)");
     }
-    return py::tuple(py::cast(team->ranks));
+    return py::tuple(py::cast(communicator->ranks));
   });
   module.def("process_set_ids", [] {
-    return py::tuple(py::cast(Runtime::instance().session()->coordinator().teams().ids()));
+    return py::tuple(py::cast(Runtime::instance().session()->coordinator().communicators().ids()));
   });
 }
 

@@ -72,7 +72,7 @@ void init(int rank,
           std::pair<int, int> gpu_capability,
           bool nccl_in_use) {
   SessionOptions options;
-  options.placement = {rank, size, local_rank, local_size, cross_rank, cross_size};
+  options.topology = {rank, size, local_rank, local_size, cross_rank, cross_size};
   options.engine = std::move(engine);
   options.gpu_engine = std::move(gpu_engine);
   options.lanes = lanes;
@@ -161,12 +161,12 @@ void bind_runtime(py::module_& module) {
   module.def("raise_descriptor_limit", &raise_descriptor_limit);
   module.def("exhaustion_remedy", &exhaustion_remedy, py::arg("error_number"));
   module.def("is_initialized", [] { return Runtime::instance().initialized(); });
-  module.def("rank", [] { return Runtime::instance().session()->placement().rank; });
-  module.def("size", [] { return Runtime::instance().session()->placement().size; });
-  module.def("local_rank", [] { return Runtime::instance().session()->placement().local_rank; });
-  module.def("local_size", [] { return Runtime::instance().session()->placement().local_size; });
-  module.def("cross_rank", [] { return Runtime::instance().session()->placement().cross_rank; });
-  module.def("cross_size", [] { return Runtime::instance().session()->placement().cross_size; });
+  module.def("rank", [] { return Runtime::instance().session()->topology().rank; });
+  module.def("size", [] { return Runtime::instance().session()->topology().size; });
+  module.def("local_rank", [] { return Runtime::instance().session()->topology().local_rank; });
+  module.def("local_size", [] { return Runtime::instance().session()->topology().local_size; });
+  module.def("cross_rank", [] { return Runtime::instance().session()->topology().cross_rank; });
+  module.def("cross_size", [] { return Runtime::instance().session()->topology().cross_size; });
   module.def("engine", [] { return std::string(Runtime::instance().session()->engine().name()); });
   module.def("gpu_engine", [] { return Runtime::instance().session()->gpu_engine(); });
   module.def("lanes", [] { return Runtime::instance().session()->engine().lanes(); });

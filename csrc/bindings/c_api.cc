@@ -29,14 +29,14 @@ std::int32_t answer_with(int Placement::* number, std::int32_t* to) noexcept {
   return answered([&] { target(to) = Runtime::instance().session()->placement().*number; });
 }
 
-std::shared_ptr<const Team> team_of(std::uint32_t process_set) {
-  auto team = Runtime::instance().session()->coordinator().teams().find(process_set);
-  if (team == nullptr) {
+std::shared_ptr<const Communicator> communicator_of(std::uint32_t process_set) {
+  auto communicator = Runtime::instance().session()->coordinator().communicators().find(process_set);
+  if (communicator == nullptr) {
     throw Error(Code::kInvalidArgument,
                 "[process set] process set " + std::to_string(process_set) +
                     " is not registered (expected one that add_process_set returned)");
   }
-  return team;
+  return communicator;
 }
 
 }  // namespace
@@ -81,14 +81,14 @@ int32_t aiacc_cross_rank(int32_t* rank) { return aiacc::answer_with(&Placement::
 int32_t aiacc_cross_size(int32_t* size) { return aiacc::answer_with(&Placement::cross_size, size); }
 
 int32_t aiacc_process_set_size(uint32_t process_set, int32_t* size) {
-  return aiacc::answered([&] { aiacc::target(size) = aiacc::team_of(process_set)->size(); });
+  return aiacc::answered([&] { aiacc::target(size) = aiacc::communicator_of(process_set)->size(); });
 }
 
 int32_t aiacc_process_set_ranks(uint32_t process_set, int32_t* ranks, size_t room) {
   return aiacc::answered([&] {
-    const auto team = aiacc::team_of(process_set);
+    const auto communicator = aiacc::communicator_of(process_set);
     aiacc::target(ranks);
-    std::copy_n(team->ranks.begin(), std::min(room, team->ranks.size()), ranks);
+    std::copy_n(communicator->ranks.begin(), std::min(room, communicator->ranks.size()), ranks);
   });
 }
 

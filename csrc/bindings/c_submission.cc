@@ -168,10 +168,10 @@ void check_addresses(const aiacc_submission& from, const Request& request, int r
 }
 
 void assign_tensors(const aiacc_submission& from, Request& request) {
-  if (from.tensor_count == 0 || from.tensor_count > kMaxGroup || from.tensors == nullptr) {
+  if (from.tensor_count == 0 || from.tensor_count > kMaxGroupTensors || from.tensors == nullptr) {
     refuse("tensors: " + std::to_string(from.tensor_count) +
            (from.tensors == nullptr ? " at NULL" : "") + " (expected 1.." +
-           std::to_string(kMaxGroup) + ")");
+           std::to_string(kMaxGroupTensors) + ")");
   }
   if (from.tensor_count > 1) {
     check_group(request.kind);

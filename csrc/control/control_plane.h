@@ -35,8 +35,8 @@ constexpr int kLooksPerTimeout = 32;
 
 /// Small messages between the coordinators of all ranks.
 ///
-/// Threads: one thread at a time is the *driver*; which one is the coordinator's business. Methods
-/// are the driver's unless they say "any thread".
+/// Threads: one thread at a time is the *progress thread*; which one is the coordinator's business. Methods
+/// are the progress thread's unless they say "any thread".
 /// Nothing is sent while no rank has work: an idle plane uses no CPU.
 class ControlPlane {
  public:
@@ -53,7 +53,7 @@ class ControlPlane {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// One round. Collective; a rank that is not driving yet sees `round_pending`.
+  /// One round. Collective; a rank that makes no progress yet sees `round_pending`.
   /// Blocks until every rank has joined. Throws the fatal Error (peer lost, aborted, protocol).
   virtual void all_reduce(Bytes& message, const Combine& combine) = 0;
 
@@ -66,8 +66,8 @@ class ControlPlane {
 
   /// Sleeps until there is something to `service`, `wake` was called, or the deadline has come.
   /// Any thread, several at once; reads nothing itself. What ended it goes on ending every wait
-  /// until the driver takes it in (`service`, `take_wakes`): a thread that sleeps here and then has
-  /// to queue for its turn as driver must not keep the wake-up from the one whose turn it is.
+  /// until the progress thread takes it in (`service`, `take_wakes`): a thread that sleeps here and then has
+  /// to queue for its turn as progress thread must not keep the wake-up from the one whose turn it is.
   virtual void wait(Clock::time_point deadline) = 0;
   /// Forgets the wake-ups so far; look at all that they may have been for afterwards.
   virtual void take_wakes() noexcept = 0;
@@ -84,11 +84,11 @@ class ControlPlane {
   virtual void unclaim() noexcept = 0;
   /// Starts the grace period: unless `claim` is called again, `wait` returns after `grace`.
   virtual void unclaim_after(std::chrono::microseconds grace) noexcept = 0;
-  /// The driver's `wait`, with `take_wakes`.
+  /// The progress thread's `wait`, with `take_wakes`.
   virtual void wait_claimed(Clock::time_point deadline) = 0;
 
   /// Asks silent peers whether they live; throws Error(kPeerLost) when one has not answered within
-  /// the time limit. Driver only, called kLooksPerTimeout times in that limit while operations are
+  /// the time limit. Progress thread only, called kLooksPerTimeout times in that limit while operations are
   /// outstanding: whoever has not looked for long was stopped itself, and asks anew.
   virtual void check_peers() = 0;
 
@@ -97,7 +97,7 @@ class ControlPlane {
   virtual void interrupt(const Status& status) noexcept = 0;
 
   /// Tells all ranks that the job ends here and why (kShutdown: orderly), best effort, once; they
-  /// pass it on. Driver only. Nothing can be sent afterwards.
+  /// pass it on. Progress thread only. Nothing can be sent afterwards.
   virtual void abort(const Status& status) noexcept = 0;
 
   /// Rounds completed and bytes sent since the start, heartbeats included.

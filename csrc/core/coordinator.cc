@@ -25,19 +25,19 @@ std::uint64_t nanoseconds_since(Clock::time_point start) {
 }
 
 /// Throws Error(kInvalidArgument) unless this rank may submit the request as it is.
-void check(const Request& request, const Teams& teams, int rank) {
+void check(const Request& request, const CommunicatorTable& communicators, int rank) {
   if (request.process_set == 0) {
-    check_request(request, teams.everyone().ranks);
+    check_request(request, communicators.everyone().ranks);
     return;
   }
-  const auto team = teams.find(request.process_set);
+  const auto communicator = communicators.find(request.process_set);
   std::string problem;
-  if (team == nullptr) {
+  if (communicator == nullptr) {
     problem = "is not registered (expected one that add_process_set returned)";
-  } else if (team->rank < 0) {
-    problem = "has the ranks " + shape_text({team->ranks.begin(), team->ranks.end()}) + "; rank " +
+  } else if (communicator->rank < 0) {
+    problem = "has the ranks " + shape_text({communicator->ranks.begin(), communicator->ranks.end()}) + "; rank " +
               std::to_string(rank) + " is not among them (expected a member)";
-  } else if (team->engine == nullptr) {
+  } else if (communicator->engine == nullptr) {
     problem = "is being connected; wait until add_process_set returns";
   }
   if (!problem.empty()) {
@@ -45,7 +45,7 @@ void check(const Request& request, const Teams& teams, int rank) {
                 "[submit] " + operation_text(request.kind, 0, request.name) + ": process set " +
                     std::to_string(request.process_set) + " " + problem);
   }
-  check_request(request, team->ranks);
+  check_request(request, communicator->ranks);
 }
 
 }  // namespace
@@ -72,8 +72,8 @@ Coordinator::Coordinator(ControlPlane& plane,
                     options_.stall_warn_s,
                     options_.stall_fail_s,
                     finite_.get()}),
-      teams_(plane.rank(), plane.size(), engine, device_path_.executor()),
-      dispatcher_(engine, teams_, device_path_.executor(), finite_.get(), timeline, table_, [this] {
+      communicators_(plane.rank(), plane.size(), engine, device_path_.executor()),
+      dispatcher_(engine, communicators_, device_path_.executor(), finite_.get(), timeline, table_, [this] {
         plane_.wake();
       }) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
@@ -94,12 +94,12 @@ void Coordinator::publish(const Parameters& parameters) {
 
 Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   const Request& request = operation->request;
-  check(request, teams_, plane_.rank());
+  check(request, communicators_, plane_.rank());
   if (request.on_gpu()) {
     admit_on_gpu(*operation);
     operation->byte_weight = gpu_byte_weight_.load(std::memory_order_relaxed);
   }
-  submitters_.note();
+  stuck_detector_.note();
   const std::uint64_t bytes = operation->weighted_bytes();
   std::uint64_t queued = 0;
   bool first = false;
@@ -167,7 +167,7 @@ void Coordinator::flush() {
 void Coordinator::propose(const Parameters& parameters) {
   check_parameters(parameters, static_cast<std::uint32_t>(engine_.lanes()));
   {
-    // Not the driver's mutex: a driver keeps it while it waits for other ranks.
+    // Not the progress thread's mutex: a progress thread keeps it while it waits for other ranks.
     const std::lock_guard lock(proposal_mutex_);
     proposal_ = parameters;
   }
@@ -204,7 +204,7 @@ void Coordinator::wait_until_done(const Operation& operation,
     Clock::time_point start = Clock::now();
   };
   const Waiting waiting(*this);
-  const Submitters::Wait wait(submitters_, operation);
+  const StuckDetector::Wait wait(stuck_detector_, operation);
   bool compared = false;
   announce_.store(true);
   flush_.store(true);

@@ -56,8 +56,8 @@ struct CoordinatorStats {
 
 /// From submission to result: negotiate -> plan -> dispatch.
 ///
-/// Threads: public methods from any. Inside, one thread at a time is the *driver*: the background
-/// thread, or a thread in `wait`, which saves two thread switches. Whoever holds `driver_` is it.
+/// Threads: public methods from any. Inside, one thread at a time is the *progress thread*: the background
+/// thread, or a thread in `wait`, which saves two thread switches. Whoever holds `progress_mutex_` is it.
 /// A round starts when there is news worth it: a unit's worth of bytes, a flush or wait, the
 /// linger's end, another rank's round that this rank can help on. Otherwise everything sleeps.
 /// Failure: the first fatal status is latched; everything outstanding and all later calls fail
@@ -95,7 +95,7 @@ class Coordinator {
   /// ready in the set by then fails on every member; what is under way goes on.
   bool remove_process_set(std::uint32_t id, const std::function<void()>& on_tick = {});
   /// The process sets of the moment as this rank sees them.
-  const Teams& teams() const { return teams_; }
+  const CommunicatorTable& communicators() const { return communicators_; }
 
   /// Proposes new parameters to all ranks; they take effect together, after a later round. Throws
   /// Error(kInvalidArgument) if the engine has not that many lanes. Blocks: never.
@@ -143,7 +143,7 @@ class Coordinator {
   const Clock::duration tick_;  ///< how often to look around while something is outstanding
 
   TensorTable table_;
-  Submitters submitters_;
+  StuckDetector stuck_detector_;
   std::atomic<bool> flush_{false};
   std::atomic<bool> announce_{false};  ///< a thread has begun to wait since the last round
   std::atomic<bool> compare_{false};   ///< a thread has waited for `patience` since then
@@ -159,7 +159,7 @@ class Coordinator {
   std::mutex proposal_mutex_;
   std::optional<Parameters> proposal_;  ///< on its way to the negotiator
 
-  std::mutex driver_;  ///< guards what follows, down to the scratch
+  std::mutex progress_mutex_;  ///< guards what follows, down to the scratch
   Negotiator negotiator_;
   StallInspector stalls_;
   Clock::time_point looked_{};
@@ -173,8 +173,8 @@ class Coordinator {
 
   const std::unique_ptr<FiniteCheck> finite_;  ///< null: inputs are not looked at
   DevicePath device_path_;
-  Teams teams_;
-  Dispatcher dispatcher_;  ///< its `dispatch` is the driver's
+  CommunicatorTable communicators_;
+  Dispatcher dispatcher_;  ///< its `dispatch` is the progress thread's
   std::mutex shutdown_mutex_;
   std::thread background_;
 };

@@ -1,4 +1,4 @@
-// What the driver does: rounds, and looking after the job between them.
+// What the progress thread does: rounds, and looking after the job between them.
 
 #include <sys/prctl.h>
 
@@ -9,7 +9,7 @@
 
 #include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
-#include "csrc/core/dispatch/unit_watch.h"
+#include "csrc/core/dispatch/dead_unit.h"
 
 namespace aiacc {
 namespace {
@@ -33,9 +33,9 @@ constexpr std::chrono::seconds kAbortGpu{2};
 
 /// Negotiates in the calling thread until the operation is on its way, then helps to move it.
 void Coordinator::drive_for(const Operation& operation, Clock::time_point deadline) {
-  std::unique_lock lock(driver_, std::try_to_lock);
+  std::unique_lock lock(progress_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) {
-    plane_.wake();  // Another thread drives; make it look at the flush.
+    plane_.wake();  // Another thread makes progress; make it look at the flush.
     return;
   }
   if (failed_.load()) {
@@ -70,7 +70,7 @@ void Coordinator::background() {
   auto deadline = Clock::time_point::max();
   while (true) {
     plane_.wait(deadline);
-    const std::lock_guard lock(driver_);
+    const std::lock_guard lock(progress_mutex_);
     plane_.take_wakes();
     if (failed_.load()) {
       return;
@@ -98,7 +98,7 @@ void Coordinator::background() {
   }
 }
 
-/// Keeps the background thread out of the next rounds: a caller is likely to drive them.
+/// Keeps the background thread out of the next rounds: a caller is likely to run them.
 void Coordinator::leave_to_callers() {
   plane_.claim();
   claim_expiry_.store(Clock::now() + (table_.in_flight() == 1 ? kLongGrace : kGrace));
@@ -130,7 +130,7 @@ bool Coordinator::want_round() {
   if (negotiator_.urgent() || (plane_.round_pending() && !is_vain())) {
     return true;
   }
-  if ((announce_.load() && submitters_.all_stuck()) || (compare_.load() && stuck_for_long())) {
+  if ((announce_.load() && stuck_detector_.all_stuck()) || (compare_.load() && stuck_for_long())) {
     return true;
   }
   if (!table_.has_queued()) {
@@ -148,7 +148,7 @@ bool Coordinator::want_round() {
 bool Coordinator::busy() { return dispatcher_.busy() || device_path_.busy(); }
 
 bool Coordinator::stuck_for_long() const {
-  return submitters_.all_stuck_since(Clock::now() - options_.patience);
+  return stuck_detector_.all_stuck_since(Clock::now() - options_.patience);
 }
 
 /// Whether the pending round must end without a ready tensor: all of them need this rank, which has
@@ -172,7 +172,7 @@ void Coordinator::run_round() {
   announce_.store(false);
   compare_.store(false);
   // Before the queue is emptied: what a stuck thread waits for must have been sent.
-  const std::uint32_t state = (submitters_.all_stuck() ? 0U : kFlagMoving) |
+  const std::uint32_t state = (stuck_detector_.all_stuck() ? 0U : kFlagMoving) |
                               (stuck_for_long() ? 0U : kFlagOpen) | (busy() ? kFlagBusy : 0U);
   table_.drain(drained_);
   for (Operation* operation : drained_) {
@@ -195,7 +195,7 @@ void Coordinator::run_round() {
     dispatcher_.clear_loads();
   }
   dispatcher_.dispatch(outcome.ready, negotiator_.parameters());
-  if (outcome.look_again && submitters_.all_stuck()) {
+  if (outcome.look_again && stuck_detector_.all_stuck()) {
     negotiator_.look_again();
   }
   if (!outcome.answers.ranks.empty()) {
@@ -239,7 +239,7 @@ void Coordinator::look_after_peers_and_stalls() {
   looked_ = now;
   plane_.check_peers();
   if (device_path_.busy()) {
-    teams_.check_gpu();
+    communicators_.check_gpu();
     device_path_.look_after();
   }
   const bool asks_for_units = should_ask_for_units(now);
@@ -304,7 +304,7 @@ Clock::time_point Coordinator::next_deadline() {
   return deadline;
 }
 
-/// The driver's. Buffers of failed operations are not touched any more when this returns.
+/// The progress thread's. Buffers of failed operations are not touched any more when this returns.
 void Coordinator::fail(const Status& status) noexcept {
   if (failed_.load()) {
     return;

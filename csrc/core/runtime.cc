@@ -32,7 +32,7 @@ CoordinatorOptions coordinator_options(const Config& config, const SessionOption
   options.stall_fail_s = config.stall_fail_s;
   options.stall_file = config.stall_file;
   options.check_finite = finite_mode_from(config.check_finite);
-  options.staged_device = session.placement.local_rank;
+  options.staged_device = session.topology.local_rank;
   return options;
 }
 
@@ -92,18 +92,18 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
       gpu_algorithm_(algorithm_from(config.gpu_algorithm)),
       gpu_unit_bytes_(config.gpu_unit_bytes),
       listener_(std::move(listener)),
-      timeline_(options_.placement.rank) {
-  const Placement& place = options_.placement;
-  if (place.size < 1 || place.rank < 0 || place.rank >= place.size) {
+      timeline_(options_.topology.rank) {
+  const RankTopology& topology = options_.topology;
+  if (topology.size < 1 || topology.rank < 0 || topology.rank >= topology.size) {
     throw Error(Code::kInvalidArgument,
-                "[core] rank " + std::to_string(place.rank) + " of " + std::to_string(place.size) +
+                "[core] rank " + std::to_string(topology.rank) + " of " + std::to_string(topology.size) +
                     " (expected 0 <= rank < size)");
   }
-  configure_log(log_level_from(config.log_level), place.rank);
+  configure_log(log_level_from(config.log_level), topology.rank);
   check_stall_file(config.stall_file);
   EngineContext context;
-  context.rank = place.rank;
-  context.size = place.size;
+  context.rank = topology.rank;
+  context.size = topology.size;
   context.host_of = options_.host_of;
   context.lanes = options_.lanes;
   context.peer_timeout_s = config.peer_timeout_s;
@@ -111,21 +111,21 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   context.pace_bytes = config.test_pace_bytes;
   context.connect_timeout_s = config.connect_timeout_s;
   context.unit_bytes = options_.unit_bytes;
-  context.device = place.local_rank;
+  context.device = topology.local_rank;
   context.gpu_capability = options_.gpu_capability;
   context.gpu_capability_rank = options_.gpu_capability_rank;
   context.nccl_in_use = options_.nccl_in_use;
-  if (place.size == 1) {
+  if (topology.size == 1) {
     plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
   } else {
-    if (listener_ == nullptr || options_.addresses.size() != static_cast<std::size_t>(place.size)) {
+    if (listener_ == nullptr || options_.addresses.size() != static_cast<std::size_t>(topology.size)) {
       throw Error(Code::kInvalidArgument,
                   "[core] " + std::to_string(options_.addresses.size()) + " addresses for " +
-                      std::to_string(place.size) + " ranks, or no listener");
+                      std::to_string(topology.size) + " ranks, or no listener");
     }
     connector_ = std::make_unique<Connector>(*listener_,
                                              options_.addresses,
-                                             place.rank,
+                                             topology.rank,
                                              options_.token,
                                              options_.epoch,
                                              config.connect_timeout_s);
@@ -154,7 +154,7 @@ void Session::refuse_if_inherited() const {
   if (inherited()) {
     throw Error(Code::kInvalidArgument,
                 "[core] process " + std::to_string(getpid()) + " was forked from rank " +
-                    std::to_string(placement().rank) +
+                    std::to_string(topology().rank) +
                     " (expected that rank itself): only that may communicate; use it there, or " +
                     "call shutdown() and then init() here, to start a job of its own");
   }

@@ -16,7 +16,7 @@
 namespace aiacc {
 
 /// What the ranks agreed on at bootstrap, and where this one stands.
-struct Placement {
+struct RankTopology {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
@@ -26,7 +26,7 @@ struct Placement {
 };
 
 struct SessionOptions {
-  Placement placement;
+  RankTopology topology;
   std::string engine = "local";
   std::string gpu_engine = "staged";  ///< "nccl" or "staged"
   int gpu_lanes = 1;                  ///< of that engine; staging uses those of `engine`
@@ -55,7 +55,7 @@ class Session {
   /// Whether this process is a child of that of the session, which alone may use what follows here.
   bool inherited() const { return generation_ != fork_guard::generation(); }
   const SessionOptions& options() const { return options_; }
-  const Placement& placement() const { return options_.placement; }
+  const RankTopology& topology() const { return options_.topology; }
   /// Throw Error(kInvalidArgument) in a child of fork.
   Coordinator& coordinator() {
     refuse_if_inherited();

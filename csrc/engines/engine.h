@@ -69,16 +69,16 @@ class Engine {
                           const PerRank& recv_bytes) = 0;
 
   /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
-  /// their place in `members`, which is ascending and names this rank. `group` is a number that no
+  /// their place in `members`, which is ascending and names this rank. `split_id` is a number that no
   /// other split of this engine, or of one that came from it, has had. Collective over `members`,
   /// blocks until all are connected. The new engine must end before this one; `abort` of this one does
   /// not reach it.
-  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
+  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) = 0;
 
   /// Seconds in which bytes that this rank sent on a numbered lane had not arrived yet, since the
   /// engine came up: the time that the network took, and not a rank. 0 if the engine does not know.
   /// Any thread.
-  virtual double sending_s(int lane) const {
+  virtual double send_busy_s(int lane) const {
     static_cast<void>(lane);
     return 0;
   }

@@ -5,7 +5,7 @@
 
 namespace aiacc {
 
-void plan_groups(const std::vector<LaunchSlot>& units, std::vector<bool>& joined) {
+void plan_launch_groups(const std::vector<LaunchSlot>& units, std::vector<bool>& joined) {
   joined.assign(units.size(), false);
   std::uint64_t taken = 0;  // lanes of the group, a bit for each
   static_assert(kMaxLanes <= 64);

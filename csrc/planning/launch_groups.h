@@ -17,6 +17,6 @@ struct LaunchSlot {
 /// A group has one engine and at most one unit for each lane. So no unit waits for the tensors of
 /// another one, as two of a communicator would; a lane packs one unit while another one is under way; and
 /// what a communicator is given by one call is equal on all ranks, since it is one unit. Pure.
-void plan_groups(const std::vector<LaunchSlot>& units, std::vector<bool>& joined);
+void plan_launch_groups(const std::vector<LaunchSlot>& units, std::vector<bool>& joined);
 
 }  // namespace aiacc

@@ -19,8 +19,8 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
   unit.slices.push_back(slice);
 }
 
-std::uint64_t unit_bytes_of(const PlanItem& item, const Parameters& parameters) {
-  return item.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes;
+std::uint64_t unit_bytes_of(const PlannedTensor& tensor, const Parameters& parameters) {
+  return tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes;
 }
 
 std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
@@ -34,25 +34,25 @@ std::uint64_t number_of_parts(std::uint64_t bytes, std::uint64_t limit, std::uin
 
 /// Equal parts, each starting on the alignment and on a whole element.
 void split(std::uint32_t index,
-           const PlanItem& item,
+           const PlannedTensor& tensor,
            const Parameters& parameters,
            UnitPlan& plan) {
-  const std::uint64_t unit_bytes = unit_bytes_of(item, parameters);
-  if (!item.splittable || item.bytes <= unit_bytes) {
-    return add_unit({index, 0, item.bytes}, plan);
+  const std::uint64_t unit_bytes = unit_bytes_of(tensor, parameters);
+  if (!tensor.splittable || tensor.bytes <= unit_bytes) {
+    return add_unit({index, 0, tensor.bytes}, plan);
   }
   const std::uint64_t grain =
-      std::lcm(std::uint64_t{kSliceAlignment}, std::uint64_t{item.element_bytes});
+      std::lcm(std::uint64_t{kSliceAlignment}, std::uint64_t{tensor.element_bytes});
   // Rounding a part up to the grain must not take it beyond the limit.
   const std::uint64_t limit = std::max(unit_bytes / grain, std::uint64_t{1}) * grain;
-  const std::uint64_t grains = divided_up(item.bytes, grain);
-  const std::uint64_t parts = number_of_parts(item.bytes, limit, parameters.lanes);
+  const std::uint64_t grains = divided_up(tensor.bytes, grain);
+  const std::uint64_t parts = number_of_parts(tensor.bytes, limit, parameters.lanes);
   // The last `longer` parts have one grain more than the others, and the tensor may end in a grain.
   const std::uint64_t longer = grains % parts;
   std::uint64_t offset = 0;
   for (std::uint64_t part = 0; part < parts; ++part) {
     const std::uint64_t whole = (grains / parts + (part >= parts - longer ? 1 : 0)) * grain;
-    const std::uint64_t bytes = std::min(whole, item.bytes - offset);
+    const std::uint64_t bytes = std::min(whole, tensor.bytes - offset);
     add_unit({index, offset, bytes}, plan);
     offset += bytes;
   }
@@ -60,7 +60,7 @@ void split(std::uint32_t index,
 
 }  // namespace
 
-void plan_units(const std::vector<PlanItem>& items,
+void plan_units(const std::vector<PlannedTensor>& tensors,
                 const Parameters& parameters,
                 std::uint64_t first_seq,
                 std::uint32_t express_lane,
@@ -69,33 +69,33 @@ void plan_units(const std::vector<PlanItem>& items,
   check_parameters(parameters);
   plan.count = 0;
   plan.open.clear();
-  for (std::uint32_t index = 0; index < items.size(); ++index) {
-    const PlanItem& item = items[index];
-    if (item.bytes == 0) {
+  for (std::uint32_t index = 0; index < tensors.size(); ++index) {
+    const PlannedTensor& tensor = tensors[index];
+    if (tensor.bytes == 0) {
       continue;
     }
-    const std::uint64_t unit_bytes = unit_bytes_of(item, parameters);
-    if (!item.packable || item.bytes >= (unit_bytes + 1) / 2) {
-      split(index, item, parameters, plan);
+    const std::uint64_t unit_bytes = unit_bytes_of(tensor, parameters);
+    if (!tensor.packable || tensor.bytes >= (unit_bytes + 1) / 2) {
+      split(index, tensor, parameters, plan);
       continue;
     }
-    if (plan.open.size() <= item.pack_class) {
-      plan.open.resize(item.pack_class + std::size_t{1}, kNone);
+    if (plan.open.size() <= tensor.pack_class) {
+      plan.open.resize(tensor.pack_class + std::size_t{1}, kNone);
     }
-    std::size_t& open = plan.open[item.pack_class];
-    if (open != kNone && plan.units[open].bytes + item.bytes <= unit_bytes) {
+    std::size_t& open = plan.open[tensor.pack_class];
+    if (open != kNone && plan.units[open].bytes + tensor.bytes <= unit_bytes) {
       PlannedUnit& unit = plan.units[open];
-      unit.slices.push_back({index, 0, item.bytes});
-      unit.bytes += item.bytes;
+      unit.slices.push_back({index, 0, tensor.bytes});
+      unit.bytes += tensor.bytes;
       continue;
     }
     open = plan.count;
-    add_unit({index, 0, item.bytes}, plan);
+    add_unit({index, 0, tensor.bytes}, plan);
   }
   for (std::size_t i = 0; i < plan.count; ++i) {
     PlannedUnit& unit = plan.units[i];
     unit.seq = first_seq++;
-    if (items[unit.slices.front().item].pinned) {
+    if (tensors[unit.slices.front().tensor].pinned) {
       unit.lane = loads.pin(unit.bytes, parameters, express_lane);
     } else {
       unit.lane = unit.bytes <= kExpressBytes ? express_lane : loads.assign(unit.bytes, parameters);

@@ -19,10 +19,10 @@ inline constexpr std::size_t kMinPartBytes = 2 * kExpressBytes;
 inline constexpr std::size_t kSliceAlignment = 256;
 
 /// One agreed tensor as the planner sees it.
-struct PlanItem {
+struct PlannedTensor {
   std::uint64_t bytes = 0;
   std::uint32_t element_bytes = 1;
-  /// Items travel together only if their class is equal: it stands for kind, dtype, op, scales,
+  /// Tensors travel together only if their class is equal: it stands for kind, dtype, op, scales,
   /// root, device and process set. Classes are numbered from 0.
   std::uint32_t pack_class = 0;
   bool packable = true;    ///< may share a unit with others
@@ -33,7 +33,7 @@ struct PlanItem {
 
 /// A part of one tensor, in bytes.
 struct Slice {
-  std::uint32_t item = 0;
+  std::uint32_t tensor = 0;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
@@ -64,13 +64,13 @@ struct UnitPlan {
 /// into parts of at most `parameters.unit_bytes` (but at least one alignment) that are equal within
 /// one alignment. Their number is a multiple of the lanes, so that one large tensor keeps all lanes
 /// equally busy, unless parts of less than kMinPartBytes would come of it. Smaller tensors of one
-/// pack class share a unit in the order of `items`. Numbers start at `first_seq`. Lanes are assigned
+/// pack class share a unit in the order of `tensors`. Numbers start at `first_seq`. Lanes are assigned
 /// by `loads` in the order of the units, except that units of at most kExpressBytes use
 /// `express_lane`, which is also the number of the other lanes, and that pinned ones share a lane,
 /// the same one for as long as the process set lives.
 /// Pure: same arguments, same units and loads on every rank, with no further message. Empty tensors
 /// get no unit. Throws Error(kInvalidArgument) if check_parameters does.
-void plan_units(const std::vector<PlanItem>& items,
+void plan_units(const std::vector<PlannedTensor>& tensors,
                 const Parameters& parameters,
                 std::uint64_t first_seq,
                 std::uint32_t express_lane,

@@ -111,27 +111,27 @@ def test_right_numbers_everywhere_and_clear_errors_everywhere():
     ],
 )
 def test_a_survivor_of_a_kill_that_has_neither_is_wrong(bad, problem):
-    verdict = _judged("kill", [_ERROR, _KILLED, bad, _ERROR])
-    assert verdict.outcome == "wrong"
-    assert problem in verdict.problems[0]
-    assert verdict.problems[0].startswith("rank 2: ")
+    result = _judged("kill", [_ERROR, _KILLED, bad, _ERROR])
+    assert result.outcome == "wrong"
+    assert problem in result.problems[0]
+    assert result.problems[0].startswith("rank 2: ")
 
 
 def test_a_survivor_without_a_report_is_missed():
-    verdict = judge(_fault("kill"), {0: _ERROR, 1: _KILLED, 3: _ERROR}, 100, True)
-    assert verdict.problems == ["rank 2: no report, exit code 0"]
+    result = judge(_fault("kill"), {0: _ERROR, 1: _KILLED, 3: _ERROR}, 100, True)
+    assert result.problems == ["rank 2: no report, exit code 0"]
 
 
 def test_a_rank_that_says_done_must_have_checked_everything():
-    verdict = _judged("none", [_DONE, replace(_DONE, checked=99), _DONE, _DONE])
-    assert verdict.problems == ["rank 1: done after 99 tensors (expected 100)"]
+    result = _judged("none", [_DONE, replace(_DONE, checked=99), _DONE, _DONE])
+    assert result.problems == ["rank 1: done after 99 tensors (expected 100)"]
 
 
 @pytest.mark.parametrize("kind", sorted(HARMLESS))
 def test_a_harmless_fault_is_no_reason_to_fail(kind):
     reports = [replace(report, short_calls=9) for report in [_ERROR] * 4]
-    verdict = _judged(kind, reports, short_io=kind == "short_io")
-    assert verdict.problems == ["failed (expected to survive)"]
+    result = _judged(kind, reports, short_io=kind == "short_io")
+    assert result.problems == ["failed (expected to survive)"]
 
 
 @pytest.mark.parametrize("kind", sorted(FATAL))

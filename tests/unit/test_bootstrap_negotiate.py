@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from aiacc.bootstrap.job_plan import Contribution, Place, agree, host_id, new_token
+from aiacc.bootstrap.job_plan import Contribution, RankTopology, agree, host_id, new_token
 from aiacc.bootstrap.reach import Candidate, Presence
 from aiacc.exceptions import BootstrapError
 
@@ -81,15 +81,15 @@ def test_a_job_of_mpirun_says_why_it_does_without_mpi(launcher, lacking, engine,
     rows = table(3, launcher=launcher, engines={**ENGINES, "mpi": ""})
     for rank in lacking:
         change(rows, rank, engines=ENGINES)
-    agreement = agree(rows)
-    assert agreement.engine == engine
-    assert agreement.engine_reason.startswith(said)
-    assert bool(agreement.engine_reason) == bool(said)
+    plan = agree(rows)
+    assert plan.engine == engine
+    assert plan.engine_reason.startswith(said)
+    assert bool(plan.engine_reason) == bool(said)
 
 
 def test_nothing_is_said_about_an_engine_that_was_asked_for():
-    agreement = agree(table(2, launcher="pmi", engine="tcp"))
-    assert (agreement.engine, agreement.engine_reason) == ("tcp", "")
+    plan = agree(table(2, launcher="pmi", engine="tcp"))
+    assert (plan.engine, plan.engine_reason) == ("tcp", "")
 
 
 _NO_ADDRESS = row(0, 1, presence=Presence("s", 1, [Candidate("eth0", "10.0.0.300", 24)]))
@@ -211,10 +211,10 @@ def sharing(gpus, **changes):
     ],
 )
 def test_ranks_that_must_share_a_gpu_are_staged(gpus, ranks):
-    agreement = agree(sharing(gpus))
-    assert agreement.gpu_engine == ("nccl" if ranks is None else "staged")
-    assert (ranks or "") in agreement.gpu_engine_reason
-    assert bool(agreement.gpu_engine_reason) == (ranks is not None)
+    plan = agree(sharing(gpus))
+    assert plan.gpu_engine == ("nccl" if ranks is None else "staged")
+    assert (ranks or "") in plan.gpu_engine_reason
+    assert bool(plan.gpu_engine_reason) == (ranks is not None)
 
 
 def test_ranks_that_may_share_a_gpu_keep_nccl():
@@ -229,8 +229,8 @@ def test_ranks_that_may_share_a_gpu_keep_nccl():
 
 @pytest.mark.parametrize("engine", ["nccl", "hierarchical"])
 def test_who_asks_for_nccl_gets_it(engine):
-    agreement = agree(sharing(["a", "a"], gpu_engine=engine))
-    assert (agreement.gpu_engine, agreement.gpu_engine_reason) == (engine, "")
+    plan = agree(sharing(["a", "a"], gpu_engine=engine))
+    assert (plan.gpu_engine, plan.gpu_engine_reason) == (engine, "")
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aabb"])
@@ -252,12 +252,12 @@ def test_places_follow_the_hosts_in_rank_order():
     for rank, host in enumerate("abaab"):
         change(rows, rank, host=host)
     got = agree(rows)
-    assert got.places == (
-        Place(0, 3, 0, 2),
-        Place(0, 2, 1, 2),
-        Place(1, 3, 0, 2),
-        Place(2, 3, 0, 1),
-        Place(1, 2, 1, 2),
+    assert got.topologies == (
+        RankTopology(0, 3, 0, 2),
+        RankTopology(0, 2, 1, 2),
+        RankTopology(1, 3, 0, 2),
+        RankTopology(2, 3, 0, 1),
+        RankTopology(1, 2, 1, 2),
     )
     assert got.host_of == (0, 1, 0, 0, 1)
     assert not got.homogeneous
@@ -268,18 +268,18 @@ def test_places_that_the_launcher_gave():
     for rank in range(4):
         change(rows, rank, local_rank=rank % 2, local_size=2)
     got = agree(rows)
-    assert got.places == (
-        Place(0, 2, 0, 2),
-        Place(1, 2, 0, 2),
-        Place(0, 2, 1, 2),
-        Place(1, 2, 1, 2),
+    assert got.topologies == (
+        RankTopology(0, 2, 0, 2),
+        RankTopology(1, 2, 0, 2),
+        RankTopology(0, 2, 1, 2),
+        RankTopology(1, 2, 1, 2),
     )
     assert got.homogeneous
 
 
 def test_places_of_a_launcher_count_only_if_every_rank_has_them():
     rows = change(table(3), 1, local_rank=0, local_size=1)
-    assert [place.local_rank for place in agree(rows).places] == [0, 1, 2]
+    assert [topology.local_rank for topology in agree(rows).topologies] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -321,13 +321,13 @@ def test_places_are_consistent_for_every_spread_over_two_hosts(size):
         rows = table(size)
         for rank, host in enumerate(hosts):
             change(rows, rank, host=host)
-        places = agree(rows).places
-        keys = [(hosts[rank], place.local_rank) for rank, place in enumerate(places)]
+        topologies = agree(rows).topologies
+        keys = [(hosts[rank], topology.local_rank) for rank, topology in enumerate(topologies)]
         assert len(set(keys)) == size
-        crosses = [(place.local_rank, place.cross_rank) for place in places]
+        crosses = [(topology.local_rank, topology.cross_rank) for topology in topologies]
         assert len(set(crosses)) == size
-        assert all(place.local_rank < place.local_size for place in places)
-        assert all(place.cross_rank < place.cross_size for place in places)
+        assert all(topology.local_rank < topology.local_size for topology in topologies)
+        assert all(topology.cross_rank < topology.cross_size for topology in topologies)
 
 
 def test_names_and_tokens_of_this_process():

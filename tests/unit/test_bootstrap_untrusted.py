@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from aiacc.bootstrap import frames
-from aiacc.bootstrap.job_plan import Agreement, Contribution, agree
+from aiacc.bootstrap.job_plan import JobPlan, Contribution, agree
 from aiacc.bootstrap.providers import torchrun
 from aiacc.bootstrap.providers.torchrun import TorchrunProvider
 from aiacc.bootstrap.reach import Candidate, Presence
@@ -147,15 +147,15 @@ def test_rows_are_read_and_agreed_on_or_refused():
     for _ in range(3000):
         try:
             row = Contribution.decode(mutated(ROW.encode(), draw))
-            agreement = agree([row])
+            plan = agree([row])
         except BootstrapError as error:
             str(error).encode()
             continue
-        assert isinstance(agreement, Agreement)
-        assert 0 <= agreement.epoch < 1 << 32
-        assert len(agreement.token) == len(ROW.token)
-        if agreement.reach is not None:
-            agreement.reach.seen_by(0)[0].encode()
+        assert isinstance(plan, JobPlan)
+        assert 0 <= plan.epoch < 1 << 32
+        assert len(plan.token) == len(ROW.token)
+        if plan.reach is not None:
+            plan.reach.seen_by(0)[0].encode()
         agreed += 1
     assert agreed > 10
 

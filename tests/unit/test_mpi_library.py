@@ -132,14 +132,14 @@ def test_an_mpi_with_one_flow_per_peer_is_told_with_the_remedy():
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
 def test_rank_0_warns_when_it_starts_such_an_mpi(monkeypatch, rank, times):
-    place = SimpleNamespace(cross_size=2)
-    agreement = SimpleNamespace(places=(place, place), lanes=4)
+    topology = SimpleNamespace(cross_size=2)
+    plan = SimpleNamespace(topologies=(topology, topology), lanes=4)
     provider = SimpleNamespace(rank=rank, size=2)
     started = (rank, 2, "Open MPI v4.1.4")
     monkeypatch.setattr(_core, "mpi_initialize", lambda lanes, timeout_s: started)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert startup._start_mpi(provider, agreement, 1.0, mpirun=True) == ""
+        assert startup._start_mpi(provider, plan, 1.0, mpirun=True) == ""
     assert ["one TCP connection" in str(warning.message) for warning in caught] == [True] * times
 
 
@@ -151,11 +151,11 @@ def test_rank_0_warns_when_it_starts_such_an_mpi(monkeypatch, rank, times):
     ],
 )
 def test_an_mpi_that_knows_nothing_of_the_others(monkeypatch, mpirun, remedy):
-    agreement = SimpleNamespace(places=(SimpleNamespace(cross_size=1),), lanes=4)
+    plan = SimpleNamespace(topologies=(SimpleNamespace(cross_size=1),), lanes=4)
     provider = SimpleNamespace(rank=1, size=2)
     alone = (0, 1, "MPICH Version: 5.0.2")
     monkeypatch.setattr(_core, "mpi_initialize", lambda lanes, timeout_s: alone)
-    reason = startup._start_mpi(provider, agreement, 1.0, mpirun=mpirun)
+    reason = startup._start_mpi(provider, plan, 1.0, mpirun=mpirun)
     assert reason == (f"MPICH Version: 5.0.2 says rank 0 of 1, the job says rank 1 of 2; {remedy}")
 
 

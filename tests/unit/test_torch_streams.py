@@ -70,4 +70,4 @@ def test_waiting_for_tensors_in_host_memory_asks_for_no_stream(cuda, monkeypatch
     tensors.wait(6, ())
     assert waited == [(5,), (6,)]
     assert cuda.used == []
-    assert tensors.place_of(torch.ones(1)) == (-1, 0)
+    assert tensors.device_and_stream_of(torch.ones(1)) == (-1, 0)

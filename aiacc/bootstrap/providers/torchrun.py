@@ -103,9 +103,9 @@ class TorchrunProvider:
         except TimeoutError:
             if result.done():
                 raise
-            place = join_address(self._environment.master_addr, self._environment.master_port)
+            address = join_address(self._environment.master_addr, self._environment.master_port)
             raise BootstrapError(
-                f"[bootstrap] torchrun: what listens at {place} did not "
+                f"[bootstrap] torchrun: what listens at {address} did not "
                 f"answer rank {self.rank} within {timeout_s:g} s; look whether that is the "
                 "torchrun agent or rank 0, or another program: then choose another MASTER_PORT"
             ) from None

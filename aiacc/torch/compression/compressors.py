@@ -1,7 +1,7 @@
 """Shorter forms of gradients while they travel.
 
 An all-reduce of float32 CUDA tensors over NCCL narrows them in the kernels that pack them, to what
-the compressors of `Compression` stand for. Elsewhere their ``compress`` casts: see `sending`.
+the compressors of `Compression` stand for. Elsewhere their ``compress`` casts: see `encode`.
 """
 
 from __future__ import annotations

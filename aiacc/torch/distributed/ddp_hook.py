@@ -10,7 +10,7 @@ from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import view_of
-from aiacc.torch.distributed.work import Futures, GroupWork
+from aiacc.torch.distributed.work import Futures, CollectiveWork
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def allreduce_hook(
     handle = prepared.start(view.address, view.address, view.stream)
     if bucket.is_last():
         _core.flush()
-    done = GroupWork([(handle, None, (tensor,))], [tensor], _futures).get_future()
+    done = CollectiveWork([(handle, None, (tensor,))], [tensor], _futures).get_future()
     return done.then(lambda future: future.value()[0])
 
 

@@ -26,7 +26,7 @@ from aiacc.torch.distributed.collectives import (
     reduce_into,
     reduce_scatter_into,
 )
-from aiacc.torch.distributed.work import Futures, GroupWork, Step
+from aiacc.torch.distributed.work import Futures, CollectiveWork, Step
 
 if TYPE_CHECKING:
     # torch's class has overloads that only callers in Python see; torch.distributed uses one each.
@@ -42,7 +42,7 @@ class ProcessGroup(_Base):
     """All ranks of the job. Methods are called by ``torch.distributed``, which documents them.
 
     Collective: every rank, in the same order.
-    Blocks: never; the `GroupWork` that a method returns does.
+    Blocks: never; the `CollectiveWork` that a method returns does.
     """
 
     def __init__(self, rank: int, size: int, group_id: str, owns_runtime: bool) -> None:
@@ -83,7 +83,7 @@ class ProcessGroup(_Base):
         """Number of this process."""
         return self._rank
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
         steps = [
             reduce_into(self._series, tensor, tensor, opts.reduceOp if opts else None, self._size)
@@ -91,11 +91,11 @@ class ProcessGroup(_Base):
         ]
         return self._work(steps, tensors)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+    def reduce(self, tensors: Tensors, opts: Any) -> CollectiveWork:
         """Reduce every tensor into that of one rank; the others keep what they have."""
         steps = []
         for tensor in tensors:
@@ -103,7 +103,7 @@ class ProcessGroup(_Base):
             steps.append(reduce_into(self._series, tensor, target, opts.reduceOp, self._size))
         return self._work(steps, tensors)
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> GroupWork:
+    def broadcast(self, tensors: Tensors, opts: Any) -> CollectiveWork:
         """Overwrite every tensor with that of one rank."""
         return self._work(
             [broadcast_from(self._series, tensor, opts.rootRank) for tensor in tensors], tensors
@@ -111,14 +111,14 @@ class ProcessGroup(_Base):
 
     def allgather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any = None
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """Copy the inputs of all ranks into the lists of outputs."""
         del opts
         pairs = zip(output_tensors, input_tensors, strict=True)
         steps = [gather_into(self._series, given, outputs) for outputs, given in pairs]
         return self._work(steps, [tensor for outputs in output_tensors for tensor in outputs])
 
-    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> GroupWork:
+    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> CollectiveWork:
         """Copy the inputs of all ranks into the outputs of one."""
         is_root = self._rank == opts.rootRank
         outputs = output_tensors[0] if is_root else None
@@ -126,14 +126,14 @@ class ProcessGroup(_Base):
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """Copy the inputs of all ranks into one output, one after another."""
         del opts
         return self._work([gather_into(self._series, input, [output])], [output])
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """`all_gather_single` for several pairs."""
         del opts
         pairs = zip(inputs, outputs, strict=True)
@@ -143,7 +143,7 @@ class ProcessGroup(_Base):
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """Reduce the inputs; every rank gets its part."""
         op = opts.reduceOp if opts else None
         return self._work(
@@ -152,7 +152,7 @@ class ProcessGroup(_Base):
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """`reduce_scatter_single` for several pairs."""
         op = opts.reduceOp if opts else None
         pairs = zip(outputs, inputs, strict=True)
@@ -166,7 +166,7 @@ class ProcessGroup(_Base):
 
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """Reduce lists of inputs; every rank gets the one at its place."""
         op = opts.reduceOp if opts else None
         steps = [
@@ -189,7 +189,7 @@ class ProcessGroup(_Base):
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
         opts: Any = None,
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """Send a part of the input to every rank."""
         del opts
         parts = input_split_sizes or even_parts(input.shape[0], "input", self._size)
@@ -200,7 +200,7 @@ class ProcessGroup(_Base):
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """Send one tensor to every rank."""
         del opts
         sent = torch.cat([tensor.reshape(-1) for tensor in input_tensors])
@@ -213,7 +213,7 @@ class ProcessGroup(_Base):
 
     def scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any
-    ) -> GroupWork:
+    ) -> CollectiveWork:
         """Send one tensor of one rank to every rank."""
         output = output_tensors[0]
         expected = [0] * self._size
@@ -227,13 +227,13 @@ class ProcessGroup(_Base):
             [exchange(self._series, sent, parts, [output], expected, self._rank)], output_tensors
         )
 
-    def barrier(self, opts: Any = None) -> GroupWork:
+    def barrier(self, opts: Any = None) -> CollectiveWork:
         """Wait for all ranks."""
         del opts
         handle = submission.barrier(verb=f"barrier@{self._series}").start(0, 0)
         return self._work([(handle, None, ())], [])
 
-    def send(self, *_: Any) -> GroupWork:
+    def send(self, *_: Any) -> CollectiveWork:
         """Not available.
 
         Raises:
@@ -261,8 +261,8 @@ class ProcessGroup(_Base):
 
     abort = shutdown
 
-    def _work(self, steps: list[Step], outputs: Tensors) -> GroupWork:
-        return GroupWork(steps, outputs, self._futures)
+    def _work(self, steps: list[Step], outputs: Tensors) -> CollectiveWork:
+        return CollectiveWork(steps, outputs, self._futures)
 
 
 def _create(options: Any, backend_options: Any) -> Any:

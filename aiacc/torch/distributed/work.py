@@ -21,7 +21,7 @@ from aiacc.torch.adapter import device_of, wait
 Step: TypeAlias = tuple[int, Callable[[int], None] | None, tuple[torch.Tensor, ...]]
 
 
-class GroupWork(Work):
+class CollectiveWork(Work):
     """One call of a process group, which may be several operations of the core.
 
     Threads: any. What `wait` raised once it raises again.
@@ -128,17 +128,17 @@ class Futures:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[GroupWork | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[CollectiveWork | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         #: How many of the threads run no callbacks.
         self._free = 0
         #: Work that nobody has waited for: the core uses its memory.
-        self._under_way: set[GroupWork] = set()
+        self._under_way: set[CollectiveWork] = set()
         #: Size of that set at which what is done has to leave it, for nobody may ever wait.
         self._too_many = 64
 
-    def keep(self, work: GroupWork) -> None:
+    def keep(self, work: CollectiveWork) -> None:
         """Keep ``work`` alive until it is done."""
         if len(self._under_way) >= self._too_many:
             for other in tuple(self._under_way):
@@ -149,11 +149,11 @@ class Futures:
             self._too_many = 2 * len(self._under_way) + 64
         self._under_way.add(work)
 
-    def forget(self, work: GroupWork) -> None:
+    def forget(self, work: CollectiveWork) -> None:
         """``work`` is done."""
         self._under_way.discard(work)
 
-    def complete(self, work: GroupWork) -> None:
+    def complete(self, work: CollectiveWork) -> None:
         """Complete the future of ``work`` as soon as it is done."""
         self._queue.put(work)
         self._see_to_the_queue()

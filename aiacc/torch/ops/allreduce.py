@@ -13,7 +13,7 @@ from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
-from aiacc.torch.adapter import DTYPE_CODES, place_of, refusal, tensor_of, view_of, wait
+from aiacc.torch.adapter import DTYPE_CODES, device_and_stream_of, refusal, tensor_of, view_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
@@ -75,7 +75,7 @@ def allreduce_async_(
         address = tensor.data_ptr()
     except (AttributeError, KeyError, RuntimeError):
         raise refusal(tensor, label_of("allreduce", name)) from None
-    device, stream = (-1, 0) if on_host else place_of(tensor)
+    device, stream = (-1, 0) if on_host else device_and_stream_of(tensor)
     handle = _prepare(
         _ALLREDUCE,
         "allreduce",

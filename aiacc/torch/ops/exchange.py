@@ -12,7 +12,7 @@ from aiacc.collectives.handles import pending, synchronize
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.collectives.splits import checked_splits, scattered_rows
-from aiacc.process_sets import ProcessSet, global_process_set, place_in
+from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
 from aiacc.torch.adapter import check_rows, take_alltoall, tensor_of, view_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.ops.autograd import apply, grad_name
@@ -42,7 +42,7 @@ def alltoall_async(
     source = view_of(tensor, what)
     check_rows(tensor, what)
     numbers = _numbers_of(splits, what)
-    size = place_in(process_set).size
+    size = rank_and_size(process_set).size
     parts = checked_splits(numbers, tensor.shape[0], size, f"[torch] {what}")
     shape = (sum(parts), *tensor.shape[1:])
     prepared = submission.alltoall(name, shape, source.code, source.device, parts, process_set)
@@ -155,7 +155,7 @@ def reducescatter(
 
 def scattered_output(tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
     """Room for this rank's part of a reducescatter of ``tensor``."""
-    rank, size = place_in(process_set)
+    rank, size = rank_and_size(process_set)
     rows = scattered_rows(tensor.shape[0], rank, size)
     return tensor.new_empty((rows, *tensor.shape[1:]), requires_grad=False)
 
@@ -164,7 +164,7 @@ def scatter_grad_factor(
     op: int, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
 ) -> float:
     """What Horovod multiplies the gradient of a reducescatter by."""
-    size = place_in(process_set).size if op == Sum else 1
+    size = rank_and_size(process_set).size if op == Sum else 1
     return size * prescale_factor * postscale_factor
 
 

@@ -11,7 +11,7 @@ from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average
-from aiacc.process_sets import ProcessSet, global_process_set, place_in
+from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
 from aiacc.torch.adapter import check_rows, take_output, tensor_of, view_of, wait
 from aiacc.torch.ops.allreduce import allreduce_async
 from aiacc.torch.ops.autograd import apply, grad_name
@@ -157,7 +157,7 @@ class _Allgather(torch.autograd.Function):
                 torch.tensor([rows], device="cpu"), name and name + ".rows", process_set
             )
         )
-        begin = int(rows_of[: place_in(process_set).rank].sum())
+        begin = int(rows_of[: rank_and_size(process_set).rank].sum())
         return gradient.narrow(0, begin, rows), None, None
 
 

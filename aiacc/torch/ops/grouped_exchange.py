@@ -11,7 +11,7 @@ from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_scatter_op
-from aiacc.process_sets import ProcessSet, global_process_set, place_in
+from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
 from aiacc.torch.adapter import take_outputs, tensor_of, wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
@@ -156,7 +156,7 @@ class _GroupedAllgather(torch.autograd.Function):
                 torch.tensor([rows], device="cpu"), name and name + ".rows", process_set
             )
         )
-        begins = rows_of[: place_in(process_set).rank].sum(0).tolist()
+        begins = rows_of[: rank_and_size(process_set).rank].sum(0).tolist()
         own = [g.narrow(0, b, n) for g, b, n in zip(reduced, begins, rows, strict=True)]
         return None, None, *own
 

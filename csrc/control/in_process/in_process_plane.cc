@@ -55,15 +55,15 @@ bool InProcessPlane::round_pending() const {
 
 bool InProcessPlane::is_pending() const { return hub_->arrived_ > 0 && hub_->round_ == joined_; }
 
-void InProcessPlane::sleep(Clock::time_point deadline, bool driving) {
+void InProcessPlane::sleep(Clock::time_point deadline, bool progressing) {
   std::unique_lock lock(hub_->mutex_);
   while (!woken_ && !hub_->aborted_ && !interrupted_) {
-    const bool sees_messages = driving || !claimed_;
+    const bool sees_messages = progressing || !claimed_;
     if (sees_messages && is_pending() && noticed_ != joined_ + 1) {
       return;
     }
     auto until = sees_messages ? std::min(deadline, timer_) : deadline;
-    until = driving ? until : std::min(until, grace_);
+    until = progressing ? until : std::min(until, grace_);
     if (until <= Clock::now()) {
       break;
     }
@@ -73,7 +73,7 @@ void InProcessPlane::sleep(Clock::time_point deadline, bool driving) {
       hub_->changed_.wait_until(lock, until);
     }
   }
-  if (!driving && grace_ <= Clock::now()) {
+  if (!progressing && grace_ <= Clock::now()) {
     grace_ = Clock::time_point::max();
   }
 }

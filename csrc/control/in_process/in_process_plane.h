@@ -56,7 +56,7 @@ class InProcessPlane : public ControlPlane {
  private:
   void throw_if_over() const;
   bool is_pending() const;
-  void sleep(Clock::time_point deadline, bool driving);
+  void sleep(Clock::time_point deadline, bool progressing);
 
   std::shared_ptr<InProcessHub> hub_;
   int rank_;

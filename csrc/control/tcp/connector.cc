@@ -133,7 +133,7 @@ Connector::Connector(Listener& listener,
       greetings_(listener) {}
 
 Connector::Key Connector::key_of(const ChannelSpec& spec) {
-  return {spec.peer, spec.kind, spec.lane, spec.group};
+  return {spec.peer, spec.kind, spec.lane, spec.split_id};
 }
 
 void Connector::wake_waiters() {
@@ -262,7 +262,7 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
   hello.epoch = epoch_;
   hello.from = static_cast<std::uint32_t>(rank_);
   hello.to = static_cast<std::uint32_t>(spec.peer);
-  hello.group = spec.group;
+  hello.split_id = spec.split_id;
   hello.kind = static_cast<std::uint8_t>(spec.kind);
   hello.token = token_;
   try {
@@ -358,7 +358,7 @@ void Connector::throw_timeout(const std::set<int>& missing, const std::set<int>&
 /// Why it is refused, or "".
 std::string Connector::verify(const Hello& hello, Socket socket) {
   const Key key{
-      static_cast<int>(hello.from), static_cast<ChannelKind>(hello.kind), hello.lane, hello.group};
+      static_cast<int>(hello.from), static_cast<ChannelKind>(hello.kind), hello.lane, hello.split_id};
   const std::lock_guard lock(mutex_);
   std::uint8_t answer = kWelcome;
   if (hello.version != kVersion) {

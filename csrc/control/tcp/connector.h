@@ -36,13 +36,13 @@ struct ChannelSpec {
   ChannelKind kind = ChannelKind::kControl;
   std::uint16_t lane = 0;
   bool connect = false;
-  std::uint32_t group = 0;  ///< keeps engines among some of the ranks apart; 0 for all ranks
+  std::uint32_t split_id = 0;  ///< keeps engines among some of the ranks apart; 0 for all ranks
 };
 
 /// Opens authenticated connections between the ranks of one job and epoch.
 ///
 /// Every rank calls `establish` with specs that fit together. A connection opens with a hello
-/// (magic, version, token, epoch, ranks, group, kind, lane) that the accepting side verifies and
+/// (magic, version, token, epoch, ranks, split_id, kind, lane) that the accepting side verifies and
 /// answers; strangers, stale epochs and wrong tokens are refused and do not disturb the job.
 /// Threads: any, several at a time, as long as no two ask for the same connection; whoever waits
 /// accepts for all of them.

@@ -18,7 +18,7 @@ struct Hello {
   std::uint32_t epoch;
   std::uint32_t from;
   std::uint32_t to;
-  std::uint32_t group;
+  std::uint32_t split_id;
   std::uint8_t kind;
   std::uint8_t reserved[3];
   JobToken token;

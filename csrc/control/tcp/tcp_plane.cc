@@ -291,7 +291,7 @@ void TcpPlane::flush(Peer& peer) {
   answer_pings(peer);
 }
 
-/// Whether the driver's sleep ends when the connection takes more.
+/// Whether the progress thread's sleep ends when the connection takes more.
 void TcpPlane::want_room(Peer& peer, bool wanted) {
   if (peer.wants_room != wanted && !peer.left) {
     peer.wants_room = wanted;

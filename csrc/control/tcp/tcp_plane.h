@@ -133,7 +133,7 @@ class TcpPlane : public ControlPlane {
   bool claimed_ = false;
   int grace_timer_ = -1;
   std::atomic<bool> grace_armed_{false};
-  int inner_ = -1;  ///< epoll over sockets, event and timer: what a driver sleeps on
+  int inner_ = -1;  ///< epoll over sockets, event and timer: what a progress thread sleeps on
   int outer_ = -1;  ///< epoll over event, grace timer and, unless claimed, `inner_`: for `wait`
   std::atomic<std::uint64_t> rounds_{0};
   std::atomic<std::uint64_t> bytes_sent_{0};

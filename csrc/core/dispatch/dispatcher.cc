@@ -20,21 +20,21 @@ std::string phase_of(OpKind kind) {
 }  // namespace
 
 Dispatcher::Dispatcher(Engine& engine,
-                       Teams& teams,
+                       CommunicatorTable& communicators,
                        DeviceExecutor& gpus,
                        FiniteCheck* finite,
                        Timeline& timeline,
                        TensorTable& table,
                        std::function<void()> on_failure)
     : engine_(engine),
-      teams_(teams),
+      communicators_(communicators),
       gpus_(gpus),
       finite_(finite),
       timeline_(timeline),
       table_(table),
       on_failure_(std::move(on_failure)),
       finished_unit_([this](Unit& unit, Clock::time_point start) { finish(unit, start); }),
-      watch_(engine),
+      throughput_(engine),
       lanes_(
           engine.lanes(),
           [this](int lane, Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
@@ -47,21 +47,21 @@ Dispatcher::Dispatcher(Engine& engine,
   }
 }
 
-void Dispatcher::dispatch(const std::vector<Agreement>& ready, const Parameters& parameters) {
+void Dispatcher::dispatch(const std::vector<Response>& ready, const Parameters& parameters) {
   const auto now = Clock::now();
   moving_.clear();
   finished_.clear();
-  for (const Agreement& agreement : ready) {
-    if (agreement.zeros != nullptr) {
-      if (Operation* operation = zeros_.add(agreement)) {
+  for (const Response& response : ready) {
+    if (response.zeros != nullptr) {
+      if (Operation* operation = zeros_.add(response)) {
         moving_.push_back(operation);
       }
       continue;
     }
-    auto* operation = reinterpret_cast<Operation*>(agreement.ticket);
+    auto* operation = reinterpret_cast<Operation*>(response.ticket);
     const Request& request = operation->request;
     operation->ready = now;
-    take_agreement(*operation, agreement);
+    take_response(*operation, response);
     if (timeline_.on()) {
       timeline_.record(request.name,
                        "NEGOTIATE_" + phase_of(request.kind),
@@ -70,13 +70,13 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready, const Parameters&
                        now,
                        request.total_bytes());
     }
-    if (!agreement.status.ok()) {
-      table_.complete({operation}, agreement.status);
+    if (!response.status.ok()) {
+      table_.complete({operation}, response.status);
     } else if (request.kind == OpKind::kAddProcessSet ||
                request.kind == OpKind::kRemoveProcessSet) {
-      // What was agreed on before a set is removed still needs its team.
+      // What was agreed on before a set is removed still needs its communicator.
       plan_moving(parameters);
-      change_process_sets(*operation, agreement);
+      change_process_sets(*operation, response);
     } else if (is_empty(*operation)) {
       if (request.kind == OpKind::kJoin) {
         table_.next_generation();
@@ -92,20 +92,20 @@ void Dispatcher::dispatch(const std::vector<Agreement>& ready, const Parameters&
   plan_moving(parameters);
 }
 
-void Dispatcher::change_process_sets(Operation& operation, const Agreement& agreement) {
+void Dispatcher::change_process_sets(Operation& operation, const Response& response) {
   const Request& request = operation.request;
   Unit change;
   change.pieces = {{&operation, 0}};
   if (request.kind == OpKind::kAddProcessSet) {
-    const auto id = static_cast<std::uint32_t>(agreement.value);
-    if (!teams_.add(id, {request.numbers.begin(), request.numbers.end()})) {
+    const auto id = static_cast<std::uint32_t>(response.value);
+    if (!communicators_.add(id, {request.numbers.begin(), request.numbers.end()})) {
       table_.complete({&operation}, {});
       return;
     }
-  } else if (agreement.value != 0) {
+  } else if (response.value != 0) {
     const auto id = static_cast<std::uint32_t>(request.numbers.front());
     numbering_.erase(id);
-    change.team = teams_.remove(id);
+    change.communicator = communicators_.remove(id);
   }
   operation.dispatched.store(true);
   if (changes_ == nullptr) {
@@ -121,9 +121,9 @@ void Dispatcher::run_change(Unit& unit) noexcept {
   }
   Operation* operation = unit.pieces.front().operation;
   try {
-    unit.team.reset();  // ends the engine of a removed set, unless units still use it
+    unit.communicator.reset();  // ends the engine of a removed set, unless units still use it
     if (operation->request.kind == OpKind::kAddProcessSet) {
-      teams_.connect(static_cast<std::uint32_t>(operation->value));
+      communicators_.connect(static_cast<std::uint32_t>(operation->value));
     }
   } catch (...) {
     record_failure();
@@ -150,21 +150,21 @@ void Dispatcher::plan_moving(const Parameters& parameters) {
   }
   for (auto first = moving_.begin(); first != moving_.end();) {
     const auto last = std::upper_bound(first, moving_.end(), *first, before);
-    const auto team = teams_.find((*first)->request.process_set);
-    AIACC_CHECK(team != nullptr && team->engine != nullptr);
-    of_team_.assign(first, last);
-    plan_team(team, parameters);
+    const auto communicator = communicators_.find((*first)->request.process_set);
+    AIACC_CHECK(communicator != nullptr && communicator->engine != nullptr);
+    of_communicator_.assign(first, last);
+    plan_communicator(communicator, parameters);
     first = last;
   }
   moving_.clear();
 }
 
-void Dispatcher::plan_team(const std::shared_ptr<const Team>& team, const Parameters& parameters) {
+void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& communicator, const Parameters& parameters) {
   // Sets prefer different lanes: they do not know of each other's loads.
   auto& [next_seq, loads] =
-      numbering_.try_emplace(team->id, Numbering{0, LaneLoads(team->id)}).first->second;
-  plan_items(of_team_, gpus_.queues(), items_);
-  plan_units(items_.items,
+      numbering_.try_emplace(communicator->id, Numbering{0, LaneLoads(communicator->id)}).first->second;
+  fill_planner_input(of_communicator_, gpus_.queues(), planner_input_);
+  plan_units(planner_input_.tensors,
              parameters,
              next_seq,
              static_cast<std::uint32_t>(engine_.express_lane()),
@@ -175,10 +175,10 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team, const Parame
   for (const PlannedUnit& unit : plan_) {
     data_bytes_.fetch_add(unit.bytes, std::memory_order_relaxed);
     for (const Slice& slice : unit.slices) {
-      items_.pieces[slice.item].operation->slices_left.fetch_add(1, std::memory_order_relaxed);
+      planner_input_.pieces[slice.tensor].operation->slices_left.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  for (Operation* operation : of_team_) {
+  for (Operation* operation : of_communicator_) {
     operation->dispatched.store(true);
   }
   plan_launches();
@@ -186,12 +186,12 @@ void Dispatcher::plan_team(const std::shared_ptr<const Team>& team, const Parame
   for (const PlannedUnit& planned : plan_) {
     unit_.plan = planned;
     unit_.order = plans_;
-    unit_.team = team;
+    unit_.communicator = communicator;
     unit_.algorithm = parameters.algorithm;
     unit_.finite = finite_;
     unit_.pieces.clear();
     for (const Slice& slice : planned.slices) {
-      unit_.pieces.push_back(items_.pieces[slice.item]);
+      unit_.pieces.push_back(planner_input_.pieces[slice.tensor]);
     }
     if (launches(unit_.pieces.front().request())) {
       unit_.joined = *joined++;
@@ -207,7 +207,7 @@ void Dispatcher::plan_launches() {
   slots_.clear();
   const SharedPlacement* last = nullptr;
   for (const PlannedUnit& unit : plan_) {
-    const Piece& first = items_.pieces[unit.slices.front().item];
+    const Piece& first = planner_input_.pieces[unit.slices.front().tensor];
     if (!launches(first.request())) {
       continue;
     }
@@ -217,7 +217,7 @@ void Dispatcher::plan_launches() {
     slots_.push_back({before + (other ? 1 : 0), gpus_.launch_lane(unit.lane)});
     last = &devices;
   }
-  plan_groups(slots_, joined_);
+  plan_launch_groups(slots_, joined_);
 }
 
 void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
@@ -245,9 +245,9 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
     execute_unit(unit, lane, buffer);
     const Request& first = unit.pieces.front().request();
     // Sums of all ranks alone: other operations move other shares of their bytes.
-    if (unit.team->id == 0 && lane != engine_.express_lane() && first.kind == OpKind::kAllreduce &&
+    if (unit.communicator->id == 0 && lane != engine_.express_lane() && first.kind == OpKind::kAllreduce &&
         first.op != ReduceOp::kAdasum) {
-      watch_.note(lane, unit.plan.bytes, Clock::now() - start);
+      throughput_.note(lane, unit.plan.bytes, Clock::now() - start);
     }
     finish(unit, start);
   } catch (...) {
@@ -324,7 +324,7 @@ void Dispatcher::drain(Clock::time_point deadline) {
 
 void Dispatcher::stop(const Status& status) noexcept {
   stopped_.store(true);
-  teams_.abort(status);
+  communicators_.abort(status);
   drain(Clock::time_point::max());
 }
 

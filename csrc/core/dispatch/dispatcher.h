@@ -26,7 +26,7 @@ namespace aiacc {
 
 /// From agreement to result: plans units and has the lanes move them.
 ///
-/// Threads: the driver's, except where it says so.
+/// Threads: the progress thread's, except where it says so.
 ///
 /// Order: units of all process sets run on the same lanes, in the order of their agreement, which is
 /// the same on all ranks. The lane of a unit follows from what its set alone has agreed on and from
@@ -42,7 +42,7 @@ class Dispatcher {
   /// `engine`: that of all ranks for host memory. `finite`, what looks at inputs, or null. `on_failure` is
   /// called by the thread that failed a unit, after `failure` has it. All but that outlive this.
   Dispatcher(Engine& engine,
-             Teams& teams,
+             CommunicatorTable& communicators,
              DeviceExecutor& gpus,
              FiniteCheck* finite,
              Timeline& timeline,
@@ -50,7 +50,7 @@ class Dispatcher {
              std::function<void()> on_failure);
 
   /// Completes or starts everything in `ready`.
-  void dispatch(const std::vector<Agreement>& ready, const Parameters& parameters);
+  void dispatch(const std::vector<Response>& ready, const Parameters& parameters);
 
   /// Whether units are under way on this rank; of those on GPUs, whether they are queued. Any thread.
   bool busy() const { return finished_units_.load() != units_.load(); }
@@ -60,7 +60,7 @@ class Dispatcher {
 
   /// Weights of lanes that this rank would propose, if those in use are far from what it measures.
   std::optional<LaneWeights> suggest_weights(const Parameters& parameters) {
-    return watch_.suggest(parameters);
+    return throughput_.suggest(parameters);
   }
 
   /// What runs the units: for callers that help, and for those who look after them.
@@ -90,9 +90,9 @@ class Dispatcher {
     LaneLoads loads;
   };
 
-  void change_process_sets(Operation& operation, const Agreement& agreement);
+  void change_process_sets(Operation& operation, const Response& response);
   void plan_moving(const Parameters& parameters);
-  void plan_team(const std::shared_ptr<const Team>& team, const Parameters& parameters);
+  void plan_communicator(const std::shared_ptr<const Communicator>& communicator, const Parameters& parameters);
   /// Whether the launching thread runs units of such operations.
   bool launches(const Request& request) const { return launcher_ != nullptr && request.on_gpu(); }
   void prepare_unit(int lane, const Unit& unit) noexcept;
@@ -104,7 +104,7 @@ class Dispatcher {
   void record_failure() noexcept;
 
   Engine& engine_;
-  Teams& teams_;
+  CommunicatorTable& communicators_;
   DeviceExecutor& gpus_;
   FiniteCheck* const finite_;
   Timeline& timeline_;
@@ -113,18 +113,18 @@ class Dispatcher {
   const DeviceExecutor::Finished finished_unit_;
   std::unordered_map<std::uint32_t, Numbering> numbering_;  ///< by process set
 
-  // Scratch of the driver, kept for its memory.
+  // Scratch of the progress thread, kept for its memory.
   std::uint64_t plans_ = 0;           ///< so far; equal on all ranks
   std::vector<Operation*> moving_;    ///< to be planned
   std::vector<Operation*> finished_;  ///< nothing moves
-  std::vector<Operation*> of_team_;   ///< to be planned now, of one process set
-  PlanItems items_;
+  std::vector<Operation*> of_communicator_;   ///< to be planned now, of one process set
+  PlannerInput planner_input_;
   UnitPlan plan_;
   std::vector<LaunchSlot> slots_;  ///< of units that the launching thread gets
   std::vector<bool> joined_;
   Unit unit_;
 
-  LaneWatch watch_;
+  LaneThroughput throughput_;
 
   std::atomic<bool> stopped_{false};
   std::atomic<std::uint64_t> units_{0};

@@ -84,7 +84,7 @@ std::optional<Lane::Current> Lane::current() const {
     return std::nullopt;
   }
   const Unit& unit = active_ ? unit_ : prepared_ ? next_ : queue_.front();
-  Current current{unit.order, unit.plan.seq, unit.team, {}, active_};
+  Current current{unit.order, unit.plan.seq, unit.communicator, {}, active_};
   for (const Piece& piece : unit.pieces) {
     current.operations.push_back(piece.operation);
   }
@@ -114,10 +114,10 @@ void Lane::run_one(std::unique_lock<std::mutex>& lock) {
   run_(unit_, buffer_);
   lock.lock();
   active_ = false;
-  std::shared_ptr<const Team> team = std::move(unit_.team);
-  if (team.use_count() == 1) {  // of a removed set: its engine ends here
+  std::shared_ptr<const Communicator> communicator = std::move(unit_.communicator);
+  if (communicator.use_count() == 1) {  // of a removed set: its engine ends here
     lock.unlock();
-    team.reset();
+    communicator.reset();
     lock.lock();
   }
 }

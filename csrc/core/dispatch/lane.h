@@ -18,7 +18,7 @@ namespace aiacc {
 
 /// One of the K concurrent lanes: a queue of units, executed one at a time in order.
 ///
-/// Threads: `push` is the driver's. Units are run by the lane's own worker thread, or by a thread
+/// Threads: `push` is the progress thread's. Units are run by the lane's own worker thread, or by a thread
 /// that waits for a result anyway and calls `help`: never by two at once.
 class Lane {
  public:
@@ -49,7 +49,7 @@ class Lane {
   struct Current {
     std::uint64_t order = 0;
     std::uint64_t unit = 0;
-    std::shared_ptr<const Team> team;
+    std::shared_ptr<const Communicator> communicator;
     std::vector<const Operation*> operations;  ///< to be compared only: they may be over
     bool running = false;
   };

@@ -4,7 +4,7 @@
 
 namespace aiacc {
 
-void LaneWatch::note(int lane, std::uint64_t bytes, Clock::duration taken) {
+void LaneThroughput::note(int lane, std::uint64_t bytes, Clock::duration taken) {
   const std::uint64_t least = least_bytes_.load(std::memory_order_relaxed);
   if (least == 0 || bytes < least) {
     return;
@@ -15,7 +15,7 @@ void LaneWatch::note(int lane, std::uint64_t bytes, Clock::duration taken) {
   watched.ran_ns.fetch_add(static_cast<std::uint64_t>(ns), std::memory_order_relaxed);
 }
 
-std::optional<LaneWeights> LaneWatch::suggest(const Parameters& parameters) {
+std::optional<LaneWeights> LaneThroughput::suggest(const Parameters& parameters) {
   if (epoch_ != parameters.epoch) {
     epoch_ = parameters.epoch;
     least_bytes_.store(parameters.unit_bytes / 4 * 3, std::memory_order_relaxed);
@@ -36,7 +36,7 @@ std::optional<LaneWeights> LaneWatch::suggest(const Parameters& parameters) {
     const Lane& watched = lanes_[lane];
     records[lane] = {static_cast<double>(watched.bytes.load() - watched.bytes_before),
                      static_cast<double>(watched.ran_ns.load() - watched.ran_ns_before) * 1e-9,
-                     engine_.sending_s(static_cast<int>(lane)) - watched.sent_s_before};
+                     engine_.send_busy_s(static_cast<int>(lane)) - watched.sent_s_before};
   }
   begin_window(parameters.lanes);
   const auto better = better_weights(records, parameters);
@@ -45,12 +45,12 @@ std::optional<LaneWeights> LaneWatch::suggest(const Parameters& parameters) {
   return confirmed ? better : std::nullopt;
 }
 
-void LaneWatch::begin_window(std::uint32_t lanes) {
+void LaneThroughput::begin_window(std::uint32_t lanes) {
   for (std::uint32_t lane = 0; lane < lanes; ++lane) {
     Lane& watched = lanes_[lane];
     watched.bytes_before = watched.bytes.load();
     watched.ran_ns_before = watched.ran_ns.load();
-    watched.sent_s_before = engine_.sending_s(static_cast<int>(lane));
+    watched.sent_s_before = engine_.send_busy_s(static_cast<int>(lane));
   }
 }
 

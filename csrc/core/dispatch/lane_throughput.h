@@ -15,24 +15,24 @@ namespace aiacc {
 ///
 /// Only units of nearly full size count, since the time of small ones is latency. No lane is judged
 /// before all have worked for kWindow, and twice in a row: one odd step changes nothing.
-class LaneWatch {
+class LaneThroughput {
  public:
   /// How long every lane works before they are judged: long against the steps of the kernel's clock.
   static constexpr std::chrono::milliseconds kWindow{200};
 
-  explicit LaneWatch(const Engine& engine) : engine_(engine) {}
+  explicit LaneThroughput(const Engine& engine) : engine_(engine) {}
 
   /// A unit took so long. Any thread, one at a time for each lane.
   void note(int lane, std::uint64_t bytes, Clock::duration taken);
 
-  /// Weights to propose to all ranks, or nothing. The driver's; cheap, allocates nothing.
+  /// Weights to propose to all ranks, or nothing. The progress thread's; cheap, allocates nothing.
   std::optional<LaneWeights> suggest(const Parameters& parameters);
 
  private:
   struct Lane {
     std::atomic<std::uint64_t> bytes{0};
     std::atomic<std::uint64_t> ran_ns{0};
-    // As they stood when the window began; the driver's.
+    // As they stood when the window began; the progress thread's.
     std::uint64_t bytes_before = 0;
     std::uint64_t ran_ns_before = 0;
     double sent_s_before = 0;

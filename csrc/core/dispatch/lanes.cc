@@ -59,19 +59,19 @@ std::vector<LaneReport> Lanes::reports(const TensorTable& table, double limit_s)
     }
     LaneReport report;
     report.lane = static_cast<std::uint32_t>(lane);
-    report.process_set = current->team->id;
+    report.process_set = current->communicator->id;
     report.order = current->order;
     report.unit = current->unit;
-    const Team& team = *current->team;
+    const Communicator& communicator = *current->communicator;
     const LaneWait wait =
-        current->running ? team.engine->waits(static_cast<int>(lane)) : LaneWait{};
+        current->running ? communicator.engine->waits(static_cast<int>(lane)) : LaneWait{};
     if (wait.seconds > 0 && wait.seconds >= limit_s) {
       report.stuck = true;
-      const int awaited = index_in(team.ranks, wait.for_rank);
+      const int awaited = index_in(communicator.ranks, wait.for_rank);
       report.ahead =
           awaited < 0
               ? 0
-              : static_cast<std::uint32_t>((awaited - team.rank + team.size()) % team.size());
+              : static_cast<std::uint32_t>((awaited - communicator.rank + communicator.size()) % communicator.size());
       report.tensors = table.labels(current->operations);
     }
     reports.push_back(std::move(report));
@@ -84,7 +84,7 @@ double Lanes::longest_wait() const {
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     const auto current = lanes_[lane]->current();
     if (current && current->running) {
-      const LaneWait wait = current->team->engine->waits(static_cast<int>(lane));
+      const LaneWait wait = current->communicator->engine->waits(static_cast<int>(lane));
       longest = std::max(longest, wait.seconds);
     }
   }

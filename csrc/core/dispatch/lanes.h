@@ -22,11 +22,11 @@ class Lanes {
 
   Lanes(int numbered, const Run& run, const Prepare& prepare);
 
-  /// Gives a unit to the lane that it is planned for, and an old one back. The driver's.
+  /// Gives a unit to the lane that it is planned for, and an old one back. The progress thread's.
   void push(Unit& unit);
 
   /// A caller that will wait anyway runs one lane itself instead of waking its worker: until `take_kept`,
-  /// the lane of the first unit that is pushed is kept for it. The driver's, like the next two.
+  /// the lane of the first unit that is pushed is kept for it. The progress thread's, like the next two.
   void keep_first() { keeping_ = true; }
   /// Wakes the lane that is kept, if there is one; that of the next unit is kept then.
   void start_kept();
@@ -50,7 +50,7 @@ class Lanes {
 
  private:
   std::vector<std::unique_ptr<Lane>> lanes_;
-  bool keeping_ = false;  ///< the driver's
+  bool keeping_ = false;  ///< the progress thread's
   Lane* kept_ = nullptr;  ///< the same
 };
 

@@ -39,16 +39,16 @@ bool packs_with(const Piece& left, const Piece& right) {
 
 }  // namespace
 
-void take_agreement(Operation& operation, const Agreement& agreement) {
-  operation.value = agreement.value;
-  operation.devices = agreement.devices;
-  if (agreement.first_extents.empty()) {
+void take_response(Operation& operation, const Response& response) {
+  operation.value = response.value;
+  operation.devices = response.devices;
+  if (response.first_extents.empty()) {
     return;
   }
   const std::size_t tensors = operation.request.tensors();
-  const auto members = static_cast<std::ptrdiff_t>(agreement.first_extents.size() / tensors);
+  const auto members = static_cast<std::ptrdiff_t>(response.first_extents.size() / tensors);
   operation.more.resize(tensors - 1);
-  auto first = agreement.first_extents.begin();
+  auto first = response.first_extents.begin();
   for (std::size_t i = 0; i < tensors; ++i, first += members) {
     operation.tensor(i).first_extents.assign(first, first + members);
   }
@@ -63,9 +63,9 @@ bool is_empty(Operation& operation) {
   return true;
 }
 
-void plan_items(const std::vector<Operation*>& operations, bool gpu_engine, PlanItems& plan) {
-  auto& [items, pieces, classes] = plan;
-  items.clear();
+void fill_planner_input(const std::vector<Operation*>& operations, bool gpu_engine, PlannerInput& plan) {
+  auto& [tensors, pieces, classes] = plan;
+  tensors.clear();
   pieces.clear();
   classes.clear();
   for (Operation* operation : operations) {
@@ -83,7 +83,7 @@ void plan_items(const std::vector<Operation*>& operations, bool gpu_engine, Plan
         classes.push_back(piece);
       }
       pieces.push_back(piece);
-      items.push_back({planned_bytes(piece),
+      tensors.push_back({planned_bytes(piece),
                        static_cast<std::uint32_t>(size_of(piece.spec().dtype)),
                        static_cast<std::uint32_t>(pack_class),
                        elementwise,

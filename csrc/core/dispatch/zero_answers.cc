@@ -6,7 +6,7 @@
 
 namespace aiacc {
 
-Operation* ZeroAnswers::add(const Agreement& agreement) {
+Operation* ZeroAnswers::add(const Response& agreement) {
   const Request& request = *agreement.zeros;
   auto operation = std::make_unique<Operation>();
   operation->request = request;

@@ -11,15 +11,15 @@
 namespace aiacc {
 
 /// The ranks of one process set as this rank sees them, and what moves their bytes. Immutable: a
-/// unit keeps the team that it was planned for alive.
-struct Team {
+/// unit keeps the communicator that it was planned for alive.
+struct Communicator {
   std::uint32_t id = 0;
   std::vector<int> ranks;         ///< global ranks, ascending
   int rank = 0;                   ///< place of this rank among them; -1: it is no member
   Engine* engine = nullptr;       ///< null unless this rank is a member and the set is usable
   std::unique_ptr<Engine> owned;  ///< behind `engine`, except that of all ranks
   std::unique_ptr<DeviceEngine> owned_gpu;
-  std::unique_ptr<PlacedEngines> gpu;  ///< where units on GPUs are queued: see DeviceExecutor
+  std::unique_ptr<DeviceEngineCache> gpu;  ///< where units on GPUs are queued: see DeviceExecutor
 
   int size() const { return static_cast<int>(ranks.size()); }
 };

@@ -12,41 +12,41 @@
 
 namespace aiacc {
 
-/// The teams of this rank, by the id of their process set. Threads: any.
-class Teams {
+/// The communicators of this rank, by the id of their process set. Threads: any.
+class CommunicatorTable {
  public:
-  /// Team 0 is all ranks and moves bytes with `engine`, those of tensors on GPUs as `executor` does. Both
+  /// Communicator 0 is all ranks and moves bytes with `engine`, those of tensors on GPUs as `executor` does. Both
   /// outlive this.
-  Teams(int rank, int size, Engine& engine, DeviceExecutor& executor);
+  CommunicatorTable(int rank, int size, Engine& engine, DeviceExecutor& executor);
 
   /// Null for an unknown set.
-  std::shared_ptr<const Team> find(std::uint32_t id) const;
-  const Team& everyone() const { return *everyone_; }
+  std::shared_ptr<const Communicator> find(std::uint32_t id) const;
+  const Communicator& everyone() const { return *everyone_; }
   std::vector<std::uint32_t> ids() const;
 
-  /// Registers a team without engine; true if this rank has to `connect` it.
+  /// Registers a communicator without engine; true if this rank has to `connect` it.
   bool add(std::uint32_t id, const std::vector<int>& ranks);
-  /// Gives the team its engines. Collective over the members, in the same order on all of them.
+  /// Gives the communicator its engines. Collective over the members, in the same order on all of them.
   /// Blocks until they are connected; throws what Engine::split and DeviceExecutor::connect throw.
   void connect(std::uint32_t id);
-  /// Forgets the team. Its engine ends with the last unit that uses it, or with the result.
-  std::shared_ptr<const Team> remove(std::uint32_t id);
+  /// Forgets the communicator. Its engine ends with the last unit that uses it, or with the result.
+  std::shared_ptr<const Communicator> remove(std::uint32_t id);
 
-  /// Throws what DeviceExecutor::check of any team does.
+  /// Throws what DeviceExecutor::check of any communicator does.
   void check_gpu() const;
 
   /// Aborts all engines, also those that come later.
   void abort(const Status& status) noexcept;
 
  private:
-  void abort(const Team& team, const Status& status) noexcept;
+  void abort(const Communicator& communicator, const Status& status) noexcept;
 
   const int rank_;
   Engine& engine_;
   DeviceExecutor& executor_;
-  const std::shared_ptr<const Team> everyone_;
+  const std::shared_ptr<const Communicator> everyone_;
   mutable std::mutex mutex_;
-  std::map<std::uint32_t, std::shared_ptr<const Team>> teams_;
+  std::map<std::uint32_t, std::shared_ptr<const Communicator>> communicators_;
   std::optional<Status> aborted_;
 };
 

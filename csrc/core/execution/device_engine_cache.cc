@@ -7,19 +7,19 @@
 
 namespace aiacc {
 
-DeviceEngine& PlacedEngines::on(const DevicePlacement& placement) {
-  const std::size_t place = find_placement(known_, placement);
-  if (place == known_.size()) {
-    if (place == kGroups) {
+DeviceEngine& DeviceEngineCache::on(const DevicePlacement& placement) {
+  const std::size_t index = find_placement(known_, placement);
+  if (index == known_.size()) {
+    if (index == kSplitIds) {
       throw Error(Code::kEngine,
                   "[gpu] process set " + std::to_string(process_set_) + " uses more than " +
-                      std::to_string(kGroups) +
+                      std::to_string(kSplitIds) +
                       " combinations of its ranks' GPUs (expected a few); keep every tensor on the "
                       "same GPU of a rank");
     }
-    if (place > 0) {
-      const std::uint32_t group = process_set_ * kGroups + static_cast<std::uint32_t>(place);
-      std::unique_ptr<DeviceEngine> engine = first_.split(all_ranks(size_), group);
+    if (index > 0) {
+      const std::uint32_t split_id = process_set_ * kSplitIds + static_cast<std::uint32_t>(index);
+      std::unique_ptr<DeviceEngine> engine = first_.split(all_ranks(size_), split_id);
       const std::lock_guard lock(mutex_);
       if (aborted_) {
         engine->abort(*aborted_);
@@ -28,12 +28,12 @@ DeviceEngine& PlacedEngines::on(const DevicePlacement& placement) {
     }
     known_.push_back(placement);
   }
-  DeviceEngine& engine = place == 0 ? first_ : *others_[place - 1];
-  engine.device(known_[place][static_cast<std::size_t>(rank_)]);
+  DeviceEngine& engine = index == 0 ? first_ : *others_[index - 1];
+  engine.device(known_[index][static_cast<std::size_t>(rank_)]);
   return engine;
 }
 
-void PlacedEngines::check() {
+void DeviceEngineCache::check() {
   first_.check();
   const std::lock_guard lock(mutex_);
   for (const auto& engine : others_) {
@@ -41,7 +41,7 @@ void PlacedEngines::check() {
   }
 }
 
-void PlacedEngines::abort(const Status& status) noexcept {
+void DeviceEngineCache::abort(const Status& status) noexcept {
   first_.abort(status);
   const std::lock_guard lock(mutex_);
   aborted_ = aborted_ ? aborted_ : status;

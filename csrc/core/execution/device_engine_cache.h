@@ -13,17 +13,17 @@ namespace aiacc {
 
 /// The engines of one process set for tensors on GPUs: one for each combination of its members' GPUs
 /// that an operation has been on. A job with one GPU for each rank has one.
-class PlacedEngines {
+class DeviceEngineCache {
  public:
-  /// Numbers of `split` that a process set may use: it starts at kGroups times its own.
-  static constexpr std::uint32_t kGroups = 32;
+  /// Numbers of `split` that a process set may use: it starts at kSplitIds times its own.
+  static constexpr std::uint32_t kSplitIds = 32;
 
   /// `first` serves the first placement, and outlives this; in it this is rank `rank` of `size`.
-  PlacedEngines(DeviceEngine& first, int rank, int size, std::uint32_t process_set)
+  DeviceEngineCache(DeviceEngine& first, int rank, int size, std::uint32_t process_set)
       : first_(first), rank_(rank), size_(size), process_set_(process_set) {}
 
   /// The engine for a placement. A new one is collective over the members, and may block until they
-  /// are connected. Throws Error(kEngine) for more than kGroups of them, and what DeviceEngine::split
+  /// are connected. Throws Error(kEngine) for more than kSplitIds of them, and what DeviceEngine::split
   /// throws. The launching thread's: all members ask for the same placements in the same order.
   DeviceEngine& on(const DevicePlacement& placement);
 

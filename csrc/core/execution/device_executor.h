@@ -39,13 +39,13 @@ class DeviceExecutor {
   /// The rest of the text of an error if it cannot do what is asked; else "". Needs a Device::Scope.
   virtual std::string refusal(const Request& request) const = 0;
 
-  /// Gives a team what its units on GPUs need, besides `engine`. Collective over the members, in the
+  /// Gives a communicator what its units on GPUs need, besides `engine`. Collective over the members, in the
   /// same order on all of them; throws what DeviceEngine::split throws.
-  virtual void connect(Team& team) = 0;
-  /// Throws Error if a GPU, or what moves the team's units there, has failed. Does not wait.
-  virtual void check(const Team& team) = 0;
-  /// Ends the team's units, also those that come later.
-  virtual void abort(const Team& team, const Status& status) noexcept = 0;
+  virtual void connect(Communicator& communicator) = 0;
+  /// Throws Error if a GPU, or what moves the communicator's units there, has failed. Does not wait.
+  virtual void check(const Communicator& communicator) = 0;
+  /// Ends the communicator's units, also those that come later.
+  virtual void abort(const Communicator& communicator, const Status& status) noexcept = 0;
 
   /// Starts on a unit of a lane, in the thread that runs it, before `run` of the one before it. Throws
   /// what CUDA throws.

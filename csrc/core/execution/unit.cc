@@ -29,11 +29,11 @@ Reduction reduction_of(const Unit& unit) {
   return {
       dtype,
       average ? ReduceOp::kSum : request.op,
-      average ? average_factor(dtype, unit.team->size(), request.postscale) : request.postscale};
+      average ? average_factor(dtype, unit.communicator->size(), request.postscale) : request.postscale};
 }
 
 void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
-  Engine& engine = *unit.team->engine;
+  Engine& engine = *unit.communicator->engine;
   const double prescale = unit.pieces.front().request().prescale;
   const Reduction reduction = reduction_of(unit);
   const std::size_t element = size_of(reduction.dtype);
@@ -83,7 +83,7 @@ void adasum_unit(const Unit& unit, int lane, PackBuffer& buffer) {
     cursor += piece.spec().bytes();
   }
   adasum(
-      *unit.team->engine, lane, packed, packed, counts, dtype, unit.team->rank, unit.team->size());
+      *unit.communicator->engine, lane, packed, packed, counts, dtype, unit.communicator->rank, unit.communicator->size());
   cursor = packed;
   for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
     copy_scaled(unit.pieces[i].buffers().output, cursor, counts[i], dtype, request.postscale);
@@ -92,9 +92,9 @@ void adasum_unit(const Unit& unit, int lane, PackBuffer& buffer) {
 }
 
 void broadcast_unit(const Unit& unit, int lane, PackBuffer& buffer) {
-  Engine& engine = *unit.team->engine;
-  const int root = index_in(unit.team->ranks, unit.pieces.front().request().root);
-  const bool mine = root == unit.team->rank;
+  Engine& engine = *unit.communicator->engine;
+  const int root = index_in(unit.communicator->ranks, unit.pieces.front().request().root);
+  const bool mine = root == unit.communicator->rank;
   if (unit.pieces.size() == 1) {
     const Slice& slice = unit.plan.slices.front();
     const TensorBuffers& buffers = unit.pieces.front().buffers();
@@ -154,7 +154,7 @@ void all_gather_unit(const Unit& unit, int lane) {
   const TensorBuffers& buffers = piece.buffers();
   std::size_t total = 0;
   const auto parts = bytes_of(buffers.first_extents, piece.spec().row_bytes(), total);
-  unit.team->engine->all_gather(lane, buffers.input, output_for(piece, total), parts);
+  unit.communicator->engine->all_gather(lane, buffers.input, output_for(piece, total), parts);
 }
 
 void all_to_all_unit(const Unit& unit, int lane) {
@@ -164,7 +164,7 @@ void all_to_all_unit(const Unit& unit, int lane) {
   std::size_t total = 0;
   const auto sent = bytes_of(piece.request().numbers, row, total);
   const auto received = bytes_of(buffers.first_extents, row, total);
-  unit.team->engine->all_to_all(lane, buffers.input, output_for(piece, total), sent, received);
+  unit.communicator->engine->all_to_all(lane, buffers.input, output_for(piece, total), sent, received);
 }
 
 void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
@@ -172,10 +172,10 @@ void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   const TensorSpec& spec = piece.spec();
   const TensorBuffers& buffers = piece.buffers();
   std::vector<std::size_t> counts;
-  counts.reserve(static_cast<std::size_t>(unit.team->size()));
-  for (int member = 0; member < unit.team->size(); ++member) {
+  counts.reserve(static_cast<std::size_t>(unit.communicator->size()));
+  for (int member = 0; member < unit.communicator->size(); ++member) {
     counts.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
-                                               spec.shape.front(), unit.team->size(), member)));
+                                               spec.shape.front(), unit.communicator->size(), member)));
   }
   const void* send = buffers.input;
   if (piece.request().prescale != 1.0) {
@@ -183,7 +183,7 @@ void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
     copy_scaled(scaled, send, spec.elements(), spec.dtype, piece.request().prescale);
     send = scaled;
   }
-  unit.team->engine->reduce_scatter(lane, send, buffers.output, counts, reduction_of(unit));
+  unit.communicator->engine->reduce_scatter(lane, send, buffers.output, counts, reduction_of(unit));
 }
 
 }  // namespace

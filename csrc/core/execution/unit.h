@@ -28,7 +28,7 @@ struct Unit {
   PlannedUnit plan;
   std::uint64_t order = 0;  ///< of the plan that made it: all ranks count plans alike
   std::vector<Piece> pieces;
-  std::shared_ptr<const Team> team;
+  std::shared_ptr<const Communicator> communicator;
   Algorithm algorithm = Algorithm::kAny;
   FiniteCheck* finite = nullptr;     ///< null: inputs are not looked at
   bool joined = false;               ///< the launching thread issues the next one together with it
@@ -55,7 +55,7 @@ class PackBuffer {
 /// divide, which is exact; others are a hair more for integers, so that whole results survive truncation.
 double average_factor(DataType dtype, int size, double postscale);
 
-/// Moves one unit with the engine of its team: pack and prescale, engine operation, unpack. A single slice is worked on
+/// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack. A single slice is worked on
 /// in place, without the pack buffer. Blocks; throws what the engine throws. Buffers of the
 /// operations are written only while this runs.
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer);

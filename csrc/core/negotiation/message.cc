@@ -174,10 +174,10 @@ void replace_rest(Bytes& message, RoundHeader header, const Rest& rest) {
 
 }  // namespace
 
-SharedRequest::SharedRequest(const Request& whole, int rank, std::uint32_t place)
+SharedRequest::SharedRequest(const Request& whole, int rank, std::uint32_t position)
     : request(whole),
       key(1, static_cast<char>(kind_of(whole))),
-      position(place),
+      position(position),
       senders(std::make_shared<Senders>(rank, own_part(whole))) {
   Bytes bytes;
   Writer writer(bytes);

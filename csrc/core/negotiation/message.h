@@ -38,8 +38,8 @@ struct SharedRequest {
   std::shared_ptr<const Senders> senders;
 
   SharedRequest() = default;
-  /// That of one rank, which has asked for `place` other things before in this round.
-  SharedRequest(const Request& whole, int rank, std::uint32_t place);
+  /// That of one rank, which has asked for `position` other things before in this round.
+  SharedRequest(const Request& whole, int rank, std::uint32_t position);
 
   /// The request of one of the senders.
   Request of(int rank) const { return with_part(request, *senders->part_of(rank)); }

@@ -162,8 +162,8 @@ const RoundOutcome& Negotiator::apply(const Bytes& combined) {
   outcome.parameters_changed = next.epoch != parameters_.epoch;
   parameters_ = next;
   submitted_ -= static_cast<std::size_t>(
-      std::count_if(outcome.ready.begin(), outcome.ready.end(), [](const Agreement& agreement) {
-        return agreement.ticket != 0;
+      std::count_if(outcome.ready.begin(), outcome.ready.end(), [](const Response& response) {
+        return response.ticket != 0;
       }));
   return outcome;
 }
@@ -177,24 +177,24 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
     if (foreign_.test(slot)) {
       return;
     }
-    Agreement agreement;
+    Response response;
     const Request& request = cache_.at(slot);
     if (by_slot_[slot].request != nullptr) {
-      agreement.ticket = std::exchange(by_slot_[slot], {}).ticket;
+      response.ticket = std::exchange(by_slot_[slot], {}).ticket;
       bits_.clear(slot);
     } else {
       AIACC_CHECK(joined_.has(rank_) && joinable_.test(slot));
-      agreement.zeros = std::make_shared<Request>(request);
+      response.zeros = std::make_shared<Request>(request);
     }
-    agreement.devices = cache_.devices(slot);
+    response.devices = cache_.devices(slot);
     if (request.kind == OpKind::kAllgather) {
       const std::size_t members = sets_.members(request.process_set)->size();
       for (std::size_t i = 0; i < request.tensors(); ++i) {
-        agreement.first_extents.insert(
-            agreement.first_extents.end(), members, request.tensor(i).shape.front());
+        response.first_extents.insert(
+            response.first_extents.end(), members, request.tensor(i).shape.front());
       }
     }
-    outcome.ready.push_back(std::move(agreement));
+    outcome.ready.push_back(std::move(response));
   });
 }
 

@@ -17,7 +17,7 @@
 namespace aiacc {
 
 /// A tensor on which all ranks have agreed, or agreed to disagree.
-struct Agreement {
+struct Response {
   std::uint64_t ticket = 0;  ///< what this rank gave to `submit`; 0: it has joined, see `zeros`
   /// Rows that come from every member of the process set: all-gather (of each tensor of the group in
   /// turn) and all-to-all.
@@ -31,7 +31,7 @@ struct Agreement {
 };
 
 struct RoundOutcome {
-  std::vector<Agreement> ready;  ///< in an order that is the same on every rank
+  std::vector<Response> ready;  ///< in an order that is the same on every rank
   std::uint32_t flags = 0;
   Answers answers;  ///< pending names, after a stall query; of no rank: none was asked
   bool parameters_changed = false;
@@ -135,7 +135,7 @@ class Negotiator {
   void settle(const Key& key, RoundOutcome& outcome);
   void conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome);
   void finish_join(RoundOutcome& outcome);
-  void decide_on_sets(const Request& request, Agreement& agreement, RoundOutcome& outcome);
+  void decide_on_sets(const Request& request, Response& response, RoundOutcome& outcome);
   void remove_set(std::uint32_t id, RoundOutcome& outcome);
   void fail(const Key& key, const Status& status, RoundOutcome& outcome);
   void fail_automatic_names(RoundOutcome& outcome);

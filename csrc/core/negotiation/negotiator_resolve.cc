@@ -96,65 +96,65 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
     ranks.push_back(rank);
   }
   const Request& first = requests.front();
-  Agreement agreement;
-  agreement.status = validate(requests, ranks);
+  Response response;
+  response.status = validate(requests, ranks);
   bool uniform = true;
-  if (agreement.status.ok()) {
+  if (response.status.ok()) {
     const auto parts = parts_of(waiting.requests, members);
     if (first.on_gpu()) {
       placement_ = placement_of(parts, placement_);
-      agreement.devices = placement_;
+      response.devices = placement_;
     }
-    uniform = add_rows(first, parts, member, agreement.first_extents, agreement.value);
+    uniform = add_rows(first, parts, member, response.first_extents, response.value);
     if (first.kind == OpKind::kAddProcessSet || first.kind == OpKind::kRemoveProcessSet) {
-      decide_on_sets(first, agreement, outcome);
+      decide_on_sets(first, response, outcome);
     }
   }
-  if (agreement.status.ok() && uniform && first.cacheable && !blocked_by_join(first)) {
-    give_slot(first, agreement.devices);
+  if (response.status.ok() && uniform && first.cacheable && !blocked_by_join(first)) {
+    give_slot(first, response.devices);
   }
   if (member < 0) {
     return;
   }
   if (const auto ticket = take_ticket(key)) {
-    agreement.ticket = *ticket;
+    response.ticket = *ticket;
   } else {
     AIACC_CHECK(joined_.has(rank_));
-    if (!agreement.status.ok()) {
+    if (!response.status.ok()) {
       return;
     }
-    agreement.zeros = std::make_shared<Request>(first);
+    response.zeros = std::make_shared<Request>(first);
   }
-  outcome.ready.push_back(std::move(agreement));
+  outcome.ready.push_back(std::move(response));
 }
 
 void Negotiator::finish_join(RoundOutcome& outcome) {
   ++decisions_;
   AIACC_CHECK(join_.has_value());
-  Agreement agreement;
-  agreement.ticket = std::exchange(join_, std::nullopt)->ticket;
-  agreement.value = joined_.last();
+  Response response;
+  response.ticket = std::exchange(join_, std::nullopt)->ticket;
+  response.value = joined_.last();
   joined_.clear();
-  outcome.ready.push_back(std::move(agreement));
+  outcome.ready.push_back(std::move(response));
 }
 
 void Negotiator::decide_on_sets(const Request& request,
-                                Agreement& agreement,
+                                Response& response,
                                 RoundOutcome& outcome) {
   if (request.kind == OpKind::kRemoveProcessSet) {
     const auto id = static_cast<std::uint32_t>(request.numbers.front());
-    agreement.value = id != 0 && sets_.members(id) != nullptr ? 1 : 0;
-    if (agreement.value != 0) {
+    response.value = id != 0 && sets_.members(id) != nullptr ? 1 : 0;
+    if (response.value != 0) {
       remove_set(id, outcome);
     }
     return;
   }
   const std::vector<int> ranks(request.numbers.begin(), request.numbers.end());
   if (const auto existing = sets_.find(ranks)) {
-    agreement.status = existing_set_status(request, *existing);
+    response.status = existing_set_status(request, *existing);
     return;
   }
-  agreement.value = sets_.add(ranks);
+  response.value = sets_.add(ranks);
 }
 
 void Negotiator::remove_set(std::uint32_t id, RoundOutcome& outcome) {
@@ -179,10 +179,10 @@ void Negotiator::remove_set(std::uint32_t id, RoundOutcome& outcome) {
 /// Fails this rank's submission of that name, if it has one.
 void Negotiator::fail(const Key& key, const Status& status, RoundOutcome& outcome) {
   if (const auto ticket = take_ticket(key)) {
-    Agreement agreement;
-    agreement.ticket = *ticket;
-    agreement.status = status;
-    outcome.ready.push_back(std::move(agreement));
+    Response response;
+    response.ticket = *ticket;
+    response.status = status;
+    outcome.ready.push_back(std::move(response));
   }
 }
 
@@ -226,10 +226,10 @@ void Negotiator::fail_label(const std::string& label, const Status& status, Roun
     return label_of(request.process_set, request.name) == label;
   };
   const auto give_back = [&](const Local& local) {
-    Agreement agreement;
-    agreement.ticket = local.ticket;
-    agreement.status = status;
-    outcome.ready.push_back(std::move(agreement));
+    Response response;
+    response.ticket = local.ticket;
+    response.status = status;
+    outcome.ready.push_back(std::move(response));
   };
   for (const ResponseCache::Slot slot : cache_.select(has_label)) {
     if (by_slot_[slot].request != nullptr) {

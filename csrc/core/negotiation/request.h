@@ -26,7 +26,7 @@ inline constexpr int kOpKinds = 9;
 /// Limits of what travels; a request beyond them is refused where it is submitted.
 inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
 inline constexpr std::size_t kMaxDimensions = 64;
-inline constexpr std::size_t kMaxGroup = std::size_t{1} << 20;
+inline constexpr std::size_t kMaxGroupTensors = std::size_t{1} << 20;
 /// Of all tensors of a request, with extents of 0 taken as 1. More than a memory holds, and so little
 /// that sums over the ranks of a job, in bytes and in rows, fit into 63 bits.
 inline constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 46;

@@ -160,9 +160,9 @@ std::string size_problem(const Request& request) {
     return "a name of " + std::to_string(request.name.size()) + " bytes (expected at most " +
            std::to_string(kMaxNameBytes) + ")";
   }
-  if (request.more.size() > kMaxGroup) {
+  if (request.more.size() > kMaxGroupTensors) {
     return "a group of " + std::to_string(request.tensors()) + " tensors (expected at most " +
-           std::to_string(kMaxGroup + 1) + ")";
+           std::to_string(kMaxGroupTensors + 1) + ")";
   }
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     const std::size_t dimensions = request.tensor(i).shape.size();

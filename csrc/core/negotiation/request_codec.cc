@@ -130,7 +130,7 @@ Request decode_common(std::string_view bytes) {
   request.prescale = reader.get<double>();
   request.postscale = reader.get<double>();
   decode_tensor(reader, request.kind, request);
-  request.more.resize(reader.count(kMaxGroup, kMinTensor));
+  request.more.resize(reader.count(kMaxGroupTensors, kMinTensor));
   for (TensorSpec& tensor : request.more) {
     decode_tensor(reader, request.kind, tensor);
   }

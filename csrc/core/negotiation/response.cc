@@ -27,11 +27,11 @@ MemberParts parts_of(const std::vector<SharedRequest>& requests, const std::vect
   MemberParts parts(members.size(), nullptr);
   for (const SharedRequest& shared : requests) {
     for (const Senders::Share& share : shared.senders->shares) {
-      auto place = members.begin();
+      auto found = members.begin();
       share.ranks.for_each([&](int rank) {
-        place = std::lower_bound(place, members.end(), rank);
-        AIACC_CHECK(place != members.end() && *place == rank);
-        parts[static_cast<std::size_t>(place - members.begin())] = &share.part;
+        found = std::lower_bound(found, members.end(), rank);
+        AIACC_CHECK(found != members.end() && *found == rank);
+        parts[static_cast<std::size_t>(found - members.begin())] = &share.part;
       });
     }
   }

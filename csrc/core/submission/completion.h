@@ -24,7 +24,7 @@ class Completion {
   virtual void* allocate(Operation& operation, std::size_t index) noexcept = 0;
 
   /// The operation is over, well or badly; it lives until this returns. Once, in the thread that
-  /// found out, which may be the driver and then holds its mutex: must not block.
+  /// found out, which may be the progress thread and then holds its mutex: must not block.
   virtual void done(Operation& operation) noexcept = 0;
 
  private:

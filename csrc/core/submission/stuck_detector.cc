@@ -12,16 +12,16 @@ thread_local std::uint64_t noted = 0;
 
 }  // namespace
 
-Submitters::Submitters() : id_(next_id.fetch_add(1)) {}
+StuckDetector::StuckDetector() : id_(next_id.fetch_add(1)) {}
 
-void Submitters::note() {
+void StuckDetector::note() {
   if (noted != id_) {
     noted = id_;
     count_.fetch_add(1);
   }
 }
 
-Submitters::Wait::Wait(Submitters& owner, const Operation& operation)
+StuckDetector::Wait::Wait(StuckDetector& owner, const Operation& operation)
     : owner_(owner), operation_(nullptr) {
   // Who waits in join has nothing more to submit, but answers what the others do.
   if (operation.request.kind == OpKind::kJoin || noted != owner.id_) {
@@ -32,19 +32,19 @@ Submitters::Wait::Wait(Submitters& owner, const Operation& operation)
   owner_.waits_.push_back(this);
 }
 
-Submitters::Wait::~Wait() {
+StuckDetector::Wait::~Wait() {
   if (operation_ != nullptr) {
     const std::lock_guard lock(owner_.mutex_);
     owner_.waits_.erase(std::find(owner_.waits_.begin(), owner_.waits_.end(), this));
   }
 }
 
-bool Submitters::Wait::undecided() const {
+bool StuckDetector::Wait::undecided() const {
   return !operation_->dispatched.load() && !operation_->done.load();
 }
 
 template <class Counts>
-bool Submitters::all_wait(Counts counts) const {
+bool StuckDetector::all_wait(Counts counts) const {
   const std::lock_guard lock(mutex_);
   std::size_t waiting = 0;
   bool with_maker = false;
@@ -57,11 +57,11 @@ bool Submitters::all_wait(Counts counts) const {
   return with_maker && waiting == count_.load();
 }
 
-bool Submitters::all_stuck() const {
+bool StuckDetector::all_stuck() const {
   return all_wait([](const Wait& wait) { return !wait.operation_->request.cacheable; });
 }
 
-bool Submitters::all_stuck_since(Clock::time_point begun) const {
+bool StuckDetector::all_stuck_since(Clock::time_point begun) const {
   return all_wait([=](const Wait& wait) { return wait.since_ <= begun; });
 }
 

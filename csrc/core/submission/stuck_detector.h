@@ -19,9 +19,9 @@ namespace aiacc {
 /// with the thread that made this object, the main thread most often: what it waits for, the same
 /// thread of each other rank comes to, which is stuck, too. Otherwise two threads that begin in a
 /// different order on two ranks would look like ranks that do different things. Threads: any.
-class Submitters {
+class StuckDetector {
  public:
-  Submitters();
+  StuckDetector();
 
   /// The calling thread is about to submit.
   void note();
@@ -29,7 +29,7 @@ class Submitters {
   /// While it lives, the calling thread waits for the operation, which outlives it.
   class Wait {
    public:
-    Wait(Submitters& owner, const Operation& operation);
+    Wait(StuckDetector& owner, const Operation& operation);
     ~Wait();
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
@@ -38,10 +38,10 @@ class Submitters {
     Clock::time_point since() const { return since_; }
 
    private:
-    friend Submitters;
+    friend StuckDetector;
     bool undecided() const;
 
-    Submitters& owner_;
+    StuckDetector& owner_;
     const Operation* operation_;  ///< null: the wait does not count
     const std::thread::id thread_ = std::this_thread::get_id();
     const Clock::time_point since_ = Clock::now();

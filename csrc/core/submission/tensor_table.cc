@@ -190,7 +190,7 @@ void TensorTable::release(Handle handle) {
     return;
   }
   if (!found->second->done.load()) {
-    // The driver and the lanes work with it, and its buffers are in use.
+    // The progress thread and the lanes work with it, and its buffers are in use.
     throw Error(Code::kInvalidArgument,
                 "[handle] " + std::to_string(handle) +
                     " is still in flight; synchronize it before forgetting it");

@@ -35,14 +35,14 @@ struct TensorBuffers {
 
 /// One submitted operation, from submit to wait.
 ///
-/// Written by the submitting thread before it enters the table, by the driver until it is
+/// Written by the submitting thread before it enters the table, by the progress thread until it is
 /// dispatched, then by the lane that finishes it; `done` publishes the result.
 struct Operation : TensorBuffers {
   Request request;
   /// What an automatic name begins with, and is counted by; empty: the kind's name.
   std::string series;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
-  SharedPlacement devices;          ///< Agreement::devices
+  SharedPlacement devices;          ///< Response::devices
   /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until `submit`.
   CudaStream stream = nullptr;
   Mark written;                 ///< where `stream` was in `submit`
@@ -52,7 +52,7 @@ struct Operation : TensorBuffers {
   Handle handle = 0;
   Clock::time_point submitted;
   Clock::time_point ready;
-  std::int64_t value = 0;                  ///< Agreement::value
+  std::int64_t value = 0;                  ///< Response::value
   std::unique_ptr<Completion> completion;  ///< null: somebody waits for the handle
   std::atomic<std::uint32_t> slices_left{0};
   std::atomic<bool> dispatched{false};
@@ -94,7 +94,7 @@ class TensorTable {
   /// whatever each has submitted before.
   void next_generation();
 
-  /// Moves what was queued since the last call to `out`. The driver's.
+  /// Moves what was queued since the last call to `out`. The progress thread's.
   void drain(std::vector<Operation*>& out);
   bool has_queued() const { return queued_count_.load(std::memory_order_acquire) > 0; }
   std::uint64_t queued_bytes() const { return queued_bytes_.load(std::memory_order_acquire); }

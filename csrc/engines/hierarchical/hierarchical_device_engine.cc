@@ -11,7 +11,7 @@ namespace aiacc {
 namespace {
 
 /// Numbers of connections from here on are not those of process sets on the engine for host memory.
-constexpr std::uint32_t kFirstGroup = std::uint32_t{1} << 31;
+constexpr std::uint32_t kFirstSplitId = std::uint32_t{1} << 31;
 
 }  // namespace
 
@@ -85,8 +85,8 @@ void HierarchicalDeviceEngine::check() {
 }
 
 std::unique_ptr<DeviceEngine> HierarchicalDeviceEngine::split(const std::vector<int>& members,
-                                                              std::uint32_t group) {
-  return std::unique_ptr<DeviceEngine>(new HierarchicalDeviceEngine(*this, members, group));
+                                                              std::uint32_t split_id) {
+  return std::unique_ptr<DeviceEngine>(new HierarchicalDeviceEngine(*this, members, split_id));
 }
 
 std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<DeviceEngine> nccl,
@@ -98,12 +98,12 @@ std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<
   std::unique_ptr<DeviceEngine> near;
   if (host_lanes && HostLayout(context.host_of).hosts() > 1) {
     near = std::move(flat);
-    context.group = kFirstGroup;
-    flat = std::make_unique<HostLanes>(
+    context.split_id = kFirstSplitId;
+    flat = std::make_unique<HostStagedEngine>(
         std::make_unique<TcpEngine>(context), near->split({rank}, 0), rank, context.size);
   }
   return std::make_unique<HierarchicalDeviceEngine>(
-      std::move(flat), context.host_of, rank, std::move(near), context.group);
+      std::move(flat), context.host_of, rank, std::move(near), context.split_id);
 }
 
 }  // namespace aiacc

@@ -37,13 +37,13 @@ class HierarchicalDeviceEngine : public Hierarchical<DeviceEngine> {
                   std::size_t count,
                   const DeviceReduction& reduction) override;
   std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
-                                      std::uint32_t group) override;
+                                      std::uint32_t split_id) override;
 
  private:
   HierarchicalDeviceEngine(HierarchicalDeviceEngine& whole,
                            const std::vector<int>& members,
-                           std::uint32_t group)
-      : Hierarchical(whole, members, group) {}
+                           std::uint32_t split_id)
+      : Hierarchical(whole, members, split_id) {}
   DeviceEngine& first() const { return *parts_.front(); }
 
   const std::vector<DeviceEngine*> parts_ = parts();

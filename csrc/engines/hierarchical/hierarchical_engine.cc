@@ -26,36 +26,36 @@ Hierarchical<Kind>::Hierarchical(std::unique_ptr<Kind> flat,
                                  const std::vector<int>& host_of,
                                  int rank,
                                  std::unique_ptr<Kind> near,
-                                 std::uint32_t group)
+                                 std::uint32_t split_id)
     : Hierarchical(Parts{nullptr,
                          std::move(flat),
                          std::move(near),
                          all_ranks(static_cast<int>(host_of.size())),
                          host_of,
                          rank,
-                         {group, static_cast<std::uint32_t>(2 * host_of.size() + 1), group}}) {}
+                         {split_id, static_cast<std::uint32_t>(2 * host_of.size() + 1), split_id}}) {}
 
 template <class Kind>
 typename Hierarchical<Kind>::Parts Hierarchical<Kind>::parts_of(Hierarchical& whole,
                                                                 const std::vector<int>& members,
-                                                                std::uint32_t group) {
-  const Groups& of = whole.groups_;
+                                                                std::uint32_t split_id) {
+  const SplitIds& of = whole.split_ids_;
   const std::uint32_t numbers = std::numeric_limits<std::uint32_t>::max() - of.base;
-  AIACC_CHECK(group < numbers / of.count - 2);
+  AIACC_CHECK(split_id < numbers / of.count - 2);
   whole.cancellation_.check();
-  const int place = place_among(members, whole.rank_, static_cast<int>(whole.host_of_.size()));
-  const Groups groups{of.base + (group + 1) * of.count, of.count, of.base};
+  const int index = index_among(members, whole.rank_, static_cast<int>(whole.host_of_.size()));
+  const SplitIds split_ids{of.base + (split_id + 1) * of.count, of.count, of.base};
   // The flat engine connects all of them: its abort ends these waits.
-  std::unique_ptr<Kind> flat = whole.flat_->split(members, groups.first);
+  std::unique_ptr<Kind> flat = whole.flat_->split(members, split_ids.first);
   std::unique_ptr<Kind> near =
-      whole.near_ != nullptr ? whole.near_->split(members, groups.first) : nullptr;
+      whole.near_ != nullptr ? whole.near_->split(members, split_ids.first) : nullptr;
   return {whole.flat_.get(),
           std::move(flat),
           std::move(near),
           members,
           translated(whole.host_of_, members),
-          place,
-          groups};
+          index,
+          split_ids};
 }
 
 template <class Kind>
@@ -63,7 +63,7 @@ Hierarchical<Kind>::Hierarchical(Parts parts)
     : host_of_(std::move(parts.host_of)),
       layout_(host_of_),
       rank_(parts.rank),
-      groups_(parts.groups),
+      split_ids_(parts.split_ids),
       flat_(std::move(parts.flat)),
       near_(std::move(parts.near)),
       scratch_(static_cast<std::size_t>(flat_->lanes())) {
@@ -71,7 +71,7 @@ Hierarchical<Kind>::Hierarchical(Parts parts)
     return;
   }
   Kind& parent = parts.source != nullptr ? *parts.source : *flat_;
-  std::uint32_t number = groups_.first + 1;
+  std::uint32_t number = split_ids_.first + 1;
   const std::vector<int>& here = layout_.ranks_on(host());
   const std::uint32_t number_here = number + static_cast<std::uint32_t>(host());
   inside_ = near_ != nullptr ? near_->split(here, number_here)
@@ -191,7 +191,7 @@ void Hierarchical<Kind>::broadcast(int lane, void* buffer, std::size_t bytes, in
       between_->broadcast(lane,
                           share,
                           scratch.shares[static_cast<std::size_t>(local())],
-                          layout_.place_in_column(local(), from));
+                          layout_.index_in_column(local(), from));
     }
     if (from != host()) {
       inside_->all_gather(lane, share, buffer, scratch.shares);
@@ -246,9 +246,9 @@ const Kind* Hierarchical<Kind>::outward() const {
 template class Hierarchical<Engine>;
 template class Hierarchical<DeviceEngine>;
 
-double HierarchicalEngine::sending_s(int lane) const {
+double HierarchicalEngine::send_busy_s(int lane) const {
   const Engine* engine = outward();
-  return engine == nullptr ? 0 : engine->sending_s(lane);
+  return engine == nullptr ? 0 : engine->send_busy_s(lane);
 }
 
 LaneWait HierarchicalEngine::waits(int lane) const {

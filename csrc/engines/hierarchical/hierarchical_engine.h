@@ -34,13 +34,13 @@ class Hierarchical : public Kind {
 
   /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. `near`: what is
   /// split for the inside of the hosts, also an engine of all ranks; null: `flat`. Numbers that
-  /// are given to `split` are greater than `group`, that of `flat`. Collective, blocks, throws
+  /// are given to `split` are greater than `split_id`, that of `flat`. Collective, blocks, throws
   /// what `split` throws.
   Hierarchical(std::unique_ptr<Kind> flat,
                const std::vector<int>& host_of,
                int rank,
                std::unique_ptr<Kind> near = nullptr,
-               std::uint32_t group = 0);
+               std::uint32_t split_id = 0);
 
   const char* name() const override { return "hierarchical"; }
   int lanes() const override { return flat_->lanes(); }
@@ -64,9 +64,9 @@ class Hierarchical : public Kind {
   void abort(const Status& status) noexcept override;
 
  protected:
-  /// What `whole.split(members, group)` gives.
-  Hierarchical(Hierarchical& whole, const std::vector<int>& members, std::uint32_t group)
-      : Hierarchical(parts_of(whole, members, group)) {}
+  /// What `whole.split(members, split_id)` gives.
+  Hierarchical(Hierarchical& whole, const std::vector<int>& members, std::uint32_t split_id)
+      : Hierarchical(parts_of(whole, members, split_id)) {}
 
   /// An all-reduce as it goes, step by step.
   struct AllReduce {
@@ -95,7 +95,7 @@ class Hierarchical : public Kind {
   };
 
   /// Numbers for `split` that one engine of a job takes: for itself, every host, every column.
-  struct Groups {
+  struct SplitIds {
     std::uint32_t first;
     std::uint32_t count;  ///< enough for all ranks of the job
     std::uint32_t base;   ///< the first one of the engine of all ranks
@@ -109,9 +109,9 @@ class Hierarchical : public Kind {
     std::vector<int> members;
     std::vector<int> host_of;
     int rank;
-    Groups groups;
+    SplitIds split_ids;
   };
-  static Parts parts_of(Hierarchical& whole, const std::vector<int>& members, std::uint32_t group);
+  static Parts parts_of(Hierarchical& whole, const std::vector<int>& members, std::uint32_t split_id);
   explicit Hierarchical(Parts parts);
 
   template <class Operation>
@@ -131,7 +131,7 @@ class Hierarchical : public Kind {
   const std::vector<int> host_of_;
   const HostLayout layout_;
   const int rank_;
-  const Groups groups_;
+  const SplitIds split_ids_;
   Cancellation cancellation_;
   std::unique_ptr<Kind> flat_;
   std::unique_ptr<Kind> near_;     ///< null if the flat one serves inside the hosts, too
@@ -145,17 +145,17 @@ class HierarchicalEngine : public Hierarchical<Engine> {
  public:
   using Hierarchical::Hierarchical;
 
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
-    return std::unique_ptr<Engine>(new HierarchicalEngine(*this, members, group));
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override {
+    return std::unique_ptr<Engine>(new HierarchicalEngine(*this, members, split_id));
   }
-  double sending_s(int lane) const override;
+  double send_busy_s(int lane) const override;
   LaneWait waits(int lane) const override;
 
  private:
   HierarchicalEngine(HierarchicalEngine& whole,
                      const std::vector<int>& members,
-                     std::uint32_t group)
-      : Hierarchical(whole, members, group) {}
+                     std::uint32_t split_id)
+      : Hierarchical(whole, members, split_id) {}
 };
 
 /// Throws Error(kInvalidArgument) if `context.host_of` does not name the host of every rank.

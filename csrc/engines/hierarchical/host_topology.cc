@@ -38,7 +38,7 @@ std::vector<int> HostLayout::column(int number) const {
   return ranks;
 }
 
-int HostLayout::place_in_column(int number, int host) const {
+int HostLayout::index_in_column(int number, int host) const {
   const std::vector<int> ranks = column(number);
   const int rank = ranks_on(host)[static_cast<std::size_t>(number)];
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());

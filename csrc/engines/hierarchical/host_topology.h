@@ -27,7 +27,7 @@ class HostLayout {
   /// The ranks of a column, ascending: not in the order of hosts.
   std::vector<int> column(int number) const;
   /// Place in `column(number)` of the rank that is on `host`.
-  int place_in_column(int number, int host) const;
+  int index_in_column(int number, int host) const;
 
  private:
   std::vector<int> host_;

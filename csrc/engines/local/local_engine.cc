@@ -75,7 +75,7 @@ void LocalEngine::all_to_all(int lane,
 std::unique_ptr<Engine> LocalEngine::split(const std::vector<int>& members, std::uint32_t) {
   cancellation_.check();
   EngineContext context;
-  context.rank = place_among(members, 0, 1);
+  context.rank = index_among(members, 0, 1);
   context.lanes = lanes_;
   return std::make_unique<LocalEngine>(context);
 }

@@ -35,7 +35,7 @@ class LocalEngine : public Engine {
                   void* recv,
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override;
   void abort(const Status& status) noexcept override { cancellation_.set(status); }
 
  private:

@@ -28,24 +28,24 @@ int length_between(std::size_t total, std::size_t from, std::size_t step) {
 
 }  // namespace
 
-MpiChannel::MpiChannel(MpiTeam& team,
+MpiChannel::MpiChannel(MpiCommunicator& communicator,
                        const MpiLane& resources,
                        double spin_us,
                        const Cancellation& cancellation)
-    : team_(team),
-      plugin_(team.plugin()),
+    : communicator_(communicator),
+      plugin_(communicator.plugin()),
       resources_(resources),
       spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(spin_us * 1e3))),
       cancellation_(cancellation),
       channel_(resources.segments,
-               team.topology().node_rank,
+               communicator.topology().node_rank,
                resources.slot_bytes,
                spin_us,
                cancellation) {}
 
 MpiChannel::~MpiChannel() {
   if (std::find(outstanding_.begin(), outstanding_.end(), true) != outstanding_.end()) {
-    team_.spoil();
+    communicator_.spoil();
   }
 }
 
@@ -57,7 +57,7 @@ void MpiChannel::all_reduce(const void* send,
 }
 
 void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
-  const auto size = static_cast<std::size_t>(team_.topology().size);
+  const auto size = static_cast<std::size_t>(communicator_.topology().size);
   if (one_node()) {
     std::vector<std::size_t> bytes_of(size, 0);
     bytes_of[static_cast<std::size_t>(root)] = bytes;
@@ -68,7 +68,7 @@ void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
   for (std::size_t from = 0; from < bytes; from += resources_.staging_bytes) {
     const std::size_t part = std::min(resources_.staging_bytes, bytes - from);
     std::byte* at = static_cast<std::byte*>(buffer) + from;
-    if (root == team_.topology().rank) {
+    if (root == communicator_.topology().rank) {
       std::memcpy(staging, at, part);
     }
     MpiHandle& request = begin(0);
@@ -77,7 +77,7 @@ void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
         plugin_.start_broadcast(resources_.world, staging, static_cast<int>(part), root, &request),
         "MPI_Ibcast");
     finish(0);
-    if (root != team_.topology().rank) {
+    if (root != communicator_.topology().rank) {
       std::memcpy(at, staging, part);
     }
   }
@@ -89,12 +89,12 @@ void MpiChannel::all_gather(const void* send,
   const std::vector<std::size_t> starts = offsets_of(bytes_of);
   auto* base = static_cast<std::byte*>(recv);
   if (one_node()) {
-    std::vector<void*> places;
-    places.reserve(starts.size());
+    std::vector<void*> destinations;
+    destinations.reserve(starts.size());
     for (const std::size_t start : starts) {
-      places.push_back(base + start);
+      destinations.push_back(base + start);
     }
-    channel_.exchange(send, bytes_of, places);
+    channel_.exchange(send, bytes_of, destinations);
     return;
   }
   const std::size_t step = resources_.staging_bytes / bytes_of.size();
@@ -111,7 +111,7 @@ void MpiChannel::gather_step(const std::byte* send,
                              const std::vector<std::size_t>& starts,
                              std::size_t from,
                              std::size_t step) {
-  const auto mine = static_cast<std::size_t>(team_.topology().rank);
+  const auto mine = static_cast<std::size_t>(communicator_.topology().rank);
   std::byte* staging = resources_.staging;
   parts_.clear();
   offsets_.clear();
@@ -153,7 +153,7 @@ void MpiChannel::reduce_scatter(const void* send,
   const std::size_t step = half / counts.size() / element;
   std::byte* outgoing = resources_.staging;
   std::byte* incoming = outgoing + half;
-  const auto mine = static_cast<std::size_t>(team_.topology().rank);
+  const auto mine = static_cast<std::size_t>(communicator_.topology().rank);
   for (std::size_t from = 0; from < longest; from += step) {
     parts_.clear();
     std::byte* at = outgoing;

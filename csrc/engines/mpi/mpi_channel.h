@@ -8,16 +8,16 @@
 #include "csrc/base/spin.h"
 #include "csrc/base/wait_mark.h"
 #include "csrc/engines/cancellation.h"
-#include "csrc/engines/mpi/mpi_team.h"
+#include "csrc/engines/mpi/mpi_communicator.h"
 #include "csrc/engines/mpi/node_channel.h"
 
 namespace aiacc {
 
 /// Collectives of one lane: the channel of the node, and MPI for what leaves it. MPI sees only
-/// memory of the team. One thread at a time, except `wake`; contracts as in Engine.
+/// memory of the communicator. One thread at a time, except `wake`; contracts as in Engine.
 class MpiChannel : public CrossNodeReduce {
  public:
-  MpiChannel(MpiTeam& team,
+  MpiChannel(MpiCommunicator& communicator,
              const MpiLane& resources,
              double spin_us,
              const Cancellation& cancellation);
@@ -45,7 +45,7 @@ class MpiChannel : public CrossNodeReduce {
   void finish(int ticket) override;
 
  private:
-  bool one_node() const { return team_.topology().nodes == 1; }
+  bool one_node() const { return communicator_.topology().nodes == 1; }
   MpiHandle& begin(int ticket);
   void gather_step(const std::byte* send,
                    std::byte* recv,
@@ -55,7 +55,7 @@ class MpiChannel : public CrossNodeReduce {
                    std::size_t step);
   std::size_t maximum_of_all(const std::vector<std::size_t>& values);
 
-  MpiTeam& team_;
+  MpiCommunicator& communicator_;
   const MpiPlugin& plugin_;
   const MpiLane resources_;
   Spin spin_;

@@ -10,7 +10,7 @@ namespace aiacc {
 namespace {
 
 /// Throws if MPI numbers the ranks differently.
-MpiTeam& checked_world(MpiSession& session, const EngineContext& context) {
+MpiCommunicator& checked_world(MpiSession& session, const EngineContext& context) {
   const MpiTopology& topology = session.world().topology();
   if (topology.rank != context.rank || topology.size != context.size) {
     throw Error(Code::kInvalidArgument,
@@ -34,20 +34,20 @@ MpiEngine::MpiEngine(MpiSession& session, const EngineContext& context)
                 {}) {}
 
 MpiEngine::MpiEngine(MpiSession& session,
-                     MpiTeam& team,
+                     MpiCommunicator& communicator,
                      std::vector<int> ranks,
                      int lanes,
                      double spin_us,
                      const WaitCheck& interrupt)
-    : session_(session), team_(team), ranks_(std::move(ranks)), lanes_(lanes), spin_us_(spin_us) {
-  for (const MpiLane& lane : team.acquire(lanes_of_team(lanes), interrupt)) {
-    channels_.push_back(std::make_unique<MpiChannel>(team, lane, spin_us, cancellation_));
+    : session_(session), communicator_(communicator), ranks_(std::move(ranks)), lanes_(lanes), spin_us_(spin_us) {
+  for (const MpiLane& lane : communicator.acquire(lanes_of_communicator(lanes), interrupt)) {
+    channels_.push_back(std::make_unique<MpiChannel>(communicator, lane, spin_us, cancellation_));
   }
 }
 
 MpiEngine::~MpiEngine() {
   channels_.clear();
-  session_.leave(team_);
+  session_.leave(communicator_);
 }
 
 LaneWait MpiEngine::waits(int lane) const {
@@ -65,7 +65,7 @@ template <class Operation>
 void MpiEngine::run(int lane, Operation operation) {
   AIACC_CHECK(lane >= 0 && lane <= lanes_);
   cancellation_.check();
-  MpiLaneUse& use = team_.use(lane);
+  MpiLaneUse& use = communicator_.use(lane);
   try {
     operation(*channels_[static_cast<std::size_t>(lane)]);
     ++use.completed;
@@ -88,7 +88,7 @@ void MpiEngine::all_reduce(
 }
 
 void MpiEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
-  AIACC_CHECK(root >= 0 && root < team_.topology().size);
+  AIACC_CHECK(root >= 0 && root < communicator_.topology().size);
   run(lane, [&](MpiChannel& on) { on.broadcast(buffer, bytes, root); });
 }
 
@@ -96,7 +96,7 @@ void MpiEngine::all_gather(int lane,
                            const void* send,
                            void* recv,
                            const std::vector<std::size_t>& bytes_of) {
-  AIACC_CHECK(bytes_of.size() == static_cast<std::size_t>(team_.topology().size));
+  AIACC_CHECK(bytes_of.size() == static_cast<std::size_t>(communicator_.topology().size));
   run(lane, [&](MpiChannel& on) { on.all_gather(send, recv, bytes_of); });
 }
 
@@ -116,18 +116,18 @@ void MpiEngine::all_to_all(int lane,
                            const std::vector<std::size_t>& send_bytes,
                            const std::vector<std::size_t>& recv_bytes) {
   AIACC_CHECK(send_bytes.size() == ranks_.size() && recv_bytes.size() == ranks_.size());
-  const auto own = static_cast<std::size_t>(team_.topology().rank);
+  const auto own = static_cast<std::size_t>(communicator_.topology().rank);
   AIACC_CHECK(send_bytes[own] == recv_bytes[own]);
   run(lane, [&](MpiChannel& on) { on.all_to_all(send, recv, send_bytes, recv_bytes); });
 }
 
-std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::uint32_t group) {
-  place_among(members, team_.topology().rank, team_.topology().size);
+std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::uint32_t split_id) {
+  index_among(members, communicator_.topology().rank, communicator_.topology().size);
   cancellation_.check();
   std::vector<int> ranks = translated(ranks_, members);
-  MpiTeam& team = session_.join(ranks, group, cancellation_);
+  MpiCommunicator& communicator = session_.join(ranks, split_id, cancellation_);
   return std::unique_ptr<Engine>(new MpiEngine(
-      session_, team, std::move(ranks), lanes_, spin_us_, [&] { cancellation_.check(); }));
+      session_, communicator, std::move(ranks), lanes_, spin_us_, [&] { cancellation_.check(); }));
 }
 
 }  // namespace aiacc

@@ -7,7 +7,7 @@
 #include "csrc/engines/engine.h"
 #include "csrc/engines/mpi/mpi_channel.h"
 #include "csrc/engines/mpi/mpi_session.h"
-#include "csrc/engines/mpi/mpi_team.h"
+#include "csrc/engines/mpi/mpi_communicator.h"
 
 namespace aiacc {
 
@@ -24,8 +24,8 @@ class MpiEngine : public Engine {
   MpiEngine(MpiSession& session, const EngineContext& context);
   ~MpiEngine() override;
 
-  /// Lanes of a team that an engine with `lanes` uses: the express lane is one.
-  static int lanes_of_team(int lanes) { return lanes + 1; }
+  /// Lanes of a communicator that an engine with `lanes` uses: the express lane is one.
+  static int lanes_of_communicator(int lanes) { return lanes + 1; }
 
   const char* name() const override { return "mpi"; }
   int lanes() const override { return lanes_; }
@@ -49,14 +49,14 @@ class MpiEngine : public Engine {
                   void* recv,
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override;
   LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override;
 
  private:
-  /// The engine of a team that `session` has handed out; `ranks` are its ranks in the job.
+  /// The engine of a communicator that `session` has handed out; `ranks` are its ranks in the job.
   MpiEngine(MpiSession& session,
-            MpiTeam& team,
+            MpiCommunicator& communicator,
             std::vector<int> ranks,
             int lanes,
             double spin_us,
@@ -66,7 +66,7 @@ class MpiEngine : public Engine {
   void run(int lane, Operation operation);
 
   MpiSession& session_;
-  MpiTeam& team_;
+  MpiCommunicator& communicator_;
   const std::vector<int> ranks_;
   const int lanes_;
   const double spin_us_;

@@ -37,8 +37,8 @@ constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
 /// What a member of a new part tells the others.
 struct Offer {
-  std::uint32_t fresh = kNone;           ///< the number of a new team, if this is the first member
-  std::array<std::uint32_t, 15> free{};  ///< teams with these members that have no engine, or kNone
+  std::uint32_t fresh = kNone;           ///< the number of a new communicator, if this is the first member
+  std::array<std::uint32_t, 15> free{};  ///< communicators with these members that have no engine, or kNone
 };
 
 struct Meeting {
@@ -76,7 +76,7 @@ MpiSession::MpiSession(const MpiPlugin& plugin,
                 "[mpi] MPI was initialised for one thread (expected MPI_THREAD_MULTIPLE); "
                 "initialise aiacc before MPI, or MPI with MPI_THREAD_MULTIPLE");
   }
-  world_ = std::make_unique<MpiTeam>(plugin, meet(), timeout_s);
+  world_ = std::make_unique<MpiCommunicator>(plugin, meet(), timeout_s);
   if (world_->topology().nodes > 1) {
     progress_ = std::make_unique<MpiProgress>(plugin, world_->communicator());
   }
@@ -140,7 +140,7 @@ std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
   std::copy(payload.begin(), payload.end(), gather->data.begin() + gather->offsets[mine]);
   MpiHandle request = 0;
   check_mpi(plugin_,
-            plugin_.start_all_gather(world().communicator(),
+            plugin_.start_all_gather(world().handle(),
                                      gather->data.data(),
                                      gather->bytes_of.data(),
                                      gather->offsets.data(),
@@ -156,40 +156,40 @@ std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
   return parts;
 }
 
-MpiTeam& MpiSession::join(const std::vector<int>& members,
-                          std::uint32_t group,
+MpiCommunicator& MpiSession::join(const std::vector<int>& members,
+                          std::uint32_t split_id,
                           const Cancellation& cancellation) {
   // MPI promises no more tags than 2^15. What an earlier engine left behind has other ones.
-  const int tag = static_cast<int>((world().generation() * 4099u + group) % 32749u);
+  const int tag = static_cast<int>((world().generation() * 4099u + split_id) % 32749u);
   const auto [number, is_new] = meet_members(members, tag, cancellation);
   const PartKey key{members, number};
   if (is_new) {
     const auto interrupt = [&] { cancellation.check(); };
-    auto communicator = std::make_shared<MpiHandle>(0);
+    auto handle = std::make_shared<MpiHandle>(0);
     wait_for_call(
         plugin_,
-        [&plugin = plugin_, all = world().communicator(), members, tag, communicator] {
+        [&plugin = plugin_, all = world().handle(), members, tag, handle] {
           return plugin.create_group(
-              all, members.data(), static_cast<int>(members.size()), tag, communicator.get());
+              all, members.data(), static_cast<int>(members.size()), tag, handle.get());
         },
         "MPI_Comm_create_group",
         deadline_check("for the other members of a process set", timeout_s_, interrupt));
-    auto team = std::make_unique<MpiTeam>(plugin_, *communicator, timeout_s_, interrupt);
+    auto communicator = std::make_unique<MpiCommunicator>(plugin_, *handle, timeout_s_, interrupt);
     const std::lock_guard lock(mutex_);
-    parts_[key] = {std::move(team), true};
+    parts_[key] = {std::move(communicator), true};
   }
   const std::lock_guard lock(mutex_);
-  return *parts_.at(key).team;
+  return *parts_.at(key).communicator;
 }
 
-void MpiSession::leave(const MpiTeam& team) noexcept {
+void MpiSession::leave(const MpiCommunicator& communicator) noexcept {
   const std::lock_guard lock(mutex_);
   for (auto& [key, part] : parts_) {
-    part.in_use = part.in_use && part.team.get() != &team;
+    part.in_use = part.in_use && part.communicator.get() != &communicator;
   }
 }
 
-/// Waits for all members, which agree on a team that none of them uses, or on a number for a new
+/// Waits for all members, which agree on a communicator that none of them uses, or on a number for a new
 /// one. It is this call's from now on.
 std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& members,
                                                         int tag,
@@ -199,7 +199,7 @@ std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& 
   // Calls for the same members may overlap: what one has offered, no other may.
   Offer& mine = meeting->mine;
   mine.fresh = reserve_parts(members, mine.free.data(), mine.free.size());
-  const MpiHandle all = world().communicator();
+  const MpiHandle all = world().handle();
   const auto bytes = static_cast<int>(sizeof(Offer));
   std::vector<MpiHandle> requests;
   try {
@@ -241,7 +241,7 @@ std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& 
   return {is_new ? meeting->theirs.front().fresh : agreed, is_new};
 }
 
-/// Fills `numbers` with those of teams that have these members and no engine, which are in use from
+/// Fills `numbers` with those of communicators that have these members and no engine, which are in use from
 /// now on; the rest with kNone. Returns a number that it has not returned before.
 std::uint32_t MpiSession::reserve_parts(const std::vector<int>& members,
                                         std::uint32_t* numbers,
@@ -293,7 +293,7 @@ void MpiSession::finish() noexcept {
   try {
     Spin spin(kSpin);
     MpiHandle request = 0;
-    check_mpi(plugin_, plugin_.start_barrier(world().communicator(), &request), "MPI_Ibarrier");
+    check_mpi(plugin_, plugin_.start_barrier(world().handle(), &request), "MPI_Ibarrier");
     wait_for_request(plugin_, &request, spin, check);
     check_mpi(plugin_, plugin_.finalize(), "MPI_Finalize");
   } catch (const std::exception& error) {

@@ -12,7 +12,7 @@
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/mpi/mpi_plugin.h"
 #include "csrc/engines/mpi/mpi_progress.h"
-#include "csrc/engines/mpi/mpi_team.h"
+#include "csrc/engines/mpi/mpi_communicator.h"
 
 namespace aiacc {
 
@@ -30,21 +30,21 @@ class MpiSession {
   const std::string& version() const { return version_; }
 
   /// All ranks of the job.
-  MpiTeam& world() { return *world_; }
-  const MpiTeam& world() const { return *world_; }
+  MpiCommunicator& world() { return *world_; }
+  const MpiCommunicator& world() const { return *world_; }
 
   /// Every rank's payload, in rank order. Collective, blocks.
   std::vector<std::string> all_gather(const std::string& payload);
 
-  /// A team of some ranks for one engine at a time: one that was left by all members, or a new one.
-  /// `group` is a number that no other call has had since the last engine for `world` was made.
+  /// A communicator of some ranks for one engine at a time: one that was left by all members, or a new one.
+  /// `split_id` is a number that no other call has had since the last engine for `world` was made.
   /// Collective over `members`, blocks: up to the
   /// timeout or the cancellation, which it throws.
-  MpiTeam& join(const std::vector<int>& members,
-                std::uint32_t group,
+  MpiCommunicator& join(const std::vector<int>& members,
+                std::uint32_t split_id,
                 const Cancellation& cancellation);
-  /// The engine is gone; the team may serve another. Does nothing to `world`.
-  void leave(const MpiTeam& team) noexcept;
+  /// The engine is gone; the communicator may serve another. Does nothing to `world`.
+  void leave(const MpiCommunicator& communicator) noexcept;
 
   /// Nobody but the callers of the session is in MPI from then on. Any thread. To be called before
   /// MPI ends and before `finish`.
@@ -56,9 +56,9 @@ class MpiSession {
   void finish() noexcept;
 
  private:
-  /// A team of some ranks.
+  /// A communicator of some ranks.
   struct Part {
-    std::unique_ptr<MpiTeam> team;
+    std::unique_ptr<MpiCommunicator> communicator;
     bool in_use = false;  ///< by an engine, or offered to a new one
   };
   /// Members and a number that the first of them has drawn.
@@ -78,7 +78,7 @@ class MpiSession {
   const std::string version_;
   const double timeout_s_;
   bool ours_ = false;
-  std::unique_ptr<MpiTeam> world_;
+  std::unique_ptr<MpiCommunicator> world_;
   std::unique_ptr<MpiProgress> progress_;  ///< where there is more than one node
   std::vector<int> neighbours_;  ///< descriptors of the processes of the ranks on this machine
 

@@ -90,7 +90,7 @@ std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   std::vector<ChannelSpec> specs;
   const auto add = [&](int member, bool connect) {
     specs.push_back(
-        {members_[static_cast<std::size_t>(member)], ChannelKind::kIds, 0, connect, group_});
+        {members_[static_cast<std::size_t>(member)], ChannelKind::kIds, 0, connect, split_id_});
   };
   if (!first) {
     add(spreading_parent(context_.rank), false);

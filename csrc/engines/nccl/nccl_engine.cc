@@ -46,21 +46,21 @@ NcclEngine::NcclEngine(const CudaDriver& cuda, const NcclApi& nccl, const Engine
 NcclEngine::NcclEngine(std::shared_ptr<NcclDevices> devices,
                        EngineContext context,
                        std::vector<int> members,
-                       std::uint32_t group)
+                       std::uint32_t split_id)
     : devices_(std::move(devices)),
       nccl_(devices_->nccl()),
       context_(std::move(context)),
       members_(std::move(members)),
-      group_(group) {}
+      split_id_(split_id) {}
 
 std::unique_ptr<DeviceEngine> NcclEngine::split(const std::vector<int>& members,
-                                                std::uint32_t group) {
+                                                std::uint32_t split_id) {
   cancellation_.check();
   EngineContext context = context_;
-  context.rank = place_among(members, context_.rank, context_.size);
+  context.rank = index_among(members, context_.rank, context_.size);
   context.size = static_cast<int>(members.size());
   return std::unique_ptr<DeviceEngine>(
-      new NcclEngine(devices_, std::move(context), translated(members_, members), group));
+      new NcclEngine(devices_, std::move(context), translated(members_, members), split_id));
 }
 
 std::shared_ptr<Device> NcclEngine::device(int ordinal) {

@@ -66,7 +66,7 @@ class NcclEngine : public DeviceEngine {
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
   std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
-                                      std::uint32_t group) override;
+                                      std::uint32_t split_id) override;
 
  private:
   struct Lane {
@@ -78,7 +78,7 @@ class NcclEngine : public DeviceEngine {
   NcclEngine(std::shared_ptr<NcclDevices> devices,
              EngineContext context,
              std::vector<int> members,
-             std::uint32_t group);
+             std::uint32_t split_id);
   void connect();
   void join(std::size_t lane, const NcclUniqueId& id);
   std::vector<NcclUniqueId> agree_on_ids();
@@ -101,7 +101,7 @@ class NcclEngine : public DeviceEngine {
   const NcclApi& nccl_;
   const EngineContext context_;     ///< rank and size: those of this engine
   const std::vector<int> members_;  ///< their ranks in the job
-  const std::uint32_t group_;
+  const std::uint32_t split_id_;
   Cancellation cancellation_;
   std::mutex mutex_;  ///< one thread at a time is in NCCL; guards what follows
   std::vector<Lane> comms_;

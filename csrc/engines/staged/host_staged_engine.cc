@@ -27,17 +27,17 @@ std::size_t sum_of(const std::vector<std::size_t>& values) {
 
 }  // namespace
 
-HostLanes::HostLanes(std::unique_ptr<Engine> host,
+HostStagedEngine::HostStagedEngine(std::unique_ptr<Engine> host,
                      std::unique_ptr<DeviceEngine> own,
                      int rank,
                      int size)
-    : HostLanes(std::move(host), std::move(own), rank, size, std::make_shared<Threads>()) {
+    : HostStagedEngine(std::move(host), std::move(own), rank, size, std::make_shared<Threads>()) {
   for (int lane = 0; lane <= host_->express_lane(); ++lane) {
-    threads_->push_back(std::make_unique<HostLane>("aiacc host " + std::to_string(lane)));
+    threads_->push_back(std::make_unique<HostStagingLane>("aiacc host " + std::to_string(lane)));
   }
 }
 
-HostLanes::HostLanes(std::unique_ptr<Engine> host,
+HostStagedEngine::HostStagedEngine(std::unique_ptr<Engine> host,
                      std::unique_ptr<DeviceEngine> own,
                      int rank,
                      int size,
@@ -51,7 +51,7 @@ HostLanes::HostLanes(std::unique_ptr<Engine> host,
   work_->stop = [this](const Status& status) { host_->abort(status); };
 }
 
-HostLanes::~HostLanes() {
+HostStagedEngine::~HostStagedEngine() {
   const auto over = [this] { return work_->parts == 0; };
   std::unique_lock lock(work_->mutex);
   if (!work_->changed.wait_for(lock, kPatience, over)) {
@@ -62,12 +62,12 @@ HostLanes::~HostLanes() {
   }
 }
 
-void HostLanes::check() {
+void HostStagedEngine::check() {
   work_->cancellation.check();
   own_->check();
 }
 
-void HostLanes::abort(const Status& status) noexcept {
+void HostStagedEngine::abort(const Status& status) noexcept {
   work_->cancellation.set(status);
   host_->abort(status);
   own_->abort(status);
@@ -76,20 +76,20 @@ void HostLanes::abort(const Status& status) noexcept {
   work_->changed.notify_all();
 }
 
-std::unique_ptr<DeviceEngine> HostLanes::split(const std::vector<int>& members,
-                                               std::uint32_t group) {
-  return std::unique_ptr<DeviceEngine>(new HostLanes(host_->split(members, group),
+std::unique_ptr<DeviceEngine> HostStagedEngine::split(const std::vector<int>& members,
+                                               std::uint32_t split_id) {
+  return std::unique_ptr<DeviceEngine>(new HostStagedEngine(host_->split(members, split_id),
                                                      own_->split({0}, group),
-                                                     place_among(members, rank_, size_),
+                                                     index_among(members, rank_, size_),
                                                      static_cast<int>(members.size()),
                                                      threads_));
 }
 
-int HostLanes::host_lane(int lane) const {
+int HostStagedEngine::host_lane(int lane) const {
   return lane == express_lane() ? host_->express_lane() : lane % host_->lanes();
 }
 
-std::vector<int> HostLanes::host_lanes(int lane, std::size_t bytes) const {
+std::vector<int> HostStagedEngine::host_lanes(int lane, std::size_t bytes) const {
   if (lane == express_lane()) {
     return {host_lane(lane)};
   }
@@ -99,7 +99,7 @@ std::vector<int> HostLanes::host_lanes(int lane, std::size_t bytes) const {
   return lanes;
 }
 
-void HostLanes::run(int lane, std::vector<Part> parts) {
+void HostStagedEngine::run(int lane, std::vector<Part> parts) {
   work_->cancellation.check();
   if (device_ == nullptr) {
     device_ = own_->device(-1);
@@ -108,7 +108,7 @@ void HostLanes::run(int lane, std::vector<Part> parts) {
   std::vector<Mark> done;
   done.reserve(parts.size());
   for (Part& part : parts) {
-    HostLane& thread = *(*threads_)[static_cast<std::size_t>(part.lane)];
+    HostStagingLane& thread = *(*threads_)[static_cast<std::size_t>(part.lane)];
     done.push_back(thread.pass(work_, device_, std::move(part.part), ready));
   }
   for (const Mark& mark : done) {
@@ -116,7 +116,7 @@ void HostLanes::run(int lane, std::vector<Part> parts) {
   }
 }
 
-void HostLanes::all_reduce(
+void HostStagedEngine::all_reduce(
     int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
   AIACC_CHECK(!is_float8(reduction.wire));
   if (count == 0) {
@@ -144,7 +144,7 @@ void HostLanes::all_reduce(
   run(lane, std::move(parts));
 }
 
-void HostLanes::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
+void HostStagedEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   if (bytes == 0) {
     return;
   }
@@ -165,7 +165,7 @@ void HostLanes::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   run(lane, std::move(parts));
 }
 
-void HostLanes::all_gather(int lane,
+void HostStagedEngine::all_gather(int lane,
                            const void* send,
                            void* recv,
                            const std::vector<std::size_t>& bytes_of) {
@@ -177,7 +177,7 @@ void HostLanes::all_gather(int lane,
   run(lane, {{used, {send, mine, recv, sum_of(bytes_of), aligned(mine), gather}}});
 }
 
-void HostLanes::reduce_scatter(int lane,
+void HostStagedEngine::reduce_scatter(int lane,
                                const void* send,
                                void* recv,
                                const std::vector<std::size_t>& counts,
@@ -194,7 +194,7 @@ void HostLanes::reduce_scatter(int lane,
   run(lane, {{used, {send, sent, recv, received, aligned(sent), scatter}}});
 }
 
-void HostLanes::all_to_all(int lane,
+void HostStagedEngine::all_to_all(int lane,
                            const void* send,
                            void* recv,
                            const std::vector<std::size_t>& send_bytes,

@@ -7,7 +7,7 @@
 
 #include "csrc/engines/device_engine.h"
 #include "csrc/engines/engine.h"
-#include "csrc/engines/hierarchical/host_lane.h"
+#include "csrc/engines/staged/host_staging_lane.h"
 
 namespace aiacc {
 
@@ -20,14 +20,14 @@ namespace aiacc {
 /// them. Those of one lane follow each other, in the order of issue; those of different ones overlap. The
 /// threads are shared with all engines that are split from this one.
 /// A failure of the network shows in `check`.
-class HostLanes : public DeviceEngine {
+class HostStagedEngine : public DeviceEngine {
  public:
   /// `host` is an engine for host memory, in which this is rank `rank` of `size`. `own` gives device,
   /// streams and buffers, all of them shared with the engines that this one is composed with: one
   /// for GPUs that was split for this rank alone.
-  HostLanes(std::unique_ptr<Engine> host, std::unique_ptr<DeviceEngine> own, int rank, int size);
+  HostStagedEngine(std::unique_ptr<Engine> host, std::unique_ptr<DeviceEngine> own, int rank, int size);
   /// Waits for what is under way, then aborts it.
-  ~HostLanes() override;
+  ~HostStagedEngine() override;
 
   const char* name() const override { return host_->name(); }
   int lanes() const override { return own_->lanes(); }
@@ -64,17 +64,17 @@ class HostLanes : public DeviceEngine {
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
   std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
-                                      std::uint32_t group) override;
+                                      std::uint32_t split_id) override;
 
  private:
-  using Threads = std::vector<std::unique_ptr<HostLane>>;
+  using Threads = std::vector<std::unique_ptr<HostStagingLane>>;
   /// A part and its lane of the host's engine.
   struct Part {
     int lane = 0;
     HostPart part;
   };
 
-  HostLanes(std::unique_ptr<Engine> host,
+  HostStagedEngine(std::unique_ptr<Engine> host,
             std::unique_ptr<DeviceEngine> own,
             int rank,
             int size,

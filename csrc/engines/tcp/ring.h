@@ -34,7 +34,7 @@ class Ring {
                       const Reduction& reduction);
 
   /// See Engine. Any thread.
-  double sending_s() const { return stream_.sending_s(); }
+  double send_busy_s() const { return stream_.send_busy_s(); }
 
  private:
   int wrap(int rank) const { return (rank % size_ + size_) % size_; }

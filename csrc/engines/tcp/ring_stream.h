@@ -46,7 +46,7 @@ class RingStream {
   void run(const RingSchedule& schedule);
 
   /// Seconds in which something sent to the next rank had not arrived yet. Any thread.
-  double sending_s() const { return tcp_busy_s(next_.fd()); }
+  double send_busy_s() const { return tcp_busy_s(next_.fd()); }
 
  private:
   void start(const RingSchedule& schedule);

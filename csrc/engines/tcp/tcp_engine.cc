@@ -11,11 +11,11 @@
 namespace aiacc {
 
 TcpEngine::TcpEngine(const EngineContext& context)
-    : TcpEngine(context, {all_ranks(context.size), context.group}, nullptr) {}
+    : TcpEngine(context, {all_ranks(context.size), context.split_id}, nullptr) {}
 
-TcpEngine::TcpEngine(const EngineContext& context, Group group, const Cancellation* interrupt)
+TcpEngine::TcpEngine(const EngineContext& context, Members members, const Cancellation* interrupt)
     : context_(context),
-      group_(std::move(group)),
+      members_(std::move(members)),
       size_(context.size),
       lanes_(context.lanes),
       marks_(static_cast<std::size_t>(context.lanes) + 1) {
@@ -55,11 +55,11 @@ TcpEngine::TcpEngine(const EngineContext& context, Group group, const Cancellati
 }
 
 ChannelSpec TcpEngine::spec(int peer, ChannelKind kind, int lane, bool connect) const {
-  return {group_.ranks[static_cast<std::size_t>(peer)],
+  return {members_.ranks[static_cast<std::size_t>(peer)],
           kind,
           static_cast<std::uint16_t>(lane),
           connect,
-          group_.number};
+          members_.number};
 }
 
 Channel TcpEngine::channel(Socket socket, int peer, int lane, std::string name) {
@@ -67,7 +67,7 @@ Channel TcpEngine::channel(Socket socket, int peer, int lane, std::string name) 
     socket.limit_rate(context_.pace_bytes);
   }
   return {std::move(socket),
-          group_.ranks[static_cast<std::size_t>(peer)],
+          members_.ranks[static_cast<std::size_t>(peer)],
           std::move(name),
           context_.peer_timeout_s,
           &marks_[static_cast<std::size_t>(lane)]};
@@ -181,9 +181,9 @@ void TcpEngine::all_to_all(int lane,
   });
 }
 
-double TcpEngine::sending_s(int lane) const {
+double TcpEngine::send_busy_s(int lane) const {
   AIACC_CHECK(lane >= 0 && lane < lanes_);
-  return size_ == 1 ? 0 : rings_[static_cast<std::size_t>(lane)]->sending_s();
+  return size_ == 1 ? 0 : rings_[static_cast<std::size_t>(lane)]->send_busy_s();
 }
 
 LaneWait TcpEngine::waits(int lane) const {
@@ -191,13 +191,13 @@ LaneWait TcpEngine::waits(int lane) const {
   return marks_[static_cast<std::size_t>(lane)].get();
 }
 
-std::unique_ptr<Engine> TcpEngine::split(const std::vector<int>& members, std::uint32_t group) {
-  AIACC_CHECK(group < std::numeric_limits<std::uint32_t>::max());
+std::unique_ptr<Engine> TcpEngine::split(const std::vector<int>& members, std::uint32_t split_id) {
+  AIACC_CHECK(split_id < std::numeric_limits<std::uint32_t>::max());
   cancellation_.check();
   EngineContext context = context_;
-  context.rank = place_among(members, context_.rank, size_);
+  context.rank = index_among(members, context_.rank, size_);
   context.size = static_cast<int>(members.size());
-  Group part{translated(group_.ranks, members), group + 1};
+  Members part{translated(members_.ranks, members), split_id + 1};
   try {
     return std::unique_ptr<Engine>(new TcpEngine(context, std::move(part), &cancellation_));
   } catch (...) {

@@ -49,21 +49,21 @@ class TcpEngine : public Engine {
                   void* recv,
                   const std::vector<std::size_t>& send_bytes,
                   const std::vector<std::size_t>& recv_bytes) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
-  double sending_s(int lane) const override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override;
+  double send_busy_s(int lane) const override;
   LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override { cancellation_.set(status); }
 
  private:
   /// Whom an engine connects: ranks as the connector numbers them, and the number that keeps its
   /// connections apart from those of other engines.
-  struct Group {
+  struct Members {
     std::vector<int> ranks;
     std::uint32_t number;
   };
 
-  /// `context` as if the members of `group` were all there is. `interrupt` ends the wait.
-  TcpEngine(const EngineContext& context, Group group, const Cancellation* interrupt);
+  /// `context` as if the members of `members` were all there is. `interrupt` ends the wait.
+  TcpEngine(const EngineContext& context, Members members, const Cancellation* interrupt);
 
   template <class Operation>
   void run(int lane, Operation operation);
@@ -73,7 +73,7 @@ class TcpEngine : public Engine {
   Pairs& pairs(int lane);
 
   const EngineContext context_;
-  const Group group_;
+  const Members members_;
   const int size_;
   const int lanes_;
   Cancellation cancellation_;

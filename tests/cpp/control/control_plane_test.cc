@@ -65,14 +65,14 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
     if (GetParam().transport == Transport::kTcp) {
       world = std::make_unique<TcpWorld>(size());
     }
-    run_as_ranks(size(), [&](int rank, RankGroup& group) {
+    run_as_ranks(size(), [&](int rank, RankThreads& rank_threads) {
       std::unique_ptr<ControlPlane> plane;
       if (world != nullptr) {
         plane = std::make_unique<TcpPlane>(world->connector(rank), 20, 50);
       } else {
         plane = std::make_unique<InProcessPlane>(hub, rank);
       }
-      const auto guard = group.on_failure([&](const Status& status) { plane->interrupt(status); });
+      const auto guard = rank_threads.on_failure([&](const Status& status) { plane->interrupt(status); });
       body(rank, *plane);
       plane->abort({Code::kShutdown, "rank " + std::to_string(rank) + " is done"});
     });
@@ -173,20 +173,20 @@ TEST_P(ControlPlaneTest, AWakeIsRememberedUntilItIsTaken) {
   });
 }
 
-TEST_P(ControlPlaneTest, TheDriverAndTheWaiterBothSeeEveryWake) {
+TEST_P(ControlPlaneTest, TheProgressThreadAndTheWaiterBothSeeEveryWake) {
   with_planes([&](int, ControlPlane& plane) {
     std::atomic<int> driven{0};
     std::atomic<bool> stop{false};
-    std::mutex driver;
+    std::mutex progress;
     plane.claim();
     std::thread waiter([&] {
       while (!stop.load()) {
         plane.wait(never());
-        const std::lock_guard lock(driver);  // as the background thread, it queues for its turn
+        const std::lock_guard lock(progress);  // as the background thread, it queues for its turn
       }
     });
     std::thread sleeper([&] {
-      const std::lock_guard lock(driver);
+      const std::lock_guard lock(progress);
       for (int i = 1; i <= 300; ++i) {
         plane.wait_claimed(never());
         driven.store(i);

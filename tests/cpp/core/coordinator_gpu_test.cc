@@ -463,7 +463,7 @@ TEST_P(CoordinatorGpuTest, AHierarchyWithFewerLanesThanTheEngineOfTheHost) {
     world.options.parameters.lanes = 5;
     world.gpu = [&](int rank) {
       EngineContext context = gpus_.context(rank, 3);
-      context.group = host_lanes ? 1 : 0;  // the same sockets serve both
+      context.split_id = host_lanes ? 1 : 0;  // the same sockets serve both
       for (int r = 0; r < size(); ++r) {
         context.host_of.resize(static_cast<std::size_t>(size()));
         context.host_of[static_cast<std::size_t>(r)] = r / 2;

@@ -41,7 +41,7 @@ TEST_P(CoordinatorSetsTest, MembersReduceAmongThemselves) {
       return coordinator.add_process_set(ranks);
     }();
     EXPECT_NE(first, others);
-    EXPECT_EQ(coordinator.teams().ids(), (std::vector<std::uint32_t>{0, first, others}));
+    EXPECT_EQ(coordinator.communicators().ids(), (std::vector<std::uint32_t>{0, first, others}));
     const std::uint32_t mine = rank == 0 ? first : others;
     for (int i = 0; i < 20; ++i) {
       // One name in two sets, and in the global one at the same time.
@@ -60,7 +60,7 @@ TEST_P(CoordinatorSetsTest, MembersReduceAmongThemselves) {
     EXPECT_TRUE(coordinator.remove_process_set(others));
     EXPECT_FALSE(coordinator.remove_process_set(others));
     EXPECT_FALSE(coordinator.remove_process_set(0));
-    EXPECT_EQ(coordinator.teams().ids(), (std::vector<std::uint32_t>{0, first}));
+    EXPECT_EQ(coordinator.communicators().ids(), (std::vector<std::uint32_t>{0, first}));
   });
 }
 

@@ -162,7 +162,7 @@ TEST_P(CoordinatorTest, SubmittersFlushersAndWaitersMissNoWakeUp) {
   });
 }
 
-TEST_P(CoordinatorTest, ProposingDoesNotWaitForADriver) {
+TEST_P(CoordinatorTest, ProposingDoesNotWaitForTheProgressThread) {
   with_coordinators(world_, [&](int rank, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
     for (std::uint64_t i = 0; i < 20; ++i) {

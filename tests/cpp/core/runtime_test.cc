@@ -35,8 +35,8 @@ class Pair {
 
   SessionOptions options(int rank) const {
     SessionOptions options;
-    options.placement.rank = rank;
-    options.placement.size = 2;
+    options.topology.rank = rank;
+    options.topology.size = 2;
     options.engine = "tcp";
     options.lanes = 2;
     options.token = {7};
@@ -67,7 +67,7 @@ TEST(Session, TwoRanksWorkAndLeave) {
   const Pair pair;
   run_as_ranks(2, [&](int rank) {
     const auto session = pair.session(rank, defaults());
-    EXPECT_EQ(session->placement().rank, rank);
+    EXPECT_EQ(session->topology().rank, rank);
     EXPECT_STREQ(session->engine().name(), "tcp");
     EXPECT_EQ(sum(session->coordinator(), "x", 1), 2.0F);
     EXPECT_GT(session->plane().rounds(), 0U);
@@ -141,8 +141,8 @@ TEST(Session, BadPlacementsAreRefused) {
   const Pair pair;
   for (const auto& [rank, size] : {std::pair(-1, 2), {2, 2}, {0, 0}}) {
     SessionOptions options = pair.options(0);
-    options.placement.rank = rank;
-    options.placement.size = size;
+    options.topology.rank = rank;
+    options.topology.size = size;
     EXPECT_EQ(status_of([&] { Session(defaults(), options, nullptr); }).code(),
               Code::kInvalidArgument);
   }

@@ -180,7 +180,7 @@ TEST_P(SeveralGpusTest, OfARankThatHasJoined) {
 INSTANTIATE_TEST_SUITE_P(Sizes, SeveralGpusTest, testing::Values(2, 3));
 
 TEST(SeveralGpus, TooManyCombinationsAreRefused) {
-  constexpr int kDevices = PlacedEngines::kGroups + 1;
+  constexpr int kDevices = DeviceEngineCache::kSplitIds + 1;
   FakeCuda cuda(kDevices);
   FakeNccl nccl(cuda);
   CoordinatorWorld world;

@@ -18,9 +18,9 @@ namespace {
 template <class Body>
 void with_engines(int size, Body body) {
   const auto hub = std::make_shared<FakeHub>(size, 2);
-  run_as_ranks(size, [&](int rank, RankGroup& group) {
+  run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
     FakeEngine engine(hub, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine.abort(status); });
     body(rank, engine);
   });
 }

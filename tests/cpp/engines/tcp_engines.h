@@ -26,10 +26,10 @@ template <class Body>
 void with_engines(int size, Body body) {
   TcpWorld world(size);
   std::vector<std::unique_ptr<TcpEngine>> engines(static_cast<std::size_t>(size));
-  run_as_ranks(size, [&](int rank, RankGroup& group) {
+  run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
     std::unique_ptr<TcpEngine>& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     body(rank, *engine);
   });
 }

@@ -10,7 +10,7 @@ namespace {
 /// Sizes of the groups.
 std::vector<int> groups_of(const std::vector<LaunchSlot>& units) {
   std::vector<bool> joined = {true};  // forgotten
-  plan_groups(units, joined);
+  plan_launch_groups(units, joined);
   EXPECT_EQ(units.size(), joined.size());
   std::vector<int> sizes;
   bool open = false;

@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint32_t kExpress = 99;
 
 struct Case {
-  std::vector<PlanItem> items;
+  std::vector<PlannedTensor> tensors;
   Parameters parameters;
   std::uint64_t first_seq = 0;
 };
@@ -34,65 +34,65 @@ Case random_case(std::uint32_t seed) {
   const std::size_t count = below(60);
   for (std::size_t i = 0; i < count; ++i) {
     static constexpr std::uint32_t kElements[] = {1, 2, 4, 8};
-    PlanItem item;
-    item.pack_class = static_cast<std::uint32_t>(below(4));
-    item.element_bytes = kElements[item.pack_class];
+    PlannedTensor tensor;
+    tensor.pack_class = static_cast<std::uint32_t>(below(4));
+    tensor.element_bytes = kElements[tensor.pack_class];
     const std::uint64_t scale = below(4) == 0 ? 300000 : 300;
-    item.bytes = below(8) == 0 ? 0 : item.element_bytes * below(scale);
-    item.packable = below(6) != 0;
-    item.on_gpu = item.pack_class == 3;
-    item.splittable = item.packable || below(2) == 0;
-    result.items.push_back(item);
+    tensor.bytes = below(8) == 0 ? 0 : tensor.element_bytes * below(scale);
+    tensor.packable = below(6) != 0;
+    tensor.on_gpu = tensor.pack_class == 3;
+    tensor.splittable = tensor.packable || below(2) == 0;
+    result.tensors.push_back(tensor);
   }
   return result;
 }
 
-std::uint64_t unit_bytes_of(const Case& c, const PlanItem& item) {
-  return item.on_gpu ? c.parameters.gpu_unit_bytes : c.parameters.unit_bytes;
+std::uint64_t unit_bytes_of(const Case& c, const PlannedTensor& tensor) {
+  return tensor.on_gpu ? c.parameters.gpu_unit_bytes : c.parameters.unit_bytes;
 }
 
-std::vector<PlannedUnit> planned(const std::vector<PlanItem>& items,
+std::vector<PlannedUnit> planned(const std::vector<PlannedTensor>& tensors,
                                  const Parameters& parameters,
                                  std::uint64_t first_seq,
                                  std::uint32_t express_lane) {
   UnitPlan plan;
   LaneLoads loads;
-  plan_units(items, parameters, first_seq, express_lane, loads, plan);
+  plan_units(tensors, parameters, first_seq, express_lane, loads, plan);
   return {plan.begin(), plan.end()};
 }
 
 void expect_covered_once(const Case& c, const std::vector<PlannedUnit>& units) {
-  std::vector<std::vector<Slice>> slices(c.items.size());
+  std::vector<std::vector<Slice>> slices(c.tensors.size());
   for (const PlannedUnit& unit : units) {
     std::uint64_t bytes = 0;
     ASSERT_FALSE(unit.slices.empty());
     for (const Slice& slice : unit.slices) {
-      ASSERT_LT(slice.item, c.items.size());
+      ASSERT_LT(slice.tensor, c.tensors.size());
       ASSERT_GT(slice.bytes, 0U);
-      slices[slice.item].push_back(slice);
+      slices[slice.tensor].push_back(slice);
       bytes += slice.bytes;
     }
     EXPECT_EQ(unit.bytes, bytes);
   }
-  for (std::size_t i = 0; i < c.items.size(); ++i) {
+  for (std::size_t i = 0; i < c.tensors.size(); ++i) {
     std::uint64_t at = 0;
     for (const Slice& slice : slices[i]) {
-      EXPECT_EQ(slice.offset, at) << "item " << i;
+      EXPECT_EQ(slice.offset, at) << "tensor " << i;
       at += slice.bytes;
     }
-    EXPECT_EQ(at, c.items[i].bytes) << "item " << i;
+    EXPECT_EQ(at, c.tensors[i].bytes) << "tensor " << i;
   }
 }
 
 void expect_cut_well(const Case& c, const std::vector<PlannedUnit>& units) {
   for (const PlannedUnit& unit : units) {
     for (const Slice& slice : unit.slices) {
-      const PlanItem& item = c.items[slice.item];
+      const PlannedTensor& tensor = c.tensors[slice.tensor];
       EXPECT_EQ(slice.offset % kSliceAlignment, 0U);
-      EXPECT_EQ(slice.offset % item.element_bytes, 0U);
-      EXPECT_EQ(slice.bytes % item.element_bytes, 0U);
-      if (!item.splittable) {
-        EXPECT_EQ(slice.bytes, item.bytes);
+      EXPECT_EQ(slice.offset % tensor.element_bytes, 0U);
+      EXPECT_EQ(slice.bytes % tensor.element_bytes, 0U);
+      if (!tensor.splittable) {
+        EXPECT_EQ(slice.bytes, tensor.bytes);
       }
     }
   }
@@ -101,7 +101,7 @@ void expect_cut_well(const Case& c, const std::vector<PlannedUnit>& units) {
 void expect_sizes(const Case& c, const std::vector<PlannedUnit>& units) {
   // Nothing can be cut finer than the alignment.
   for (const PlannedUnit& unit : units) {
-    const PlanItem& first = c.items[unit.slices.front().item];
+    const PlannedTensor& first = c.tensors[unit.slices.front().tensor];
     if (first.splittable) {
       EXPECT_LE(unit.bytes, std::max<std::uint64_t>(unit_bytes_of(c, first), kSliceAlignment));
     }
@@ -110,10 +110,10 @@ void expect_sizes(const Case& c, const std::vector<PlannedUnit>& units) {
 
 void expect_classes(const Case& c, const std::vector<PlannedUnit>& units) {
   for (const PlannedUnit& unit : units) {
-    const PlanItem& first = c.items[unit.slices.front().item];
+    const PlannedTensor& first = c.tensors[unit.slices.front().tensor];
     for (const Slice& slice : unit.slices) {
-      EXPECT_EQ(c.items[slice.item].pack_class, first.pack_class);
-      EXPECT_TRUE(unit.slices.size() == 1 || c.items[slice.item].packable);
+      EXPECT_EQ(c.tensors[slice.tensor].pack_class, first.pack_class);
+      EXPECT_TRUE(unit.slices.size() == 1 || c.tensors[slice.tensor].packable);
     }
   }
 }
@@ -132,24 +132,24 @@ void expect_lanes(const Case& c, const std::vector<PlannedUnit>& units) {
 
 /// Parts of one tensor are equal within one alignment, and fill the lanes alike if they may.
 void expect_equal_parts(const Case& c, const std::vector<PlannedUnit>& units) {
-  std::vector<std::vector<std::uint64_t>> parts(c.items.size());
+  std::vector<std::vector<std::uint64_t>> parts(c.tensors.size());
   for (const PlannedUnit& unit : units) {
     for (const Slice& slice : unit.slices) {
-      parts[slice.item].push_back(slice.bytes);
+      parts[slice.tensor].push_back(slice.bytes);
     }
   }
-  for (std::size_t i = 0; i < c.items.size(); ++i) {
-    const PlanItem& item = c.items[i];
+  for (std::size_t i = 0; i < c.tensors.size(); ++i) {
+    const PlannedTensor& tensor = c.tensors[i];
     if (parts[i].size() < 2) {
       continue;
     }
     const auto [least, most] = std::minmax_element(parts[i].begin(), parts[i].end());
-    EXPECT_LE(*most - *least, kSliceAlignment) << "item " << i;
+    EXPECT_LE(*most - *least, kSliceAlignment) << "tensor " << i;
     const std::uint64_t lanes = c.parameters.lanes;
-    const std::uint64_t unit_bytes = unit_bytes_of(c, item);
-    const std::uint64_t units_of_item = (item.bytes + unit_bytes - 1) / unit_bytes;
-    if (item.bytes >= (units_of_item + lanes) * kMinPartBytes) {
-      EXPECT_EQ(0U, parts[i].size() % lanes) << "item " << i;
+    const std::uint64_t unit_bytes = unit_bytes_of(c, tensor);
+    const std::uint64_t units_of_tensor = (tensor.bytes + unit_bytes - 1) / unit_bytes;
+    if (tensor.bytes >= (units_of_tensor + lanes) * kMinPartBytes) {
+      EXPECT_EQ(0U, parts[i].size() % lanes) << "tensor " << i;
     }
   }
 }
@@ -159,7 +159,7 @@ void expect_equal_parts(const Case& c, const std::vector<PlannedUnit>& units) {
 void expect_packed(const Case& c, const std::vector<PlannedUnit>& units) {
   std::map<std::uint32_t, const PlannedUnit*> last;
   for (const PlannedUnit& unit : units) {
-    const PlanItem& first = c.items[unit.slices.front().item];
+    const PlannedTensor& first = c.tensors[unit.slices.front().tensor];
     if (!first.packable || first.bytes >= (unit_bytes_of(c, first) + 1) / 2) {
       EXPECT_EQ(unit.slices.size(), 1U) << "a large tensor shares a unit";
       continue;
@@ -176,7 +176,7 @@ TEST(PlanUnits, HoldsItsPromisesOnRandomTensors) {
   for (std::uint32_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Case c = random_case(seed);
-    const auto units = planned(c.items, c.parameters, c.first_seq, kExpress);
+    const auto units = planned(c.tensors, c.parameters, c.first_seq, kExpress);
     expect_covered_once(c, units);
     expect_cut_well(c, units);
     expect_sizes(c, units);
@@ -229,19 +229,19 @@ TEST(PlanUnits, PartsRespectAUnitThatIsNoMultipleOfTheAlignment) {
 }
 
 TEST(PlanUnits, PacksSmallTensorsInOrderPerClass) {
-  const std::vector<PlanItem> items = {
+  const std::vector<PlannedTensor> tensors = {
       {100, 4, 0}, {100, 4, 1}, {100, 4, 0}, {0, 4, 0}, {100, 4, 1}, {100, 4, 0}};
-  const auto units = planned(items, {0, 1 << 20, 1}, 0, kExpress);
+  const auto units = planned(tensors, {0, 1 << 20, 1}, 0, kExpress);
   ASSERT_EQ(units.size(), 2U);
-  const auto items_of = [](const PlannedUnit& unit) {
+  const auto tensors_of = [](const PlannedUnit& unit) {
     std::vector<std::uint32_t> result;
     for (const Slice& slice : unit.slices) {
-      result.push_back(slice.item);
+      result.push_back(slice.tensor);
     }
     return result;
   };
-  EXPECT_EQ(items_of(units[0]), (std::vector<std::uint32_t>{0, 2, 5}));
-  EXPECT_EQ(items_of(units[1]), (std::vector<std::uint32_t>{1, 4}));
+  EXPECT_EQ(tensors_of(units[0]), (std::vector<std::uint32_t>{0, 2, 5}));
+  EXPECT_EQ(tensors_of(units[1]), (std::vector<std::uint32_t>{1, 4}));
 }
 
 TEST(PlanUnits, RefusesNoUnitAndNoLane) {

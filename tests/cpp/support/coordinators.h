@@ -78,7 +78,7 @@ void with_coordinators(const CoordinatorWorld& world, Body body) {
   if (world.transport == Transport::kTcp) {
     tcp = std::make_unique<TcpWorld>(world.size);
   }
-  run_as_ranks(world.size, [&](int rank, RankGroup& group) {
+  run_as_ranks(world.size, [&](int rank, RankThreads& rank_threads) {
     RankParts parts;
     parts.timeline = std::make_unique<Timeline>(rank);
     if (tcp == nullptr) {
@@ -108,7 +108,7 @@ void with_coordinators(const CoordinatorWorld& world, Body body) {
     parts.coordinator = std::make_unique<Coordinator>(
         *parts.plane, *parts.engine, *parts.timeline, world.options, parts.gpu.get());
     {
-      const auto guard = group.on_failure([&](const Status&) { parts.coordinator->shutdown(); });
+      const auto guard = rank_threads.on_failure([&](const Status&) { parts.coordinator->shutdown(); });
       body(rank, parts);
     }
     parts.coordinator.reset();

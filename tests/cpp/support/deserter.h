@@ -55,10 +55,10 @@ class Deserter : public Engine {
       engine_->all_to_all(lane, send, recv, send_bytes, recv_bytes);
     }
   }
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
-    return engine_->split(members, group);
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override {
+    return engine_->split(members, split_id);
   }
-  double sending_s(int lane) const override { return engine_->sending_s(lane); }
+  double send_busy_s(int lane) const override { return engine_->send_busy_s(lane); }
   LaneWait waits(int lane) const override { return engine_->waits(lane); }
   void abort(const Status& status) noexcept override { engine_->abort(status); }
 

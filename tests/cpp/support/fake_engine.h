@@ -189,10 +189,10 @@ class FakeEngine : public Engine {
     });
   }
 
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
-    const int place = place_among(members, rank_, hub_->size_);
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override {
+    const int index = index_among(members, rank_, hub_->size_);
     std::unique_lock lock(hub_->mutex_);
-    FakeHub::Split& split = hub_->splits_[group];
+    FakeHub::Split& split = hub_->splits_[split_id];
     if (split.hub == nullptr) {
       split.members = members;
       split.hub = std::make_shared<FakeHub>(static_cast<int>(members.size()), lanes());
@@ -206,11 +206,11 @@ class FakeEngine : public Engine {
     if (aborted_) {
       throw Error(*aborted_);
     }
-    return std::make_unique<FakeEngine>(split.hub, place, before_);
+    return std::make_unique<FakeEngine>(split.hub, index, before_);
   }
 
   /// The hook stands for the network.
-  double sending_s(int lane) const override {
+  double send_busy_s(int lane) const override {
     return std::chrono::duration<double>(
                std::chrono::nanoseconds(hook_ns_.at(static_cast<std::size_t>(lane)).load()))
         .count();

@@ -22,7 +22,7 @@ class LoneRank {
  public:
   LoneRank(int rank, int size)
       : rank_(rank), negotiator_(rank, size, 4, Parameters{0, kUnitBytes, 1}) {
-    teams_[0] = *negotiator_.process_sets().members(0);
+    communicators_[0] = *negotiator_.process_sets().members(0);
   }
 
   Negotiator& negotiator() { return negotiator_; }
@@ -54,7 +54,7 @@ class LoneRank {
   /// What came of the round, as text by label: equal on all ranks that took part.
   std::map<std::string, std::string> apply(const Bytes& combined) {
     std::map<std::string, std::string> results;
-    for (const Agreement& agreement : negotiator_.apply(combined).ready) {
+    for (const Response& agreement : negotiator_.apply(combined).ready) {
       if (agreement.zeros != nullptr) {
         Operation zeros;
         zeros.request = *agreement.zeros;
@@ -68,7 +68,7 @@ class LoneRank {
       results[label_of(request.process_set, request.name)] =
           std::to_string(static_cast<int>(agreement.status.code())) + agreement.status.message();
       if (agreement.status.ok() && request.kind == OpKind::kAddProcessSet) {
-        teams_[static_cast<std::uint32_t>(agreement.value)] = {request.numbers.begin(),
+        communicators_[static_cast<std::uint32_t>(agreement.value)] = {request.numbers.begin(),
                                                                request.numbers.end()};
       } else if (agreement.status.ok()) {
         move(*found->second, agreement, false);
@@ -85,21 +85,21 @@ class LoneRank {
   static constexpr std::uint64_t kMostMoved = 1 << 20;
 
   /// As the dispatcher does.
-  void move(Operation& operation, const Agreement& agreement, bool allocate) {
-    take_agreement(operation, agreement);
+  void move(Operation& operation, const Response& agreement, bool allocate) {
+    take_response(operation, agreement);
     if (is_empty(operation) || operation.request.on_gpu()) {
       return;
     }
-    const std::vector<int>& members = teams_.at(operation.request.process_set);
-    const auto team = std::make_shared<Team>();
-    team->ranks = members;
-    team->rank = index_in(members, rank_);
-    TouchingEngine engine(team->rank);
-    team->engine = &engine;
-    PlanItems items;
-    plan_items({&operation}, false, items);
+    const std::vector<int>& members = communicators_.at(operation.request.process_set);
+    const auto communicator = std::make_shared<Communicator>();
+    communicator->ranks = members;
+    communicator->rank = index_in(members, rank_);
+    TouchingEngine engine(communicator->rank);
+    communicator->engine = &engine;
+    PlannerInput items;
+    fill_planner_input({&operation}, false, items);
     std::uint64_t total = 0;
-    for (const PlanItem& item : items.items) {
+    for (const PlannedTensor& item : items.items) {
       ASSERT_LE(item.bytes, members.size() * kMaxTensorBytes);
       total += item.bytes;
     }
@@ -119,7 +119,7 @@ class LoneRank {
     for (const PlannedUnit& planned : plan) {
       Unit unit;
       unit.plan = planned;
-      unit.team = team;
+      unit.communicator = communicator;
       for (const Slice& slice : planned.slices) {
         unit.pieces.push_back(items.pieces[slice.item]);
       }
@@ -130,7 +130,7 @@ class LoneRank {
   int rank_;
   Negotiator negotiator_;
   /// By id. What was agreed on before a set was removed still needs it.
-  std::map<std::uint32_t, std::vector<int>> teams_;
+  std::map<std::uint32_t, std::vector<int>> communicators_;
   std::uint64_t next_ = 1;
   std::map<std::uint64_t, std::unique_ptr<Operation>> operations_;
   std::map<std::uint64_t, std::vector<std::vector<char>>> memory_;

@@ -56,10 +56,10 @@ void with_nccl(NcclWorld& world, int lanes, Body body) {
   const int size = world.tcp.size();
   {
     std::vector<std::unique_ptr<NcclEngine>> engines(static_cast<std::size_t>(size));
-    run_as_ranks(size, [&](int rank, RankGroup& group) {
+    run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
       std::unique_ptr<NcclEngine>& engine = engines[static_cast<std::size_t>(rank)];
       engine = world.engine(rank, lanes);
-      const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
       const Device::Scope scope(*device);
       body(rank, *engine);

@@ -94,9 +94,9 @@ class NegotiatingRanks {
       }
       EXPECT_TRUE(order[0] == result_) << "rank " << rank << " has another result";
       outcomes.push_back(negotiators_[rank]->apply(order[0]));
-      for (const Agreement& agreement : outcomes.back().ready) {
-        if (agreement.ticket != 0) {
-          EXPECT_EQ(alive_[rank].erase(agreement.ticket), 1U) << "a ticket came back twice";
+      for (const Response& response : outcomes.back().ready) {
+        if (response.ticket != 0) {
+          EXPECT_EQ(alive_[rank].erase(response.ticket), 1U) << "a ticket came back twice";
         }
       }
     }

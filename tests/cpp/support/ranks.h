@@ -24,11 +24,11 @@ namespace aiacc {
 /// status, so that ranks which wait for it return, and `run` rethrows its exception after all
 /// threads ended. Ranks that do not end within the deadline are aborted with Error(kTimeout) that
 /// names them; if that does not end them either, the process is ended, because a thread cannot be.
-class RankGroup {
+class RankThreads {
  public:
   using Abort = std::function<void(const Status&)>;
 
-  explicit RankGroup(int size, std::chrono::seconds deadline = std::chrono::seconds(200))
+  explicit RankThreads(int size, std::chrono::seconds deadline = std::chrono::seconds(200))
       : size_(size), deadline_(deadline), ended_(static_cast<std::size_t>(size), false) {}
 
   int size() const { return size_; }
@@ -36,19 +36,19 @@ class RankGroup {
   /// While it lives, another rank's failure calls the hook; destroy it before what the hook uses.
   class Guard {
    public:
-    Guard(RankGroup& group, std::list<Abort>::iterator hook) : group_(&group), hook_(hook) {}
+    Guard(RankThreads& rank_threads, std::list<Abort>::iterator hook) : rank_threads_(&rank_threads), hook_(hook) {}
     Guard(Guard&& other) noexcept
-        : group_(std::exchange(other.group_, nullptr)), hook_(other.hook_) {}
+        : rank_threads_(std::exchange(other.rank_threads_, nullptr)), hook_(other.hook_) {}
     Guard& operator=(Guard&&) = delete;
     ~Guard() {
-      if (group_ != nullptr) {
-        const std::lock_guard lock(group_->mutex_);
-        group_->hooks_.erase(hook_);
+      if (rank_threads_ != nullptr) {
+        const std::lock_guard lock(rank_threads_->mutex_);
+        rank_threads_->hooks_.erase(hook_);
       }
     }
 
    private:
-    RankGroup* group_;
+    RankThreads* rank_threads_;
     std::list<Abort>::iterator hook_;
   };
 
@@ -61,14 +61,14 @@ class RankGroup {
     return {*this, hooks_.insert(hooks_.end(), std::move(abort))};
   }
 
-  /// Calls `body(rank)` or `body(rank, group)` on one thread per rank.
+  /// Calls `body(rank)` or `body(rank, rank_threads)` on one thread per rank.
   template <class Body>
   void run(Body body) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size_; ++rank) {
       threads.emplace_back([this, rank, &body] {
         try {
-          if constexpr (std::is_invocable_v<Body&, int, RankGroup&>) {
+          if constexpr (std::is_invocable_v<Body&, int, RankThreads&>) {
             body(rank, *this);
           } else {
             body(rank);
@@ -147,10 +147,10 @@ class RankGroup {
   std::exception_ptr first_;
 };
 
-/// `body(rank)` or `body(rank, group)` on `size` threads; see RankGroup.
+/// `body(rank)` or `body(rank, rank_threads)` on `size` threads; see RankThreads.
 template <class Body>
 void run_as_ranks(int size, Body body) {
-  RankGroup(size).run(std::move(body));
+  RankThreads(size).run(std::move(body));
 }
 
 }  // namespace aiacc

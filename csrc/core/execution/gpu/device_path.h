@@ -13,7 +13,7 @@
 namespace aiacc {
 
 struct DevicePathOptions {
-  /// For staging: the driver, which outlives all; asked for with the first tensor.
+  /// For staging: the progress thread, which outlives all; asked for with the first tensor.
   std::function<const CudaDriver&()> driver;
   int proposed = 0;         ///< for staging: the GPU of a rank that never had a tensor to tell one
   int lanes = 0;            ///< of the job's engine for host memory, the express lane included
@@ -59,7 +59,7 @@ class DevicePath {
   /// Whether units are on their way on the GPU, as far as is known, or what was found in their inputs
   /// is to be thrown.
   bool busy() { return units_.busy(); }
-  /// Throws what UnitsOnGpu::look_after does. The driver's.
+  /// Throws what UnitsOnGpu::look_after does. The progress thread's.
   void look_after() { units_.look_after(); }
   /// Waits until the GPU has done what is queued, or has failed, or the deadline, and says so in the log
   /// if that has come.

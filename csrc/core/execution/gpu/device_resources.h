@@ -12,10 +12,10 @@
 namespace aiacc {
 
 /// What the units share that are queued on one GPU.
-struct DeviceTools {
+struct DeviceResources {
   /// Loads kernels. `checks`: they shall look at inputs. Needs a Device::Scope, here and in the
   /// destructor.
-  DeviceTools(std::shared_ptr<Device> opened, bool checks)
+  DeviceResources(std::shared_ptr<Device> opened, bool checks)
       : device(std::move(opened)),
         pool(DevicePool::make(device)),
         copier(std::make_unique<BatchCopier>(device->driver())),

@@ -16,19 +16,19 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress
 
 }  // namespace
 
-DeviceUnit::DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools)
+DeviceUnit::DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources)
     : unit_(unit),
       lane_(lane),
       engine_(engine),
-      tools_(tools),
-      driver_(tools.device->driver()),
+      resources_(resources),
+      driver_(resources.device->driver()),
       stream_(engine_.stream(lane)),
       current_(stream_),
       piece_(unit.pieces.front()),
       request_(piece_.request()),
       dtype_(piece_.spec().dtype) {
   if (unit.finite != nullptr && has_checked_inputs(unit)) {
-    checked_ = tools.reports->take(unit);
+    checked_ = resources.reports->take(unit);
   }
 }
 
@@ -45,8 +45,8 @@ void DeviceUnit::run(CopyDirection direction,
   job.direction = direction;
   job.factor = factor;
   job.check = reports != nullptr;
-  const std::lock_guard lock(tools_.copier_mutex);
-  tools_.copier->enqueue(current_, job, segments, reports);
+  const std::lock_guard lock(resources_.copier_mutex);
+  resources_.copier->enqueue(current_, job, segments, reports);
 }
 
 /// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are there
@@ -54,17 +54,17 @@ void DeviceUnit::run(CopyDirection direction,
 std::byte* DeviceUnit::start_packing(std::size_t bytes) {
   packed_ = static_cast<std::byte*>(engine_.buffer(lane_, bytes));
   current_ = engine_.pack_stream(lane_);
-  const auto user = tools_.buffer_users.find(packed_);
-  if (user != tools_.buffer_users.end()) {
-    tools_.device->wait(current_, user->second);
+  const auto user = resources_.buffer_users.find(packed_);
+  if (user != resources_.buffer_users.end()) {
+    resources_.device->wait(current_, user->second);
   }
-  wait_for_inputs(unit_, current_, *tools_.device);
+  wait_for_inputs(unit_, current_, *resources_.device);
   return packed_;
 }
 
 /// The lane's stream goes on after what was packed; the inputs, which it may overwrite, are read then.
 void DeviceUnit::end_packing() {
-  tools_.device->wait(stream_, tools_.device->record(current_));
+  resources_.device->wait(stream_, resources_.device->record(current_));
   current_ = stream_;
 }
 
@@ -105,7 +105,7 @@ void DeviceUnit::unpack(const std::byte* packed, double factor) {
 /// What the sum is multiplied by.
 double DeviceUnit::factor_after() const {
   return request_.op == ReduceOp::kAverage
-             ? average_factor(dtype_, unit_.team->size(), request_.postscale)
+             ? average_factor(dtype_, unit_.communicator->size(), request_.postscale)
              : request_.postscale;
 }
 
@@ -136,7 +136,7 @@ void DeviceUnit::prepare_all_reduce() {
   const TensorBuffers& buffers = piece_.buffers();
   if (buffers.output == nullptr) {
     // Zeros. Where the others give their tensors' memory, this must not be a registered buffer.
-    zeros_ = tools_.pool->take(unit_.plan.bytes, stream_);
+    zeros_ = resources_.pool->take(unit_.plan.bytes, stream_);
     AIACC_CUDA_CHECK(driver_, fill_async, zeros_->address, 0, unit_.plan.bytes, stream_);
     recv_ = reinterpret_cast<void*>(zeros_->address);
     send_ = recv_;
@@ -155,7 +155,7 @@ void DeviceUnit::complete_all_reduce() {
   if (packed_ != nullptr) {
     unpack(packed_, factor_after());
   } else if (zeros_ != nullptr) {
-    zeros_->users = {tools_.device->record(stream_)};
+    zeros_->users = {resources_.device->record(stream_)};
     zeros_.reset();
   } else if (factor_after() != 1.0) {
     scale(recv_, recv_, elements(), factor_after());
@@ -191,13 +191,13 @@ void DeviceUnit::prepare_gathering() {
   start_in_place();
   send_ = buffers.input;
   const std::size_t total = std::accumulate(received_.begin(), received_.end(), std::size_t{0});
-  buffers.gathered_on_gpu = tools_.pool->take(total, stream_);
+  buffers.gathered_on_gpu = resources_.pool->take(total, stream_);
   recv_ = reinterpret_cast<void*>(buffers.gathered_on_gpu->address);
 }
 
 void DeviceUnit::prepare_reduce_scatter() {
   const TensorSpec& spec = piece_.spec();
-  const int size = unit_.team->size();
+  const int size = unit_.communicator->size();
   received_.reserve(static_cast<std::size_t>(size));
   for (int member = 0; member < size; ++member) {
     received_.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
@@ -241,7 +241,7 @@ void DeviceUnit::issue() {
           lane_, send_, recv_, elements(), {dtype_, op(), request_.wire, unit_.algorithm});
     case OpKind::kBroadcast:
       return engine_.broadcast(
-          lane_, recv_, unit_.plan.bytes, index_in(unit_.team->ranks, request_.root));
+          lane_, recv_, unit_.plan.bytes, index_in(unit_.communicator->ranks, request_.root));
     case OpKind::kAllgather:
       return engine_.all_gather(lane_, send_, recv_, received_);
     case OpKind::kAlltoall:
@@ -262,14 +262,14 @@ Mark DeviceUnit::complete() {
   } else if (request_.kind == OpKind::kBroadcast && packed_ != nullptr) {
     unpack(packed_, 1.0);
   } else if (request_.kind == OpKind::kReducescatter && factor_after() != 1.0) {
-    const std::size_t own = received_[static_cast<std::size_t>(unit_.team->rank)];
+    const std::size_t own = received_[static_cast<std::size_t>(unit_.communicator->rank)];
     if (own > 0) {
       scale(recv_, recv_, own, factor_after());
     }
   }
-  const Mark done = tools_.device->record(stream_);
+  const Mark done = resources_.device->record(stream_);
   if (packed_ != nullptr) {
-    tools_.buffer_users[packed_] = done;
+    resources_.buffer_users[packed_] = done;
   }
   return done;
 }

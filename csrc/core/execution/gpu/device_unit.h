@@ -23,7 +23,7 @@ namespace aiacc {
 /// two of them may be on one lane. The arguments of the constructor outlive it.
 class DeviceUnit {
  public:
-  DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceTools& tools);
+  DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources);
 
   /// Kernels and copies before the operation.
   void prepare();
@@ -46,7 +46,7 @@ class DeviceUnit {
   std::size_t on_wire(std::size_t bytes) const {
     return bytes / size_of(dtype_) * size_on_wire(dtype_, request_.wire);
   }
-  bool is_root() const { return index_in(unit_.team->ranks, request_.root) == unit_.team->rank; }
+  bool is_root() const { return index_in(unit_.communicator->ranks, request_.root) == unit_.communicator->rank; }
   std::size_t elements() const { return unit_.plan.bytes / size_of(dtype_); }
   void scale(
       void* out, const void* in, std::size_t count, double factor, CopyReport* reports = nullptr) {
@@ -60,7 +60,7 @@ class DeviceUnit {
   bool converts() const { return request_.prescale != 1.0 || checked_ != nullptr; }
   CopyReport* reports() const { return checked_ == nullptr ? nullptr : checked_->reports; }
   /// For a unit that is worked on where its tensors are.
-  void start_in_place() { wait_for_inputs(unit_, stream_, *tools_.device); }
+  void start_in_place() { wait_for_inputs(unit_, stream_, *resources_.device); }
   std::byte* start_packing(std::size_t bytes);
   void end_packing();
   bool keeps(const Piece& piece) const;
@@ -73,7 +73,7 @@ class DeviceUnit {
   const Unit& unit_;
   const int lane_;
   DeviceEngine& engine_;
-  DeviceTools& tools_;
+  DeviceResources& resources_;
   const CudaDriver& driver_;
   const CudaStream stream_;      ///< the lane's
   CudaStream current_;           ///< that of kernels: the lane's, or the one where it packs

@@ -10,7 +10,7 @@ QueuedExecutor::QueuedExecutor(DeviceEngine& engine, int lanes, bool checks, Uni
       units_(units),
       gpus_([this](int ordinal) { return engine_.open(ordinal); },
             [checks](const std::shared_ptr<Device>& device) {
-              return std::make_unique<DeviceTools>(device, checks);
+              return std::make_unique<DeviceResources>(device, checks);
             }) {}
 
 std::string QueuedExecutor::refusal(const Request& request) const {
@@ -27,11 +27,11 @@ std::string QueuedExecutor::refusal(const Request& request) const {
   return "";
 }
 
-void QueuedExecutor::connect(Team& team) {
-  const bool all = team.id == 0;
-  team.owned_gpu = all ? nullptr : engine_.split(team.ranks, team.id * PlacedEngines::kGroups);
-  team.gpu = std::make_unique<PlacedEngines>(
-      all ? engine_ : *team.owned_gpu, team.rank, team.size(), team.id);
+void QueuedExecutor::connect(Communicator& communicator) {
+  const bool all = communicator.id == 0;
+  communicator.owned_gpu = all ? nullptr : engine_.split(communicator.ranks, communicator.id * DeviceEngineCache::kSplitIds);
+  communicator.gpu = std::make_unique<DeviceEngineCache>(
+      all ? engine_ : *communicator.owned_gpu, communicator.rank, communicator.size(), communicator.id);
 }
 
 /// A unit is packed when it comes, however many are on their way.
@@ -53,7 +53,7 @@ void QueuedExecutor::run(Unit& unit, int lane, PackBuffer&, const Finished& fini
   for (std::size_t i = 0; i < count; ++i) {
     group_[i]->work.reset();
     finished(group_[i]->unit, group_[i]->since);
-    group_[i]->unit.team.reset();
+    group_[i]->unit.communicator.reset();
   }
 }
 
@@ -65,11 +65,11 @@ void QueuedExecutor::start(Unit& unit, int lane) {
   Started& started = *group_[grouped_++];
   std::swap(started.unit, unit);
   started.since = Clock::now();
-  started.engine = &started.unit.team->gpu->on(*started.unit.devices());
+  started.engine = &started.unit.communicator->gpu->on(*started.unit.devices());
   auto& gpu = gpus_.at(started.engine->device(-1)->ordinal());
   started.device = gpu.device;
   const Device::Scope scope(*gpu.device);
-  started.work.emplace(started.unit, engine_lane(lane), *started.engine, gpus_.tools_of(gpu));
+  started.work.emplace(started.unit, engine_lane(lane), *started.engine, gpus_.resources_of(gpu));
   started.work->prepare();
 }
 

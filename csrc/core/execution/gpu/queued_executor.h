@@ -28,9 +28,9 @@ class QueuedExecutor : public DeviceExecutor {
   }
   Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
   std::string refusal(const Request& request) const override;
-  void connect(Team& team) override;
-  void check(const Team& team) override { team.gpu->check(); }
-  void abort(const Team& team, const Status& status) noexcept override { team.gpu->abort(status); }
+  void connect(Communicator& communicator) override;
+  void check(const Communicator& communicator) override { communicator.gpu->check(); }
+  void abort(const Communicator& communicator, const Status& status) noexcept override { communicator.gpu->abort(status); }
   void prepare(const Unit& unit, int lane) override;
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
   bool quiesce(Clock::time_point deadline) noexcept override { return engine_.quiesce(deadline); }
@@ -56,7 +56,7 @@ class QueuedExecutor : public DeviceExecutor {
   DeviceEngine& engine_;
   const int lanes_;
   UnitsOnGpu& units_;
-  UsedGpus<DeviceTools> gpus_;
+  UsedGpus<DeviceResources> gpus_;
   // The launching thread's.
   std::vector<std::unique_ptr<Started>> group_;  ///< the first ones are it, the others are spare
   std::size_t grouped_ = 0;

@@ -25,13 +25,13 @@ std::string StagedExecutor::refusal(const Request& request) const {
 
 /// Where this rank's tensors of a unit are.
 UsedGpus<Staging>::Gpu& StagedExecutor::own_gpu(const Unit& unit) {
-  return gpus_.at(unit.devices()->at(static_cast<std::size_t>(unit.team->rank)));
+  return gpus_.at(unit.devices()->at(static_cast<std::size_t>(unit.communicator->rank)));
 }
 
 void StagedExecutor::prepare(const Unit& unit, int lane) {
   auto& gpu = own_gpu(unit);
   const Device::Scope scope(*gpu.device);
-  gpus_.tools_of(gpu).prepare(unit, lane);
+  gpus_.resources_of(gpu).prepare(unit, lane);
 }
 
 void StagedExecutor::run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) {
@@ -39,7 +39,7 @@ void StagedExecutor::run(Unit& unit, int lane, PackBuffer& buffer, const Finishe
   {
     auto& gpu = own_gpu(unit);
     const Device::Scope scope(*gpu.device);
-    const Mark done = gpus_.tools_of(gpu).run(unit, lane, buffer);
+    const Mark done = gpus_.resources_of(gpu).run(unit, lane, buffer);
     units_.add(unit, gpu.device, done, nullptr);
   }
   finished(unit, since);
@@ -50,7 +50,7 @@ bool StagedExecutor::quiesce(Clock::time_point deadline) noexcept {
   for (UsedGpus<Staging>::Gpu* gpu : gpus_.loaded()) {
     try {
       const Device::Scope scope(*gpu->device);
-      quiet = gpu->tools->quiesce(deadline) && quiet;
+      quiet = gpu->resources->quiesce(deadline) && quiet;
     } catch (const Error&) {
       // The driver is shutting down: nothing is running.
     }

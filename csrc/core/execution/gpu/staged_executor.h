@@ -11,7 +11,7 @@
 
 namespace aiacc {
 
-/// Stages units through pinned memory, for the engine for host memory of their team: see Staging.
+/// Stages units through pinned memory, for the engine for host memory of their communicator: see Staging.
 class StagedExecutor : public DeviceExecutor {
  public:
   /// `driver` is asked for with the first tensor; what it gives, and `units`, outlive this. `proposed`: the
@@ -26,10 +26,10 @@ class StagedExecutor : public DeviceExecutor {
   std::uint32_t launch_lane(std::uint32_t lane) const override { return lane; }
   Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
   std::string refusal(const Request& request) const override;
-  void connect(Team&) override {}
-  void check(const Team&) override {}
-  /// Of all teams alike: they share the lanes.
-  void abort(const Team&, const Status& status) noexcept override { cancellation_.set(status); }
+  void connect(Communicator&) override {}
+  void check(const Communicator&) override {}
+  /// Of all communicators alike: they share the lanes.
+  void abort(const Communicator&, const Status& status) noexcept override { cancellation_.set(status); }
   void prepare(const Unit& unit, int lane) override;
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
   bool quiesce(Clock::time_point deadline) noexcept override;

@@ -46,7 +46,7 @@ StagedUnit::StagedUnit(const Unit& unit)
 std::size_t StagedUnit::gathered_bytes() const { return received_.total; }
 
 bool StagedUnit::is_root() const {
-  return unit_.team->ranks[static_cast<std::size_t>(unit_.team->rank)] == first_.request().root;
+  return unit_.communicator->ranks[static_cast<std::size_t>(unit_.communicator->rank)] == first_.request().root;
 }
 
 /// What a step moves of every part.
@@ -123,7 +123,7 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_out(std::size_t step,
     const TensorSpec& spec = first_.spec();
     const std::size_t bytes =
         spec.row_bytes() * static_cast<std::uint64_t>(scattered_rows(
-                               spec.shape.front(), unit_.team->size(), unit_.team->rank));
+                               spec.shape.front(), unit_.communicator->size(), unit_.communicator->rank));
     if (bytes > 0) {
       copies.push_back({number(first_.buffers().output), output_offset(step), bytes});
     }
@@ -143,7 +143,7 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_out(std::size_t step,
 }
 
 void StagedUnit::run(std::size_t step, int lane, std::byte* host, PackBuffer& buffer) const {
-  Engine& engine = *unit_.team->engine;
+  Engine& engine = *unit_.communicator->engine;
   std::byte* output = host + output_offset(step);
   if (unit_.finite != nullptr) {
     unit_.finite->inspect(unit_, host);
@@ -162,7 +162,7 @@ void StagedUnit::run(std::size_t step, int lane, std::byte* host, PackBuffer& bu
 /// As a unit of tensors in host memory that lie one after another.
 void StagedUnit::run_packed(int lane, std::byte* host, PackBuffer& buffer) const {
   Unit unit;
-  unit.team = unit_.team;
+  unit.communicator = unit_.communicator;
   unit.plan = unit_.plan;
   // Adasum has weights for every tensor; for others the packed tensors are as good as one.
   const bool apart = first_.request().op == ReduceOp::kAdasum && kind_ == OpKind::kAllreduce;
@@ -199,7 +199,7 @@ void StagedUnit::run_scattered(int lane, std::byte* host, PackBuffer& buffer) co
   stand_in.input = host;
   stand_in.output = host + output_offset(0);
   Unit unit;
-  unit.team = unit_.team;
+  unit.communicator = unit_.communicator;
   unit.plan = unit_.plan;
   unit.pieces.push_back({&stand_in, 0});
   execute_unit(unit, lane, buffer);

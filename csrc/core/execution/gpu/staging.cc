@@ -53,7 +53,7 @@ Staging::Slot* Staging::free_slot(Lane& lane) {
 Staging::Slot* Staging::take_prepared(Lane& lane, const Unit& unit) {
   const auto found =
       std::find_if(lane.prepared.begin(), lane.prepared.end(), [&](const Prepared& prepared) {
-        return prepared.team == unit.team->id && prepared.seq == unit.plan.seq;
+        return prepared.communicator == unit.communicator->id && prepared.seq == unit.plan.seq;
       });
   if (found == lane.prepared.end()) {
     return nullptr;
@@ -76,7 +76,7 @@ void Staging::prepare(const Unit& unit, int lane) {
   const StagedUnit work(unit);
   wait_for_inputs(unit, here.in, *device_);
   fill(here, *slot, work, 0);
-  here.prepared.push_back({unit.team->id, unit.plan.seq, work.steps(), slot});
+  here.prepared.push_back({unit.communicator->id, unit.plan.seq, work.steps(), slot});
 }
 
 Mark Staging::run(const Unit& unit, int lane, PackBuffer& buffer) {

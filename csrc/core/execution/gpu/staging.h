@@ -54,7 +54,7 @@ class Staging {
   };
   /// The first step of a unit that is on its way to the host.
   struct Prepared {
-    std::uint32_t team = 0;
+    std::uint32_t communicator = 0;
     std::uint64_t seq = 0;
     std::size_t steps = 0;
     Slot* slot = nullptr;

@@ -15,13 +15,13 @@ namespace aiacc {
 /// `Tools`.
 ///
 /// Threads: any. Opening a GPU and loading kernels for it can take many seconds: only who needs them
-/// waits for that. `loaded`, which the driver calls, never does.
+/// waits for that. `loaded`, which the progress thread calls, never does.
 template <class Tools>
 class UsedGpus {
  public:
   struct Gpu {
     std::shared_ptr<Device> device;
-    std::unique_ptr<Tools> tools;  ///< null before `tools_of`
+    std::unique_ptr<Tools> resources;  ///< null before `resources_of`
   };
   /// -1: the device that is proposed.
   using Open = std::function<std::shared_ptr<Device>(int ordinal)>;
@@ -33,9 +33,9 @@ class UsedGpus {
     for (auto& [ordinal, gpu] : gpus_) {
       try {
         const Device::Scope scope(*gpu.device);
-        gpu.tools.reset();
+        gpu.resources.reset();
       } catch (const Error&) {
-        static_cast<void>(gpu.tools.release());  // The driver is shutting down, and this with it.
+        static_cast<void>(gpu.resources.release());  // The driver is shutting down, and this with it.
       }
     }
   }
@@ -59,29 +59,29 @@ class UsedGpus {
   }
 
   /// Throws what Load throws.
-  Tools& tools_of(Gpu& gpu) {
+  Tools& resources_of(Gpu& gpu) {
     {
       const std::lock_guard lock(mutex_);
-      if (gpu.tools != nullptr) {
-        return *gpu.tools;
+      if (gpu.resources != nullptr) {
+        return *gpu.resources;
       }
     }
     const std::lock_guard loading(loading_);
-    if (gpu.tools == nullptr) {
+    if (gpu.resources == nullptr) {
       const Device::Scope scope(*gpu.device);
-      std::unique_ptr<Tools> tools = load_(gpu.device);
+      std::unique_ptr<Tools> resources = load_(gpu.device);
       const std::lock_guard lock(mutex_);
-      gpu.tools = std::move(tools);
+      gpu.resources = std::move(resources);
     }
-    return *gpu.tools;
+    return *gpu.resources;
   }
 
-  /// Those with tools.
+  /// Those with resources.
   std::vector<Gpu*> loaded() {
     const std::lock_guard lock(mutex_);
     std::vector<Gpu*> loaded;
     for (auto& [ordinal, gpu] : gpus_) {
-      if (gpu.tools != nullptr) {
+      if (gpu.resources != nullptr) {
         loaded.push_back(&gpu);
       }
     }

@@ -156,7 +156,7 @@ TEST_F(ConnectorTest, ConnectsAllRanksOnSeveralLanes) {
 }
 
 /// Every rank asks from several threads, in another order than the others do, for connections that
-/// differ in their lane or in their group only.
+/// differ in their lane or in their split_id only.
 TEST_F(ConnectorTest, ServesSeveralCallsAtATime) {
   constexpr int kSize = 3;
   constexpr int kCalls = 4;

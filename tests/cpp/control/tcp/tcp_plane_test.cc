@@ -109,14 +109,14 @@ void with_raw_peer(const std::function<void(TcpPlane&)>& zero,
                    double peer_timeout_s = kNeverAskedSeconds) {
   configure_log(LogLevel::kFatal, -1);
   TcpWorld world(2);
-  run_as_ranks(2, [&](int rank, RankGroup& group) {
+  run_as_ranks(2, [&](int rank, RankThreads& rank_threads) {
     if (rank == 1) {
       RawPeer peer = std::move(raw_peers(world.connector(1), {0})[0]);
       one(peer);
       return;
     }
     TcpPlane plane(world.connector(0), peer_timeout_s, 50);
-    const auto guard = group.on_failure([&](const Status& status) { plane.interrupt(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     zero(plane);
   });
 }
@@ -351,10 +351,10 @@ TEST(TcpPlane, AnswersOthersWhileAMessageIsOnItsWay) {
   TcpWorld world(4);
   std::promise<void> blocked;
   std::promise<void> answered;
-  run_as_ranks(3, [&](int rank, RankGroup& group) {
+  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     if (rank == 0) {
       TcpPlane plane(world.connector(0), kNeverAskedSeconds, 50);
-      const auto guard = group.on_failure([&](const Status& status) { plane.interrupt(status); });
+      const auto guard = rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
       EXPECT_EQ(end_of_a_large_round(plane), "[test] enough");
       return;
     }
@@ -536,7 +536,7 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
   const int culprit = size - 1;
   const std::string name = "rank " + std::to_string(culprit);
   TcpWorld world(size);
-  run_as_ranks(size, [&, size = size, &misdeed = misdeed](int rank, RankGroup& group) {
+  run_as_ranks(size, [&, size = size, &misdeed = misdeed](int rank, RankThreads& rank_threads) {
     if (rank == culprit) {
       const DoublingPlan plan = DoublingPlan::of(rank, size);
       std::vector<int> partners = plan.stages;
@@ -553,7 +553,7 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
       return;
     }
     TcpPlane plane(world.connector(rank), 0.4, 50);
-    const auto guard = group.on_failure([&](const Status& status) { plane.interrupt(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     Bytes message = {0};
     const Status status = status_of([&] { plane.all_reduce(message, join); });
     plane.abort(status);  // as the coordinator does

@@ -21,7 +21,7 @@ constexpr int kLanes = 4;
 class WatchedEngine : public FakeEngine {
  public:
   WatchedEngine() : FakeEngine(std::make_shared<FakeHub>(1, kLanes), 0) {}
-  double sending_s(int lane) const override {
+  double send_busy_s(int lane) const override {
     return sent_s.at(static_cast<std::size_t>(lane)).load();
   }
   std::array<std::atomic<double>, kLanes> sent_s{};
@@ -35,19 +35,19 @@ Parameters parameters_of(std::uint32_t epoch) {
   return parameters;
 }
 
-class LaneWatchTest : public testing::Test {
+class LaneThroughputTest : public testing::Test {
  protected:
-  LaneWatchTest() { EXPECT_FALSE(suggest()); }
+  LaneThroughputTest() { EXPECT_FALSE(suggest()); }
 
   std::optional<LaneWeights> suggest(std::uint32_t epoch = 0) {
-    return watch_.suggest(parameters_of(epoch));
+    return throughput_.suggest(parameters_of(epoch));
   }
   /// A window's worth of units; those of lane 1 take `slow` times as long as the others'.
   void work(int slow, std::uint64_t bytes = kUnit, double busy = 1) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      const auto taken = LaneWatch::kWindow / 20 * (lane == 1 ? slow : 1);
+      const auto taken = LaneThroughput::kWindow / 20 * (lane == 1 ? slow : 1);
       for (int i = 0; i < 20; ++i) {
-        watch_.note(lane, bytes, taken);
+        throughput_.note(lane, bytes, taken);
       }
       auto& sent_s = engine_.sent_s[static_cast<std::size_t>(lane)];
       sent_s = sent_s + 20 * busy * std::chrono::duration<double>(taken).count();
@@ -55,10 +55,10 @@ class LaneWatchTest : public testing::Test {
   }
 
   WatchedEngine engine_;
-  LaneWatch watch_{engine_};
+  LaneThroughput throughput_{engine_};
 };
 
-TEST_F(LaneWatchTest, SuggestsWhenASecondLookConfirmsTheFirst) {
+TEST_F(LaneThroughputTest, SuggestsWhenASecondLookConfirmsTheFirst) {
   work(4);
   EXPECT_FALSE(suggest());
   EXPECT_FALSE(suggest());  // nothing new
@@ -69,38 +69,38 @@ TEST_F(LaneWatchTest, SuggestsWhenASecondLookConfirmsTheFirst) {
   EXPECT_EQ((*weights)[1], kFullWeight / 4);
 }
 
-TEST_F(LaneWatchTest, OneOddWindowChangesNothing) {
+TEST_F(LaneThroughputTest, OneOddWindowChangesNothing) {
   for (int i = 0; i < 10; ++i) {
     work(i % 2 == 0 ? 4 : 1);
     EXPECT_FALSE(suggest());
   }
 }
 
-TEST_F(LaneWatchTest, ALaneIsNotSlowBecauseItsThreadIs) {
+TEST_F(LaneThroughputTest, ALaneIsNotSlowBecauseItsThreadIs) {
   for (int i = 0; i < 10; ++i) {
     work(4, kUnit, 0.3);
     EXPECT_FALSE(suggest());
   }
 }
 
-TEST_F(LaneWatchTest, SmallUnitsDoNotCount) {
+TEST_F(LaneThroughputTest, SmallUnitsDoNotCount) {
   for (int i = 0; i < 10; ++i) {
     work(4, kUnit / 2);
     EXPECT_FALSE(suggest());
   }
 }
 
-TEST_F(LaneWatchTest, NoLaneIsJudgedBeforeAllHaveWorked) {
+TEST_F(LaneThroughputTest, NoLaneIsJudgedBeforeAllHaveWorked) {
   for (int i = 0; i < 100; ++i) {
     for (const int lane : {0, 1, 2}) {
-      watch_.note(lane, kUnit, LaneWatch::kWindow * (lane == 1 ? 9 : 1));
+      throughput_.note(lane, kUnit, LaneThroughput::kWindow * (lane == 1 ? 9 : 1));
       engine_.sent_s[static_cast<std::size_t>(lane)] = 1000.0 * i;
     }
     EXPECT_FALSE(suggest());
   }
 }
 
-TEST_F(LaneWatchTest, ANewEpochIsMeasuredAnew) {
+TEST_F(LaneThroughputTest, ANewEpochIsMeasuredAnew) {
   work(4);
   EXPECT_FALSE(suggest());
   work(4);
@@ -111,12 +111,12 @@ TEST_F(LaneWatchTest, ANewEpochIsMeasuredAnew) {
   EXPECT_TRUE(suggest(1));
 }
 
-TEST_F(LaneWatchTest, LanesWriteWhileTheDriverReads) {
+TEST_F(LaneThroughputTest, LanesWriteWhileTheProgressThreadReads) {
   std::vector<std::thread> lanes;
   for (int lane = 0; lane < kLanes; ++lane) {
     lanes.emplace_back([&, lane] {
       for (int i = 0; i < 5000; ++i) {
-        watch_.note(lane, kUnit, std::chrono::milliseconds(1));
+        throughput_.note(lane, kUnit, std::chrono::milliseconds(1));
         engine_.sent_s[static_cast<std::size_t>(lane)] = i * 1e-3;
       }
     });

@@ -49,12 +49,12 @@ struct Packed {
   const std::vector<std::vector<T>>& results() const { return outputs.empty() ? inputs : outputs; }
 };
 
-std::shared_ptr<const Team> team_of(Engine& engine, int rank, std::vector<int> ranks) {
-  auto team = std::make_shared<Team>();
-  team->ranks = std::move(ranks);
-  team->rank = rank;
-  team->engine = &engine;
-  return team;
+std::shared_ptr<const Communicator> communicator_of(Engine& engine, int rank, std::vector<int> ranks) {
+  auto communicator = std::make_shared<Communicator>();
+  communicator->ranks = std::move(ranks);
+  communicator->rank = rank;
+  communicator->engine = &engine;
+  return communicator;
 }
 
 /// Both ranks run the same unit; `values(rank)` are their tensors. Returns rank 1's results.
@@ -62,12 +62,12 @@ template <class T, class Values>
 std::vector<std::vector<T>> run(const Request& request, bool in_place, Values values) {
   const auto hub = std::make_shared<FakeHub>(kSize, 1);
   std::vector<std::vector<T>> results;
-  run_as_ranks(kSize, [&](int rank, RankGroup& group) {
+  run_as_ranks(kSize, [&](int rank, RankThreads& rank_threads) {
     FakeEngine engine(hub, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine.abort(status); });
     Packed<T> packed(request, values(rank), in_place);
     PackBuffer buffer;
-    packed.unit.team = team_of(engine, rank, {0, 1});
+    packed.unit.communicator = communicator_of(engine, rank, {0, 1});
     execute_unit(packed.unit, 0, buffer);
     if (rank == 1) {
       results = packed.results();
@@ -102,7 +102,7 @@ TEST(ExecuteUnit, InputsOutsideOfTheOutputStayAsTheyWere) {
        {std::vector<std::vector<float>>{{1, 2}}, {{1, 2}, {3}}}) {
     Packed<float> packed(request, values, false);
     PackBuffer buffer;
-    packed.unit.team = team_of(engine, 0, {0});
+    packed.unit.communicator = communicator_of(engine, 0, {0});
     execute_unit(packed.unit, 0, buffer);
     EXPECT_EQ(packed.inputs, values);
     EXPECT_EQ(packed.outputs[0], (std::vector<float>{3, 6}));
@@ -185,13 +185,13 @@ TEST(ExecuteUnit, BroadcastsFromEitherRootPackedOrNot) {
 
 TEST(ExecuteUnit, ARootIsAGlobalRank) {
   const auto hub = std::make_shared<FakeHub>(kSize, 1);
-  run_as_ranks(kSize, [&](int place, RankGroup& group) {
-    FakeEngine engine(hub, place);
-    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+  run_as_ranks(kSize, [&](int index, RankThreads& rank_threads) {
+    FakeEngine engine(hub, index);
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine.abort(status); });
     Request request = make_request("x", OpKind::kBroadcast, {});
     request.root = 5;
-    Packed<float> packed(request, {{static_cast<float>(place)}}, true);
-    packed.unit.team = team_of(engine, place, {3, 5});
+    Packed<float> packed(request, {{static_cast<float>(index)}}, true);
+    packed.unit.communicator = communicator_of(engine, index, {3, 5});
     PackBuffer buffer;
     execute_unit(packed.unit, 0, buffer);
     EXPECT_EQ(packed.inputs[0][0], 1.0F);
@@ -209,7 +209,7 @@ TEST(ExecuteUnit, WorksOnPartsOfATensor) {
   packed.unit.plan.slices = {{0, 256, 512}};
   packed.unit.plan.bytes = 512;
   PackBuffer buffer;
-  packed.unit.team = team_of(engine, 0, {0});
+  packed.unit.communicator = communicator_of(engine, 0, {0});
   execute_unit(packed.unit, 0, buffer);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const float factor = i >= 64 && i < 192 ? 2.0F : 1.0F;
@@ -219,9 +219,9 @@ TEST(ExecuteUnit, WorksOnPartsOfATensor) {
 
 TEST(ExecuteUnit, GathersRowsOfDifferentNumbers) {
   const auto hub = std::make_shared<FakeHub>(kSize, 1);
-  run_as_ranks(kSize, [&](int rank, RankGroup& group) {
+  run_as_ranks(kSize, [&](int rank, RankThreads& rank_threads) {
     FakeEngine engine(hub, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine.abort(status); });
     const std::vector<std::uint8_t> mine(rank == 0 ? 6 : 2, static_cast<std::uint8_t>(rank + 1));
     Operation operation;
     operation.request = make_request("x", OpKind::kAllgather, {rank == 0 ? 3 : 1, 2});
@@ -232,7 +232,7 @@ TEST(ExecuteUnit, GathersRowsOfDifferentNumbers) {
     unit.plan.slices = {{0, 0, 8}};
     unit.plan.bytes = 8;
     unit.pieces = {{&operation, 0}};
-    unit.team = team_of(engine, rank, {0, 1});
+    unit.communicator = communicator_of(engine, rank, {0, 1});
     PackBuffer buffer;
     execute_unit(unit, 0, buffer);
     EXPECT_EQ(operation.gathered, (RawBytes{1, 1, 1, 1, 1, 1, 2, 2}));

@@ -157,12 +157,12 @@ TEST_P(NegotiatorScaleTest, DecidesWhatAProtocolOfSingleRequestsDecides) {
       }
       for (std::size_t rank = 0; rank < job.size(); ++rank) {
         std::vector<Decision> decisions;
-        for (const Agreement& agreement : ranks[rank]->apply(shares[0]).ready) {
+        for (const Response& response : ranks[rank]->apply(shares[0]).ready) {
           decisions.push_back(
-              {job[rank][agreement.ticket - 1].name,
-               agreement.status.message(),
-               agreement.first_extents,
-               agreement.devices == nullptr ? DevicePlacement() : *agreement.devices});
+              {job[rank][response.ticket - 1].name,
+               response.status.message(),
+               response.first_extents,
+               response.devices == nullptr ? DevicePlacement() : *response.devices});
         }
         ASSERT_EQ(decisions.size(), expected.size());
         for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -193,8 +193,8 @@ class NegotiatorBudgetTest : public testing::TestWithParam<int> {
     for (bool more = true; more; ++rounds) {
       const auto outcomes = ranks.round();
       EXPECT_LE(ranks.result().size(), kRoundBudget + (std::size_t{1} << 17));
-      for (const Agreement& agreement : outcomes[0].ready) {
-        EXPECT_TRUE(agreement.status.ok()) << agreement.status.message();
+      for (const Response& response : outcomes[0].ready) {
+        EXPECT_TRUE(response.status.ok()) << response.status.message();
       }
       ready += outcomes[0].ready.size();
       more = false;

@@ -102,9 +102,9 @@ class Simulation {
     std::vector<std::vector<Key>> orders(outcomes.size());
     std::map<Key, std::size_t> ready;
     for (int rank = 0; rank < ranks_.size(); ++rank) {
-      for (const Agreement& agreement : outcomes[static_cast<std::size_t>(rank)].ready) {
-        ASSERT_TRUE(agreement.status.ok()) << agreement.status.message();
-        const Key key = key_of(rank, agreement.ticket);
+      for (const Response& response : outcomes[static_cast<std::size_t>(rank)].ready) {
+        ASSERT_TRUE(response.status.ok()) << response.status.message();
+        const Key key = key_of(rank, response.ticket);
         orders[static_cast<std::size_t>(rank)].push_back(key);
         ++ready[key];
       }
@@ -263,14 +263,14 @@ TEST_P(NegotiatorSetsTest, WhatIsUnderWayInARemovedSetFailsOnItsMembers) {
   std::map<std::string, int> failures;
   const auto count = [&](const std::vector<RoundOutcome>& outcomes) {
     for (const RoundOutcome& outcome : outcomes) {
-      for (const Agreement& agreement : outcome.ready) {
-        if (!agreement.status.ok()) {
-          EXPECT_EQ(agreement.status.code(), Code::kMismatch);
+      for (const Response& response : outcome.ready) {
+        if (!response.status.ok()) {
+          EXPECT_EQ(response.status.code(), Code::kMismatch);
           for (const char* name : {"'cached (", "'new ("}) {
-            failures[name] += agreement.status.message().find(name) != std::string::npos ? 1 : 0;
+            failures[name] += response.status.message().find(name) != std::string::npos ? 1 : 0;
           }
         } else {
-          EXPECT_EQ(agreement.value, 1);
+          EXPECT_EQ(response.value, 1);
         }
       }
     }

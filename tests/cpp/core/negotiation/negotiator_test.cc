@@ -173,8 +173,8 @@ class Simulation {
 
   void check(const std::vector<RoundOutcome>& outcomes) {
     std::vector<Key> ready;
-    for (const Agreement& agreement : outcomes[0].ready) {
-      ready.push_back(key_of(0, agreement.ticket));
+    for (const Response& response : outcomes[0].ready) {
+      ready.push_back(key_of(0, response.ticket));
     }
     for (int rank = 0; rank < ranks_.size(); ++rank) {
       const auto& mine = outcomes[static_cast<std::size_t>(rank)].ready;
@@ -200,7 +200,7 @@ class Simulation {
     }
   }
 
-  void check_agreement(const Key& key, const Agreement& mine, const Agreement& first) {
+  void check_agreement(const Key& key, const Response& mine, const Response& first) {
     const Plan& plan = workload_.plan(key.first, key.second);
     EXPECT_EQ(mine.status.code(), plan.mismatch ? Code::kMismatch : Code::kOk);
     EXPECT_EQ(mine.status.message(), first.status.message());

@@ -214,7 +214,7 @@ TEST(CheckRequest, WhatNoMessageCanHoldIsRefusedWhereItIsSubmitted) {
   Request group = make_request("group");
   group.more.assign(600'000, {DataType::kFloat32, {1, 1, 1, 1, 1, 1, 1}});
   EXPECT_EQ(problem_of(group, 2), "");
-  group.more.resize(kMaxGroup, group.more.front());
+  group.more.resize(kMaxGroupTensors, group.more.front());
   EXPECT_NE(problem_of(group, 2).find("(expected at most 8388608"), std::string::npos);
   Request rows = make_request("rows", OpKind::kAllgather, {1});
   rows.more.assign(100'000, {DataType::kFloat32, {1}});

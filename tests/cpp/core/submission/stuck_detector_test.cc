@@ -17,13 +17,13 @@ std::unique_ptr<Operation> unnamed(OpKind kind = OpKind::kAllreduce) {
   return operation;
 }
 
-TEST(Submitters, StuckWhileTheOnlyThreadWaitsForSomethingUndecided) {
-  Submitters submitters;
+TEST(StuckDetector, StuckWhileTheOnlyThreadWaitsForSomethingUndecided) {
+  StuckDetector submitters;
   EXPECT_FALSE(submitters.all_stuck()) << "nobody waits";
   const auto operation = unnamed();
   submitters.note();
   {
-    const Submitters::Wait wait(submitters, *operation);
+    const StuckDetector::Wait wait(submitters, *operation);
     EXPECT_TRUE(submitters.all_stuck());
     operation->dispatched.store(true);
     EXPECT_FALSE(submitters.all_stuck()) << "it is on its way";
@@ -35,77 +35,77 @@ TEST(Submitters, StuckWhileTheOnlyThreadWaitsForSomethingUndecided) {
   EXPECT_FALSE(submitters.all_stuck());
 }
 
-TEST(Submitters, NamesThatUsersGaveAndJoinsDoNotCount) {
-  Submitters submitters;
+TEST(StuckDetector, NamesThatUsersGaveAndJoinsDoNotCount) {
+  StuckDetector submitters;
   submitters.note();
   const auto named = unnamed();
   named->request.cacheable = true;
   const auto join = unnamed(OpKind::kJoin);
   for (const auto* operation : {&named, &join}) {
-    const Submitters::Wait wait(submitters, **operation);
+    const StuckDetector::Wait wait(submitters, **operation);
     EXPECT_FALSE(submitters.all_stuck());
   }
 }
 
-TEST(Submitters, WhoWaitsForLongForAGivenNameIsStuckToo) {
-  Submitters submitters;
+TEST(StuckDetector, WhoWaitsForLongForAGivenNameIsStuckToo) {
+  StuckDetector submitters;
   submitters.note();
   const auto named = unnamed();
   named->request.cacheable = true;
-  const Submitters::Wait wait(submitters, *named);
+  const StuckDetector::Wait wait(submitters, *named);
   EXPECT_TRUE(submitters.all_stuck_since(wait.since()));
   EXPECT_FALSE(submitters.all_stuck_since(wait.since() - std::chrono::nanoseconds(1)));
   named->dispatched.store(true);
   EXPECT_FALSE(submitters.all_stuck_since(wait.since())) << "it is on its way";
   const auto join = unnamed(OpKind::kJoin);
-  Submitters joining;
+  StuckDetector joining;
   joining.note();
-  const Submitters::Wait joined(joining, *join);
+  const StuckDetector::Wait joined(joining, *join);
   EXPECT_FALSE(joining.all_stuck_since(joined.since()));
 }
 
-TEST(Submitters, AnotherThreadThatSubmitsMayStillDoSo) {
-  Submitters submitters;
+TEST(StuckDetector, AnotherThreadThatSubmitsMayStillDoSo) {
+  StuckDetector submitters;
   submitters.note();
   submitters.note();
   const auto operation = unnamed();
-  const Submitters::Wait wait(submitters, *operation);
+  const StuckDetector::Wait wait(submitters, *operation);
   EXPECT_TRUE(submitters.all_stuck());
   std::thread([&] { submitters.note(); }).join();
   EXPECT_FALSE(submitters.all_stuck());
 }
 
 /// The thread that made it has not submitted yet: two threads may begin in any order.
-TEST(Submitters, ARankIsNotStuckWithoutTheThreadThatMadeIt) {
-  Submitters submitters;
+TEST(StuckDetector, ARankIsNotStuckWithoutTheThreadThatMadeIt) {
+  StuckDetector submitters;
   const auto operation = unnamed();
   std::thread([&] {
     submitters.note();
-    const Submitters::Wait wait(submitters, *operation);
+    const StuckDetector::Wait wait(submitters, *operation);
     EXPECT_FALSE(submitters.all_stuck());
     EXPECT_FALSE(submitters.all_stuck_since(wait.since()));
   }).join();
 }
 
-TEST(Submitters, AThreadThatOnlyWaitsIsNotTheOneThatSubmits) {
-  Submitters submitters;
+TEST(StuckDetector, AThreadThatOnlyWaitsIsNotTheOneThatSubmits) {
+  StuckDetector submitters;
   const auto operation = unnamed();
   submitters.note();
   std::thread([&] {
-    const Submitters::Wait wait(submitters, *operation);
+    const StuckDetector::Wait wait(submitters, *operation);
     EXPECT_FALSE(submitters.all_stuck());
   }).join();
 }
 
-TEST(Submitters, EveryJobCountsForItself) {
-  Submitters first;
+TEST(StuckDetector, EveryJobCountsForItself) {
+  StuckDetector first;
   first.note();
-  Submitters second;
+  StuckDetector second;
   const auto operation = unnamed();
-  const Submitters::Wait wait(second, *operation);
+  const StuckDetector::Wait wait(second, *operation);
   EXPECT_FALSE(second.all_stuck());
   second.note();
-  const Submitters::Wait again(second, *operation);
+  const StuckDetector::Wait again(second, *operation);
   EXPECT_TRUE(second.all_stuck());
 }
 

@@ -162,7 +162,7 @@ TEST(TensorTable, AHandleInFlightCannotBeForgotten) {
   const Handle handle = submit(table, "w");
   EXPECT_EQ(code_of([&] { table.release(handle); }), Code::kInvalidArgument);
   const auto drained = drain(table);
-  EXPECT_EQ(drained[0]->request.name, "w") << "the driver still works with it";
+  EXPECT_EQ(drained[0]->request.name, "w") << "the progress thread still works with it";
   table.complete(drained, {});
   table.release(handle);
 }

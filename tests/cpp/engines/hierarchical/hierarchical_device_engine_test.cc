@@ -44,10 +44,10 @@ template <class Body>
 void with_engines(NcclWorld& world, const Hosts& hosts, Body body) {
   {
     std::vector<std::unique_ptr<DeviceEngine>> engines(hosts.of.size());
-    run_as_ranks(hosts.size(), [&](int rank, RankGroup& group) {
+    run_as_ranks(hosts.size(), [&](int rank, RankThreads& rank_threads) {
       auto& engine = engines[static_cast<std::size_t>(rank)];
       engine = connect(world, hosts, rank);
-      const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
       const Device::Scope scope(*device);
       body(rank, *engine);
@@ -247,14 +247,14 @@ template <class Body>
 void with_host_lanes(NcclWorld& world, int lanes, const FakeEngine::Before& before, Body body) {
   {
     const auto hub = std::make_shared<FakeHub>(2, lanes);
-    std::vector<std::unique_ptr<HostLanes>> engines(2);
-    run_as_ranks(2, [&](int rank, RankGroup& group) {
+    std::vector<std::unique_ptr<HostStagedEngine>> engines(2);
+    run_as_ranks(2, [&](int rank, RankThreads& rank_threads) {
       auto& engine = engines[static_cast<std::size_t>(rank)];
-      engine = std::make_unique<HostLanes>(std::make_unique<FakeEngine>(hub, rank, before),
+      engine = std::make_unique<HostStagedEngine>(std::make_unique<FakeEngine>(hub, rank, before),
                                            world.engine(rank, lanes)->split({rank}, 0),
                                            rank,
                                            2);
-      const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
       const Device::Scope scope(*device);
       body(rank, *engine);
@@ -273,7 +273,7 @@ int threads_of_process() {
   return threads;
 }
 
-TEST(HostLanes, WhatIsOnTheNetworkDoesNotKeepTheNextFromBeingLaunched) {
+TEST(HostStagedEngine, WhatIsOnTheNetworkDoesNotKeepTheNextFromBeingLaunched) {
   NcclWorld world(2);
   std::atomic<bool> go{false};
   const auto before = [&](int lane, std::size_t) {
@@ -303,7 +303,7 @@ TEST(HostLanes, WhatIsOnTheNetworkDoesNotKeepTheNextFromBeingLaunched) {
 }
 
 /// Nobody waits for lane 0: lane 1 is through with its unit before that goes on.
-TEST(HostLanes, UnitsOfDifferentLanesOverlap) {
+TEST(HostStagedEngine, UnitsOfDifferentLanesOverlap) {
   NcclWorld world(2);
   std::atomic<bool> go{false};
   const auto before = [&](int lane, std::size_t) {
@@ -331,7 +331,7 @@ TEST(HostLanes, UnitsOfDifferentLanesOverlap) {
   });
 }
 
-TEST(HostLanes, TheNumberOfThreadsIsConstant) {
+TEST(HostStagedEngine, TheNumberOfThreadsIsConstant) {
   NcclWorld world(2);
   std::atomic<int> most{0};
   const auto before = [&](int, std::size_t) { most = std::max(most.load(), threads_of_process()); };
@@ -367,7 +367,7 @@ TEST(HostLanes, TheNumberOfThreadsIsConstant) {
 }
 
 /// A result that is none never looks like one: the stream stands still until the job aborts.
-TEST(HostLanes, AFailureOfTheNetworkShowsInCheck) {
+TEST(HostStagedEngine, AFailureOfTheNetworkShowsInCheck) {
   NcclWorld world(2);
   std::atomic<bool> fail{false};
   const auto before = [&](int, std::size_t) {

@@ -44,10 +44,10 @@ template <class Body>
 void with_engines(const Hosts& hosts, Body body) {
   TcpWorld world(hosts.size());
   std::vector<std::unique_ptr<Engine>> engines(hosts.of.size());
-  run_as_ranks(hosts.size(), [&](int rank, RankGroup& group) {
+  run_as_ranks(hosts.size(), [&](int rank, RankThreads& rank_threads) {
     std::unique_ptr<Engine>& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, hosts, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     body(rank, *engine);
   });
 }
@@ -145,8 +145,8 @@ TEST_P(HierarchicalTest, LanesWorkAtTheSameTime) {
 /// Every set of ranks, some of which leave out whole hosts or parts of them, twice at a time.
 TEST_P(HierarchicalTest, SplitsIntoEverySubset) {
   with_engines(hosts(), [&](int rank, Engine& engine) {
-    std::uint32_t group = 1;
-    for (std::uint32_t mask = 1; mask < (1U << size()); ++mask, group += 2) {
+    std::uint32_t split_id = 1;
+    for (std::uint32_t mask = 1; mask < (1U << size()); ++mask, split_id += 2) {
       std::vector<int> members;
       for (int member = 0; member < size(); ++member) {
         if ((mask >> member & 1U) != 0) {
@@ -157,16 +157,16 @@ TEST_P(HierarchicalTest, SplitsIntoEverySubset) {
       if (found == members.end()) {
         continue;
       }
-      const auto place = static_cast<int>(found - members.begin());
+      const auto index = static_cast<int>(found - members.begin());
       const auto count = static_cast<int>(members.size());
-      const std::unique_ptr<Engine> part = engine.split(members, group);
+      const std::unique_ptr<Engine> part = engine.split(members, split_id);
       EXPECT_STREQ(engine.name(), part->name());
       EXPECT_EQ(engine.lanes(), part->lanes());
       std::vector<int> all(members.size());
       std::iota(all.begin(), all.end(), 0);
-      const std::unique_ptr<Engine> again = part->split(all, group + 1);
-      check_every_operation(*part, 0, place, count);
-      check_every_operation(*again, 1, place, count);
+      const std::unique_ptr<Engine> again = part->split(all, split_id + 1);
+      check_every_operation(*part, 0, index, count);
+      check_every_operation(*again, 1, index, count);
     }
     check_every_operation(engine, 0, rank, size());
   });
@@ -252,10 +252,10 @@ TEST(HierarchicalLostPeerTest, IsNamedAndEndsAllLevels) {
   TcpWorld world(3);
   std::vector<std::unique_ptr<Engine>> engines(3);
   std::atomic<int> connected{0};
-  run_as_ranks(3, [&](int rank, RankGroup& group) {
+  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     auto& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, hosts, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     ++connected;
     while (connected != 3) {
       std::this_thread::yield();
@@ -290,9 +290,9 @@ TEST(HierarchicalLostPeerTest, IsNamedAndEndsAllLevels) {
 TEST(HierarchicalComposition, OfTheFakeEngine) {
   const std::vector<int> host_of = {0, 1, 0, 1, 1};
   const auto hub = std::make_shared<FakeHub>(5, kLanes);
-  run_as_ranks(5, [&](int rank, RankGroup& group) {
+  run_as_ranks(5, [&](int rank, RankThreads& rank_threads) {
     HierarchicalEngine engine(std::make_unique<FakeEngine>(hub, rank), host_of, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine.abort(status); });
     check_all_reduce(engine, 0, rank, 5, 1001, DataType::kFloat32, ReduceOp::kSum);
     check_broadcast(engine, 1, rank, 3, 1001);
   });

@@ -28,8 +28,8 @@ TEST(HostLayout, TheSmallestHostDecidesOnTheColumns) {
 TEST(HostLayout, AColumnIsInTheOrderOfRanksNotOfHosts) {
   const HostLayout layout({0, 1, 1, 0});
   EXPECT_EQ(layout.column(1), (std::vector<int>{2, 3}));
-  EXPECT_EQ(layout.place_in_column(1, 0), 1);
-  EXPECT_EQ(layout.place_in_column(1, 1), 0);
+  EXPECT_EQ(layout.index_in_column(1, 0), 1);
+  EXPECT_EQ(layout.index_in_column(1, 1), 0);
 }
 
 TEST(HostLayout, HoldsTogetherForAnySpread) {
@@ -49,7 +49,7 @@ TEST(HostLayout, HoldsTogetherForAnySpread) {
       ASSERT_EQ(static_cast<int>(ranks.size()), layout.hosts());
       EXPECT_TRUE(std::is_sorted(ranks.begin(), ranks.end()));
       for (int host = 0; host < layout.hosts(); ++host) {
-        const int rank = ranks[static_cast<std::size_t>(layout.place_in_column(column, host))];
+        const int rank = ranks[static_cast<std::size_t>(layout.index_in_column(column, host))];
         EXPECT_EQ(layout.host(rank), host);
         EXPECT_EQ(layout.local(rank), column);
       }

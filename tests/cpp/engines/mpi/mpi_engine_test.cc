@@ -305,12 +305,12 @@ TEST(MpiEngineTest, AnAbortBetweenOperationsLeavesNoLaneOutOfStep) {
   check_every_operation(*engine, 0, rank(), size());
 }
 
-/// Runs `body(part, place)` with an engine among `members`, if this rank is one of them.
+/// Runs `body(part, index)` with an engine among `members`, if this rank is one of them.
 template <class Body>
-void with_part(Engine& engine, const std::vector<int>& members, std::uint32_t group, Body body) {
+void with_part(Engine& engine, const std::vector<int>& members, std::uint32_t split_id, Body body) {
   const auto found = std::find(members.begin(), members.end(), rank());
   if (found != members.end()) {
-    const auto part = engine.split(members, group);
+    const auto part = engine.split(members, split_id);
     EXPECT_EQ(engine.lanes(), part->lanes());
     EXPECT_STREQ(engine.name(), part->name());
     body(*part, static_cast<int>(found - members.begin()));
@@ -328,9 +328,9 @@ TEST(MpiSplitTest, EverySubsetWorksOnEveryLane) {
           members.push_back(member);
         }
       }
-      with_part(*engine, members, mask, [&](Engine& part, int place) {
+      with_part(*engine, members, mask, [&](Engine& part, int index) {
         for (int lane = 0; lane <= part.express_lane(); ++lane) {
-          check_every_operation(part, lane, place, static_cast<int>(members.size()));
+          check_every_operation(part, lane, index, static_cast<int>(members.size()));
         }
       });
     }
@@ -346,10 +346,10 @@ TEST(MpiSplitTest, OverlappingPartsWorkAtTheSameTime) {
     threads.emplace_back([&, first] {
       try {
         for (std::uint32_t i = 0; i < 3; ++i) {
-          const auto group = static_cast<std::uint32_t>(first) * 3 + i;
-          with_part(*engine, {first, first + 1}, group, [&](Engine& part, int place) {
+          const auto split_id = static_cast<std::uint32_t>(first) * 3 + i;
+          with_part(*engine, {first, first + 1}, split_id, [&](Engine& part, int index) {
             for (int lane = 0; lane <= part.express_lane(); ++lane) {
-              check_every_operation(part, lane, place, 2);
+              check_every_operation(part, lane, index, 2);
             }
           });
         }
@@ -430,8 +430,8 @@ TEST(MpiSplitTest, AbortOfTheWholeEndsAWaitingSplit) {
   }
   // What the wait has left in MPI does not disturb the same split of the next engine.
   const auto engine = create();
-  with_part(*engine, {0, 1}, 7, [&](Engine& part, int place) {
-    check_every_operation(part, 0, place, 2);
+  with_part(*engine, {0, 1}, 7, [&](Engine& part, int index) {
+    check_every_operation(part, 0, index, 2);
   });
 }
 

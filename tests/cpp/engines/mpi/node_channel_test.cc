@@ -44,9 +44,9 @@ class Node {
 
   template <class Body>
   void run(Body body) {
-    run_as_ranks(static_cast<int>(channels_.size()), [&](int rank, RankGroup& group) {
+    run_as_ranks(static_cast<int>(channels_.size()), [&](int rank, RankThreads& rank_threads) {
       const auto guard =
-          group.on_failure([this, rank](const Status& status) { abort(rank, status); });
+          rank_threads.on_failure([this, rank](const Status& status) { abort(rank, status); });
       body(rank, (*this)[rank]);
     });
   }
@@ -204,12 +204,12 @@ TEST_P(NodeChannelTest, KindsFollowEachOtherInAnyOrder) {
         expected.push_back(any_elements<std::uint8_t>(bytes_of.back(), random()));
       }
       std::vector<std::vector<std::uint8_t>> got;
-      std::vector<void*> places;
+      std::vector<void*> destinations;
       for (const std::size_t bytes : bytes_of) {
         got.emplace_back(bytes);
-        places.push_back(got.back().data());
+        destinations.push_back(got.back().data());
       }
-      channel.exchange(expected[static_cast<std::size_t>(rank)].data(), bytes_of, places);
+      channel.exchange(expected[static_cast<std::size_t>(rank)].data(), bytes_of, destinations);
       ASSERT_EQ(expected, got) << "call " << i;
     }
   });

@@ -287,9 +287,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes, TcpEngineTest, testing::Values(1, 2, 3, 4, 5, 7,
 TEST(FirstAllToAllTest, ARankThatIsBusyIsWaitedFor) {
   constexpr double kConnectTimeout = 1;
   TcpWorld world(3, kConnectTimeout);
-  run_as_ranks(3, [&](int rank, RankGroup& group) {
+  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     const std::unique_ptr<TcpEngine> engine = connect(world, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::duration<double>(2 * kConnectTimeout));
     }
@@ -338,7 +338,7 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
   std::vector<std::unique_ptr<TcpEngine>> engines(3);
   std::promise<void> up;
   const std::shared_future<void> rank_1_is_up = up.get_future();
-  run_as_ranks(3, [&](int rank, RankGroup& group) {
+  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     const auto index = static_cast<std::size_t>(rank);
     connectors[index] =
         std::make_unique<Connector>(*listeners[index], addresses, rank, JobToken{1, 2, 3}, 1, 600);
@@ -348,7 +348,7 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
     context.connector = connectors[index].get();
     engines[index] = std::make_unique<TcpEngine>(context);
     TcpEngine* engine = engines[index].get();
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
       up.set_value();
       listeners[1].reset();
@@ -377,9 +377,9 @@ TEST_P(LostPeerTest, IsNamed) {
   const int leaver = size - 1;
   std::vector<Status> seen(static_cast<std::size_t>(size));
   TcpWorld world(size);
-  run_as_ranks(size, [&, express = express](int rank, RankGroup& group) {
+  run_as_ranks(size, [&, express = express](int rank, RankThreads& rank_threads) {
     const std::unique_ptr<TcpEngine> engine = connect(world, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     std::vector<float> data(1 << 20, 1.0f);
     const int lane = express ? engine->express_lane() : 0;
     const auto reduce_all = [&] {

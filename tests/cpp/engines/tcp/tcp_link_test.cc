@@ -163,7 +163,7 @@ TEST(TcpLink, IsNotDeadWhileTheRankAtItsEndIsBusyElsewhere) {
   constexpr std::size_t kCount = std::size_t{8} << 20;
   TcpWorld world(3);
   std::vector<std::unique_ptr<TcpEngine>> engines(3);
-  run_as_ranks(3, [&](int rank, RankGroup& group) {
+  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     EngineContext context;
     context.rank = rank;
     context.size = 3;
@@ -171,12 +171,12 @@ TEST(TcpLink, IsNotDeadWhileTheRankAtItsEndIsBusyElsewhere) {
     context.connector = &world.connector(rank);
     engines[static_cast<std::size_t>(rank)] = std::make_unique<TcpEngine>(context);
     TcpEngine& engine = *engines[static_cast<std::size_t>(rank)];
-    const auto guard = group.on_failure([&](const Status& status) { engine.abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine.abort(status); });
     std::vector<float> data(kCount, 1);
     float ready = 1;
     engine.all_reduce(
         engine.express_lane(), &ready, &ready, 1, {DataType::kFloat32, ReduceOp::kSum});
-    while (rank != 0 && engines[0]->sending_s(0) < 5 * kShortLimit) {
+    while (rank != 0 && engines[0]->send_busy_s(0) < 5 * kShortLimit) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the kernel tells no one
     }
     engine.all_reduce(0, data.data(), data.data(), kCount, {DataType::kFloat32, ReduceOp::kSum});

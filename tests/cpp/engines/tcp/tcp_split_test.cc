@@ -17,13 +17,13 @@
 namespace aiacc {
 namespace {
 
-/// Runs `body(engine, place)` with the engine among `members`, if `rank` is one of them.
+/// Runs `body(engine, index)` with the engine among `members`, if `rank` is one of them.
 template <class Body>
 void with_part(
-    Engine& engine, int rank, const std::vector<int>& members, std::uint32_t group, Body body) {
+    Engine& engine, int rank, const std::vector<int>& members, std::uint32_t split_id, Body body) {
   const auto found = std::find(members.begin(), members.end(), rank);
   if (found != members.end()) {
-    const std::unique_ptr<Engine> part = engine.split(members, group);
+    const std::unique_ptr<Engine> part = engine.split(members, split_id);
     try {
       body(*part, static_cast<int>(found - members.begin()));
     } catch (...) {
@@ -45,11 +45,11 @@ TEST_P(TcpSplitTest, EverySubsetWorksOnEveryLane) {
           members.push_back(member);
         }
       }
-      with_part(engine, rank, members, mask, [&](Engine& part, int place) {
+      with_part(engine, rank, members, mask, [&](Engine& part, int index) {
         EXPECT_EQ(engine.lanes(), part.lanes());
         EXPECT_STREQ(engine.name(), part.name());
         for (int lane = 0; lane <= part.express_lane(); ++lane) {
-          check_every_operation(part, lane, place, static_cast<int>(members.size()));
+          check_every_operation(part, lane, index, static_cast<int>(members.size()));
         }
       });
     }
@@ -64,12 +64,12 @@ TEST(TcpSplitThreadsTest, OverlappingPartsWorkAtTheSameTime) {
   const std::vector<std::vector<int>> parts = {{0, 1}, {1, 2}};
   with_engines(3, [&](int rank, Engine& engine) {
     std::vector<std::thread> threads;
-    for (std::uint32_t group = 0; group < 2; ++group) {
-      threads.emplace_back([&, group] {
+    for (std::uint32_t split_id = 0; split_id < 2; ++split_id) {
+      threads.emplace_back([&, split_id] {
         try {
-          with_part(engine, rank, parts[group], group, [&](Engine& part, int place) {
+          with_part(engine, rank, parts[split_id], split_id, [&](Engine& part, int index) {
             for (int i = 0; i < 10; ++i) {
-              check_every_operation(part, i % (part.lanes() + 1), place, 2);
+              check_every_operation(part, i % (part.lanes() + 1), index, 2);
             }
           });
         } catch (const Error& error) {
@@ -143,13 +143,13 @@ TEST(TcpSplitAbortTest, OfTheWholeEndsAWaitingSplit) {
 /// A rank that is not the first of the job is called by its number in the job.
 TEST(TcpSplitLostPeerTest, IsNamedAsInTheJob) {
   TcpWorld world(3);
-  run_as_ranks(3, [&](int rank, RankGroup& group) {
+  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     const std::unique_ptr<TcpEngine> engine = connect(world, rank);
     if (rank == 0) {
       return;
     }
     const auto part = engine->split({1, 2}, 0);
-    const auto guard = group.on_failure([&](const Status& status) { part->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { part->abort(status); });
     if (rank == 2) {
       return;
     }
@@ -168,10 +168,10 @@ TEST(TcpSplitLostPeerTest, IsNamedAsInTheJob) {
 TEST(TcpSplitTimeoutTest, NamesTheMissingRankAndLeavesTheEngineUsable) {
   TcpWorld world(3, 2);
   std::vector<std::unique_ptr<TcpEngine>> engines(3);
-  run_as_ranks(3, [&](int rank, RankGroup& group) {
+  run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     auto& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, rank);
-    const auto guard = group.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 2) {
       try {
         engine->split({1, 2}, 9);

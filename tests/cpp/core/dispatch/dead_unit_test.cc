@@ -1,4 +1,4 @@
-#include "csrc/core/dispatch/unit_watch.h"
+#include "csrc/core/dispatch/dead_unit.h"
 
 #include <chrono>
 #include <memory>
@@ -34,7 +34,7 @@ LaneReport unit(std::uint32_t lane, std::uint64_t order, bool stuck, std::uint32
 }
 
 /// `lanes[r]` is what rank r runs.
-std::optional<std::string> verdict(const std::vector<std::vector<LaneReport>>& lanes,
+std::optional<std::string> reason_of(const std::vector<std::vector<LaneReport>>& lanes,
                                    const std::vector<int>& subset = {}) {
   ProcessSetTable sets(static_cast<int>(lanes.size()));
   if (!subset.empty()) {
@@ -52,7 +52,7 @@ std::optional<std::string> verdict(const std::vector<std::vector<LaneReport>>& l
 }
 
 TEST(DeadUnit, AllWaitInIt) {
-  const auto text = verdict({{unit(1, 5, kStuck)}, {unit(1, 5, kStuck)}});
+  const auto text = reason_of({{unit(1, 5, kStuck)}, {unit(1, 5, kStuck)}});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(text->find("unit 5 of process set 0 on lane 1 ('t5') can never end"), std::string::npos)
       << *text;
@@ -62,7 +62,7 @@ TEST(DeadUnit, AllWaitInIt) {
 TEST(DeadUnit, ForWhomEachOfThemWaits) {
   LaneReport in_a_ring = unit(1, 1, kStuck, 1);
   in_a_ring.ahead = 2;
-  const auto text = verdict({{in_a_ring}, {}, {in_a_ring}, {in_a_ring}}, {0, 2, 3});
+  const auto text = reason_of({{in_a_ring}, {}, {in_a_ring}, {in_a_ring}}, {0, 2, 3});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(text->find("0 (for rank 3), 2 (for rank 0), 3 (for rank 2) wait"), std::string::npos)
       << *text;
@@ -70,38 +70,38 @@ TEST(DeadUnit, ForWhomEachOfThemWaits) {
 
 TEST(DeadUnit, SomeWaitAndTheOthersAreIdleOrFurther) {
   const auto text =
-      verdict({{unit(1, 5, kStuck)}, {}, {unit(1, 6, !kStuck)}, {unit(0, 4, !kStuck)}});
+      reason_of({{unit(1, 5, kStuck)}, {}, {unit(1, 6, !kStuck)}, {unit(0, 4, !kStuck)}});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(text->find("rank(s) 0 wait in it, rank(s) 1, 2, 3 are done with it"), std::string::npos)
       << *text;
 }
 
 TEST(DeadUnit, AMemberThatComputesOrMovesBytesKeepsItAlive) {
-  EXPECT_FALSE(verdict({{unit(1, 5, kStuck)}, {unit(1, 5, !kStuck)}, {}}).has_value());
+  EXPECT_FALSE(reason_of({{unit(1, 5, kStuck)}, {unit(1, 5, !kStuck)}, {}}).has_value());
 }
 
 TEST(DeadUnit, AMemberInAnEarlierUnitOfTheLaneKeepsItAlive) {
-  EXPECT_FALSE(verdict({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck)}}).has_value());
+  EXPECT_FALSE(reason_of({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck)}}).has_value());
   EXPECT_FALSE(
-      verdict({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck, 1)}, {unit(1, 4, !kStuck, 1)}}, {1, 2})
+      reason_of({{unit(1, 5, kStuck)}, {unit(1, 4, !kStuck, 1)}, {unit(1, 4, !kStuck, 1)}}, {1, 2})
           .has_value());
 }
 
 TEST(DeadUnit, TheFirstInTheOrderOfAgreementIsNamed) {
   // Rank 0 waits for rank 1, which waits in an earlier unit for a rank that is done with it.
   const auto text =
-      verdict({{unit(1, 5, kStuck)}, {unit(1, 4, kStuck, 1)}, {unit(1, 5, kStuck)}}, {1, 2});
+      reason_of({{unit(1, 5, kStuck)}, {unit(1, 4, kStuck, 1)}, {unit(1, 5, kStuck)}}, {1, 2});
   ASSERT_TRUE(text.has_value());
   EXPECT_NE(text->find("unit 4 of process set 1"), std::string::npos) << *text;
 }
 
 TEST(DeadUnit, RanksOutsideOfItsSetDoNotMatter) {
-  const auto text = verdict({{unit(1, 3, !kStuck)}, {unit(1, 4, kStuck, 1)}, {}}, {1, 2});
+  const auto text = reason_of({{unit(1, 3, !kStuck)}, {unit(1, 4, kStuck, 1)}, {}}, {1, 2});
   ASSERT_TRUE(text.has_value());
 }
 
 TEST(DeadUnit, NothingIsSaidOfUnknownSetsAndMissingAnswers) {
-  EXPECT_FALSE(verdict({{unit(1, 4, kStuck, 7)}, {}}).has_value());
+  EXPECT_FALSE(reason_of({{unit(1, 4, kStuck, 7)}, {}}).has_value());
   EXPECT_FALSE(dead_unit({}, ProcessSetTable(2), kLimit).has_value());
   Answers only;
   only.ranks = RankSet(0);
@@ -152,9 +152,9 @@ struct Watched {
   bool staged = false;     ///< tensors on GPUs pass through the host
 };
 
-class UnitWatchTest : public testing::TestWithParam<Watched> {
+class DeadUnitTest : public testing::TestWithParam<Watched> {
  protected:
-  UnitWatchTest() {
+  DeadUnitTest() {
     world_.size = 3;
     world_.transport = GetParam().transport;
     world_.peer_timeout_s = 0.5;
@@ -190,16 +190,16 @@ class UnitWatchTest : public testing::TestWithParam<Watched> {
   CoordinatorWorld world_;
 };
 
-TEST_P(UnitWatchTest, AnAllReduceThatOneLeavesOutEnds) { check(OpKind::kAllreduce); }
+TEST_P(DeadUnitTest, AnAllReduceThatOneLeavesOutEnds) { check(OpKind::kAllreduce); }
 
-TEST_P(UnitWatchTest, AnAllGatherThatOneLeavesOutEnds) { check(OpKind::kAllgather); }
+TEST_P(DeadUnitTest, AnAllGatherThatOneLeavesOutEnds) { check(OpKind::kAllgather); }
 
 /// Ranks that are not connected yet wait for the first one.
-TEST_P(UnitWatchTest, AnAllToAllThatOneLeavesOutEnds) { check(OpKind::kAlltoall); }
+TEST_P(DeadUnitTest, AnAllToAllThatOneLeavesOutEnds) { check(OpKind::kAlltoall); }
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
-    UnitWatchTest,
+    DeadUnitTest,
     testing::Values(Watched{"InProcess", Transport::kInProcess, {}},
                     Watched{"Tcp", Transport::kTcp, {}},
                     Watched{"HierarchicalBetweenHosts", Transport::kTcp, {0, 0, 1}},

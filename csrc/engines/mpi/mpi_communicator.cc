@@ -1,4 +1,4 @@
-#include "csrc/engines/mpi/mpi_team.h"
+#include "csrc/engines/mpi/mpi_communicator.h"
 
 #include <algorithm>
 #include <array>
@@ -41,17 +41,17 @@ std::size_t slot_bytes_for(const MpiTopology& topology) {
 
 }  // namespace
 
-MpiTeam::MpiTeam(const MpiPlugin& plugin,
-                 MpiHandle communicator,
+MpiCommunicator::MpiCommunicator(const MpiPlugin& plugin,
+                 MpiHandle handle,
                  double timeout_s,
                  const WaitCheck& interrupt)
-    : plugin_(plugin), timeout_s_(timeout_s), setup_(communicator) {
+    : plugin_(plugin), timeout_s_(timeout_s), setup_(handle) {
   check_mpi(plugin, plugin.rank(setup_, &topology_.rank), "MPI_Comm_rank");
   check_mpi(plugin, plugin.size(setup_, &topology_.size), "MPI_Comm_size");
   find_topology(interrupt);
 }
 
-MpiHandle MpiTeam::communicator_from(MakeCommunicator make,
+MpiHandle MpiCommunicator::communicator_from(MakeCommunicator make,
                                      const char* name,
                                      const WaitCheck& interrupt) {
   auto made = std::make_shared<MpiHandle>(0);
@@ -68,7 +68,7 @@ MpiHandle MpiTeam::communicator_from(MakeCommunicator make,
   return *made;
 }
 
-void MpiTeam::find_topology(const WaitCheck& interrupt) {
+void MpiCommunicator::find_topology(const WaitCheck& interrupt) {
   const auto by_node = [&plugin = plugin_, setup = setup_](MpiHandle* made) {
     return plugin.split_by_node(setup, made);
   };
@@ -90,7 +90,7 @@ void MpiTeam::find_topology(const WaitCheck& interrupt) {
   }
 }
 
-std::vector<MpiLane> MpiTeam::acquire(int count, const WaitCheck& interrupt) {
+std::vector<MpiLane> MpiCommunicator::acquire(int count, const WaitCheck& interrupt) {
   std::vector<int> state{generation_ + 1};
   for (const auto& use : uses_) {
     const auto completed = static_cast<int>(use->completed & kCountMask);
@@ -110,7 +110,7 @@ std::vector<MpiLane> MpiTeam::acquire(int count, const WaitCheck& interrupt) {
   return {lanes_.begin(), lanes_.begin() + count};
 }
 
-void MpiTeam::drop_lanes(const std::vector<int>& state) {
+void MpiCommunicator::drop_lanes(const std::vector<int>& state) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     const bool failed = state[3 * i + 1] != 0;
@@ -140,10 +140,10 @@ void MpiTeam::drop_lanes(const std::vector<int>& state) {
   memory_.resize(kept);
 }
 
-void MpiTeam::add_lanes(std::size_t count, const WaitCheck& interrupt) {
-  const auto copy_of = [&](MpiHandle communicator) {
-    const auto duplicate = [&plugin = plugin_, communicator](MpiHandle* made) {
-      return plugin.duplicate(communicator, made);
+void MpiCommunicator::add_lanes(std::size_t count, const WaitCheck& interrupt) {
+  const auto copy_of = [&](MpiHandle handle) {
+    const auto duplicate = [&plugin = plugin_, handle](MpiHandle* made) {
+      return plugin.duplicate(handle, made);
     };
     return communicator_from(duplicate, "MPI_Comm_dup", interrupt);
   };
@@ -166,7 +166,7 @@ void MpiTeam::add_lanes(std::size_t count, const WaitCheck& interrupt) {
   }
 }
 
-std::vector<std::vector<Pages>> MpiTeam::make_memory(std::vector<MpiLane>& lanes,
+std::vector<std::vector<Pages>> MpiCommunicator::make_memory(std::vector<MpiLane>& lanes,
                                                      const WaitCheck& interrupt) {
   const std::size_t slot_bytes = slot_bytes_for(topology_);
   const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
@@ -226,7 +226,7 @@ std::vector<std::vector<Pages>> MpiTeam::make_memory(std::vector<MpiLane>& lanes
   return memory;
 }
 
-std::string MpiTeam::name_of_node(const WaitCheck& interrupt) {
+std::string MpiCommunicator::name_of_node(const WaitCheck& interrupt) {
   constexpr int kWords = 2;
   auto words = std::make_shared<std::array<unsigned, kWords>>();
   std::random_device random;
@@ -241,7 +241,7 @@ std::string MpiTeam::name_of_node(const WaitCheck& interrupt) {
   return name.str();
 }
 
-std::vector<int> MpiTeam::maximum(std::vector<int> values,
+std::vector<int> MpiCommunicator::maximum(std::vector<int> values,
                                   const char* what,
                                   const WaitCheck& interrupt) {
   auto buffer = std::make_shared<std::vector<int>>(std::move(values));
@@ -258,7 +258,7 @@ std::vector<int> MpiTeam::maximum(std::vector<int> values,
   return *buffer;
 }
 
-void MpiTeam::wait(MpiHandle request,
+void MpiCommunicator::wait(MpiHandle request,
                    const char* what,
                    std::shared_ptr<void> buffers,
                    const WaitCheck& interrupt) {

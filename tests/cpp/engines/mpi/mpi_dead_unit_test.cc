@@ -17,10 +17,10 @@
 namespace aiacc {
 namespace {
 
-class MpiWatchTest : public testing::TestWithParam<OpKind> {};
+class MpiDeadUnitTest : public testing::TestWithParam<OpKind> {};
 
 /// The last rank leaves an operation out; within a node and between nodes alike.
-TEST_P(MpiWatchTest, AnOperationThatOneRankLeavesOutEnds) {
+TEST_P(MpiDeadUnitTest, AnOperationThatOneRankLeavesOutEnds) {
   const MpiIdentity identity = mpi_initialize(0, 30);
   const int rank = identity.rank;
   const int size = identity.size;
@@ -48,7 +48,7 @@ TEST_P(MpiWatchTest, AnOperationThatOneRankLeavesOutEnds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds,
-                         MpiWatchTest,
+                         MpiDeadUnitTest,
                          testing::Values(OpKind::kAllreduce,
                                          OpKind::kAllgather,
                                          OpKind::kAlltoall,

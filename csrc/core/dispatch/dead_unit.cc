@@ -1,4 +1,4 @@
-#include "csrc/core/dispatch/unit_watch.h"
+#include "csrc/core/dispatch/dead_unit.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -10,7 +10,7 @@
 namespace aiacc {
 namespace {
 
-auto place_of(const LaneReport& unit) { return std::tie(unit.order, unit.process_set, unit.unit); }
+auto dispatch_order(const LaneReport& unit) { return std::tie(unit.order, unit.process_set, unit.unit); }
 
 /// What each rank says of each lane.
 using Lanes = std::map<std::pair<int, std::uint32_t>, const LaneReport*>;
@@ -30,10 +30,10 @@ const LaneReport* lane_of(const Lanes& lanes, int rank, std::uint32_t lane) {
 }
 
 bool keeps_alive(const LaneReport* current, const LaneReport& unit) {
-  if (current == nullptr || place_of(*current) > place_of(unit)) {
+  if (current == nullptr || dispatch_order(*current) > dispatch_order(unit)) {
     return false;
   }
-  return place_of(*current) < place_of(unit) || !current->stuck;
+  return dispatch_order(*current) < dispatch_order(unit) || !current->stuck;
 }
 
 std::string describe(const LaneReport& unit,
@@ -45,7 +45,7 @@ std::string describe(const LaneReport& unit,
   for (std::size_t member = 0; member < members.size(); ++member) {
     const int rank = members[member];
     const LaneReport* current = lane_of(lanes, rank, unit.lane);
-    const bool inside = current != nullptr && place_of(*current) == place_of(unit);
+    const bool inside = current != nullptr && dispatch_order(*current) == dispatch_order(unit);
     std::string& list = inside ? waiting : done;
     list += (list.empty() ? "" : ", ") + std::to_string(rank);
     if (inside && current->ahead > 0) {
@@ -77,7 +77,7 @@ std::optional<std::string> dead_unit(const Answers& answers,
     const LaneReport& unit = answer.report;
     const auto members = sets.members(unit.process_set);
     if (!unit.stuck || members == nullptr ||
-        (first != nullptr && place_of(*first) <= place_of(unit))) {
+        (first != nullptr && dispatch_order(*first) <= dispatch_order(unit))) {
       continue;
     }
     const bool alive = std::any_of(members->begin(), members->end(), [&](int rank) {

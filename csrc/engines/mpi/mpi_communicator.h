@@ -14,19 +14,19 @@
 
 namespace aiacc {
 
-/// Where the ranks of a team are. A node is a set of ranks that can share memory.
+/// Where the ranks of a communicator are. A node is a set of ranks that can share memory.
 struct MpiTopology {
   int rank = 0;
   int size = 1;
-  int node_rank = 0;  ///< within the group that shares memory in all-reduces
+  int node_rank = 0;  ///< within the node, the ranks that share memory in all-reduces
   int node_size = 1;
-  /// Number of such groups. If nodes have different numbers of ranks, every rank is a group.
+  /// Number of nodes. If nodes have different numbers of ranks, every rank is a node.
   int nodes = 1;
 };
 
-/// What one lane of an engine works with. Lives in the team; engines borrow it.
+/// What one lane of an engine works with. Lives in the communicator; engines borrow it.
 struct MpiLane {
-  std::vector<void*> segments;  ///< of a NodeChannel, one per rank of the group
+  std::vector<void*> segments;  ///< of a NodeChannel, one per rank of the node
   std::size_t slot_bytes = 0;
   /// Communicators with the ranks of the same node_rank, and with all ranks; unused with one node.
   MpiHandle cross = 0;
@@ -49,22 +49,22 @@ struct MpiLaneUse {
 /// when one is destroyed, which happens at a time of each rank's own choice.
 /// Threads: one at a time, except `spoil`. Blocking: where said, up to the timeout or until the
 /// caller's `interrupt` throws.
-class MpiTeam {
+class MpiCommunicator {
  public:
-  /// `communicator` is the team's own from now on. Collective, blocks.
-  MpiTeam(const MpiPlugin& plugin,
-          MpiHandle communicator,
+  /// `handle` is the communicator's own from now on. Collective, blocks.
+  MpiCommunicator(const MpiPlugin& plugin,
+          MpiHandle handle,
           double timeout_s,
           const WaitCheck& interrupt = {});
-  MpiTeam(const MpiTeam&) = delete;
-  MpiTeam& operator=(const MpiTeam&) = delete;
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
 
   const MpiPlugin& plugin() const { return plugin_; }
   const MpiTopology& topology() const { return topology_; }
-  MpiHandle communicator() const { return setup_; }
+  MpiHandle handle() const { return setup_; }
 
   /// `count` lanes in their initial state. Collective, blocks. Throws Error(kEngine) on every rank if
-  /// a host has no memory for them; the team is as before then.
+  /// a host has no memory for them; the communicator is as before then.
   std::vector<MpiLane> acquire(int count, const WaitCheck& interrupt = {});
 
   /// For the thread of an acquired lane, to note what becomes of each operation.
@@ -112,7 +112,7 @@ class MpiTeam {
   int generation_ = 0;
   std::atomic<bool> spoilt_{false};
   MpiTopology topology_;
-  MpiHandle setup_ = 0;  ///< all ranks of the team; not used by lanes
+  MpiHandle setup_ = 0;  ///< all ranks of the communicator; not used by lanes
   MpiHandle node_ = 0;
   MpiHandle cross_ = 0;
   std::vector<MpiLane> lanes_;

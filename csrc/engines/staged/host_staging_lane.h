@@ -19,7 +19,7 @@
 
 namespace aiacc {
 
-/// What HostLanes and its parts on the lanes' threads have in common.
+/// What HostStagedEngine and its parts on the lanes' threads have in common.
 struct HostWork {
   Cancellation cancellation;  ///< its status is the first failure, or that of the abort
   /// Ends the operations of the engine for host memory, after a failure.
@@ -54,13 +54,13 @@ struct HostPart {
 /// result that is none looks like one.
 ///
 /// Threads: `pass` and the destructor: the issuing one.
-class HostLane {
+class HostStagingLane {
  public:
-  explicit HostLane(std::string name);
+  explicit HostStagingLane(std::string name);
   /// Waits for the streams, a while.
-  ~HostLane();
-  HostLane(const HostLane&) = delete;
-  HostLane& operator=(const HostLane&) = delete;
+  ~HostStagingLane();
+  HostStagingLane(const HostStagingLane&) = delete;
+  HostStagingLane& operator=(const HostStagingLane&) = delete;
 
   /// Queues a part, which begins after `ready`; its result is there at the mark that is returned. Needs
   /// a Device::Scope. Takes memory, and may wait for the GPU, when parts grow.

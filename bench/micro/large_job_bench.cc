@@ -1,7 +1,7 @@
 // What agreeing on the tensors of a large job costs the busiest rank: bytes, memory, time.
 //
-//   agreement_bench RANKS GPUS_PER_HOST CACHE_CAPACITY STEPS < tensors
-//   agreement_bench RANKS LANES
+//   large_job_bench RANKS GPUS_PER_HOST CACHE_CAPACITY STEPS < tensors
+//   large_job_bench RANKS LANES
 //
 // Each line of `tensors` is a name and the extents of its shape, fp32; GPUS_PER_HOST 0: in host
 // memory. All ranks submit all tensors, in the same order, and a round decides on them. Only rank 0's
@@ -276,8 +276,8 @@ int main(int argc, char** argv) {
   }
   if (argc != 5) {
     std::fprintf(stderr,
-                 "usage: agreement_bench RANKS GPUS_PER_HOST CACHE_CAPACITY STEPS < tensors\n"
-                 "       agreement_bench RANKS LANES\n");
+                 "usage: large_job_bench RANKS GPUS_PER_HOST CACHE_CAPACITY STEPS < tensors\n"
+                 "       large_job_bench RANKS LANES\n");
     return 2;
   }
   Job job(std::atoi(argv[1]),

@@ -1,4 +1,4 @@
-#include "csrc/engines/hierarchical/host_lane.h"
+#include "csrc/engines/staged/host_staging_lane.h"
 
 #include <sys/prctl.h>
 
@@ -21,9 +21,9 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress
 
 }  // namespace
 
-HostLane::HostLane(std::string name) : name_(std::move(name)), thread_([this] { work(); }) {}
+HostStagingLane::HostStagingLane(std::string name) : name_(std::move(name)), thread_([this] { work(); }) {}
 
-HostLane::~HostLane() {
+HostStagingLane::~HostStagingLane() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -55,7 +55,7 @@ HostLane::~HostLane() {
   }
 }
 
-HostLane::Way& HostLane::way_to(const std::shared_ptr<Device>& device) {
+HostStagingLane::Way& HostStagingLane::way_to(const std::shared_ptr<Device>& device) {
   Way& way = ways_[device->ordinal()];
   if (way.device != nullptr) {
     return way;
@@ -79,7 +79,7 @@ HostLane::Way& HostLane::way_to(const std::shared_ptr<Device>& device) {
 }
 
 /// Outgrown memory stays until the end: parts may be on their way through it.
-HostLane::Slot& HostLane::next_slot(Way& way, std::size_t bytes) {
+HostStagingLane::Slot& HostStagingLane::next_slot(Way& way, std::size_t bytes) {
   Slot& slot = way.slots[way.next];
   way.next = (way.next + 1) % way.slots.size();
   if (bytes > slot.capacity) {
@@ -95,7 +95,7 @@ HostLane::Slot& HostLane::next_slot(Way& way, std::size_t bytes) {
   return slot;
 }
 
-std::unique_ptr<StreamSignal> HostLane::signal() {
+std::unique_ptr<StreamSignal> HostStagingLane::signal() {
   const std::lock_guard lock(mutex_);
   if (spare_.empty()) {
     return std::make_unique<StreamSignal>();
@@ -105,7 +105,7 @@ std::unique_ptr<StreamSignal> HostLane::signal() {
   return signal;
 }
 
-Mark HostLane::pass(const std::shared_ptr<HostWork>& work,
+Mark HostStagingLane::pass(const std::shared_ptr<HostWork>& work,
                     const std::shared_ptr<Device>& device,
                     HostPart part,
                     const Mark& ready) {
@@ -149,7 +149,7 @@ Mark HostLane::pass(const std::shared_ptr<HostWork>& work,
   return slot.drained;
 }
 
-void HostLane::work() {
+void HostStagingLane::work() {
   prctl(PR_SET_NAME, name_.substr(0, 15).c_str());
   prctl(PR_SET_TIMERSLACK, 1000UL);  // engines sleep for tens of microseconds between tests
   std::unique_lock lock(mutex_);
@@ -176,7 +176,7 @@ void HostLane::work() {
 }
 
 /// Returns when the copy back may begin: when the part is there, or nobody wants it any more.
-void HostLane::do_job(Job& job) {
+void HostStagingLane::do_job(Job& job) {
   HostWork& work = *job.work;
   try {
     const Device::Scope scope(*job.device);
