@@ -112,7 +112,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class RankTopology:
-    """Where a rank stands among those of its host, and among the hosts."""
+    """Rank and size within the host, and across hosts."""
 
     local_rank: int
     local_size: int
@@ -123,7 +123,7 @@ class RankTopology:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What all ranks will run; equal on every rank."""
+    """The configuration of the job; equal on every rank."""
 
     engine: str
     #: Why not engine mpi although mpirun started the job, for the log; "" if nothing is to be said.

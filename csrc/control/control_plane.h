@@ -29,8 +29,7 @@ struct RankBlock {
   }
 };
 
-/// How often whoever waits looks after its peers within AIACC_PEER_TIMEOUT_S. Many looks, so that a
-/// peer that answers shortly before the limit is spared, and the limit is kept nevertheless.
+/// Liveness checks per AIACC_PEER_TIMEOUT_S while a thread waits. Enough of them that a peer which answers just before the limit survives, and that the limit is still met.
 constexpr int kLooksPerTimeout = 32;
 
 /// Small messages between the coordinators of all ranks.
@@ -57,19 +56,18 @@ class ControlPlane {
   /// Blocks until every rank has joined. Throws the fatal Error (peer lost, aborted, protocol).
   virtual void all_reduce(Bytes& message, const Combine& combine) = 0;
 
-  /// Takes in what has arrived, without blocking: answers pings, throws if a peer is gone or
-  /// aborted.
+  /// Processes what has arrived, without blocking: answers pings, throws if a peer is gone or aborted.
   virtual void service() = 0;
 
   /// True when some rank has started the next round.
   virtual bool round_pending() const = 0;
 
-  /// Sleeps until there is something to `service`, `wake` was called, or the deadline has come.
+  /// Sleeps until there is something to `service`, `wake` is called, or the deadline passes.
   /// Any thread, several at once; reads nothing itself. What ended it goes on ending every wait
   /// until the progress thread takes it in (`service`, `take_wakes`): a thread that sleeps here and then has
   /// to queue for its turn as progress thread must not keep the wake-up from the one whose turn it is.
   virtual void wait(Clock::time_point deadline) = 0;
-  /// Forgets the wake-ups so far; look at all that they may have been for afterwards.
+  /// Clears pending wake-ups. Check every condition that they may have signalled afterwards.
   virtual void take_wakes() noexcept = 0;
 
   /// Ends a `wait`; remembered when nobody waits. Any thread, async-signal-safe.
@@ -79,7 +77,7 @@ class ControlPlane {
   virtual void wake_at(Clock::time_point deadline) noexcept = 0;
 
   /// While claimed, arriving messages do not end `wait`, only `wait_claimed`, `wake` and the end of
-  /// the grace period do: a thread that comes back soon is not raced by the one in `wait`.
+  /// the grace period do: so a thread that returns soon does not race the one in `wait`.
   virtual void claim() = 0;
   virtual void unclaim() noexcept = 0;
   /// Starts the grace period: unless `claim` is called again, `wait` returns after `grace`.
@@ -87,17 +85,16 @@ class ControlPlane {
   /// The progress thread's `wait`, with `take_wakes`.
   virtual void wait_claimed(Clock::time_point deadline) = 0;
 
-  /// Asks silent peers whether they live; throws Error(kPeerLost) when one has not answered within
+  /// Pings silent peers; throws Error(kPeerLost) when one has not answered within
   /// the time limit. Progress thread only, called kLooksPerTimeout times in that limit while operations are
-  /// outstanding: whoever has not looked for long was stopped itself, and asks anew.
+  /// outstanding: a caller that has not checked for long was itself stopped, and pings again.
   virtual void check_peers() = 0;
 
   /// Makes the running and every later `all_reduce` of this rank throw `status`; the first one
   /// wins. Any thread.
   virtual void interrupt(const Status& status) noexcept = 0;
 
-  /// Tells all ranks that the job ends here and why (kShutdown: orderly), best effort, once; they
-  /// pass it on. Progress thread only. Nothing can be sent afterwards.
+  /// Broadcasts that the job ends here and why (kShutdown: orderly). Best effort, once; receivers forward it. Progress thread only. Nothing can be sent afterwards.
   virtual void abort(const Status& status) noexcept = 0;
 
   /// Rounds completed and bytes sent since the start, heartbeats included.

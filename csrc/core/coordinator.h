@@ -27,16 +27,13 @@ namespace aiacc {
 struct CoordinatorOptions {
   Parameters parameters;
   std::size_t cache_capacity = 4096;
-  std::chrono::microseconds linger{500};  ///< how long a lonely submission waits for company
-  /// How long a round of another rank is left alone that nothing can come of yet. What is not about
-  /// tensors, such as a question about stalls, waits as long at most. Whoever has waited so long
-  /// may ask whether others wait for something similar (near_miss.h).
+  std::chrono::microseconds linger{500};  ///< how long a submission waits for others to share its round
+  /// How long to ignore a peer's round that cannot progress without this rank. Also the longest delay of anything but tensors, such as a stall query. A wait of this length may trigger the check for nearly equal names (near_miss.h).
   std::chrono::microseconds patience{1'000'000};
   double peer_timeout_s = 4.0;
   double stall_warn_s = 60.0;
   double stall_fail_s = 0.0;
-  /// How long nothing may move in a unit before all ranks compare what their lanes are at. Several
-  /// times what a rank may be stopped, see dead_unit.
+  /// How long a unit may make no progress before all ranks compare the states of their lanes. Several times as long as a rank may be stopped, see dead_unit.
   double unit_timeout_s = 60.0;
   std::string stall_file;  ///< JSON lines of every stall are appended here; "" for none
   /// Without an engine for GPUs: how tensors are staged, see DevicePathOptions.
@@ -58,8 +55,7 @@ struct CoordinatorStats {
 ///
 /// Threads: public methods from any. Inside, one thread at a time is the *progress thread*: the background
 /// thread, or a thread in `wait`, which saves two thread switches. Whoever holds `progress_mutex_` is it.
-/// A round starts when there is news worth it: a unit's worth of bytes, a flush or wait, the
-/// linger's end, another rank's round that this rank can help on. Otherwise everything sleeps.
+/// A round starts when it is worth one: a unit's worth of bytes, a flush or wait, the end of the linger time, a peer's round that this rank can contribute to. Otherwise every thread sleeps.
 /// Failure: the first fatal status is latched; everything outstanding and all later calls fail
 /// with it, on every rank.
 class Coordinator {
@@ -94,7 +90,7 @@ class Coordinator {
   /// False for set 0 and one that is not registered. Collective over all ranks, blocks. What is not
   /// ready in the set by then fails on every member; what is under way goes on.
   bool remove_process_set(std::uint32_t id, const std::function<void()>& on_tick = {});
-  /// The process sets of the moment as this rank sees them.
+  /// The process sets that exist now, as this rank sees them.
   const CommunicatorTable& communicators() const { return communicators_; }
 
   /// Proposes new parameters to all ranks; they take effect together, after a later round. Throws
@@ -140,7 +136,7 @@ class Coordinator {
   Engine& engine_;
   Timeline& timeline_;
   const CoordinatorOptions options_;
-  const Clock::duration tick_;  ///< how often to look around while something is outstanding
+  const Clock::duration tick_;  ///< period of the checks while something is outstanding
 
   TensorTable table_;
   StuckDetector stuck_detector_;

@@ -15,7 +15,7 @@
 
 namespace aiacc {
 
-/// What the ranks agreed on at bootstrap, and where this one stands.
+/// The result of the bootstrap: what all ranks agreed on, and this rank's numbers.
 struct RankTopology {
   int rank = 0;
   int size = 1;

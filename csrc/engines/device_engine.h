@@ -16,7 +16,7 @@
 
 namespace aiacc {
 
-/// How the elements of an all-reduce are added up on GPUs.
+/// How an all-reduce on GPUs combines elements.
 struct DeviceReduction {
   DataType dtype = DataType::kFloat32;  ///< of the elements, unless `wire` says another one
   ReduceOp op = ReduceOp::kSum;
@@ -39,16 +39,14 @@ constexpr DataType dtype_on_wire(const DeviceReduction& reduction) {
 /// Moves tensors in the memory of GPUs between ranks. For host memory see Engine.
 ///
 /// Streams: every lane has a stream. What is given to an operation is what earlier work on that
-/// stream has left in memory, and `recv` holds the result for later work on it. Nothing else orders
-/// an operation: who calls makes the stream wait for whoever wrote the tensors.
+/// stream has left in memory, and `recv` holds the result for later work on it. Operations are ordered by that stream alone: the caller makes it wait for the producers of the tensors.
 /// Memory: any of the device.
 /// Blocking: operations return when they are on the stream, and wait for no GPU, except where an
 /// engine says so.
 /// Threads and order: all operations of an engine, and of all that were split from it, are issued by one
 /// thread, in an order that is equal on all ranks over all lanes together. The *express lane* is one
 /// more than the numbered lanes; it may be one of them under another number.
-/// Start: construction and `split` concern this rank alone; the first operation connects the ranks,
-/// and waits for them, so that a job which never uses a GPU does not touch it.
+/// Start: construction and `split` are local. The first operation connects the ranks and blocks until they are there, so a job that never uses a GPU never touches one.
 /// Failure: operations throw Error. `abort` makes the GPU leave those that are under way, and later ones
 /// throw its status; `quiesce` tells when the GPU has left.
 class DeviceEngine {
@@ -111,7 +109,7 @@ class DeviceEngine {
   /// one. Any thread.
   virtual std::shared_ptr<Device> open(int ordinal) = 0;
 
-  /// The device that the operations of this engine are about. The first call decides: open(ordinal).
+  /// The device on which this engine's operations run. The first call decides: open(ordinal).
   /// Later ones give that number again, or -1.
   virtual std::shared_ptr<Device> device(int ordinal) = 0;
 
@@ -125,15 +123,13 @@ class DeviceEngine {
   /// with the same address before may still be queued. Waits for the GPU when it has to grow; else not.
   virtual void* buffer(int lane, std::size_t bytes) = 0;
 
-  /// Operations between these two, at most one on a lane, are handed over together, for engines that
-  /// pay for every time they do so; the default is that each is handed over by itself. Between them nothing
+  /// Operations between these calls, at most one per lane, are launched together by engines with a cost per launch; by default each is launched by itself. Between them nothing
   /// else of the engine is called. Both throw what operations do. After a failure in between, the
   /// engine is only aborted. The issuing thread's.
   virtual void begin_group() {}
   virtual void end_group() {}
 
-  /// The rest of the text of an error if it cannot do that reduction on a device,
-  /// such as "dtype uint16 (expected ...)"; else "". Equal on all ranks, if they know of each other's GPUs
+  /// The tail of an error message if the engine cannot perform that reduction on a device, such as "dtype uint16 (expected ...)"; else "". Equal on all ranks, if they know of each other's GPUs
   /// (EngineContext). Needs a
   /// Device::Scope of the device that it is about.
   virtual std::string refusal(const DeviceReduction& reduction) const = 0;
@@ -143,8 +139,7 @@ class DeviceEngine {
   /// nothing in a step calls it. Any thread.
   virtual bool quiesce(Clock::time_point deadline) noexcept = 0;
 
-  /// Throws Error if the GPU or the library has failed since. Called now and then by any thread; does
-  /// not wait.
+  /// Throws Error if the GPU or the library has failed since. Called periodically, by any thread; does not block.
   virtual void check() = 0;
 
   /// From any thread, any number of times; the first status wins.

@@ -49,17 +49,14 @@ class Engine {
   /// Concatenates `bytes_of[r]` bytes of every rank r, in rank order, into `recv` on every rank.
   virtual void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) = 0;
 
-  /// Reduces as all_reduce and leaves to every rank its own part: rank r gets `counts[r]` elements,
-  /// which follow those of the ranks before it. `send` holds all of them, `recv` the own part; no
-  /// overlap.
+  /// Reduces like all_reduce, but rank r receives only its part: `counts[r]` elements, parts being laid out in rank order. `send` holds the whole input, `recv` this rank's part; they must not overlap.
   virtual void reduce_scatter(int lane,
                               const void* send,
                               void* recv,
                               const PerRank& counts,
                               const Reduction& reduction) = 0;
 
-  /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; pieces lie one
-  /// after another in rank order on both sides. What rank a sends to b is what b expects from a.
+  /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; both buffers are contiguous, in rank order. What rank a sends to b is what b expects from a.
   /// One at a time, in the same order on all ranks, whatever lanes they are on: all lanes share the
   /// connections between every two ranks.
   virtual void all_to_all(int lane,
@@ -68,15 +65,13 @@ class Engine {
                           const PerRank& send_bytes,
                           const PerRank& recv_bytes) = 0;
 
-  /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
-  /// their place in `members`, which is ascending and names this rank. `split_id` is a number that no
+  /// An engine of the same kind, with as many lanes, over a subset of the ranks. A rank's new number is its index in `members`, which is ascending and includes this rank. `split_id` is a number that no
   /// other split of this engine, or of one that came from it, has had. Collective over `members`,
   /// blocks until all are connected. The new engine must end before this one; `abort` of this one does
   /// not reach it.
   virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) = 0;
 
-  /// Seconds in which bytes that this rank sent on a numbered lane had not arrived yet, since the
-  /// engine came up: the time that the network took, and not a rank. 0 if the engine does not know.
+  /// Seconds since the start during which bytes sent on a numbered lane were unacknowledged: time spent in the network, not in a rank. 0 if the engine cannot measure it.
   /// Any thread.
   virtual double send_busy_s(int lane) const {
     static_cast<void>(lane);
@@ -84,7 +79,7 @@ class Engine {
   }
 
   /// Whether the operation that runs on a lane, the express lane included, waits for other ranks, and
-  /// nothing has moved for long. Zero if it computes, and if the engine cannot tell. Any thread.
+  /// nothing has moved for long. Empty while the lane computes, and if the engine cannot tell. Any thread.
   virtual LaneWait waits(int lane) const {
     static_cast<void>(lane);
     return {};

@@ -7,8 +7,7 @@
 
 namespace aiacc {
 
-/// Which lane a unit takes: the one that would be through with it first if every lane moved bytes
-/// at the speed of its weight.
+/// Assigns units to lanes: each goes to the lane that would finish it first if lanes moved bytes in proportion to their weights.
 ///
 /// A replicated state machine: it knows the bytes that it gave to the lanes since `clear`, not how
 /// far they have come. So it decides alike on all ranks that make the same calls, with no message,

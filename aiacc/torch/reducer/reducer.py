@@ -120,7 +120,7 @@ class GradientReducer:
         self._hooks.clear()
 
     def finish(self) -> None:
-        """Submit what no backward pass has, then wait for all in the order of submission.
+        """Submit gradients that no backward pass did, then wait for all in order of submission.
 
         A parameter without gradient takes part with zeros, for another rank may have one. May agree
         with the other ranks on buckets for later steps.

@@ -19,8 +19,7 @@
 
 namespace aiacc {
 
-/// What a connection is for. Part of the wire format. A probe ends with its hello: it only finds
-/// out whether the other rank is still there.
+/// The purpose of a connection. Part of the wire format. A probe ends after its hello: it only checks that the peer is alive.
 enum class ChannelKind : std::uint8_t {
   kControl = 1,
   kRing = 2,

@@ -15,7 +15,7 @@
 
 namespace aiacc {
 
-/// Accepted connections that have not said yet who they are.
+/// Accepted connections whose handshake is not complete.
 ///
 /// Anybody can open one, so they get neither much time nor many descriptors: `patience` for the
 /// whole hello, and at most kMost at a time, or fewer where descriptors are short; the oldest gives

@@ -8,7 +8,7 @@
 
 namespace aiacc {
 
-/// Finds a unit that can never end, in what all ranks say of their lanes in one round. Pure, and equal
+/// Detects a unit that can never complete, from the lane states that all ranks report in one round. Pure, and equal
 /// on all ranks.
 ///
 /// Every rank answers pings, so nobody else notices ranks that disagree about a unit after it was

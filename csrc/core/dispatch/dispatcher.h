@@ -24,7 +24,7 @@
 
 namespace aiacc {
 
-/// From agreement to result: plans units and has the lanes move them.
+/// From negotiated response to result: plans units and queues them on lanes.
 ///
 /// Threads: the progress thread's, except where it says so.
 ///
@@ -33,7 +33,7 @@ namespace aiacc {
 /// the rounds, in which all ranks take part: so all members put it into the same lane, whatever else
 /// each of them runs there. Of the units that are not done take the first in the order of agreement:
 /// on none of its members another one is before it in its lane, so all of them come to run it, and it
-/// ends. Hence no ranks wait for each other crosswise.
+/// ends. Hence ranks cannot deadlock across lanes.
 ///
 /// Units of tensors on GPUs that are queued on streams (DeviceExecutor) are issued by one launching thread
 /// in the order of their agreement. Units on GPUs are finished here when they are queued.
@@ -72,7 +72,7 @@ class Dispatcher {
     Clock::time_point when;
   };
   std::optional<Failure> failure() const;
-  /// Adds one, unless there is one. Any thread.
+  /// Records a failure, unless one is recorded already. Any thread.
   void record_failure(const Status& status) noexcept;
 
   /// Lets units in flight, and new process sets that connect, end until the deadline.
@@ -84,7 +84,7 @@ class Dispatcher {
   std::uint64_t data_bytes() const { return data_bytes_.load(); }
 
  private:
-  /// What the plans of one process set go on from; equal on all its members.
+  /// State that successive plans of one process set share; equal on all its members.
   struct Numbering {
     std::uint64_t next_seq = 0;
     LaneLoads loads;

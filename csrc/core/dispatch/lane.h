@@ -33,7 +33,7 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// Appends a unit and gives an old one back, whose memory is to be used again. With `notify` the worker starts on it at once; without, the caller must
+  /// Appends a unit, and swaps a finished one back so that its memory is reused. With `notify` the worker starts on it at once; without, the caller must
   /// `help` or `start` before it waits for anything.
   void push(Unit& unit, bool notify);
   /// Lets the worker run what is queued.
@@ -50,7 +50,7 @@ class Lane {
     std::uint64_t order = 0;
     std::uint64_t unit = 0;
     std::shared_ptr<const Communicator> communicator;
-    std::vector<const Operation*> operations;  ///< to be compared only: they may be over
+    std::vector<const Operation*> operations;  ///< for comparison only: they may have finished
     bool running = false;
   };
   std::optional<Current> current() const;

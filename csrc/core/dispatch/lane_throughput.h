@@ -11,7 +11,7 @@
 
 namespace aiacc {
 
-/// How fast the lanes of an engine are, as this rank sees them, and what weights would suit them.
+/// Measures the throughput of an engine's lanes on this rank and suggests weights for them.
 ///
 /// Only units of nearly full size count, since the time of small ones is latency. No lane is judged
 /// before all have worked for kWindow, and twice in a row: one odd step changes nothing.

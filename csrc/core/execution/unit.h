@@ -52,7 +52,7 @@ class PackBuffer {
 };
 
 /// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes `scale`
-/// divide, which is exact; others are a hair more for integers, so that whole results survive truncation.
+/// divide, which is exact; for integers other factors are rounded up slightly, so that whole results survive truncation.
 double average_factor(DataType dtype, int size, double postscale);
 
 /// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack. A single slice is worked on

@@ -16,8 +16,7 @@
 
 namespace aiacc {
 
-/// The unit that a lane of the sender runs, or will run next. Says nothing that only one rank could
-/// say, so that the reports of all ranks are a few.
+/// The unit that a lane of the sender runs, or will run next. Holds nothing specific to one rank, so equal reports of all ranks merge into a few.
 struct LaneReport {
   std::uint32_t lane = 0;
   std::uint32_t process_set = 0;
@@ -51,7 +50,7 @@ struct PendingName {
   RankSet ranks;
 };
 
-/// What several ranks say of a lane alike.
+/// A lane report that several ranks have in common.
 struct LaneAnswer {
   LaneReport report;
   RankSet ranks;
@@ -91,7 +90,7 @@ struct RoundMessage {
   /// sends it again.
   std::optional<std::string> cut;
 
-  /// What this rank has to say besides flags and bits is forgotten.
+  /// Discards everything but flags and bits.
   void clear_entries();
   void encode(Bytes& out) const;
   /// Bytes come from the network: throws Error(kPeerLost) on anything malformed, never reads

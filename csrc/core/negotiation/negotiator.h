@@ -16,7 +16,7 @@
 
 namespace aiacc {
 
-/// A tensor on which all ranks have agreed, or agreed to disagree.
+/// The outcome for one tensor: ready, or failed with the same status on every rank.
 struct Response {
   std::uint64_t ticket = 0;  ///< what this rank gave to `submit`; 0: it has joined, see `zeros`
   /// Rows that come from every member of the process set: all-gather (of each tensor of the group in
@@ -73,7 +73,7 @@ class Negotiator {
   /// `ticket` is not 0.
   void submit(const Request& request, std::uint64_t ticket);
 
-  /// Something that must travel now, whoever waits: an answer, a proposal, a freed slot's owner, the
+  /// Whether a round must start now, even if nobody waits: an answer, a proposal, a freed slot's owner, the
   /// bits of a rank that has joined.
   bool urgent() const { return answer_due_ || proposal_.has_value() || news_; }
 

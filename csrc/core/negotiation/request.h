@@ -49,7 +49,7 @@ struct TensorSpec {
 bool operator==(const TensorSpec& a, const TensorSpec& b);
 inline bool operator!=(const TensorSpec& a, const TensorSpec& b) { return !(a == b); }
 
-/// What a rank asks for: everything that the ranks must agree on before bytes move.
+/// A request for an operation: everything that the ranks must agree on before data moves.
 ///
 /// The request itself is the first tensor; a group has more of them, which become ready together.
 struct Request : TensorSpec {

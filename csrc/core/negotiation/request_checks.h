@@ -8,14 +8,13 @@
 
 namespace aiacc {
 
-/// What needs no other rank to be known as wrong. Pure.
+/// Validates a request locally: rejected here it fails one call, sent it would abort the job. Pure.
 ///
-/// What the other ranks could not decode, or the engine not do, must not leave this rank: there it
-/// would end the job. `members` are the ranks of the request's process set, ascending.
+/// Rejects what other ranks could not decode, or the engine could not perform. `members` are the ranks of the request's process set, ascending.
 /// Throws Error(kInvalidArgument), or Error(kUnsupported) for a number of ranks.
 void check_request(const Request& request, const std::vector<int>& members);
 
-/// The same of what another rank has sent, in text: "" if a rank of `members` can have submitted it.
+/// Validates what another rank has sent; returns the problem as text: "" if a rank of `members` can have submitted it.
 /// `common` is what decode_common returns, `part` one of its senders' own. Pure.
 std::string common_problem(const Request& common, const std::vector<int>& members);
 std::string part_problem(const Request& common,

@@ -12,7 +12,7 @@
 
 namespace aiacc {
 
-/// Who says something, and what is different between them.
+/// The ranks that sent an entry, and the parts in which their requests differ.
 struct Senders {
   struct Share {
     RankSet ranks;
@@ -52,7 +52,7 @@ struct Entry {
   std::uint32_t position = 0;  ///< its place in what the highest of the ranks has submitted
 };
 
-/// At most so much is said in one round, whatever the number of ranks, or a single thing.
+/// Upper limit of the entries of one round, for any number of ranks; a single entry may exceed it.
 inline constexpr std::size_t kRoundBudget = std::size_t{4} << 20;
 /// What counts for an entry besides its key and what its senders' parts add.
 inline constexpr std::size_t kEntryCost = 64;
@@ -62,7 +62,7 @@ inline constexpr std::size_t kFreePartBytes = 2;
 /// What of kRoundBudget an entry takes. More senders never make it less.
 std::size_t cost_of(std::string_view key, const Senders& senders);
 
-/// All that ranks say in a round, apart from bits and flags.
+/// All entries of a round: everything but bits and flags.
 ///
 /// Sorted by key and without repetition, so that each union has one form. What is beyond
 /// kRoundBudget is cut off, from the same key on whatever the order in which shares are folded: a

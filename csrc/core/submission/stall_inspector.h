@@ -20,7 +20,7 @@ struct Stall {
       similar;  ///< what others have submitted, perhaps by mistake: near_miss.h
 };
 
-/// Finds out, and says, which tensor waits for which ranks.
+/// Detects and reports tensors that wait for ranks.
 ///
 /// Needs no help from the transport: the question and the answers travel in ordinary rounds, only
 /// when something of this rank has waited for `warn_s`. Threads: the progress thread's only. No I/O.

@@ -12,7 +12,7 @@
 
 namespace aiacc {
 
-/// Which threads submit, and whether all of them wait for something that is not ready anywhere.
+/// Tracks the submitting threads, and detects that all of them wait for operations that are ready nowhere.
 ///
 /// A thread counts from its first submission on, also when it has ended: in doubt a rank is not
 /// stuck. Nobody knows which threads have yet to submit for the first time. So a rank is stuck only

@@ -11,8 +11,7 @@
 
 namespace aiacc {
 
-/// The lanes of an engine for host memory, as an engine for tensors on GPUs: between hosts
-/// whose network is a matter for many flows, not for NCCL.
+/// A device engine on top of an engine for host memory: for hosts whose network needs many flows rather than NCCL.
 ///
 /// An all-reduce or a broadcast is cut into one part for each lane of that engine. All parts travel at
 /// a time: through pinned memory, the lane, and back. Other operations use one lane. Operations are

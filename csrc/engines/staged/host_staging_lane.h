@@ -42,8 +42,7 @@ struct HostPart {
   std::function<void(std::byte* memory)> run;
 };
 
-/// The way of tensors on GPUs through one lane of engines for host memory, and the thread that works
-/// on it.
+/// Passes tensors on GPUs through one lane of a host engine, on a thread of its own.
 ///
 /// A part is copied to pinned memory on one stream, worked on by the thread, which the driver wakes up, and
 /// copied back on another stream, which waits for a number in pinned memory that the thread counts

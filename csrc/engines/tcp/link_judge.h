@@ -7,7 +7,7 @@
 
 namespace aiacc {
 
-/// Tells a connection whose link is dead from one whose other end is busy elsewhere.
+/// Distinguishes a dead link from a busy peer.
 ///
 /// A rank that does not read is no dead link: its kernel goes on answering, with a window of zero.
 /// Dead is a link on which, for the limit,

@@ -22,7 +22,7 @@ struct DevicePathOptions {
   FiniteCheck* finite = nullptr;  ///< what looks at inputs, or null; outlives this
 };
 
-/// What is special about operations on tensors in the memory of a GPU.
+/// Handles operations on tensors in GPU memory.
 ///
 /// Order by events, no thread waits for the GPU: `admit` marks the stream that writes the inputs; the
 /// stream of the unit's lane waits for the marks of its tensors; the end of the unit is marked there;
@@ -56,8 +56,7 @@ class DevicePath {
   /// on `stream`, after the operation.
   void copy_gathered(Operation& operation, std::size_t tensor, void* to, CudaStream stream);
 
-  /// Whether units are on their way on the GPU, as far as is known, or what was found in their inputs
-  /// is to be thrown.
+  /// Whether units are known to be in flight on the GPU, or a finding about their inputs has yet to be thrown.
   bool busy() { return units_.busy(); }
   /// Throws what UnitsOnGpu::look_after does. The progress thread's.
   void look_after() { units_.look_after(); }
