@@ -10,8 +10,8 @@ from collections.abc import Callable
 from aiacc import _core, mpi_library
 from aiacc.autotune import tuner
 from aiacc.bootstrap import (
-    JobPlan,
     Contribution,
+    JobPlan,
     Provider,
     agree,
     host_id,
@@ -99,8 +99,7 @@ def start(provider: Provider | None = None) -> bool:
         )
         if plan.engine_reason and provider.rank == 0:
             _core.log_warning(
-                f"[bootstrap] tensors travel by {plan.engine}, not by mpi: "
-                f"{plan.engine_reason}"
+                f"[bootstrap] tensors travel by {plan.engine}, not by mpi: {plan.engine_reason}"
             )
         if plan.gpu_engine_reason and provider.rank == 0:
             _core.log_info(f"[bootstrap] tensors on GPUs are staged: {plan.gpu_engine_reason}")
@@ -117,9 +116,7 @@ def start(provider: Provider | None = None) -> bool:
         provider.close()
 
 
-def _negotiate(
-    provider: Provider, environment: LauncherEnvironment, presence: Presence
-) -> JobPlan:
+def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: Presence) -> JobPlan:
     """Exchange what every rank has, and decide what the job runs."""
     timeout_s = float(_core.config()["connect_timeout_s"])
     payload = _contribution(provider, environment, presence).encode()

@@ -3,15 +3,15 @@
 A provider exchanges one small payload per rank; `negotiate` decides from the payloads.
 """
 
-from aiacc.bootstrap.job_plan import JobPlan, Contribution, RankTopology, agree, host_id, new_token
+from aiacc.bootstrap.job_plan import Contribution, JobPlan, RankTopology, agree, host_id, new_token
 from aiacc.bootstrap.provider import Provider
 from aiacc.bootstrap.selection import select_provider
 
 __all__ = [
-    "JobPlan",
     "Contribution",
-    "RankTopology",
+    "JobPlan",
     "Provider",
+    "RankTopology",
     "agree",
     "host_id",
     "new_token",

@@ -351,7 +351,9 @@ def _topologies(table: Sequence[Contribution]) -> tuple[RankTopology, ...]:
     else:
         local = _count_equal([row.host for row in table])
     cross = _count_equal([local_rank for local_rank, _ in local])
-    return tuple(RankTopology(*in_host, *across) for in_host, across in zip(local, cross, strict=True))
+    return tuple(
+        RankTopology(*in_host, *across) for in_host, across in zip(local, cross, strict=True)
+    )
 
 
 def _hosts(table: Sequence[Contribution], topologies: Sequence[RankTopology]) -> tuple[int, ...]:

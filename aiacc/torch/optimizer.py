@@ -15,7 +15,12 @@ from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.wire_format import has_cast
-from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin, check_passes, default_names, distribute
+from aiacc.torch.optimizer_mixin import (
+    DistributedOptimizerMixin,
+    check_passes,
+    default_names,
+    distribute,
+)
 from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions

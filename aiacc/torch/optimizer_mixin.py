@@ -177,7 +177,9 @@ class DistributedOptimizerMixin(_Base):
         return _rebuild, arguments, self.__getstate__()
 
 
-def distribute(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> DistributedOptimizerMixin:
+def distribute(
+    optimizer: torch.optim.Optimizer, reducer: GradientReducer
+) -> DistributedOptimizerMixin:
     """Make one that shares the state of ``optimizer`` and steps with reduced gradients."""
     # Not __init__, whose arguments are unknown. A scheduler may have put a step() of its own on
     # the instance, which would call the wrapped optimizer's.
@@ -207,7 +209,9 @@ def _rebuild(wrapped: type, *arguments: Any) -> DistributedOptimizerMixin:
 
 
 def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:
-    subclass: Any = type(wrapped.__name__, (DistributedOptimizerMixin, wrapped), {"__doc__": wrapped.__doc__})
+    subclass: Any = type(
+        wrapped.__name__, (DistributedOptimizerMixin, wrapped), {"__doc__": wrapped.__doc__}
+    )
     distributed: DistributedOptimizerMixin = subclass.__new__(subclass)
     distributed._parameter_names = {parameter: name for name, parameter in reducer.named}
     distributed._synchronized = False

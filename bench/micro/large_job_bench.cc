@@ -4,13 +4,13 @@
 //   large_job_bench RANKS LANES
 //
 // Each line of `tensors` is a name and the extents of its shape, fp32; GPUS_PER_HOST 0: in host
-// memory. All ranks submit all tensors, in the same order, and a round decides on them. Only rank 0's
-// negotiator is kept: the others would not fit into one machine. Their shares are those of negotiators
-// that have done nothing else in the first step, and in later ones, when all ranks say the same, rank
-// 0's; if it has names in it, what identifies the rank is exchanged. Messages are folded by recursive
-// doubling, RANKS being a power of two, so all ranks are equally busy. What is measured is the work of
-// rank 0 alone: heap in use and its peak by a counting operator new, time by the clock.
-// Prints a JSON array with an object for each step.
+// memory. All ranks submit all tensors, in the same order, and a round decides on them. Only rank
+// 0's negotiator is kept: the others would not fit into one machine. Their shares are those of
+// negotiators that have done nothing else in the first step, and in later ones, when all ranks say
+// the same, rank 0's; if it has names in it, what identifies the rank is exchanged. Messages are
+// folded by recursive doubling, RANKS being a power of two, so all ranks are equally busy. What is
+// measured is the work of rank 0 alone: heap in use and its peak by a counting operator new, time
+// by the clock. Prints a JSON array with an object for each step.
 //
 // With LANES alone: the round in which all ranks say what their lanes are at, while each waits in a
 // ring for the rank before it.

@@ -1,14 +1,15 @@
-// What agreeing on a step's tensors costs, counted: messages and bytes of the bit-vector negotiation
-// by recursive doubling. Runs the negotiators of all ranks in one thread, without sockets or clock:
-// they are pure, so the counts are exact and do not depend on the machine. Who talks to whom is as in
-// csrc/control/tcp/tcp_plane.h, and every message counts with the frame that it travels in.
+// What agreeing on a step's tensors costs, counted: messages and bytes of the bit-vector
+// negotiation by recursive doubling. Runs the negotiators of all ranks in one thread, without
+// sockets or clock: they are pure, so the counts are exact and do not depend on the machine. Who
+// talks to whom is as in csrc/control/tcp/tcp_plane.h, and every message counts with the frame that
+// it travels in.
 //
 //   negotiation_bench UNIT_BYTES RANKS... < tensors
 //
 // Each line of `tensors` is a name and the extents of its shape, in the order of submission (fp32).
-// Prints a JSON array with two objects for each of RANKS, for steps of two kinds: all tensors in one
-// round, and a round whenever UNIT_BYTES are waiting and one at the end, as when a slow backward pass
-// is flushed. The first step of the job is of the second kind.
+// Prints a JSON array with two objects for each of RANKS, for steps of two kinds: all tensors in
+// one round, and a round whenever UNIT_BYTES are waiting and one at the end, as when a slow
+// backward pass is flushed. The first step of the job is of the second kind.
 
 #include <algorithm>
 #include <cstdio>
@@ -54,7 +55,8 @@ class Job {
     }
   }
 
-  /// All ranks submit the same tensors, with a round per `unit_bytes`, or one if that is 0; returns what each rank sent and received since the last call.
+  /// All ranks submit the same tensors, with a round per `unit_bytes`, or one if that is 0; returns
+  /// what each rank sent and received since the last call.
   std::vector<Traffic> step(const std::vector<Request>& tensors, std::uint64_t unit_bytes) {
     std::fill(traffic_.begin(), traffic_.end(), Traffic{});
     rounds_ = 0;

@@ -1,6 +1,6 @@
 // What a submission costs the thread that makes it, in C++: two processes over loopback, the `tcp`
-// engine, named tensors of 1 KiB. Only the calls of submit are timed, then everything is waited for.
-// Rank 0 prints one JSON object.
+// engine, named tensors of 1 KiB. Only the calls of submit are timed, then everything is waited
+// for. Rank 0 prints one JSON object.
 //
 //   submit_bench [repetitions [tensors]]
 

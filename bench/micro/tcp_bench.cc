@@ -62,8 +62,11 @@ class Bench {
       for (std::size_t at = 0; at < data.size(); at += unit, ++number) {
         if (static_cast<int>(number % static_cast<std::size_t>(lanes)) == lane) {
           const std::size_t count = std::min(unit, data.size() - at);
-          engine_.all_reduce(
-              lane, data.data() + at, data.data() + at, count, {DataType::kFloat32, ReduceOp::kSum});
+          engine_.all_reduce(lane,
+                             data.data() + at,
+                             data.data() + at,
+                             count,
+                             {DataType::kFloat32, ReduceOp::kSum});
         }
       }
     };

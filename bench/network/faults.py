@@ -15,7 +15,7 @@ from typing import Any
 from bench import machine
 from bench.network import fault_run, runs
 from bench.network.bed import BedError
-from bench.network.fault_plan import KINDS, STEPS, Fault, CheckResult, choose, judge
+from bench.network.fault_plan import KINDS, STEPS, CheckResult, Fault, choose, judge
 from bench.network.fault_work import tensors
 
 RESULTS = machine.ROOT / "bench" / "results" / "network_faults.json"

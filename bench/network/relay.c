@@ -14,8 +14,8 @@
  * another one, which goes on alone, and ends.
  *
  * The kernel may hand over many segments of one TCP connection as one large frame, which saves most
- * of the work. Each segment counts as a frame and has a fate of its own. Those that differ from their
- * neighbours are cut out; the others stay together. */
+ * of the work. Each segment counts as a frame and has a fate of its own. Those that differ from
+ * their neighbours are cut out; the others stay together. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -157,7 +157,7 @@ static uint16_t ip_checksum(const struct iphdr* ip) {
     sum += word;
   }
   sum = (sum & 0xFFFF) + (sum >> 16);
-  return (uint16_t) ~(sum + (sum >> 16));
+  return (uint16_t)~(sum + (sum >> 16));
 }
 
 /* A frame of the segments from `first` up to `end`. The checksum of TCP is not there yet, in the
@@ -295,7 +295,13 @@ static int obey(const char* text) {
   unsigned loss_ppm = 0;
   unsigned reorder_ppm = 0;
   char more = 0;
-  if (sscanf(text, "set %d %d %lu %u %u %c", &source, &target, &delay_us, &loss_ppm, &reorder_ppm,
+  if (sscanf(text,
+             "set %d %d %lu %u %u %c",
+             &source,
+             &target,
+             &delay_us,
+             &loss_ppm,
+             &reorder_ppm,
              &more) != 5 ||
       source < -1 || source >= hosts || target < -1 || target >= hosts) {
     return 0;
@@ -322,8 +328,8 @@ static void answer(int control) {
   text[bytes] = '\0';
   char reply[64] = "error";
   if (obey(text)) {
-    snprintf(reply, sizeof reply, "ok %llu %llu", (unsigned long long)frames,
-             (unsigned long long)lost);
+    snprintf(
+        reply, sizeof reply, "ok %llu %llu", (unsigned long long)frames, (unsigned long long)lost);
   }
   sendto(control, reply, strlen(reply), MSG_DONTWAIT, (struct sockaddr*)&sender, length);
 }

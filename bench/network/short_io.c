@@ -1,6 +1,6 @@
 /* A library to preload: the calls that move bytes over TCP sockets move fewer than they were asked
- * to, at random, and now and then none: then they fail with EINTR, as if a signal had come, or, where
- * the call must not block, with EAGAIN. Everything that a kernel may do on a busy machine.
+ * to, at random, and now and then none: then they fail with EINTR, as if a signal had come, or,
+ * where the call must not block, with EAGAIN. Everything that a kernel may do on a busy machine.
  *
  * SHORT_IO_SEED in the environment makes another sequence. Calls on anything but stream sockets of
  * IPv4 and IPv6 go through, as do those with flags that change what a call means. */
@@ -26,9 +26,9 @@ static atomic_uint threads;
 /* Calls of this process that were cut short or failed so far. */
 __attribute__((visibility("default"))) long short_io_calls(void) { return atomic_load(&calls); }
 
-#define REAL(name) \
-  static __typeof__(&name) real; \
-  if (real == NULL) { \
+#define REAL(name)                                     \
+  static __typeof__(&name) real;                       \
+  if (real == NULL) {                                  \
     real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); \
   }
 
@@ -108,8 +108,12 @@ ssize_t send(int descriptor, const void* data, size_t bytes, int flags) {
   return now < 0 ? -1 : real(descriptor, data, (size_t)now, flags);
 }
 
-ssize_t sendto(int descriptor, const void* data, size_t bytes, int flags,
-               const struct sockaddr* target, socklen_t length) {
+ssize_t sendto(int descriptor,
+               const void* data,
+               size_t bytes,
+               int flags,
+               const struct sockaddr* target,
+               socklen_t length) {
   REAL(sendto)
   const ssize_t now = allowed(descriptor, bytes, flags);
   return now < 0 ? -1 : real(descriptor, data, (size_t)now, flags, target, length);
@@ -127,7 +131,11 @@ ssize_t recv(int descriptor, void* data, size_t bytes, int flags) {
   return now < 0 ? -1 : real(descriptor, data, (size_t)now, flags);
 }
 
-ssize_t recvfrom(int descriptor, void* data, size_t bytes, int flags, struct sockaddr* source,
+ssize_t recvfrom(int descriptor,
+                 void* data,
+                 size_t bytes,
+                 int flags,
+                 struct sockaddr* source,
                  socklen_t* length) {
   REAL(recvfrom)
   const ssize_t now = allowed(descriptor, bytes, flags);
@@ -174,7 +182,10 @@ ssize_t writev(int descriptor, const struct iovec* parts, int count) {
 
 /* Makes `cut` the message of which no more moves than is allowed, its parts in `fewer`; -1 if the
  * call shall fail. Messages with more parts, or with control data, stay whole. */
-static int cut_message(int descriptor, const struct msghdr* message, int flags, struct msghdr* cut,
+static int cut_message(int descriptor,
+                       const struct msghdr* message,
+                       int flags,
+                       struct msghdr* cut,
                        struct iovec* fewer) {
   *cut = *message;
   if (message->msg_controllen > 0 || message->msg_iovlen > kMostParts) {
@@ -195,7 +206,7 @@ ssize_t sendmsg(int descriptor, const struct msghdr* message, int flags) {
   struct msghdr cut;
   struct iovec fewer[kMostParts];
   return cut_message(descriptor, message, flags, &cut, fewer) < 0 ? -1
-                                                                   : real(descriptor, &cut, flags);
+                                                                  : real(descriptor, &cut, flags);
 }
 
 ssize_t recvmsg(int descriptor, struct msghdr* message, int flags) {

@@ -5,11 +5,12 @@
 namespace aiacc {
 
 /// Raises this process's soft limit of open files to the hard one, at most to a million: programs
-/// that visit every possible descriptor would take for ever with more. Never lowers it, never fails.
+/// that visit every possible descriptor would take for ever with more. Never lowers it, never
+/// fails.
 void raise_descriptor_limit() noexcept;
 
-/// Whether few descriptors are left, by the number that the latest one has got: the kernel gives the
-/// lowest that is free.
+/// Whether few descriptors are left, by the number that the latest one has got: the kernel gives
+/// the lowest that is free.
 bool is_nearly_last(int fd) noexcept;
 
 /// Whether an errno value says that there is no room for another descriptor or socket, in this

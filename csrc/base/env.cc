@@ -183,7 +183,8 @@ std::string lower(std::string value) {
   return value;
 }
 
-/// Whether Python can take the text: it has no surrogates, and no character in more bytes than needed.
+/// Whether Python can take the text: it has no surrogates, and no character in more bytes than
+/// needed.
 bool is_utf8(const std::string& text) {
   unsigned open = 0;  // bytes that the character still has to have
   unsigned low = 0x80;

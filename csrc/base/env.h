@@ -59,8 +59,8 @@ struct Config {
 
 /// A variable that is another library's, such as NCCL's; "" if it is not set.
 std::string library_variable(const char* name);
-/// Sets one that is not set, for libraries that have not read it yet. Not while another thread reads
-/// the environment.
+/// Sets one that is not set, for libraries that have not read it yet. Not while another thread
+/// reads the environment.
 void set_library_variable(const char* name, const char* value);
 
 using ConfigValue = std::variant<std::string, int, std::size_t, double, bool>;

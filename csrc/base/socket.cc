@@ -112,7 +112,8 @@ Socket listen_anywhere() {
   return listen_at(reinterpret_cast<const sockaddr*>(&v4), sizeof v4);
 }
 
-/// One attempt on one resolved address; returns 0 or the errno of the failure, EINTR if interrupted.
+/// One attempt on one resolved address; returns 0 or the errno of the failure, EINTR if
+/// interrupted.
 int try_connect(const addrinfo& target, Clock::time_point deadline, int interrupt, Socket& result) {
   Socket socket(::socket(target.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) {
@@ -190,8 +191,8 @@ void Socket::shutdown() noexcept {
 
 void Socket::set_options() {
   // Keepalive asks, for firewalls that forget idle connections and for tcp_link, and gives up later
-  // than whoever waits. TCP_USER_TIMEOUT would end connections to ranks that are only busy: it counts
-  // the time in which their window is full.
+  // than whoever waits. TCP_USER_TIMEOUT would end connections to ranks that are only busy: it
+  // counts the time in which their window is full.
   set_int(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
   set_int(fd_, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_int(fd_, IPPROTO_TCP, TCP_KEEPIDLE, 1);

@@ -11,8 +11,8 @@ namespace aiacc {
 
 using Clock = std::chrono::steady_clock;
 
-/// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction, and in
-/// a child of fork at once.
+/// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction, and
+/// in a child of fork at once.
 class Socket {
  public:
   Socket() = default;
@@ -27,8 +27,8 @@ class Socket {
   /// Ends both directions without freeing the descriptor: wakes every thread that polls it.
   void shutdown() noexcept;
 
-  /// TCP_NODELAY, keepalive. No timer of the kernel ends the connection of a rank that lives: whoever
-  /// waits for a rank judges it, see docs/failures.md.
+  /// TCP_NODELAY, keepalive. No timer of the kernel ends the connection of a rank that lives:
+  /// whoever waits for a rank judges it, see docs/failures.md.
   void set_options();
 
   /// Sends at most so many bytes per second from now on. Throws Error(kInternal) if the kernel
@@ -56,15 +56,15 @@ class Socket {
 
 /// Resolves and connects to a listener that has been there. Throws Error(kPeerLost) if it is gone:
 /// the connection is refused. Anything else is tried again until `deadline`: Error(kTimeout) that
-/// names the address. Throws Error(kShutdown) when `interrupt`, a descriptor unless it is -1, becomes
-/// readable meanwhile.
+/// names the address. Throws Error(kShutdown) when `interrupt`, a descriptor unless it is -1,
+/// becomes readable meanwhile.
 Socket connect_to(const std::string& address, Clock::time_point deadline, int interrupt = -1);
 
 /// "host:port" with IPv6 hosts in brackets. Throws Error(kInvalidArgument).
 std::pair<std::string, int> split_address(const std::string& address);
 
-/// Bound, listening socket on a port of the kernel's choice, for IPv4 and, where the host has it, for
-/// IPv6.
+/// Bound, listening socket on a port of the kernel's choice, for IPv4 and, where the host has it,
+/// for IPv6.
 class Listener {
  public:
   /// Answers connections to the addresses `only`, all this host's own; to any if there are none.

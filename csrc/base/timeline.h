@@ -12,8 +12,8 @@
 
 namespace aiacc {
 
-/// The file of a rank's timeline: `path` with the rank in place of "{rank}". Without that, rank 0 has
-/// `path` itself, as with Horovod, and the others "name.rank3.json" for "name.json". Pure.
+/// The file of a rank's timeline: `path` with the rank in place of "{rank}". Without that, rank 0
+/// has `path` itself, as with Horovod, and the others "name.rank3.json" for "name.json". Pure.
 std::string timeline_path(const std::string& path, int rank);
 
 /// Writes what happened as Chrome trace events (chrome://tracing, Perfetto).
@@ -21,9 +21,9 @@ std::string timeline_path(const std::string& path, int rank);
 /// Off: one atomic load per event and no thread. On: events are queued and a writer thread that
 /// sleeps between batches appends them. Threads: any. The file is a JSON array; it is valid after
 /// `stop`, and readable by the viewers also when the process died before. The first event tells the
-/// time of day at which "ts" is 0, by which the files of several hosts fit together, and which boot of
-/// which host the clock belongs to: ranks of one share it. Where there is no room for more, the file
-/// ends with its last whole event and a warning; `start` begins a new one.
+/// time of day at which "ts" is 0, by which the files of several hosts fit together, and which boot
+/// of which host the clock belongs to: ranks of one share it. Where there is no room for more, the
+/// file ends with its last whole event and a warning; `start` begins a new one.
 class Timeline {
  public:
   explicit Timeline(int rank) : rank_(rank) {}

@@ -14,8 +14,8 @@ struct LaneWait {
 
 /// What the thread that runs a lane leaves for others to see while it sleeps.
 ///
-/// Only a sleep that has lasted for a while is marked, so that lanes on which bytes move pay nothing.
-/// `sleeps` and `moves` are the lane's thread's, `get` is for any.
+/// Only a sleep that has lasted for a while is marked, so that lanes on which bytes move pay
+/// nothing. `sleeps` and `moves` are the lane's thread's, `get` is for any.
 class WaitMark {
  public:
   using Clock = std::chrono::steady_clock;

@@ -30,7 +30,8 @@ std::int32_t answer_with(int Placement::* number, std::int32_t* to) noexcept {
 }
 
 std::shared_ptr<const Communicator> communicator_of(std::uint32_t process_set) {
-  auto communicator = Runtime::instance().session()->coordinator().communicators().find(process_set);
+  auto communicator =
+      Runtime::instance().session()->coordinator().communicators().find(process_set);
   if (communicator == nullptr) {
     throw Error(Code::kInvalidArgument,
                 "[process set] process set " + std::to_string(process_set) +
@@ -81,7 +82,8 @@ int32_t aiacc_cross_rank(int32_t* rank) { return aiacc::answer_with(&Placement::
 int32_t aiacc_cross_size(int32_t* size) { return aiacc::answer_with(&Placement::cross_size, size); }
 
 int32_t aiacc_process_set_size(uint32_t process_set, int32_t* size) {
-  return aiacc::answered([&] { aiacc::target(size) = aiacc::communicator_of(process_set)->size(); });
+  return aiacc::answered(
+      [&] { aiacc::target(size) = aiacc::communicator_of(process_set)->size(); });
 }
 
 int32_t aiacc_process_set_ranks(uint32_t process_set, int32_t* ranks, size_t room) {

@@ -3,15 +3,16 @@
  * example. Python starts and ends the runtime (aiacc.init, aiacc.shutdown); what is submitted here
  * meets what Python submits in one coordinator, and ranks may mix both.
  *
- * Which library: libaiacc_core.so in the folder of the package, the one that aiacc._core has loaded.
- * `import aiacc` first: a library that needs "libaiacc_core.so" then gets that one by its name. A
- * process can have one runtime; a second copy of the library, loaded from another path, refuses.
+ * Which library: libaiacc_core.so in the folder of the package, the one that aiacc._core has
+ * loaded. `import aiacc` first: a library that needs "libaiacc_core.so" then gets that one by its
+ * name. A process can have one runtime; a second copy of the library, loaded from another path,
+ * refuses.
  *
  * Threads: any function from any thread, unless it says otherwise. Nothing throws. In a child of fork
  * the parent's runtime answers questions, and refuses to communicate.
  *
- * Errors: a function that can fail returns a code, 0 (AIACC_OK) for success. The text belongs to the
- * calling thread: see aiacc_last_error. Nothing of an error is to be freed.
+ * Errors: a function that can fail returns a code, 0 (AIACC_OK) for success. The text belongs to
+ * the calling thread: see aiacc_last_error. Nothing of an error is to be freed.
  *
  * C11, or C++.
  */
@@ -130,28 +131,28 @@ typedef struct aiacc_status {
 
 /*
  * The operation is over; nobody reads or writes its memory any more. Called exactly once for every
- * submission that succeeded, also when the job fails or the runtime is shut down. Often it is called
- * before aiacc_submit has returned.
+ * submission that succeeded, also when the job fails or the runtime is shut down. Often it is
+ * called before aiacc_submit has returned.
  *
  * On which thread: one that does the core's work, its own or one that waits in the core, Python's
  * main thread included. Others wait meanwhile: it must not block, not throw, not wait for Python's
  * lock (GIL) or an operation, and not end the runtime. It may submit, and ask what does not block.
  * Callbacks may run at the same time, and not in the order of submission.
  *
- * Of tensors on a GPU: the operation is ordered on the stream of the submission. What is queued there
- * from now on sees its results, and may reuse its memory.
+ * Of tensors on a GPU: the operation is ordered on the stream of the submission. What is queued
+ * there from now on sees its results, and may reuse its memory.
  */
 typedef void (*aiacc_done)(void* context, const aiacc_status* status);
 
 /*
- * Memory for what all-gather or all-to-all gives for tensor number `tensor` of a submission: the ranks
- * have agreed on the shape, whose first extent only they know together. `shape` is valid while this
- * runs. Called once for each tensor before the operation is over, if that succeeds; perhaps also if it
- * fails later, and never after it is over. What holds for aiacc_done holds for it, except that it may
- * allocate. The result is written there without another copy in host memory; on a GPU the core's own
- * memory is copied there, on the stream. The memory stays the caller's.
- * NULL fails the operation on this rank with AIACC_INVALID_ARGUMENT; other ranks have their results.
- * For a tensor without elements NULL is fine.
+ * Memory for what all-gather or all-to-all gives for tensor number `tensor` of a submission: the
+ * ranks have agreed on the shape, whose first extent only they know together. `shape` is valid
+ * while this runs. Called once for each tensor before the operation is over, if that succeeds;
+ * perhaps also if it fails later, and never after it is over. What holds for aiacc_done holds for
+ * it, except that it may allocate. The result is written there without another copy in host memory;
+ * on a GPU the core's own memory is copied there, on the stream. The memory stays the caller's.
+ * NULL fails the operation on this rank with AIACC_INVALID_ARGUMENT; other ranks have their
+ * results. For a tensor without elements NULL is fine.
  */
 typedef void* (*aiacc_allocate)(void* context,
                                 uint32_t tensor,
@@ -164,32 +165,32 @@ typedef struct aiacc_tensor {
   uint32_t dimensions;
   const int64_t* shape; /* row-major and without gaps; only read by aiacc_submit */
   /*
-   * In host memory, or on the GPU `device`; NULL only without elements. Both stay valid, and are left
-   * alone, until the operation is over. May be the same.
-   * `input`: not read by a broadcast on ranks other than the root.
-   * `output`: of all-reduce and broadcast as large as the input; of reduce-scatter this rank's rows
-   * (the first `rows % members` members get one more than the others); else ignored.
+   * In host memory, or on the GPU `device`; NULL only without elements. Both stay valid, and are
+   * left alone, until the operation is over. May be the same. `input`: not read by a broadcast on
+   * ranks other than the root. `output`: of all-reduce and broadcast as large as the input; of
+   * reduce-scatter this rank's rows (the first `rows % members` members get one more than the
+   * others); else ignored.
    */
   const void* input;
   void* output;
 } aiacc_tensor;
 
 /*
- * What to do. Start from AIACC_SUBMISSION_INIT, then set what differs. aiacc_submit copies all that it
- * needs, the arrays included.
+ * What to do. Start from AIACC_SUBMISSION_INIT, then set what differs. aiacc_submit copies all that
+ * it needs, the arrays included.
  */
 typedef struct aiacc_submission {
   size_t size;  /* sizeof(aiacc_submission): tells the library which members there are */
   int32_t kind; /* aiacc_kind */
   /*
    * Ranks meet by it. Unique among what is in flight in the process set. Python's operations are
-   * "allreduce.NAME" and so on. NULL or "" for barrier (numbered by order) and join (which has none)
-   * only.
+   * "allreduce.NAME" and so on. NULL or "" for barrier (numbered by order) and join (which has
+   * none) only.
    */
   const char* name;
   uint32_t process_set;
-  /* One for most; more are a group that is ready as a whole (all-reduce, all-gather, reduce-scatter);
-     none for barrier and join. */
+  /* One for most; more are a group that is ready as a whole (all-reduce, all-gather,
+     reduce-scatter); none for barrier and join. */
   uint32_t tensor_count;
   const aiacc_tensor* tensors;
   int32_t op;   /* aiacc_op, of all-reduce and reduce-scatter */
@@ -205,8 +206,8 @@ typedef struct aiacc_submission {
   aiacc_allocate allocate; /* of all-gather and all-to-all, which need it */
   /*
    * NULL, or room for as many numbers as the process set has members, for each tensor, until the
-   * operation is over: rows that came from each member (all-gather, all-to-all). Of a join: room for
-   * one, the last rank that joined.
+   * operation is over: rows that came from each member (all-gather, all-to-all). Of a join: room
+   * for one, the last rank that joined.
    */
   int64_t* received;
   aiacc_done done; /* NULL: the operation has a handle, and aiacc_wait must be called for it */
@@ -241,7 +242,8 @@ typedef struct aiacc_submission {
  */
 AIACC_API int32_t aiacc_submit(const aiacc_submission* submission, int64_t* handle);
 
-/* What was submitted shall start now, and not wait for company: call it after the last of a batch. */
+/* What was submitted shall start now, and not wait for company: call it after the last of a batch.
+ */
 AIACC_API int32_t aiacc_flush(void);
 
 /* Whether aiacc_wait would return at once. Of an unknown handle AIACC_INVALID_ARGUMENT. */
@@ -249,9 +251,9 @@ AIACC_API int32_t aiacc_poll(int64_t handle, int* done);
 
 /*
  * Waits until the operation is over, returns its outcome and forgets the handle. Blocks; not to be
- * called with Python's lock (GIL), nor in a callback. On a GPU: ordered on the submission's stream as
- * with aiacc_done. After aiacc.shutdown handles are gone: AIACC_SHUTDOWN, when nobody reads or writes
- * their memory any more.
+ * called with Python's lock (GIL), nor in a callback. On a GPU: ordered on the submission's stream
+ * as with aiacc_done. After aiacc.shutdown handles are gone: AIACC_SHUTDOWN, when nobody reads or
+ * writes their memory any more.
  */
 AIACC_API int32_t aiacc_wait(int64_t handle);
 

@@ -134,7 +134,8 @@ class Callbacks final : public Completion {
   throw Error(Code::kInvalidArgument, "[submit] " + problem);
 }
 
-/// The members that this library knows; a caller of a later version may have set none that it does not.
+/// The members that this library knows; a caller of a later version may have set none that it does
+/// not.
 void check_size(const aiacc_submission* submission) {
   if (submission == nullptr) {
     refuse("submission NULL (expected an aiacc_submission)");

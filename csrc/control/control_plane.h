@@ -13,8 +13,8 @@ namespace aiacc {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// Ranks whose shares one message may hold: [first, last], and [more_first, more_last] unless empty.
-/// All ranks, if nothing else is said.
+/// Ranks whose shares one message may hold: [first, last], and [more_first, more_last] unless
+/// empty. All ranks, if nothing else is said.
 struct RankBlock {
   int first = 0;
   int last = std::numeric_limits<int>::max();
@@ -29,13 +29,14 @@ struct RankBlock {
   }
 };
 
-/// Liveness checks per AIACC_PEER_TIMEOUT_S while a thread waits. Enough of them that a peer which answers just before the limit survives, and that the limit is still met.
+/// Liveness checks per AIACC_PEER_TIMEOUT_S while a thread waits. Enough of them that a peer which
+/// answers just before the limit survives, and that the limit is still met.
 constexpr int kLooksPerTimeout = 32;
 
 /// Small messages between the coordinators of all ranks.
 ///
-/// Threads: one thread at a time is the *progress thread*; which one is the coordinator's business. Methods
-/// are the progress thread's unless they say "any thread".
+/// Threads: one thread at a time is the *progress thread*; which one is the coordinator's business.
+/// Methods are the progress thread's unless they say "any thread".
 /// Nothing is sent while no rank has work: an idle plane uses no CPU.
 class ControlPlane {
  public:
@@ -56,7 +57,8 @@ class ControlPlane {
   /// Blocks until every rank has joined. Throws the fatal Error (peer lost, aborted, protocol).
   virtual void all_reduce(Bytes& message, const Combine& combine) = 0;
 
-  /// Processes what has arrived, without blocking: answers pings, throws if a peer is gone or aborted.
+  /// Processes what has arrived, without blocking: answers pings, throws if a peer is gone or
+  /// aborted.
   virtual void service() = 0;
 
   /// True when some rank has started the next round.
@@ -64,8 +66,9 @@ class ControlPlane {
 
   /// Sleeps until there is something to `service`, `wake` is called, or the deadline passes.
   /// Any thread, several at once; reads nothing itself. What ended it goes on ending every wait
-  /// until the progress thread takes it in (`service`, `take_wakes`): a thread that sleeps here and then has
-  /// to queue for its turn as progress thread must not keep the wake-up from the one whose turn it is.
+  /// until the progress thread takes it in (`service`, `take_wakes`): a thread that sleeps here and
+  /// then has to queue for its turn as progress thread must not keep the wake-up from the one whose
+  /// turn it is.
   virtual void wait(Clock::time_point deadline) = 0;
   /// Clears pending wake-ups. Check every condition that they may have signalled afterwards.
   virtual void take_wakes() noexcept = 0;
@@ -86,15 +89,17 @@ class ControlPlane {
   virtual void wait_claimed(Clock::time_point deadline) = 0;
 
   /// Pings silent peers; throws Error(kPeerLost) when one has not answered within
-  /// the time limit. Progress thread only, called kLooksPerTimeout times in that limit while operations are
-  /// outstanding: a caller that has not checked for long was itself stopped, and pings again.
+  /// the time limit. Progress thread only, called kLooksPerTimeout times in that limit while
+  /// operations are outstanding: a caller that has not checked for long was itself stopped, and
+  /// pings again.
   virtual void check_peers() = 0;
 
   /// Makes the running and every later `all_reduce` of this rank throw `status`; the first one
   /// wins. Any thread.
   virtual void interrupt(const Status& status) noexcept = 0;
 
-  /// Broadcasts that the job ends here and why (kShutdown: orderly). Best effort, once; receivers forward it. Progress thread only. Nothing can be sent afterwards.
+  /// Broadcasts that the job ends here and why (kShutdown: orderly). Best effort, once; receivers
+  /// forward it. Progress thread only. Nothing can be sent afterwards.
   virtual void abort(const Status& status) noexcept = 0;
 
   /// Rounds completed and bytes sent since the start, heartbeats included.

@@ -35,7 +35,8 @@ void check(const Request& request, const CommunicatorTable& communicators, int r
   if (communicator == nullptr) {
     problem = "is not registered (expected one that add_process_set returned)";
   } else if (communicator->rank < 0) {
-    problem = "has the ranks " + shape_text({communicator->ranks.begin(), communicator->ranks.end()}) + "; rank " +
+    problem = "has the ranks " +
+              shape_text({communicator->ranks.begin(), communicator->ranks.end()}) + "; rank " +
               std::to_string(rank) + " is not among them (expected a member)";
   } else if (communicator->engine == nullptr) {
     problem = "is being connected; wait until add_process_set returns";
@@ -73,9 +74,10 @@ Coordinator::Coordinator(ControlPlane& plane,
                     options_.stall_fail_s,
                     finite_.get()}),
       communicators_(plane.rank(), plane.size(), engine, device_path_.executor()),
-      dispatcher_(engine, communicators_, device_path_.executor(), finite_.get(), timeline, table_, [this] {
-        plane_.wake();
-      }) {
+      dispatcher_(
+          engine, communicators_, device_path_.executor(), finite_.get(), timeline, table_, [this] {
+            plane_.wake();
+          }) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   publish(options_.parameters);
   background_ = std::thread([this] { background(); });
@@ -113,7 +115,8 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   return handle;
 }
 
-/// A GPU that cannot be opened, or has failed, ends the job: the other ranks would wait for this one.
+/// A GPU that cannot be opened, or has failed, ends the job: the other ranks would wait for this
+/// one.
 void Coordinator::admit_on_gpu(Operation& operation) {
   try {
     device_path_.admit(operation);

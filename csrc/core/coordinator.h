@@ -27,13 +27,17 @@ namespace aiacc {
 struct CoordinatorOptions {
   Parameters parameters;
   std::size_t cache_capacity = 4096;
-  std::chrono::microseconds linger{500};  ///< how long a submission waits for others to share its round
-  /// How long to ignore a peer's round that cannot progress without this rank. Also the longest delay of anything but tensors, such as a stall query. A wait of this length may trigger the check for nearly equal names (near_miss.h).
+  std::chrono::microseconds linger{
+      500};  ///< how long a submission waits for others to share its round
+  /// How long to ignore a peer's round that cannot progress without this rank. Also the longest
+  /// delay of anything but tensors, such as a stall query. A wait of this length may trigger the
+  /// check for nearly equal names (near_miss.h).
   std::chrono::microseconds patience{1'000'000};
   double peer_timeout_s = 4.0;
   double stall_warn_s = 60.0;
   double stall_fail_s = 0.0;
-  /// How long a unit may make no progress before all ranks compare the states of their lanes. Several times as long as a rank may be stopped, see dead_unit.
+  /// How long a unit may make no progress before all ranks compare the states of their lanes.
+  /// Several times as long as a rank may be stopped, see dead_unit.
   double unit_timeout_s = 60.0;
   std::string stall_file;  ///< JSON lines of every stall are appended here; "" for none
   /// Without an engine for GPUs: how tensors are staged, see DevicePathOptions.
@@ -53,9 +57,11 @@ struct CoordinatorStats {
 
 /// From submission to result: negotiate -> plan -> dispatch.
 ///
-/// Threads: public methods from any. Inside, one thread at a time is the *progress thread*: the background
-/// thread, or a thread in `wait`, which saves two thread switches. Whoever holds `progress_mutex_` is it.
-/// A round starts when it is worth one: a unit's worth of bytes, a flush or wait, the end of the linger time, a peer's round that this rank can contribute to. Otherwise every thread sleeps.
+/// Threads: public methods from any. Inside, one thread at a time is the *progress thread*: the
+/// background thread, or a thread in `wait`, which saves two thread switches. Whoever holds
+/// `progress_mutex_` is it. A round starts when it is worth one: a unit's worth of bytes, a flush
+/// or wait, the end of the linger time, a peer's round that this rank can contribute to. Otherwise
+/// every thread sleeps.
 /// Failure: the first fatal status is latched; everything outstanding and all later calls fail
 /// with it, on every rank.
 class Coordinator {

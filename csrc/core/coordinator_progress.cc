@@ -152,8 +152,8 @@ bool Coordinator::stuck_for_long() const {
 }
 
 /// Whether the pending round must end without a ready tensor: all of them need this rank, which has
-/// submitted nothing. So a step in which ranks submit the same tensors in the same order has at most
-/// one round for each of them, however far the ranks are apart.
+/// submitted nothing. So a step in which ranks submit the same tensors in the same order has at
+/// most one round for each of them, however far the ranks are apart.
 bool Coordinator::is_vain() {
   if (table_.has_queued() || negotiator_.waiting() > 0 || negotiator_.process_sets().size() > 1) {
     return false;

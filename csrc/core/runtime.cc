@@ -96,8 +96,8 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   const RankTopology& topology = options_.topology;
   if (topology.size < 1 || topology.rank < 0 || topology.rank >= topology.size) {
     throw Error(Code::kInvalidArgument,
-                "[core] rank " + std::to_string(topology.rank) + " of " + std::to_string(topology.size) +
-                    " (expected 0 <= rank < size)");
+                "[core] rank " + std::to_string(topology.rank) + " of " +
+                    std::to_string(topology.size) + " (expected 0 <= rank < size)");
   }
   configure_log(log_level_from(config.log_level), topology.rank);
   check_stall_file(config.stall_file);
@@ -118,7 +118,8 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   if (topology.size == 1) {
     plane_ = std::make_unique<InProcessPlane>(std::make_shared<InProcessHub>(1), 0);
   } else {
-    if (listener_ == nullptr || options_.addresses.size() != static_cast<std::size_t>(topology.size)) {
+    if (listener_ == nullptr ||
+        options_.addresses.size() != static_cast<std::size_t>(topology.size)) {
       throw Error(Code::kInvalidArgument,
                   "[core] " + std::to_string(options_.addresses.size()) + " addresses for " +
                       std::to_string(topology.size) + " ranks, or no listener");

@@ -14,14 +14,15 @@ namespace aiacc {
 struct StreamMark {
   CudaEvent event = nullptr;
   CudaStream stream = nullptr;
-  /// Ascending in the order of recording: of two marks of one stream the later one implies the other.
+  /// Ascending in the order of recording: of two marks of one stream the later one implies the
+  /// other.
   std::uint64_t number = 0;
 };
 using Mark = std::shared_ptr<const StreamMark>;
 
-/// While this lives, the calling thread may make calls that CUDA forbids while some thread captures a
-/// graph in the mode that is usual ("global", torch's default): asking for events, taking memory. Such
-/// a call would fail and would spoil that graph. What aiacc calls is never part of one.
+/// While this lives, the calling thread may make calls that CUDA forbids while some thread captures
+/// a graph in the mode that is usual ("global", torch's default): asking for events, taking memory.
+/// Such a call would fail and would spoil that graph. What aiacc calls is never part of one.
 class RelaxedCapture {
  public:
   /// Throws Error(kEngine) if the driver fails.
@@ -41,8 +42,8 @@ class RelaxedCapture {
 /// the device alive; the driver's table outlives all.
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  /// Throws Error(kInvalidArgument) if there is no device of that number, Error(kEngine) if the driver
-  /// fails.
+  /// Throws Error(kInvalidArgument) if there is no device of that number, Error(kEngine) if the
+  /// driver fails.
   static std::shared_ptr<Device> open(const CudaDriver& driver, int ordinal);
   /// The same; for -1 the device `proposed`, or the first one if there are not so many.
   static std::shared_ptr<Device> open_or_propose(const CudaDriver& driver,
@@ -55,8 +56,8 @@ class Device : public std::enable_shared_from_this<Device> {
   const CudaDriver& driver() const { return driver_; }
   int ordinal() const { return ordinal_; }
 
-  /// The device's context is the calling thread's while this lives, and whatever other threads capture
-  /// does not concern it: see RelaxedCapture.
+  /// The device's context is the calling thread's while this lives, and whatever other threads
+  /// capture does not concern it: see RelaxedCapture.
   class Scope {
    public:
     explicit Scope(const Device& device);

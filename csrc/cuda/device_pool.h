@@ -17,7 +17,8 @@ struct DeviceBlock {
   std::vector<Mark> users;  ///< what has to be over before somebody else writes to it
 };
 
-/// For results whose size only the ranks together know: their memory cannot come from the framework.
+/// For results whose size only the ranks together know: their memory cannot come from the
+/// framework.
 ///
 /// Threads: any. Keeps what it has until it ends, which needs all blocks back and all streams idle.
 class DevicePool : public std::enable_shared_from_this<DevicePool> {

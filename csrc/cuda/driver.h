@@ -50,11 +50,11 @@ inline constexpr int kCudaPointerDevice = 9;
 inline constexpr unsigned kCudaMemoryHost = 1;  ///< values of kCudaPointerMemoryType
 inline constexpr unsigned kCudaMemoryDevice = 2;
 
-/// Every function returns a CudaResult and acts on the context that is current in the calling thread,
-/// except where it is given another thing to act on. cuda.h documents them under the names that
-/// stand in driver.cc. There is none that waits until the GPU has done something: `event_query` asks,
-/// and `launch_host_function` tells. Those of the last group may wait for it nevertheless; they are
-/// for start and end, not for a step.
+/// Every function returns a CudaResult and acts on the context that is current in the calling
+/// thread, except where it is given another thing to act on. cuda.h documents them under the names
+/// that stand in driver.cc. There is none that waits until the GPU has done something:
+/// `event_query` asks, and `launch_host_function` tells. Those of the last group may wait for it
+/// nevertheless; they are for start and end, not for a step.
 struct CudaDriver {
   CudaResult (*init)(unsigned flags);
   CudaResult (*driver_version)(int* version);
@@ -128,8 +128,8 @@ struct CudaDriver {
   CudaResult (*module_unload)(CudaModule module);
 };
 
-/// Loads `library` for good and looks every function up. Initialises nothing. Throws Error(kEngine),
-/// with the remedy, if there is no such library or a function is missing.
+/// Loads `library` for good and looks every function up. Initialises nothing. Throws
+/// Error(kEngine), with the remedy, if there is no such library or a function is missing.
 CudaDriver load_cuda_driver(const std::string& library = "libcuda.so.1");
 
 /// That of this process, loaded by the first call. Throws what load_cuda_driver does.

@@ -13,13 +13,13 @@ namespace aiacc {
 /// Threads: one at a time. May end before the moment has come.
 class StreamSignal {
  public:
-  /// The moment is now the present end of `stream`. `wait` has returned for the last one, if there was
-  /// one. Needs a Device::Scope. Throws Error(kEngine) if the driver fails.
+  /// The moment is now the present end of `stream`. `wait` has returned for the last one, if there
+  /// was one. Needs a Device::Scope. Throws Error(kEngine) if the driver fails.
   void arm(const CudaDriver& driver, CudaStream stream);
 
-  /// Blocks until the moment. Calls `check`, which may throw, whenever `interrupt`, a descriptor, is
-  /// readable, and a few times a second. Needs a Device::Scope. Throws Error(kEngine) if the device has
-  /// failed: then it calls nobody back.
+  /// Blocks until the moment. Calls `check`, which may throw, whenever `interrupt`, a descriptor,
+  /// is readable, and a few times a second. Needs a Device::Scope. Throws Error(kEngine) if the
+  /// device has failed: then it calls nobody back.
   void wait(int interrupt, const std::function<void()>& check);
 
  private:

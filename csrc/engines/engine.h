@@ -15,7 +15,8 @@ namespace aiacc {
 /// Moves the bytes of tensors in host memory between ranks. For tensors on GPUs see DeviceEngine.
 ///
 /// Threads: a lane is used by one thread at a time, different lanes concurrently. Besides the
-/// numbered lanes there is the *express lane*, `express_lane()`, for small buffers: built for latency.
+/// numbered lanes there is the *express lane*, `express_lane()`, for small buffers: built for
+/// latency.
 /// Order: all ranks issue the same operations in the same order on one lane; nothing is assumed
 /// between lanes.
 /// Blocking: every operation returns when `recv` holds the result, or throws Error. A wait may spin
@@ -49,37 +50,43 @@ class Engine {
   /// Concatenates `bytes_of[r]` bytes of every rank r, in rank order, into `recv` on every rank.
   virtual void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) = 0;
 
-  /// Reduces like all_reduce, but rank r receives only its part: `counts[r]` elements, parts being laid out in rank order. `send` holds the whole input, `recv` this rank's part; they must not overlap.
+  /// Reduces like all_reduce, but rank r receives only its part: `counts[r]` elements, parts being
+  /// laid out in rank order. `send` holds the whole input, `recv` this rank's part; they must not
+  /// overlap.
   virtual void reduce_scatter(int lane,
                               const void* send,
                               void* recv,
                               const PerRank& counts,
                               const Reduction& reduction) = 0;
 
-  /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; both buffers are contiguous, in rank order. What rank a sends to b is what b expects from a.
-  /// One at a time, in the same order on all ranks, whatever lanes they are on: all lanes share the
-  /// connections between every two ranks.
+  /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; both buffers
+  /// are contiguous, in rank order. What rank a sends to b is what b expects from a. One at a time,
+  /// in the same order on all ranks, whatever lanes they are on: all lanes share the connections
+  /// between every two ranks.
   virtual void all_to_all(int lane,
                           const void* send,
                           void* recv,
                           const PerRank& send_bytes,
                           const PerRank& recv_bytes) = 0;
 
-  /// An engine of the same kind, with as many lanes, over a subset of the ranks. A rank's new number is its index in `members`, which is ascending and includes this rank. `split_id` is a number that no
-  /// other split of this engine, or of one that came from it, has had. Collective over `members`,
-  /// blocks until all are connected. The new engine must end before this one; `abort` of this one does
-  /// not reach it.
-  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) = 0;
+  /// An engine of the same kind, with as many lanes, over a subset of the ranks. A rank's new
+  /// number is its index in `members`, which is ascending and includes this rank. `split_id` is a
+  /// number that no other split of this engine, or of one that came from it, has had. Collective
+  /// over `members`, blocks until all are connected. The new engine must end before this one;
+  /// `abort` of this one does not reach it.
+  virtual std::unique_ptr<Engine> split(const std::vector<int>& members,
+                                        std::uint32_t split_id) = 0;
 
-  /// Seconds since the start during which bytes sent on a numbered lane were unacknowledged: time spent in the network, not in a rank. 0 if the engine cannot measure it.
-  /// Any thread.
+  /// Seconds since the start during which bytes sent on a numbered lane were unacknowledged: time
+  /// spent in the network, not in a rank. 0 if the engine cannot measure it. Any thread.
   virtual double send_busy_s(int lane) const {
     static_cast<void>(lane);
     return 0;
   }
 
-  /// Whether the operation that runs on a lane, the express lane included, waits for other ranks, and
-  /// nothing has moved for long. Empty while the lane computes, and if the engine cannot tell. Any thread.
+  /// Whether the operation that runs on a lane, the express lane included, waits for other ranks,
+  /// and nothing has moved for long. Empty while the lane computes, and if the engine cannot tell.
+  /// Any thread.
   virtual LaneWait waits(int lane) const {
     static_cast<void>(lane);
     return {};

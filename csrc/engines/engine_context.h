@@ -27,8 +27,8 @@ struct EngineContext {
   Connector* connector = nullptr;    ///< opens authenticated sockets to peers; null at size 1
   std::uint32_t group = 0;           ///< keeps engines of one kind among all ranks apart
   int device = 0;                    ///< GPU of a rank that has no tensor to tell one; may differ
-  /// The lowest compute capability (before the point) of the GPUs that ranks see, and the first rank
-  /// that has it; 0: not known.
+  /// The lowest compute capability (before the point) of the GPUs that ranks see, and the first
+  /// rank that has it; 0: not known.
   int gpu_capability = 0;
   int gpu_capability_rank = 0;
   bool nccl_in_use = false;  ///< others in this process may have made NCCL communicators

@@ -9,8 +9,8 @@
 
 namespace aiacc {
 
-/// An engine of one kind, Engine or DeviceEngine, that this build knows of, whether it can run here or
-/// not.
+/// An engine of one kind, Engine or DeviceEngine, that this build knows of, whether it can run here
+/// or not.
 template <class Kind>
 struct EngineEntry {
   const char* name;
@@ -24,16 +24,17 @@ struct EngineEntry {
 const std::vector<EngineEntry<Engine>>& engine_registry();
 const std::vector<EngineEntry<DeviceEngine>>& device_engine_registry();
 
-/// The entry of that name, for host memory. Throws Error(kInvalidArgument) that lists the known names.
+/// The entry of that name, for host memory. Throws Error(kInvalidArgument) that lists the known
+/// names.
 const EngineEntry<Engine>& find_engine(const std::string& name);
 
-/// Creates the engine of that name for host memory. Collective. Throws Error(kEngine) with reason and remedy when
-/// it is not viable here.
+/// Creates the engine of that name for host memory. Collective. Throws Error(kEngine) with reason
+/// and remedy when it is not viable here.
 std::unique_ptr<Engine> create_engine(const std::string& name, const EngineContext& context);
 
 /// Creates the engine for tensors on GPUs that a value of AIACC_GPU_ENGINE stands for: nccl,
-/// hierarchical (NCCL on both levels) or hierarchical-tcp (NCCL inside the hosts, `host_lanes` lanes of
-/// tcp between them). Collective. Throws Error as create_engine does.
+/// hierarchical (NCCL on both levels) or hierarchical-tcp (NCCL inside the hosts, `host_lanes`
+/// lanes of tcp between them). Collective. Throws Error as create_engine does.
 std::unique_ptr<DeviceEngine> create_device_engine(const std::string& name,
                                                    const EngineContext& context,
                                                    int host_lanes);

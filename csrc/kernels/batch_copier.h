@@ -16,18 +16,18 @@ namespace aiacc {
 class BatchCopier {
  public:
   /// Loads all kernels, so that no launch has to. Blocks, may wait for the GPU. Throws
-  /// Error(kUnsupported) if the image is empty, Error(kEngine) if it does not suit the device or the
-  /// driver.
+  /// Error(kUnsupported) if the image is empty, Error(kEngine) if it does not suit the device or
+  /// the driver.
   explicit BatchCopier(const CudaDriver& driver, const DeviceImage& image = device_image());
   ~BatchCopier();
   BatchCopier(const BatchCopier&) = delete;
   BatchCopier& operator=(const BatchCopier&) = delete;
 
   /// Queues the copies on `stream` and returns: one launch for up to 1022 segments. Nothing but the
-  /// segments' memory, and `reports`, has to stay until the stream is past them. `reports`: if the job
-  /// checks, one for each segment, set to zero, in memory that the device can write; else null.
-  /// Throws what choose_copy_kernel and plan_copies do, before it has queued anything; Error(kEngine)
-  /// if a launch fails.
+  /// segments' memory, and `reports`, has to stay until the stream is past them. `reports`: if the
+  /// job checks, one for each segment, set to zero, in memory that the device can write; else null.
+  /// Throws what choose_copy_kernel and plan_copies do, before it has queued anything;
+  /// Error(kEngine) if a launch fails.
   void enqueue(CudaStream stream,
                const CopyJob& job,
                const std::vector<CopySegment>& segments,

@@ -40,8 +40,8 @@ struct CopyJob {
   bool check = false;  ///< fill in CopyReport; needs a floating dtype
 };
 
-/// A contiguous run of elements to be moved; the ranges of a batch do not overlap, except that `out`
-/// may equal `in` where the element keeps its size.
+/// A contiguous run of elements to be moved; the ranges of a batch do not overlap, except that
+/// `out` may equal `in` where the element keeps its size.
 struct CopySegment {
   const void* in = nullptr;
   void* out = nullptr;
@@ -60,9 +60,10 @@ struct CopyReport {
 /// Threads of a block, fixed for all kernels of this family.
 inline constexpr std::uint32_t kCopyThreads = 256;
 
-/// A segment as the kernel reads it. Its chunks are numbered from `first_chunk`; a chunk is moved by
-/// one block. `head` elements come before the first one that is aligned, on both sides, for accesses
-/// of 16 bytes on the wider side; kCopyUnaligned: there is none, and elements are moved one by one.
+/// A segment as the kernel reads it. Its chunks are numbered from `first_chunk`; a chunk is moved
+/// by one block. `head` elements come before the first one that is aligned, on both sides, for
+/// accesses of 16 bytes on the wider side; kCopyUnaligned: there is none, and elements are moved
+/// one by one.
 struct PlannedCopy {
   const void* in;
   void* out;
@@ -104,14 +105,15 @@ struct CopyKernel {
 /// All kernels; the numbers that choose_copy_kernel returns are places in it.
 const std::vector<CopyKernel>& copy_kernels();
 
-/// The kernel for `job`. Where bytes need not be looked at, it is one that only moves them, in pieces
-/// as large as the addresses of `segments` allow. Throws Error(kUnsupported) if the dtype cannot
-/// travel in that format or be checked, Error(kInvalidArgument) if an address is not a multiple of
-/// the element's size.
+/// The kernel for `job`. Where bytes need not be looked at, it is one that only moves them, in
+/// pieces as large as the addresses of `segments` allow. Throws Error(kUnsupported) if the dtype
+/// cannot travel in that format or be checked, Error(kInvalidArgument) if an address is not a
+/// multiple of the element's size.
 std::size_t choose_copy_kernel(const CopyJob& job, const CopySegment* segments, std::size_t count);
 
 /// Fills in the argument of a launch: divides `count` segments, at most the capacity of the batch,
-/// into chunks. `reports`: as many, or null. Pure. Throws Error(kInvalidArgument) beyond 2^31 chunks.
+/// into chunks. `reports`: as many, or null. Pure. Throws Error(kInvalidArgument) beyond 2^31
+/// chunks.
 template <int kCapacity>
 void plan_copies(const CopyKernel& kernel,
                  const CopyJob& job,

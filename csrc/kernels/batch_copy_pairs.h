@@ -1,8 +1,8 @@
 #pragma once
 
 // The list of the kernels that move batches, for the device (batch_copy.cu) and the host
-// (batch_copy.cc): AIACC_COPY_KERNELS calls X(name, operation), where the operation is a template of
-// batch_copy_body.h that still lacks its last argument, the codec.
+// (batch_copy.cc): AIACC_COPY_KERNELS calls X(name, operation), where the operation is a template
+// of batch_copy_body.h that still lacks its last argument, the codec.
 
 #define AIACC_COPY_KERNELS(X)                                 \
   X(raw1, RawCopy, std::uint8_t, std::uint8_t)                \

@@ -37,8 +37,8 @@ CopyReport check_finite(const void* in, std::size_t count, DataType dtype, doubl
   report.nan = static_cast<std::uint8_t>(largest > infinity);
   report.infinite = static_cast<std::uint8_t>(largest == infinity);
   if (largest < infinity && factor != 1.0) {
-    // Scaling keeps the order: if the largest input does not overflow, none does. Its bits come first
-    // in the 64-bit number, for the machine is little-endian.
+    // Scaling keeps the order: if the largest input does not overflow, none does. Its bits come
+    // first in the 64-bit number, for the machine is little-endian.
     std::uint64_t scaled = 0;
     scale(&scaled, &largest, 1, dtype, factor);
     report.overflow =

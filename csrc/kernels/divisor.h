@@ -16,7 +16,8 @@ inline std::uint32_t reciprocal_of(double factor) {
   return 1.0 / whole == factor ? whole : 0;
 }
 
-/// The same for floats, without powers of two: to multiply by their reciprocals is exact, and faster.
+/// The same for floats, without powers of two: to multiply by their reciprocals is exact, and
+/// faster.
 inline std::uint32_t divisor_of(double factor) {
   const std::uint32_t whole = reciprocal_of(factor);
   return (whole & (whole - 1)) != 0 ? whole : 0;

@@ -7,8 +7,8 @@
 
 namespace aiacc {
 
-/// The 8-bit floats of the OCP specification, as bit patterns. E4M3 has no infinity, and one NaN per
-/// sign; E5M2 is a short binary16.
+/// The 8-bit floats of the OCP specification, as bit patterns. E4M3 has no infinity, and one NaN
+/// per sign; E5M2 is a short binary16.
 struct Float8E4M3 {
   static constexpr int kFractionBits = 3;
   static constexpr int kBias = 7;

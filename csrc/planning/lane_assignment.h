@@ -7,7 +7,8 @@
 
 namespace aiacc {
 
-/// Assigns units to lanes: each goes to the lane that would finish it first if lanes moved bytes in proportion to their weights.
+/// Assigns units to lanes: each goes to the lane that would finish it first if lanes moved bytes in
+/// proportion to their weights.
 ///
 /// A replicated state machine: it knows the bytes that it gave to the lanes since `clear`, not how
 /// far they have come. So it decides alike on all ranks that make the same calls, with no message,
@@ -26,8 +27,8 @@ class LaneLoads {
   /// other lanes may be in use. Pure but for its own state; allocates nothing.
   std::uint32_t assign(std::uint64_t bytes, const Parameters& parameters);
 
-  /// Counts a unit of `bytes` as given to the one lane of `lanes`, those of the engine, that units of
-  /// its kind always take, whatever lanes are in use. Returns it.
+  /// Counts a unit of `bytes` as given to the one lane of `lanes`, those of the engine, that units
+  /// of its kind always take, whatever lanes are in use. Returns it.
   std::uint32_t pin(std::uint64_t bytes, const Parameters& parameters, std::uint32_t lanes);
 
  private:

@@ -19,9 +19,9 @@ struct LaneRecord {
 ///
 /// A lane's share is its speed in relation to that of the typical lane, the upper median of all.
 /// Only a lane below two thirds of that gets less than full weight, and weights change only if some
-/// lane's is wrong by more than half. Weight is taken from a lane only by a rank whose own bytes were
-/// on their way for at least half of the time: otherwise it is not the network that is slow here, and
-/// less work for one lane would not help the others.
+/// lane's is wrong by more than half. Weight is taken from a lane only by a rank whose own bytes
+/// were on their way for at least half of the time: otherwise it is not the network that is slow
+/// here, and less work for one lane would not help the others.
 std::optional<LaneWeights> better_weights(const std::array<LaneRecord, kMaxLanes>& lanes,
                                           const Parameters& current);
 

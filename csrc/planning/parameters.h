@@ -25,8 +25,8 @@ constexpr LaneWeights equal_weights() {
   return weights;
 }
 
-/// How an all-reduce goes, where an engine has several ways: round a ring is best for bandwidth, along
-/// a tree for latency among many ranks.
+/// How an all-reduce goes, where an engine has several ways: round a ring is best for bandwidth,
+/// along a tree for latency among many ranks.
 enum class Algorithm : std::uint8_t { kAny = 0, kRing = 1, kTree = 2 };
 inline constexpr int kAlgorithms = 3;
 
@@ -54,8 +54,8 @@ struct Parameters {
 /// all ranks choose alike. A proposal for another epoch is stale and is dropped.
 Parameters next_parameters(const Parameters& current, const std::vector<Parameters>& proposals);
 
-/// Throws Error(kInvalidArgument) unless both sizes of units are positive, lanes is 1 .. `engine_lanes` and
-/// every weight is 1 .. kFullWeight.
+/// Throws Error(kInvalidArgument) unless both sizes of units are positive, lanes is 1 ..
+/// `engine_lanes` and every weight is 1 .. kFullWeight.
 void check_parameters(const Parameters& parameters, std::uint32_t engine_lanes = kMaxLanes);
 
 }  // namespace aiacc

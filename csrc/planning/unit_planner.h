@@ -59,17 +59,17 @@ struct UnitPlan {
 /// Packs small tensors and splits large ones into units (AIACC-Training, ICDCS 2022, section on
 /// packing and splitting of all-reduce units).
 ///
-/// Tensors that an engine for GPUs moves have units of their own size; "unit_bytes" is that one for them.
-/// A tensor of at least half a unit travels alone: no copy is needed. One of more than a unit is cut
-/// into parts of at most `parameters.unit_bytes` (but at least one alignment) that are equal within
-/// one alignment. Their number is a multiple of the lanes, so that one large tensor keeps all lanes
-/// equally busy, unless parts of less than kMinPartBytes would come of it. Smaller tensors of one
-/// pack class share a unit in the order of `tensors`. Numbers start at `first_seq`. Lanes are assigned
-/// by `loads` in the order of the units, except that units of at most kExpressBytes use
-/// `express_lane`, which is also the number of the other lanes, and that pinned ones share a lane,
-/// the same one for as long as the process set lives.
-/// Pure: same arguments, same units and loads on every rank, with no further message. Empty tensors
-/// get no unit. Throws Error(kInvalidArgument) if check_parameters does.
+/// Tensors that an engine for GPUs moves have units of their own size; "unit_bytes" is that one for
+/// them. A tensor of at least half a unit travels alone: no copy is needed. One of more than a unit
+/// is cut into parts of at most `parameters.unit_bytes` (but at least one alignment) that are equal
+/// within one alignment. Their number is a multiple of the lanes, so that one large tensor keeps
+/// all lanes equally busy, unless parts of less than kMinPartBytes would come of it. Smaller
+/// tensors of one pack class share a unit in the order of `tensors`. Numbers start at `first_seq`.
+/// Lanes are assigned by `loads` in the order of the units, except that units of at most
+/// kExpressBytes use `express_lane`, which is also the number of the other lanes, and that pinned
+/// ones share a lane, the same one for as long as the process set lives. Pure: same arguments, same
+/// units and loads on every rank, with no further message. Empty tensors get no unit. Throws
+/// Error(kInvalidArgument) if check_parameters does.
 void plan_units(const std::vector<PlannedTensor>& tensors,
                 const Parameters& parameters,
                 std::uint64_t first_seq,

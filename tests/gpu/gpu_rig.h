@@ -7,8 +7,8 @@
 
 namespace aiacc {
 
-/// GPU 0 with a stream, for programs that check or measure kernels. Throws Error where there is none.
-/// Threads: one.
+/// GPU 0 with a stream, for programs that check or measure kernels. Throws Error where there is
+/// none. Threads: one.
 class GpuRig {
  public:
   GpuRig() : device_(Device::open(process_cuda_driver(), 0)), scope_(*device_) {
@@ -21,7 +21,8 @@ class GpuRig {
   const CudaDriver& driver() const { return device_->driver(); }
   CudaStream stream() const { return stream_; }
 
-  /// Spins until the stream is empty: precise, and good enough for a program with nothing else to do.
+  /// Spins until the stream is empty: precise, and good enough for a program with nothing else to
+  /// do.
   void finish() const {
     const Mark end = device_->record(stream_);
     while (!device_->reached(end)) {

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from aiacc.bootstrap import frames
-from aiacc.bootstrap.job_plan import JobPlan, Contribution, agree
+from aiacc.bootstrap.job_plan import Contribution, JobPlan, agree
 from aiacc.bootstrap.providers import torchrun
 from aiacc.bootstrap.providers.torchrun import TorchrunProvider
 from aiacc.bootstrap.reach import Candidate, Presence

@@ -10,7 +10,7 @@ from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import view_of
-from aiacc.torch.distributed.work import Futures, CollectiveWork
+from aiacc.torch.distributed.work import CollectiveWork, Futures
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
 if TYPE_CHECKING:

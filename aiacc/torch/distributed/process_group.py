@@ -26,7 +26,7 @@ from aiacc.torch.distributed.collectives import (
     reduce_into,
     reduce_scatter_into,
 )
-from aiacc.torch.distributed.work import Futures, CollectiveWork, Step
+from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
 
 if TYPE_CHECKING:
     # torch's class has overloads that only callers in Python see; torch.distributed uses one each.
@@ -118,7 +118,9 @@ class ProcessGroup(_Base):
         steps = [gather_into(self._series, given, outputs) for outputs, given in pairs]
         return self._work(steps, [tensor for outputs in output_tensors for tensor in outputs])
 
-    def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> CollectiveWork:
+    def gather(
+        self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any
+    ) -> CollectiveWork:
         """Copy the inputs of all ranks into the outputs of one."""
         is_root = self._rank == opts.rootRank
         outputs = output_tensors[0] if is_root else None

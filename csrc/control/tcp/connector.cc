@@ -20,8 +20,9 @@ constexpr std::uint16_t kVersion = 2;
 constexpr std::chrono::milliseconds kProbeEvery{1000};
 constexpr std::chrono::milliseconds kProbePatience{100};
 
-/// How long one attempt to connect may take before this rank looks at its own listener again, behind
-/// which others may queue, and how soon a connection that was closed unanswered is opened again.
+/// How long one attempt to connect may take before this rank looks at its own listener again,
+/// behind which others may queue, and how soon a connection that was closed unanswered is opened
+/// again.
 constexpr std::chrono::seconds kAttempt{3};
 constexpr std::chrono::milliseconds kReopenAfter{20};
 
@@ -65,8 +66,8 @@ struct Connector::Call {
   std::set<int> silent;            ///< ranks whose answer has not come
 };
 
-/// A call of `establish` that waits. One of them is the leader, who accepts for all; when it leaves,
-/// the others compete for its place.
+/// A call of `establish` that waits. One of them is the leader, who accepts for all; when it
+/// leaves, the others compete for its place.
 class Connector::Waiter {
  public:
   explicit Waiter(Connector& connector) : connector_(connector) {
@@ -289,8 +290,8 @@ void Connector::probe(const std::set<int>& peers, int interrupt) {
   }
 }
 
-/// Whether the answer to the hello has come; throws if it is a refusal. Closes a socket that the peer
-/// closed: it was short of descriptors, or has ended, which opening another one tells.
+/// Whether the answer to the hello has come; throws if it is a refusal. Closes a socket that the
+/// peer closed: it was short of descriptors, or has ended, which opening another one tells.
 bool Connector::read_answer(int peer, Socket& socket) const {
   std::uint8_t answer = 0;
   try {
@@ -357,8 +358,10 @@ void Connector::throw_timeout(const std::set<int>& missing, const std::set<int>&
 
 /// Why it is refused, or "".
 std::string Connector::verify(const Hello& hello, Socket socket) {
-  const Key key{
-      static_cast<int>(hello.from), static_cast<ChannelKind>(hello.kind), hello.lane, hello.split_id};
+  const Key key{static_cast<int>(hello.from),
+                static_cast<ChannelKind>(hello.kind),
+                hello.lane,
+                hello.split_id};
   const std::lock_guard lock(mutex_);
   std::uint8_t answer = kWelcome;
   if (hello.version != kVersion) {

@@ -19,7 +19,8 @@
 
 namespace aiacc {
 
-/// The purpose of a connection. Part of the wire format. A probe ends after its hello: it only checks that the peer is alive.
+/// The purpose of a connection. Part of the wire format. A probe ends after its hello: it only
+/// checks that the peer is alive.
 enum class ChannelKind : std::uint8_t {
   kControl = 1,
   kRing = 2,
@@ -55,8 +56,8 @@ class Connector {
             double connect_timeout_s);
 
   /// Sockets in the order of `specs`, options set. Blocks until all are there; at the deadline
-  /// throws Error(kTimeout) that names the missing ranks, Error(kPeerLost) soon after one of them has
-  /// closed its listener, and Error(kShutdown) when `interrupt`, a descriptor unless it is -1,
+  /// throws Error(kTimeout) that names the missing ranks, Error(kPeerLost) soon after one of them
+  /// has closed its listener, and Error(kShutdown) when `interrupt`, a descriptor unless it is -1,
   /// becomes readable.
   std::vector<Socket> establish(const std::vector<ChannelSpec>& specs, int interrupt = -1);
 

@@ -24,7 +24,8 @@ struct Frame {
   Bytes payload;
 };
 
-/// Appends the encoded frame to `out`. Throws Error(kInternal) if it is larger than receivers accept.
+/// Appends the encoded frame to `out`. Throws Error(kInternal) if it is larger than receivers
+/// accept.
 void encode_frame(const Frame& frame, Bytes& out);
 
 /// Turns a byte stream into frames. Bytes come from the network: anything that is not exactly a

@@ -32,8 +32,8 @@ class Greetings {
   /// it was refused, or "".
   using Verify = std::function<std::string(const Hello&, Socket)>;
 
-  /// Adds what has to be readable for `serve` to have something to do, save that somebody's patience
-  /// ends.
+  /// Adds what has to be readable for `serve` to have something to do, save that somebody's
+  /// patience ends.
   void watch(std::vector<pollfd>& entries) const;
 
   /// Accepts some of what has come, reads what is there, and closes what took too long. Never

@@ -18,8 +18,8 @@ namespace {
 constexpr std::uint8_t kFoldIn = 254;
 constexpr std::uint8_t kResult = 255;
 constexpr std::size_t kReadBytes = 64 << 10;
-/// Frames of rounds that a rank can have sent before this one has taken any: a few of this round and
-/// of the next.
+/// Frames of rounds that a rank can have sent before this one has taken any: a few of this round
+/// and of the next.
 constexpr std::size_t kMostRounds = 16;
 
 /// For telling all peers of an abort. Sockets have room for it, unless a peer does not read, or is
@@ -238,8 +238,8 @@ TcpPlane::Peer& TcpPlane::peer_of(int rank) {
 }
 
 /// A share of the round: returns when the connection has taken it, or who was to have it has left.
-/// Then that rank has finished the round, and what it gave to it is here or on its way; or it left in
-/// the middle of it, which `receive` notices.
+/// Then that rank has finished the round, and what it gave to it is here or on its way; or it left
+/// in the middle of it, which `receive` notices.
 void TcpPlane::send(Peer& peer, FrameType type, std::uint8_t stage, const Bytes& payload) {
   if (peer.left) {
     return;

@@ -32,10 +32,10 @@ struct DoublingPlan {
 
 /// The control mesh: log2(N) TCP connections per rank, rounds by recursive doubling.
 ///
-/// Detects: a dead peer by its closed socket, at once; a frozen one or a dead link by pings that are
-/// sent only while somebody waits, within `peer_timeout_s`. Nothing else judges: no timer of the
-/// kernel, and no peer whose kernel still takes in what is before the ping. Reports either to all
-/// ranks.
+/// Detects: a dead peer by its closed socket, at once; a frozen one or a dead link by pings that
+/// are sent only while somebody waits, within `peer_timeout_s`. Nothing else judges: no timer of
+/// the kernel, and no peer whose kernel still takes in what is before the ping. Reports either to
+/// all ranks.
 class TcpPlane : public ControlPlane {
  public:
   TcpPlane(Connector& connector, double peer_timeout_s, double spin_us);

@@ -10,7 +10,9 @@
 namespace aiacc {
 namespace {
 
-auto dispatch_order(const LaneReport& unit) { return std::tie(unit.order, unit.process_set, unit.unit); }
+auto dispatch_order(const LaneReport& unit) {
+  return std::tie(unit.order, unit.process_set, unit.unit);
+}
 
 /// What each rank says of each lane.
 using Lanes = std::map<std::pair<int, std::uint32_t>, const LaneReport*>;

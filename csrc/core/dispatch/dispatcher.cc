@@ -159,10 +159,12 @@ void Dispatcher::plan_moving(const Parameters& parameters) {
   moving_.clear();
 }
 
-void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& communicator, const Parameters& parameters) {
+void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& communicator,
+                                   const Parameters& parameters) {
   // Sets prefer different lanes: they do not know of each other's loads.
   auto& [next_seq, loads] =
-      numbering_.try_emplace(communicator->id, Numbering{0, LaneLoads(communicator->id)}).first->second;
+      numbering_.try_emplace(communicator->id, Numbering{0, LaneLoads(communicator->id)})
+          .first->second;
   fill_planner_input(of_communicator_, gpus_.queues(), planner_input_);
   plan_units(planner_input_.tensors,
              parameters,
@@ -175,7 +177,8 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
   for (const PlannedUnit& unit : plan_) {
     data_bytes_.fetch_add(unit.bytes, std::memory_order_relaxed);
     for (const Slice& slice : unit.slices) {
-      planner_input_.pieces[slice.tensor].operation->slices_left.fetch_add(1, std::memory_order_relaxed);
+      planner_input_.pieces[slice.tensor].operation->slices_left.fetch_add(
+          1, std::memory_order_relaxed);
     }
   }
   for (Operation* operation : of_communicator_) {
@@ -245,8 +248,8 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
     execute_unit(unit, lane, buffer);
     const Request& first = unit.pieces.front().request();
     // Sums of all ranks alone: other operations move other shares of their bytes.
-    if (unit.communicator->id == 0 && lane != engine_.express_lane() && first.kind == OpKind::kAllreduce &&
-        first.op != ReduceOp::kAdasum) {
+    if (unit.communicator->id == 0 && lane != engine_.express_lane() &&
+        first.kind == OpKind::kAllreduce && first.op != ReduceOp::kAdasum) {
       throughput_.note(lane, unit.plan.bytes, Clock::now() - start);
     }
     finish(unit, start);

@@ -28,19 +28,20 @@ namespace aiacc {
 ///
 /// Threads: the progress thread's, except where it says so.
 ///
-/// Order: units of all process sets run on the same lanes, in the order of their agreement, which is
-/// the same on all ranks. The lane of a unit follows from what its set alone has agreed on and from
-/// the rounds, in which all ranks take part: so all members put it into the same lane, whatever else
-/// each of them runs there. Of the units that are not done take the first in the order of agreement:
-/// on none of its members another one is before it in its lane, so all of them come to run it, and it
-/// ends. Hence ranks cannot deadlock across lanes.
+/// Order: units of all process sets run on the same lanes, in the order of their agreement, which
+/// is the same on all ranks. The lane of a unit follows from what its set alone has agreed on and
+/// from the rounds, in which all ranks take part: so all members put it into the same lane,
+/// whatever else each of them runs there. Of the units that are not done take the first in the
+/// order of agreement: on none of its members another one is before it in its lane, so all of them
+/// come to run it, and it ends. Hence ranks cannot deadlock across lanes.
 ///
-/// Units of tensors on GPUs that are queued on streams (DeviceExecutor) are issued by one launching thread
-/// in the order of their agreement. Units on GPUs are finished here when they are queued.
+/// Units of tensors on GPUs that are queued on streams (DeviceExecutor) are issued by one launching
+/// thread in the order of their agreement. Units on GPUs are finished here when they are queued.
 class Dispatcher {
  public:
-  /// `engine`: that of all ranks for host memory. `finite`, what looks at inputs, or null. `on_failure` is
-  /// called by the thread that failed a unit, after `failure` has it. All but that outlive this.
+  /// `engine`: that of all ranks for host memory. `finite`, what looks at inputs, or null.
+  /// `on_failure` is called by the thread that failed a unit, after `failure` has it. All but that
+  /// outlive this.
   Dispatcher(Engine& engine,
              CommunicatorTable& communicators,
              DeviceExecutor& gpus,
@@ -52,7 +53,8 @@ class Dispatcher {
   /// Completes or starts everything in `ready`.
   void dispatch(const std::vector<Response>& ready, const Parameters& parameters);
 
-  /// Whether units are under way on this rank; of those on GPUs, whether they are queued. Any thread.
+  /// Whether units are under way on this rank; of those on GPUs, whether they are queued. Any
+  /// thread.
   bool busy() const { return finished_units_.load() != units_.load(); }
   /// Forgets what the lanes were given. For a moment when no rank is busy, on all ranks alike: the
   /// end of a round before which every rank said so, for units come out of rounds only.
@@ -77,7 +79,8 @@ class Dispatcher {
 
   /// Lets units in flight, and new process sets that connect, end until the deadline.
   void drain(Clock::time_point deadline);
-  /// Aborts the engines; when this returns no thread of this touches a buffer of an operation any more.
+  /// Aborts the engines; when this returns no thread of this touches a buffer of an operation any
+  /// more.
   void stop(const Status& status) noexcept;
 
   std::uint64_t units() const { return units_.load(); }
@@ -92,7 +95,8 @@ class Dispatcher {
 
   void change_process_sets(Operation& operation, const Response& response);
   void plan_moving(const Parameters& parameters);
-  void plan_communicator(const std::shared_ptr<const Communicator>& communicator, const Parameters& parameters);
+  void plan_communicator(const std::shared_ptr<const Communicator>& communicator,
+                         const Parameters& parameters);
   /// Whether the launching thread runs units of such operations.
   bool launches(const Request& request) const { return launcher_ != nullptr && request.on_gpu(); }
   void prepare_unit(int lane, const Unit& unit) noexcept;
@@ -114,10 +118,10 @@ class Dispatcher {
   std::unordered_map<std::uint32_t, Numbering> numbering_;  ///< by process set
 
   // Scratch of the progress thread, kept for its memory.
-  std::uint64_t plans_ = 0;           ///< so far; equal on all ranks
-  std::vector<Operation*> moving_;    ///< to be planned
-  std::vector<Operation*> finished_;  ///< nothing moves
-  std::vector<Operation*> of_communicator_;   ///< to be planned now, of one process set
+  std::uint64_t plans_ = 0;                  ///< so far; equal on all ranks
+  std::vector<Operation*> moving_;           ///< to be planned
+  std::vector<Operation*> finished_;         ///< nothing moves
+  std::vector<Operation*> of_communicator_;  ///< to be planned now, of one process set
   PlannerInput planner_input_;
   UnitPlan plan_;
   std::vector<LaunchSlot> slots_;  ///< of units that the launching thread gets

@@ -18,8 +18,8 @@ namespace aiacc {
 
 /// One of the K concurrent lanes: a queue of units, executed one at a time in order.
 ///
-/// Threads: `push` is the progress thread's. Units are run by the lane's own worker thread, or by a thread
-/// that waits for a result anyway and calls `help`: never by two at once.
+/// Threads: `push` is the progress thread's. Units are run by the lane's own worker thread, or by a
+/// thread that waits for a result anyway and calls `help`: never by two at once.
 class Lane {
  public:
   /// Runs a unit; must not throw. Called by whichever thread runs the lane.
@@ -33,8 +33,9 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// Appends a unit, and swaps a finished one back so that its memory is reused. With `notify` the worker starts on it at once; without, the caller must
-  /// `help` or `start` before it waits for anything.
+  /// Appends a unit, and swaps a finished one back so that its memory is reused. With `notify` the
+  /// worker starts on it at once; without, the caller must `help` or `start` before it waits for
+  /// anything.
   void push(Unit& unit, bool notify);
   /// Lets the worker run what is queued.
   void start();

@@ -17,7 +17,8 @@ namespace aiacc {
 /// before all have worked for kWindow, and twice in a row: one odd step changes nothing.
 class LaneThroughput {
  public:
-  /// How long every lane works before they are judged: long against the steps of the kernel's clock.
+  /// How long every lane works before they are judged: long against the steps of the kernel's
+  /// clock.
   static constexpr std::chrono::milliseconds kWindow{200};
 
   explicit LaneThroughput(const Engine& engine) : engine_(engine) {}

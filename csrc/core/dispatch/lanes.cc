@@ -71,7 +71,8 @@ std::vector<LaneReport> Lanes::reports(const TensorTable& table, double limit_s)
       report.ahead =
           awaited < 0
               ? 0
-              : static_cast<std::uint32_t>((awaited - communicator.rank + communicator.size()) % communicator.size());
+              : static_cast<std::uint32_t>((awaited - communicator.rank + communicator.size()) %
+                                           communicator.size());
       report.tensors = table.labels(current->operations);
     }
     reports.push_back(std::move(report));

@@ -25,17 +25,18 @@ class Lanes {
   /// Gives a unit to the lane that it is planned for, and an old one back. The progress thread's.
   void push(Unit& unit);
 
-  /// A caller that will wait anyway runs one lane itself instead of waking its worker: until `take_kept`,
-  /// the lane of the first unit that is pushed is kept for it. The progress thread's, like the next two.
+  /// A caller that will wait anyway runs one lane itself instead of waking its worker: until
+  /// `take_kept`, the lane of the first unit that is pushed is kept for it. The progress thread's,
+  /// like the next two.
   void keep_first() { keeping_ = true; }
   /// Wakes the lane that is kept, if there is one; that of the next unit is kept then.
   void start_kept();
   /// The lane that is kept, or null; whoever calls has to `help` it before it waits for anything.
   Lane* take_kept();
 
-  /// Runs lanes that nobody runs, `first` at first unless it is null, until `operation` is done, the
-  /// deadline has come or no lane is left; the lanes' own threads go on. A unit that has begun is
-  /// brought to its end.
+  /// Runs lanes that nobody runs, `first` at first unless it is null, until `operation` is done,
+  /// the deadline has come or no lane is left; the lanes' own threads go on. A unit that has begun
+  /// is brought to its end.
   void help(Lane* first, const Operation& operation, Clock::time_point deadline);
 
   /// What the lanes are at, those with work. Stuck is who has waited for `limit_s`.

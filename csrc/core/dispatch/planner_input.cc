@@ -63,7 +63,9 @@ bool is_empty(Operation& operation) {
   return true;
 }
 
-void fill_planner_input(const std::vector<Operation*>& operations, bool gpu_engine, PlannerInput& plan) {
+void fill_planner_input(const std::vector<Operation*>& operations,
+                        bool gpu_engine,
+                        PlannerInput& plan) {
   auto& [tensors, pieces, classes] = plan;
   tensors.clear();
   pieces.clear();
@@ -84,13 +86,13 @@ void fill_planner_input(const std::vector<Operation*>& operations, bool gpu_engi
       }
       pieces.push_back(piece);
       tensors.push_back({planned_bytes(piece),
-                       static_cast<std::uint32_t>(size_of(piece.spec().dtype)),
-                       static_cast<std::uint32_t>(pack_class),
-                       elementwise,
-                       elementwise && !whole,
-                       // Both use the connections between every two ranks (engines/adasum.h).
-                       kind == OpKind::kAlltoall || whole,
-                       gpu_engine && operation->request.on_gpu()});
+                         static_cast<std::uint32_t>(size_of(piece.spec().dtype)),
+                         static_cast<std::uint32_t>(pack_class),
+                         elementwise,
+                         elementwise && !whole,
+                         // Both use the connections between every two ranks (engines/adasum.h).
+                         kind == OpKind::kAlltoall || whole,
+                         gpu_engine && operation->request.on_gpu()});
     }
   }
 }

@@ -16,12 +16,14 @@ bool is_empty(Operation& operation);
 /// Operations of one process set as the planner sees them. Reused for its memory.
 struct PlannerInput {
   std::vector<PlannedTensor> tensors;  ///< one per tensor
-  std::vector<Piece> pieces;    ///< by tensor
-  std::vector<Piece> classes;   ///< scratch: the first tensor of every pack class
+  std::vector<Piece> pieces;           ///< by tensor
+  std::vector<Piece> classes;          ///< scratch: the first tensor of every pack class
 };
 
-/// `gpu_engine`: whether tensors on GPUs have an engine of their own. Pure: equal on all members for
-/// equal operations.
-void fill_planner_input(const std::vector<Operation*>& operations, bool gpu_engine, PlannerInput& plan);
+/// `gpu_engine`: whether tensors on GPUs have an engine of their own. Pure: equal on all members
+/// for equal operations.
+void fill_planner_input(const std::vector<Operation*>& operations,
+                        bool gpu_engine,
+                        PlannerInput& plan);
 
 }  // namespace aiacc

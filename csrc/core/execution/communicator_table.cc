@@ -16,9 +16,9 @@ std::shared_ptr<Communicator> communicator_of(std::uint32_t id, std::vector<int>
 }
 
 std::shared_ptr<const Communicator> communicator_of_all(int rank,
-                                        int size,
-                                        Engine& engine,
-                                        DeviceExecutor& executor) {
+                                                        int size,
+                                                        Engine& engine,
+                                                        DeviceExecutor& executor) {
   auto communicator = communicator_of(0, all_ranks(size), rank);
   communicator->engine = &engine;
   executor.connect(*communicator);

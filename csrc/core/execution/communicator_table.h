@@ -15,8 +15,8 @@ namespace aiacc {
 /// The communicators of this rank, by the id of their process set. Threads: any.
 class CommunicatorTable {
  public:
-  /// Communicator 0 is all ranks and moves bytes with `engine`, those of tensors on GPUs as `executor` does. Both
-  /// outlive this.
+  /// Communicator 0 is all ranks and moves bytes with `engine`, those of tensors on GPUs as
+  /// `executor` does. Both outlive this.
   CommunicatorTable(int rank, int size, Engine& engine, DeviceExecutor& executor);
 
   /// Null for an unknown set.
@@ -26,8 +26,9 @@ class CommunicatorTable {
 
   /// Registers a communicator without engine; true if this rank has to `connect` it.
   bool add(std::uint32_t id, const std::vector<int>& ranks);
-  /// Gives the communicator its engines. Collective over the members, in the same order on all of them.
-  /// Blocks until they are connected; throws what Engine::split and DeviceExecutor::connect throw.
+  /// Gives the communicator its engines. Collective over the members, in the same order on all of
+  /// them. Blocks until they are connected; throws what Engine::split and DeviceExecutor::connect
+  /// throw.
   void connect(std::uint32_t id);
   /// Forgets the communicator. Its engine ends with the last unit that uses it, or with the result.
   std::shared_ptr<const Communicator> remove(std::uint32_t id);

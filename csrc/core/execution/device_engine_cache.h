@@ -11,8 +11,8 @@
 
 namespace aiacc {
 
-/// The engines of one process set for tensors on GPUs: one for each combination of its members' GPUs
-/// that an operation has been on. A job with one GPU for each rank has one.
+/// The engines of one process set for tensors on GPUs: one for each combination of its members'
+/// GPUs that an operation has been on. A job with one GPU for each rank has one.
 class DeviceEngineCache {
  public:
   /// Numbers of `split` that a process set may use: it starts at kSplitIds times its own.
@@ -23,8 +23,9 @@ class DeviceEngineCache {
       : first_(first), rank_(rank), size_(size), process_set_(process_set) {}
 
   /// The engine for a placement. A new one is collective over the members, and may block until they
-  /// are connected. Throws Error(kEngine) for more than kSplitIds of them, and what DeviceEngine::split
-  /// throws. The launching thread's: all members ask for the same placements in the same order.
+  /// are connected. Throws Error(kEngine) for more than kSplitIds of them, and what
+  /// DeviceEngine::split throws. The launching thread's: all members ask for the same placements in
+  /// the same order.
   DeviceEngine& on(const DevicePlacement& placement);
 
   /// Throws what DeviceEngine::check does. Any thread.

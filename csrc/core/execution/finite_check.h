@@ -58,8 +58,8 @@ std::string finite_problem(const CopyReport& report,
                            const CheckedUnit& unit,
                            int rank);
 
-/// Looks at what this rank gives to reductions, before it is added to what others give: so it is the
-/// rank with the NaN that names it.
+/// Looks at what this rank gives to reductions, before it is added to what others give: so it is
+/// the rank with the NaN that names it.
 ///
 /// Threads: any.
 class FiniteCheck {
@@ -72,10 +72,12 @@ class FiniteCheck {
   FiniteCheck& operator=(const FiniteCheck&) = delete;
 
   /// Looks at a unit in host memory in the calling thread. `copies`: where its inputs lie one after
-  /// another, for tensors on a GPU; null: at their own places. Throws Error(kNotFinite) if it shall.
+  /// another, for tensors on a GPU; null: at their own places. Throws Error(kNotFinite) if it
+  /// shall.
   void inspect(const Unit& unit, const std::byte* copies = nullptr);
 
-  /// Takes what the GPU has found in a unit that is over. What it shall throw waits for `throw_found`.
+  /// Takes what the GPU has found in a unit that is over. What it shall throw waits for
+  /// `throw_found`.
   void collect(const CheckedUnit& unit);
   bool has_found() const { return found_any_.load(); }
   /// Throws Error(kNotFinite) with the first that `collect` has met; only once.

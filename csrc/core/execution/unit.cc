@@ -26,10 +26,10 @@ Reduction reduction_of(const Unit& unit) {
   const Request& request = unit.pieces.front().request();
   const DataType dtype = unit.pieces.front().spec().dtype;
   const bool average = request.op == ReduceOp::kAverage;
-  return {
-      dtype,
-      average ? ReduceOp::kSum : request.op,
-      average ? average_factor(dtype, unit.communicator->size(), request.postscale) : request.postscale};
+  return {dtype,
+          average ? ReduceOp::kSum : request.op,
+          average ? average_factor(dtype, unit.communicator->size(), request.postscale)
+                  : request.postscale};
 }
 
 void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
@@ -82,8 +82,14 @@ void adasum_unit(const Unit& unit, int lane, PackBuffer& buffer) {
     copy_scaled(cursor, piece.buffers().input, counts.back(), dtype, request.prescale);
     cursor += piece.spec().bytes();
   }
-  adasum(
-      *unit.communicator->engine, lane, packed, packed, counts, dtype, unit.communicator->rank, unit.communicator->size());
+  adasum(*unit.communicator->engine,
+         lane,
+         packed,
+         packed,
+         counts,
+         dtype,
+         unit.communicator->rank,
+         unit.communicator->size());
   cursor = packed;
   for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
     copy_scaled(unit.pieces[i].buffers().output, cursor, counts[i], dtype, request.postscale);
@@ -164,7 +170,8 @@ void all_to_all_unit(const Unit& unit, int lane) {
   std::size_t total = 0;
   const auto sent = bytes_of(piece.request().numbers, row, total);
   const auto received = bytes_of(buffers.first_extents, row, total);
-  unit.communicator->engine->all_to_all(lane, buffers.input, output_for(piece, total), sent, received);
+  unit.communicator->engine->all_to_all(
+      lane, buffers.input, output_for(piece, total), sent, received);
 }
 
 void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
@@ -174,8 +181,9 @@ void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   std::vector<std::size_t> counts;
   counts.reserve(static_cast<std::size_t>(unit.communicator->size()));
   for (int member = 0; member < unit.communicator->size(); ++member) {
-    counts.push_back(spec.row_elements() * static_cast<std::uint64_t>(scattered_rows(
-                                               spec.shape.front(), unit.communicator->size(), member)));
+    counts.push_back(spec.row_elements() *
+                     static_cast<std::uint64_t>(
+                         scattered_rows(spec.shape.front(), unit.communicator->size(), member)));
   }
   const void* send = buffers.input;
   if (piece.request().prescale != 1.0) {

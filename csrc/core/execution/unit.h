@@ -51,13 +51,14 @@ class PackBuffer {
   std::size_t capacity_ = 0;
 };
 
-/// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes `scale`
-/// divide, which is exact; for integers other factors are rounded up slightly, so that whole results survive truncation.
+/// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes
+/// `scale` divide, which is exact; for integers other factors are rounded up slightly, so that
+/// whole results survive truncation.
 double average_factor(DataType dtype, int size, double postscale);
 
-/// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack. A single slice is worked on
-/// in place, without the pack buffer. Blocks; throws what the engine throws. Buffers of the
-/// operations are written only while this runs.
+/// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack.
+/// A single slice is worked on in place, without the pack buffer. Blocks; throws what the engine
+/// throws. Buffers of the operations are written only while this runs.
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer);
 
 }  // namespace aiacc

@@ -16,7 +16,8 @@
 
 namespace aiacc {
 
-/// The unit that a lane of the sender runs, or will run next. Holds nothing specific to one rank, so equal reports of all ranks merge into a few.
+/// The unit that a lane of the sender runs, or will run next. Holds nothing specific to one rank,
+/// so equal reports of all ranks merge into a few.
 struct LaneReport {
   std::uint32_t lane = 0;
   std::uint32_t process_set = 0;
@@ -99,8 +100,8 @@ struct RoundMessage {
 };
 
 /// Folds one encoded message into another; the result does not depend on the order. Throws
-/// Error(kInternal) if their slot tables differ, Error(kPeerLost) if `theirs` is malformed or speaks
-/// for a rank that is not in `from`.
+/// Error(kInternal) if their slot tables differ, Error(kPeerLost) if `theirs` is malformed or
+/// speaks for a rank that is not in `from`.
 void combine_rounds(Bytes& mine, const Bytes& theirs, const RankBlock& from = {});
 
 }  // namespace aiacc

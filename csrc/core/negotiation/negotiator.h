@@ -19,8 +19,8 @@ namespace aiacc {
 /// The outcome for one tensor: ready, or failed with the same status on every rank.
 struct Response {
   std::uint64_t ticket = 0;  ///< what this rank gave to `submit`; 0: it has joined, see `zeros`
-  /// Rows that come from every member of the process set: all-gather (of each tensor of the group in
-  /// turn) and all-to-all.
+  /// Rows that come from every member of the process set: all-gather (of each tensor of the group
+  /// in turn) and all-to-all.
   std::vector<std::int64_t> first_extents;
   /// All-to-all: rows that all ranks send together. Join: the last rank to join. Process sets: the
   /// id of a new one, whether an old one was removed.
@@ -73,8 +73,8 @@ class Negotiator {
   /// `ticket` is not 0.
   void submit(const Request& request, std::uint64_t ticket);
 
-  /// Whether a round must start now, even if nobody waits: an answer, a proposal, a freed slot's owner, the
-  /// bits of a rank that has joined.
+  /// Whether a round must start now, even if nobody waits: an answer, a proposal, a freed slot's
+  /// owner, the bits of a rank that has joined.
   bool urgent() const { return answer_due_ || proposal_.has_value() || news_; }
 
   /// Submissions of this rank that are not ready yet.
@@ -99,8 +99,8 @@ class Negotiator {
   /// rank sets the flag, that fails: all automatic names, or names that nearly fit (near_miss.h).
   void contribute(Bytes& out, std::uint32_t state = kFlagMoving | kFlagOpen);
 
-  /// Takes the combined message of a round that `contribute` was made for. The outcome is kept until
-  /// the next call.
+  /// Takes the combined message of a round that `contribute` was made for. The outcome is kept
+  /// until the next call.
   const RoundOutcome& apply(const Bytes& combined);
 
  private:

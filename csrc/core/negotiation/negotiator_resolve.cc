@@ -15,8 +15,8 @@ namespace aiacc {
 /// Only when all requests of the round are in: what lost its slot comes again from all its ranks at
 /// once, and is complete only with all of them.
 void Negotiator::settle_all(RoundOutcome& outcome) {
-  // In the order in which they became complete: what a rank submitted before it removed a process set
-  // comes before that.
+  // In the order in which they became complete: what a rank submitted before it removed a process
+  // set comes before that.
   std::vector<Key> order;
   std::set<Key> seen;
   for (auto touched = touched_.rbegin(); touched != touched_.rend(); ++touched) {
@@ -138,9 +138,7 @@ void Negotiator::finish_join(RoundOutcome& outcome) {
   outcome.ready.push_back(std::move(response));
 }
 
-void Negotiator::decide_on_sets(const Request& request,
-                                Response& response,
-                                RoundOutcome& outcome) {
+void Negotiator::decide_on_sets(const Request& request, Response& response, RoundOutcome& outcome) {
   if (request.kind == OpKind::kRemoveProcessSet) {
     const auto id = static_cast<std::uint32_t>(request.numbers.front());
     response.value = id != 0 && sets_.members(id) != nullptr ? 1 : 0;

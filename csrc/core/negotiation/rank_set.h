@@ -49,8 +49,8 @@ class RankSet {
 
   /// As runs or as bits, whichever is shorter: one form for each set.
   void encode(Writer& writer) const;
-  /// Throws Error(kPeerLost) for an empty set and for ranks from `size` on, that of the job: bits may
-  /// take 32 times as much memory as they have bytes.
+  /// Throws Error(kPeerLost) for an empty set and for ranks from `size` on, that of the job: bits
+  /// may take 32 times as much memory as they have bytes.
   static RankSet decode(Reader& reader, int size = kMostRanks);
 
   friend bool operator==(const RankSet& a, const RankSet& b);

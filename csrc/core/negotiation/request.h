@@ -27,8 +27,8 @@ inline constexpr int kOpKinds = 9;
 inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
 inline constexpr std::size_t kMaxDimensions = 64;
 inline constexpr std::size_t kMaxGroupTensors = std::size_t{1} << 20;
-/// Of all tensors of a request, with extents of 0 taken as 1. More than a memory holds, and so little
-/// that sums over the ranks of a job, in bytes and in rows, fit into 63 bits.
+/// Of all tensors of a request, with extents of 0 taken as 1. More than a memory holds, and so
+/// little that sums over the ranks of a job, in bytes and in rows, fit into 63 bits.
 inline constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 46;
 
 /// "allreduce", "allgather", ...
@@ -66,7 +66,8 @@ struct Request : TensorSpec {
   /// How the elements of an all-reduce on GPUs travel, and are added up: narrower than they are.
   WireFormat wire = WireFormat::kTensor;
   std::vector<TensorSpec> more;  ///< the other tensors of a group
-  /// All-to-all: rows for every member of the process set. Adding a set: its ranks. Removing: its id.
+  /// All-to-all: rows for every member of the process set. Adding a set: its ranks. Removing: its
+  /// id.
   std::vector<std::int64_t> numbers;
 
   bool on_gpu() const { return device >= 0; }
@@ -78,8 +79,8 @@ struct Request : TensorSpec {
 /// Of scales: equal, or both NaN.
 bool same_factor(double a, double b);
 
-/// Same operation in every respect on which ranks agree: a cached agreement may be used again. Of the
-/// device that is its kind.
+/// Same operation in every respect on which ranks agree: a cached agreement may be used again. Of
+/// the device that is its kind.
 bool same_signature(const Request& a, const Request& b);
 
 /// Whether a rank that has joined can answer this with zeros.
@@ -88,7 +89,8 @@ bool joinable(const Request& request);
 /// "x", or "x (process set 3)": names are unique within a set.
 std::string label_of(std::uint32_t process_set, const std::string& name);
 
-/// "broadcast 'x'", or "an unnamed broadcast" as long as it has no name; of a long name its beginning.
+/// "broadcast 'x'", or "an unnamed broadcast" as long as it has no name; of a long name its
+/// beginning.
 std::string operation_text(OpKind kind, std::uint32_t process_set, const std::string& name);
 
 /// Whether the first dimension counts rows that are concatenated or distributed.

@@ -10,12 +10,13 @@ namespace aiacc {
 
 /// Validates a request locally: rejected here it fails one call, sent it would abort the job. Pure.
 ///
-/// Rejects what other ranks could not decode, or the engine could not perform. `members` are the ranks of the request's process set, ascending.
-/// Throws Error(kInvalidArgument), or Error(kUnsupported) for a number of ranks.
+/// Rejects what other ranks could not decode, or the engine could not perform. `members` are the
+/// ranks of the request's process set, ascending. Throws Error(kInvalidArgument), or
+/// Error(kUnsupported) for a number of ranks.
 void check_request(const Request& request, const std::vector<int>& members);
 
-/// Validates what another rank has sent; returns the problem as text: "" if a rank of `members` can have submitted it.
-/// `common` is what decode_common returns, `part` one of its senders' own. Pure.
+/// Validates what another rank has sent; returns the problem as text: "" if a rank of `members` can
+/// have submitted it. `common` is what decode_common returns, `part` one of its senders' own. Pure.
 std::string common_problem(const Request& common, const std::vector<int>& members);
 std::string part_problem(const Request& common,
                          const OwnPart& part,

@@ -17,12 +17,12 @@ namespace aiacc {
 ///
 /// A replicated table: every rank applies the same calls in the same order, so slot numbers agree
 /// without a message. A name may have a slot in every process set.
-/// A name that has come once is *on trial*, and `capacity` names at most. One that comes again while
-/// it has its slot is *in use* and keeps it, however many there are: a training step may go through
-/// more names than `capacity`, and none of them may be lost before it comes again. For the same
-/// reason a new name has to wait while all on trial may still come again, which is for `patience`
-/// uses of names, or one and a half times as many as there are slots. What has not come for so long
-/// gives way, whether in use or on trial.
+/// A name that has come once is *on trial*, and `capacity` names at most. One that comes again
+/// while it has its slot is *in use* and keeps it, however many there are: a training step may go
+/// through more names than `capacity`, and none of them may be lost before it comes again. For the
+/// same reason a new name has to wait while all on trial may still come again, which is for
+/// `patience` uses of names, or one and a half times as many as there are slots. What has not come
+/// for so long gives way, whether in use or on trial.
 /// Threads: the progress thread's only. Calls take constant time; `touch` takes no memory.
 class ResponseCache {
  public:

@@ -12,7 +12,8 @@
 
 namespace aiacc {
 
-/// Tracks the submitting threads, and detects that all of them wait for operations that are ready nowhere.
+/// Tracks the submitting threads, and detects that all of them wait for operations that are ready
+/// nowhere.
 ///
 /// A thread counts from its first submission on, also when it has ended: in doubt a rank is not
 /// stuck. Nobody knows which threads have yet to submit for the first time. So a rank is stuck only

@@ -43,7 +43,8 @@ struct Operation : TensorBuffers {
   std::string series;
   std::vector<TensorBuffers> more;  ///< those of the other tensors of a group
   SharedPlacement devices;          ///< Response::devices
-  /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until `submit`.
+  /// Tensors on a GPU: the stream that writes the inputs and may overwrite the outputs until
+  /// `submit`.
   CudaStream stream = nullptr;
   Mark written;                 ///< where `stream` was in `submit`
   std::vector<Mark> completed;  ///< where the results are there; a mark for every unit of it
@@ -85,9 +86,9 @@ class TensorTable {
   std::shared_ptr<Operation> acquire();
 
   /// Queues it and returns its handle. An empty name is replaced by an automatic one, the n-th of
-  /// this series and process set in this generation. Throws Error(kInvalidArgument) if the name is in
-  /// flight in the process set already, or the fatal error after `close`.
-  /// `queued_bytes` receives the weighted bytes waiting for negotiation, `first` whether nothing did before.
+  /// this series and process set in this generation. Throws Error(kInvalidArgument) if the name is
+  /// in flight in the process set already, or the fatal error after `close`. `queued_bytes`
+  /// receives the weighted bytes waiting for negotiation, `first` whether nothing did before.
   Handle submit(std::shared_ptr<Operation> operation, std::uint64_t& queued_bytes, bool& first);
 
   /// Counts automatic names from 0 again, under a new generation: all ranks do so at the same time,
@@ -107,7 +108,8 @@ class TensorTable {
 
   /// The operation behind a handle; throws Error(kInvalidArgument) for an unknown one.
   std::shared_ptr<Operation> find(Handle handle) const;
-  /// Forgets a handle; an unknown one is ignored. Throws Error(kInvalidArgument) while it is in flight.
+  /// Forgets a handle; an unknown one is ignored. Throws Error(kInvalidArgument) while it is in
+  /// flight.
   void release(Handle handle);
 
   /// Sleeps until the operation is done or the deadline has come; true when done.

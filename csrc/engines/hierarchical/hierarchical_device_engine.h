@@ -9,14 +9,14 @@
 
 namespace aiacc {
 
-/// For tensors on GPUs. Its parts are engines that share their streams: NCCL inside the hosts, and NCCL
-/// or lanes of the CPU between them.
+/// For tensors on GPUs. Its parts are engines that share their streams: NCCL inside the hosts, and
+/// NCCL or lanes of the CPU between them.
 ///
-/// The all-reduces of a group go step by step: no lane's first step is behind another lane's wait for the
-/// other hosts, as NCCL's order of launches would have it otherwise.
-/// Every step of a unit is on the stream of its lane. All ranks of a host issue the same steps in the
-/// same order, and so do all ranks of a column: the order of issue that NCCL wants. The algorithm that
-/// a reduction wishes for is left to NCCL: one step differs from the other.
+/// The all-reduces of a group go step by step: no lane's first step is behind another lane's wait
+/// for the other hosts, as NCCL's order of launches would have it otherwise. Every step of a unit
+/// is on the stream of its lane. All ranks of a host issue the same steps in the same order, and so
+/// do all ranks of a column: the order of issue that NCCL wants. The algorithm that a reduction
+/// wishes for is left to NCCL: one step differs from the other.
 class HierarchicalDeviceEngine : public Hierarchical<DeviceEngine> {
  public:
   using Hierarchical::Hierarchical;
@@ -51,10 +51,9 @@ class HierarchicalDeviceEngine : public Hierarchical<DeviceEngine> {
   std::vector<AllReduce> group_;  ///< the same
 };
 
-/// `nccl` inside the hosts; between them, if there are several, the same, or with `host_lanes` the lanes
-/// of an engine `tcp`.
-/// Takes NCCL's engine among all ranks. Collective, blocks. Throws Error(kInvalidArgument) if
-/// `context.host_of` does not name the host of every rank.
+/// `nccl` inside the hosts; between them, if there are several, the same, or with `host_lanes` the
+/// lanes of an engine `tcp`. Takes NCCL's engine among all ranks. Collective, blocks. Throws
+/// Error(kInvalidArgument) if `context.host_of` does not name the host of every rank.
 std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<DeviceEngine> nccl,
                                                                 EngineContext context,
                                                                 bool host_lanes);

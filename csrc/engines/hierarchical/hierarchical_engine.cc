@@ -27,13 +27,14 @@ Hierarchical<Kind>::Hierarchical(std::unique_ptr<Kind> flat,
                                  int rank,
                                  std::unique_ptr<Kind> near,
                                  std::uint32_t split_id)
-    : Hierarchical(Parts{nullptr,
-                         std::move(flat),
-                         std::move(near),
-                         all_ranks(static_cast<int>(host_of.size())),
-                         host_of,
-                         rank,
-                         {split_id, static_cast<std::uint32_t>(2 * host_of.size() + 1), split_id}}) {}
+    : Hierarchical(
+          Parts{nullptr,
+                std::move(flat),
+                std::move(near),
+                all_ranks(static_cast<int>(host_of.size())),
+                host_of,
+                rank,
+                {split_id, static_cast<std::uint32_t>(2 * host_of.size() + 1), split_id}}) {}
 
 template <class Kind>
 typename Hierarchical<Kind>::Parts Hierarchical<Kind>::parts_of(Hierarchical& whole,

@@ -12,16 +12,18 @@
 
 namespace aiacc {
 
-/// Two engines of one kind, one inside each host and one between hosts, as one of that kind: Engine or
-/// DeviceEngine.
+/// Two engines of one kind, one inside each host and one between hosts, as one of that kind: Engine
+/// or DeviceEngine.
 ///
-/// An all-reduce is a reduce-scatter inside the host, an all-reduce of each share between the hosts,
-/// and an all-gather inside: a host's network carries every byte as often as with one rank per host.
-/// Hosts may have different numbers of ranks: those beyond the columns of HostLayout own no share. A
-/// broadcast goes through the root's host, between hosts in shares, and is gathered inside.
+/// An all-reduce is a reduce-scatter inside the host, an all-reduce of each share between the
+/// hosts, and an all-gather inside: a host's network carries every byte as often as with one rank
+/// per host. Hosts may have different numbers of ranks: those beyond the columns of HostLayout own
+/// no share. A broadcast goes through the root's host, between hosts in shares, and is gathered
+/// inside.
 ///
 /// The flat engine, among all ranks, does the rest:
-///  * all-gather, reduce-scatter and all-to-all: their bytes have to cross between hosts as often in
+///  * all-gather, reduce-scatter and all-to-all: their bytes have to cross between hosts as often
+///  in
 ///    any case, and would be carried inside the hosts besides;
 ///  * the express lane: small buffers cost latency, and three steps cost more than one;
 ///  * everything, if there is only one host.
@@ -32,10 +34,10 @@ class Hierarchical : public Kind {
  public:
   using Arithmetic = typename Kind::Arithmetic;
 
-  /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. `near`: what is
-  /// split for the inside of the hosts, also an engine of all ranks; null: `flat`. Numbers that
-  /// are given to `split` are greater than `split_id`, that of `flat`. Collective, blocks, throws
-  /// what `split` throws.
+  /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. `near`:
+  /// what is split for the inside of the hosts, also an engine of all ranks; null: `flat`. Numbers
+  /// that are given to `split` are greater than `split_id`, that of `flat`. Collective, blocks,
+  /// throws what `split` throws.
   Hierarchical(std::unique_ptr<Kind> flat,
                const std::vector<int>& host_of,
                int rank,
@@ -79,7 +81,8 @@ class Hierarchical : public Kind {
   static constexpr int kSteps = 3;
   /// Who does that step of it; null: nobody.
   Kind* server(int step, const AllReduce& call) const;
-  /// Does it, as `all_reduce` does all of them. Other calls on other lanes may come between two steps.
+  /// Does it, as `all_reduce` does all of them. Other calls on other lanes may come between two
+  /// steps.
   void do_step(int step, const AllReduce& call);
 
   /// All engines that this consists of, the flat one first.
@@ -111,7 +114,9 @@ class Hierarchical : public Kind {
     int rank;
     SplitIds split_ids;
   };
-  static Parts parts_of(Hierarchical& whole, const std::vector<int>& members, std::uint32_t split_id);
+  static Parts parts_of(Hierarchical& whole,
+                        const std::vector<int>& members,
+                        std::uint32_t split_id);
   explicit Hierarchical(Parts parts);
 
   template <class Operation>

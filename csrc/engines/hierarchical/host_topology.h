@@ -6,8 +6,8 @@ namespace aiacc {
 
 /// How ranks lie on hosts, for an engine that treats the two levels differently.
 ///
-/// As many ranks of every host as the smallest host has talk to other hosts: rank number c of a host
-/// to those with the same number, in *column* c. Pure: follows from `host_of` alone.
+/// As many ranks of every host as the smallest host has talk to other hosts: rank number c of a
+/// host to those with the same number, in *column* c. Pure: follows from `host_of` alone.
 class HostLayout {
  public:
   /// `host_of[r]` is the host of rank r, any number that is equal for ranks of one host.

@@ -42,9 +42,9 @@ std::size_t slot_bytes_for(const MpiTopology& topology) {
 }  // namespace
 
 MpiCommunicator::MpiCommunicator(const MpiPlugin& plugin,
-                 MpiHandle handle,
-                 double timeout_s,
-                 const WaitCheck& interrupt)
+                                 MpiHandle handle,
+                                 double timeout_s,
+                                 const WaitCheck& interrupt)
     : plugin_(plugin), timeout_s_(timeout_s), setup_(handle) {
   check_mpi(plugin, plugin.rank(setup_, &topology_.rank), "MPI_Comm_rank");
   check_mpi(plugin, plugin.size(setup_, &topology_.size), "MPI_Comm_size");
@@ -52,8 +52,8 @@ MpiCommunicator::MpiCommunicator(const MpiPlugin& plugin,
 }
 
 MpiHandle MpiCommunicator::communicator_from(MakeCommunicator make,
-                                     const char* name,
-                                     const WaitCheck& interrupt) {
+                                             const char* name,
+                                             const WaitCheck& interrupt) {
   auto made = std::make_shared<MpiHandle>(0);
   try {
     wait_for_call(
@@ -167,7 +167,7 @@ void MpiCommunicator::add_lanes(std::size_t count, const WaitCheck& interrupt) {
 }
 
 std::vector<std::vector<Pages>> MpiCommunicator::make_memory(std::vector<MpiLane>& lanes,
-                                                     const WaitCheck& interrupt) {
+                                                             const WaitCheck& interrupt) {
   const std::size_t slot_bytes = slot_bytes_for(topology_);
   const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
   const auto mine = static_cast<std::size_t>(topology_.node_rank);
@@ -242,8 +242,8 @@ std::string MpiCommunicator::name_of_node(const WaitCheck& interrupt) {
 }
 
 std::vector<int> MpiCommunicator::maximum(std::vector<int> values,
-                                  const char* what,
-                                  const WaitCheck& interrupt) {
+                                          const char* what,
+                                          const WaitCheck& interrupt) {
   auto buffer = std::make_shared<std::vector<int>>(std::move(values));
   MpiHandle request = 0;
   check_mpi(plugin_,
@@ -259,9 +259,9 @@ std::vector<int> MpiCommunicator::maximum(std::vector<int> values,
 }
 
 void MpiCommunicator::wait(MpiHandle request,
-                   const char* what,
-                   std::shared_ptr<void> buffers,
-                   const WaitCheck& interrupt) {
+                           const char* what,
+                           std::shared_ptr<void> buffers,
+                           const WaitCheck& interrupt) {
   Spin spin(kSpin);
   try {
     if (failed_) {

@@ -35,8 +35,8 @@ struct MpiLane {
   std::size_t staging_bytes = 0;
 };
 
-/// How far a rank has come on one lane since its communicators were made. What MPI does on them only
-/// fits together while all ranks have made the same calls there.
+/// How far a rank has come on one lane since its communicators were made. What MPI does on them
+/// only fits together while all ranks have made the same calls there.
 struct MpiLaneUse {
   unsigned completed = 0;  ///< operations
   bool failed = false;     ///< one ended in the middle: MPI may still write to the lane's memory
@@ -53,9 +53,9 @@ class MpiCommunicator {
  public:
   /// `handle` is the communicator's own from now on. Collective, blocks.
   MpiCommunicator(const MpiPlugin& plugin,
-          MpiHandle handle,
-          double timeout_s,
-          const WaitCheck& interrupt = {});
+                  MpiHandle handle,
+                  double timeout_s,
+                  const WaitCheck& interrupt = {});
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
 
@@ -63,8 +63,8 @@ class MpiCommunicator {
   const MpiTopology& topology() const { return topology_; }
   MpiHandle handle() const { return setup_; }
 
-  /// `count` lanes in their initial state. Collective, blocks. Throws Error(kEngine) on every rank if
-  /// a host has no memory for them; the communicator is as before then.
+  /// `count` lanes in their initial state. Collective, blocks. Throws Error(kEngine) on every rank
+  /// if a host has no memory for them; the communicator is as before then.
   std::vector<MpiLane> acquire(int count, const WaitCheck& interrupt = {});
 
   /// For the thread of an acquired lane, to note what becomes of each operation.

@@ -39,7 +39,11 @@ MpiEngine::MpiEngine(MpiSession& session,
                      int lanes,
                      double spin_us,
                      const WaitCheck& interrupt)
-    : session_(session), communicator_(communicator), ranks_(std::move(ranks)), lanes_(lanes), spin_us_(spin_us) {
+    : session_(session),
+      communicator_(communicator),
+      ranks_(std::move(ranks)),
+      lanes_(lanes),
+      spin_us_(spin_us) {
   for (const MpiLane& lane : communicator.acquire(lanes_of_communicator(lanes), interrupt)) {
     channels_.push_back(std::make_unique<MpiChannel>(communicator, lane, spin_us, cancellation_));
   }

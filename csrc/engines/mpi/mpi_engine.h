@@ -6,8 +6,8 @@
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine.h"
 #include "csrc/engines/mpi/mpi_channel.h"
-#include "csrc/engines/mpi/mpi_session.h"
 #include "csrc/engines/mpi/mpi_communicator.h"
+#include "csrc/engines/mpi/mpi_session.h"
 
 namespace aiacc {
 

@@ -33,8 +33,9 @@ struct MpiIdentity {
 /// finalised if it was initialised here. Throws Error.
 MpiIdentity mpi_initialize(int network_lanes, double timeout_s);
 
-/// Takes the memory that an engine with so many lanes will need, after `mpi_initialize`. Collective,
-/// blocks. Throws Error(kEngine) on every rank if a host has not enough; nothing is lost then.
+/// Takes the memory that an engine with so many lanes will need, after `mpi_initialize`.
+/// Collective, blocks. Throws Error(kEngine) on every rank if a host has not enough; nothing is
+/// lost then.
 void mpi_reserve(int lanes);
 
 /// The end of the process leaves MPI as it is, so that mpirun sees that it has died. Never blocks.

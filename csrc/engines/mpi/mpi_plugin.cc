@@ -12,8 +12,8 @@
 #include "csrc/base/dtype.h"
 #include "csrc/engines/mpi/mpi_types.h"
 
-// Together with mpi_types.cc all that is compiled against an MPI. It is linked to no MPI library: its
-// symbols are resolved against the one that the loader has opened, whatever its file is called.
+// Together with mpi_types.cc all that is compiled against an MPI. It is linked to no MPI library:
+// its symbols are resolved against the one that the loader has opened, whatever its file is called.
 
 #define AIACC_MPI_TEXT_OF(x) #x
 #define AIACC_MPI_TEXT(x) AIACC_MPI_TEXT_OF(x)
@@ -35,8 +35,8 @@ namespace {
 
 constexpr const char* kMarkedFlavour = "aiacc-mpi-flavour=" AIACC_MPI_FLAVOUR;
 
-// NOLINTBEGIN(bugprone-sizeof-expression,bugprone-multi-level-implicit-pointer-conversion): a handle
-// is a number in one MPI and a pointer in another.
+// NOLINTBEGIN(bugprone-sizeof-expression,bugprone-multi-level-implicit-pointer-conversion): a
+// handle is a number in one MPI and a pointer in another.
 template <class Native>
 MpiHandle to_handle(Native native) {
   static_assert(sizeof(Native) <= sizeof(MpiHandle));

@@ -16,7 +16,8 @@ namespace aiacc {
 /// process has last waited for MPI, 1 ms to 10 ms.
 class MpiProgress {
  public:
-  /// `communicator` must outlive the thread; errors there are ignored: whoever waits gets them, too.
+  /// `communicator` must outlive the thread; errors there are ignored: whoever waits gets them,
+  /// too.
   MpiProgress(const MpiPlugin& plugin, MpiHandle communicator);
   ~MpiProgress();
   MpiProgress(const MpiProgress&) = delete;

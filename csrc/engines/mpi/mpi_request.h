@@ -29,8 +29,8 @@ void wait_for_request(const MpiPlugin& plugin,
 std::uint32_t requests_done() noexcept;
 
 /// Runs a collective call that MPI has in a blocking form only, on a thread of its own, and throws
-/// what check_mpi throws. `check` is called every few milliseconds and may throw: the call then goes
-/// on alone, so it must own all that it reads and writes.
+/// what check_mpi throws. `check` is called every few milliseconds and may throw: the call then
+/// goes on alone, so it must own all that it reads and writes.
 void wait_for_call(const MpiPlugin& plugin,
                    std::function<int()> call,
                    const char* name,

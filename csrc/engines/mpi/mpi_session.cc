@@ -21,8 +21,8 @@ namespace aiacc {
 namespace {
 
 constexpr std::chrono::microseconds kSpin{50};
-/// At the end: how often to look for ranks that have died, and how long the last messages of one that
-/// has ended in order may take.
+/// At the end: how often to look for ranks that have died, and how long the last messages of one
+/// that has ended in order may take.
 constexpr std::chrono::milliseconds kLookEvery{20};
 constexpr std::chrono::seconds kLastMessages{3};
 
@@ -37,8 +37,9 @@ constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
 /// What a member of a new part tells the others.
 struct Offer {
-  std::uint32_t fresh = kNone;           ///< the number of a new communicator, if this is the first member
-  std::array<std::uint32_t, 15> free{};  ///< communicators with these members that have no engine, or kNone
+  std::uint32_t fresh = kNone;  ///< the number of a new communicator, if this is the first member
+  std::array<std::uint32_t, 15>
+      free{};  ///< communicators with these members that have no engine, or kNone
 };
 
 struct Meeting {
@@ -157,8 +158,8 @@ std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
 }
 
 MpiCommunicator& MpiSession::join(const std::vector<int>& members,
-                          std::uint32_t split_id,
-                          const Cancellation& cancellation) {
+                                  std::uint32_t split_id,
+                                  const Cancellation& cancellation) {
   // MPI promises no more tags than 2^15. What an earlier engine left behind has other ones.
   const int tag = static_cast<int>((world().generation() * 4099u + split_id) % 32749u);
   const auto [number, is_new] = meet_members(members, tag, cancellation);
@@ -189,8 +190,8 @@ void MpiSession::leave(const MpiCommunicator& communicator) noexcept {
   }
 }
 
-/// Waits for all members, which agree on a communicator that none of them uses, or on a number for a new
-/// one. It is this call's from now on.
+/// Waits for all members, which agree on a communicator that none of them uses, or on a number for
+/// a new one. It is this call's from now on.
 std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& members,
                                                         int tag,
                                                         const Cancellation& cancellation) {
@@ -241,8 +242,8 @@ std::pair<std::uint32_t, bool> MpiSession::meet_members(const std::vector<int>& 
   return {is_new ? meeting->theirs.front().fresh : agreed, is_new};
 }
 
-/// Fills `numbers` with those of communicators that have these members and no engine, which are in use from
-/// now on; the rest with kNone. Returns a number that it has not returned before.
+/// Fills `numbers` with those of communicators that have these members and no engine, which are in
+/// use from now on; the rest with kNone. Returns a number that it has not returned before.
 std::uint32_t MpiSession::reserve_parts(const std::vector<int>& members,
                                         std::uint32_t* numbers,
                                         std::size_t most) {
@@ -268,8 +269,8 @@ void MpiSession::finish() noexcept {
   if (!ours_ || plugin_.is_finalized() != 0) {
     return;
   }
-  // What was given up in a part, or by all ranks before they met again, does not delay MPI_Finalize;
-  // a rank that leaves without it would end the others.
+  // What was given up in a part, or by all ranks before they met again, does not delay
+  // MPI_Finalize; a rank that leaves without it would end the others.
   if (world().broken() || calls_under_way() > 0) {
     return;  // MPI_Finalize would wait for ranks that may have died
   }

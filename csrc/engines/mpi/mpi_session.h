@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "csrc/engines/cancellation.h"
+#include "csrc/engines/mpi/mpi_communicator.h"
 #include "csrc/engines/mpi/mpi_plugin.h"
 #include "csrc/engines/mpi/mpi_progress.h"
-#include "csrc/engines/mpi/mpi_communicator.h"
 
 namespace aiacc {
 
@@ -36,13 +36,13 @@ class MpiSession {
   /// Every rank's payload, in rank order. Collective, blocks.
   std::vector<std::string> all_gather(const std::string& payload);
 
-  /// A communicator of some ranks for one engine at a time: one that was left by all members, or a new one.
-  /// `split_id` is a number that no other call has had since the last engine for `world` was made.
-  /// Collective over `members`, blocks: up to the
-  /// timeout or the cancellation, which it throws.
+  /// A communicator of some ranks for one engine at a time: one that was left by all members, or a
+  /// new one. `split_id` is a number that no other call has had since the last engine for `world`
+  /// was made. Collective over `members`, blocks: up to the timeout or the cancellation, which it
+  /// throws.
   MpiCommunicator& join(const std::vector<int>& members,
-                std::uint32_t split_id,
-                const Cancellation& cancellation);
+                        std::uint32_t split_id,
+                        const Cancellation& cancellation);
   /// The engine is gone; the communicator may serve another. Does nothing to `world`.
   void leave(const MpiCommunicator& communicator) noexcept;
 
@@ -51,8 +51,8 @@ class MpiSession {
   void stop_progress() noexcept;
 
   /// At the end of the process: finalises MPI if this session has initialised it and no rank may be
-  /// missing. Waits for the other ranks, as MPI_Finalize does, but asleep, and not for a rank of this
-  /// machine that has died.
+  /// missing. Waits for the other ranks, as MPI_Finalize does, but asleep, and not for a rank of
+  /// this machine that has died.
   void finish() noexcept;
 
  private:

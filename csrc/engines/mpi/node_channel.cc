@@ -15,7 +15,8 @@ constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kSmallBytes = std::size_t{8} << 10;
 constexpr std::size_t kMinBlockBytes = std::size_t{32} << 10;
 /// On one node a buffer is cut into at least this many blocks, as far as kMinBlockBytes allows, so
-/// that copying one overlaps with waiting for another. Between nodes the latency of each counts more.
+/// that copying one overlaps with waiting for another. Between nodes the latency of each counts
+/// more.
 constexpr std::size_t kMinBlocks = 4;
 
 std::size_t round_up(std::size_t value, std::size_t unit) {

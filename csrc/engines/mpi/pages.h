@@ -32,8 +32,8 @@ class Pages {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
 
-  /// For memory that something may still write to, at a time that nobody knows: gives the pages back
-  /// to the system, but keeps their addresses for good. Reads find zeros.
+  /// For memory that something may still write to, at a time that nobody knows: gives the pages
+  /// back to the system, but keeps their addresses for good. Reads find zeros.
   void give_up() noexcept;
 
  private:

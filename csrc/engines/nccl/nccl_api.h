@@ -7,9 +7,9 @@
 
 #include "csrc/cuda/driver.h"
 
-/// NCCL's functions that aiacc calls, as a table: the library that the framework brought is loaded at
-/// run time, whatever its version; tests bring their own. Types and numbers have the binary form of
-/// those in nccl.h of version 2.32, which is not needed to compile this.
+/// NCCL's functions that aiacc calls, as a table: the library that the framework brought is loaded
+/// at run time, whatever its version; tests bring their own. Types and numbers have the binary form
+/// of those in nccl.h of version 2.32, which is not needed to compile this.
 namespace aiacc {
 
 using NcclResult = int;
@@ -218,7 +218,8 @@ struct NcclApi {
 /// than kNcclLeastVersion.
 NcclApi load_nccl(const std::string& library = "libnccl.so.2");
 
-/// Version of the library that this process uses, which is loaded for it. Throws what load_nccl does.
+/// Version of the library that this process uses, which is loaded for it. Throws what load_nccl
+/// does.
 int nccl_version();
 
 /// Throws Error(kEngine) with NCCL's words unless `result` is success. kNcclInProgress is a failure

@@ -72,9 +72,9 @@ void receive(
 
 }  // namespace
 
-/// Of one communicator for each lane, made by the first member and passed on along a tree, once every
-/// member has sent word up that it has come: a communicator has a deadline to come up, a rank that is
-/// busy has none.
+/// Of one communicator for each lane, made by the first member and passed on along a tree, once
+/// every member has sent word up that it has come: a communicator has a deadline to come up, a rank
+/// that is busy has none.
 std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   std::vector<NcclUniqueId> ids(static_cast<std::size_t>(lanes()));
   const std::size_t bytes = ids.size() * sizeof(NcclUniqueId);

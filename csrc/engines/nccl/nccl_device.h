@@ -13,8 +13,8 @@
 
 namespace aiacc {
 
-/// Streams of high priority and buffers of the lanes of one GPU. Engines that are split from each other share them:
-/// one stream per lane keeps their operations in order.
+/// Streams of high priority and buffers of the lanes of one GPU. Engines that are split from each
+/// other share them: one stream per lane keeps their operations in order.
 ///
 /// Threads: `quiesce` any, the others the issuing one. The tables outlive it.
 class NcclDevice {

@@ -74,7 +74,8 @@ std::shared_ptr<Device> NcclEngine::device(int ordinal) {
 void* NcclEngine::buffer(int lane, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   cancellation_.check();
-  // Not smaller than `join` takes them, which may come later: it must not outgrow one that is packed.
+  // Not smaller than `join` takes them, which may come later: it must not outgrow one that is
+  // packed.
   void* memory = device_->buffer(lane, std::max(bytes, context_.unit_bytes)).memory;
   if (!comms_.empty()) {
     register_buffer(lane, memory);  // so that no group has to
@@ -82,8 +83,9 @@ void* NcclEngine::buffer(int lane, std::size_t bytes) {
   return memory;
 }
 
-/// If it is that of a buffer. All ranks do so before the same operation, and give buffers to the same
-/// operations. That of an outgrown buffer stays registered: work with it may be queued. With the lock.
+/// If it is that of a buffer. All ranks do so before the same operation, and give buffers to the
+/// same operations. That of an outgrown buffer stays registered: work with it may be queued. With
+/// the lock.
 void NcclEngine::register_buffer(int lane, const void* memory) {
   const NcclDevice::Buffer* buffer = device_->find(lane, memory);
   Lane& here = lane_at(lane);

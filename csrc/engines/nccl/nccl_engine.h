@@ -15,19 +15,20 @@
 
 namespace aiacc {
 
-/// Tensors on a GPU of every rank over NCCL: one communicator with connections of its own, one stream
-/// of high priority and a ring of registered buffers for each lane.
+/// Tensors on a GPU of every rank over NCCL: one communicator with connections of its own, one
+/// stream of high priority and a ring of registered buffers for each lane.
 ///
-/// It queues: see DeviceEngine. Calls of NCCL do not block; where one is not over at once, the issuing
-/// thread asks again until it is, the engine is aborted, or `connect_timeout_s` have passed. The order
-/// of issue, equal on all ranks, is what keeps communicators that share a GPU from waiting for each
-/// other crosswise; NCCL is told to run them in it ("implicit launch order").
+/// It queues: see DeviceEngine. Calls of NCCL do not block; where one is not over at once, the
+/// issuing thread asks again until it is, the engine is aborted, or `connect_timeout_s` have
+/// passed. The order of issue, equal on all ranks, is what keeps communicators that share a GPU
+/// from waiting for each other crosswise; NCCL is told to run them in it ("implicit launch order").
 class NcclEngine : public DeviceEngine {
  public:
   /// Concerns this rank alone. The tables outlive it. Throws Error(kUnsupported) if so many lanes
   /// would not be safe with this NCCL, or in this process.
   NcclEngine(const CudaDriver& cuda, const NcclApi& nccl, const EngineContext& context);
-  /// Waits for what is queued, then ends the communicators; what is not over by a deadline is aborted.
+  /// Waits for what is queued, then ends the communicators; what is not over by a deadline is
+  /// aborted.
   ~NcclEngine() override;
 
   const char* name() const override { return "nccl"; }

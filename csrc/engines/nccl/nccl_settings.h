@@ -15,16 +15,17 @@ inline constexpr const char* kLaunchOrderVariable = "NCCL_LAUNCH_ORDER_IMPLICIT"
 /// Why several lanes would not be safe, as the rest of an error's text; "" if they are.
 ///
 /// Operations of several communicators that are on a device at once may take its space from one
-/// another, crosswise on two ranks: they wait for ever, unless NCCL keeps them in the order of issue.
-/// `version` is the library's. `variable` is the value of kLaunchOrderVariable, "" if it is not set.
-/// `used_before`: communicators may have been made in this process while it was not set: before 2.31
-/// NCCL reads it once.
+/// another, crosswise on two ranks: they wait for ever, unless NCCL keeps them in the order of
+/// issue. `version` is the library's. `variable` is the value of kLaunchOrderVariable, "" if it is
+/// not set. `used_before`: communicators may have been made in this process while it was not set:
+/// before 2.31 NCCL reads it once.
 std::string launch_order_problem(int version,
                                  int lanes,
                                  const std::string& variable,
                                  bool used_before);
 
-/// Whether that variable has to be 1 before the first communicator, because none can be told itself.
+/// Whether that variable has to be 1 before the first communicator, because none can be told
+/// itself.
 bool needs_launch_order_variable(int version, int lanes);
 
 /// NCCL's environment variables for ranks that share a GPU, and for what counts as a host.
@@ -34,8 +35,8 @@ inline constexpr const char* kHostVariable = "NCCL_HOSTID";
 /// Whether NCCL of this version takes several ranks on a GPU, for this value of kShareVariable.
 bool shares_gpus(int version, const std::string& variable);
 
-/// Settings of one of `lanes` communicators of a device with so many multiprocessors: the lanes share
-/// a quarter of them, so that all are resident at once and the model has the others.
+/// Settings of one of `lanes` communicators of a device with so many multiprocessors: the lanes
+/// share a quarter of them, so that all are resident at once and the model has the others.
 NcclConfig communicator_settings(int version, int lanes, int multiprocessors);
 
 /// What stands for an element and an operation. Bool is uint8 with a maximum for "or".

@@ -28,9 +28,9 @@ std::size_t sum_of(const std::vector<std::size_t>& values) {
 }  // namespace
 
 HostStagedEngine::HostStagedEngine(std::unique_ptr<Engine> host,
-                     std::unique_ptr<DeviceEngine> own,
-                     int rank,
-                     int size)
+                                   std::unique_ptr<DeviceEngine> own,
+                                   int rank,
+                                   int size)
     : HostStagedEngine(std::move(host), std::move(own), rank, size, std::make_shared<Threads>()) {
   for (int lane = 0; lane <= host_->express_lane(); ++lane) {
     threads_->push_back(std::make_unique<HostStagingLane>("aiacc host " + std::to_string(lane)));
@@ -38,10 +38,10 @@ HostStagedEngine::HostStagedEngine(std::unique_ptr<Engine> host,
 }
 
 HostStagedEngine::HostStagedEngine(std::unique_ptr<Engine> host,
-                     std::unique_ptr<DeviceEngine> own,
-                     int rank,
-                     int size,
-                     std::shared_ptr<Threads> threads)
+                                   std::unique_ptr<DeviceEngine> own,
+                                   int rank,
+                                   int size,
+                                   std::shared_ptr<Threads> threads)
     : host_(std::move(host)),
       own_(std::move(own)),
       rank_(rank),
@@ -77,12 +77,12 @@ void HostStagedEngine::abort(const Status& status) noexcept {
 }
 
 std::unique_ptr<DeviceEngine> HostStagedEngine::split(const std::vector<int>& members,
-                                               std::uint32_t split_id) {
+                                                      std::uint32_t split_id) {
   return std::unique_ptr<DeviceEngine>(new HostStagedEngine(host_->split(members, split_id),
-                                                     own_->split({0}, group),
-                                                     index_among(members, rank_, size_),
-                                                     static_cast<int>(members.size()),
-                                                     threads_));
+                                                            own_->split({0}, group),
+                                                            index_among(members, rank_, size_),
+                                                            static_cast<int>(members.size()),
+                                                            threads_));
 }
 
 int HostStagedEngine::host_lane(int lane) const {
@@ -166,9 +166,9 @@ void HostStagedEngine::broadcast(int lane, void* buffer, std::size_t bytes, int 
 }
 
 void HostStagedEngine::all_gather(int lane,
-                           const void* send,
-                           void* recv,
-                           const std::vector<std::size_t>& bytes_of) {
+                                  const void* send,
+                                  void* recv,
+                                  const std::vector<std::size_t>& bytes_of) {
   const int used = host_lane(lane);
   const std::size_t mine = bytes_of[static_cast<std::size_t>(rank_)];
   const auto gather = [=](std::byte* memory) {
@@ -178,10 +178,10 @@ void HostStagedEngine::all_gather(int lane,
 }
 
 void HostStagedEngine::reduce_scatter(int lane,
-                               const void* send,
-                               void* recv,
-                               const std::vector<std::size_t>& counts,
-                               const DeviceReduction& reduction) {
+                                      const void* send,
+                                      void* recv,
+                                      const std::vector<std::size_t>& counts,
+                                      const DeviceReduction& reduction) {
   AIACC_CHECK(reduction.wire == WireFormat::kTensor);
   const Reduction sum{reduction.dtype, reduction.op};
   const int used = host_lane(lane);
@@ -195,10 +195,10 @@ void HostStagedEngine::reduce_scatter(int lane,
 }
 
 void HostStagedEngine::all_to_all(int lane,
-                           const void* send,
-                           void* recv,
-                           const std::vector<std::size_t>& send_bytes,
-                           const std::vector<std::size_t>& recv_bytes) {
+                                  const void* send,
+                                  void* recv,
+                                  const std::vector<std::size_t>& send_bytes,
+                                  const std::vector<std::size_t>& recv_bytes) {
   const int used = host_lane(lane);
   const std::size_t sent = sum_of(send_bytes);
   const auto exchange = [=](std::byte* memory) {

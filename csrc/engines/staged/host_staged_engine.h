@@ -11,20 +11,24 @@
 
 namespace aiacc {
 
-/// A device engine on top of an engine for host memory: for hosts whose network needs many flows rather than NCCL.
+/// A device engine on top of an engine for host memory: for hosts whose network needs many flows
+/// rather than NCCL.
 ///
-/// An all-reduce or a broadcast is cut into one part for each lane of that engine. All parts travel at
-/// a time: through pinned memory, the lane, and back. Other operations use one lane. Operations are
-/// queued, as DeviceEngine says: threads, one for each lane, do the host's part, and streams wait for
-/// them. Those of one lane follow each other, in the order of issue; those of different ones overlap. The
-/// threads are shared with all engines that are split from this one.
-/// A failure of the network shows in `check`.
+/// An all-reduce or a broadcast is cut into one part for each lane of that engine. All parts travel
+/// at a time: through pinned memory, the lane, and back. Other operations use one lane. Operations
+/// are queued, as DeviceEngine says: threads, one for each lane, do the host's part, and streams
+/// wait for them. Those of one lane follow each other, in the order of issue; those of different
+/// ones overlap. The threads are shared with all engines that are split from this one. A failure of
+/// the network shows in `check`.
 class HostStagedEngine : public DeviceEngine {
  public:
-  /// `host` is an engine for host memory, in which this is rank `rank` of `size`. `own` gives device,
-  /// streams and buffers, all of them shared with the engines that this one is composed with: one
-  /// for GPUs that was split for this rank alone.
-  HostStagedEngine(std::unique_ptr<Engine> host, std::unique_ptr<DeviceEngine> own, int rank, int size);
+  /// `host` is an engine for host memory, in which this is rank `rank` of `size`. `own` gives
+  /// device, streams and buffers, all of them shared with the engines that this one is composed
+  /// with: one for GPUs that was split for this rank alone.
+  HostStagedEngine(std::unique_ptr<Engine> host,
+                   std::unique_ptr<DeviceEngine> own,
+                   int rank,
+                   int size);
   /// Waits for what is under way, then aborts it.
   ~HostStagedEngine() override;
 
@@ -74,11 +78,12 @@ class HostStagedEngine : public DeviceEngine {
   };
 
   HostStagedEngine(std::unique_ptr<Engine> host,
-            std::unique_ptr<DeviceEngine> own,
-            int rank,
-            int size,
-            std::shared_ptr<Threads> threads);
-  /// Queues the parts, each on a lane of its own, between what is on the stream of `lane` and what will be.
+                   std::unique_ptr<DeviceEngine> own,
+                   int rank,
+                   int size,
+                   std::shared_ptr<Threads> threads);
+  /// Queues the parts, each on a lane of its own, between what is on the stream of `lane` and what
+  /// will be.
   void run(int lane, std::vector<Part> parts);
   /// The lane of the host's engine for operations that use one.
   int host_lane(int lane) const;

@@ -21,7 +21,8 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress
 
 }  // namespace
 
-HostStagingLane::HostStagingLane(std::string name) : name_(std::move(name)), thread_([this] { work(); }) {}
+HostStagingLane::HostStagingLane(std::string name)
+    : name_(std::move(name)), thread_([this] { work(); }) {}
 
 HostStagingLane::~HostStagingLane() {
   {
@@ -106,9 +107,9 @@ std::unique_ptr<StreamSignal> HostStagingLane::signal() {
 }
 
 Mark HostStagingLane::pass(const std::shared_ptr<HostWork>& work,
-                    const std::shared_ptr<Device>& device,
-                    HostPart part,
-                    const Mark& ready) {
+                           const std::shared_ptr<Device>& device,
+                           HostPart part,
+                           const Mark& ready) {
   const CudaDriver& driver = device->driver();
   Way& way = way_to(device);
   Slot& slot = next_slot(way, std::max(part.sent, part.received_at + part.received));

@@ -44,13 +44,13 @@ struct HostPart {
 
 /// Passes tensors on GPUs through one lane of a host engine, on a thread of its own.
 ///
-/// A part is copied to pinned memory on one stream, worked on by the thread, which the driver wakes up, and
-/// copied back on another stream, which waits for a number in pinned memory that the thread counts
-/// up. All of that is queued in advance: who queues it waits for nothing, and the next part is on its
-/// way to the host while one is worked on. The thread takes parts in the order of `pass`.
+/// A part is copied to pinned memory on one stream, worked on by the thread, which the driver wakes
+/// up, and copied back on another stream, which waits for a number in pinned memory that the thread
+/// counts up. All of that is queued in advance: who queues it waits for nothing, and the next part
+/// is on its way to the host while one is worked on. The thread takes parts in the order of `pass`.
 ///
-/// A part that fails stops its engine, and the streams stay where they are until that is aborted: so no
-/// result that is none looks like one.
+/// A part that fails stops its engine, and the streams stay where they are until that is aborted:
+/// so no result that is none looks like one.
 ///
 /// Threads: `pass` and the destructor: the issuing one.
 class HostStagingLane {
@@ -61,8 +61,8 @@ class HostStagingLane {
   HostStagingLane(const HostStagingLane&) = delete;
   HostStagingLane& operator=(const HostStagingLane&) = delete;
 
-  /// Queues a part, which begins after `ready`; its result is there at the mark that is returned. Needs
-  /// a Device::Scope. Takes memory, and may wait for the GPU, when parts grow.
+  /// Queues a part, which begins after `ready`; its result is there at the mark that is returned.
+  /// Needs a Device::Scope. Takes memory, and may wait for the GPU, when parts grow.
   Mark pass(const std::shared_ptr<HostWork>& work,
             const std::shared_ptr<Device>& device,
             HostPart part,

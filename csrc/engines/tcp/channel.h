@@ -72,8 +72,8 @@ class Channel {
 };
 
 /// Sleeps until there is room in `to` (if `sends`), something in `from` (if `receives`; may be the
-/// same channel), or `cancellation` is set, which it throws. Looks after the links of both meanwhile:
-/// throws Error(kPeerLost) if one is dead, never because the rank at its end is busy.
+/// same channel), or `cancellation` is set, which it throws. Looks after the links of both
+/// meanwhile: throws Error(kPeerLost) if one is dead, never because the rank at its end is busy.
 void wait_until_ready(
     Channel& to, bool sends, Channel& from, bool receives, const Cancellation& cancellation);
 

@@ -16,7 +16,8 @@ namespace aiacc {
 /// One thread at a time; contracts as in Engine.
 class Pairs {
  public:
-  /// `channels[k - 1]` leads to rank + k (modulo size). A wait spins for `spin_us` before it sleeps.
+  /// `channels[k - 1]` leads to rank + k (modulo size). A wait spins for `spin_us` before it
+  /// sleeps.
   Pairs(int rank,
         int size,
         std::vector<Channel> channels,

@@ -20,8 +20,8 @@ namespace aiacc {
 ///
 /// Every bulk lane is a ring with sockets of its own, 2 per rank, so K lanes are K flows between
 /// neighbours. The express lane is a mesh of recursive-doubling partners. The first all-to-all
-/// connects every two ranks, once for all lanes. The first failure on a lane is latched: all lanes throw it
-/// from then on, since their streams are no longer aligned.
+/// connects every two ranks, once for all lanes. The first failure on a lane is latched: all lanes
+/// throw it from then on, since their streams are no longer aligned.
 class TcpEngine : public Engine {
  public:
   /// Collective. Blocks until all connections are up; throws Error(kTimeout) naming missing ranks.

@@ -94,8 +94,8 @@ void combine(void* out, const void* a, const void* b, std::size_t count) {
   }
 }
 
-/// The largest of the floats as their bits without sign, which order them, NaN last. `Bits` is signed,
-/// since the oldest processors have no unsigned maximum.
+/// The largest of the floats as their bits without sign, which order them, NaN last. `Bits` is
+/// signed, since the oldest processors have no unsigned maximum.
 template <class Bits>
 std::uint64_t largest_bits(const void* in, std::size_t count, Bits without_sign) {
   const auto* x = static_cast<const typename Raw<Bits>::Type*>(in);
@@ -243,7 +243,8 @@ struct Kernels {
     }
   }
 
-  /// Truncated toward zero. Exact: a double tells the quotient of 32 bits from the next whole number.
+  /// Truncated toward zero. Exact: a double tells the quotient of 32 bits from the next whole
+  /// number.
   template <class T>
   static void divide_int(void* out, const void* in, std::size_t count, std::uint32_t divisor) {
     if constexpr (sizeof(T) > 4) {

@@ -1,6 +1,6 @@
 /*
- * A front-end in C, in a job that Python has started: tests/parallel/test_c_api.py loads this library
- * and calls its functions on every rank. Each returns 0, or 1 with a text in `failure`.
+ * A front-end in C, in a job that Python has started: tests/parallel/test_c_api.py loads this
+ * library and calls its functions on every rank. Each returns 0, or 1 with a text in `failure`.
  */
 #define _POSIX_C_SOURCE 200809L
 

@@ -1,4 +1,5 @@
-/* The C interface in a process without runtime, compiled as C11. What needs ranks is in c_api_job.c. */
+/* The C interface in a process without runtime, compiled as C11. What needs ranks is in
+ * c_api_job.c. */
 
 #include "csrc/bindings/c_api.h"
 

@@ -72,7 +72,8 @@ class ControlPlaneTest : public testing::TestWithParam<WorldSetting> {
       } else {
         plane = std::make_unique<InProcessPlane>(hub, rank);
       }
-      const auto guard = rank_threads.on_failure([&](const Status& status) { plane->interrupt(status); });
+      const auto guard =
+          rank_threads.on_failure([&](const Status& status) { plane->interrupt(status); });
       body(rank, *plane);
       plane->abort({Code::kShutdown, "rank " + std::to_string(rank) + " is done"});
     });

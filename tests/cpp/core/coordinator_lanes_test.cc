@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::int64_t kElements = 20'000;  // more than the express lane takes
 
-/// Lanes of the operations of rank 0, in the order in which they start. While it is shut, they wait.
+/// Lanes of the operations of rank 0, in the order in which they start. While it is shut, they
+/// wait.
 class Gate {
  public:
   void pass(int lane) {

@@ -1,4 +1,5 @@
-// Stands for libcuda: every function returns the number of its line in the list. Used by driver_test.
+// Stands for libcuda: every function returns the number of its line in the list. Used by
+// driver_test.
 
 #include "tests/cpp/cuda/driver_symbols.h"
 

@@ -1,5 +1,5 @@
-// Stands for libnccl: every function returns the number of its line in the list. AIACC_VERSION, from
-// CMake, is what it says its version is; before 2.28 it lacks the newer functions.
+// Stands for libnccl: every function returns the number of its line in the list. AIACC_VERSION,
+// from CMake, is what it says its version is; before 2.28 it lacks the newer functions.
 
 #include "tests/cpp/engines/nccl_symbols.h"
 

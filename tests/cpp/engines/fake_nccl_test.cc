@@ -219,8 +219,8 @@ TEST_P(FakeNcclTest, DifferentCallsAreFoundOut) {
   EXPECT_NE(std::string::npos, nccl_.complaint().find("all_reduce of 2 elements"));
 }
 
-/// Two communicators on streams of their own, of which a device runs one operation at a time. True if
-/// all ended; if not they are aborted.
+/// Two communicators on streams of their own, of which a device runs one operation at a time. True
+/// if all ended; if not they are aborted.
 bool ends(FakeCuda& cuda, FakeNccl& nccl, int size, bool same_order) {
   NcclUniqueId ids[2];
   nccl.api().get_unique_id(&ids[0]);

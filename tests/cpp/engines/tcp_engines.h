@@ -29,7 +29,8 @@ void with_engines(int size, Body body) {
   run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
     std::unique_ptr<TcpEngine>& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, rank);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     body(rank, *engine);
   });
 }

@@ -108,7 +108,8 @@ void with_coordinators(const CoordinatorWorld& world, Body body) {
     parts.coordinator = std::make_unique<Coordinator>(
         *parts.plane, *parts.engine, *parts.timeline, world.options, parts.gpu.get());
     {
-      const auto guard = rank_threads.on_failure([&](const Status&) { parts.coordinator->shutdown(); });
+      const auto guard =
+          rank_threads.on_failure([&](const Status&) { parts.coordinator->shutdown(); });
       body(rank, parts);
     }
     parts.coordinator.reset();

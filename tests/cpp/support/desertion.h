@@ -12,9 +12,9 @@ namespace aiacc {
 /// Large enough for a numbered lane.
 inline constexpr std::int64_t kDesertedRows = 99'000;
 
-/// One operation on tensors of GPU `device` (-1: in host memory) that rank `deserter` of `size`, whose
-/// engine is a Deserter, leaves out: the same error must end it on all the others, and what the
-/// deserter does next.
+/// One operation on tensors of GPU `device` (-1: in host memory) that rank `deserter` of `size`,
+/// whose engine is a Deserter, leaves out: the same error must end it on all the others, and what
+/// the deserter does next.
 inline void check_desertion(Coordinator& coordinator,
                             OpKind kind,
                             int rank,

@@ -19,8 +19,8 @@
 namespace aiacc {
 
 /// A CUDA driver without GPU: device memory is host memory, a stream is a thread that does what is
-/// queued on it, kernels are their twins on the host. One at a time in a process; all devices behave
-/// alike. Destroy it after what uses it, when nothing waits on a stream.
+/// queued on it, kernels are their twins on the host. One at a time in a process; all devices
+/// behave alike. Destroy it after what uses it, when nothing waits on a stream.
 ///
 /// Misuse is counted and answered with an error: calls without a current context, handles that are
 /// none, launches of another shape than the kernel's.
@@ -45,7 +45,8 @@ class FakeCuda {
   /// Calls that are loading one.
   int loading() const { return loading_; }
 
-  /// Calls that wait for the GPU, or may: allocating and freeing, loading modules. A step makes none.
+  /// Calls that wait for the GPU, or may: allocating and freeing, loading modules. A step makes
+  /// none.
   int synchronising_calls() const { return synchronising_; }
   int misuses() const { return misuses_; }
   int launches() const { return launches_; }
@@ -60,8 +61,8 @@ class FakeCuda {
   /// The unsafe call that has spoilt a capture; "" if there was none.
   std::string spoilt_by() const;
 
-  /// Queues `task` on a stream, for fakes of libraries that launch kernels. A task that blocks must end
-  /// before this does.
+  /// Queues `task` on a stream, for fakes of libraries that launch kernels. A task that blocks must
+  /// end before this does.
   CudaResult enqueue(CudaStream stream, std::function<void()> task);
   /// Device of a stream.
   int device_of(CudaStream stream);

@@ -1,5 +1,5 @@
-// A CUDA driver without GPU as a library that passes for libcuda.so.1, for tests of whole processes.
-// Functions whose names begin with fake_ are for the test itself.
+// A CUDA driver without GPU as a library that passes for libcuda.so.1, for tests of whole
+// processes. Functions whose names begin with fake_ are for the test itself.
 
 #include <cstdint>
 #include <thread>

@@ -23,10 +23,10 @@ namespace aiacc {
 /// they issue meets on the streams. One at a time in a process.
 ///
 /// Like NCCL it lets ranks wait for each other for ever if they issue different things on a
-/// communicator, or the same in different orders if devices run few of them at a time; unlike it, it
-/// counts misuse: different calls that meet, a communicator that two threads use at once, a group
-/// of calls that is not closed, memory that is not the device's. Sends and receives need a group, and
-/// all ranks take part in it.
+/// communicator, or the same in different orders if devices run few of them at a time; unlike it,
+/// it counts misuse: different calls that meet, a communicator that two threads use at once, a
+/// group of calls that is not closed, memory that is not the device's. Sends and receives need a
+/// group, and all ranks take part in it.
 class FakeNccl {
  public:
   explicit FakeNccl(FakeCuda& cuda, int version = kNcclHeaderVersion);
@@ -38,8 +38,8 @@ class FakeNccl {
 
   /// How many operations a device runs at a time, in the order in which they were issued to it.
   void set_resident(int operations);
-  /// Answers of `comm_async_error` that are kNcclInProgress, after everything that may take time on a
-  /// communicator with `blocking = 0`.
+  /// Answers of `comm_async_error` that are kNcclInProgress, after everything that may take time on
+  /// a communicator with `blocking = 0`.
   void set_polls(int polls);
   /// What a communicator's `comm_async_error` says from now on.
   void break_with(NcclComm comm, NcclResult error);
@@ -50,7 +50,8 @@ class FakeNccl {
   std::vector<int> issued(int device);
   /// Threads that have issued to a device.
   std::size_t issuing_threads(int device);
-  /// Calls, and groups of them, of all ranks: as often NCCL makes a thread if communicators do not block.
+  /// Calls, and groups of them, of all ranks: as often NCCL makes a thread if communicators do not
+  /// block.
   int launches() const { return launches_; }
   /// How often the state of a communicator was asked for.
   int questions() const { return questions_; }

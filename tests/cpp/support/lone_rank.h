@@ -69,7 +69,7 @@ class LoneRank {
           std::to_string(static_cast<int>(agreement.status.code())) + agreement.status.message();
       if (agreement.status.ok() && request.kind == OpKind::kAddProcessSet) {
         communicators_[static_cast<std::uint32_t>(agreement.value)] = {request.numbers.begin(),
-                                                               request.numbers.end()};
+                                                                       request.numbers.end()};
       } else if (agreement.status.ok()) {
         move(*found->second, agreement, false);
       }

@@ -50,7 +50,8 @@ struct NcclWorld {
 };
 
 /// Runs `body(rank, engine)` with the device's context on every rank; the failure of one aborts the
-/// engines of the others. All engines live until every rank has ended; nothing may have been misused.
+/// engines of the others. All engines live until every rank has ended; nothing may have been
+/// misused.
 template <class Body>
 void with_nccl(NcclWorld& world, int lanes, Body body) {
   const int size = world.tcp.size();
@@ -59,7 +60,8 @@ void with_nccl(NcclWorld& world, int lanes, Body body) {
     run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
       std::unique_ptr<NcclEngine>& engine = engines[static_cast<std::size_t>(rank)];
       engine = world.engine(rank, lanes);
-      const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto guard =
+          rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
       const Device::Scope scope(*device);
       body(rank, *engine);

@@ -36,7 +36,8 @@ class RankThreads {
   /// While it lives, another rank's failure calls the hook; destroy it before what the hook uses.
   class Guard {
    public:
-    Guard(RankThreads& rank_threads, std::list<Abort>::iterator hook) : rank_threads_(&rank_threads), hook_(hook) {}
+    Guard(RankThreads& rank_threads, std::list<Abort>::iterator hook)
+        : rank_threads_(&rank_threads), hook_(hook) {}
     Guard(Guard&& other) noexcept
         : rank_threads_(std::exchange(other.rank_threads_, nullptr)), hook_(other.hook_) {}
     Guard& operator=(Guard&&) = delete;

@@ -10,8 +10,8 @@
 
 namespace aiacc {
 
-/// Reads and writes all the memory that an engine would, and sends nothing: a sanitizer tells if some
-/// of it is nobody's.
+/// Reads and writes all the memory that an engine would, and sends nothing: a sanitizer tells if
+/// some of it is nobody's.
 class TouchingEngine : public Engine {
  public:
   explicit TouchingEngine(int rank) : rank_(static_cast<std::size_t>(rank)) {}

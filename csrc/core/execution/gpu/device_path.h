@@ -24,18 +24,19 @@ struct DevicePathOptions {
 
 /// Handles operations on tensors in GPU memory.
 ///
-/// Order by events, no thread waits for the GPU: `admit` marks the stream that writes the inputs; the
-/// stream of the unit's lane waits for the marks of its tensors; the end of the unit is marked there;
-/// `order_after` makes the stream that reads the results wait for those marks. An operation is done,
-/// in the sense of the table, when it is queued.
-/// Lifetime: who submits keeps the memory until the operation is done *and* whatever may overwrite or
-/// reuse it is ordered after it, by `order_after`. With torch's caching allocator that is the tensor
-/// kept by its handle until `synchronize`, on the stream that it was allocated on.
+/// Order by events, no thread waits for the GPU: `admit` marks the stream that writes the inputs;
+/// the stream of the unit's lane waits for the marks of its tensors; the end of the unit is marked
+/// there; `order_after` makes the stream that reads the results wait for those marks. An operation
+/// is done, in the sense of the table, when it is queued.
+/// Lifetime: who submits keeps the memory until the operation is done *and* whatever may overwrite
+/// or reuse it is ordered after it, by `order_after`. With torch's caching allocator that is the
+/// tensor kept by its handle until `synchronize`, on the stream that it was allocated on.
 ///
 /// Threads: any.
 class DevicePath {
  public:
-  /// `engine`, that of all ranks, outlives this; null: tensors are staged. This is where it is decided.
+  /// `engine`, that of all ranks, outlives this; null: tensors are staged. This is where it is
+  /// decided.
   DevicePath(DeviceEngine* engine, DevicePathOptions options);
   DevicePath(const DevicePath&) = delete;
   DevicePath& operator=(const DevicePath&) = delete;
@@ -43,25 +44,26 @@ class DevicePath {
   /// What moves units.
   DeviceExecutor& executor() { return *executor_; }
 
-  /// Before an operation enters the table, in the thread that submits it. Throws Error(kUnsupported)
-  /// if the job cannot do it, or the stream is being captured into a graph; Error(kInvalidArgument) for a
-  /// GPU that is not there; Error(kEngine) if CUDA fails.
+  /// Before an operation enters the table, in the thread that submits it. Throws
+  /// Error(kUnsupported) if the job cannot do it, or the stream is being captured into a graph;
+  /// Error(kInvalidArgument) for a GPU that is not there; Error(kEngine) if CUDA fails.
   void admit(Operation& operation);
 
   /// What is queued on `stream` from now on comes after the operation, which is done. Throws
   /// Error(kUnsupported) if the stream is being captured.
   void order_after(const Operation& operation, CudaStream stream);
 
-  /// Queues a copy of what an all-gather or all-to-all gave to `to`, device memory of as many bytes,
-  /// on `stream`, after the operation.
+  /// Queues a copy of what an all-gather or all-to-all gave to `to`, device memory of as many
+  /// bytes, on `stream`, after the operation.
   void copy_gathered(Operation& operation, std::size_t tensor, void* to, CudaStream stream);
 
-  /// Whether units are known to be in flight on the GPU, or a finding about their inputs has yet to be thrown.
+  /// Whether units are known to be in flight on the GPU, or a finding about their inputs has yet to
+  /// be thrown.
   bool busy() { return units_.busy(); }
   /// Throws what UnitsOnGpu::look_after does. The progress thread's.
   void look_after() { units_.look_after(); }
-  /// Waits until the GPU has done what is queued, or has failed, or the deadline, and says so in the log
-  /// if that has come.
+  /// Waits until the GPU has done what is queued, or has failed, or the deadline, and says so in
+  /// the log if that has come.
   void drain(Clock::time_point deadline) noexcept;
 
  private:

@@ -49,8 +49,8 @@ void DeviceUnit::run(CopyDirection direction,
   resources_.copier->enqueue(current_, job, segments, reports);
 }
 
-/// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are there
-/// and nobody uses the buffer any more.
+/// A buffer of the lane's. Kernels run beside its stream from now on, as soon as the inputs are
+/// there and nobody uses the buffer any more.
 std::byte* DeviceUnit::start_packing(std::size_t bytes) {
   packed_ = static_cast<std::byte*>(engine_.buffer(lane_, bytes));
   current_ = engine_.pack_stream(lane_);
@@ -62,7 +62,8 @@ std::byte* DeviceUnit::start_packing(std::size_t bytes) {
   return packed_;
 }
 
-/// The lane's stream goes on after what was packed; the inputs, which it may overwrite, are read then.
+/// The lane's stream goes on after what was packed; the inputs, which it may overwrite, are read
+/// then.
 void DeviceUnit::end_packing() {
   resources_.device->wait(stream_, resources_.device->record(current_));
   current_ = stream_;

@@ -14,13 +14,13 @@ namespace aiacc {
 
 /// One unit of tensors on a GPU, as it is queued on its lane's stream in three steps: pack with the
 /// prescale, operation, unpack with what is to be done to the sum; one kernel each. It is
-/// packed while the lane's unit before it is on its way. A single tensor is worked on in place where
-/// the engine can. A piece without memory stands for zeros, and its result is dropped.
-/// With `unit.finite` the first kernel looks at the inputs, and copies where it would not be needed.
+/// packed while the lane's unit before it is on its way. A single tensor is worked on in place
+/// where the engine can. A piece without memory stands for zeros, and its result is dropped. With
+/// `unit.finite` the first kernel looks at the inputs, and copies where it would not be needed.
 ///
-/// The steps are called once each, in their order, by the launching thread, in a Device::Scope, and throw
-/// what engine and CUDA throw. Of a group of units, all take one step before any takes the next; then no
-/// two of them may be on one lane. The arguments of the constructor outlive it.
+/// The steps are called once each, in their order, by the launching thread, in a Device::Scope, and
+/// throw what engine and CUDA throw. Of a group of units, all take one step before any takes the
+/// next; then no two of them may be on one lane. The arguments of the constructor outlive it.
 class DeviceUnit {
  public:
   DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources);
@@ -46,7 +46,9 @@ class DeviceUnit {
   std::size_t on_wire(std::size_t bytes) const {
     return bytes / size_of(dtype_) * size_on_wire(dtype_, request_.wire);
   }
-  bool is_root() const { return index_in(unit_.communicator->ranks, request_.root) == unit_.communicator->rank; }
+  bool is_root() const {
+    return index_in(unit_.communicator->ranks, request_.root) == unit_.communicator->rank;
+  }
   std::size_t elements() const { return unit_.plan.bytes / size_of(dtype_); }
   void scale(
       void* out, const void* in, std::size_t count, double factor, CopyReport* reports = nullptr) {

@@ -29,9 +29,13 @@ std::string QueuedExecutor::refusal(const Request& request) const {
 
 void QueuedExecutor::connect(Communicator& communicator) {
   const bool all = communicator.id == 0;
-  communicator.owned_gpu = all ? nullptr : engine_.split(communicator.ranks, communicator.id * DeviceEngineCache::kSplitIds);
-  communicator.gpu = std::make_unique<DeviceEngineCache>(
-      all ? engine_ : *communicator.owned_gpu, communicator.rank, communicator.size(), communicator.id);
+  communicator.owned_gpu =
+      all ? nullptr
+          : engine_.split(communicator.ranks, communicator.id * DeviceEngineCache::kSplitIds);
+  communicator.gpu = std::make_unique<DeviceEngineCache>(all ? engine_ : *communicator.owned_gpu,
+                                                         communicator.rank,
+                                                         communicator.size(),
+                                                         communicator.id);
 }
 
 /// A unit is packed when it comes, however many are on their way.

@@ -14,12 +14,12 @@
 
 namespace aiacc {
 
-/// Queues units on the streams of an engine for GPUs, those that are joined as one group: each is packed
-/// as it comes, all are issued by one call, then each is unpacked.
+/// Queues units on the streams of an engine for GPUs, those that are joined as one group: each is
+/// packed as it comes, all are issued by one call, then each is unpacked.
 class QueuedExecutor : public DeviceExecutor {
  public:
-  /// `engine`, that of all ranks, and `units` outlive this. `lanes`: those of the plan, the express lane
-  /// included. `checks`: units look at their inputs.
+  /// `engine`, that of all ranks, and `units` outlive this. `lanes`: those of the plan, the express
+  /// lane included. `checks`: units look at their inputs.
   QueuedExecutor(DeviceEngine& engine, int lanes, bool checks, UnitsOnGpu& units);
 
   bool queues() const override { return true; }
@@ -30,7 +30,9 @@ class QueuedExecutor : public DeviceExecutor {
   std::string refusal(const Request& request) const override;
   void connect(Communicator& communicator) override;
   void check(const Communicator& communicator) override { communicator.gpu->check(); }
-  void abort(const Communicator& communicator, const Status& status) noexcept override { communicator.gpu->abort(status); }
+  void abort(const Communicator& communicator, const Status& status) noexcept override {
+    communicator.gpu->abort(status);
+  }
   void prepare(const Unit& unit, int lane) override;
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
   bool quiesce(Clock::time_point deadline) noexcept override { return engine_.quiesce(deadline); }

@@ -10,8 +10,8 @@
 
 namespace aiacc {
 
-/// Pinned memory for the reports of checked copies, which kernels write and the host reads. UVA gives
-/// it the same address on both.
+/// Pinned memory for the reports of checked copies, which kernels write and the host reads. UVA
+/// gives it the same address on both.
 ///
 /// Threads: any.
 class ReportPool {

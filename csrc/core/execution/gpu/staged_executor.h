@@ -11,12 +11,13 @@
 
 namespace aiacc {
 
-/// Stages units through pinned memory, for the engine for host memory of their communicator: see Staging.
+/// Stages units through pinned memory, for the engine for host memory of their communicator: see
+/// Staging.
 class StagedExecutor : public DeviceExecutor {
  public:
-  /// `driver` is asked for with the first tensor; what it gives, and `units`, outlive this. `proposed`: the
-  /// GPU of a rank that never had a tensor to tell one. `lanes`: those of the plan, the express lane
-  /// included.
+  /// `driver` is asked for with the first tensor; what it gives, and `units`, outlive this.
+  /// `proposed`: the GPU of a rank that never had a tensor to tell one. `lanes`: those of the plan,
+  /// the express lane included.
   StagedExecutor(std::function<const CudaDriver&()> driver,
                  int proposed,
                  int lanes,
@@ -29,7 +30,9 @@ class StagedExecutor : public DeviceExecutor {
   void connect(Communicator&) override {}
   void check(const Communicator&) override {}
   /// Of all communicators alike: they share the lanes.
-  void abort(const Communicator&, const Status& status) noexcept override { cancellation_.set(status); }
+  void abort(const Communicator&, const Status& status) noexcept override {
+    cancellation_.set(status);
+  }
   void prepare(const Unit& unit, int lane) override;
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
   bool quiesce(Clock::time_point deadline) noexcept override;

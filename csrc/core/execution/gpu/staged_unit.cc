@@ -46,7 +46,8 @@ StagedUnit::StagedUnit(const Unit& unit)
 std::size_t StagedUnit::gathered_bytes() const { return received_.total; }
 
 bool StagedUnit::is_root() const {
-  return unit_.communicator->ranks[static_cast<std::size_t>(unit_.communicator->rank)] == first_.request().root;
+  return unit_.communicator->ranks[static_cast<std::size_t>(unit_.communicator->rank)] ==
+         first_.request().root;
 }
 
 /// What a step moves of every part.
@@ -122,8 +123,9 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_out(std::size_t step,
   if (kind_ == OpKind::kReducescatter) {
     const TensorSpec& spec = first_.spec();
     const std::size_t bytes =
-        spec.row_bytes() * static_cast<std::uint64_t>(scattered_rows(
-                               spec.shape.front(), unit_.communicator->size(), unit_.communicator->rank));
+        spec.row_bytes() *
+        static_cast<std::uint64_t>(scattered_rows(
+            spec.shape.front(), unit_.communicator->size(), unit_.communicator->rank));
     if (bytes > 0) {
       copies.push_back({number(first_.buffers().output), output_offset(step), bytes});
     }

@@ -9,12 +9,12 @@
 
 namespace aiacc {
 
-/// One unit of tensors on a GPU as work in host memory: what is copied there, which operation of the
-/// engine for host memory follows, what is copied back.
+/// One unit of tensors on a GPU as work in host memory: what is copied there, which operation of
+/// the engine for host memory follows, what is copied back.
 ///
-/// A reduction, and a broadcast, is given to that engine as a whole, in the very form in which tensors
-/// in host memory are: so the results are the same to the last bit. All-gather and all-to-all only
-/// move bytes, and pass in several steps (csrc/planning/staging_chunks.h).
+/// A reduction, and a broadcast, is given to that engine as a whole, in the very form in which
+/// tensors in host memory are: so the results are the same to the last bit. All-gather and
+/// all-to-all only move bytes, and pass in several steps (csrc/planning/staging_chunks.h).
 ///
 /// Threads: one at a time. Holds references to the unit, which outlives it.
 class StagedUnit {
@@ -37,7 +37,8 @@ class StagedUnit {
   std::vector<Copy> copies_in(std::size_t step) const;
   /// `gathered`: device memory for the output of an all-gather or all-to-all.
   std::vector<Copy> copies_out(std::size_t step, std::uintptr_t gathered) const;
-  /// Runs the engine on `host`, which the copies in have filled. Blocks; throws what the engine throws.
+  /// Runs the engine on `host`, which the copies in have filled. Blocks; throws what the engine
+  /// throws.
   void run(std::size_t step, int lane, std::byte* host, PackBuffer& buffer) const;
 
  private:

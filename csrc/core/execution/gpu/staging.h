@@ -17,15 +17,15 @@ namespace aiacc {
 /// Moves units of tensors on a GPU through pinned memory and the engine for host memory.
 ///
 /// Every lane has two streams, one for copies to the host and one back, and two slots of pinned
-/// memory. While the engine works on one step, that of the next is copied to the host and that of the
-/// one before back to the GPU; the next unit of the lane counts, if it is known by then.
+/// memory. While the engine works on one step, that of the next is copied to the host and that of
+/// the one before back to the GPU; the next unit of the lane counts, if it is known by then.
 ///
 /// Threads: a lane is used by one thread at a time. That thread waits for copies to the host, since
 /// the engine reads them; nobody waits for copies to the GPU. Needs a Device::Scope.
 class Staging {
  public:
-  /// Makes streams, which may wait for the GPU. `cancellation`, which outlives this, ends the waits of all
-  /// lanes.
+  /// Makes streams, which may wait for the GPU. `cancellation`, which outlives this, ends the waits
+  /// of all lanes.
   Staging(std::shared_ptr<Device> device, int lanes, const Cancellation& cancellation);
   /// When no lane is running and the streams are empty, or the device has failed.
   ~Staging();
@@ -36,12 +36,12 @@ class Staging {
   /// units of a lane in their order, before `run` is called for the one before it.
   void prepare(const Unit& unit, int lane);
 
-  /// Moves the unit; its results are on the GPU at the mark that is returned. Blocks; throws what the
-  /// engine and CUDA throw, and the status of the cancellation.
+  /// Moves the unit; its results are on the GPU at the mark that is returned. Blocks; throws what
+  /// the engine and CUDA throw, and the status of the cancellation.
   Mark run(const Unit& unit, int lane, PackBuffer& buffer);
 
-  /// Waits until all copies back are done, or the device has failed, or the deadline; true unless the
-  /// deadline came. For the end.
+  /// Waits until all copies back are done, or the device has failed, or the deadline; true unless
+  /// the deadline came. For the end.
   bool quiesce(Clock::time_point deadline) noexcept;
 
  private:

@@ -24,7 +24,8 @@ class UnitsOnGpu {
   UnitsOnGpu(const UnitsOnGpu&) = delete;
   UnitsOnGpu& operator=(const UnitsOnGpu&) = delete;
 
-  /// The unit is on its way until the GPU has come to the mark. Its operations have the mark from now on.
+  /// The unit is on its way until the GPU has come to the mark. Its operations have the mark from
+  /// now on.
   void add(const Unit& unit,
            const std::shared_ptr<Device>& device,
            const Mark& done,
@@ -36,8 +37,9 @@ class UnitsOnGpu {
 
   /// Whether there are some, or what was found in their inputs is to be thrown.
   bool busy();
-  /// Throws Error(kEngine) if the GPU has failed, Error(kNotFinite) if it has found such an input and
-  /// that shall be an error, Error(kTimeout) if a unit takes longer than `stall_fail_s`. Does not wait.
+  /// Throws Error(kEngine) if the GPU has failed, Error(kNotFinite) if it has found such an input
+  /// and that shall be an error, Error(kTimeout) if a unit takes longer than `stall_fail_s`. Does
+  /// not wait.
   void look_after();
   /// What was found in units that were not over when somebody looked last.
   void collect_rest() noexcept;

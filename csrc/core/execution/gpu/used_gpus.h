@@ -11,11 +11,11 @@
 
 namespace aiacc {
 
-/// The GPUs that this rank uses, opened when they are first needed, and what units on each need: its
-/// `Tools`.
+/// The GPUs that this rank uses, opened when they are first needed, and what units on each need:
+/// its `Tools`.
 ///
-/// Threads: any. Opening a GPU and loading kernels for it can take many seconds: only who needs them
-/// waits for that. `loaded`, which the progress thread calls, never does.
+/// Threads: any. Opening a GPU and loading kernels for it can take many seconds: only who needs
+/// them waits for that. `loaded`, which the progress thread calls, never does.
 template <class Tools>
 class UsedGpus {
  public:
@@ -35,7 +35,8 @@ class UsedGpus {
         const Device::Scope scope(*gpu.device);
         gpu.resources.reset();
       } catch (const Error&) {
-        static_cast<void>(gpu.resources.release());  // The driver is shutting down, and this with it.
+        static_cast<void>(
+            gpu.resources.release());  // The driver is shutting down, and this with it.
       }
     }
   }

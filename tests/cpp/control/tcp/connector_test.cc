@@ -341,8 +341,8 @@ TEST_F(ConnectorTest, ARankThatIsLateIsProbedAndWaitedFor) {
   expect_undisturbed([](const std::string&) { std::this_thread::sleep_for(2200ms); });
 }
 
-/// Whoever may interrupt the wait judges the others: one that is busy for longer than the deadline is
-/// waited for, whichever of the two connects.
+/// Whoever may interrupt the wait judges the others: one that is busy for longer than the deadline
+/// is waited for, whichever of the two connects.
 TEST_F(ConnectorTest, ARankThatIsBusyHasNoDeadlineInAUnit) {
   for (const bool connects : {false, true}) {
     TcpWorld world(2, 0.2);

@@ -99,8 +99,8 @@ TEST(DoublingPlan, EverySharesReachesEveryRank) {
   }
 }
 
-/// Longer than any test takes, on a busy machine and with a sanitizer too: nobody is asked whether it
-/// lives, so that no ping stands between the frames that a test expects.
+/// Longer than any test takes, on a busy machine and with a sanitizer too: nobody is asked whether
+/// it lives, so that no ping stands between the frames that a test expects.
 constexpr double kNeverAskedSeconds = 600;
 
 /// Rank 0 is a plane, rank 1 a raw connection.
@@ -116,7 +116,8 @@ void with_raw_peer(const std::function<void(TcpPlane&)>& zero,
       return;
     }
     TcpPlane plane(world.connector(0), peer_timeout_s, 50);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     zero(plane);
   });
 }
@@ -354,7 +355,8 @@ TEST(TcpPlane, AnswersOthersWhileAMessageIsOnItsWay) {
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     if (rank == 0) {
       TcpPlane plane(world.connector(0), kNeverAskedSeconds, 50);
-      const auto guard = rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
+      const auto guard =
+          rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
       EXPECT_EQ(end_of_a_large_round(plane), "[test] enough");
       return;
     }
@@ -553,7 +555,8 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
       return;
     }
     TcpPlane plane(world.connector(rank), 0.4, 50);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
     Bytes message = {0};
     const Status status = status_of([&] { plane.all_reduce(message, join); });
     plane.abort(status);  // as the coordinator does

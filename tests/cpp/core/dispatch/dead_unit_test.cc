@@ -35,7 +35,7 @@ LaneReport unit(std::uint32_t lane, std::uint64_t order, bool stuck, std::uint32
 
 /// `lanes[r]` is what rank r runs.
 std::optional<std::string> reason_of(const std::vector<std::vector<LaneReport>>& lanes,
-                                   const std::vector<int>& subset = {}) {
+                                     const std::vector<int>& subset = {}) {
   ProcessSetTable sets(static_cast<int>(lanes.size()));
   if (!subset.empty()) {
     sets.add(subset);

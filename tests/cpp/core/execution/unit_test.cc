@@ -49,7 +49,9 @@ struct Packed {
   const std::vector<std::vector<T>>& results() const { return outputs.empty() ? inputs : outputs; }
 };
 
-std::shared_ptr<const Communicator> communicator_of(Engine& engine, int rank, std::vector<int> ranks) {
+std::shared_ptr<const Communicator> communicator_of(Engine& engine,
+                                                    int rank,
+                                                    std::vector<int> ranks) {
   auto communicator = std::make_shared<Communicator>();
   communicator->ranks = std::move(ranks);
   communicator->rank = rank;

@@ -17,7 +17,8 @@ constexpr int kSize = 3;
 constexpr int kLiar = 2;
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
-/// Ranks 0 and 1 submit `honest`, rank 2 says what `lie` makes of it. The errors of the honest ones.
+/// Ranks 0 and 1 submit `honest`, rank 2 says what `lie` makes of it. The errors of the honest
+/// ones.
 std::vector<Status> outcome_of(const Request& honest,
                                const std::function<void(RoundMessage&)>& lie) {
   std::vector<Bytes> shares(kSize);

@@ -47,7 +47,8 @@ void with_engines(NcclWorld& world, const Hosts& hosts, Body body) {
     run_as_ranks(hosts.size(), [&](int rank, RankThreads& rank_threads) {
       auto& engine = engines[static_cast<std::size_t>(rank)];
       engine = connect(world, hosts, rank);
-      const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+      const auto guard =
+          rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
       const Device::Scope scope(*device);
       body(rank, *engine);
@@ -251,10 +252,11 @@ void with_host_lanes(NcclWorld& world, int lanes, const FakeEngine::Before& befo
     run_as_ranks(2, [&](int rank, RankThreads& rank_threads) {
       auto& engine = engines[static_cast<std::size_t>(rank)];
       engine = std::make_unique<HostStagedEngine>(std::make_unique<FakeEngine>(hub, rank, before),
-                                           world.engine(rank, lanes)->split({rank}, 0),
-                                           rank,
-                                           2);
-      const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+                                                  world.engine(rank, lanes)->split({rank}, 0),
+                                                  rank,
+                                                  2);
+      const auto guard =
+          rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
       const Device::Scope scope(*device);
       body(rank, *engine);

@@ -47,7 +47,8 @@ void with_engines(const Hosts& hosts, Body body) {
   run_as_ranks(hosts.size(), [&](int rank, RankThreads& rank_threads) {
     std::unique_ptr<Engine>& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, hosts, rank);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     body(rank, *engine);
   });
 }
@@ -255,7 +256,8 @@ TEST(HierarchicalLostPeerTest, IsNamedAndEndsAllLevels) {
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     auto& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, hosts, rank);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     ++connected;
     while (connected != 3) {
       std::this_thread::yield();

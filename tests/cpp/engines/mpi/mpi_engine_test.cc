@@ -229,7 +229,8 @@ std::size_t resident() {
   return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-/// MPI cannot cancel what rank 0 never joins: it keeps the requests, but not the memory behind them.
+/// MPI cannot cancel what rank 0 never joins: it keeps the requests, but not the memory behind
+/// them.
 TEST(MpiEngineTest, AbortedOperationsKeepNoMemory) {
   if (size() == 1) {
     GTEST_SKIP() << "one rank is never blocked";
@@ -269,8 +270,8 @@ TEST(MpiEngineTest, AbortedOperationsKeepNoMemory) {
       early = resident();
     }
   }
-  // Five times four lanes have more than 80 MiB for MPI. It keeps the messages that rank 0 did not ask
-  // for, which are a fraction of it.
+  // Five times four lanes have more than 80 MiB for MPI. It keeps the messages that rank 0 did not
+  // ask for, which are a fraction of it.
   EXPECT_LT(resident(), early + (std::size_t{40} << 20))
       << "after " << kRounds - 3 << " more aborts";
 }

@@ -7,7 +7,8 @@
 #include "csrc/base/dynamic_library.h"
 #include "tests/cpp/engines/nccl_symbols.h"
 
-// AIACC_FAKE_NCCL_NEW, _OLD and _TOO_OLD, from CMake: paths of libraries made of fake_nccl_library.cc.
+// AIACC_FAKE_NCCL_NEW, _OLD and _TOO_OLD, from CMake: paths of libraries made of
+// fake_nccl_library.cc.
 
 namespace aiacc {
 namespace {

@@ -65,7 +65,8 @@ TEST(NcclFailures, AbortEndsARankThatConnects) {
 }
 
 /// A rank whose thread is still in another set's operation when the others connect, for longer than
-/// communicators may take to come up. `accepts`: that it connects others there, these ranks among them.
+/// communicators may take to come up. `accepts`: that it connects others there, these ranks among
+/// them.
 void connect_with_a_busy_rank(bool accepts) {
   constexpr std::chrono::milliseconds kConnectTimeout{300};
   NcclWorld world(3, kNcclHeaderVersion, 1, kConnectTimeout);

@@ -1,5 +1,5 @@
-// Compares csrc/engines/nccl/nccl_api.h with an nccl.h of version 2.27 or newer: with what that version
-// has. Compiled where there is one; it is enough that it compiles.
+// Compares csrc/engines/nccl/nccl_api.h with an nccl.h of version 2.27 or newer: with what that
+// version has. Compiled where there is one; it is enough that it compiles.
 
 #include <nccl.h>
 

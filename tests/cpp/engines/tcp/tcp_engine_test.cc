@@ -282,14 +282,15 @@ TEST_P(TcpEngineTest, AbortReachesEveryBlockedLane) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, TcpEngineTest, testing::Values(1, 2, 3, 4, 5, 7, 8));
 
-/// What the first all-to-all waits for when a rank is late for it, by longer than ranks wait for each
-/// other to come up.
+/// What the first all-to-all waits for when a rank is late for it, by longer than ranks wait for
+/// each other to come up.
 TEST(FirstAllToAllTest, ARankThatIsBusyIsWaitedFor) {
   constexpr double kConnectTimeout = 1;
   TcpWorld world(3, kConnectTimeout);
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     const std::unique_ptr<TcpEngine> engine = connect(world, rank);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::duration<double>(2 * kConnectTimeout));
     }
@@ -348,7 +349,8 @@ TEST(FirstAllToAllTest, ARankThatHasDiedEndsIt) {
     context.connector = connectors[index].get();
     engines[index] = std::make_unique<TcpEngine>(context);
     TcpEngine* engine = engines[index].get();
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 1) {
       up.set_value();
       listeners[1].reset();
@@ -379,7 +381,8 @@ TEST_P(LostPeerTest, IsNamed) {
   TcpWorld world(size);
   run_as_ranks(size, [&, express = express](int rank, RankThreads& rank_threads) {
     const std::unique_ptr<TcpEngine> engine = connect(world, rank);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     std::vector<float> data(1 << 20, 1.0f);
     const int lane = express ? engine->express_lane() : 0;
     const auto reduce_all = [&] {

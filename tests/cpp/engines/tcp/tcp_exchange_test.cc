@@ -91,8 +91,8 @@ TEST_P(TcpExchangeTest, AllToAllOfUnequalPieces) {
   });
 }
 
-/// All-to-alls have connections of their own, beside which the lanes go on; ranks come to the lanes in
-/// any order.
+/// All-to-alls have connections of their own, beside which the lanes go on; ranks come to the lanes
+/// in any order.
 TEST_P(TcpExchangeTest, AllToAllsBesideOtherLanes) {
   with_engines(size(), [&](int rank, Engine& engine) {
     std::vector<std::thread> threads;
@@ -188,7 +188,8 @@ std::size_t descriptors() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// One connection between every two ranks for all of them; each end is a descriptor of this process.
+/// One connection between every two ranks for all of them; each end is a descriptor of this
+/// process.
 TEST(TcpExchangeSharingTest, LanesShareTheConnections) {
   constexpr int kSize = 3;
   with_engines(kSize, [&](int rank, Engine& engine) {

@@ -171,7 +171,8 @@ TEST(TcpSplitTimeoutTest, NamesTheMissingRankAndLeavesTheEngineUsable) {
   run_as_ranks(3, [&](int rank, RankThreads& rank_threads) {
     auto& engine = engines[static_cast<std::size_t>(rank)];
     engine = connect(world, rank);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
+    const auto guard =
+        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
     if (rank == 2) {
       try {
         engine->split({1, 2}, 9);

@@ -18,8 +18,8 @@
 namespace aiacc {
 namespace {
 
-/// Everything that a rank puts into one operation and gets from it. The device memory of the fake is
-/// host memory, so both ways use the same.
+/// Everything that a rank puts into one operation and gets from it. The device memory of the fake
+/// is host memory, so both ways use the same.
 struct Case {
   Request request;
   std::vector<std::byte> input;
@@ -263,7 +263,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds,
                                          WorldSetting{3, Transport::kTcp}),
                          setting_name);
 
-/// `wait` returns when the copies back are queued; whoever orders a stream after that reads results.
+/// `wait` returns when the copies back are queued; whoever orders a stream after that reads
+/// results.
 TEST(Staging, WaitReturnsWhileTheGpuIsStillBusy) {
   FakeCuda cuda;
   CoordinatorWorld world;
