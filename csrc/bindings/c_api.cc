@@ -24,9 +24,9 @@ T& target(T* pointer) {
   return *pointer;
 }
 
-/// One number of the placement.
-std::int32_t answer_with(int Placement::* number, std::int32_t* to) noexcept {
-  return answered([&] { target(to) = Runtime::instance().session()->placement().*number; });
+/// One number of the topology.
+std::int32_t answer_with(int RankTopology::* number, std::int32_t* to) noexcept {
+  return answered([&] { target(to) = Runtime::instance().session()->topology().*number; });
 }
 
 std::shared_ptr<const Communicator> communicator_of(std::uint32_t process_set) {
@@ -53,7 +53,7 @@ std::int32_t note_failure(const Status& status) noexcept {
 
 }  // namespace aiacc
 
-using aiacc::Placement;
+using aiacc::RankTopology;
 using aiacc::Runtime;
 
 uint32_t aiacc_abi_version(void) { return AIACC_ABI_VERSION; }
@@ -74,12 +74,12 @@ const char* aiacc_last_error(void) { return aiacc::last_error().c_str(); }
 
 int aiacc_is_initialized(void) { return Runtime::instance().initialized() ? 1 : 0; }
 
-int32_t aiacc_rank(int32_t* rank) { return aiacc::answer_with(&Placement::rank, rank); }
-int32_t aiacc_size(int32_t* size) { return aiacc::answer_with(&Placement::size, size); }
-int32_t aiacc_local_rank(int32_t* rank) { return aiacc::answer_with(&Placement::local_rank, rank); }
-int32_t aiacc_local_size(int32_t* size) { return aiacc::answer_with(&Placement::local_size, size); }
-int32_t aiacc_cross_rank(int32_t* rank) { return aiacc::answer_with(&Placement::cross_rank, rank); }
-int32_t aiacc_cross_size(int32_t* size) { return aiacc::answer_with(&Placement::cross_size, size); }
+int32_t aiacc_rank(int32_t* rank) { return aiacc::answer_with(&RankTopology::rank, rank); }
+int32_t aiacc_size(int32_t* size) { return aiacc::answer_with(&RankTopology::size, size); }
+int32_t aiacc_local_rank(int32_t* rank) { return aiacc::answer_with(&RankTopology::local_rank, rank); }
+int32_t aiacc_local_size(int32_t* size) { return aiacc::answer_with(&RankTopology::local_size, size); }
+int32_t aiacc_cross_rank(int32_t* rank) { return aiacc::answer_with(&RankTopology::cross_rank, rank); }
+int32_t aiacc_cross_size(int32_t* size) { return aiacc::answer_with(&RankTopology::cross_size, size); }
 
 int32_t aiacc_process_set_size(uint32_t process_set, int32_t* size) {
   return aiacc::answered(

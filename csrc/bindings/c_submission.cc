@@ -235,7 +235,7 @@ Request request_from(const aiacc_submission& from, int rank) {
 Handle submit(const aiacc_submission& from) {
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
-  Request request = request_from(from, session->placement().rank);
+  Request request = request_from(from, session->topology().rank);
   std::shared_ptr<Operation> operation = coordinator.acquire();
   operation->request = std::move(request);
   operation->series.clear();

@@ -101,11 +101,11 @@ class DeviceEngine {
                           const PerRank& recv_bytes) = 0;
 
   /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
-  /// their place in `members`, which is ascending and names this rank. `group` is a number that no
+  /// their place in `members`, which is ascending and names this rank. `split_id` is a number that no
   /// other split of this engine, or of one that came from it, has had. The new engine must end
   /// before this one; `abort` of this one does not reach it.
   virtual std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
-                                              std::uint32_t group) = 0;
+                                              std::uint32_t split_id) = 0;
 
   /// A device of this rank, opened with the driver that the engine uses; -1: the first one that was
   /// opened, else the one that the context proposed. Shared with all engines that are split from

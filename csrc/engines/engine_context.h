@@ -25,7 +25,7 @@ struct EngineContext {
   double spin_us = 50.0;             ///< how long a wait may spin before it sleeps
   std::size_t pace_bytes = 0;        ///< most bytes per second of a connection; 0: no limit
   Connector* connector = nullptr;    ///< opens authenticated sockets to peers; null at size 1
-  std::uint32_t group = 0;           ///< keeps engines of one kind among all ranks apart
+  std::uint32_t split_id = 0;        ///< keeps engines of one kind among all ranks apart
   int device = 0;                    ///< GPU of a rank that has no tensor to tell one; may differ
   /// The lowest compute capability (before the point) of the GPUs that ranks see, and the first
   /// rank that has it; 0: not known.

@@ -174,10 +174,10 @@ void replace_rest(Bytes& message, RoundHeader header, const Rest& rest) {
 
 }  // namespace
 
-SharedRequest::SharedRequest(const Request& whole, int rank, std::uint32_t position)
+SharedRequest::SharedRequest(const Request& whole, int rank, std::uint32_t at)
     : request(whole),
       key(1, static_cast<char>(kind_of(whole))),
-      position(position),
+      position(at),
       senders(std::make_shared<Senders>(rank, own_part(whole))) {
   Bytes bytes;
   Writer writer(bytes);

@@ -39,7 +39,7 @@ struct SharedRequest {
 
   SharedRequest() = default;
   /// That of one rank, which has asked for `position` other things before in this round.
-  SharedRequest(const Request& whole, int rank, std::uint32_t position);
+  SharedRequest(const Request& whole, int rank, std::uint32_t at);
 
   /// The request of one of the senders.
   Request of(int rank) const { return with_part(request, *senders->part_of(rank)); }

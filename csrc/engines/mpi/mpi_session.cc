@@ -79,7 +79,7 @@ MpiSession::MpiSession(const MpiPlugin& plugin,
   }
   world_ = std::make_unique<MpiCommunicator>(plugin, meet(), timeout_s);
   if (world_->topology().nodes > 1) {
-    progress_ = std::make_unique<MpiProgress>(plugin, world_->communicator());
+    progress_ = std::make_unique<MpiProgress>(plugin, world_->handle());
   }
   plugin.forget_files();
   watch_neighbours();

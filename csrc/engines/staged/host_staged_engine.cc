@@ -79,7 +79,7 @@ void HostStagedEngine::abort(const Status& status) noexcept {
 std::unique_ptr<DeviceEngine> HostStagedEngine::split(const std::vector<int>& members,
                                                       std::uint32_t split_id) {
   return std::unique_ptr<DeviceEngine>(new HostStagedEngine(host_->split(members, split_id),
-                                                            own_->split({0}, group),
+                                                            own_->split({0}, split_id),
                                                             index_among(members, rank_, size_),
                                                             static_cast<int>(members.size()),
                                                             threads_));

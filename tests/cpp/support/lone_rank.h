@@ -96,12 +96,12 @@ class LoneRank {
     communicator->rank = index_in(members, rank_);
     TouchingEngine engine(communicator->rank);
     communicator->engine = &engine;
-    PlannerInput items;
-    fill_planner_input({&operation}, false, items);
+    PlannerInput input;
+    fill_planner_input({&operation}, false, input);
     std::uint64_t total = 0;
-    for (const PlannedTensor& item : items.items) {
-      ASSERT_LE(item.bytes, members.size() * kMaxTensorBytes);
-      total += item.bytes;
+    for (const PlannedTensor& tensor : input.tensors) {
+      ASSERT_LE(tensor.bytes, members.size() * kMaxTensorBytes);
+      total += tensor.bytes;
     }
     if (total > kMostMoved) {
       return;
@@ -114,14 +114,14 @@ class LoneRank {
     }
     LaneLoads loads(0);
     UnitPlan plan;
-    plan_units(items.items, Parameters{0, kUnitBytes, 1}, 0, 1, loads, plan);
+    plan_units(input.tensors, Parameters{0, kUnitBytes, 1}, 0, 1, loads, plan);
     PackBuffer buffer;
     for (const PlannedUnit& planned : plan) {
       Unit unit;
       unit.plan = planned;
       unit.communicator = communicator;
       for (const Slice& slice : planned.slices) {
-        unit.pieces.push_back(items.pieces[slice.item]);
+        unit.pieces.push_back(input.pieces[slice.tensor]);
       }
       execute_unit(unit, 0, buffer);
     }

@@ -55,13 +55,9 @@ void expect_same(const std::vector<T>& expected,
                  const std::vector<T>& got,
                  const std::string& what) {
   ASSERT_EQ(expected.size(), got.size()) << what;
-  if (!expected.empty() &&
-      std::memcmp(expected.data(), got.data(), expected.size() * sizeof(T)) != 0) {
-    std::size_t i = 0;
-    while (same(expected[i], got[i])) {
-      ++i;
-    }
-    FAIL() << what << ": element " << i << " of " << expected.size() << " differs";
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_TRUE(same(expected[i], got[i]))
+        << what << ": element " << i << " of " << expected.size();
   }
 }
 
@@ -181,10 +177,13 @@ TEST_P(TcpEngineTest, BitsAreEqualOnAllRanksAndInEveryRun) {
       }
     });
   }
-  const auto per_lane = results.size() / 2;
   for (std::size_t i = 0; i < results.size(); ++i) {
-    const std::vector<float>& first = results[i / per_lane * per_lane];
-    ASSERT_EQ(0, std::memcmp(first.data(), results[i].data(), count * sizeof(float))) << i;
+    const auto ranks = static_cast<std::size_t>(size());
+    const std::vector<float>& of_run = results[i / ranks * ranks];
+    ASSERT_EQ(0, std::memcmp(of_run.data(), results[i].data(), count * sizeof(float))) << i;
+    // Two runs may keep the sign of another one of two NaNs: it depends on where a loop of vectors
+    // ends.
+    expect_same(results[i / (2 * ranks) * 2 * ranks], results[i], "run of " + std::to_string(i));
   }
 }
 
