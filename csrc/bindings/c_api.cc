@@ -76,10 +76,18 @@ int aiacc_is_initialized(void) { return Runtime::instance().initialized() ? 1 : 
 
 int32_t aiacc_rank(int32_t* rank) { return aiacc::answer_with(&RankTopology::rank, rank); }
 int32_t aiacc_size(int32_t* size) { return aiacc::answer_with(&RankTopology::size, size); }
-int32_t aiacc_local_rank(int32_t* rank) { return aiacc::answer_with(&RankTopology::local_rank, rank); }
-int32_t aiacc_local_size(int32_t* size) { return aiacc::answer_with(&RankTopology::local_size, size); }
-int32_t aiacc_cross_rank(int32_t* rank) { return aiacc::answer_with(&RankTopology::cross_rank, rank); }
-int32_t aiacc_cross_size(int32_t* size) { return aiacc::answer_with(&RankTopology::cross_size, size); }
+int32_t aiacc_local_rank(int32_t* rank) {
+  return aiacc::answer_with(&RankTopology::local_rank, rank);
+}
+int32_t aiacc_local_size(int32_t* size) {
+  return aiacc::answer_with(&RankTopology::local_size, size);
+}
+int32_t aiacc_cross_rank(int32_t* rank) {
+  return aiacc::answer_with(&RankTopology::cross_rank, rank);
+}
+int32_t aiacc_cross_size(int32_t* size) {
+  return aiacc::answer_with(&RankTopology::cross_size, size);
+}
 
 int32_t aiacc_process_set_size(uint32_t process_set, int32_t* size) {
   return aiacc::answered(
