@@ -93,6 +93,7 @@ def _lose_a_rank_that_others_connect_to(sent_signal):
     if part.included():
         slow = np.ones(8 << 20, np.uint8)
         handles.append(hvd.allgather_async(slow, name="slow", process_set=part))
+    hvd.allreduce(np.ones(3), name="agreed on after the slow one")
     handles.append(hvd.alltoall_async(np.arange(3), name="first"))
     hvd.allreduce(np.ones(3), name="agreed on after both")
     if hvd.rank() == 2:
