@@ -26,11 +26,11 @@
 #include <iostream>
 #include <memory>
 #include <new>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bench/micro/read_tensors.h"
 #include "csrc/control/tcp/frame.h"
 #include "csrc/core/negotiation/negotiator.h"
 
@@ -71,21 +71,6 @@ using SteadyClock = std::chrono::steady_clock;
 
 double since(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
-}
-
-std::vector<Request> read_tensors() {
-  std::vector<Request> tensors;
-  std::string line;
-  while (std::getline(std::cin, line)) {
-    std::istringstream words(line);
-    Request request;
-    words >> request.name;
-    for (std::int64_t extent = 0; words >> extent;) {
-      request.shape.push_back(extent);
-    }
-    tensors.push_back(std::move(request));
-  }
-  return tensors;
 }
 
 /// What rank 0 does in a round.
@@ -283,7 +268,7 @@ int main(int argc, char** argv) {
   Job job(std::atoi(argv[1]),
           std::atoi(argv[2]),
           static_cast<std::size_t>(std::atoi(argv[3])),
-          read_tensors());
+          aiacc::read_tensors(std::cin));
   const int steps = std::atoi(argv[4]);
   for (int step = 0; step < steps; ++step) {
     const Cost cost = job.step();

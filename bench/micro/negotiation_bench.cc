@@ -16,11 +16,11 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bench/micro/read_tensors.h"
 #include "csrc/control/tcp/frame.h"
 #include "csrc/core/negotiation/negotiator.h"
 
@@ -128,21 +128,6 @@ class Job {
   std::uint64_t rounds_ = 0;
 };
 
-std::vector<Request> read_tensors() {
-  std::vector<Request> tensors;
-  std::string line;
-  while (std::getline(std::cin, line)) {
-    std::istringstream words(line);
-    Request request;
-    words >> request.name;
-    for (std::int64_t extent = 0; words >> extent;) {
-      request.shape.push_back(extent);
-    }
-    tensors.push_back(std::move(request));
-  }
-  return tensors;
-}
-
 /// Bytes of the encoded request, as it travels.
 std::size_t request_bytes(const Request& request) {
   Bytes bytes;
@@ -174,7 +159,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::uint64_t unit_bytes = std::strtoull(argv[1], nullptr, 10);
-  const std::vector<Request> tensors = read_tensors();
+  const std::vector<Request> tensors = aiacc::read_tensors(std::cin);
   std::size_t described = 0;
   for (const Request& tensor : tensors) {
     described += request_bytes(tensor);

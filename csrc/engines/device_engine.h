@@ -136,8 +136,7 @@ class DeviceEngine {
 
   /// The tail of an error message if the engine cannot perform that reduction on a device, such as
   /// "dtype uint16 (expected ...)"; else "". Equal on all ranks, if they know of each other's GPUs
-  /// (EngineContext). Needs a
-  /// Device::Scope of the device that it is about.
+  /// (EngineContext). Needs a Device::Scope of the device that it is about.
   virtual std::string refusal(const DeviceReduction& reduction) const = 0;
 
   /// Waits until the streams of all lanes are empty, on all devices of engines that are split from

@@ -27,9 +27,9 @@ constexpr std::size_t kMaxSlotBytes = std::size_t{4} << 20;
 constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
 /// An all-to-all has a piece for and of every rank in it.
 constexpr std::size_t kMinStagingPerRank = 64;
-/// Counts of operations are compared without their upper bits.
 /// Of the names of memory that ranks of a host share.
 constexpr const char* kSharedPrefix = "aiacc-";
+/// Counts of operations are compared without their upper bits.
 constexpr unsigned kCountMask = 0x3fffffff;
 
 std::size_t slot_bytes_for(const MpiTopology& topology) {
