@@ -32,11 +32,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit() -> dict[str, object]:
-    """Commit of this checkout, and whether files that matter differ from it."""
+def commit(checkout: Path = ROOT) -> dict[str, object]:
+    """Commit of a checkout, and whether files that matter differ from it."""
     try:
-        head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--", "aiacc", "csrc", "bench", ":!bench/results")
+        head = _git(checkout, "rev-parse", "HEAD")
+        paths = ("aiacc", "csrc", "bench", ":!bench/results")
+        changed = _git(checkout, "status", "--porcelain", "--", *paths)
     except (OSError, subprocess.CalledProcessError):
         return {"commit": "unknown", "dirty": True}
     return {"commit": head, "dirty": bool(changed)}
@@ -47,8 +48,8 @@ def load() -> list[float]:
     return [round(value, 2) for value in os.getloadavg()]
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
+def _git(checkout: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(checkout), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

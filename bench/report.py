@@ -97,6 +97,25 @@ def everything(report: dict[str, Any]) -> str:
     return "\n".join([*lines, "", _provenance(report)])
 
 
+def against(report: dict[str, Any]) -> str:
+    """Markdown: every contender of aiacc here and in the other checkout, whose jobs alternated."""
+    other = report["against"]
+    before = _by_key(other)
+    lines = [
+        f"| work | engine | contender | {other['commit'][:9]} | here | ratio (per job) |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for key, found in _by_key(report).items():
+        row, name = row_of(key[0]), key[2]
+        if name.startswith("aiacc") and key in before:
+            old = before[key]
+            lines.append(
+                f"| {row.title} | {key[1]} | {CONTENDERS[name]} | {_with_p95(old, row)} "
+                f"| {_with_p95(found, row)} | {_ratio(found, old)} |"
+            )
+    return "\n".join([*lines, "", _provenance(report)])
+
+
 def main() -> int:
     """Print the tables, or put them between the markers of the documents."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
@@ -109,6 +128,8 @@ def main() -> int:
     report = json.loads(options.json.read_text())
     if not options.write and not options.check:
         print(everything(report) if options.all else summary(report))
+        if "against" in report:
+            print(against(report))
         return 0
     stale = []
     for path, tables in documents(report).items():
@@ -161,18 +182,22 @@ def _line(row: Row, engine: str, ours: dict[str, Any], results: Results) -> str:
     bar = _bar(row.key, engine)
     peer_name = bar.peer if bar and bar.peer else "gloo"
     peer = results[row.key, engine, peer_name]
-    ratio = ours["median"] / peer["median"]
-    jobs = [
-        median(mine) / median(theirs)
-        for mine, theirs in zip(ours["samples"], peer["samples"], strict=True)
-    ]
-    spread = f" ({min(jobs):.2f}-{max(jobs):.2f})" if len(jobs) > 1 else ""
-    limit, reached = _judge(bar, row, ratio, ours["median"])
+    limit, reached = _judge(bar, row, ours["median"] / peer["median"], ours["median"])
     return (
         f"| {row.title} | {engine} | {_with_p95(ours, row)} "
         f"| {CONTENDERS[peer_name]}: {_with_p95(peer, row)} "
-        f"| {ratio:.2f}x{spread} | {limit} | {reached} |"
+        f"| {_ratio(ours, peer)} | {limit} | {reached} |"
     )
+
+
+def _ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """That of the medians, and the lowest and highest of a single job."""
+    jobs = [
+        median(mine) / median(other)
+        for mine, other in zip(ours["samples"], theirs["samples"], strict=True)
+    ]
+    spread = f" ({min(jobs):.2f}-{max(jobs):.2f})" if len(jobs) > 1 else ""
+    return f"{ours['median'] / theirs['median']:.2f}x{spread}"
 
 
 def _bar(row: str, engine: str) -> Bar | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -25,6 +26,10 @@ from bench.collectives.rows import IDLE, KEYS, row_of
 
 RESULTS = machine.ROOT / "bench" / "results" / "collectives.json"
 ENGINES = ("tcp", "mpi")
+
+#: Records of the ranks of each job, by row, engine and contender.
+Pool = dict[tuple[str, str, str], list[list[Record]]]
+
 _NUMBERS = re.compile(r"\[\s+(-?\d[-\d.,e\s]*?)\s+\]")
 
 
@@ -34,21 +39,27 @@ def main() -> int:
     rows = [key for key in options.rows if key != IDLE and row_of(key).ranks <= options.ranks]
     began = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before = machine.load()
-    jobs: list[dict[str, Any]] = []
-    pooled: dict[tuple[str, str, str], list[list[Record]]] = defaultdict(list)
+    checkouts = [machine.ROOT, *([options.against] if options.against else [])]
+    jobs: dict[Path, list[dict[str, Any]]] = {checkout: [] for checkout in checkouts}
+    pooled: dict[Path, Pool] = {checkout: defaultdict(list) for checkout in checkouts}
     idle: list[dict[str, Any]] = []
     try:
         if rows:
             for repeat in range(options.repeats):
                 for engine in options.engine:
-                    jobs.append(_measure(options, engine, rows, repeat, pooled))
+                    for checkout in checkouts[:: -1 if repeat % 2 else 1]:
+                        job = replace(_job(options, engine, rows), checkout=checkout)
+                        jobs[checkout].append(_measure(job, repeat, pooled[checkout]))
         if IDLE in options.rows:
             for engine in dict.fromkeys((*options.engine, "none")):
                 idle.append(_idle(options, engine))
     except JobError as error:
         print(error, file=sys.stderr)
         return 1
-    results = [_result(*key, parts) for key, parts in pooled.items()]
+    results = {
+        checkout: [_result(*key, parts) for key, parts in pool.items()]
+        for checkout, pool in pooled.items()
+    }
     report = {
         "command": ["python", "-m", "bench.collectives", *sys.argv[1:]],
         "began": began,
@@ -60,14 +71,20 @@ def main() -> int:
         "repeats": options.repeats,
         "variables": options.env,
         "load_average": {"before": before, "after": machine.load()},
-        "jobs": jobs,
+        "jobs": jobs[machine.ROOT],
         "idle": idle,
         "submit_cpp": _submit_cpp(options.submit_binary),
-        "results": results,
+        "results": results[machine.ROOT],
     }
+    if options.against:
+        report["against"] = {
+            **machine.commit(options.against),
+            "jobs": jobs[options.against],
+            "results": results[options.against],
+        }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(_dump(report))
-    for result in results:
+    for result in report["results"]:
         print(
             f"{result['row']:13} {result['engine']:4} {result['contender']:15}"
             f" median {result['median']:9.3f} p95 {result['p95']:9.3f} {result['unit']}"
@@ -91,22 +108,16 @@ def _job(options: argparse.Namespace, engine: str, rows: list[str]) -> Job:
     )
 
 
-def _measure(
-    options: argparse.Namespace,
-    engine: str,
-    rows: list[str],
-    repeat: int,
-    pooled: dict[tuple[str, str, str], list[list[Record]]],
-) -> dict[str, Any]:
-    """Run one job, add its records to ``pooled``, and say how it went."""
+def _measure(job: Job, repeat: int, pool: Pool) -> dict[str, Any]:
+    """Run the job, add its records to ``pool``, and say how it went."""
     load, began = machine.load(), time.monotonic()
-    ranks = run(_job(options, engine, rows))
-    for key in rows:
+    ranks = run(job)
+    for key in job.rows:
         for name in ranks[0]["rows"][key]:
             records = [Record(**rank["rows"][key][name]) for rank in ranks]
-            pooled[key, engine, name].append(records)
+            pool[key, job.engine, name].append(records)
     return {
-        "engine": engine,
+        "engine": job.engine,
         "repeat": repeat,
         "wall_s": round(time.monotonic() - began, 2),
         "load_average": {"before": load, "after": machine.load()},
@@ -192,6 +203,11 @@ def _options() -> argparse.Namespace:
         metavar="NAME=VALUE",
         help="set in all ranks, for experiments; recorded in the file",
     )
+    parser.add_argument(
+        "--against",
+        type=_checkout,
+        help="a built checkout of another commit, whose jobs alternate with those of this one",
+    )
     parser.add_argument("--submit-binary", type=Path, help="C++ benchmark of submit, printing JSON")
     options = parser.parse_args()
     options.env = dict(options.env)
@@ -208,6 +224,13 @@ def _among(what: str, known: tuple[str, ...]) -> Any:
         return chosen
 
     return parse
+
+
+def _checkout(text: str) -> Path:
+    path = Path(text).resolve()
+    if not (path / ".venv" / "bin" / "python").exists():
+        raise argparse.ArgumentTypeError(f"{path} has no .venv; run make build there")
+    return path
 
 
 def _positive(text: str) -> int:

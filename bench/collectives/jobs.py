@@ -33,6 +33,7 @@ class Job:
         idle_seconds: Length of the idle row.
         timeout_s: The job is killed after this.
         variables: Added to the environment of the ranks, for experiments.
+        checkout: Whose aiacc is measured, in its virtual environment.
     """
 
     engine: str
@@ -42,6 +43,13 @@ class Job:
     idle_seconds: float
     timeout_s: float
     variables: dict[str, str]
+    checkout: Path = ROOT
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of its ranks."""
+        here = self.checkout == ROOT
+        return Path(sys.executable) if here else self.checkout / ".venv" / "bin" / "python"
 
 
 class JobError(RuntimeError):
@@ -56,12 +64,14 @@ def run(job: Job) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
         out = Path(folder)
+        # The ranks run in this folder: the benchmark is this one, aiacc the one of the checkout.
+        (out / "bench").symlink_to(ROOT / "bench")
         log = out / "log"
         processes = []
         with log.open("wb") as stream:
             try:
                 for command, environment in _commands(job, out):
-                    processes.append(_start(command, environment, stream))
+                    processes.append(_start(command, environment, out, stream))
                 _wait(processes, job, log)
             finally:
                 _end(processes)
@@ -72,9 +82,9 @@ def run(job: Job) -> list[dict[str, Any]]:
         return [json.loads(file.read_text()) for file in files]
 
 
-def mpirun() -> Path:
+def mpirun(python: Path) -> Path:
     """The launcher that the mpich wheel puts beside the interpreter."""
-    found = Path(sys.executable).parent / "mpirun"
+    found = python.parent / "mpirun"
     if not found.exists():
         raise JobError(f"{found} does not exist; install the wheel: pip install 'aiacc[mpi]'")
     return found
@@ -86,13 +96,13 @@ def _commands(job: Job, out: Path) -> list[tuple[list[str], dict[str, str]]]:
         name: value for name, value in os.environ.items() if not name.startswith(_PREFIXES)
     }
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **job.variables}
-    worker = [sys.executable, "-m", "bench.collectives.worker", "--engine", job.engine]
+    worker = [str(job.python), "-m", "bench.collectives.worker", "--engine", job.engine]
     worker += ["--rows", ",".join(job.rows), "--size", str(job.ranks)]
     worker += ["--iterations", str(job.iterations), "--idle-seconds", str(job.idle_seconds)]
     worker += ["--timeout", str(job.timeout_s), "--out", str(out)]
     if job.engine == "mpi":
         environment["AIACC_ENGINE"] = "mpi"
-        return [([str(mpirun()), "-np", str(job.ranks), *worker], environment)]
+        return [([str(mpirun(job.python)), "-np", str(job.ranks), *worker], environment)]
     if job.engine != "none":
         environment |= {
             "AIACC_ENGINE": job.engine,
@@ -105,11 +115,13 @@ def _commands(job: Job, out: Path) -> list[tuple[list[str], dict[str, str]]]:
     ]
 
 
-def _start(command: list[str], environment: dict[str, str], stream: Any) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], environment: dict[str, str], folder: Path, stream: Any
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         env=environment,
-        cwd=ROOT,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=stream,
         stderr=subprocess.STDOUT,

@@ -1,11 +1,14 @@
 """The pure parts of the benchmarks: shapes, statistics and the generated tables."""
 
 import json
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bench import report
-from bench.collectives import measure
+from bench.collectives import jobs, measure
 from bench.collectives.rows import BARS, CONTENDERS, ROWS, row_of
 from bench.shapes import elements, resnet50
 
@@ -100,6 +103,21 @@ def test_the_summary_judges_the_ratio(ours, verdict):
     assert f"{ours / 100:.2f}x" in line
     assert line.endswith(verdict)
     assert "exchanged 0 rounds" in table
+
+
+def test_another_checkout_is_compared_without_the_peers():
+    both = _report(30.0, 100.0)
+    other = _report(20.0, 100.0)
+    both["against"] = {"commit": "fedcba98765", "results": other["results"]}
+    line = next(line for line in report.against(both).splitlines() if "| mpi |" in line)
+    assert line.endswith("| 20.0 ms (40.0 ms) | 30.0 ms (60.0 ms) | 1.50x (1.50-1.50) |")
+    assert report.against(both).count("| mpi |") == 1
+
+
+def test_a_checkout_runs_in_its_own_environment(tmp_path):
+    job = jobs.Job("tcp", ["submit"], 2, 1, 1.0, 1.0, {}, checkout=tmp_path)
+    assert job.python == tmp_path / ".venv" / "bin" / "python"
+    assert replace(job, checkout=jobs.ROOT).python == Path(sys.executable)
 
 
 def test_the_table_replaces_what_is_between_the_markers():
