@@ -5,7 +5,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,80 +22,6 @@ namespace {
 
 void join(Bytes& mine, const Bytes& theirs, const RankBlock&) {
   mine.insert(mine.end(), theirs.begin(), theirs.end());
-}
-
-/// What a partner says by then is of its block, and of no rank that has been heard already.
-TEST(DoublingPlan, TheBlocksOfAllStagesAreAllRanksOnce) {
-  for (int size = 1; size <= 40; ++size) {
-    for (int rank = 0; rank < size; ++rank) {
-      const DoublingPlan plan = DoublingPlan::of(rank, size);
-      ASSERT_EQ(plan.stages.size(), plan.blocks.size());
-      if (plan.proxy >= 0) {
-        continue;
-      }
-      for (int other = 0; other < size; ++other) {
-        int times = other == rank || other == plan.extra ? 1 : 0;
-        for (std::size_t k = 0; k < plan.blocks.size(); ++k) {
-          times += plan.blocks[k].has(other, other) ? 1 : 0;
-          EXPECT_TRUE(plan.blocks[k].has(plan.stages[k], plan.stages[k]));
-          EXPECT_FALSE(plan.blocks[k].has(0, size - 1));
-        }
-        EXPECT_EQ(1, times) << other << " for " << rank << " of " << size;
-      }
-    }
-  }
-}
-
-TEST(DoublingPlan, PartnersMeetInTheSameStage) {
-  for (int size = 1; size <= 40; ++size) {
-    for (int rank = 0; rank < size; ++rank) {
-      const DoublingPlan mine = DoublingPlan::of(rank, size);
-      for (std::size_t stage = 0; stage < mine.stages.size(); ++stage) {
-        const int partner = mine.stages[stage];
-        ASSERT_TRUE(partner >= 0 && partner < size);
-        EXPECT_EQ(DoublingPlan::of(partner, size).stages[stage], rank);
-      }
-      if (mine.proxy >= 0) {
-        EXPECT_TRUE(mine.stages.empty());
-        EXPECT_EQ(DoublingPlan::of(mine.proxy, size).extra, rank);
-      }
-      if (mine.extra >= 0) {
-        EXPECT_EQ(DoublingPlan::of(mine.extra, size).proxy, rank);
-      }
-    }
-  }
-}
-
-TEST(DoublingPlan, EverySharesReachesEveryRank) {
-  for (int size = 1; size <= 40; ++size) {
-    std::vector<std::set<int>> known(static_cast<std::size_t>(size));
-    const auto of = [&](int rank) -> std::set<int>& {
-      return known[static_cast<std::size_t>(rank)];
-    };
-    std::size_t stages = 0;
-    for (int rank = 0; rank < size; ++rank) {
-      const DoublingPlan plan = DoublingPlan::of(rank, size);
-      of(rank).insert(rank);
-      if (plan.extra >= 0) {
-        of(rank).insert(plan.extra);
-      }
-      stages = std::max(stages, plan.stages.size());
-    }
-    for (std::size_t stage = 0; stage < stages; ++stage) {
-      const auto before = known;
-      for (int rank = 0; rank < size; ++rank) {
-        const DoublingPlan plan = DoublingPlan::of(rank, size);
-        if (stage < plan.stages.size()) {
-          const auto& theirs = before[static_cast<std::size_t>(plan.stages[stage])];
-          of(rank).insert(theirs.begin(), theirs.end());
-        }
-      }
-    }
-    for (int rank = 0; rank < size; ++rank) {
-      const int proxy = DoublingPlan::of(rank, size).proxy;
-      EXPECT_EQ(of(proxy >= 0 ? proxy : rank).size(), static_cast<std::size_t>(size));
-    }
-  }
 }
 
 /// Longer than any test takes, on a busy machine and with a sanitizer too: nobody is asked whether
@@ -469,113 +394,6 @@ TEST(TcpPlaneFuzz, DamagedStreamsEndInAnErrorThatNamesTheRank) {
         });
   }
 }
-
-/// Rank `size - 1` misbehaves after one good round; all others must name it.
-struct Misdeed {
-  const char* name;
-  std::function<void(std::vector<RawPeer>&)> commit;
-  const char* text;
-};
-
-void PrintTo(const Misdeed& misdeed, std::ostream* out) { *out << misdeed.name; }
-
-class TcpPlaneFailureTest : public testing::TestWithParam<std::tuple<int, Misdeed>> {};
-
-void to_all(std::vector<RawPeer>& peers, const Bytes& bytes) {
-  for (RawPeer& peer : peers) {
-    peer.send(bytes);
-  }
-}
-
-Bytes frame_bytes(const Frame& frame) {
-  Bytes bytes;
-  encode_frame(frame, bytes);
-  return bytes;
-}
-
-std::vector<Misdeed> misdeeds() {
-  return {
-      {"Closes",
-       [](std::vector<RawPeer>& peers) {
-         for (RawPeer& peer : peers) {
-           peer.close();
-         }
-       },
-       "the connection"},
-      {"SendsGarbage",
-       [](std::vector<RawPeer>& peers) { to_all(peers, Bytes(100, 0x47)); },
-       "not aiacc's protocol"},
-      {"SendsAnAbsurdLength",
-       [](std::vector<RawPeer>& peers) {
-         Bytes bytes = frame_bytes({FrameType::kRound, 0, 0, {}});
-         bytes[3] = 0xff;
-         to_all(peers, bytes);
-       },
-       "a message of 4278190080 bytes (expected at most 67108864)"},
-      {"StartsAnotherRound",
-       [](std::vector<RawPeer>& peers) {
-         to_all(peers, frame_bytes({FrameType::kRound, 0, 77, {}}));
-       },
-       "got round 77"},
-      {"IsInAnotherStage",
-       [](std::vector<RawPeer>& peers) {
-         to_all(peers, frame_bytes({FrameType::kRound, 99, 0, {}}));
-       },
-       "stage 99"},
-      {"IsSilent", [](std::vector<RawPeer>&) {}, "has not answered within"},
-      {"SaysWhy",
-       [](std::vector<RawPeer>& peers) {
-         const Status status(Code::kEngine, "[test] rank of the raw end is broken");
-         to_all(peers, frame_bytes({FrameType::kAbort, 0, 0, encode_status(status)}));
-       },
-       "is broken"},
-  };
-}
-
-TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
-  configure_log(LogLevel::kFatal, -1);
-  const auto& [size, misdeed] = GetParam();
-  const int culprit = size - 1;
-  const std::string name = "rank " + std::to_string(culprit);
-  TcpWorld world(size);
-  run_as_ranks(size, [&, size = size, &misdeed = misdeed](int rank, RankThreads& rank_threads) {
-    if (rank == culprit) {
-      const DoublingPlan plan = DoublingPlan::of(rank, size);
-      std::vector<int> partners = plan.stages;
-      if (plan.proxy >= 0) {
-        partners.push_back(plan.proxy);
-      }
-      std::vector<RawPeer> peers = raw_peers(world.connector(rank), partners);
-      misdeed.commit(peers);
-      if (std::string(misdeed.name) != "Closes") {
-        for (RawPeer& peer : peers) {
-          peer.await_close();
-        }
-      }
-      return;
-    }
-    TcpPlane plane(world.connector(rank), 0.4, 50);
-    const auto guard =
-        rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
-    Bytes message = {0};
-    const Status status = status_of([&] { plane.all_reduce(message, join); });
-    plane.abort(status);  // as the coordinator does
-    EXPECT_FALSE(status.ok());
-    EXPECT_NE(status.message().find(misdeed.text), std::string::npos) << status.message();
-    if (std::string(misdeed.name) != "SaysWhy") {
-      EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
-    }
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Misdeeds,
-                         TcpPlaneFailureTest,
-                         testing::Combine(testing::Values(2, 3, 4, 5, 8),
-                                          testing::ValuesIn(misdeeds())),
-                         [](const auto& test) {
-                           return std::get<1>(test.param).name +
-                                  std::to_string(std::get<0>(test.param));
-                         });
 
 }  // namespace
 }  // namespace aiacc

@@ -1,0 +1,150 @@
+#include "csrc/control/tcp/control_connection.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "csrc/base/error.h"
+
+namespace aiacc {
+namespace {
+
+/// Frames of rounds that a rank can have sent before this one has taken any: a few of this round
+/// and of the next.
+constexpr std::size_t kMostRounds = 16;
+
+/// In looks. A peer is asked after so much silence, and lost so long after that; the rest of the
+/// time limit is for looks that come late.
+constexpr int kSilentLooks = 2;
+constexpr int kPatientLooks = 26;
+
+std::string seconds_text(std::chrono::nanoseconds duration) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+bool is_of_a_round(const Frame& frame) {
+  return frame.type == FrameType::kRound || frame.type == FrameType::kJoin;
+}
+
+}  // namespace
+
+ControlConnection::ControlConnection(int peer, Socket connected)
+    : rank_(peer),
+      name_("rank " + std::to_string(peer)),
+      socket_(std::move(connected)),
+      decoder_(name_) {}
+
+std::size_t ControlConnection::put(const Frame& frame) {
+  const std::size_t before = outbox_.size();
+  encode_frame(frame, outbox_);
+  return outbox_.size() - before;
+}
+
+bool ControlConnection::send_some() {
+  if (!flushed()) {
+    const std::size_t sent = socket_.send_some(outbox_.data() + out_, outbox_.size() - out_, name_);
+    out_ += sent;
+    taken_ += sent;
+  }
+  return flushed();
+}
+
+void ControlConnection::clear_outbox() noexcept {
+  outbox_.clear();
+  out_ = 0;
+}
+
+bool ControlConnection::receive_some(std::vector<std::uint8_t>& buffer) {
+  const std::size_t got = socket_.recv_some(buffer.data(), buffer.size(), name_);
+  if (got == 0) {
+    return false;
+  }
+  heard_ = Clock::now();
+  asked_ = {};
+  decoder_.feed(buffer.data(), got, arrived_);
+  return true;
+}
+
+bool ControlConnection::discard_some(std::vector<std::uint8_t>& buffer) {
+  return socket_.recv_some(buffer.data(), buffer.size(), name_) > 0;
+}
+
+bool ControlConnection::next_notice(Frame& notice) {
+  while (!arrived_.empty()) {
+    Frame& frame = arrived_.front();
+    const bool queued = is_of_a_round(frame);
+    if (queued && rounds_.size() == kMostRounds) {
+      throw Error(Code::kPeerLost,
+                  "[control] " + name_ + " sent " + std::to_string(kMostRounds + 1) +
+                      " rounds ahead (expected its share of this one and the next); the "
+                      "connection cannot be trusted");
+    }
+    std::swap(queued ? rounds_.push() : notice, frame);
+    arrived_.pop();
+    if (!queued) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ControlConnection::has_round(std::uint32_t round) const {
+  return !rounds_.empty() && rounds_.front().round == round;
+}
+
+bool ControlConnection::take_round(std::uint32_t round, std::uint8_t stage, Bytes& payload) {
+  while (!rounds_.empty() && rounds_.front().type == FrameType::kJoin &&
+         rounds_.front().round <= round) {
+    rounds_.pop();
+  }
+  if (rounds_.empty()) {
+    return false;
+  }
+  Frame& frame = rounds_.front();
+  if (frame.type != FrameType::kRound || frame.round != round || frame.stage != stage) {
+    throw Error(Code::kInternal,
+                "[control] expected round " + std::to_string(round) + " stage " +
+                    std::to_string(stage) + " from " + name_ + ", got round " +
+                    std::to_string(frame.round) + " stage " + std::to_string(frame.stage));
+  }
+  payload.swap(frame.payload);
+  rounds_.pop();
+  return true;
+}
+
+bool ControlConnection::ping_due(Clock::time_point now,
+                                 bool absent,
+                                 std::chrono::nanoseconds timeout) {
+  const auto look = timeout / kLooksPerTimeout;
+  if (absent) {
+    asked_ = {};
+  }
+  if (asked_ == Clock::time_point{}) {
+    const bool due = now - heard_ >= kSilentLooks * look;
+    asked_ = due ? now : asked_;
+    return due;
+  }
+  if (moves_bytes()) {
+    asked_ = now;
+  }
+  if (now - asked_ >= kPatientLooks * look) {
+    throw Error(Code::kPeerLost,
+                "[control] " + name_ + " has not answered within " + seconds_text(timeout) +
+                    " s (AIACC_PEER_TIMEOUT_S): it is frozen or its link is down");
+  }
+  return false;
+}
+
+/// Whether bytes that are before the question have arrived there since the last look: the answer
+/// cannot come sooner than they do.
+bool ControlConnection::moves_bytes() {
+  const std::uint64_t on_the_way = socket_.unacknowledged();
+  const std::uint64_t there = taken_ - std::min(taken_, on_the_way);
+  const bool moved = there != arrived_there_;
+  arrived_there_ = there;
+  return moved && (on_the_way > 0 || !flushed());
+}
+
+}  // namespace aiacc
