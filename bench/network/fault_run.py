@@ -23,7 +23,7 @@ from bench.network.plan import Spec
 
 #: Seconds between looks at the clock.
 _LOOK_S = 0.25
-#: A driver that did not get to run for so long was late with its events.
+#: A bench that did not get to run for so long was late with its events.
 _ABSENT_S = 1.0
 #: For the stacks of ranks that hang.
 _STACKS_S = 1.0
@@ -38,7 +38,7 @@ class Outcome:
         struck: Whether the fault began while all ranks were at work: before any came to its last
             collective, after which nobody needs the others.
         seconds: From the start of the first rank to the end of the last.
-        absent_s: The longest time that the driver itself did not get to run.
+        absent_s: The longest time that the bench itself did not get to run.
         left: Processes that were still in the hosts when all ranks had ended.
         packets: What the relay carried, and what it lost of it.
     """
@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the driver was held up, so that faults lasted longer than they should."""
+        """Whether the bench was held up, so that faults lasted longer than they should."""
         return self.absent_s > _ABSENT_S
 
 

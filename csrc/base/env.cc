@@ -116,7 +116,7 @@ const std::vector<Variable>& table() {
          "File for a Chrome trace of rank 0's communication, written from the start. The other ranks write files "
          "beside it: t.rank3.json for t.json; {rank} in the name says where the number goes instead."),
     {"TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", &Config::timeline_mark_cycles, "false", 0, 0, "",
-     "Mark every round of agreement in the timeline."},
+     "Mark every negotiation round in the timeline."},
     {"STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS", &Config::stall_warn_s, "60", 0, 1e6, "",
      "Seconds after which a tensor that some rank has not submitted is reported; 0: never. "
      "HOROVOD_STALL_CHECK_DISABLE=1 means 0."},

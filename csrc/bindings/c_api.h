@@ -8,8 +8,8 @@
  * name. A process can have one runtime; a second copy of the library, loaded from another path,
  * refuses.
  *
- * Threads: any function from any thread, unless it says otherwise. Nothing throws. In a child of fork
- * the parent's runtime answers questions, and refuses to communicate.
+ * Threads: any function from any thread, unless it says otherwise. Nothing throws. In a child of
+ * fork the parent's runtime answers questions, and refuses to communicate.
  *
  * Errors: a function that can fail returns a code, 0 (AIACC_OK) for success. The text belongs to
  * the calling thread: see aiacc_last_error. Nothing of an error is to be freed.

@@ -79,8 +79,8 @@ class ControlPlane {
   /// Makes one `wait` return at `deadline`; a later deadline replaces nothing. Any thread.
   virtual void wake_at(Clock::time_point deadline) noexcept = 0;
 
-  /// While claimed, arriving messages do not end `wait`, only `wait_claimed`, `wake` and the end of
-  /// the grace period do: so a thread that returns soon does not race the one in `wait`.
+  /// While claimed, messages end only `wait_claimed`; `wait` ends on `wake` and when the grace
+  /// period expires, so that it does not race a caller that is about to return.
   virtual void claim() = 0;
   virtual void unclaim() noexcept = 0;
   /// Starts the grace period: unless `claim` is called again, `wait` returns after `grace`.

@@ -83,7 +83,7 @@ Coordinator::Coordinator(ControlPlane& plane,
   background_ = std::thread([this] { background(); });
 }
 
-/// What submitters need of the parameters of an epoch.
+/// What submitting threads need of the parameters of an epoch.
 void Coordinator::publish(const Parameters& parameters) {
   unit_bytes_.store(parameters.unit_bytes, std::memory_order_relaxed);
   lanes_.store(parameters.lanes, std::memory_order_relaxed);

@@ -154,7 +154,7 @@ class Coordinator {
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_callers_{0};
   std::atomic<Clock::time_point> claim_expiry_{};  ///< until then rounds are left to callers
-  std::atomic<std::uint64_t> unit_bytes_{0};       ///< of the current epoch, for submitters
+  std::atomic<std::uint64_t> unit_bytes_{0};       ///< of the current epoch, for submitting threads
   std::atomic<std::uint32_t> lanes_{0};            ///< of the current epoch
   std::atomic<double> gpu_byte_weight_{1.0};       ///< Operation::byte_weight of tensors on GPUs
 

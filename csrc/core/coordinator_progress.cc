@@ -26,7 +26,8 @@ constexpr std::chrono::milliseconds kDrain{1000};
 /// The same for what is queued on a GPU, where much may be before it.
 constexpr std::chrono::seconds kDrainGpu{5};
 
-/// How long the GPU may take to leave what was aborted. Work of the framework may be before it.
+/// How long the GPU may take to abandon aborted work; kernels of the framework may be queued before
+/// it.
 constexpr std::chrono::seconds kAbortGpu{2};
 
 }  // namespace
@@ -134,7 +135,7 @@ bool Coordinator::want_round() {
     return true;
   }
   if (!table_.has_queued()) {
-    // A flush of nothing is over, unless somebody has submitted just now and meant that.
+    // An empty flush is complete, unless a submission that it was meant for has just arrived.
     const bool flushed = flush_.exchange(false);
     if (flushed || !table_.has_queued()) {
       return table_.has_queued();

@@ -101,7 +101,7 @@ class DeviceEngine {
                           const PerRank& recv_bytes) = 0;
 
   /// An engine of the same kind, with as many lanes, among some ranks only; they are renumbered by
-  /// their place in `members`, which is ascending and names this rank. `split_id` is a number that
+  /// their index in `members`, which is ascending and names this rank. `split_id` is a number that
   /// no other split of this engine, or of one that came from it, has had. The new engine must end
   /// before this one; `abort` of this one does not reach it.
   virtual std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,

@@ -102,7 +102,7 @@ struct CopyKernel {
   void (*run_large)(const LargeCopyBatch& batch, std::uint32_t blocks);
 };
 
-/// All kernels; the numbers that choose_copy_kernel returns are places in it.
+/// All kernels; the numbers that choose_copy_kernel returns are indices into it.
 const std::vector<CopyKernel>& copy_kernels();
 
 /// The kernel for `job`. Where bytes need not be looked at, it is one that only moves them, in

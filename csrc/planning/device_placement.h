@@ -17,7 +17,7 @@ inline bool same_placement(const SharedPlacement& a, const SharedPlacement& b) {
   return a == b || (a != nullptr && b != nullptr && *a == *b);
 }
 
-/// The place in `known` of the first placement that serves `wanted`, or known.size(): `wanted` is
+/// The index in `known` of the first placement that serves `wanted`, or known.size(): `wanted` is
 /// new. Pure: equal on all members that have met the same placements in the same order.
 std::size_t find_placement(const std::vector<DevicePlacement>& known,
                            const DevicePlacement& wanted);

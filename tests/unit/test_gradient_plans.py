@@ -12,7 +12,7 @@ from aiacc.torch.reducer.plan import Gradient, by_size, checked, chosen, evenly,
 from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_memory
 
 
-def _gradients(*sizes, dtypes=None, places=None):
+def _gradients(*sizes, dtypes=None, device_keys=None):
     """Gradients a, b, c ... of so many float32, or of (dtype, bytes) instead."""
     return [
         Gradient(
@@ -20,7 +20,7 @@ def _gradients(*sizes, dtypes=None, places=None):
             size,
             (dtypes[number] if dtypes else ("float32", 4))[1],
             (dtypes[number] if dtypes else ("float32", 4))[0],
-            places[number] if places else 0,
+            device_keys[number] if device_keys else 0,
         )
         for number, size in enumerate(sizes)
     ]
@@ -53,7 +53,7 @@ def test_a_number_of_groups(groups, plan):
 
 
 def test_a_group_on_several_devices_is_one_for_each():
-    gradients = _gradients(1, 1, 1, 1, places=[0, 1, 0, 1])
+    gradients = _gradients(1, 1, 1, 1, device_keys=[0, 1, 0, 1])
     assert _plan(evenly(1), gradients) == [[0, 2], [1, 3]]
     assert _plan(evenly(2), gradients) == [[0], [1], [2], [3]]
 
@@ -71,7 +71,7 @@ def test_a_larger_one_is_alone():
 def test_types_are_not_mixed_and_buckets_come_in_the_order_of_completion():
     dtypes = [("float32", 4), ("bfloat16", 2), ("float32", 4)]
     assert _plan(by_size(1 << 20), _gradients(16, 16, 16, dtypes=dtypes)) == [[1], [0, 2]]
-    assert _plan(by_size(1 << 20), _gradients(1, 1, 1, places=[1, 0, 1])) == [[1], [0, 2]]
+    assert _plan(by_size(1 << 20), _gradients(1, 1, 1, device_keys=[1, 0, 1])) == [[1], [0, 2]]
 
 
 def test_empty_gradients_have_a_place():

@@ -77,7 +77,7 @@ class _Numbers:
         return number
 
     def reset(self) -> None:
-        """Count anew, as ranks do that come with this `init`."""
+        """Restart counting, as ranks do that join with this `init`."""
         self._known.clear()
         self._next = 0
 

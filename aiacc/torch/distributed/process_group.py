@@ -169,7 +169,7 @@ class ProcessGroup(_Base):
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any = None
     ) -> CollectiveWork:
-        """Reduce lists of inputs; every rank gets the one at its place."""
+        """Reduce lists of inputs; every rank gets the one at its index."""
         op = opts.reduceOp if opts else None
         steps = [
             reduce_scatter_into(

@@ -93,7 +93,7 @@ class Bucket:
         return handle, sent, gradients.adopting(self.members, encoded.decode)
 
     def start_again(self) -> InFlight | None:
-        """`start` in a fraction of its time, if only the address of a tensor has changed since."""
+        """The fast path of `start`, if only the address of a tensor has changed since."""
         start, device = self._again, self._device
         if start is None:
             return None

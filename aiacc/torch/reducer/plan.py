@@ -20,7 +20,7 @@ class Gradient(NamedTuple):
     elements: int
     element_bytes: int
     dtype: str
-    place: int  #: tells devices apart; no ordinal, for ranks may number theirs in another way
+    device_key: int  #: tells devices apart; no ordinal, for ranks may number theirs in another way
 
 
 #: Buckets in the order in which they get complete: positions in the gradients that were given. A
@@ -91,16 +91,16 @@ def _named(groups: Sequence[Sequence[str]], gradients: Sequence[Gradient]) -> Pl
 
 
 def _split(groups: int, gradients: Sequence[Gradient]) -> Plan:
-    places = [gradient.place for gradient in gradients]
+    keys = [gradient.device_key for gradient in gradients]
     runs = split_evenly(range(len(gradients)), groups)
-    return [part for run in runs for part in divided(run, places)]
+    return [part for run in runs for part in divided(run, keys)]
 
 
 def _packed(bucket_bytes: int, gradients: Sequence[Gradient]) -> Plan:
     done: list[list[int]] = []
     filling: dict[Hashable, tuple[list[int], int]] = {}
     for position, gradient in enumerate(gradients):
-        kind = gradient.dtype, gradient.place
+        kind = gradient.dtype, gradient.device_key
         size = gradient.elements * gradient.element_bytes
         bucket, filled = filling.get(kind, ([], 0))
         if bucket and filled + size > bucket_bytes:
@@ -120,17 +120,17 @@ def padded(size: int) -> int:
     return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def numbered(places: Mapping[str, Hashable]) -> dict[str, int]:
-    """A number for the place of every name: equal on ranks that have divided the names alike."""
+def numbered(keys: Mapping[str, Hashable]) -> dict[str, int]:
+    """A number for the value of every name: equal on ranks that have divided the names alike."""
     numbers: dict[Hashable, int] = {}
-    return {name: numbers.setdefault(places[name], len(numbers)) for name in sorted(places)}
+    return {name: numbers.setdefault(keys[name], len(numbers)) for name in sorted(keys)}
 
 
-def divided(group: Sequence[int], places: Sequence[Hashable]) -> list[list[int]]:
-    """``group`` in parts whose members have the same of ``places``, in order of appearance."""
+def divided(group: Sequence[int], keys: Sequence[Hashable]) -> list[list[int]]:
+    """``group`` in parts whose members have equal ``keys``, in order of appearance."""
     parts: dict[Hashable, list[int]] = {}
     for index in group:
-        parts.setdefault(places[index], []).append(index)
+        parts.setdefault(keys[index], []).append(index)
     return list(parts.values())
 
 

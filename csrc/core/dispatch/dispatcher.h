@@ -40,8 +40,8 @@ namespace aiacc {
 class Dispatcher {
  public:
   /// `engine`: that of all ranks for host memory. `finite`, what looks at inputs, or null.
-  /// `on_failure` is called by the thread that failed a unit, after `failure` has it. All but that
-  /// outlive this.
+  /// `on_failure` is called by the thread that failed a unit, after `failure` has it. All
+  /// references outlive this.
   Dispatcher(Engine& engine,
              CommunicatorTable& communicators,
              DeviceExecutor& gpus,

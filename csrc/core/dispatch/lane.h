@@ -12,7 +12,7 @@
 
 #include "csrc/base/recycling_queue.h"
 #include "csrc/base/socket.h"
-#include "csrc/core/execution/unit.h"
+#include "csrc/core/execution/host_unit.h"
 
 namespace aiacc {
 

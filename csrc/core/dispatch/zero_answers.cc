@@ -6,11 +6,11 @@
 
 namespace aiacc {
 
-Operation* ZeroAnswers::add(const Response& agreement) {
-  const Request& request = *agreement.zeros;
+Operation* ZeroAnswers::add(const Response& response) {
+  const Request& request = *response.zeros;
   auto operation = std::make_unique<Operation>();
   operation->request = request;
-  operation->devices = agreement.devices;
+  operation->devices = response.devices;
   operation->more.resize(request.more.size());
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     TensorBuffers& buffers = operation->tensor(i);

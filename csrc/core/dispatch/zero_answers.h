@@ -15,7 +15,7 @@ namespace aiacc {
 class ZeroAnswers {
  public:
   /// One that gives zeros and whose result is dropped; null if it is empty.
-  Operation* add(const Response& agreement);
+  Operation* add(const Response& response);
   /// It is over.
   void remove(Operation* operation);
 

@@ -15,7 +15,7 @@ namespace aiacc {
 struct Communicator {
   std::uint32_t id = 0;
   std::vector<int> ranks;         ///< global ranks, ascending
-  int rank = 0;                   ///< place of this rank among them; -1: it is no member
+  int rank = 0;                   ///< index of this rank among them; -1: it is no member
   Engine* engine = nullptr;       ///< null unless this rank is a member and the set is usable
   std::unique_ptr<Engine> owned;  ///< behind `engine`, except that of all ranks
   std::unique_ptr<DeviceEngine> owned_gpu;

@@ -6,7 +6,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/socket.h"
-#include "csrc/core/execution/unit.h"
+#include "csrc/core/execution/host_unit.h"
 #include "csrc/cuda/device.h"
 
 namespace aiacc {

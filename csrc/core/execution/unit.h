@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -37,28 +36,5 @@ struct Unit {
   /// The members' GPUs. All tensors of a unit have the same; null in host memory.
   const SharedPlacement& devices() const { return pieces.front().operation->devices; }
 };
-
-/// Reusable, growing scratch memory of one lane, aligned for vector instructions.
-class PackBuffer {
- public:
-  std::byte* reserve(std::size_t bytes);
-
- private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
-  std::unique_ptr<std::byte, Free> memory_;
-  std::size_t capacity_ = 0;
-};
-
-/// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes
-/// `scale` divide, which is exact; for integers other factors are rounded up slightly, so that
-/// whole results survive truncation.
-double average_factor(DataType dtype, int size, double postscale);
-
-/// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack.
-/// A single slice is worked on in place, without the pack buffer. Blocks; throws what the engine
-/// throws. Buffers of the operations are written only while this runs.
-void execute_unit(const Unit& unit, int lane, PackBuffer& buffer);
 
 }  // namespace aiacc

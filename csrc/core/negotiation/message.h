@@ -24,7 +24,7 @@ struct LaneReport {
   std::uint64_t order = 0;  ///< of the plan that made it, counted by all ranks alike
   std::uint64_t unit = 0;   ///< its number in the process set
   bool stuck = false;       ///< it has waited for others for the limit, with nothing that moved
-  /// For whom, if it is stuck: so many places behind the sender in the process set, where the first
+  /// For whom, if it is stuck: so many ranks behind the sender in the process set, where the first
   /// follows the last; 0: for several, or it is not known.
   std::uint32_t ahead = 0;
   std::string tensors;  ///< in words, if it is stuck

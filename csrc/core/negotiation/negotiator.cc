@@ -199,7 +199,7 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
 }
 
 void Negotiator::take_requests(std::vector<SharedRequest>& requests, RoundOutcome& outcome) {
-  // As if each rank's came in turn: what counts is when the last of them came.
+  // In the order in which ranks would be heard in turn: a request counts with its last sender.
   std::sort(requests.begin(), requests.end(), [](const auto& a, const auto& b) {
     return std::make_pair(a.senders->last(), a.position) <
            std::make_pair(b.senders->last(), b.position);

@@ -93,10 +93,10 @@ class Negotiator {
   const Parameters& parameters() const { return parameters_; }
   const ProcessSetTable& process_sets() const { return sets_; }
 
-  /// This rank's share of the next round. `state`: flags that tell what this rank is doing.
-  /// Without kFlagMoving: whatever it may still submit, it needs something with an automatic name
-  /// first that is not ready. Without kFlagOpen: the same with any name, and for a while. When no
-  /// rank sets the flag, that fails: all automatic names, or names that nearly fit (near_miss.h).
+  /// This rank's share of the next round. `state`: what this rank is doing. Without kFlagMoving it
+  /// cannot submit anything until an operation with an automatic name is ready; without kFlagOpen
+  /// the same holds for any name, and has for a while. What no rank sets the flag for fails:
+  /// automatic names, or names that nearly fit (near_miss.h).
   void contribute(Bytes& out, std::uint32_t state = kFlagMoving | kFlagOpen);
 
   /// Takes the combined message of a round that `contribute` was made for. The outcome is kept

@@ -9,7 +9,7 @@
 
 namespace aiacc {
 
-/// Nothing about requests is used before this: sizes of memory follow from them.
+/// Runs before anything else that reads requests: sizes of memory follow from them.
 void Negotiator::check_requests(const RoundMessage& message) const {
   const auto size = static_cast<int>(sets_.members(0)->size());
   for (const SharedRequest& shared : message.requests) {

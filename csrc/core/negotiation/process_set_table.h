@@ -25,7 +25,7 @@ class ProcessSetTable {
   std::size_t size() const { return sets_.size(); }
   /// Null for an unknown set.
   const std::vector<int>* members(std::uint32_t id) const;
-  /// Place of `rank` among the members; -1 for a rank outside and for an unknown set.
+  /// Index of `rank` among the members; -1 for a rank outside and for an unknown set.
   int index_of(std::uint32_t id, int rank) const;
   /// The set of exactly these ranks, ascending.
   std::optional<std::uint32_t> find(const std::vector<int>& ranks) const;
@@ -35,7 +35,7 @@ class ProcessSetTable {
   std::uint32_t next_ = 1;
 };
 
-/// Place of `rank` in the ascending list `ranks`; -1 if it is not there.
+/// Index of `rank` in the ascending list `ranks`; -1 if it is not there.
 int index_in(const std::vector<int>& ranks, int rank);
 
 }  // namespace aiacc

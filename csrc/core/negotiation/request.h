@@ -79,7 +79,7 @@ struct Request : TensorSpec {
 /// Of scales: equal, or both NaN.
 bool same_factor(double a, double b);
 
-/// Same operation in every respect on which ranks agree: a cached agreement may be used again. Of
+/// Same operation in every respect on which ranks agree: a cached response can be reused. Of
 /// the device that is its kind.
 bool same_signature(const Request& a, const Request& b);
 

@@ -16,8 +16,8 @@ inline constexpr std::uint64_t kMostDevices = 1 << 16;
 /// Of Request::numbers.
 inline constexpr std::size_t kMostNumbers = std::size_t{1} << 16;
 
-/// What in a request may be another thing on every rank though nothing is wrong. Without it the
-/// requests of all ranks for one tensor are equal, and travel as one.
+/// Fields of a request that may legitimately differ between ranks. Without them the requests of all
+/// ranks for a tensor are equal, and travel as one.
 struct OwnPart {
   std::int32_t device = -1;  ///< Request::device
   /// The first extent of every tensor of an all-gather; that of an all-to-all, then its splits.

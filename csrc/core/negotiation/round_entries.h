@@ -66,8 +66,8 @@ std::size_t cost_of(std::string_view key, const Senders& senders);
 ///
 /// Sorted by key and without repetition, so that each union has one form. What is beyond
 /// kRoundBudget is cut off, from the same key on whatever the order in which shares are folded: a
-/// part of the union is never cut before the place where all of it would be. Whoever said it says
-/// it again in the next round. Views belong to the bytes or strings that it was made of.
+/// partial union is never cut at a lower key than the whole one. The sender repeats what was cut in
+/// the next round. Views belong to the bytes or strings that it was made of.
 struct RoundEntries {
   std::vector<Senders> senders;
   std::vector<Entry> entries;

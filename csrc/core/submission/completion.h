@@ -6,7 +6,7 @@ namespace aiacc {
 
 struct Operation;
 
-/// What a front-end gives along that does not only wait for a handle. Owned by its operation.
+/// Callbacks of a front-end that does not just wait for a handle. Owned by its operation.
 class Completion {
  public:
   /// `told`: whether `done` is called, and the handle belongs to the table; else whoever submitted
@@ -23,8 +23,9 @@ class Completion {
   /// thread that is about to move its bytes; not for an operation without bytes.
   virtual void* allocate(Operation& operation, std::size_t index) noexcept = 0;
 
-  /// The operation is over, well or badly; it lives until this returns. Once, in the thread that
-  /// found out, which may be the progress thread and then holds its mutex: must not block.
+  /// Called once when the operation ends, well or badly, by the thread that completes it; the
+  /// operation lives until this returns. That may be the progress thread, which then holds its
+  /// mutex: must not block.
   virtual void done(Operation& operation) noexcept = 0;
 
  private:

@@ -96,7 +96,7 @@ std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<
   const int rank = context.rank;
   std::unique_ptr<DeviceEngine> flat = std::move(nccl);
   std::unique_ptr<DeviceEngine> near;
-  if (host_lanes && HostLayout(context.host_of).hosts() > 1) {
+  if (host_lanes && HostTopology(context.host_of).hosts() > 1) {
     near = std::move(flat);
     context.split_id = kFirstSplitId;
     flat = std::make_unique<HostStagedEngine>(

@@ -17,14 +17,13 @@ namespace aiacc {
 ///
 /// An all-reduce is a reduce-scatter inside the host, an all-reduce of each share between the
 /// hosts, and an all-gather inside: a host's network carries every byte as often as with one rank
-/// per host. Hosts may have different numbers of ranks: those beyond the columns of HostLayout own
-/// no share. A broadcast goes through the root's host, between hosts in shares, and is gathered
+/// per host. Hosts may have different numbers of ranks: those beyond the columns of HostTopology
+/// own no share. A broadcast goes through the root's host, between hosts in shares, and is gathered
 /// inside.
 ///
 /// The flat engine, among all ranks, does the rest:
-///  * all-gather, reduce-scatter and all-to-all: their bytes have to cross between hosts as often
-///  in
-///    any case, and would be carried inside the hosts besides;
+///  * all-gather, reduce-scatter and all-to-all: their bytes cross between hosts as often either
+///    way, and would be carried inside the hosts besides;
 ///  * the express lane: small buffers cost latency, and three steps cost more than one;
 ///  * everything, if there is only one host.
 ///
@@ -79,10 +78,9 @@ class Hierarchical : public Kind {
     Arithmetic reduction;
   };
   static constexpr int kSteps = 3;
-  /// Who does that step of it; null: nobody.
+  /// The engine that performs this step; null if this rank takes no part in it.
   Kind* server(int step, const AllReduce& call) const;
-  /// Does it, as `all_reduce` does all of them. Other calls on other lanes may come between two
-  /// steps.
+  /// Performs one step; `all_reduce` performs all. Calls on other lanes may come between two steps.
   void do_step(int step, const AllReduce& call);
 
   /// All engines that this consists of, the flat one first.
@@ -97,7 +95,7 @@ class Hierarchical : public Kind {
     std::vector<char> share;  ///< this rank's, while its place in the result is in use
   };
 
-  /// Numbers for `split` that one engine of a job takes: for itself, every host, every column.
+  /// Split ids that one engine of a job uses: for itself, every host, every column.
   struct SplitIds {
     std::uint32_t first;
     std::uint32_t count;  ///< enough for all ranks of the job
@@ -134,7 +132,7 @@ class Hierarchical : public Kind {
   std::size_t cut(std::size_t count, Scratch& scratch) const;
 
   const std::vector<int> host_of_;
-  const HostLayout layout_;
+  const HostTopology layout_;
   const int rank_;
   const SplitIds split_ids_;
   Cancellation cancellation_;

@@ -7,7 +7,7 @@
 
 namespace aiacc {
 
-HostLayout::HostLayout(const std::vector<int>& host_of) {
+HostTopology::HostTopology(const std::vector<int>& host_of) {
   AIACC_CHECK(!host_of.empty());
   std::map<int, int> numbers;
   for (std::size_t rank = 0; rank < host_of.size(); ++rank) {
@@ -27,7 +27,7 @@ HostLayout::HostLayout(const std::vector<int>& host_of) {
   columns_ = static_cast<int>(smallest->size());
 }
 
-std::vector<int> HostLayout::column(int number) const {
+std::vector<int> HostTopology::column(int number) const {
   AIACC_CHECK(number >= 0 && number < columns_);
   std::vector<int> ranks;
   ranks.reserve(ranks_on_.size());
@@ -38,7 +38,7 @@ std::vector<int> HostLayout::column(int number) const {
   return ranks;
 }
 
-int HostLayout::index_in_column(int number, int host) const {
+int HostTopology::index_in_column(int number, int host) const {
   const std::vector<int> ranks = column(number);
   const int rank = ranks_on(host)[static_cast<std::size_t>(number)];
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());

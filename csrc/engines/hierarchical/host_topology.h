@@ -8,17 +8,17 @@ namespace aiacc {
 ///
 /// As many ranks of every host as the smallest host has talk to other hosts: rank number c of a
 /// host to those with the same number, in *column* c. Pure: follows from `host_of` alone.
-class HostLayout {
+class HostTopology {
  public:
   /// `host_of[r]` is the host of rank r, any number that is equal for ranks of one host.
-  explicit HostLayout(const std::vector<int>& host_of);
+  explicit HostTopology(const std::vector<int>& host_of);
 
   int hosts() const { return static_cast<int>(ranks_on_.size()); }
   int columns() const { return columns_; }
 
   /// Hosts are renumbered in the order of their lowest ranks.
   int host(int rank) const { return host_[static_cast<std::size_t>(rank)]; }
-  /// Place of a rank among those of its host.
+  /// Index of a rank among those of its host.
   int local(int rank) const { return local_[static_cast<std::size_t>(rank)]; }
   /// The ranks of a host, ascending.
   const std::vector<int>& ranks_on(int host) const {
@@ -26,7 +26,7 @@ class HostLayout {
   }
   /// The ranks of a column, ascending: not in the order of hosts.
   std::vector<int> column(int number) const;
-  /// Place in `column(number)` of the rank that is on `host`.
+  /// Index in `column(number)` of the rank that is on `host`.
   int index_in_column(int number, int host) const;
 
  private:

@@ -96,7 +96,7 @@ class MpiCommunicator {
   void find_topology(const WaitCheck& interrupt);
   /// Collective: what `make` makes; `name` is MPI's for it.
   MpiHandle communicator_from(MakeCommunicator make, const char* name, const WaitCheck& interrupt);
-  /// Lets the lanes go on which not all ranks have made the same calls.
+  /// Drops lanes on which the ranks have made different numbers of calls.
   void drop_lanes(const std::vector<int>& state);
   /// Collective: more lanes, `count` in all.
   void add_lanes(std::size_t count, const WaitCheck& interrupt);

@@ -21,7 +21,7 @@ Viability mpi_viability();
 struct MpiIdentity {
   int rank = 0;
   int size = 1;
-  int nodes = 1;        ///< groups of ranks that share memory
+  int nodes = 1;        ///< sets of ranks that share memory
   std::string version;  ///< of the library, in its own words
 };
 

@@ -125,7 +125,7 @@ void NcclEngine::issue(int lane,
   settle(comm, call(comm, device_->stream(lane)), name);
 }
 
-/// Memory is registered by then: by `buffer`, whose engine has the group.
+/// Memory is registered already, by `buffer`.
 template <class Call>
 void NcclEngine::issue_in_group(int lane, const char* name, Call call) {
   NcclComm comm = lane_at(lane).comm;

@@ -11,8 +11,8 @@ namespace aiacc {
 ///
 /// A rank that does not read is no dead link: its kernel goes on answering, with a window of zero.
 /// Dead is a link on which, for the limit,
-///  * bytes stay unacknowledged, however often they are repeated, although there is room for them,
-///  or
+///  * bytes stay unacknowledged, however often they are sent again, although there is room for
+///    them; or
 ///  * nothing at all comes, however often the kernel asks.
 /// So the frozen and the busy are left to those who ask the rank itself: the control plane's pings.
 /// Pure; for one connection, of which it is shown the state now and then by whoever waits for it.

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/core/dispatch/planner_input.h"
+#include "csrc/core/execution/host_unit.h"
 #include "csrc/core/negotiation/negotiator.h"
 #include "csrc/core/negotiation/request_checks.h"
 #include "tests/cpp/support/touching_engine.h"
@@ -54,26 +55,26 @@ class LoneRank {
   /// What came of the round, as text by label: equal on all ranks that took part.
   std::map<std::string, std::string> apply(const Bytes& combined) {
     std::map<std::string, std::string> results;
-    for (const Response& agreement : negotiator_.apply(combined).ready) {
-      if (agreement.zeros != nullptr) {
+    for (const Response& response : negotiator_.apply(combined).ready) {
+      if (response.zeros != nullptr) {
         Operation zeros;
-        zeros.request = *agreement.zeros;
+        zeros.request = *response.zeros;
         zeros.more.resize(zeros.request.more.size());
-        move(zeros, agreement, true);
+        move(zeros, response, true);
         continue;
       }
-      const auto found = operations_.find(agreement.ticket);
+      const auto found = operations_.find(response.ticket);
       EXPECT_NE(found, operations_.end()) << "a ticket came back twice";
       const Request& request = found->second->request;
       results[label_of(request.process_set, request.name)] =
-          std::to_string(static_cast<int>(agreement.status.code())) + agreement.status.message();
-      if (agreement.status.ok() && request.kind == OpKind::kAddProcessSet) {
-        communicators_[static_cast<std::uint32_t>(agreement.value)] = {request.numbers.begin(),
-                                                                       request.numbers.end()};
-      } else if (agreement.status.ok()) {
-        move(*found->second, agreement, false);
+          std::to_string(static_cast<int>(response.status.code())) + response.status.message();
+      if (response.status.ok() && request.kind == OpKind::kAddProcessSet) {
+        communicators_[static_cast<std::uint32_t>(response.value)] = {request.numbers.begin(),
+                                                                      request.numbers.end()};
+      } else if (response.status.ok()) {
+        move(*found->second, response, false);
       }
-      memory_.erase(agreement.ticket);
+      memory_.erase(response.ticket);
       operations_.erase(found);
     }
     return results;
@@ -85,8 +86,8 @@ class LoneRank {
   static constexpr std::uint64_t kMostMoved = 1 << 20;
 
   /// As the dispatcher does.
-  void move(Operation& operation, const Response& agreement, bool allocate) {
-    take_response(operation, agreement);
+  void move(Operation& operation, const Response& response, bool allocate) {
+    take_response(operation, response);
     if (is_empty(operation) || operation.request.on_gpu()) {
       return;
     }

@@ -13,7 +13,7 @@
 namespace aiacc {
 
 struct DevicePathOptions {
-  /// For staging: the progress thread, which outlives all; asked for with the first tensor.
+  /// For staging: returns the CUDA driver, which outlives this; called with the first tensor.
   std::function<const CudaDriver&()> driver;
   int proposed = 0;         ///< for staging: the GPU of a rank that never had a tensor to tell one
   int lanes = 0;            ///< of the job's engine for host memory, the express lane included
@@ -53,8 +53,8 @@ class DevicePath {
   /// Error(kUnsupported) if the stream is being captured.
   void order_after(const Operation& operation, CudaStream stream);
 
-  /// Queues a copy of what an all-gather or all-to-all gave to `to`, device memory of as many
-  /// bytes, on `stream`, after the operation.
+  /// Queues on `stream`, after the operation, a copy of the result of an all-gather or all-to-all
+  /// to `to`, device memory of as many bytes.
   void copy_gathered(Operation& operation, std::size_t tensor, void* to, CudaStream stream);
 
   /// Whether units are known to be in flight on the GPU, or a finding about their inputs has yet to

@@ -26,8 +26,8 @@ struct DeviceResources {
   std::mutex copier_mutex;
   std::unique_ptr<BatchCopier> copier;
   std::unique_ptr<ReportPool> reports;  ///< null unless they look at inputs
-  /// Where the last unit is over that used a buffer of the engine, by its address. The launching
-  /// thread's.
+  /// By the address of a buffer of the engine: the mark after the last unit that used it. The
+  /// launching thread's.
   std::unordered_map<const void*, Mark> buffer_users;
 };
 

@@ -3,6 +3,8 @@
 #include <numeric>
 #include <utility>
 
+#include "csrc/core/execution/host_unit.h"
+
 namespace aiacc {
 namespace {
 

@@ -19,7 +19,7 @@ namespace aiacc {
 /// `unit.finite` the first kernel looks at the inputs, and copies where it would not be needed.
 ///
 /// The steps are called once each, in their order, by the launching thread, in a Device::Scope, and
-/// throw what engine and CUDA throw. Of a group of units, all take one step before any takes the
+/// throw what engine and CUDA throw. Of a launch group, all take one step before any takes the
 /// next; then no two of them may be on one lane. The arguments of the constructor outlive it.
 class DeviceUnit {
  public:

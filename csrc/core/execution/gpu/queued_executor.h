@@ -14,8 +14,8 @@
 
 namespace aiacc {
 
-/// Queues units on the streams of an engine for GPUs, those that are joined as one group: each is
-/// packed as it comes, all are issued by one call, then each is unpacked.
+/// Queues units on the streams of an engine for GPUs, those that are joined as one launch group:
+/// each is packed as it comes, all are issued by one call, then each is unpacked.
 class QueuedExecutor : public DeviceExecutor {
  public:
   /// `engine`, that of all ranks, and `units` outlive this. `lanes`: those of the plan, the express
@@ -60,7 +60,7 @@ class QueuedExecutor : public DeviceExecutor {
   UnitsOnGpu& units_;
   UsedGpus<DeviceResources> gpus_;
   // The launching thread's.
-  std::vector<std::unique_ptr<Started>> group_;  ///< the first ones are it, the others are spare
+  std::vector<std::unique_ptr<Started>> group_;  ///< the launch group, then spare ones
   std::size_t grouped_ = 0;
 };
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "csrc/core/execution/unit.h"
+#include "csrc/core/execution/host_unit.h"
 #include "csrc/cuda/driver.h"
 
 namespace aiacc {

@@ -41,7 +41,7 @@ class UnitsOnGpu {
   /// and that shall be an error, Error(kTimeout) if a unit takes longer than `stall_fail_s`. Does
   /// not wait.
   void look_after();
-  /// What was found in units that were not over when somebody looked last.
+  /// Collects the findings of units that have ended since the last look.
   void collect_rest() noexcept;
 
  private:

@@ -44,12 +44,12 @@ std::vector<Disagreement> disagreements() {
   };
 }
 
-TEST(Validate, EqualRequestsFit) {
+TEST(RequestMatching, EqualRequestsFit) {
   EXPECT_TRUE(validate({make_request("x")}).ok());
   EXPECT_TRUE(validate({make_request("x"), make_request("x"), make_request("x")}).ok());
 }
 
-TEST(Validate, ADisagreementNamesTensorRanksAndBothValues) {
+TEST(RequestMatching, ADisagreementNamesTensorRanksAndBothValues) {
   for (const Disagreement& disagreement : disagreements()) {
     for (std::size_t odd = 1; odd < 4; ++odd) {
       std::vector<Request> requests(4, make_request("conv1.weight", {2, 3}));
@@ -68,7 +68,7 @@ TEST(Validate, ADisagreementNamesTensorRanksAndBothValues) {
   }
 }
 
-TEST(Validate, ScalesThatDifferALittleAreToldApart) {
+TEST(RequestMatching, ScalesThatDifferALittleAreToldApart) {
   std::vector<Request> requests(2, make_request("x"));
   requests[0].prescale = 1.0 / 1024;
   requests[1].prescale = 1.0 / 1024 + 1e-9;
@@ -79,7 +79,7 @@ TEST(Validate, ScalesThatDifferALittleAreToldApart) {
             text.substr(second, text.find(';') - second));
 }
 
-TEST(Validate, NanIsTheSameFactorAsNan) {
+TEST(RequestMatching, NanIsTheSameFactorAsNan) {
   std::vector<Request> requests(2, make_request("x"));
   for (double Request::* factor : {&Request::prescale, &Request::postscale}) {
     requests[0].*factor = std::nan("");
@@ -91,7 +91,7 @@ TEST(Validate, NanIsTheSameFactorAsNan) {
   }
 }
 
-TEST(Validate, OnlyTheFirstDimensionOfAnAllgatherMayDiffer) {
+TEST(RequestMatching, OnlyTheFirstDimensionOfAnAllgatherMayDiffer) {
   std::vector<Request> requests(3, make_request("g", OpKind::kAllgather, {2, 3}));
   requests[1].shape = {0, 3};
   EXPECT_TRUE(validate(requests).ok());
@@ -103,7 +103,7 @@ TEST(Validate, OnlyTheFirstDimensionOfAnAllgatherMayDiffer) {
   EXPECT_EQ(validate(requests).code(), Code::kMismatch);
 }
 
-TEST(Validate, ADisagreementInAGroupNamesTheTensor) {
+TEST(RequestMatching, ADisagreementInAGroupNamesTheTensor) {
   std::vector<Request> requests(3, make_request("g", {2, 3}));
   for (Request& request : requests) {
     request.more = {{DataType::kInt8, {4}}, {DataType::kFloat64, {5}}};
@@ -118,7 +118,7 @@ TEST(Validate, ADisagreementInAGroupNamesTheTensor) {
   EXPECT_NE(validate(requests).message().find("dtype of tensor 1 int8"), std::string::npos);
 }
 
-TEST(Validate, SplitsAndFirstDimensionsOfAnAlltoallMayDiffer) {
+TEST(RequestMatching, SplitsAndFirstDimensionsOfAnAlltoallMayDiffer) {
   std::vector<Request> requests(2, make_request("a", OpKind::kAlltoall, {2, 3}));
   requests[0].numbers = {1, 1};
   requests[1].numbers = {0, 5};
@@ -128,7 +128,7 @@ TEST(Validate, SplitsAndFirstDimensionsOfAnAlltoallMayDiffer) {
   EXPECT_EQ(validate(requests).code(), Code::kMismatch);
 }
 
-TEST(Validate, RanksOfAProcessSetAreNamedByTheirNumbers) {
+TEST(RequestMatching, RanksOfAProcessSetAreNamedByTheirNumbers) {
   std::vector<Request> requests(2, make_request("x"));
   for (Request& request : requests) {
     request.process_set = 4;
@@ -140,14 +140,14 @@ TEST(Validate, RanksOfAProcessSetAreNamedByTheirNumbers) {
   }
 }
 
-TEST(Validate, GpusMayHaveDifferentNumbers) {
+TEST(RequestMatching, GpusMayHaveDifferentNumbers) {
   std::vector<Request> requests(2, make_request("x"));
   requests[0].device = 0;
   requests[1].device = 1;
   EXPECT_TRUE(validate(requests).ok());
 }
 
-TEST(Validate, ShapesAsText) {
+TEST(RequestMatching, ShapesAsText) {
   EXPECT_EQ(shape_text({}), "[]");
   EXPECT_EQ(shape_text({7}), "[7]");
   EXPECT_EQ(shape_text({2, 3}), "[2, 3]");

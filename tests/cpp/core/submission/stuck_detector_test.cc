@@ -18,45 +18,45 @@ std::unique_ptr<Operation> unnamed(OpKind kind = OpKind::kAllreduce) {
 }
 
 TEST(StuckDetector, StuckWhileTheOnlyThreadWaitsForSomethingUndecided) {
-  StuckDetector submitters;
-  EXPECT_FALSE(submitters.all_stuck()) << "nobody waits";
+  StuckDetector detector;
+  EXPECT_FALSE(detector.all_stuck()) << "nobody waits";
   const auto operation = unnamed();
-  submitters.note();
+  detector.note();
   {
-    const StuckDetector::Wait wait(submitters, *operation);
-    EXPECT_TRUE(submitters.all_stuck());
+    const StuckDetector::Wait wait(detector, *operation);
+    EXPECT_TRUE(detector.all_stuck());
     operation->dispatched.store(true);
-    EXPECT_FALSE(submitters.all_stuck()) << "it is on its way";
+    EXPECT_FALSE(detector.all_stuck()) << "it is on its way";
     operation->dispatched.store(false);
     operation->done.store(true);
-    EXPECT_FALSE(submitters.all_stuck()) << "it has failed";
+    EXPECT_FALSE(detector.all_stuck()) << "it has failed";
     operation->done.store(false);
   }
-  EXPECT_FALSE(submitters.all_stuck());
+  EXPECT_FALSE(detector.all_stuck());
 }
 
 TEST(StuckDetector, NamesThatUsersGaveAndJoinsDoNotCount) {
-  StuckDetector submitters;
-  submitters.note();
+  StuckDetector detector;
+  detector.note();
   const auto named = unnamed();
   named->request.cacheable = true;
   const auto join = unnamed(OpKind::kJoin);
   for (const auto* operation : {&named, &join}) {
-    const StuckDetector::Wait wait(submitters, **operation);
-    EXPECT_FALSE(submitters.all_stuck());
+    const StuckDetector::Wait wait(detector, **operation);
+    EXPECT_FALSE(detector.all_stuck());
   }
 }
 
 TEST(StuckDetector, WhoWaitsForLongForAGivenNameIsStuckToo) {
-  StuckDetector submitters;
-  submitters.note();
+  StuckDetector detector;
+  detector.note();
   const auto named = unnamed();
   named->request.cacheable = true;
-  const StuckDetector::Wait wait(submitters, *named);
-  EXPECT_TRUE(submitters.all_stuck_since(wait.since()));
-  EXPECT_FALSE(submitters.all_stuck_since(wait.since() - std::chrono::nanoseconds(1)));
+  const StuckDetector::Wait wait(detector, *named);
+  EXPECT_TRUE(detector.all_stuck_since(wait.since()));
+  EXPECT_FALSE(detector.all_stuck_since(wait.since() - std::chrono::nanoseconds(1)));
   named->dispatched.store(true);
-  EXPECT_FALSE(submitters.all_stuck_since(wait.since())) << "it is on its way";
+  EXPECT_FALSE(detector.all_stuck_since(wait.since())) << "it is on its way";
   const auto join = unnamed(OpKind::kJoin);
   StuckDetector joining;
   joining.note();
@@ -65,35 +65,35 @@ TEST(StuckDetector, WhoWaitsForLongForAGivenNameIsStuckToo) {
 }
 
 TEST(StuckDetector, AnotherThreadThatSubmitsMayStillDoSo) {
-  StuckDetector submitters;
-  submitters.note();
-  submitters.note();
+  StuckDetector detector;
+  detector.note();
+  detector.note();
   const auto operation = unnamed();
-  const StuckDetector::Wait wait(submitters, *operation);
-  EXPECT_TRUE(submitters.all_stuck());
-  std::thread([&] { submitters.note(); }).join();
-  EXPECT_FALSE(submitters.all_stuck());
+  const StuckDetector::Wait wait(detector, *operation);
+  EXPECT_TRUE(detector.all_stuck());
+  std::thread([&] { detector.note(); }).join();
+  EXPECT_FALSE(detector.all_stuck());
 }
 
 /// The thread that made it has not submitted yet: two threads may begin in any order.
 TEST(StuckDetector, ARankIsNotStuckWithoutTheThreadThatMadeIt) {
-  StuckDetector submitters;
+  StuckDetector detector;
   const auto operation = unnamed();
   std::thread([&] {
-    submitters.note();
-    const StuckDetector::Wait wait(submitters, *operation);
-    EXPECT_FALSE(submitters.all_stuck());
-    EXPECT_FALSE(submitters.all_stuck_since(wait.since()));
+    detector.note();
+    const StuckDetector::Wait wait(detector, *operation);
+    EXPECT_FALSE(detector.all_stuck());
+    EXPECT_FALSE(detector.all_stuck_since(wait.since()));
   }).join();
 }
 
 TEST(StuckDetector, AThreadThatOnlyWaitsIsNotTheOneThatSubmits) {
-  StuckDetector submitters;
+  StuckDetector detector;
   const auto operation = unnamed();
-  submitters.note();
+  detector.note();
   std::thread([&] {
-    const StuckDetector::Wait wait(submitters, *operation);
-    EXPECT_FALSE(submitters.all_stuck());
+    const StuckDetector::Wait wait(detector, *operation);
+    EXPECT_FALSE(detector.all_stuck());
   }).join();
 }
 

@@ -9,8 +9,8 @@
 namespace aiacc {
 namespace {
 
-TEST(HostLayout, EqualHosts) {
-  const HostLayout layout({7, 7, 3, 3});
+TEST(HostTopology, EqualHosts) {
+  const HostTopology layout({7, 7, 3, 3});
   EXPECT_EQ(layout.hosts(), 2);
   EXPECT_EQ(layout.columns(), 2);
   EXPECT_EQ(layout.ranks_on(0), (std::vector<int>{0, 1}));
@@ -18,28 +18,28 @@ TEST(HostLayout, EqualHosts) {
   EXPECT_EQ(layout.column(1), (std::vector<int>{1, 3}));
 }
 
-TEST(HostLayout, TheSmallestHostDecidesOnTheColumns) {
-  const HostLayout layout({0, 0, 0, 1});
+TEST(HostTopology, TheSmallestHostDecidesOnTheColumns) {
+  const HostTopology layout({0, 0, 0, 1});
   EXPECT_EQ(layout.columns(), 1);
   EXPECT_EQ(layout.column(0), (std::vector<int>{0, 3}));
   EXPECT_EQ(layout.local(2), 2);
 }
 
-TEST(HostLayout, AColumnIsInTheOrderOfRanksNotOfHosts) {
-  const HostLayout layout({0, 1, 1, 0});
+TEST(HostTopology, AColumnIsInTheOrderOfRanksNotOfHosts) {
+  const HostTopology layout({0, 1, 1, 0});
   EXPECT_EQ(layout.column(1), (std::vector<int>{2, 3}));
   EXPECT_EQ(layout.index_in_column(1, 0), 1);
   EXPECT_EQ(layout.index_in_column(1, 1), 0);
 }
 
-TEST(HostLayout, HoldsTogetherForAnySpread) {
+TEST(HostTopology, HoldsTogetherForAnySpread) {
   std::mt19937 random(1);
   for (int round = 0; round < 500; ++round) {
     std::vector<int> host_of(1 + random() % 12);
     for (int& host : host_of) {
       host = static_cast<int>(random() % 4);
     }
-    const HostLayout layout(host_of);
+    const HostTopology layout(host_of);
     for (int rank = 0; rank < static_cast<int>(host_of.size()); ++rank) {
       EXPECT_EQ(layout.ranks_on(layout.host(rank))[static_cast<std::size_t>(layout.local(rank))],
                 rank);

@@ -19,9 +19,9 @@ from aiacc.torch.reducer.storage import own_memory, strides_in
 
 def describe(named: NamedParameters) -> list[Gradient]:
     """What a planner is to know of the gradients of these parameters."""
-    places = numbered({name: device_of(parameter) for name, parameter in named})
+    keys = numbered({name: device_of(parameter) for name, parameter in named})
     return [
-        Gradient(name, p.numel(), p.element_size(), str(p.dtype), places[name]) for name, p in named
+        Gradient(name, p.numel(), p.element_size(), str(p.dtype), keys[name]) for name, p in named
     ]
 
 

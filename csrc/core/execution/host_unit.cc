@@ -1,4 +1,4 @@
-#include "csrc/core/execution/unit.h"
+#include "csrc/core/execution/host_unit.h"
 
 #include <algorithm>
 #include <cmath>
