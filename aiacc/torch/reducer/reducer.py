@@ -13,8 +13,8 @@ from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
 from aiacc.exceptions import CollectiveError
 from aiacc.torch.adapter import wait
-from aiacc.torch.reducer.consensus import agree
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
+from aiacc.torch.reducer.consensus import agree
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan, Planner

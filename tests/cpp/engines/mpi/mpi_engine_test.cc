@@ -2,7 +2,7 @@
 //
 //   mpirun -np N mpi_engine_test PLUGIN MPI_LIBRARY
 //
-// tests/parallel/test_mpi_engine.py starts it in several shapes of a job.
+// tests/parallel/launch/test_mpi_engine.py starts it in several shapes of a job.
 
 #include "csrc/engines/mpi/mpi_engine.h"
 

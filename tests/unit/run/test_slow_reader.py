@@ -11,7 +11,7 @@ import pytest
 
 from aiacc.run.streams import Streams
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def start(program, *arguments, stdout, ranks=2, stderr=subprocess.PIPE):

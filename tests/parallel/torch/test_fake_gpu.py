@@ -17,18 +17,18 @@ import aiacc.torch as hvd
 from aiacc.torch import adapter as tensors
 from aiacc.torch.compression.wire_format import choose
 from tests.gpu import bodies
-from tests.parallel import (
+from tests.parallel.torch import (
     test_adasum,
     test_ddp_hook,
     test_exchange_ops,
     test_objects_and_sparse,
+    test_ops,
     test_optimizer,
     test_optimizer_buckets,
     test_optimizer_classes,
     test_optimizer_groups,
     test_process_group,
     test_sync_batch_norm,
-    test_torch_ops,
 )
 from tests.support import fake_gpu
 from tests.support.device_array import DeviceArray
@@ -37,7 +37,7 @@ from tests.support.ranks import free_port
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_operations_as_on_the_cpu(size):
-    fake_gpu.run_ranks(size, test_torch_ops._check_everything)
+    fake_gpu.run_ranks(size, test_ops._check_everything)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

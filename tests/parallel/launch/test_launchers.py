@@ -163,7 +163,9 @@ def test_mpi_may_be_initialised_before_or_after(order):
     run_ranks(2, with_mpi, order, launcher="mpirun")
 
 
-EXCHANGE = "from tests.parallel import test_launchers as t; print(t.exchange(3, 2), flush=True)"
+EXCHANGE = (
+    "from tests.parallel.launch import test_launchers as t; print(t.exchange(3, 2), flush=True)"
+)
 
 
 def run_under_mpirun(*command, options=("-np", "2"), flavour="mpich"):
@@ -180,7 +182,7 @@ def run_under_mpirun(*command, options=("-np", "2"), flavour="mpich"):
 
 
 LAST_WORDS = """
-from tests.parallel.test_launchers import *
+from tests.parallel.launch.test_launchers import *
 path = sys.argv[1]
 for step in sys.argv[2:]:
     if step == "exchange":
@@ -449,7 +451,7 @@ def test_the_port_of_the_store_is_taken():
 def run_openmpi(size, *steps):
     """Run this file's `openmpi_rank` under Open MPI; its output."""
     done = run_under_mpirun(
-        *[sys.executable, "-m", "tests.parallel.test_launchers", *steps],
+        *[sys.executable, "-m", "tests.parallel.launch.test_launchers", *steps],
         options=("-np", str(size)),
         flavour="openmpi",
     )
@@ -483,7 +485,7 @@ def test_openmpi(steps):
 
 #: Rank 1 stores its entry when rank 0 has passed the fence and asked for it.
 LATE = """
-from tests.parallel.test_launchers import *
+from tests.parallel.launch.test_launchers import *
 from aiacc import _core
 from aiacc.bootstrap.providers import pmix, pmix_client
 rank = launcher_environment().mpi.rank
@@ -509,7 +511,7 @@ def test_openmpi_waits_for_an_entry_that_is_late():
 #: Rank 1 gives up an exchange, and its Python is over when rank 0 ends and so completes the fence.
 OUTLIVED = """
 from aiacc import _core
-from tests.parallel.test_launchers import *
+from tests.parallel.launch.test_launchers import *
 assert not mpi_library.load("", "openmpi")
 rank, *_ = _core.mpi_initialize()
 if rank == 0:

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import aiacc, aiacc.array as hvd
 from aiacc import mpi_library
-from tests.parallel.test_launchers import loaded_mpi
+from tests.parallel.launch.test_launchers import loaded_mpi
 
 mpi_library._FOLDER = Path(sys.argv[1])
 for step in sys.argv[2:]:

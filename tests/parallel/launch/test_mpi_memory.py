@@ -76,7 +76,7 @@ def test_mpi_that_was_asked_for_is_an_error_on_every_rank(flavour):
 
 INITIALISED = """
 import ctypes, sys
-from tests.parallel.test_launchers import loaded_mpi
+from tests.parallel.launch.test_launchers import loaded_mpi
 provided = ctypes.c_int()
 library = loaded_mpi(sys.argv[1])
 assert library.MPI_Init_thread(None, None, 3, ctypes.byref(provided)) == 0

@@ -17,7 +17,7 @@ from aiacc.run.command import Launch, local_environment
 from aiacc.run.local import run_local
 from aiacc.run.output import Output
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOREVER = "import signal; signal.pause()"
 
 
