@@ -34,6 +34,7 @@ STAGES = {
 }
 #: Package of aiacc to those it may import from, itself and the modules at the top aside.
 PACKAGES = {
+    "": {"autotune", "bootstrap", "bootstrap/providers", "collectives"},
     "collectives": set(),
     "bootstrap": {"bootstrap/providers"},
     "bootstrap/providers": {"bootstrap"},
@@ -58,6 +59,14 @@ PACKAGES = {
     "torch/elastic": {"collectives", "torch"},
     "compat": {"torch"},
 }
+#: Folders whose functions are pure: no thread, no clock, no log, no connection.
+PURE = ("planning", "core/negotiation")
+IMPURE_HEADER = re.compile(
+    r"^(atomic|chrono|condition_variable|future|mutex|thread|unistd\.h|sys/.*"
+    r"|csrc/base/(event|log|socket|spin|timeline)\.h)$"
+)
+#: Modules that call the core's `prepare`; all others start what `submission` has prepared.
+PREPARING = ["aiacc/collectives/submission.py", "aiacc/torch/ops/allreduce.py"]
 #: At the top of a folder: a header with its source is one.
 MOST_UNITS = 20
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")
@@ -68,6 +77,12 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 SOURCES = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cc", ".cu"})
 MODULES = sorted((ROOT / "aiacc").rglob("*.py"))
+OTHERS = sorted(
+    path
+    for folder in ("tests", "bench")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".c", ".cc", ".h", ".py"}
+)
 
 
 def name_of(path):
@@ -138,6 +153,41 @@ def test_the_rule_for_stages_notices(stage, include):
     assert list(stage_violations(stage, f'#include "{include}"'))
 
 
+@pytest.mark.parametrize(
+    "path", [path for folder in PURE for path in (ROOT / "csrc" / folder).iterdir()], ids=name_of
+)
+def test_decisions_are_pure(path):
+    assert [name for name in INCLUDE.findall(path.read_text()) if IMPURE_HEADER.match(name)] == []
+
+
+def unit_of(name):
+    """A header and its source are one unit."""
+    return str(Path(name).with_suffix(""))
+
+
+def circles(includes):
+    """Units that reach themselves by ``includes``, a set of units for each."""
+    reached = {unit: set(others) for unit, others in includes.items()}
+    for through in reached:
+        for others in reached.values():
+            if through in others:
+                others |= reached[through]
+    return sorted(unit for unit, others in reached.items() if unit in others)
+
+
+def test_no_unit_includes_itself_through_others():
+    includes = {unit_of(name_of(path)): set() for path in SOURCES}
+    for path in SOURCES:
+        unit = unit_of(name_of(path))
+        others = {unit_of(name) for name in INCLUDE.findall(path.read_text())}
+        includes[unit] |= (others & set(includes)) - {unit}
+    assert circles(includes) == []
+
+
+def test_the_rule_for_circles_notices():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]
+
+
 def imported(tree):
     """Modules that a module imports when it is imported, or later."""
     for node in ast.walk(tree):
@@ -172,8 +222,13 @@ def import_violations(package, text):
 def test_imports_point_downwards(path):
     folder = path.parent.relative_to(ROOT / "aiacc")
     package = package_of(".".join(("aiacc", *folder.parts)))
-    if package is not None:
-        assert list(import_violations(package, path.read_text())) == []
+    assert list(import_violations(package or "", path.read_text())) == []
+
+
+def test_few_modules_prepare_submissions_themselves():
+    found = [name_of(path) for path in MODULES if "_core.prepare\n" in path.read_text()]
+    found += [name_of(path) for path in MODULES if "_core.prepare(" in path.read_text()]
+    assert sorted(found) == PREPARING
 
 
 @pytest.mark.parametrize(
@@ -183,6 +238,7 @@ def test_imports_point_downwards(path):
         ("array", "import aiacc.torch.ops.gather"),
         ("torch/ops", "from aiacc.torch.reducer.reducer import GradientReducer"),
         ("bootstrap", "from aiacc.run import local"),
+        ("", "import aiacc.torch"),
     ],
 )
 def test_the_rule_for_imports_notices(package, text):
@@ -191,7 +247,7 @@ def test_the_rule_for_imports_notices(package, text):
 
 @pytest.mark.parametrize(
     "folder",
-    sorted({path.parent for path in [*SOURCES, *MODULES]}),
+    sorted({path.parent for path in [*SOURCES, *MODULES, *OTHERS]}),
     ids=name_of,
 )
 def test_folders_are_small(folder):
