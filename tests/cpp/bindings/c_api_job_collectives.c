@@ -1,5 +1,5 @@
 /* What the functions of c_api_job.c are to those who wait, these are to what is computed: every
- * kind of operation, groups and process sets. */
+ * kind of operation, among all ranks. */
 #include "tests/cpp/bindings/c_job.h"
 
 /* Rank r gives r + 1 rows, then with a handle; then nobody gives any. */
