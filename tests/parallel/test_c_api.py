@@ -55,7 +55,7 @@ def _run(function):
 
 
 @pytest.mark.parametrize(
-    "function", ["chain", "gather", "all_to_all", "others", "refusals", "failures"]
+    "function", ["chain", "gather", "all_to_all", "others", "wait_once", "refusals", "failures"]
 )
 def test_c_alone(function):
     assert run_ranks(2, _run, function) == [[2.0]] * 2

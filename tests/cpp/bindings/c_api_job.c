@@ -4,6 +4,10 @@
  * Here: the life of submissions. What they compute is in c_api_job_collectives.c and
  * c_api_job_sets.c.
  */
+#define _POSIX_C_SOURCE 200809L
+
+#include <pthread.h>
+
 #include "tests/cpp/bindings/c_job.h"
 
 #define MANY 64
@@ -101,6 +105,66 @@ EXPORT int job_wait(const char* name) {
   return 0;
 }
 
+#define WAITERS 3
+
+/* Where several threads wait for one handle. */
+typedef struct shared_handle {
+  pthread_barrier_t begin;
+  int64_t handle;
+} shared_handle;
+
+static void* wait_too(void* argument) {
+  shared_handle* shared = argument;
+  pthread_barrier_wait(&shared->begin);
+  return (void*)(intptr_t)aiacc_wait(shared->handle);
+}
+
+/* One of the threads that wait for a handle has it, and a submission with a callback has none. */
+EXPORT int job_wait_once(void) {
+  int32_t memory[1] = {0};
+  int32_t value = 1;
+  const int64_t shape[] = {1};
+  const aiacc_tensor tensor = tensor_of(shape, 1, &value, memory);
+  ticket shared_ticket = {0}, told = {0}, late = {0};
+  shared_handle shared;
+  pthread_t threads[WAITERS];
+  int answered[2] = {0, 0};
+  aiacc_submission submission = submission_of(AIACC_ALLGATHER, "shared", &tensor, &shared_ticket);
+  aiacc_submission barrier = submission_of(AIACC_BARRIER, "threads.wait", NULL, &late);
+  submission.done = NULL;
+  if (my_rank() == 1) { /* when the threads of the other rank wait, most likely */
+    EXPECT(aiacc_submit(&barrier, NULL) == AIACC_OK);
+    wait_for(&late);
+  }
+  EXPECT(aiacc_submit(&submission, &shared.handle) == AIACC_OK);
+  EXPECT(pthread_barrier_init(&shared.begin, NULL, WAITERS + 1) == 0);
+  for (int i = 0; i < WAITERS; ++i) {
+    EXPECT(pthread_create(&threads[i], NULL, wait_too, &shared) == 0);
+  }
+  pthread_barrier_wait(&shared.begin);
+  if (my_rank() == 0) {
+    EXPECT(aiacc_submit(&barrier, NULL) == AIACC_OK);
+    wait_for(&late);
+  }
+  for (int i = 0; i < WAITERS; ++i) {
+    void* code = NULL;
+    pthread_join(threads[i], &code);
+    answered[0] += (intptr_t)code == AIACC_OK;
+    answered[1] += (intptr_t)code == AIACC_INVALID_ARGUMENT;
+  }
+  pthread_barrier_destroy(&shared.begin);
+  EXPECT(answered[0] == 1 && answered[1] == WAITERS - 1);
+  EXPECT(shared_ticket.allocated == 1);
+
+  submission = submission_of(AIACC_ALLREDUCE, "told", &tensor, &told);
+  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
+  int64_t next = shared.handle + (my_rank() == 0 ? 2 : 1); /* they are counted */
+  EXPECT_REFUSED(aiacc_wait(next), AIACC_INVALID_ARGUMENT, "not an outstanding handle");
+  wait_for(&told);
+  EXPECT(told.done == 1 && told.code == AIACC_OK);
+  return 0;
+}
+
 /* What this rank does wrong is refused, and nobody is told. */
 EXPORT int job_refusals(void) {
   int32_t value[2] = {0, 0};
@@ -124,6 +188,8 @@ EXPORT int job_refusals(void) {
   REFUSED(bad.process_set = 99, (void)0, "process set 99");
   REFUSED(bad.tensor_count = 0, (void)0, "tensors: 0");
   REFUSED(bad.tensors = NULL, (void)0, "at NULL");
+  REFUSED(bad.device = -2, (void)0, "GPU -2");
+  REFUSED(bad.device = INT32_MAX, (void)0, "GPU 2147483647");
   REFUSED(bad.split_count = 1, (void)0, "1 splits at NULL");
   REFUSED(tensor.dtype = 99, tensor.dtype = AIACC_INT32, "99");
   REFUSED(tensor.shape = negative, tensor.shape = shape, "extent -2");
