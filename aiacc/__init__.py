@@ -13,8 +13,9 @@ try:
     from aiacc._core import __version__
 
     unbuilt.check_folder_of(_core_file)
-except ModuleNotFoundError as error:
-    raise unbuilt.explain(error) from None
+except ImportError as error:
+    unbuilt.explain(error)
+    raise
 from aiacc.basics import (
     cross_rank,
     cross_size,

@@ -1,4 +1,4 @@
-"""What to say when the compiled part of the package is missing."""
+"""What to say when the compiled part of the package is missing, or cannot be loaded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import sys
 from pathlib import Path
 
 
-def explain(error: ModuleNotFoundError, package: Path | None = None) -> ImportError:
-    """The error to raise instead of one that only names ``aiacc._core``."""
-    if error.name != "aiacc._core":
-        return error
-    return ImportError(_why(package or Path(__file__).resolve().parent))
+def explain(error: ImportError, package: Path | None = None) -> None:
+    """Raise a better ImportError than one that only names ``aiacc._core`` or its library."""
+    folder = package or Path(__file__).resolve().parent
+    if isinstance(error, ModuleNotFoundError):
+        if error.name == "aiacc._core":
+            raise ImportError(_why(folder)) from None
+    elif error.path is not None and Path(error.path).name.startswith("_core."):
+        # The loader names the library that it did not find, or what it misses in it.
+        raise ImportError(
+            f"{error.path} cannot be loaded: {error} (expected libaiacc_core.so of the same build "
+            f"beside it); {_again(folder)}",
+            name="aiacc._core",
+            path=error.path,
+        ) from error
 
 
 def check_folder_of(core: str) -> None:
@@ -34,13 +43,21 @@ def _why(folder: Path) -> str:
             f"{sys.executable}, {sys.version_info.major}.{sys.version_info.minor}); run the Python "
             "that aiacc was built for, or build it for this one: `pip install .` with its pip"
         )
-    if (folder.parent / "CMakeLists.txt").exists():
+    if _is_source(folder):
         return (
             f"aiacc is imported from its source folder {folder.parent}, where it has not been "
-            "built (expected aiacc/_core.*.so); run `make build` there and use its "
+            f"built (expected aiacc/_core.*.so); {_again(folder)} and use its "
             ".venv/bin/python, or run Python in another folder to import the installed aiacc"
         )
-    return (
-        f"{folder} is incomplete (expected _core.*.so); install aiacc again: `pip install "
-        "--force-reinstall .` in its source folder"
-    )
+    return f"{folder} is incomplete (expected _core.*.so); {_again(folder)}"
+
+
+def _is_source(folder: Path) -> bool:
+    return (folder.parent / "CMakeLists.txt").exists()
+
+
+def _again(folder: Path) -> str:
+    """How the compiled part comes into this folder."""
+    if _is_source(folder):
+        return f"run `make build` in {folder.parent}"
+    return "install aiacc again: `pip install --force-reinstall .` in its source folder"

@@ -250,10 +250,11 @@ AIACC_API int32_t aiacc_flush(void);
 AIACC_API int32_t aiacc_poll(int64_t handle, int* done);
 
 /*
- * Waits until the operation is over, returns its outcome and forgets the handle. Blocks; not to be
- * called with Python's lock (GIL), nor in a callback. On a GPU: ordered on the submission's stream
- * as with aiacc_done. After aiacc.shutdown handles are gone: AIACC_SHUTDOWN, when nobody reads or
- * writes their memory any more.
+ * Waits until the operation is over, returns its outcome and forgets the handle; a second thread
+ * that waits for it meanwhile gets AIACC_INVALID_ARGUMENT. Blocks; not to be called with Python's
+ * lock (GIL), nor in a callback. On a GPU: ordered on the submission's stream as with aiacc_done.
+ * After aiacc.shutdown handles are gone: AIACC_SHUTDOWN, when nobody reads or writes their memory
+ * any more.
  */
 AIACC_API int32_t aiacc_wait(int64_t handle);
 

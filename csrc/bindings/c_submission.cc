@@ -1,6 +1,7 @@
 // The part of the C interface that submits and waits.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <numeric>
@@ -44,7 +45,12 @@ class Callbacks final : public Completion {
         done_(submission.done),
         context_(submission.context),
         device_path_(device_path),
-        memory_(submission.tensor_count) {}
+        memory_(submission.tensor_count),
+        claimed_(submission.done != nullptr) {}
+
+  /// Whether the outcome is this caller's: one of the threads that wait for the handle, and none
+  /// if somebody is told.
+  bool claim() { return !claimed_.exchange(true); }
 
   void* allocate(Operation& operation, std::size_t index) noexcept override {
     std::vector<std::int64_t> shape = operation.request.tensor(index).shape;
@@ -128,6 +134,7 @@ class Callbacks final : public Completion {
   void* const context_;
   DevicePath& device_path_;
   std::vector<Memory> memory_;
+  std::atomic<bool> claimed_;
 };
 
 [[noreturn]] void refuse(const std::string& problem) {
@@ -261,7 +268,14 @@ void wait(Handle handle) {
                     "aiacc_submit); synchronize it there");
   }
   // No other front-end gives completions.
-  const Status status = static_cast<Callbacks&>(*operation->completion).finish(*operation);
+  auto& callbacks = static_cast<Callbacks&>(*operation->completion);
+  if (!callbacks.claim()) {
+    throw Error(Code::kInvalidArgument,
+                "[handle] " + std::to_string(handle) +
+                    " is not an outstanding handle; every handle can be waited for once, and one " +
+                    "with a callback not at all");
+  }
+  const Status status = callbacks.finish(*operation);
   operation.reset();
   coordinator.release(handle);
   if (!status.ok()) {

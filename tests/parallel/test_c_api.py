@@ -1,4 +1,4 @@
-"""A front-end in C (tests/cpp/bindings/c_api_job.c) in jobs that Python starts and ends."""
+"""A front-end in C (tests/cpp/bindings/c_api_job*.c) in jobs that Python starts and ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
-from aiacc.process_sets import add_process_set
+from aiacc.process_sets import add_process_set, remove_process_set
 from tests.support import fake_gpu
 from tests.support.ranks import ROOT, run_ranks
 
@@ -55,10 +55,34 @@ def _run(function):
 
 
 @pytest.mark.parametrize(
-    "function", ["chain", "gather", "all_to_all", "others", "refusals", "failures"]
+    "function", ["chain", "gather", "all_to_all", "others", "wait_once", "refusals", "failures"]
 )
 def test_c_alone(function):
     assert run_ranks(2, _run, function) == [[2.0]] * 2
+
+
+def _groups_and_process_sets():
+    hvd.init()
+    frontend = _Frontend()
+    outsider = 1
+    ends = add_process_set([rank for rank in range(hvd.size()) if rank != outsider])
+    frontend.run("gather_group", 0)
+    frontend.run("gather_group_failures")
+    frontend.run("adasum", 0)
+    if hvd.size() == 3 and hvd.rank() != outsider:
+        frontend.run("adasum", ends.process_set_id)
+    frontend.run("process_set", ends.process_set_id, outsider)
+    number = ends.process_set_id
+    hvd.barrier()
+    remove_process_set(ends)
+    frontend.run("removed_set", number)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("engine", ["tcp", "mpi"])
+def test_groups_and_process_sets(engine, size):
+    launcher = "mpirun" if engine == "mpi" else "explicit"
+    run_ranks(size, _groups_and_process_sets, env={"AIACC_ENGINE": engine}, launcher=launcher)
 
 
 def _both_at_once():
@@ -99,7 +123,9 @@ def _run_on_fake_gpu(function, *arguments):
 
 
 @pytest.mark.skipif(not fake_gpu.LIBRARY.exists(), reason="no fake driver; run make test-cpp")
-@pytest.mark.parametrize("call", [("sums", 0), ("gather",), ("all_to_all",), ("failures",)])
+@pytest.mark.parametrize(
+    "call", [("sums", 0), ("gather",), ("gather_group", 0), ("all_to_all",), ("failures",)]
+)
 def test_tensors_on_a_gpu(call):
     run_ranks(2, _run_on_fake_gpu, *call, env={"LD_LIBRARY_PATH": str(fake_gpu.LIBRARY.parent)})
 

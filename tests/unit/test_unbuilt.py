@@ -1,4 +1,4 @@
-"""What `import aiacc` says where its compiled part is missing."""
+"""What `import aiacc` says where its compiled part is missing, or cannot be loaded."""
 
 import shutil
 import subprocess
@@ -20,8 +20,8 @@ def clone(tmp_path):
     return tmp_path
 
 
-def _last_line(folder, before=""):
-    """Of what Python prints that finds no installed package."""
+def _lines(folder, before=""):
+    """What Python prints that finds no installed package."""
     program = f"import sys; sys.path[:] = [{str(folder)!r}] + sys.path\n{before}\nimport aiacc"
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
@@ -31,7 +31,11 @@ def _last_line(folder, before=""):
         check=False,
     )
     assert done.returncode == 1
-    return done.stderr.splitlines()[-1]
+    return done.stderr.splitlines()
+
+
+def _last_line(folder, before=""):
+    return _lines(folder, before)[-1]
 
 
 def test_a_clone_that_was_not_built(clone):
@@ -69,3 +73,22 @@ def test_a_build_for_another_python(clone):
 def test_an_incomplete_installation(clone):
     (clone / "CMakeLists.txt").unlink()
     assert "install aiacc again" in _last_line(clone)
+
+
+@pytest.mark.parametrize("library", [None, "not a library"])
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_core_whose_library_cannot_be_loaded(clone, library, installed):
+    core = clone / "aiacc" / Path(_core.__file__).name
+    shutil.copy(_core.__file__, core)
+    if library is not None:
+        (clone / "aiacc" / "libaiacc_core.so").write_text(library)
+    if installed:
+        (clone / "CMakeLists.txt").unlink()
+    lines = _lines(clone)
+    cause = "file too short" if library else "cannot open shared object file"
+    assert lines[-1].startswith(f"ImportError: {core} cannot be loaded: ")
+    assert "libaiacc_core.so: " + cause in lines[-1]
+    assert "(expected libaiacc_core.so of the same build beside it)" in lines[-1]
+    remedy = "install aiacc again" if installed else f"run `make build` in {clone}"
+    assert remedy in lines[-1]
+    assert any(line.startswith("ImportError: ") and cause in line for line in lines[:-1])

@@ -35,6 +35,14 @@ std::string join_problem(const Request& request) {
              : "";
 }
 
+/// Of this rank; others may use other GPUs.
+std::string device_problem(const Request& request) {
+  return request.device < -1 || request.device >= static_cast<std::int64_t>(kMostDevices)
+             ? "GPU " + std::to_string(request.device) +
+                   " (expected this rank's number of a GPU, or -1 for host memory)"
+             : "";
+}
+
 std::string op_problem(const Request& request, const std::vector<int>&) {
   if (request.kind == OpKind::kReducescatter && request.op != ReduceOp::kSum &&
       request.op != ReduceOp::kAverage) {
@@ -211,6 +219,9 @@ std::string first_problem(const Request& request, const std::vector<int>& member
 
 void check_request(const Request& request, const std::vector<int>& members) {
   std::string problem = first_problem(request, members);
+  if (problem.empty()) {
+    problem = device_problem(request);
+  }
   if (problem.empty()) {
     problem = travel_problem(request, members);
   }

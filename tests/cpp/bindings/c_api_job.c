@@ -1,114 +1,16 @@
 /*
  * A front-end in C, in a job that Python has started: tests/parallel/test_c_api.py loads this
  * library and calls its functions on every rank. Each returns 0, or 1 with a text in `failure`.
+ * Here: the life of submissions. What they compute is in c_api_job_collectives.c and
+ * c_api_job_sets.c.
  */
 #define _POSIX_C_SOURCE 200809L
 
 #include <pthread.h>
-#include <stdlib.h>
 
-#include "csrc/bindings/c_api.h"
-#include "tests/cpp/bindings/c_expect.h"
+#include "tests/cpp/bindings/c_job.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define MANY 64
-#define MOST_DIMENSIONS 4
-
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-
-/* Where tensors are, and what waits for all streams there; host memory without. */
-static int32_t device = -1;
-static void (*drain)(void) = NULL;
-
-/* What the callbacks of one submission have seen. */
-typedef struct ticket {
-  int done; /* calls */
-  int32_t code;
-  char message[1024];
-  int allocated; /* calls */
-  int late;      /* calls of allocate after done */
-  int64_t shape[MOST_DIMENSIONS];
-  uint32_t dimensions;
-  int refuses;
-  int32_t memory[256];
-  const aiacc_submission* next; /* submitted by `done` */
-} ticket;
-
-static void note_done(void* context, const aiacc_status* status) {
-  ticket* mine = context;
-  const aiacc_submission* next = mine->next;
-  pthread_mutex_lock(&mutex);
-  ++mine->done;
-  mine->code = status->code;
-  snprintf(mine->message, sizeof mine->message, "%s", status->message);
-  pthread_cond_broadcast(&changed);
-  pthread_mutex_unlock(&mutex);
-  if (next != NULL && aiacc_submit(next, NULL) == AIACC_OK) {
-    aiacc_flush();
-  }
-}
-
-static void* note_shape(void* context, uint32_t tensor, const int64_t* shape, uint32_t dimensions) {
-  ticket* mine = context;
-  (void)tensor;
-  pthread_mutex_lock(&mutex);
-  ++mine->allocated;
-  mine->late += mine->done;
-  mine->dimensions = dimensions;
-  memcpy(mine->shape, shape, dimensions * sizeof *shape);
-  pthread_mutex_unlock(&mutex);
-  return mine->refuses ? NULL : mine->memory;
-}
-
-static void wait_for(ticket* mine) {
-  pthread_mutex_lock(&mutex);
-  while (mine->done == 0) {
-    pthread_cond_wait(&changed, &mutex);
-  }
-  pthread_mutex_unlock(&mutex);
-  if (drain != NULL) {
-    drain();
-  }
-}
-
-static int32_t my_rank(void) {
-  int32_t rank = -1;
-  aiacc_rank(&rank);
-  return rank;
-}
-
-static aiacc_submission submission_of(aiacc_kind kind,
-                                      const char* name,
-                                      const aiacc_tensor* tensor,
-                                      ticket* mine) {
-  aiacc_submission submission = AIACC_SUBMISSION_INIT;
-  submission.kind = kind;
-  submission.name = name;
-  submission.tensors = tensor;
-  submission.tensor_count = tensor != NULL ? 1 : 0;
-  submission.done = note_done;
-  submission.allocate = note_shape;
-  submission.context = mine;
-  submission.device = tensor != NULL ? device : -1;
-  return submission;
-}
-
-static aiacc_tensor tensor_of(const int64_t* shape,
-                              uint32_t dimensions,
-                              void* input,
-                              void* output) {
-  const aiacc_tensor tensor = {AIACC_INT32, dimensions, shape, input, output};
-  return tensor;
-}
-
-/* From now on tensors pass for such on this GPU. */
-EXPORT void job_use_device(int32_t number, void (*drain_streams)(void)) {
-  device = number;
-  drain = drain_streams;
-}
-
-EXPORT const char* job_failure(void) { return failure; }
 
 EXPORT int job_state(int32_t rank, int32_t size, uint32_t set) {
   int32_t number = -1;
@@ -203,103 +105,63 @@ EXPORT int job_wait(const char* name) {
   return 0;
 }
 
-/* Rank r gives r + 1 rows, then with a handle; then nobody gives any. */
-EXPORT int job_gather(void) {
-  int32_t rows[2][2] = {{10, 11}, {12, 13}};
-  const int32_t rank = my_rank();
-  int64_t shape[] = {rank + 1, 2};
-  int64_t received[2] = {-1, -1};
-  for (int waits = 0; waits < 3; ++waits) {
-    ticket mine = {0};
-    int64_t handle = 0;
-    shape[0] = waits == 2 ? 0 : rank + 1;
-    const aiacc_tensor tensor = tensor_of(shape, 2, rows, NULL);
-    aiacc_submission submission = submission_of(AIACC_ALLGATHER, "gather", &tensor, &mine);
-    submission.received = received;
-    if (waits == 1) {
-      submission.done = NULL;
-    }
-    EXPECT(aiacc_submit(&submission, &handle) == AIACC_OK);
-    EXPECT(aiacc_flush() == AIACC_OK);
-    if (waits == 1) {
-      EXPECT(aiacc_wait(handle) == AIACC_OK && mine.done == 0);
-      if (drain != NULL) {
-        drain();
-      }
-    } else {
-      wait_for(&mine);
-      EXPECT(mine.done == 1 && mine.code == AIACC_OK);
-    }
-    EXPECT(mine.allocated == 1 && mine.late == 0 && mine.dimensions == 2);
-    EXPECT(mine.shape[0] == (waits == 2 ? 0 : 3) && mine.shape[1] == 2);
-    if (waits < 2) {
-      const int32_t expected[] = {10, 11, 10, 11, 12, 13};
-      EXPECT(memcmp(mine.memory, expected, sizeof expected) == 0);
-      EXPECT(received[0] == 1 && received[1] == 2);
-    }
-  }
-  return 0;
+#define WAITERS 3
+
+/* Where several threads wait for one handle. */
+typedef struct shared_handle {
+  pthread_barrier_t begin;
+  int64_t handle;
+} shared_handle;
+
+static void* wait_too(void* argument) {
+  shared_handle* shared = argument;
+  pthread_barrier_wait(&shared->begin);
+  return (void*)(intptr_t)aiacc_wait(shared->handle);
 }
 
-/* Every rank sends 1 row to rank 0 and 2 to rank 1. */
-EXPORT int job_all_to_all(void) {
-  const int32_t rank = my_rank();
-  int32_t rows[3] = {100 * rank, 100 * rank + 1, 100 * rank + 2};
-  const int64_t shape[] = {3};
-  const int64_t splits[] = {1, 2};
-  int64_t received[2] = {-1, -1};
-  ticket mine = {0};
-  const aiacc_tensor tensor = tensor_of(shape, 1, rows, NULL);
-  aiacc_submission submission = submission_of(AIACC_ALLTOALL, "exchange", &tensor, &mine);
-  submission.splits = splits;
-  submission.split_count = 2;
-  submission.received = received;
-  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
-  wait_for(&mine);
-  EXPECT(mine.code == AIACC_OK && mine.shape[0] == 2 * (rank + 1));
-  EXPECT(received[0] == rank + 1 && received[1] == rank + 1);
-  const int32_t expected[2][4] = {{0, 100, 0, 0}, {1, 2, 101, 102}};
-  EXPECT(memcmp(mine.memory, expected[rank], 8 * (size_t)(rank + 1)) == 0);
-  return 0;
-}
-
-/* Broadcast, reduce-scatter of a group, barrier, join. */
-EXPORT int job_others(void) {
-  const int32_t rank = my_rank();
-  const int64_t shape[] = {3};
-  int32_t value[3] = {rank, rank + 1, rank + 2};
-  int32_t shares[2][2] = {{0}};
-  int64_t last = -1;
-  ticket told[4] = {{0}};
-  aiacc_submission submission = submission_of(AIACC_BARRIER, NULL, NULL, &told[0]);
-  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
-  wait_for(&told[0]);
-
-  int32_t received[3] = {0};
-  const aiacc_tensor from_one = tensor_of(shape, 1, rank == 1 ? value : NULL, received);
-  submission = submission_of(AIACC_BROADCAST, "cast", &from_one, &told[1]);
-  submission.root = 1;
-  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
-  wait_for(&told[1]);
-  EXPECT(received[0] == 1 && received[1] == 2 && received[2] == 3);
-
-  const aiacc_tensor group[2] = {tensor_of(shape, 1, value, shares[0]),
-                                 tensor_of(shape, 1, received, shares[1])};
-  submission = submission_of(AIACC_REDUCESCATTER, "scatter", group, &told[2]);
-  submission.tensor_count = 2;
-  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
-  wait_for(&told[2]);
-  EXPECT(shares[0][0] == (rank == 0 ? 1 : 5) && shares[1][0] == (rank == 0 ? 2 : 6));
-  EXPECT(rank == 1 || (shares[0][1] == 3 && shares[1][1] == 4));
-
-  submission = submission_of(AIACC_JOIN, NULL, NULL, &told[3]);
-  submission.received = &last;
-  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
-  wait_for(&told[3]);
-  EXPECT(last == 0 || last == 1);
-  for (int i = 0; i < 4; ++i) {
-    EXPECT(told[i].done == 1 && told[i].code == AIACC_OK);
+/* One of the threads that wait for a handle has it, and a submission with a callback has none. */
+EXPORT int job_wait_once(void) {
+  int32_t memory[1] = {0};
+  int32_t value = 1;
+  const int64_t shape[] = {1};
+  const aiacc_tensor tensor = tensor_of(shape, 1, &value, memory);
+  ticket shared_ticket = {0}, told = {0}, late = {0};
+  shared_handle shared;
+  pthread_t threads[WAITERS];
+  int answered[2] = {0, 0};
+  aiacc_submission submission = submission_of(AIACC_ALLGATHER, "shared", &tensor, &shared_ticket);
+  aiacc_submission barrier = submission_of(AIACC_BARRIER, "threads.wait", NULL, &late);
+  submission.done = NULL;
+  if (my_rank() == 1) { /* when the threads of the other rank wait, most likely */
+    EXPECT(aiacc_submit(&barrier, NULL) == AIACC_OK);
+    wait_for(&late);
   }
+  EXPECT(aiacc_submit(&submission, &shared.handle) == AIACC_OK);
+  EXPECT(pthread_barrier_init(&shared.begin, NULL, WAITERS + 1) == 0);
+  for (int i = 0; i < WAITERS; ++i) {
+    EXPECT(pthread_create(&threads[i], NULL, wait_too, &shared) == 0);
+  }
+  pthread_barrier_wait(&shared.begin);
+  if (my_rank() == 0) {
+    EXPECT(aiacc_submit(&barrier, NULL) == AIACC_OK);
+    wait_for(&late);
+  }
+  for (int i = 0; i < WAITERS; ++i) {
+    void* code = NULL;
+    pthread_join(threads[i], &code);
+    answered[0] += (intptr_t)code == AIACC_OK;
+    answered[1] += (intptr_t)code == AIACC_INVALID_ARGUMENT;
+  }
+  pthread_barrier_destroy(&shared.begin);
+  EXPECT(answered[0] == 1 && answered[1] == WAITERS - 1);
+  EXPECT(shared_ticket.allocated == 1);
+
+  submission = submission_of(AIACC_ALLREDUCE, "told", &tensor, &told);
+  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
+  int64_t next = shared.handle + (my_rank() == 0 ? 2 : 1); /* they are counted */
+  EXPECT_REFUSED(aiacc_wait(next), AIACC_INVALID_ARGUMENT, "not an outstanding handle");
+  wait_for(&told);
+  EXPECT(told.done == 1 && told.code == AIACC_OK);
   return 0;
 }
 
@@ -326,6 +188,8 @@ EXPORT int job_refusals(void) {
   REFUSED(bad.process_set = 99, (void)0, "process set 99");
   REFUSED(bad.tensor_count = 0, (void)0, "tensors: 0");
   REFUSED(bad.tensors = NULL, (void)0, "at NULL");
+  REFUSED(bad.device = -2, (void)0, "GPU -2");
+  REFUSED(bad.device = INT32_MAX, (void)0, "GPU 2147483647");
   REFUSED(bad.split_count = 1, (void)0, "1 splits at NULL");
   REFUSED(tensor.dtype = 99, tensor.dtype = AIACC_INT32, "99");
   REFUSED(tensor.shape = negative, tensor.shape = shape, "extent -2");
@@ -355,14 +219,15 @@ EXPORT int job_failures(void) {
   EXPECT(different.done == 1 && different.code == AIACC_MISMATCH);
   EXPECT(strstr(different.message, "'different'") != NULL);
 
-  full.refuses = rank == 1;
+  full.refuses = rank == 1 ? 1 : 0;
   submission = submission_of(AIACC_ALLGATHER, "full", &tensor, &full);
   EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
   wait_for(&full);
   EXPECT(full.done == 1 && full.allocated == 1);
   EXPECT(full.code == (rank == 1 ? AIACC_INVALID_ARGUMENT : AIACC_OK));
   EXPECT(rank == 0 || strstr(full.message, "allocate returned NULL") != NULL);
-  EXPECT(rank == 1 || (full.memory[1] == 0 && full.memory[2] == 1 && full.memory[4] == 1));
+  const int32_t expected[] = {0, 0, 1, 1, 1};
+  EXPECT(rank == 1 || memcmp(full.results[0].memory, expected, sizeof expected) == 0);
   return 0;
 }
 

@@ -5,6 +5,8 @@
 
 #include "tests/cpp/bindings/c_expect.h"
 
+char failure[FAILURE_BYTES];
+
 static int calls;
 
 static void count(void* context, const aiacc_status* status) {

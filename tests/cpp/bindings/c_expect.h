@@ -1,11 +1,13 @@
-/* Checks in C: the first that fails ends its function, which returns 1. */
+/* Checks in C: the first that fails ends its function, which returns 1. Who checks defines
+ * `failure`. */
 #ifndef AIACC_TESTS_C_EXPECT_H
 #define AIACC_TESTS_C_EXPECT_H
 
 #include <stdio.h>
 #include <string.h>
 
-static char failure[2048];
+#define FAILURE_BYTES 2048
+extern char failure[FAILURE_BYTES];
 
 #define EXPECT(condition)                   \
   do {                                      \
