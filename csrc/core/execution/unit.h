@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/core/execution/communicator.h"
@@ -37,6 +38,16 @@ struct Unit {
   /// The members' GPUs. All tensors of a unit have the same; null in host memory.
   const SharedPlacement& devices() const { return pieces.front().operation->devices; }
 };
+
+/// Which unit it is, the same on all ranks; in the order of dispatch.
+struct UnitPlace {
+  std::uint64_t order = 0;
+  std::uint32_t process_set = 0;
+  std::uint64_t unit = 0;  ///< its number in the process set
+};
+UnitPlace place_of(const Unit& unit);
+/// Its tensors in short: "'x' and 3 more".
+std::string name_of(const Unit& unit);
 
 /// Reusable, growing scratch memory of one lane, aligned for vector instructions.
 class PackBuffer {

@@ -43,6 +43,7 @@ class NcclEngine : public DeviceEngine {
   std::string refusal(const DeviceReduction& reduction) const override;
   bool quiesce(Clock::time_point deadline) noexcept override { return devices_->quiesce(deadline); }
   void check() override;
+  LaneWait issue_waits() const override { return mark_.get(); }
   void abort(const Status& status) noexcept override;
 
   /// The wish for an algorithm counts from NCCL 2.31 on.
@@ -104,6 +105,7 @@ class NcclEngine : public DeviceEngine {
   const std::vector<int> members_;  ///< their ranks in the job
   const std::uint32_t split_id_;
   Cancellation cancellation_;
+  WaitMark mark_;     ///< the issuing thread's, while it waits for the ranks to come
   std::mutex mutex_;  ///< one thread at a time is in NCCL; guards what follows
   std::vector<Lane> comms_;
   std::unique_lock<std::mutex>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -44,6 +45,8 @@ class HostStagedEngine : public DeviceEngine {
   }
   bool quiesce(Clock::time_point deadline) noexcept override { return own_->quiesce(deadline); }
   void check() override;
+  LaneWait issue_waits() const override { return own_->issue_waits(); }
+  LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override;
 
   void all_reduce(int lane,
@@ -97,6 +100,8 @@ class HostStagedEngine : public DeviceEngine {
   const std::shared_ptr<HostWork> work_;
   std::shared_ptr<Device> device_;  ///< null until the first operation; the issuing thread's
   const std::shared_ptr<Threads> threads_;  ///< by lane of the host's engine
+  /// By lane of the host's engine: whose part is at work there, a lane of this engine, or kNobody.
+  std::vector<std::atomic<int>> served_;
 };
 
 }  // namespace aiacc
