@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,8 +38,27 @@ class DeviceDeserter : public DeviceEngine {
   void check() override { engine_->check(); }
   void abort(const Status& status) noexcept override { engine_->abort(status); }
 
- private:
+ protected:
   const std::unique_ptr<DeviceEngine> engine_;
+};
+
+/// One that is late: it calls `before` first.
+class DeviceLatecomer : public DeviceDeserter {
+ public:
+  DeviceLatecomer(std::unique_ptr<DeviceEngine> engine, std::function<void()> before)
+      : DeviceDeserter(std::move(engine)), before_(std::move(before)) {}
+
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  const DeviceReduction& reduction) override {
+    before_();
+    engine_->all_reduce(lane, send, recv, count, reduction);
+  }
+
+ private:
+  const std::function<void()> before_;
 };
 
 }  // namespace aiacc
