@@ -191,10 +191,7 @@ void HostStagedEngine::broadcast(int lane, void* buffer, std::size_t bytes, int 
   run(lane, std::move(parts));
 }
 
-void HostStagedEngine::all_gather(int lane,
-                                  const void* send,
-                                  void* recv,
-                                  const std::vector<std::size_t>& bytes_of) {
+void HostStagedEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
   const int used = host_lane(lane);
   const std::size_t mine = bytes_of[static_cast<std::size_t>(rank_)];
   const auto gather = [=](std::byte* memory) {
@@ -206,7 +203,7 @@ void HostStagedEngine::all_gather(int lane,
 void HostStagedEngine::reduce_scatter(int lane,
                                       const void* send,
                                       void* recv,
-                                      const std::vector<std::size_t>& counts,
+                                      const PerRank& counts,
                                       const DeviceReduction& reduction) {
   AIACC_CHECK(reduction.wire == WireFormat::kTensor);
   const Reduction sum{reduction.dtype, reduction.op};
@@ -220,11 +217,8 @@ void HostStagedEngine::reduce_scatter(int lane,
   run(lane, {{used, {send, sent, recv, received, aligned(sent), scatter}}});
 }
 
-void HostStagedEngine::all_to_all(int lane,
-                                  const void* send,
-                                  void* recv,
-                                  const std::vector<std::size_t>& send_bytes,
-                                  const std::vector<std::size_t>& recv_bytes) {
+void HostStagedEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   const int used = host_lane(lane);
   const std::size_t sent = sum_of(send_bytes);
   const auto exchange = [=](std::byte* memory) {
