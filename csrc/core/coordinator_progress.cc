@@ -181,7 +181,7 @@ void Coordinator::run_round() {
   }
   propose_weights();
   if (negotiator_.answer_due()) {
-    negotiator_.answer_with(dispatcher_.lanes().reports(table_, options_.unit_timeout_s));
+    negotiator_.answer_with(dispatcher_.reports(options_.unit_timeout_s));
   }
   negotiator_.contribute(message_, state);
   plane_.all_reduce(message_, combine_rounds);
@@ -257,7 +257,7 @@ void Coordinator::look_after_peers_and_stalls() {
 /// too.
 bool Coordinator::should_ask_for_units(Clock::time_point now) {
   constexpr double kAskAfter = 1.125;
-  if (dispatcher_.lanes().longest_wait() < kAskAfter * options_.unit_timeout_s ||
+  if (dispatcher_.longest_wait() < kAskAfter * options_.unit_timeout_s ||
       std::chrono::duration<double>(now - asked_for_units_).count() < options_.unit_timeout_s) {
     return false;
   }

@@ -9,6 +9,7 @@
 #include "csrc/base/dtype.h"
 #include "csrc/base/error.h"
 #include "csrc/base/socket.h"
+#include "csrc/base/wait_mark.h"
 #include "csrc/cuda/device.h"
 #include "csrc/engines/engine_context.h"
 #include "csrc/kernels/batch_copy.h"
@@ -147,6 +148,16 @@ class DeviceEngine {
   /// Throws Error if the GPU or the library has failed since. Called periodically, by any thread;
   /// does not block.
   virtual void check() = 0;
+
+  /// Whether the issuing thread waits for other ranks, and nothing has moved for long. Any thread.
+  virtual LaneWait issue_waits() const { return {}; }
+  /// The same of threads of the host that do a part of the first operation on a lane that is not
+  /// over. Empty while the GPU has to do something for it, and if the engine cannot tell. Any
+  /// thread.
+  virtual LaneWait waits(int lane) const {
+    static_cast<void>(lane);
+    return {};
+  }
 
   /// From any thread, any number of times; the first status wins.
   virtual void abort(const Status& status) noexcept = 0;

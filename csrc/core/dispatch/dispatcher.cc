@@ -311,6 +311,37 @@ void Dispatcher::record_failure(const Status& status) noexcept {
   on_failure_();
 }
 
+/// The first unit that is not over there. What is behind it need not be looked at: this one ends
+/// or is found to be dead.
+std::optional<UnitWait> Dispatcher::wait_on_gpus() {
+  if (launcher_ == nullptr) {
+    return std::nullopt;
+  }
+  // In this order: a unit is queued before the launching thread has done with it.
+  const std::optional<UnitId> launching = launcher_->current_id();
+  const std::optional<UnitWait> issuing = gpus_.issuing();
+  if (auto queued = gpus_.first_queued()) {
+    return queued;
+  }
+  if (issuing || !launching) {
+    return issuing;
+  }
+  return UnitWait{*launching, ""};
+}
+
+std::vector<LaneReport> Dispatcher::reports(double limit_s) {
+  std::vector<LaneReport> reports = lanes_.reports(table_, limit_s);
+  if (const auto unit = wait_on_gpus()) {
+    reports.push_back(report_of(lanes_.count(), *unit, limit_s));
+  }
+  return reports;
+}
+
+double Dispatcher::longest_wait() {
+  const auto unit = wait_on_gpus();
+  return std::max(lanes_.longest_wait(), unit ? unit->seconds : 0);
+}
+
 std::optional<Dispatcher::Failure> Dispatcher::failure() const {
   const std::lock_guard lock(failure_mutex_);
   return failure_;

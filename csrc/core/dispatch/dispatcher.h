@@ -68,6 +68,13 @@ class Dispatcher {
   /// What runs the units: for callers that help, and for those who look after them.
   Lanes& lanes() { return lanes_; }
 
+  /// What the lanes are at, those with work, and, as one more lane, the GPUs, where units end in
+  /// the order in which they are issued. Stuck is who has waited for `limit_s`. The progress
+  /// thread's, like the next one; both throw if a GPU has failed.
+  std::vector<LaneReport> reports(double limit_s);
+  /// Seconds for which the lane that is stuck for longest has waited for others; 0 if none is.
+  double longest_wait();
+
   /// The first failure of a unit and when it came. Any thread.
   struct Failure {
     Status status;
@@ -106,6 +113,7 @@ class Dispatcher {
   void run_change(Unit& unit) noexcept;
   void finish(Unit& unit, Clock::time_point start);
   void record_failure() noexcept;
+  std::optional<UnitWait> wait_on_gpus();
 
   Engine& engine_;
   CommunicatorTable& communicators_;

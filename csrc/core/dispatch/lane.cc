@@ -83,12 +83,20 @@ std::optional<Lane::Current> Lane::current() const {
   if (!active_ && !has_work()) {
     return std::nullopt;
   }
-  const Unit& unit = active_ ? unit_ : prepared_ ? next_ : queue_.front();
-  Current current{unit.order, unit.plan.seq, unit.communicator, {}, active_};
+  const Unit& unit = active_ ? unit_ : upcoming();
+  Current current{id_of(unit), unit.communicator, {}, active_};
   for (const Piece& piece : unit.pieces) {
     current.operations.push_back(piece.operation);
   }
   return current;
+}
+
+std::optional<UnitId> Lane::current_id() const {
+  const std::lock_guard lock(mutex_);
+  if (!active_ && !has_work()) {
+    return std::nullopt;
+  }
+  return active_ ? id_ : id_of(upcoming());
 }
 
 /// Runs the next unit, without the lock.
@@ -107,6 +115,7 @@ void Lane::run_one(std::unique_lock<std::mutex>& lock) {
     prepared_ = true;
   }
   active_ = true;
+  id_ = id_of(unit_);
   lock.unlock();
   if (prepared_) {
     prepare_(next_);

@@ -48,13 +48,14 @@ class Lane {
 
   /// The unit that runs or, if none does, will run next.
   struct Current {
-    std::uint64_t order = 0;
-    std::uint64_t unit = 0;
+    UnitId id;
     std::shared_ptr<const Communicator> communicator;
     std::vector<const Operation*> operations;  ///< for comparison only: they may have finished
     bool running = false;
   };
   std::optional<Current> current() const;
+  /// Which it is; unlike `current` also for a lane whose `run` takes units away.
+  std::optional<UnitId> current_id() const;
 
   const std::string& name() const { return name_; }
 
@@ -63,6 +64,7 @@ class Lane {
   bool has_work() const { return prepared_ || !queue_.empty(); }
   void run_one(std::unique_lock<std::mutex>& lock);
   void leave();
+  const Unit& upcoming() const { return prepared_ ? next_ : queue_.front(); }
 
   const std::string name_;
   const Run run_;
@@ -75,7 +77,8 @@ class Lane {
   Unit next_;              ///< the one that is prepared
   bool prepared_ = false;  ///< whether there is one
   bool running_ = false;
-  bool active_ = false;  ///< unit_ is being run; it is not changed meanwhile
+  bool active_ = false;  ///< unit_ is being run
+  UnitId id_;            ///< of the unit that is being run
   bool notified_ = false;
   bool stopping_ = false;
   PackBuffer buffer_;

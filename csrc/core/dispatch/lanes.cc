@@ -5,6 +5,20 @@
 
 namespace aiacc {
 
+LaneReport report_of(std::size_t lane, const UnitWait& unit, double limit_s) {
+  LaneReport report;
+  report.lane = static_cast<std::uint32_t>(lane);
+  report.process_set = unit.id.process_set;
+  report.order = unit.id.order;
+  report.unit = unit.id.unit;
+  if (unit.seconds > 0 && unit.seconds >= limit_s) {
+    report.stuck = true;
+    report.ahead = unit.ahead;
+    report.tensors = unit.name;
+  }
+  return report;
+}
+
 Lanes::Lanes(int numbered, const Run& run, const Prepare& prepare) {
   for (int lane = 0; lane <= numbered; ++lane) {
     Lane::Prepare prepare_here;
@@ -57,25 +71,12 @@ std::vector<LaneReport> Lanes::reports(const TensorTable& table, double limit_s)
     if (!current) {
       continue;
     }
-    LaneReport report;
-    report.lane = static_cast<std::uint32_t>(lane);
-    report.process_set = current->communicator->id;
-    report.order = current->order;
-    report.unit = current->unit;
     const Communicator& communicator = *current->communicator;
     const LaneWait wait =
         current->running ? communicator.engine->waits(static_cast<int>(lane)) : LaneWait{};
-    if (wait.seconds > 0 && wait.seconds >= limit_s) {
-      report.stuck = true;
-      const int awaited = index_in(communicator.ranks, wait.for_rank);
-      report.ahead =
-          awaited < 0
-              ? 0
-              : static_cast<std::uint32_t>((awaited - communicator.rank + communicator.size()) %
-                                           communicator.size());
-      report.tensors = table.labels(current->operations);
-    }
-    reports.push_back(std::move(report));
+    const UnitWait unit{
+        current->id, table.labels(current->operations), wait.seconds, communicator.places_to(wait)};
+    reports.push_back(report_of(lane, unit, limit_s));
   }
   return reports;
 }

@@ -6,10 +6,14 @@
 #include <vector>
 
 #include "csrc/core/dispatch/lane.h"
+#include "csrc/core/execution/device_executor.h"
 #include "csrc/core/negotiation/message.h"
 #include "csrc/core/submission/tensor_table.h"
 
 namespace aiacc {
+
+/// What this rank says of a lane that is at `unit`. Stuck is who has waited for `limit_s`.
+LaneReport report_of(std::size_t lane, const UnitWait& unit, double limit_s);
 
 /// The lanes of the engine for host memory: the numbered ones, then the express lane.
 ///
@@ -43,6 +47,7 @@ class Lanes {
   std::vector<LaneReport> reports(const TensorTable& table, double limit_s) const;
   /// Seconds for which the lane that is stuck for longest has waited for others; 0 if none is.
   double longest_wait() const;
+  std::size_t count() const { return lanes_.size(); }
 
   /// Lets what is queued end until the deadline.
   void drain(Clock::time_point deadline);

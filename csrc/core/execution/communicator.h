@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "csrc/base/wait_mark.h"
 #include "csrc/core/execution/device_engine_cache.h"
 #include "csrc/core/negotiation/process_set_table.h"
 #include "csrc/engines/engine.h"
@@ -22,6 +23,11 @@ struct Communicator {
   std::unique_ptr<DeviceEngineCache> gpu;  ///< where units on GPUs are queued: see DeviceExecutor
 
   int size() const { return static_cast<int>(ranks.size()); }
+  /// How many places behind this rank the one is that it waits for; 0 if that is not known.
+  std::uint32_t places_to(const LaneWait& wait) const {
+    const int awaited = index_in(ranks, wait.for_rank);
+    return awaited < 0 ? 0 : static_cast<std::uint32_t>((awaited - rank + size()) % size());
+  }
 };
 
 }  // namespace aiacc

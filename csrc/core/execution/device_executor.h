@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "csrc/base/error.h"
@@ -10,6 +11,14 @@
 #include "csrc/cuda/device.h"
 
 namespace aiacc {
+
+/// A unit that is not over, and for how long this rank's host has waited for others in it.
+struct UnitWait {
+  UnitId id;
+  std::string name;         ///< of its tensors
+  double seconds = 0;       ///< see LaneWait
+  std::uint32_t ahead = 0;  ///< see Communicator::places_to
+};
 
 /// How units of tensors on GPUs are moved: *queued* on streams for an engine for GPUs, or *staged*
 /// through pinned memory and the engine for host memory. A job has one of the two, chosen when its
@@ -58,6 +67,11 @@ class DeviceExecutor {
   /// kept until the next ones come, and what is left in its place is to be used again: `finished`
   /// is told of each in turn. Throws what engine and CUDA throw; then it knows of none any more.
   virtual void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) = 0;
+
+  /// The first of the units that were issued to the GPUs and are, as far as is known, not over.
+  virtual std::optional<UnitWait> first_queued() = 0;
+  /// The unit that the launching thread issues to an engine, if it does; of a group, the last one.
+  virtual std::optional<UnitWait> issuing() = 0;
 
   /// Waits until the GPUs have done what is queued, or have failed, or the deadline; true unless
   /// the deadline came.

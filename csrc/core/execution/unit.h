@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/core/execution/communicator.h"
@@ -36,5 +37,15 @@ struct Unit {
   /// The members' GPUs. All tensors of a unit have the same; null in host memory.
   const SharedPlacement& devices() const { return pieces.front().operation->devices; }
 };
+
+/// Which unit it is, the same on all ranks; in the order of dispatch.
+struct UnitId {
+  std::uint64_t order = 0;
+  std::uint32_t process_set = 0;
+  std::uint64_t unit = 0;  ///< its number in the process set
+};
+UnitId id_of(const Unit& unit);
+/// Its tensors in short: "'x' and 3 more".
+std::string name_of(const Unit& unit);
 
 }  // namespace aiacc

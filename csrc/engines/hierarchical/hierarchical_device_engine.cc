@@ -84,6 +84,14 @@ void HierarchicalDeviceEngine::check() {
   }
 }
 
+LaneWait HierarchicalDeviceEngine::issue_waits() const {
+  return longest_of(parts_, [](const DeviceEngine& part) { return part.issue_waits(); });
+}
+
+LaneWait HierarchicalDeviceEngine::waits(int lane) const {
+  return longest_of(parts_, [lane](const DeviceEngine& part) { return part.waits(lane); });
+}
+
 std::unique_ptr<DeviceEngine> HierarchicalDeviceEngine::split(const std::vector<int>& members,
                                                               std::uint32_t split_id) {
   return std::unique_ptr<DeviceEngine>(new HierarchicalDeviceEngine(*this, members, split_id));

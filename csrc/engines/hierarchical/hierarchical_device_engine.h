@@ -31,6 +31,8 @@ class HierarchicalDeviceEngine : public Hierarchical<DeviceEngine> {
   void begin_group() override;
   void end_group() override;
   void check() override;
+  LaneWait issue_waits() const override;
+  LaneWait waits(int lane) const override;
   void all_reduce(int lane,
                   const void* send,
                   void* recv,

@@ -253,14 +253,7 @@ double HierarchicalEngine::send_busy_s(int lane) const {
 }
 
 LaneWait HierarchicalEngine::waits(int lane) const {
-  LaneWait longest;
-  for (const Engine* engine : parts()) {
-    const LaneWait wait = engine->waits(lane);  // only the part that is at work waits
-    if (wait.seconds > longest.seconds) {
-      longest = wait;
-    }
-  }
-  return longest;
+  return longest_of(parts(), [lane](const Engine& part) { return part.waits(lane); });
 }
 
 void check_hosts(const EngineContext& context) {

@@ -12,6 +12,19 @@
 
 namespace aiacc {
 
+/// Only the part that is at work waits.
+template <class Engines, class Wait>
+LaneWait longest_of(const Engines& parts, Wait wait_of) {
+  LaneWait longest;
+  for (const auto* part : parts) {
+    const LaneWait wait = wait_of(*part);
+    if (wait.seconds > longest.seconds) {
+      longest = wait;
+    }
+  }
+  return longest;
+}
+
 /// Two engines of one kind, one inside each host and one between hosts, as one of that kind: Engine
 /// or DeviceEngine.
 ///

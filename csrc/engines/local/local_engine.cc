@@ -45,29 +45,20 @@ void LocalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root)
   AIACC_CHECK(root == 0);
 }
 
-void LocalEngine::all_gather(int lane,
-                             const void* send,
-                             void* recv,
-                             const std::vector<std::size_t>& bytes_of) {
+void LocalEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
   check(lane);
   AIACC_CHECK(bytes_of.size() == 1);
   copy(recv, send, bytes_of[0]);
 }
 
-void LocalEngine::reduce_scatter(int lane,
-                                 const void* send,
-                                 void* recv,
-                                 const std::vector<std::size_t>& counts,
-                                 const Reduction& reduction) {
+void LocalEngine::reduce_scatter(
+    int lane, const void* send, void* recv, const PerRank& counts, const Reduction& reduction) {
   AIACC_CHECK(counts.size() == 1);
   all_reduce(lane, send, recv, counts[0], reduction);
 }
 
-void LocalEngine::all_to_all(int lane,
-                             const void* send,
-                             void* recv,
-                             const std::vector<std::size_t>& send_bytes,
-                             const std::vector<std::size_t>& recv_bytes) {
+void LocalEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   AIACC_CHECK(recv_bytes == send_bytes);
   all_gather(lane, send, recv, recv_bytes);
 }

@@ -83,9 +83,7 @@ void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
   }
 }
 
-void MpiChannel::all_gather(const void* send,
-                            void* recv,
-                            const std::vector<std::size_t>& bytes_of) {
+void MpiChannel::all_gather(const void* send, void* recv, const PerRank& bytes_of) {
   const std::vector<std::size_t> starts = offsets_of(bytes_of);
   auto* base = static_cast<std::byte*>(recv);
   if (one_node()) {
@@ -107,8 +105,8 @@ void MpiChannel::all_gather(const void* send,
 /// Gathers what every rank has between `from` and `from` + `step`.
 void MpiChannel::gather_step(const std::byte* send,
                              std::byte* recv,
-                             const std::vector<std::size_t>& bytes_of,
-                             const std::vector<std::size_t>& starts,
+                             const PerRank& bytes_of,
+                             const PerRank& starts,
                              std::size_t from,
                              std::size_t step) {
   const auto mine = static_cast<std::size_t>(communicator_.topology().rank);
@@ -139,7 +137,7 @@ void MpiChannel::gather_step(const std::byte* send,
 
 void MpiChannel::reduce_scatter(const void* send,
                                 void* recv,
-                                const std::vector<std::size_t>& counts,
+                                const PerRank& counts,
                                 const Reduction& reduction) {
   if (one_node()) {
     channel_.reduce_scatter(send, recv, counts, reduction);
@@ -187,8 +185,8 @@ void MpiChannel::reduce_scatter(const void* send,
 
 void MpiChannel::all_to_all(const void* send,
                             void* recv,
-                            const std::vector<std::size_t>& send_bytes,
-                            const std::vector<std::size_t>& recv_bytes) {
+                            const PerRank& send_bytes,
+                            const PerRank& recv_bytes) {
   if (one_node()) {
     channel_.all_to_all(send, recv, send_bytes, recv_bytes);
     return;

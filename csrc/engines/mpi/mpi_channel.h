@@ -8,6 +8,7 @@
 #include "csrc/base/spin.h"
 #include "csrc/base/wait_mark.h"
 #include "csrc/engines/cancellation.h"
+#include "csrc/engines/engine_context.h"
 #include "csrc/engines/mpi/mpi_communicator.h"
 #include "csrc/engines/mpi/node_channel.h"
 
@@ -30,15 +31,15 @@ class MpiChannel : public CrossNodeReduce {
 
   void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
   void broadcast(void* buffer, std::size_t bytes, int root);
-  void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
+  void all_gather(const void* send, void* recv, const PerRank& bytes_of);
   void reduce_scatter(const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const Reduction& reduction);
   void all_to_all(const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes);
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes);
 
   // CrossNodeReduce, called by the channel of the node.
   void start(int ticket, void* data, std::size_t count, DataType dtype, ReduceOp op) override;
@@ -49,8 +50,8 @@ class MpiChannel : public CrossNodeReduce {
   MpiHandle& begin(int ticket);
   void gather_step(const std::byte* send,
                    std::byte* recv,
-                   const std::vector<std::size_t>& bytes_of,
-                   const std::vector<std::size_t>& starts,
+                   const PerRank& bytes_of,
+                   const PerRank& starts,
                    std::size_t from,
                    std::size_t step);
   std::size_t maximum_of_all(const std::vector<std::size_t>& values);

@@ -96,29 +96,20 @@ void MpiEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   run(lane, [&](MpiChannel& on) { on.broadcast(buffer, bytes, root); });
 }
 
-void MpiEngine::all_gather(int lane,
-                           const void* send,
-                           void* recv,
-                           const std::vector<std::size_t>& bytes_of) {
+void MpiEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
   AIACC_CHECK(bytes_of.size() == static_cast<std::size_t>(communicator_.topology().size));
   run(lane, [&](MpiChannel& on) { on.all_gather(send, recv, bytes_of); });
 }
 
-void MpiEngine::reduce_scatter(int lane,
-                               const void* send,
-                               void* recv,
-                               const std::vector<std::size_t>& counts,
-                               const Reduction& reduction) {
+void MpiEngine::reduce_scatter(
+    int lane, const void* send, void* recv, const PerRank& counts, const Reduction& reduction) {
   AIACC_CHECK(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kAdasum);
   AIACC_CHECK(counts.size() == ranks_.size());
   run(lane, [&](MpiChannel& on) { on.reduce_scatter(send, recv, counts, reduction); });
 }
 
-void MpiEngine::all_to_all(int lane,
-                           const void* send,
-                           void* recv,
-                           const std::vector<std::size_t>& send_bytes,
-                           const std::vector<std::size_t>& recv_bytes) {
+void MpiEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   AIACC_CHECK(send_bytes.size() == ranks_.size() && recv_bytes.size() == ranks_.size());
   const auto own = static_cast<std::size_t>(communicator_.topology().rank);
   AIACC_CHECK(send_bytes[own] == recv_bytes[own]);

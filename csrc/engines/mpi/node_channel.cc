@@ -230,7 +230,7 @@ void NodeChannel::finish_block(std::uint64_t block) {
 }
 
 void NodeChannel::exchange(const void* send,
-                           const std::vector<std::size_t>& bytes_of,
+                           const PerRank& bytes_of,
                            const std::vector<void*>& recv) {
   cancellation_.check();
   const std::size_t longest = *std::max_element(bytes_of.begin(), bytes_of.end());

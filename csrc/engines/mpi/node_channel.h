@@ -6,6 +6,7 @@
 
 #include "csrc/base/dtype.h"
 #include "csrc/engines/cancellation.h"
+#include "csrc/engines/engine_context.h"
 #include "csrc/engines/mpi/node_progress.h"
 
 namespace aiacc {
@@ -61,19 +62,17 @@ class NodeChannel {
                   CrossNodeReduce* cross);
 
   /// Copies `bytes_of[r]` bytes of every rank r from its `send` to `recv[r]` of all ranks.
-  void exchange(const void* send,
-                const std::vector<std::size_t>& bytes_of,
-                const std::vector<void*>& recv);
+  void exchange(const void* send, const PerRank& bytes_of, const std::vector<void*>& recv);
 
   /// As Engine::reduce_scatter and Engine::all_to_all, between the ranks of the node.
   void reduce_scatter(const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const Reduction& reduction);
   void all_to_all(const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes);
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes);
 
   /// As Engine::waits; the rank is that of the node. Any thread.
   LaneWait waits() const { return progress_.waits(); }
@@ -94,8 +93,7 @@ class NodeChannel {
   void start_block(std::uint64_t block);
   void finish_block(std::uint64_t block);
   std::size_t share_bytes(std::size_t longest) const;
-  std::size_t longest_piece(const std::vector<std::size_t>& send_bytes,
-                            const std::vector<std::size_t>& recv_bytes);
+  std::size_t longest_piece(const PerRank& send_bytes, const PerRank& recv_bytes);
 
   std::byte* slot(int rank, std::uint64_t block) const;
 

@@ -43,7 +43,7 @@ std::size_t NodeChannel::share_bytes(std::size_t longest) const {
 
 void NodeChannel::reduce_scatter(const void* send,
                                  void* recv,
-                                 const std::vector<std::size_t>& counts,
+                                 const PerRank& counts,
                                  const Reduction& reduction) {
   const auto& [dtype, op, factor] = reduction;
   const std::size_t element = size_of(dtype);
@@ -101,8 +101,7 @@ void NodeChannel::reduce_scatter(const void* send,
 
 /// The longest piece that any rank has for another, from a block in which everyone shows what it
 /// sends. Throws if a piece is not what this rank expects.
-std::size_t NodeChannel::longest_piece(const std::vector<std::size_t>& send_bytes,
-                                       const std::vector<std::size_t>& recv_bytes) {
+std::size_t NodeChannel::longest_piece(const PerRank& send_bytes, const PerRank& recv_bytes) {
   const std::size_t row_bytes = send_bytes.size() * sizeof(std::size_t);
   AIACC_CHECK(row_bytes <= slot_bytes_);
   const std::uint64_t block = blocks_++;
@@ -132,8 +131,8 @@ std::size_t NodeChannel::longest_piece(const std::vector<std::size_t>& send_byte
 
 void NodeChannel::all_to_all(const void* send,
                              void* recv,
-                             const std::vector<std::size_t>& send_bytes,
-                             const std::vector<std::size_t>& recv_bytes) {
+                             const PerRank& send_bytes,
+                             const PerRank& recv_bytes) {
   cancellation_.check();
   const std::size_t longest = longest_piece(send_bytes, recv_bytes);
   const std::vector<std::size_t> sources = offsets_of(send_bytes);

@@ -54,16 +54,24 @@ class Pause {
   long next_ns_ = 2000;
 };
 
-/// Waits for a rank that may be busy with something else; who abandons it cancels.
-void receive(
-    Socket& socket, void* data, std::size_t bytes, int from, const Cancellation& cancellation) {
+/// Waits for a rank that may be busy with something else; who abandons it, by what `mark` shows,
+/// cancels.
+void receive(Socket& socket,
+             void* data,
+             std::size_t bytes,
+             int from,
+             const Cancellation& cancellation,
+             WaitMark& mark) {
   auto* cursor = static_cast<std::byte*>(data);
   while (bytes > 0) {
     cancellation.check();
     const std::size_t got = socket.recv_some(cursor, bytes, "rank " + std::to_string(from));
     cursor += got;
     bytes -= got;
-    if (got == 0) {
+    if (got > 0) {
+      mark.moves();
+    } else {
+      mark.sleeps(Clock::now(), from);
       pollfd wait[] = {{socket.fd(), POLLIN, 0}, {cancellation.fd(), POLLIN, 0}};
       poll(wait, 2, -1);
     }
@@ -98,7 +106,8 @@ std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   for (const int child : spreading_children(context_.rank, context_.size)) {
     add(child, true);
   }
-  std::vector<Socket> sockets = context_.connector->establish_in_unit(specs, cancellation_.fd());
+  std::vector<Socket> sockets =
+      context_.connector->establish_in_unit(specs, cancellation_.fd(), &mark_);
   // Small enough for the kernel at the other end to take it, whatever the rank does there.
   const auto send = [&](std::size_t to, const void* data, std::size_t count) {
     const std::string peer = "rank " + std::to_string(specs[to].peer);
@@ -107,11 +116,11 @@ std::vector<NcclUniqueId> NcclEngine::agree_on_ids() {
   const std::size_t children = first ? 0 : 1;
   std::uint8_t here = 1;
   for (std::size_t i = children; i < sockets.size(); ++i) {
-    receive(sockets[i], &here, sizeof here, specs[i].peer, cancellation_);
+    receive(sockets[i], &here, sizeof here, specs[i].peer, cancellation_, mark_);
   }
   if (!first) {
     send(0, &here, sizeof here);
-    receive(sockets[0], ids.data(), bytes, specs[0].peer, cancellation_);
+    receive(sockets[0], ids.data(), bytes, specs[0].peer, cancellation_, mark_);
   }
   for (std::size_t i = children; i < sockets.size(); ++i) {
     send(i, ids.data(), bytes);

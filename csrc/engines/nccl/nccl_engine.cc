@@ -200,10 +200,7 @@ void NcclEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) 
   });
 }
 
-void NcclEngine::all_gather(int lane,
-                            const void* send,
-                            void* recv,
-                            const std::vector<std::size_t>& bytes_of) {
+void NcclEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
   AIACC_CHECK(bytes_of.size() == members_.size());
   if (all_equal(bytes_of)) {
     if (bytes_of.front() > 0) {
@@ -234,7 +231,7 @@ void NcclEngine::all_gather(int lane,
 void NcclEngine::reduce_scatter(int lane,
                                 const void* send,
                                 void* recv,
-                                const std::vector<std::size_t>& counts,
+                                const PerRank& counts,
                                 const DeviceReduction& reduction) {
   AIACC_CHECK(reduction.wire == WireFormat::kTensor && counts.size() == members_.size());
   const NcclDataType type = nccl_type_of(reduction.dtype);
@@ -268,11 +265,8 @@ void NcclEngine::reduce_scatter(int lane,
       });
 }
 
-void NcclEngine::all_to_all(int lane,
-                            const void* send,
-                            void* recv,
-                            const std::vector<std::size_t>& send_bytes,
-                            const std::vector<std::size_t>& recv_bytes) {
+void NcclEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   AIACC_CHECK(send_bytes.size() == members_.size() && recv_bytes.size() == members_.size());
   issue_group(lane, "ncclSend and ncclRecv", {send, recv}, [&](NcclComm comm, CudaStream stream) {
     NcclResult result = kNcclSuccess;

@@ -43,6 +43,7 @@ class NcclEngine : public DeviceEngine {
   std::string refusal(const DeviceReduction& reduction) const override;
   bool quiesce(Clock::time_point deadline) noexcept override { return devices_->quiesce(deadline); }
   void check() override;
+  LaneWait issue_waits() const override { return mark_.get(); }
   void abort(const Status& status) noexcept override;
 
   /// The wish for an algorithm counts from NCCL 2.31 on.
@@ -52,20 +53,17 @@ class NcclEngine : public DeviceEngine {
                   std::size_t count,
                   const DeviceReduction& reduction) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
-  void all_gather(int lane,
-                  const void* send,
-                  void* recv,
-                  const std::vector<std::size_t>& bytes_of) override;
+  void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
                       const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const DeviceReduction& reduction) override;
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes) override;
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes) override;
   std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
                                       std::uint32_t split_id) override;
 
@@ -104,6 +102,7 @@ class NcclEngine : public DeviceEngine {
   const std::vector<int> members_;  ///< their ranks in the job
   const std::uint32_t split_id_;
   Cancellation cancellation_;
+  WaitMark mark_;     ///< the issuing thread's, while it waits for the ranks to come
   std::mutex mutex_;  ///< one thread at a time is in NCCL; guards what follows
   std::vector<Lane> comms_;
   std::unique_lock<std::mutex>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "csrc/base/error.h"
@@ -11,6 +12,7 @@
 namespace aiacc {
 namespace {
 
+constexpr int kNobody = -1;
 constexpr std::size_t kAlignment = 256;
 /// How long an engine that ends waits for what is under way.
 constexpr std::chrono::seconds kPatience{4};
@@ -47,7 +49,11 @@ HostStagedEngine::HostStagedEngine(std::unique_ptr<Engine> host,
       rank_(rank),
       size_(size),
       work_(std::make_shared<HostWork>()),
-      threads_(std::move(threads)) {
+      threads_(std::move(threads)),
+      served_(static_cast<std::size_t>(host_->express_lane()) + 1) {
+  for (std::atomic<int>& served : served_) {
+    served.store(kNobody);
+  }
   work_->stop = [this](const Status& status) { host_->abort(status); };
 }
 
@@ -65,6 +71,19 @@ HostStagedEngine::~HostStagedEngine() {
 void HostStagedEngine::check() {
   work_->cancellation.check();
   own_->check();
+}
+
+/// Of the parts of an operation the one that moved last. An operation begins when the one before it
+/// on its lane is over, so all parts at work for a lane are of one.
+LaneWait HostStagedEngine::waits(int lane) const {
+  std::optional<LaneWait> least;
+  for (std::size_t used = 0; used < served_.size(); ++used) {
+    if (served_[used].load() == lane) {
+      const LaneWait wait = host_->waits(static_cast<int>(used));
+      least = !least || wait.seconds < least->seconds ? wait : *least;
+    }
+  }
+  return least.value_or(LaneWait{});
 }
 
 void HostStagedEngine::abort(const Status& status) noexcept {
@@ -108,7 +127,14 @@ void HostStagedEngine::run(int lane, std::vector<Part> parts) {
   std::vector<Mark> done;
   done.reserve(parts.size());
   for (Part& part : parts) {
-    HostStagingLane& thread = *(*threads_)[static_cast<std::size_t>(part.lane)];
+    const auto used = static_cast<std::size_t>(part.lane);
+    part.part.run =
+        [&served = served_[used], lane, work = std::move(part.part.run)](std::byte* memory) {
+          served.store(lane);
+          work(memory);
+          served.store(kNobody);
+        };
+    HostStagingLane& thread = *(*threads_)[used];
     done.push_back(thread.pass(work_, device_, std::move(part.part), ready));
   }
   for (const Mark& mark : done) {
@@ -165,10 +191,7 @@ void HostStagedEngine::broadcast(int lane, void* buffer, std::size_t bytes, int 
   run(lane, std::move(parts));
 }
 
-void HostStagedEngine::all_gather(int lane,
-                                  const void* send,
-                                  void* recv,
-                                  const std::vector<std::size_t>& bytes_of) {
+void HostStagedEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
   const int used = host_lane(lane);
   const std::size_t mine = bytes_of[static_cast<std::size_t>(rank_)];
   const auto gather = [=](std::byte* memory) {
@@ -180,7 +203,7 @@ void HostStagedEngine::all_gather(int lane,
 void HostStagedEngine::reduce_scatter(int lane,
                                       const void* send,
                                       void* recv,
-                                      const std::vector<std::size_t>& counts,
+                                      const PerRank& counts,
                                       const DeviceReduction& reduction) {
   AIACC_CHECK(reduction.wire == WireFormat::kTensor);
   const Reduction sum{reduction.dtype, reduction.op};
@@ -194,11 +217,8 @@ void HostStagedEngine::reduce_scatter(int lane,
   run(lane, {{used, {send, sent, recv, received, aligned(sent), scatter}}});
 }
 
-void HostStagedEngine::all_to_all(int lane,
-                                  const void* send,
-                                  void* recv,
-                                  const std::vector<std::size_t>& send_bytes,
-                                  const std::vector<std::size_t>& recv_bytes) {
+void HostStagedEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   const int used = host_lane(lane);
   const std::size_t sent = sum_of(send_bytes);
   const auto exchange = [=](std::byte* memory) {

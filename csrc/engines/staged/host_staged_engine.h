@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -44,6 +45,8 @@ class HostStagedEngine : public DeviceEngine {
   }
   bool quiesce(Clock::time_point deadline) noexcept override { return own_->quiesce(deadline); }
   void check() override;
+  LaneWait issue_waits() const override { return own_->issue_waits(); }
+  LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override;
 
   void all_reduce(int lane,
@@ -52,20 +55,17 @@ class HostStagedEngine : public DeviceEngine {
                   std::size_t count,
                   const DeviceReduction& reduction) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
-  void all_gather(int lane,
-                  const void* send,
-                  void* recv,
-                  const std::vector<std::size_t>& bytes_of) override;
+  void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
                       const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const DeviceReduction& reduction) override;
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes) override;
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes) override;
   std::unique_ptr<DeviceEngine> split(const std::vector<int>& members,
                                       std::uint32_t split_id) override;
 
@@ -97,6 +97,8 @@ class HostStagedEngine : public DeviceEngine {
   const std::shared_ptr<HostWork> work_;
   std::shared_ptr<Device> device_;  ///< null until the first operation; the issuing thread's
   const std::shared_ptr<Threads> threads_;  ///< by lane of the host's engine
+  /// By lane of the host's engine: whose part is at work there, a lane of this engine, or kNobody.
+  std::vector<std::atomic<int>> served_;
 };
 
 }  // namespace aiacc

@@ -58,7 +58,7 @@ void Mesh::all_reduce(const void* send, void* recv, std::size_t count, const Red
 
 void Mesh::reduce_scatter(const void* send,
                           void* recv,
-                          const std::vector<std::size_t>& counts,
+                          const PerRank& counts,
                           const Reduction& reduction) {
   const std::size_t element = size_of(reduction.dtype);
   const auto own = counts.begin() + rank_;
@@ -165,7 +165,7 @@ void Mesh::broadcast(void* buffer, std::size_t bytes, int root) {
   }
 }
 
-void Mesh::all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of) {
+void Mesh::all_gather(const void* send, void* recv, const PerRank& bytes_of) {
   std::vector<std::size_t> offsets(bytes_of.size() + 1, 0);
   for (std::size_t i = 0; i < bytes_of.size(); ++i) {
     offsets[i + 1] = offsets[i] + bytes_of[i];

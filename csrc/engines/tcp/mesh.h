@@ -6,6 +6,7 @@
 
 #include "csrc/base/dtype.h"
 #include "csrc/base/spin.h"
+#include "csrc/engines/engine_context.h"
 #include "csrc/engines/tcp/channel.h"
 #include "csrc/engines/tcp/exchange.h"
 
@@ -29,12 +30,12 @@ class Mesh {
 
   void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
   void broadcast(void* buffer, std::size_t bytes, int root);
-  void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
+  void all_gather(const void* send, void* recv, const PerRank& bytes_of);
 
   /// Every rank reduces everything and keeps its part.
   void reduce_scatter(const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const Reduction& reduction);
 
  private:

@@ -30,8 +30,8 @@ Pairs::Pairs(int rank,
 
 void Pairs::all_to_all(const void* send,
                        void* recv,
-                       const std::vector<std::size_t>& send_bytes,
-                       const std::vector<std::size_t>& recv_bytes) {
+                       const PerRank& send_bytes,
+                       const PerRank& recv_bytes) {
   const std::vector<std::size_t> sources = offsets_of(send_bytes);
   const std::vector<std::size_t> targets = offsets_of(recv_bytes);
   const auto* from = static_cast<const char*>(send);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "csrc/base/spin.h"
+#include "csrc/engines/engine_context.h"
 #include "csrc/engines/tcp/channel.h"
 
 namespace aiacc {
@@ -26,8 +27,8 @@ class Pairs {
 
   void all_to_all(const void* send,
                   void* recv,
-                  const std::vector<std::size_t>& send_bytes,
-                  const std::vector<std::size_t>& recv_bytes);
+                  const PerRank& send_bytes,
+                  const PerRank& recv_bytes);
 
  private:
   OpHeader header_of(std::size_t bytes) const;

@@ -81,7 +81,7 @@ void Ring::broadcast(void* buffer, std::size_t bytes, int root) {
   stream_.run(schedule_);
 }
 
-void Ring::all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of) {
+void Ring::all_gather(const void* send, void* recv, const PerRank& bytes_of) {
   std::vector<std::size_t> offsets(bytes_of.size() + 1, 0);
   for (std::size_t i = 0; i < bytes_of.size(); ++i) {
     offsets[i + 1] = offsets[i] + bytes_of[i];
@@ -105,7 +105,7 @@ void Ring::all_gather(const void* send, void* recv, const std::vector<std::size_
 
 void Ring::reduce_scatter(const void* send,
                           void* recv,
-                          const std::vector<std::size_t>& counts,
+                          const PerRank& counts,
                           const Reduction& reduction) {
   const std::size_t element = size_of(reduction.dtype);
   const auto ranks = static_cast<std::size_t>(size_);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
+#include "csrc/engines/engine_context.h"
 #include "csrc/engines/tcp/ring_stream.h"
 
 namespace aiacc {
@@ -24,13 +25,13 @@ class Ring {
   /// A pipeline from root around the ring.
   void broadcast(void* buffer, std::size_t bytes, int root);
 
-  void all_gather(const void* send, void* recv, const std::vector<std::size_t>& bytes_of);
+  void all_gather(const void* send, void* recv, const PerRank& bytes_of);
 
   /// The first half of an all-reduce. Long parts are done block by block, because what is on its
   /// way to another rank needs memory.
   void reduce_scatter(const void* send,
                       void* recv,
-                      const std::vector<std::size_t>& counts,
+                      const PerRank& counts,
                       const Reduction& reduction);
 
   /// See Engine. Any thread.

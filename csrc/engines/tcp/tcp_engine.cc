@@ -130,10 +130,7 @@ void TcpEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   run(lane, [&](auto& topology) { topology.broadcast(buffer, bytes, root); });
 }
 
-void TcpEngine::all_gather(int lane,
-                           const void* send,
-                           void* recv,
-                           const std::vector<std::size_t>& bytes_of) {
+void TcpEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
   AIACC_CHECK(bytes_of.size() == static_cast<std::size_t>(size_));
   if (size_ == 1) {
     cancellation_.check();
@@ -145,11 +142,8 @@ void TcpEngine::all_gather(int lane,
   run(lane, [&](auto& topology) { topology.all_gather(send, recv, bytes_of); });
 }
 
-void TcpEngine::reduce_scatter(int lane,
-                               const void* send,
-                               void* recv,
-                               const std::vector<std::size_t>& counts,
-                               const Reduction& reduction) {
+void TcpEngine::reduce_scatter(
+    int lane, const void* send, void* recv, const PerRank& counts, const Reduction& reduction) {
   AIACC_CHECK(counts.size() == static_cast<std::size_t>(size_));
   if (size_ == 1) {
     cancellation_.check();
@@ -158,11 +152,8 @@ void TcpEngine::reduce_scatter(int lane,
   run(lane, [&](auto& topology) { topology.reduce_scatter(send, recv, counts, reduction); });
 }
 
-void TcpEngine::all_to_all(int lane,
-                           const void* send,
-                           void* recv,
-                           const std::vector<std::size_t>& send_bytes,
-                           const std::vector<std::size_t>& recv_bytes) {
+void TcpEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   const auto size = static_cast<std::size_t>(size_);
   AIACC_CHECK(send_bytes.size() == size && recv_bytes.size() == size);
   AIACC_CHECK(send_bytes[static_cast<std::size_t>(context_.rank)] ==

@@ -72,14 +72,30 @@ void QueuedExecutor::start(Unit& unit, int lane) {
   started.engine = &started.unit.communicator->gpu->on(*started.unit.devices());
   auto& gpu = gpus_.at(started.engine->device(-1)->ordinal());
   started.device = gpu.device;
+  started.lane = engine_lane(lane);
   const Device::Scope scope(*gpu.device);
-  started.work.emplace(started.unit, engine_lane(lane), *started.engine, gpus_.resources_of(gpu));
+  started.work.emplace(started.unit, started.lane, *started.engine, gpus_.resources_of(gpu));
   started.work->prepare();
 }
 
 /// Issues the units of the group, which are on one engine, and queues what comes after.
 void QueuedExecutor::launch() {
   const Device::Scope scope(*group_.front()->device);
+  show_issuing(group_[grouped_ - 1].get());
+  issue();
+  for (std::size_t i = 0; i < grouped_; ++i) {
+    Started& started = *group_[i];
+    const Mark done = started.work->complete();
+    units_.add(started.unit,
+               {started.engine, started.lane},
+               started.device,
+               done,
+               started.work->take_checked());
+  }
+  show_issuing(nullptr);
+}
+
+void QueuedExecutor::issue() {
   DeviceEngine& engine = *group_.front()->engine;
   const bool several = grouped_ > 1;
   if (several) {
@@ -91,15 +107,26 @@ void QueuedExecutor::launch() {
   if (several) {
     engine.end_group();
   }
-  for (std::size_t i = 0; i < grouped_; ++i) {
-    Started& started = *group_[i];
-    const Mark done = started.work->complete();
-    units_.add(started.unit, started.device, done, started.work->take_checked());
+}
+
+void QueuedExecutor::show_issuing(const Started* started) {
+  const std::lock_guard lock(mutex_);
+  issuing_ = started;
+}
+
+std::optional<UnitWait> QueuedExecutor::issuing() {
+  const std::lock_guard lock(mutex_);
+  if (issuing_ == nullptr) {
+    return std::nullopt;
   }
+  const Unit& unit = issuing_->unit;
+  const LaneWait wait = issuing_->engine->issue_waits();
+  return UnitWait{id_of(unit), name_of(unit), wait.seconds, unit.communicator->places_to(wait)};
 }
 
 /// After an error: the operations of the group end with the job.
 void QueuedExecutor::drop() noexcept {
+  show_issuing(nullptr);
   for (std::size_t i = 0; i < grouped_; ++i) {
     group_[i]->work.reset();
   }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,8 @@ class QueuedExecutor : public DeviceExecutor {
   }
   void prepare(const Unit& unit, int lane) override;
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
+  std::optional<UnitWait> first_queued() override { return units_.first(); }
+  std::optional<UnitWait> issuing() override;
   bool quiesce(Clock::time_point deadline) noexcept override { return engine_.quiesce(deadline); }
 
  private:
@@ -43,6 +46,7 @@ class QueuedExecutor : public DeviceExecutor {
     Unit unit;
     Clock::time_point since;
     DeviceEngine* engine = nullptr;
+    int lane = 0;  ///< of that engine
     std::shared_ptr<Device> device;
     std::optional<DeviceUnit> work;
   };
@@ -53,6 +57,8 @@ class QueuedExecutor : public DeviceExecutor {
   }
   void start(Unit& unit, int lane);
   void launch();
+  void issue();
+  void show_issuing(const Started* started);
   void drop() noexcept;
 
   DeviceEngine& engine_;
@@ -62,6 +68,9 @@ class QueuedExecutor : public DeviceExecutor {
   // The launching thread's.
   std::vector<std::unique_ptr<Started>> group_;  ///< the launch group, then spare ones
   std::size_t grouped_ = 0;
+
+  std::mutex mutex_;  ///< guards what follows
+  const Started* issuing_ = nullptr;
 };
 
 }  // namespace aiacc

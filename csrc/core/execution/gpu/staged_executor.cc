@@ -40,7 +40,7 @@ void StagedExecutor::run(Unit& unit, int lane, PackBuffer& buffer, const Finishe
     auto& gpu = own_gpu(unit);
     const Device::Scope scope(*gpu.device);
     const Mark done = gpus_.resources_of(gpu).run(unit, lane, buffer);
-    units_.add(unit, gpu.device, done, nullptr);
+    units_.add(unit, {}, gpu.device, done, nullptr);
   }
   finished(unit, since);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "csrc/core/execution/device_executor.h"
@@ -35,6 +36,8 @@ class StagedExecutor : public DeviceExecutor {
   }
   void prepare(const Unit& unit, int lane) override;
   void run(Unit& unit, int lane, PackBuffer& buffer, const Finished& finished) override;
+  std::optional<UnitWait> first_queued() override { return std::nullopt; }
+  std::optional<UnitWait> issuing() override { return std::nullopt; }
   bool quiesce(Clock::time_point deadline) noexcept override;
 
  private:

@@ -8,20 +8,12 @@
 namespace aiacc {
 namespace {
 
-std::string name_of(const Unit& unit) {
-  const Request& request = unit.pieces.front().request();
-  std::string name = "'" + label_of(request.process_set, request.name) + "'";
-  if (unit.pieces.size() > 1) {
-    name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
-  }
-  return name;
-}
-
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace
 
 void UnitsOnGpu::add(const Unit& unit,
+                     const Mover& mover,
                      const std::shared_ptr<Device>& device,
                      const Mark& done,
                      ReportPool::Taken checked) {
@@ -35,7 +27,14 @@ void UnitsOnGpu::add(const Unit& unit,
       piece.buffers().gathered_on_gpu->users = {done};
     }
   }
-  queued_.push_back({device, done, name_of(unit), Clock::now(), std::move(checked)});
+  queued_.push_back({device,
+                     done,
+                     id_of(unit),
+                     name_of(unit),
+                     mover,
+                     unit.communicator,
+                     Clock::now(),
+                     std::move(checked)});
 }
 
 void UnitsOnGpu::order_after(const Operation& operation, CudaStream stream, const Device& device) {
@@ -58,6 +57,24 @@ void UnitsOnGpu::retire() {
     }
     queued_.pop_front();
   }
+}
+
+std::optional<UnitWait> UnitsOnGpu::first() {
+  std::shared_ptr<const Communicator> communicator;  // released after the lock
+  const std::lock_guard lock(mutex_);
+  retire();
+  if (queued_.empty()) {
+    return std::nullopt;
+  }
+  const Queued& oldest = queued_.front();
+  UnitWait first{oldest.id, oldest.name};
+  communicator = oldest.communicator.lock();
+  if (communicator != nullptr && oldest.mover.engine != nullptr) {
+    const LaneWait wait = oldest.mover.engine->waits(oldest.mover.lane);
+    first.seconds = wait.seconds;
+    first.ahead = communicator->places_to(wait);
+  }
+  return first;
 }
 
 bool UnitsOnGpu::busy() {

@@ -3,12 +3,15 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "csrc/core/execution/device_executor.h"
 #include "csrc/core/execution/finite_check.h"
 #include "csrc/core/execution/gpu/report_pool.h"
 #include "csrc/core/execution/unit.h"
 #include "csrc/cuda/device.h"
+#include "csrc/engines/device_engine.h"
 
 namespace aiacc {
 
@@ -24,9 +27,16 @@ class UnitsOnGpu {
   UnitsOnGpu(const UnitsOnGpu&) = delete;
   UnitsOnGpu& operator=(const UnitsOnGpu&) = delete;
 
+  /// What moves a unit, alive as long as its communicator; null: nobody waits for others.
+  struct Mover {
+    const DeviceEngine* engine = nullptr;
+    int lane = 0;  ///< of that engine
+  };
+
   /// The unit is on its way until the GPU has come to the mark. Its operations have the mark from
   /// now on.
   void add(const Unit& unit,
+           const Mover& mover,
            const std::shared_ptr<Device>& device,
            const Mark& done,
            ReportPool::Taken checked);
@@ -35,6 +45,8 @@ class UnitsOnGpu {
   /// Device::Scope.
   void order_after(const Operation& operation, CudaStream stream, const Device& device);
 
+  /// The first one, if there are some.
+  std::optional<UnitWait> first();
   /// Whether there are some, or what was found in their inputs is to be thrown.
   bool busy();
   /// Throws Error(kEngine) if the GPU has failed, Error(kNotFinite) if it has found such an input
@@ -48,7 +60,10 @@ class UnitsOnGpu {
   struct Queued {
     std::shared_ptr<Device> device;
     Mark done;
+    UnitId id;
     std::string name;
+    Mover mover;
+    std::weak_ptr<const Communicator> communicator;
     Clock::time_point since;
     ReportPool::Taken checked;
     bool reported = false;

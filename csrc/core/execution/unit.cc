@@ -1,0 +1,20 @@
+#include "csrc/core/execution/unit.h"
+
+namespace aiacc {
+
+UnitId id_of(const Unit& unit) {
+  // One that changes process sets may have no communicator.
+  return {unit.order, unit.communicator ? unit.communicator->id : 0, unit.plan.seq};
+}
+
+std::string name_of(const Unit& unit) {
+  constexpr std::size_t kMostBytes = 100;
+  const Request& request = unit.pieces.front().request();
+  std::string name = "'" + label_of(request.process_set, request.name).substr(0, kMostBytes) + "'";
+  if (unit.pieces.size() > 1) {
+    name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
+  }
+  return name;
+}
+
+}  // namespace aiacc
