@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from bench.network.fault_plan import KINDS
+from bench.network.faults.plan import KINDS
 from bench.network.training import LANES, contenders
 from bench.network.workloads import workload
 

@@ -16,7 +16,7 @@ import pytest
 from aiacc.run import netcheck
 from bench.network import bpf, faults, launch, program
 from bench.network.bed import Bed, BedError, bed_for, put_up, require_root, take_down
-from bench.network.fault_plan import choose
+from bench.network.faults.plan import choose
 from bench.network.plan import Spec
 from tests.support.ranks import ROOT
 

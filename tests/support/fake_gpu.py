@@ -5,7 +5,7 @@
         fake_gpu.run_ranks(size, add_up)
 
 In a rank, torch's tensors stay in host memory, which is also the device memory of the fake driver
-(tests/cpp/support/fake_cuda.h) that the core loads in place of libcuda. Tensors count as on the
+(tests/cpp/support/fakes/fake_cuda.h) that the core loads in place of libcuda. Tensors count as on the
 device unless they were made with ``device="cpu"``, from NumPy or from bytes, by `torch.Tensor.cpu`,
 or from such tensors alone.
 

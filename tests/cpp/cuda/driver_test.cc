@@ -7,7 +7,7 @@
 
 #include "csrc/cuda/visible_devices.h"
 #include "tests/cpp/cuda/driver_symbols.h"
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 // AIACC_FAKE_CUDA, from CMake: path of the library made of fake_driver.cc.
 

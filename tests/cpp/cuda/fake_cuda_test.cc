@@ -1,4 +1,4 @@
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 #include <atomic>
 #include <numeric>

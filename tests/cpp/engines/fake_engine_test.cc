@@ -1,6 +1,6 @@
 // The fake engine of the other tests is an engine like any other.
 
-#include "tests/cpp/support/fake_engine.h"
+#include "tests/cpp/support/fakes/fake_engine.h"
 
 #include <memory>
 #include <string>

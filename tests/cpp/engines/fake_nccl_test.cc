@@ -1,4 +1,4 @@
-#include "tests/cpp/support/fake_nccl.h"
+#include "tests/cpp/support/fakes/fake_nccl.h"
 
 #include <chrono>
 #include <cstring>

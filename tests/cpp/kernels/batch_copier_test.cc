@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 namespace aiacc {
 namespace {

@@ -13,7 +13,7 @@
 #include "csrc/control/tcp/tcp_plane.h"
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/tcp/tcp_engine.h"
-#include "tests/cpp/support/fake_engine.h"
+#include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/requests.h"
 #include "tests/cpp/support/tcp_world.h"

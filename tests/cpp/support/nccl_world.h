@@ -10,7 +10,7 @@
 #include "csrc/engines/engine.h"
 #include "csrc/engines/nccl/nccl_engine.h"
 #include "csrc/kernels/scale.h"
-#include "tests/cpp/support/fake_nccl.h"
+#include "tests/cpp/support/fakes/fake_nccl.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "csrc/cuda/device.h"
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 namespace aiacc {
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.network.fault_plan import (
+from bench.network.faults.plan import (
     FATAL,
     HARMLESS,
     KINDS,
@@ -18,7 +18,7 @@ from bench.network.fault_plan import (
     events,
     judge,
 )
-from bench.network.fault_work import operations, sent, splits, tensors, wanted
+from bench.network.faults.work import operations, sent, splits, tensors, wanted
 from bench.network.tables import faults_table, faults_text
 
 _DONE = Report("done", checked=100)

@@ -14,7 +14,7 @@
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/deserter.h"
 #include "tests/cpp/support/desertion.h"
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 namespace aiacc {
 namespace {

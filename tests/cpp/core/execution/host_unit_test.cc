@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/kernels/scale.h"
-#include "tests/cpp/support/fake_engine.h"
+#include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/requests.h"
 

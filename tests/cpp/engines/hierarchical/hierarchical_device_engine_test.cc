@@ -14,7 +14,7 @@
 #include "csrc/engines/members.h"
 #include "csrc/engines/staged/host_staged_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/support/fake_engine.h"
+#include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/nccl_world.h"
 
 namespace aiacc {

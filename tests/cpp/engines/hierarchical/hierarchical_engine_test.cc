@@ -13,7 +13,7 @@
 
 #include "csrc/base/error.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/support/fake_engine.h"
+#include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 

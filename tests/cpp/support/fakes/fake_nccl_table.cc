@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "tests/cpp/support/fake_nccl.h"
+#include "tests/cpp/support/fakes/fake_nccl.h"
 
 // The part of the fake that concerns communicators, memory and groups.
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "tests/cpp/cuda/driver_symbols.h"
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 #define AIACC_EXPORT extern "C" __attribute__((visibility("default")))
 

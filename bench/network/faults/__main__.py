@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.network import fault_run, runs
+from bench.network import runs
 from bench.network.bed import BedError
-from bench.network.fault_plan import KINDS, STEPS, CheckResult, Fault, choose, judge
-from bench.network.fault_work import tensors
+from bench.network.faults import run as fault_run
+from bench.network.faults.plan import KINDS, STEPS, CheckResult, Fault, choose, judge
+from bench.network.faults.work import tensors
 
 RESULTS = machine.ROOT / "bench" / "results" / "network_faults.json"
 #: A run in which this machine stood still says nothing about the fault; it is tried again.

@@ -19,7 +19,7 @@ import numpy as np
 
 import aiacc.array as hvd
 from aiacc.exceptions import AiaccError
-from bench.network.fault_work import Array, Operation, operations, sent, splits, wanted
+from bench.network.faults.work import Array, Operation, operations, sent, splits, wanted
 
 
 class WrongResultError(Exception):

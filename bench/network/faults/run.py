@@ -18,7 +18,7 @@ from typing import Any
 from bench.machine import ROOT
 from bench.network import launch, native
 from bench.network.bed import Bed, bed_for
-from bench.network.fault_plan import STEPS, Event, Fault, Report, events
+from bench.network.faults.plan import STEPS, Event, Fault, Report, events
 from bench.network.plan import Spec
 
 #: Seconds between looks at the clock.
@@ -101,7 +101,7 @@ class _Job:
         self._outcome = Outcome()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "bench.network.faults_worker"]
+        command = [sys.executable, "-m", "bench.network.faults.worker"]
         command += ["--seed", str(self._fault.seed), "--steps", str(STEPS)]
         command += ["--out", str(self._folder)]
         shared = {**launch.environment(self._bed), **self._fault.variables()}

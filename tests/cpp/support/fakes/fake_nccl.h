@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "csrc/engines/nccl/nccl_api.h"
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 namespace aiacc {
 

@@ -5,7 +5,7 @@
 #include "csrc/kernels/half.h"
 #include "csrc/kernels/reduce.h"
 #include "csrc/kernels/scale.h"
-#include "tests/cpp/support/fake_nccl.h"
+#include "tests/cpp/support/fakes/fake_nccl.h"
 
 // The part of the fake that knows what the collectives do.
 

@@ -1,7 +1,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tests/cpp/support/fake_cuda.h"
+#include "tests/cpp/support/fakes/fake_cuda.h"
 
 // The part of the fake that concerns streams, events and memory.
 
