@@ -69,7 +69,7 @@ std::unique_ptr<Engine> create_engine(const std::string& name, const EngineConte
 
 std::unique_ptr<DeviceEngine> create_device_engine(const std::string& name,
                                                    const EngineContext& context,
-                                                   int host_lanes) {
+                                                   int tcp_lanes) {
   const bool tcp_between = name == "hierarchical-tcp";
   if (name != "nccl" && name != "hierarchical" && !tcp_between) {
     throw Error(Code::kInvalidArgument,
@@ -81,7 +81,7 @@ std::unique_ptr<DeviceEngine> create_device_engine(const std::string& name,
     return nccl;
   }
   EngineContext between = context;
-  between.lanes = host_lanes;
+  between.lanes = tcp_lanes;
   return create_hierarchical_device_engine(std::move(nccl), between, tcp_between);
 }
 

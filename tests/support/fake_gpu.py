@@ -5,9 +5,9 @@
         fake_gpu.run_ranks(size, add_up)
 
 In a rank, torch's tensors stay in host memory, which is also the device memory of the fake driver
-(tests/cpp/support/fakes/fake_cuda.h) that the core loads in place of libcuda. Tensors count as on the
-device unless they were made with ``device="cpu"``, from NumPy or from bytes, by `torch.Tensor.cpu`,
-or from such tensors alone.
+(tests/cpp/support/fakes/fake_cuda.h) that the core loads in place of libcuda. Tensors count as on
+the device unless they were made with ``device="cpu"``, from NumPy or from bytes, by
+`torch.Tensor.cpu`, or from such tensors alone.
 
 What torch computes happens at once, as if its stream had come to it. So whoever makes a stream of
 torch's wait here waits for the fake's streams themselves: that is what the stream would do before

@@ -99,12 +99,12 @@ std::unique_ptr<DeviceEngine> HierarchicalDeviceEngine::split(const std::vector<
 
 std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<DeviceEngine> nccl,
                                                                 EngineContext context,
-                                                                bool host_lanes) {
+                                                                bool staged_between_hosts) {
   check_hosts(context);
   const int rank = context.rank;
   std::unique_ptr<DeviceEngine> flat = std::move(nccl);
   std::unique_ptr<DeviceEngine> near;
-  if (host_lanes && HostTopology(context.host_of).hosts() > 1) {
+  if (staged_between_hosts && HostTopology(context.host_of).hosts() > 1) {
     near = std::move(flat);
     context.split_id = kFirstSplitId;
     flat = std::make_unique<HostStagedEngine>(

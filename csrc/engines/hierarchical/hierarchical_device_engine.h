@@ -53,11 +53,12 @@ class HierarchicalDeviceEngine : public Hierarchical<DeviceEngine> {
   std::vector<AllReduce> group_;  ///< the same
 };
 
-/// `nccl` inside the hosts; between them, if there are several, the same, or with `host_lanes` the
-/// lanes of an engine `tcp`. Takes NCCL's engine among all ranks. Collective, blocks. Throws
-/// Error(kInvalidArgument) if `context.host_of` does not name the host of every rank.
+/// `nccl` inside the hosts; between them, if there are several, the same, or with
+/// `staged_between_hosts` the lanes of an engine `tcp`. Takes NCCL's engine among all ranks.
+/// Collective, blocks. Throws Error(kInvalidArgument) if `context.host_of` does not name the host
+/// of every rank.
 std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<DeviceEngine> nccl,
                                                                 EngineContext context,
-                                                                bool host_lanes);
+                                                                bool staged_between_hosts);
 
 }  // namespace aiacc

@@ -456,19 +456,20 @@ TEST_P(CoordinatorGpuTest, ComesUpManyTimes) {
 
 /// The planner's lanes are those of the engine for host memory, and its express lane is one more.
 TEST_P(CoordinatorGpuTest, AHierarchyWithFewerLanesThanTheEngineOfTheHost) {
-  for (const bool host_lanes : {false, true}) {
+  for (const bool staged_between_hosts : {false, true}) {
     CoordinatorWorld world;
     world.size = size();
     world.lanes = 5;
     world.options.parameters.lanes = 5;
     world.gpu = [&](int rank) {
       EngineContext context = gpus_.context(rank, 3);
-      context.split_id = host_lanes ? 1 : 0;  // the same sockets serve both
+      context.split_id = staged_between_hosts ? 1 : 0;  // the same sockets serve both
       for (int r = 0; r < size(); ++r) {
         context.host_of.resize(static_cast<std::size_t>(size()));
         context.host_of[static_cast<std::size_t>(r)] = r / 2;
       }
-      return create_hierarchical_device_engine(gpus_.engine(rank, 2), context, host_lanes);
+      return create_hierarchical_device_engine(
+          gpus_.engine(rank, 2), context, staged_between_hosts);
     };
     with_coordinators(world, [&](int rank, RankParts& parts) {
       GpuRank gpu(gpus_, parts, rank);

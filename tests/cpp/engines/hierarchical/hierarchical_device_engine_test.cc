@@ -28,7 +28,7 @@ Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
 struct Hosts {
   const char* name;
   std::vector<int> of;
-  bool host_lanes = false;
+  bool staged_between_hosts = false;
   int size() const { return static_cast<int>(of.size()); }
 };
 
@@ -36,7 +36,8 @@ struct Hosts {
 std::unique_ptr<DeviceEngine> connect(NcclWorld& world, const Hosts& hosts, int rank) {
   EngineContext context = world.context(rank, 3);
   context.host_of = hosts.of;
-  return create_hierarchical_device_engine(world.engine(rank, kLanes), context, hosts.host_lanes);
+  return create_hierarchical_device_engine(
+      world.engine(rank, kLanes), context, hosts.staged_between_hosts);
 }
 
 /// Runs `body(rank, engine)` on every rank; the failure of one aborts the engines of the others.
@@ -151,7 +152,7 @@ TEST_P(HierarchicalDeviceTest, QueuesTheSameOrderEverywhere) {
 }
 
 TEST_P(HierarchicalDeviceTest, RegistersTheBufferOfALaneWithEveryPartThatUsesIt) {
-  if (GetParam().host_lanes && GetParam().of == std::vector<int>{0, 1}) {
+  if (GetParam().staged_between_hosts && GetParam().of == std::vector<int>{0, 1}) {
     GTEST_SKIP() << "NCCL has nothing to do";
   }
   std::atomic<int> registered{0};
