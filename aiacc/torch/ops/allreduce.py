@@ -66,7 +66,7 @@ def allreduce_async_(
         return _start_compressed(
             tensor, compression, name, op, prescale_factor, postscale_factor, process_set
         )
-    # Written out, not shared: this is the path of a gradient.
+    # Written out: this is the path of a gradient, and `view_of` and `submission` cost 2.5 us more.
     try:
         code = DTYPE_CODES[tensor.dtype]
         on_host = tensor.is_cpu
