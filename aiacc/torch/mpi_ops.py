@@ -10,33 +10,22 @@ from __future__ import annotations
 from aiacc.collectives import names
 from aiacc.collectives.names import *  # noqa: F403
 from aiacc.torch.compression.compressors import Compression
+from aiacc.torch.ops.allgather import allgather, allgather_async
 from aiacc.torch.ops.allreduce import allreduce, allreduce_, allreduce_async, allreduce_async_
-from aiacc.torch.ops.exchange import (
-    alltoall,
-    alltoall_async,
-    reducescatter,
-    reducescatter_async,
-)
-from aiacc.torch.ops.gather import (
-    allgather,
-    allgather_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-)
+from aiacc.torch.ops.alltoall import alltoall, alltoall_async
+from aiacc.torch.ops.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from aiacc.torch.ops.grouped_allgather import grouped_allgather, grouped_allgather_async
 from aiacc.torch.ops.grouped_allreduce import (
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from aiacc.torch.ops.grouped_exchange import (
-    grouped_allgather,
-    grouped_allgather_async,
+from aiacc.torch.ops.grouped_reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
 )
+from aiacc.torch.ops.reducescatter import reducescatter, reducescatter_async
 from aiacc.torch.ops.sparse import sparse_allreduce_async
 
 __all__ = [

@@ -238,7 +238,7 @@ def test_few_modules_prepare_submissions_themselves():
     ("package", "text"),
     [
         ("collectives", "from aiacc.torch import adapter"),
-        ("array", "import aiacc.torch.ops.gather"),
+        ("array", "import aiacc.torch.ops.allgather"),
         ("torch/ops", "from aiacc.torch.reducer.reducer import GradientReducer"),
         ("bootstrap", "from aiacc.run import local"),
         (None, "import aiacc.torch"),

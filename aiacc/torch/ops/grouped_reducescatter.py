@@ -1,4 +1,4 @@
-"""All-gather and reduce-scatter of groups of tensors, which become ready together."""
+"""Reduce-scatter of a group of tensors, which become ready together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_scatter_op
-from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
-from aiacc.torch.adapter import take_outputs, tensor_of, wait
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.adapter import wait
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
-from aiacc.torch.ops.exchange import scatter_grad_factor, scattered_output
-from aiacc.torch.ops.gather import allgather_async
-from aiacc.torch.ops.grouped_allreduce import grouped_allreduce_async
+from aiacc.torch.ops.grouped_allgather import grouped_allgather_async
+from aiacc.torch.ops.reducescatter import scatter_grad_factor, scattered_output
 from aiacc.torch.ops.tensor_list import (
     Tensors,
     addresses_of,
@@ -27,50 +26,6 @@ from aiacc.torch.ops.tensor_list import (
     group_view_of,
     tensors_of,
 )
-
-
-def grouped_allgather_async(
-    tensors: Iterable[torch.Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Start `allgather` of several tensors as one operation; `synchronize` returns a list.
-
-    Collective: every rank, with the same name, and as many tensors of the same dtypes and shapes
-    except the first dimension, in the same order.
-    Blocks: never. Do not write the tensors until `synchronize` returns the results.
-
-    Raises:
-        ValueError: Bad argument, among them a tensor without dimensions.
-        CollectiveError: Not initialised, or an earlier failure was fatal.
-    """
-    group = group_of(tensors, "grouped_allgather", name, rows=True)
-    view = group_view_of(group, label_of("grouped_allgather", name))
-    prepared = submission.allgather(name, *view.spec, process_set)
-    handle = prepared.start(view.addresses, (0,) * len(group), view.stream)
-    pending[handle] = (wait, group, None, lambda handle: take_outputs(handle, group))
-    return handle
-
-
-def grouped_allgather(
-    tensors: Iterable[torch.Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Tensors:
-    """Concatenate the tensors of all ranks along the first dimension, as one operation.
-
-    Differentiable: see `allgather`.
-
-    Collective: every rank, with the same name, and as many tensors of the same dtypes and shapes
-    except the first dimension, in the same order.
-    Blocks: until the results are there.
-
-    Raises:
-        ValueError: Bad argument, among them a tensor without dimensions.
-        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
-    """
-    group = group_of(tensors, "grouped_allgather", name, rows=True)
-    return apply_to_group(_GroupedAllgather, group, name, process_set)
 
 
 def grouped_reducescatter_async(
@@ -136,29 +91,6 @@ def grouped_reducescatter(
         postscale_factor,
     )
     return decompressed(compression, parts, compressed)
-
-
-class _GroupedAllgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        if ctx is not None:
-            ctx.arguments = (grad_name(name), [tensor.shape[0] for tensor in tensors], process_set)
-        return tuple(tensors_of(grouped_allgather_async(tensors, name, process_set)))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        name, rows, process_set = ctx.arguments
-        reduced = tensors_of(
-            grouped_allreduce_async(contiguous(grads), None, name, Average, 1.0, 1.0, process_set)
-        )
-        rows_of = tensor_of(
-            allgather_async(
-                torch.tensor([rows], device="cpu"), name and name + ".rows", process_set
-            )
-        )
-        begins = rows_of[: rank_and_size(process_set).rank].sum(0).tolist()
-        own = [g.narrow(0, b, n) for g, b, n in zip(reduced, begins, rows, strict=True)]
-        return None, None, *own
 
 
 class _GroupedReducescatter(torch.autograd.Function):
