@@ -7,7 +7,7 @@ import pytest
 
 from aiacc.run.options import parser
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXTRAS = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
 
 
