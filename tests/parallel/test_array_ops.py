@@ -215,6 +215,11 @@ def _refuse_bad_input():
         hvd.allreduce_(readonly)
     with pytest.raises(TypeError, match=r"dict.*allgather_object"):
         hvd.allreduce({})
+    # The message has the beginning of the name, in whole characters.
+    with pytest.raises(ValueError, match=r"'allreduce\.x?é+': a name of 660\d\d bytes"):
+        hvd.allreduce(good, name="x" + "é" * 33000)
+    with pytest.raises(ValueError, match=r"'allreduce\.x?é+': a name of 660\d\d bytes"):
+        hvd.allreduce(good, name="é" * 33000)
     with pytest.raises(ValueError, match="op=17"):
         hvd.allreduce(good, op=17)
     with pytest.raises(ValueError, match="at most one"):
