@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import needed  # noqa: F401  reads its variable before they are cleared
+
 # Settings of whoever runs the tests would change what is tested.
 for _name in [name for name in os.environ if name.startswith(("AIACC_", "HOROVOD_"))]:
     del os.environ[_name]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiacc.config import MpiFlavour
+from aiacc.config import UNKNOWN, MpiFlavour
 from aiacc.run.hosts import Host
 
 #: Variables of these names go along to other hosts.
@@ -28,11 +28,8 @@ FORWARDED_NAMES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 SITE = Path(__file__).resolve().parents[1] / "compat" / "site"
 
 #: What only concerns one process, set by whoever starts it.
-_PER_RANK = frozenset(
-    f"{prefix}_{name}"
-    for prefix in ("AIACC", "HOROVOD")
-    for name in ("RANK", "LOCAL_RANK", "CROSS_RANK", "SIZE", "LOCAL_SIZE", "CROSS_SIZE")
-)
+_NUMBERS = ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK", "CROSS_SIZE", "CROSS_RANK")
+_PER_RANK = frozenset(f"{prefix}_{name}" for prefix in ("AIACC", "HOROVOD") for name in _NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -136,6 +133,34 @@ def local_environment(rank: int, launch: Launch, address: str, token: str) -> di
         "AIACC_TOKEN": token,
         "AIACC_RENDEZVOUS_FILE": "",
     }
+
+
+def check_environment(launch: Launch, config: Mapping[str, str | int | float | bool]) -> list[str]:
+    """Compare what this process was told with what the ranks of a job here are told.
+
+    Args:
+        launch: What to run.
+        config: Settings of this process, from its variables.
+
+    Returns:
+        Variables that are replaced, and so are without effect.
+
+    Raises:
+        ValueError: A number contradicts the launch.
+    """
+    ranks = [local_environment(rank, launch, "", "") for rank in range(launch.ranks)]
+    for name in _NUMBERS:
+        given = str(config[name.lower()])
+        told = [variables[f"AIACC_{name}"] for variables in ranks]
+        if given != str(UNKNOWN) and set(told) != {given}:
+            expected = told[0] if len(set(told)) == 1 else f"{told[0]}..{told[-1]}, one for each"
+            raise ValueError(
+                f"AIACC_{name}={given}, but -np {launch.ranks} makes it {expected} (expected "
+                f"equal); unset AIACC_{name} (or HOROVOD_{name}), or start as many ranks as it says"
+            )
+    return [
+        f"AIACC_{name}" for name in ("ADDR", "TOKEN", "RENDEZVOUS_FILE") if config[name.lower()]
+    ]
 
 
 def mpi_interface(wanted: str) -> str:

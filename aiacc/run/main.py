@@ -17,6 +17,7 @@ from aiacc.run import merge_timelines, netcheck
 from aiacc.run.command import (
     Launch,
     as_horovod,
+    check_environment,
     default_threads,
     local_environment,
     mpi_interface,
@@ -71,7 +72,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.ignored:
         _say(message_about(options.ignored))
     # A wrong variable should be reported once, here, not by every rank.
-    timeline = str(_core.config()["timeline"])
+    config = _core.config()
+    timeline = str(config["timeline"])
     if launch.is_local():
         check_timeline(launch.settings.get("AIACC_TIMELINE", timeline))
     if options.mpi:
@@ -92,6 +94,8 @@ def _run(options: argparse.Namespace) -> int:
             f"hosts {', '.join(host.name for host in launch.hosts if not host.is_local())} are not "
             "this machine; use --mpi to start ranks on other hosts"
         )
+    if replaced := check_environment(launch, config):
+        _say(f"ignored: {', '.join(replaced)} of the environment (aiaccrun sets its own)")
     base = child_environment({})
     threads = default_threads(base, launch.ranks, len(os.sched_getaffinity(0)))
     if options.dry_run:

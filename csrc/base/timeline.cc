@@ -14,26 +14,10 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
+#include "csrc/base/text.h"
 
 namespace aiacc {
 namespace {
-
-std::string escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned char>(c));
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 /// As "12.345". Not by printf's %f, which writes a comma where the locale of the process has one.
 std::string microseconds(std::chrono::nanoseconds time) {
@@ -61,7 +45,7 @@ std::string first_event(int rank) {
          R"({"name": "process_name", "ph": "M", "pid": )" +
          number + R"(, "args": {"name": "rank )" + number +
          R"(", "start_time_since_epoch_in_micros": )" + std::to_string(epoch) + R"(, "boot": ")" +
-         escape(boot_id()) + "\"}}";
+         json_text(boot_id()) + "\"}}";
 }
 
 constexpr std::string_view kEnd = "\n]\n";
@@ -250,12 +234,12 @@ void Timeline::write(int descriptor) {
             ",\n"
             R"({"name": "thread_name", "ph": "M", "pid": )" +
             std::to_string(rank_) + R"(, "tid": )" + std::to_string(row->second) +
-            R"(, "args": {"name": ")" + escape(event.row) + "\"}}";
+            R"(, "args": {"name": ")" + json_text(event.row) + "\"}}";
       }
       text +=
           ",\n"
           R"({"name": ")" +
-          escape(event.name) + R"(", "cat": ")" + escape(event.category) +
+          json_text(event.name) + R"(", "cat": ")" + json_text(event.category) +
           R"(", "ph": "X", "pid": )" + std::to_string(rank_) + R"(, "tid": )" +
           std::to_string(row->second) + R"(, "ts": )" +
           microseconds(event.begin.time_since_epoch()) + R"(, "dur": )" +

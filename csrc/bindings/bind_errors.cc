@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include <pybind11/pybind11.h>
 
 #include "csrc/base/error.h"
@@ -30,16 +32,25 @@ const char* class_of(Code code) {
   return "CollectiveError";
 }
 
+/// Names that another front-end gave need not be UTF-8.
+void set_text(PyObject* type, const char* what) {
+  const auto size = static_cast<Py_ssize_t>(std::strlen(what));
+  const auto text = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(what, size, "replace"));
+  if (text) {
+    PyErr_SetObject(type, text.ptr());
+  }
+}
+
 }  // namespace
 
 void set_python_error(const Error& error) {
   if (error.code() == Code::kInvalidArgument || error.code() == Code::kUnsupported) {
     const bool is_wrong = error.code() == Code::kInvalidArgument;
-    PyErr_SetString(is_wrong ? PyExc_ValueError : PyExc_NotImplementedError, error.what());
+    set_text(is_wrong ? PyExc_ValueError : PyExc_NotImplementedError, error.what());
     return;
   }
   const py::object type = py::module_::import("aiacc.exceptions").attr(class_of(error.code()));
-  PyErr_SetString(type.ptr(), error.what());
+  set_text(type.ptr(), error.what());
 }
 
 void bind_errors(py::module_& module) {

@@ -9,7 +9,8 @@
  * refuses.
  *
  * Threads: any function from any thread, unless it says otherwise. Nothing throws. In a child of
- * fork the parent's runtime answers questions, and refuses to communicate.
+ * fork the parent's runtime still tells ranks and sizes (aiacc_is_initialized to aiacc_cross_size);
+ * all else, process sets included, is AIACC_INVALID_ARGUMENT there.
  *
  * Errors: a function that can fail returns a code, 0 (AIACC_OK) for success. The text belongs to
  * the calling thread: see aiacc_last_error. Nothing of an error is to be freed.
@@ -252,9 +253,9 @@ AIACC_API int32_t aiacc_poll(int64_t handle, int* done);
 /*
  * Waits until the operation is over, returns its outcome and forgets the handle; a second thread
  * that waits for it meanwhile gets AIACC_INVALID_ARGUMENT. Blocks; not to be called with Python's
- * lock (GIL), nor in a callback. On a GPU: ordered on the submission's stream as with aiacc_done.
- * After aiacc.shutdown handles are gone: AIACC_SHUTDOWN, when nobody reads or writes their memory
- * any more.
+ * lock (GIL). In a callback AIACC_INVALID_ARGUMENT. On a GPU: ordered on the submission's stream as
+ * with aiacc_done. After aiacc.shutdown handles are gone: AIACC_SHUTDOWN, when nobody reads or
+ * writes their memory any more.
  */
 AIACC_API int32_t aiacc_wait(int64_t handle);
 

@@ -35,6 +35,22 @@ constexpr std::size_t kMostSize = 4096;
 
 bool gives_rows(OpKind kind) { return kind == OpKind::kAllgather || kind == OpKind::kAlltoall; }
 
+/// Whether this thread runs a callback of the caller's.
+thread_local bool in_callback = false;
+
+template <class Call>
+auto as_callback(Call call) {
+  struct Restore {
+    const bool before = std::exchange(in_callback, true);
+    Restore() = default;
+    Restore(const Restore&) = delete;
+    Restore& operator=(const Restore&) = delete;
+    ~Restore() { in_callback = before; }
+  };
+  const Restore restore;
+  return call();
+}
+
 /// The callbacks of a submission.
 class Callbacks final : public Completion {
  public:
@@ -56,10 +72,12 @@ class Callbacks final : public Completion {
     std::vector<std::int64_t> shape = operation.request.tensor(index).shape;
     const auto& rows = operation.tensor(index).first_extents;
     shape.front() = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-    memory_[index].address = allocate_(context_,
-                                       static_cast<std::uint32_t>(index),
-                                       shape.data(),
-                                       static_cast<std::uint32_t>(shape.size()));
+    memory_[index].address = as_callback([&] {
+      return allocate_(context_,
+                       static_cast<std::uint32_t>(index),
+                       shape.data(),
+                       static_cast<std::uint32_t>(shape.size()));
+    });
     memory_[index].asked = true;
     return memory_[index].address;
   }
@@ -67,7 +85,7 @@ class Callbacks final : public Completion {
   void done(Operation& operation) noexcept override {
     const Status status = finish(operation);
     const aiacc_status told{static_cast<std::int32_t>(status.code()), status.message().c_str()};
-    done_(context_, &told);
+    as_callback([&] { done_(context_, &told); });
   }
 
   /// What is left to do when the operation is over, and how that went.
@@ -257,8 +275,25 @@ Handle submit(const aiacc_submission& from) {
   return coordinator.submit(std::move(operation));
 }
 
+/// That of the moment; without one it throws when nobody uses memory of the last one any more.
+std::shared_ptr<Session> session_to_wait_in() {
+  const Runtime& runtime = Runtime::instance();
+  try {
+    return runtime.session();
+  } catch (const Error&) {
+    runtime.await_shutdown();
+    throw;
+  }
+}
+
 void wait(Handle handle) {
-  const auto session = Runtime::instance().session();
+  if (in_callback) {
+    throw Error(Code::kInvalidArgument,
+                "[handle] aiacc_wait(" + std::to_string(handle) +
+                    ") in a callback (expected outside: the core's work waits for the callback); "
+                    "submit with a callback `done` instead");
+  }
+  const auto session = session_to_wait_in();
   Coordinator& coordinator = session->coordinator();
   std::shared_ptr<Operation> operation = coordinator.wait(handle);
   if (operation->completion == nullptr) {

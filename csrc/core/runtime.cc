@@ -196,6 +196,7 @@ void Runtime::init(SessionOptions options, std::shared_ptr<Listener> listener) {
 
 void Runtime::shutdown(const std::string& how) {
   const std::lock_guard transition(transition_);
+  const std::lock_guard draining(shutdown_);
   std::shared_ptr<Session> session;
   {
     const std::lock_guard lock(mutex_);
@@ -217,6 +218,8 @@ bool Runtime::initialized() const {
   const std::lock_guard lock(mutex_);
   return session_ != nullptr;
 }
+
+void Runtime::await_shutdown() const { const std::lock_guard drained(shutdown_); }
 
 std::shared_ptr<Session> Runtime::session() const {
   {

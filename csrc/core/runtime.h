@@ -100,12 +100,16 @@ class Runtime {
   /// Coordinator::shutdown.
   void shutdown(const std::string& how = "");
   bool initialized() const;
+  /// Blocks while another thread is in `shutdown`: afterwards nobody uses the memory of what was
+  /// submitted. Not for callbacks, which shutdown waits for.
+  void await_shutdown() const;
   /// Throws Error(kShutdown) that says how to start when there is none.
   std::shared_ptr<Session> session() const;
 
  private:
   mutable std::mutex mutex_;
-  std::mutex transition_;  ///< one init or shutdown at a time
+  std::mutex transition_;        ///< one init or shutdown at a time
+  mutable std::mutex shutdown_;  ///< held while there is no session, but its coordinator drains
   std::shared_ptr<Session> session_;
 };
 

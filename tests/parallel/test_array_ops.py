@@ -215,6 +215,11 @@ def _refuse_bad_input():
         hvd.allreduce_(readonly)
     with pytest.raises(TypeError, match=r"dict.*allgather_object"):
         hvd.allreduce({})
+    # The message has the beginning of the name, in whole characters.
+    with pytest.raises(ValueError, match=r"'allreduce\.x?é+': a name of 660\d\d bytes"):
+        hvd.allreduce(good, name="x" + "é" * 33000)
+    with pytest.raises(ValueError, match=r"'allreduce\.x?é+': a name of 660\d\d bytes"):
+        hvd.allreduce(good, name="é" * 33000)
     with pytest.raises(ValueError, match="op=17"):
         hvd.allreduce(good, op=17)
     with pytest.raises(ValueError, match="at most one"):
@@ -259,14 +264,34 @@ def test_tensors_larger_and_smaller_than_a_unit_on_several_lanes():
     run_ranks(2, _check_small_units, env={"AIACC_UNIT_BYTES": "4096", "AIACC_LANES": "3"})
 
 
+def _bool_has_no_average():
+    """Which would be False for True and True."""
+    true = np.array([True, True])
+    calls = [
+        lambda: hvd.allreduce(True),
+        lambda: hvd.allreduce(true),
+        lambda: hvd.allreduce_(true, op=hvd.Average),
+        lambda: hvd.allreduce_async(true),
+        lambda: hvd.grouped_allreduce([np.ones(2), true]),
+        lambda: hvd.reducescatter(true),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"op=Average of bool.* cast to float32"):
+            call()
+    for op in OPS:
+        _equal(hvd.allreduce(true, op=op), true)
+    _equal(hvd.allgather(true), np.ones(2 * hvd.size(), bool))
+
+
 def _check_refusals():
     hvd.init()
+    _bool_has_no_average()
     _refuse_bad_input()
     hvd.shutdown()
 
 
 def test_bad_input_is_refused_with_a_reason():
-    run_ranks(1, _check_refusals)
+    run_ranks(2, _check_refusals)
 
 
 @pytest.mark.mpi

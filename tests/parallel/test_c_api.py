@@ -14,15 +14,18 @@ import aiacc
 import aiacc.array as hvd
 from aiacc.process_sets import add_process_set, remove_process_set
 from tests.support import fake_gpu
+from tests.support.needed import missing
 from tests.support.ranks import ROOT, run_ranks
 
 LIBRARY = ROOT / "build/dev/tests/cpp/libbindings_c_api_job.so"
 PEER_LOST = 5
 SHUTDOWN = 7
 
-pytestmark = pytest.mark.skipif(
-    not LIBRARY.exists(), reason=f"{LIBRARY.relative_to(ROOT)} is not built; run make test-cpp"
-)
+
+@pytest.fixture(autouse=True)
+def _built():
+    if not LIBRARY.exists():
+        missing(f"{LIBRARY.relative_to(ROOT)} is not built; run make test-cpp")
 
 
 class _Frontend:
@@ -55,7 +58,11 @@ def _run(function):
 
 
 @pytest.mark.parametrize(
-    "function", ["chain", "gather", "all_to_all", "others", "wait_once", "refusals", "failures"]
+    "function",
+    [
+        *("chain", "gather", "all_to_all", "others", "wait_once", "refusals", "failures"),
+        *("child", "wait_in_callback"),
+    ],
 )
 def test_c_alone(function):
     assert run_ranks(2, _run, function) == [[2.0]] * 2
@@ -122,11 +129,12 @@ def _run_on_fake_gpu(function, *arguments):
     assert fake.fake_misuses() == 0
 
 
-@pytest.mark.skipif(not fake_gpu.LIBRARY.exists(), reason="no fake driver; run make test-cpp")
 @pytest.mark.parametrize(
     "call", [("sums", 0), ("gather",), ("gather_group", 0), ("all_to_all",), ("failures",)]
 )
 def test_tensors_on_a_gpu(call):
+    if not fake_gpu.LIBRARY.exists():
+        missing("no fake driver; run make test-cpp")
     run_ranks(2, _run_on_fake_gpu, *call, env={"LD_LIBRARY_PATH": str(fake_gpu.LIBRARY.parent)})
 
 
@@ -161,6 +169,23 @@ def _end_with_pending():
 
 def test_shutdown_tells_who_waits():
     assert run_ranks(2, _end_with_pending) == [[2.0]] * 2
+
+
+def _wait_while_it_shuts_down():
+    hvd.init()
+    if hvd.rank() == 0:
+        frontend = _Frontend()
+        frontend.run("hold_shutdown")
+        aiacc.shutdown()
+        frontend.run("was_held")
+    else:
+        with pytest.raises(aiacc.ShutdownError):
+            hvd.barrier()
+        aiacc.shutdown()
+
+
+def test_a_wait_that_begins_in_a_shutdown_lasts_until_memory_is_free():
+    run_ranks(2, _wait_while_it_shuts_down)
 
 
 def _survive():

@@ -71,13 +71,49 @@ def test_sockets_and_threads_are_those_of_the_formula(size, lanes):
     run_ranks(size, _counts, lanes, env=environment)
 
 
+def _fill(arrays, process_set):
+    """Several times, so that every lane has packed."""
+    for _ in range(6):
+        handles = [
+            hvd.allreduce_async_(array, name=f"fill.{i}", op=hvd.Sum, process_set=process_set)
+            for i, array in enumerate(arrays)
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+
+def _memory(lanes):
+    arrays = [np.ones(16384, np.float32) for _ in range(64 * (lanes + 1))]
+    before = footprint.resident_kib()
+    hvd.init()
+    _fill(arrays, hvd.global_process_set)
+    job = footprint.resident_kib() - before
+    members = hvd.add_process_set(list(range(1, hvd.size())))
+    included = members.included()
+    if included:
+        _fill(arrays, members)
+        _exchange(members)
+    both = footprint.resident_kib() - before
+    hvd.barrier()
+    hvd.shutdown()
+    assert lanes * 512 < job <= footprint.memory_kib(lanes, sets=0)
+    assert both <= footprint.memory_kib(lanes, sets=int(included))
+
+
+@pytest.mark.parametrize(("size", "lanes"), [(2, 2), (3, 1), (3, 4)])
+def test_memory_is_at_most_that_of_the_formula(size, lanes):
+    run_ranks(size, _memory, lanes, env={"AIACC_LANES": str(lanes), "AIACC_ENGINE": "tcp"})
+
+
 def test_the_table_in_the_docs_is_that_of_the_formula():
     page = (Path(__file__).parents[2] / "docs" / "network.md").read_text()
     table = page.split("<!-- footprint -->")[1]
-    rows = re.findall(r"^\| (\d[\d,]*) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| (\d+) \|", table, re.M)
+    row_pattern = r"^\| (\d[\d,]*) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| (\d+) \| ([\d.]+) MiB"
+    rows = re.findall(row_pattern, table, re.M)
     assert len(rows) >= 6
     for row in rows:
-        size, lanes, started, exchanged, threads = (int(cell.replace(",", "")) for cell in row)
+        size, lanes, started, exchanged, threads = (int(cell.replace(",", "")) for cell in row[:5])
+        assert float(row[5]) * 1024 == footprint.memory_kib(lanes, sets=0), row
         assert started == footprint.sockets(0, size, lanes, exchanged=False), row
         assert exchanged == footprint.sockets(0, size, lanes, exchanged=True), row
         assert threads == footprint.threads(lanes, sets=False), row

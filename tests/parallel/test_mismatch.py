@@ -6,9 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import aiacc
 import aiacc.array as hvd
+import aiacc.torch as torch_hvd
 from tests.support.ranks import run_ranks
 
 
@@ -116,6 +118,28 @@ def test_one_name_for_two_kinds_of_operations_is_an_error_on_every_rank(size):
         assert kind in results[0][2]
     for kind in ("grouped_allreduce.odd.one", "broadcast.odd.one"):
         assert kind in results[0][1]
+
+
+def _torch_disagrees():
+    hvd.init()
+    ones = torch.ones(4)
+    message = _disagree(
+        lambda r: (
+            torch_hvd.allgather(ones, name="odd.one")
+            if r == hvd.size() - 1
+            else torch_hvd.allreduce(ones, name="odd.one")
+        ),
+        "allreduce.odd.one",
+        "allgather.odd.one",
+    )
+    hvd.shutdown()
+    return message
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_disagree_in_torch_all_learn_it(size):
+    messages = run_ranks(size, _torch_disagrees)
+    assert messages == messages[:1] * size
 
 
 def _outcome(call):

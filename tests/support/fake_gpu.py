@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -31,6 +30,7 @@ from aiacc.torch import streams
 from aiacc.torch.adapter import DTYPE_CODES
 from aiacc.torch.ops import allreduce as allreduce_ops
 from tests.support import ranks
+from tests.support.needed import missing
 
 #: Numbers of floating-point dtypes.
 _FLOATS = {code for dtype, code in DTYPE_CODES.items() if dtype.is_floating_point}
@@ -61,7 +61,7 @@ def run_ranks_and_report(
 ) -> list[Report]:
     """The same, with what the ranks did to their GPUs."""
     if not LIBRARY.exists():
-        pytest.skip(f"{LIBRARY.relative_to(ranks.ROOT)} is not built; run make test-cpp")
+        missing(f"{LIBRARY.relative_to(ranks.ROOT)} is not built; run make test-cpp")
     changes = {"LD_LIBRARY_PATH": str(LIBRARY.parent), **(env or {})}
     return ranks.run_ranks(size, on_fake_gpu, function, *args, env=changes, **rest)
 

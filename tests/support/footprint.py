@@ -34,6 +34,19 @@ def threads(lanes: int, *, sets: bool) -> int:
     return 1 + lanes + 1 + sets
 
 
+def memory_kib(lanes: int, *, sets: int) -> int:
+    """Most that the core takes of a rank, with units of 1 MiB, on host memory with engine `tcp`."""
+    pack = (lanes + 1) * 1024
+    blocks = (1 + sets) * lanes * 256
+    return pack + blocks + 512 + sets * 256
+
+
+def resident_kib() -> int:
+    """Memory of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0])
+
+
 def descriptors() -> dict[int, str]:
     """What this process has open, by number."""
     found = {}

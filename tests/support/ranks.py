@@ -27,9 +27,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from aiacc.run.programs import mpi_launchers
+from tests.support.needed import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TIMEOUT_S = 60.0
@@ -145,13 +144,13 @@ def launch_command(launcher: str, size: int, program: list[str]) -> list[str]:
 
 
 def mpirun(flavour: str) -> list[str]:
-    """Command of the mpirun of this MPI; skips the test where there is none."""
-    for launcher in mpi_launchers():
-        if launcher.flavour == flavour:
-            # CI is the superuser and has few cores; Open MPI gives each rank one of its own.
-            options = ["--allow-run-as-root", "--oversubscribe"] if flavour == "openmpi" else []
-            return [launcher.program, *options]
-    pytest.skip(f"no mpirun of {flavour}; apt-get install openmpi-bin, or pip install mpich")
+    """Command of the mpirun of this MPI; `missing` where there is none."""
+    launchers = [launcher for launcher in mpi_launchers() if launcher.flavour == flavour]
+    if not launchers:
+        missing(f"no mpirun of {flavour}; apt-get install openmpi-bin, or pip install mpich")
+    # CI is the superuser and has few cores; Open MPI gives each rank one of its own.
+    options = ["--allow-run-as-root", "--oversubscribe"] if flavour == "openmpi" else []
+    return [launchers[0].program, *options]
 
 
 def tool(name: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from tests.support.ranks import RankFailedError, run_ranks
+from tests.support.ranks import ROOT, RankFailedError, run_ranks
 
 
 def _rank() -> int:
@@ -95,3 +97,32 @@ _not_importable.__qualname__ = "no_such_function"
 def test_function_that_cannot_be_imported_fails_at_once():
     with pytest.raises(Exception, match="no_such_function"):
         run_ranks(1, _not_importable)
+
+
+@pytest.mark.parametrize(
+    ("variables", "outcome"), [({}, "1 skipped"), ({"AIACC_CI": "1"}, "1 failed")]
+)
+def test_a_test_that_misses_something(variables, outcome, tmp_path):
+    # With the conftest of the tests, which clears the variable.
+    program = "from tests.support.needed import missing\ndef test_it(): missing('no plug-in')\n"
+    (tmp_path / "test_it.py").write_text(program)
+    arguments = [
+        "-q",
+        "-rs",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, str(tmp_path / "test_it.py")],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome in done.stdout, done.stdout + done.stderr
+    assert "no plug-in" in done.stdout

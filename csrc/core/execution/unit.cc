@@ -1,5 +1,7 @@
 #include "csrc/core/execution/unit.h"
 
+#include "csrc/base/text.h"
+
 namespace aiacc {
 
 UnitId id_of(const Unit& unit) {
@@ -10,7 +12,7 @@ UnitId id_of(const Unit& unit) {
 std::string name_of(const Unit& unit) {
   constexpr std::size_t kMostBytes = 100;
   const Request& request = unit.pieces.front().request();
-  std::string name = "'" + label_of(request.process_set, request.name).substr(0, kMostBytes) + "'";
+  std::string name = "'" + cut_text(label_of(request.process_set, request.name), kMostBytes) + "'";
   if (unit.pieces.size() > 1) {
     name += " and " + std::to_string(unit.pieces.size() - 1) + " more";
   }

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "csrc/base/text.h"
+
 namespace aiacc {
 namespace {
 
@@ -78,7 +80,7 @@ std::string label_of(std::uint32_t process_set, const std::string& name) {
 std::string operation_text(OpKind kind, std::uint32_t process_set, const std::string& name) {
   constexpr std::size_t kMostBytes = 100;
   if (!name.empty()) {
-    return std::string(name_of(kind)) + " '" + label_of(process_set, name.substr(0, kMostBytes)) +
+    return std::string(name_of(kind)) + " '" + label_of(process_set, cut_text(name, kMostBytes)) +
            "'";
   }
   const bool may_have_one = kind != OpKind::kBarrier && kind != OpKind::kJoin &&

@@ -48,11 +48,15 @@ std::string op_problem(const Request& request, const std::vector<int>&) {
       request.op != ReduceOp::kAverage) {
     return std::string("op=") + name_of(request.op) + " (expected Sum or Average)";
   }
-  if (request.kind != OpKind::kAllreduce || request.op != ReduceOp::kAdasum) {
-    return "";
-  }
-  for (std::size_t i = 0; i < request.tensors(); ++i) {
-    if (!is_floating(request.tensor(i).dtype)) {
+  const bool reduces = request.kind == OpKind::kAllreduce || request.kind == OpKind::kReducescatter;
+  const bool is_adasum = request.kind == OpKind::kAllreduce && request.op == ReduceOp::kAdasum;
+  const bool is_average = reduces && request.op == ReduceOp::kAverage;
+  for (std::size_t i = 0; (is_adasum || is_average) && i < request.tensors(); ++i) {
+    if (is_average && request.tensor(i).dtype == DataType::kBool) {
+      return "op=Average of bool, whose average is no bool (expected Max, Sum: any; Min, Product: "
+             "all; or another dtype); cast to float32 for the share of ranks, or give op=";
+    }
+    if (is_adasum && !is_floating(request.tensor(i).dtype)) {
       return std::string("op=Adasum of ") + name_of(request.tensor(i).dtype) +
              " (expected a floating-point dtype)";
     }

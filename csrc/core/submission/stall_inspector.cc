@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "csrc/base/text.h"
 #include "csrc/core/negotiation/near_miss.h"
 
 namespace aiacc {
@@ -124,16 +125,7 @@ std::string stall_text(const Stall& stall) {
 }
 
 std::string stall_json(const Stall& stall) {
-  std::string name;
-  for (const char c : stall.name) {
-    if (c == '"' || c == '\\') {
-      name += '\\';
-    }
-    if (static_cast<unsigned char>(c) >= 0x20) {
-      name += c;
-    }
-  }
-  return R"({"tensor": ")" + name + R"(", "waited_s": )" + fixed(stall.waited_s) +
+  return R"({"tensor": ")" + json_text(stall.name) + R"(", "waited_s": )" + fixed(stall.waited_s) +
          R"(, "missing_ranks": [)" + list(stall.missing) + R"(], "submitted_ranks": [)" +
          list(stall.submitted) + "]}";
 }

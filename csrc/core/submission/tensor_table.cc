@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/base/text.h"
+
 namespace aiacc {
 namespace {
 
@@ -256,7 +258,7 @@ std::string TensorTable::labels(const std::vector<const Operation*>& operations)
       if (std::find(operations.begin(), operations.end(), operation) != operations.end() &&
           ++found <= kNamed) {
         text += (text.empty() ? "'" : ", '") +
-                label_of(process_set, operation->request.name).substr(0, kMostBytes) + "'";
+                cut_text(label_of(process_set, operation->request.name), kMostBytes) + "'";
       }
     }
   }

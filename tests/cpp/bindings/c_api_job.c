@@ -4,9 +4,13 @@
  * Here: the life of submissions. What they compute is in c_api_job_collectives.c and
  * c_api_job_sets.c.
  */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE /* pthread_timedjoin_np */
 
 #include <pthread.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "tests/cpp/bindings/c_job.h"
 
@@ -265,5 +269,104 @@ EXPORT int job_is_over(int32_t code) {
   aiacc_submission submission = submission_of(AIACC_BARRIER, NULL, NULL, &pending[0]);
   EXPECT(aiacc_submit(&submission, NULL) == code);
   EXPECT(pending[0].done == 1);
+  return 0;
+}
+
+/* A child of fork knows its parent's ranks, and no more. */
+EXPORT int job_child(void) {
+  const int32_t rank = my_rank();
+  const pid_t child = fork();
+  if (child == 0) {
+    int32_t number = -1;
+    const int answers = aiacc_is_initialized() == 1 && aiacc_rank(&number) == AIACC_OK &&
+                        number == rank && aiacc_size(&number) == AIACC_OK && number == 2;
+    const int refuses = aiacc_process_set_size(0, &number) == AIACC_INVALID_ARGUMENT &&
+                        aiacc_process_set_ranks(0, &number, 1) == AIACC_INVALID_ARGUMENT &&
+                        aiacc_flush() == AIACC_INVALID_ARGUMENT;
+    _exit(answers && refuses ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  return 0;
+}
+
+/* A thread that waits for a handle, and what it and the callback that started it have seen. */
+typedef struct waiter {
+  int64_t handle;
+  int32_t in_callback;
+  int32_t code;
+  int returned_early;
+  pthread_t thread;
+  ticket mine;
+} waiter;
+
+static waiter held;
+
+static void wait_here(void* context, const aiacc_status* status) {
+  waiter* here = context;
+  (void)status;
+  here->in_callback = aiacc_wait(here->handle);
+  __atomic_store_n(&here->mine.done, 1, __ATOMIC_RELEASE);
+}
+
+EXPORT int job_wait_in_callback(void) {
+  static int32_t values[2] = {1, 1};
+  const int64_t shape[] = {1};
+  const aiacc_tensor other = tensor_of(shape, 1, &values[0], &values[0]);
+  aiacc_submission submission = submission_of(AIACC_ALLREDUCE, "other", &other, &held.mine);
+  submission.done = NULL;
+  EXPECT(aiacc_submit(&submission, &held.handle) == AIACC_OK);
+  const aiacc_tensor told = tensor_of(shape, 1, &values[1], &values[1]);
+  aiacc_submission waits = submission_of(AIACC_ALLREDUCE, "waits", &told, &held.mine);
+  waits.done = wait_here;
+  waits.context = &held;
+  EXPECT(aiacc_submit(&waits, NULL) == AIACC_OK);
+  EXPECT(aiacc_wait(held.handle) == AIACC_OK);
+  while (__atomic_load_n(&held.mine.done, __ATOMIC_ACQUIRE) == 0) {
+    sched_yield();
+  }
+  EXPECT(held.in_callback == AIACC_INVALID_ARGUMENT);
+  return 0;
+}
+
+static void* wait_for_handle(void* argument) {
+  waiter* here = argument;
+  here->code = aiacc_wait(here->handle);
+  return NULL;
+}
+
+/* As long as this runs the core may use memory. A thread that could return would do so at once. */
+static void hold_shutdown(void* context, const aiacc_status* status) {
+  waiter* here = context;
+  struct timespec until;
+  (void)status;
+  pthread_create(&here->thread, NULL, wait_for_handle, here);
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += 300000000;
+  until.tv_sec += until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  here->returned_early = pthread_timedjoin_np(here->thread, NULL, &until) == 0;
+}
+
+/* What only this rank submits, before it shuts down. */
+EXPORT int job_hold_shutdown(void) {
+  static int32_t values[2];
+  static const int64_t shape[] = {1};
+  const aiacc_tensor first = tensor_of(shape, 1, &values[0], &values[0]);
+  const aiacc_tensor second = tensor_of(shape, 1, &values[1], &values[1]);
+  aiacc_submission submission = submission_of(AIACC_ALLREDUCE, "held", &first, &held.mine);
+  submission.done = NULL;
+  EXPECT(aiacc_submit(&submission, &held.handle) == AIACC_OK);
+  submission = submission_of(AIACC_ALLREDUCE, "holds", &second, &held.mine);
+  submission.done = hold_shutdown;
+  submission.context = &held;
+  EXPECT(aiacc_submit(&submission, NULL) == AIACC_OK);
+  return 0;
+}
+
+EXPORT int job_was_held(void) {
+  EXPECT(held.returned_early == 0);
+  EXPECT(pthread_join(held.thread, NULL) == 0);
+  EXPECT(held.code == AIACC_SHUTDOWN);
   return 0;
 }

@@ -12,6 +12,7 @@ import pytest
 
 from aiacc import mpi_library
 from aiacc.config import child_environment
+from tests.support.needed import missing
 from tests.support.ranks import ROOT, mpirun
 
 PROGRAM = "tests/cpp/engines_mpi_mpi_engine_test"
@@ -66,13 +67,13 @@ def test_engine(flavour, size: int, shape: dict[str, str], nodes: int) -> None:
 
 
 def _needed(flavour) -> tuple[list[str], str, Path]:
-    """mpirun, the MPI library and the test program; skips if one is missing."""
+    """mpirun, the MPI library and the test program; `missing` if one is not there."""
     launcher = mpirun(flavour)
     if not mpi_library.plugin(flavour).exists():
-        pytest.skip(f"no {mpi_library.plugin(flavour)}; build where an MPI is installed")
+        missing(f"no {mpi_library.plugin(flavour)}; build where an MPI is installed")
     programs = [path / PROGRAM for path in ROOT.glob("build/*") if (path / PROGRAM).exists()]
     if not programs:
-        pytest.skip(f"no build/*/{PROGRAM}; make test-cpp")
+        missing(f"no build/*/{PROGRAM}; make test-cpp")
     newest = max(programs, key=lambda path: path.stat().st_mtime)
     return launcher, mpi_library.candidates("", flavour)[0], newest
 

@@ -293,12 +293,31 @@ def _disagree():
     _equal(hvd.allreduce(torch.ones(2), name="odd", op=hvd.Sum), torch.full((2,), hvd.size() * 1.0))
 
 
+def _bool_has_no_average():
+    true = torch.tensor([True, True])
+    calls = [
+        lambda: hvd.allreduce(true),
+        lambda: hvd.allreduce_(true, op=hvd.Average),
+        lambda: hvd.allreduce_async(true),
+        lambda: hvd.allreduce_async_(true, average=True),
+        lambda: hvd.grouped_allreduce([torch.ones(2), true]),
+        lambda: hvd.grouped_allreduce_async_([true, true]),
+        lambda: hvd.reducescatter(true, op=hvd.Average),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"op=Average of bool.* cast to float32"):
+            call()
+    for op in OPS:
+        _equal(hvd.allreduce(true, op=op), true)
+
+
 def _check_everything():
     torch.set_num_threads(1)
     hvd.init()
     _reduce()
     _average_scale_and_compress()
     _unsigned()
+    _bool_has_no_average()
     _gather_and_broadcast()
     _differentiate()
     _models_and_objects()

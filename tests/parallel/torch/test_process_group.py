@@ -389,6 +389,7 @@ def _by_launcher(before):
         ("aiaccrun", "tcp"),
         ("srun", "tcp"),
         pytest.param("mpirun", "mpi", marks=pytest.mark.mpi),
+        pytest.param("openmpi", "mpi", marks=pytest.mark.mpi),
     ],
 )
 def test_ranks_that_a_launcher_of_others_started(launcher, engine, before):

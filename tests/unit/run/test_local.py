@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -257,40 +258,51 @@ def test_files_have_the_cause_too(tmp_path, capfd):
 
 
 ON_A_TERMINAL = """
-import os, sys, time
+import os, sys
 rank = os.environ["AIACC_RANK"]
-go = sys.argv[1]
 if rank == "0":
     sys.stdout.write(f"\\r[##..] tty {sys.stdout.isatty()} {os.get_terminal_size(1).columns}")
     sys.stdout.flush()
-    open(go, "w").close()
-    open(go).close()
+open(sys.argv[1] + rank).close()
+if rank == "0":
     print("\\r[####] done")
 else:
-    open(go).close()
     print("a line of rank 1", sys.stdout.isatty(), flush=True)
-    open(go, "w").close()
 """
 
 
 def test_on_a_terminal_rank_0_draws_its_bar_below_the_lines_of_others(tmp_path):
-    go = tmp_path / "go"
-    os.mkfifo(go)
+    # Nothing orders a rank's terminal and another's pipe: each waits until the other's has come.
+    go = [tmp_path / f"go{rank}" for rank in range(2)]
+    for pipe in go:
+        os.mkfifo(pipe)
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, 77, 0, 0))
     command = (sys.executable, "-m", "aiacc.run", "-np", "2", "--", sys.executable, "-c")
-    job = subprocess.Popen([*command, ON_A_TERMINAL, str(go)], cwd=ROOT, stdout=slave, stderr=slave)
-    os.close(slave)
+    arguments = (*command, ON_A_TERMINAL, str(tmp_path / "go"))
+    bar = b"\r[##..] tty True 77"
+    redrawn = b"\r\033[Ka line of rank 1 False\r\n" + bar.strip()
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=slave, stderr=slave) as job:
+        os.close(slave)
+        try:
+            assert _read(master, len(bar)) == bar
+            go[1].write_text("")
+            assert _read(master, len(redrawn)) == redrawn
+            go[0].write_text("")
+            assert _read(master) == b"\r[####] done\r\n"
+            assert job.wait(60) == 0
+        finally:
+            job.kill()
+            os.close(master)
+
+
+def _read(terminal, count=1 << 20):
+    """So many bytes, or what there is until the end."""
     seen = b""
-    try:
-        while chunk := os.read(master, 4096):
-            seen += chunk
-    except OSError:  # the end, on a terminal
-        pass
-    os.close(master)
-    assert job.wait(60) == 0, seen
-    bar = b"[##..] tty True 77"
-    assert seen == b"\r" + bar + b"\r\033[Ka line of rank 1 False\r\n" + bar + b"\r[####] done\r\n"
+    with suppress(OSError):  # the end, on a terminal
+        while len(seen) < count:
+            seen += os.read(terminal, count - len(seen))
+    return seen
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,47 @@ def test_contradictions_are_explained(arguments, text, capfd):
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("AIACC_SIZE", "5", "2"),
+        ("HOROVOD_SIZE", "5", "2"),
+        ("AIACC_RANK", "1", "0..1, one for each"),
+        ("AIACC_LOCAL_SIZE", "1", "2"),
+        ("AIACC_LOCAL_RANK", "0", "0..1, one for each"),
+        ("AIACC_CROSS_SIZE", "2", "1"),
+        ("AIACC_CROSS_RANK", "1", "0"),
+    ],
+)
+def test_variables_that_contradict_the_launch_are_refused(
+    variable, value, expected, capfd, monkeypatch
+):
+    monkeypatch.setenv(variable, value)
+    assert main(["-np", "2", "true"]) == 2
+    said = capfd.readouterr().err
+    name = variable.replace("HOROVOD", "AIACC")
+    assert said.startswith(f"aiaccrun: {name}={value}, but -np 2 makes it {expected} (expected ")
+    assert f"unset {name}" in said
+    assert said.count("\n") == 1
+
+
+def test_variables_that_agree_with_the_launch_are_fine(capfd, monkeypatch):
+    monkeypatch.setenv("AIACC_SIZE", "1")
+    monkeypatch.setenv("AIACC_RANK", "0")
+    assert main(["-np", "1", "true"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_variables_that_are_replaced_are_named_in_one_line(capfd, monkeypatch):
+    for name in ("AIACC_ADDR", "AIACC_TOKEN", "AIACC_RENDEZVOUS_FILE"):
+        monkeypatch.setenv(name, "x")
+    assert main(["-np", "2", "true"]) == 0
+    assert capfd.readouterr().err == (
+        "aiaccrun: ignored: AIACC_ADDR, AIACC_TOKEN, AIACC_RENDEZVOUS_FILE of the environment "
+        "(aiaccrun sets its own)\n"
+    )
+
+
+@pytest.mark.parametrize(
     ("option", "value", "text"),
     [
         ("--lanes", "99", "--num-nccl-streams/--lanes: '99' (expected whole number, 0 .. 64)"),

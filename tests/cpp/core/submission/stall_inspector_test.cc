@@ -150,7 +150,7 @@ TEST(StallInspector, TextAndJson) {
             std::string::npos)
       << text;
   EXPECT_EQ(stall_json(stall),
-            R"({"tensor": "conv\"1\"\\w", "waited_s": 61.0, "missing_ranks": [1, 3], )"
+            R"({"tensor": "conv\"1\"\\w\u000a", "waited_s": 61.0, "missing_ranks": [1, 3], )"
             R"("submitted_ranks": [0, 2]})");
 }
 
