@@ -19,7 +19,7 @@ from aiacc.exceptions import BootstrapError
 MAX_PAYLOAD_BYTES = 1 << 20
 
 #: First number of every message and record; raised when their layout changes.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Provider(Protocol):
