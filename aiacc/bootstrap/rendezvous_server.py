@@ -310,7 +310,8 @@ class RendezvousServer:
         if known is not None:
             raise _FailedError(
                 f"[bootstrap] rendezvous: rank {hello.rank} came twice: {known} and {peer} "
-                "(expected once); give every process its own AIACC_RANK"
+                "(expected once); give every process its own AIACC_RANK, and each job an "
+                "AIACC_ADDR or an AIACC_TOKEN of its own"
             )
 
     # Sending and parting ---------------------------------------------------------------------
