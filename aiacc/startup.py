@@ -19,9 +19,9 @@ from aiacc.bootstrap import (
     select_provider,
 )
 from aiacc.bootstrap.interfaces import listened_at, observe
-from aiacc.bootstrap.job_plan import GPU_LANES, LANES, TUNED_LANES, warning_about_programs
+from aiacc.bootstrap.job_plan import GPU_LANES, LANES, TUNED_LANES, warning_about_commands
 from aiacc.bootstrap.look import settle
-from aiacc.bootstrap.provider import AloneProvider, program_name
+from aiacc.bootstrap.provider import AloneProvider, command_line
 from aiacc.bootstrap.reach import Presence
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.config import LauncherEnvironment, launcher_environment, own_variables
@@ -127,10 +127,10 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
         found = [row.presence for row in table], [row.host for row in table]
         reach = settle(provider, *found, timeout_s=timeout_s)
         plan = dataclasses.replace(plan, reach=reach)
-    if provider.rank == 0 and isinstance(provider, RendezvousProvider) and not provider.has_token:
-        programs = warning_about_programs(table)
-        if programs:
-            warnings.warn(programs, stacklevel=5)
+    if isinstance(provider, RendezvousProvider) and not provider.has_token:
+        commands = warning_about_commands(table, provider.rank)
+        if commands:
+            warnings.warn(commands, stacklevel=5)
     if plan.engine != "mpi":
         return plan
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
@@ -197,7 +197,7 @@ def _contribution(
         local_rank=provider.local_rank,
         local_size=provider.local_size,
         token=new_token(),
-        program=program_name(),
+        command=command_line(),
         equal={
             "AIACC_CACHE_CAPACITY": config["cache_capacity"],
             "AIACC_AUTOTUNE": config["autotune"],

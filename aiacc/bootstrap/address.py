@@ -13,6 +13,7 @@ from typing import Any
 from aiacc.exceptions import BootstrapError
 
 _BIND_PATIENCE_S = 1.0
+_STRANGER = "a process of another user or container"
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -60,8 +61,9 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
                     "AIACC_ADDR to an address of rank 0's host and a port that it may use"
                 ) from error
             owner = port_owner(port)
-            # Without a listener, the port is only held for a moment by an outgoing connection.
-            if owner or time.monotonic() > give_up:
+            # Without a listener, the port is only held for a moment by an outgoing connection; and
+            # the owner of one that has just closed is not found.
+            if owner not in ("", _STRANGER) or time.monotonic() > give_up:
                 raise BootstrapError(
                     f"[bootstrap] rank 0 cannot listen on {where}: the port is taken by "
                     f"{owner or 'a connection of another process'}; end that process or choose "
@@ -107,8 +109,11 @@ def _literal(host: str, port: int) -> tuple[socket.AddressFamily, Any] | None:
 def port_owner(port: int) -> str:
     """The process that listens on ``port`` of this host, "" if nobody does."""
     inode = _listening_inode(port)
-    if not inode:
-        return ""
+    return _process_with(inode) if inode else ""
+
+
+def _process_with(inode: str) -> str:
+    """The process that has this socket."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for descriptor in (process / "fd").iterdir():
@@ -116,7 +121,7 @@ def port_owner(port: int) -> str:
                     if str(descriptor.readlink()) == f"socket:[{inode}]":
                         name = (process / "comm").read_text().strip()
                         return f"process {process.name} ({name})"
-    return "a process of another user or container"
+    return _STRANGER
 
 
 def _listening_inode(port: int) -> str:

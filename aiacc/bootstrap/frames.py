@@ -177,6 +177,9 @@ class Hello(NamedTuple):
     generation: int
     label: str
     challenge: str
+    #: Process id, and where it is valid; see `rivals.process_space`.
+    pid: int = 0
+    space: str = ""
 
     def encode(self, token: str, challenge: bytes) -> bytes:
         """Body of a HELLO that answers ``challenge``."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import json
+import re
 import secrets
 import socket
 from collections import Counter
@@ -77,8 +79,8 @@ class Contribution:
     nccl_host: str = ""
     #: Whether NCCL takes several ranks on one GPU.
     nccl_shares_gpus: bool = False
-    #: Name of the script that this rank runs; for a hint, as ranks may run different ones.
-    program: str = ""
+    #: Script that this rank runs, and its arguments; for a hint, as ranks may have different ones.
+    command: Sequence[str] = field(default_factory=list)
     #: The lowest compute capability of those GPUs, before the point; 0: not known.
     gpu_capability: int = 0
     #: Other settings that only work if they are equal everywhere, by the name of their variable.
@@ -205,16 +207,42 @@ def agree(table: Sequence[Contribution]) -> JobPlan:
     )
 
 
-def warning_about_programs(table: Sequence[Contribution]) -> str:
-    """What to say about ranks that run different scripts, if nothing kept others out; "". Pure."""
-    for row in table:
-        if row.program != table[0].program:
+def warning_about_commands(table: Sequence[Contribution], rank: int) -> str:
+    """What to say on ``rank`` about ranks that run different things, if nothing kept others out.
+
+    "" if this rank runs what rank 0 does; on rank 0, if all do. Numbers of the ranks may differ.
+    Pure.
+    """
+    for row in table if rank == 0 else [table[rank]]:
+        difference = _difference(table[0], row)
+        if difference:
             return (
-                f"[bootstrap] rank 0 runs {table[0].program}, rank {row.rank} {row.program}: if "
+                f"[bootstrap] rank 0 runs {difference[0]}, rank {row.rank} {difference[1]}: if "
                 "these belong to two jobs with one AIACC_ADDR, give each job an AIACC_ADDR or an "
                 "AIACC_TOKEN of its own; with an AIACC_TOKEN nothing is said"
             )
     return ""
+
+
+def _difference(zero: Contribution, row: Contribution) -> tuple[str, str] | None:
+    """What two ranks run, as far as it differs by more than their numbers."""
+    words = itertools.zip_longest(zero.command, row.command, fillvalue="")
+    for number, (mine, other) in enumerate(words):
+        # Digits and what is between them, in turn.
+        parts = [re.split(r"(\d+)", word) for word in (mine, other)]
+        numbers = [
+            {str(one.rank), *([] if one.local_rank is None else [str(one.local_rank)])}
+            for one in (zero, row)
+        ]
+        same = len(parts[0]) == len(parts[1]) and all(
+            a == b or (a in numbers[0] and b in numbers[1]) for a, b in zip(*parts, strict=True)
+        )
+        if not same:
+            script = zero.command[0] if zero.command else "", row.command[0] if row.command else ""
+            if number == 0:
+                return script
+            return f"{script[0]} with {mine or 'less'}", f"{script[1]} with {other or 'less'}"
+    return None
 
 
 def _default_lanes(engine: str, settings: Mapping[str, Scalar]) -> int:

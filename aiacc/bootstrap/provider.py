@@ -18,8 +18,12 @@ from aiacc.exceptions import BootstrapError
 #: Most bytes that one rank may contribute to one exchange.
 MAX_PAYLOAD_BYTES = 1 << 20
 
+#: What others see of a command line: so many arguments, and letters of each.
+_ARGUMENTS = 100
+_ARGUMENT_LETTERS = 80
+
 #: First number of every message and record; raised when their layout changes.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Provider(Protocol):
@@ -174,6 +178,15 @@ def process_label() -> str:
 def program_name() -> str:
     """Name of the script that this process runs, "" if there is none."""
     return Path(sys.argv[0]).name if getattr(sys, "argv", None) else ""
+
+
+def command_line() -> list[str]:
+    """Name of the script that this process runs, and its arguments; long ones are cut."""
+    arguments = sys.argv[1 : 1 + _ARGUMENTS] if getattr(sys, "argv", None) else []
+    return [
+        text[:_ARGUMENT_LETTERS].encode(errors="replace").decode()
+        for text in (program_name(), *arguments)
+    ]
 
 
 def new_nonce() -> str:

@@ -27,6 +27,7 @@ from aiacc.bootstrap.provider import (
     process_label,
 )
 from aiacc.bootstrap.rendezvous_server import RendezvousServer
+from aiacc.bootstrap.rivals import process_space
 from aiacc.bootstrap.seat import Seat
 from aiacc.exceptions import BootstrapError
 
@@ -222,6 +223,8 @@ class _Client:
             generation=generation,
             label=process_label(),
             challenge=os.urandom(frames.CHALLENGE_BYTES).hex(),
+            pid=os.getpid(),
+            space=process_space(),
         )
         channel.queue(Kind.HELLO, hello.encode(self._token, challenge))
         proof = self._expect(channel, Kind.WELCOME, deadline)

@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass, field
 
 from aiacc import _core
-from aiacc.bootstrap import frames
+from aiacc.bootstrap import frames, rivals
 from aiacc.bootstrap.address import join_address, listen
 from aiacc.bootstrap.frames import Channel, ConnectionGoneError, Hello, Kind, Message, ProtocolError
 from aiacc.bootstrap.provider import Deadline, process_label, rank_list, size_mismatch
@@ -24,6 +24,8 @@ _log = logging.getLogger("aiacc.bootstrap")
 _HELLO_PATIENCE_S = 5.0
 #: How long ranks that come late are still told why the exchange failed.
 _FAREWELL_S = 1.0
+#: How long a complete job waits for processes that may be ranks of another one to come or to end.
+_RIVAL_PATIENCE_S = 10.0
 #: Connections of strangers that are held at once, beside one per rank.
 _STRANGERS = 128
 
@@ -71,6 +73,9 @@ class RendezvousServer:
         self._refused: list[str] = []
         self._failure = ""
         self._told: set[int] = set()
+        #: Who may still come as a rank of another job, by a descriptor that tells of its end.
+        self._expected: dict[int, rivals.Rival] = {}
+        self._hurry = False
 
     def exchange(
         self, payload: bytes, round_number: int, generation: int, deadline: Deadline
@@ -84,6 +89,8 @@ class RendezvousServer:
                 if deadline.passed():
                     raise _FailedError(self._timeout_text(0, deadline.timeout_s, missing))
                 self._serve(deadline)
+            if not (self._token or round_number or generation):
+                self._await_rivals(deadline)
         except _FailedError as failure:
             self._say_farewell(str(failure), wait_for_others=not deadline.passed())
             raise BootstrapError(str(failure)) from None
@@ -103,6 +110,8 @@ class RendezvousServer:
         self._seat.close()
         for peer in list(self._peers):
             self._drop(peer)
+        for descriptor in list(self._expected):
+            self._no_longer_expected(descriptor)
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -143,6 +152,39 @@ class RendezvousServer:
                 "same host (expected once); give each job an AIACC_ADDR of its own, or an "
                 "AIACC_TOKEN of its own"
             )
+
+    # Who may come as a rank of another job ---------------------------------------------------
+
+    def _await_rivals(self, deadline: Deadline) -> None:
+        """Stay open to processes that were started for this address; raise if one comes."""
+        space = rivals.process_space()
+        hellos = [peer.hello for peer in self._ranks.values() if peer.hello is not None]
+        members = {os.getpid(), *(hello.pid for hello in hellos if hello.space == space)}
+        for rival in rivals.find((self._host, self._port), members):
+            with contextlib.suppress(OSError):  # it has ended
+                descriptor = os.pidfd_open(rival.pid)
+                self._expected[descriptor] = rival
+                self._selector.register(descriptor, selectors.EVENT_READ, self._no_longer_expected)
+        patience = Deadline(min(_RIVAL_PATIENCE_S, deadline.left_s() / 2))
+        while self._expected and not self._hurry and not patience.passed():
+            self._serve(patience)
+        if self._expected:
+            _log.warning(
+                "[bootstrap] rendezvous: all %d ranks are here; %s of this host was started for %s,"
+                " too, but did not come: if it belongs to another job, give each job an AIACC_ADDR "
+                "or an AIACC_TOKEN of its own, as the two may be mixed; with an AIACC_TOKEN nobody "
+                "is waited for",
+                self._size,
+                next(iter(self._expected.values())),
+                join_address(self._host, self._port),
+            )
+        for descriptor in list(self._expected):
+            self._no_longer_expected(descriptor)
+
+    def _no_longer_expected(self, descriptor: int) -> None:
+        del self._expected[descriptor]
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
 
     def _missing(self) -> list[int]:
         return [
@@ -238,6 +280,8 @@ class RendezvousServer:
                     f"{self._round} (expected equal); every rank must initialise equally often"
                 )
             peer.payloads[round_number] = payload
+        elif message.kind == Kind.IMPATIENT and not self._missing():
+            self._hurry = True
         elif message.kind == Kind.IMPATIENT:
             raise _FailedError(self._timeout_text(peer.hello.rank, None, self._missing()))
         else:
@@ -266,7 +310,8 @@ class RendezvousServer:
         if known is not None:
             raise _FailedError(
                 f"[bootstrap] rendezvous: rank {hello.rank} came twice: {known} and {peer} "
-                "(expected once); give every process its own AIACC_RANK"
+                "(expected once); give every process its own AIACC_RANK, and each job an "
+                "AIACC_ADDR or an AIACC_TOKEN of its own"
             )
 
     # Sending and parting ---------------------------------------------------------------------
@@ -335,7 +380,7 @@ class RendezvousServer:
         farewell = Deadline(_FAREWELL_S)
         while not farewell.passed():
             talking = any(peer.leaving and peer.hello for peer in self._peers)
-            if not talking and others <= self._told:
+            if not talking and others <= self._told and not self._expected:
                 return
             with contextlib.suppress(_FailedError):  # the first reason is the one that counts
                 self._serve(farewell)

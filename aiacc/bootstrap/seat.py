@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import select
 import socket
@@ -17,6 +18,8 @@ import struct
 from pathlib import Path
 
 from aiacc.bootstrap.provider import Backoff, Deadline
+
+_log = logging.getLogger("aiacc.bootstrap")
 
 _CREDENTIALS = struct.Struct("iII")  # of a peer: process, user, group
 _BACKLOG = 8
@@ -111,10 +114,42 @@ class Seat:
 
 
 def release_all() -> None:
-    """Give up what is kept. Idempotent."""
+    """Give up what is kept, and say who was refused meanwhile. Idempotent."""
+    for holder in _kept.values():
+        refused = _refused(holder)
+        if refused:
+            _log.warning(
+                "[bootstrap] while this job ran, another rank 0 came to its address and was "
+                "refused: %s. If both were started together, ranks of its job may have been in "
+                "this one; give each job an AIACC_ADDR or an AIACC_TOKEN of its own",
+                ", ".join(refused),
+            )
+    _forget_all()
+
+
+def _forget_all() -> None:
     for holder in _kept.values():
         holder.close()
     _kept.clear()
+
+
+def _refused(holder: socket.socket) -> list[str]:
+    """Processes of this user that wanted the seat and have given up; the others still wait."""
+    found: list[str] = []
+    while True:
+        try:
+            link, _ = holder.accept()
+        except OSError:
+            return found
+        with link:
+            link.setblocking(False)
+            pid, user = _peer(link)
+            try:
+                gone = not link.recv(1)
+            except OSError:
+                gone = False
+            if gone and user == os.getuid() and pid != os.getpid():
+                found.append(_describe(pid))
 
 
 def _peer(link: socket.socket) -> tuple[int, int]:
@@ -133,4 +168,4 @@ def _describe(pid: int) -> str:
 
 #: By name. A child of a fork has no part in it.
 _kept: dict[str, socket.socket] = {}
-os.register_at_fork(after_in_child=release_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from aiacc.bootstrap import frames
+from aiacc.bootstrap.provider import PROTOCOL_VERSION
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.exceptions import BootstrapError
 
@@ -81,7 +82,7 @@ def dial(port):
 
 
 def message(kind, body):
-    return struct.pack("!4sHHI", b"AIRV", 1, kind, len(body)) + body
+    return struct.pack("!4sHHI", b"AIRV", PROTOCOL_VERSION, kind, len(body)) + body
 
 
 def introduce(sock, *, rank, size, token=""):

@@ -5,7 +5,13 @@ import socket
 import pytest
 
 from aiacc import _core
-from aiacc.bootstrap.address import join_address, listen, split_address
+from aiacc.bootstrap.address import (
+    _listening_inode,
+    _process_with,
+    join_address,
+    listen,
+    split_address,
+)
 from aiacc.exceptions import BootstrapError
 
 
@@ -63,3 +69,18 @@ def test_a_name_is_bound_on_every_interface(port):
     # The name may be 127.0.1.1 to this host, and its real address to the others.
     with listen(socket.gethostname(), port, 1), socket.create_connection(("127.0.0.1", port), 5):
         pass
+
+
+def test_a_port_whose_owner_is_just_closing_it_is_bound(port, monkeypatch):
+    """The table of listeners is read, the owner closes, and then nobody has that socket."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def nobody_has_it(_):
+            inode = _listening_inode(port)
+            server.close()
+            monkeypatch.undo()
+            return _process_with(inode)
+
+        monkeypatch.setattr("aiacc.bootstrap.address.port_owner", nobody_has_it)
+        with listen("127.0.0.1", port, backlog=1) as mine:
+            assert mine.getsockname()[1] == port

@@ -5,7 +5,14 @@ import itertools
 
 import pytest
 
-from aiacc.bootstrap.job_plan import Contribution, RankTopology, agree, host_id, new_token
+from aiacc.bootstrap.job_plan import (
+    Contribution,
+    RankTopology,
+    agree,
+    host_id,
+    new_token,
+    warning_about_commands,
+)
 from aiacc.bootstrap.reach import Candidate, Presence
 from aiacc.exceptions import BootstrapError
 
@@ -334,6 +341,36 @@ def test_names_and_tokens_of_this_process():
     assert host_id() == host_id()
     assert len(new_token()) == 16
     assert new_token() != new_token()
+
+
+def warnings_about(*commands):
+    rows = [row(rank, len(commands), command=list(one)) for rank, one in enumerate(commands)]
+    return [warning_about_commands(rows, rank) for rank in range(len(rows))]
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [[], []],
+        [["train.py", "--lr", "0.1"]] * 3,
+        [["train.py", "--rank=0", "out0.txt"], ["train.py", "--rank=1", "out1.txt"]],
+        [["train.py", "0", "host-12"], ["train.py", "1", "host-12"], ["train.py", "2", "host-12"]],
+    ],
+)
+def test_ranks_may_have_their_numbers_in_their_command_lines(commands):
+    assert warnings_about(*commands) == [""] * len(commands)
+
+
+def test_both_ends_hear_of_command_lines_that_differ():
+    mine, other, like_mine = ["train.py", "--lr", "0.1"], ["train.py", "--lr", "0.2"], ["train.py"]
+    first, second, third = warnings_about(mine, other, mine)
+    assert "rank 0 runs train.py with 0.1, rank 1 train.py with 0.2" in first
+    assert (second, third) == (first, "")
+    assert (
+        "rank 0 runs train.py with --lr, rank 1 train.py with less"
+        in warnings_about(mine, like_mine)[1]
+    )
+    assert "rank 0 runs a.py, rank 1 b.py" in warnings_about(["a.py"], ["b.py"])[0]
 
 
 def test_lanes_on_gpus_are_as_many_as_are_safe_everywhere():

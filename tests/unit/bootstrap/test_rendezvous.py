@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from aiacc.bootstrap import frames, rendezvous_server
+from aiacc.bootstrap import frames, rendezvous_server, rivals
 from aiacc.bootstrap.address import port_owner
 from aiacc.exceptions import BootstrapError
 from tests.support.rendezvous import (
@@ -197,6 +197,38 @@ def test_duplicate_rank(port):
     results = run_all([lambda rank=rank: gather(rank, 3, port) for rank in (0, 1, 1)])
     for text in results:
         assert "rank 1 came twice" in text
+
+
+@pytest.fixture
+def idle():
+    """A process that lives until its input ends."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_who_does_not_come_although_told_the_same_is_named(idle, port, monkeypatch, caplog):
+    monkeypatch.setattr(rivals, "find", lambda *_: [rivals.Rival(idle.pid, "idle")])
+    calls = [lambda: gather(0, 2, port), lambda: gather(1, 2, port, timeout_s=SHORT_S)]
+    assert run_all(calls) == [[b"from 0", b"from 1"]] * 2, "the client's time ends the wait"
+    (record,) = caplog.records
+    assert f"process {idle.pid} (idle) of this host was started for 127.0.0.1" in record.message
+
+
+def test_the_end_of_a_process_ends_the_wait_for_it(idle, port, monkeypatch, caplog):
+    def find(*_):
+        idle.kill()
+        return [rivals.Rival(idle.pid, "idle")]
+
+    monkeypatch.setattr(rivals, "find", find)
+    assert run_all([lambda rank=rank: gather(rank, 2, port) for rank in (0, 1)])
+    assert not caplog.records
+
+
+def test_a_token_spares_the_search(port, monkeypatch):
+    monkeypatch.setattr(rivals, "find", None)
+    calls = [lambda rank=rank: gather(rank, 2, port, token="secret") for rank in (0, 1)]
+    assert run_all(calls) == [[b"from 0", b"from 1"]] * 2
 
 
 SECOND_RANK_0 = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 
 import pytest
@@ -87,6 +88,25 @@ def test_rivals_are_other_processes(address):
     assert rival.startswith("process ")
     assert mine.rivals() == []
     mine.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_who_was_refused_while_the_job_ran_is_named_at_its_end(address, caplog):
+    mine = Seat(address, "")
+    assert mine.take()
+    mine.keep()
+    waits = socket.socket(socket.AF_UNIX)
+    with waits:
+        waits.connect(mine._name)
+        pid = os.fork()
+        if pid == 0:
+            seat._forget_all()  # it knows the name from the same process, which no rival does
+            os._exit(int(bool(Seat(address, "").wait_for(Deadline(0.0)))))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        seat.release_all()
+    (record,) = caplog.records
+    assert f"another rank 0 came to its address and was refused: process {pid}" in record.message
+    assert str(os.getpid()) not in record.message
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

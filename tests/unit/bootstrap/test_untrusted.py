@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import socket
@@ -20,7 +21,7 @@ from aiacc.config import TorchrunEnvironment
 from aiacc.exceptions import BootstrapError
 
 CHALLENGE = bytes(16)
-HELLO = frames.Hello(1, 2, 0, "host pid 1", "00" * 16)
+HELLO = frames.Hello(1, 2, 0, "host pid 1", "00" * 16, pid=1, space="boot/pid:[1]")
 RECORD = Record(1, 2, 0, nonce="ab", seen={"0": "cd"}, label="host pid 1")
 ROW = Contribution(
     rank=0,
@@ -37,6 +38,7 @@ ROW = Contribution(
     generation=0,
     token=bytes(16),
     gpus=["0000:1a:00.0"],
+    command=["train.py", "--lr=0.1"],
     equal={"AIACC_CACHE_CAPACITY": 4096},
 )
 DEEP = b"[" * 100_000
@@ -85,9 +87,9 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
         if what == 0:
             del container[key]
         elif what == 1 and isinstance(container, dict):
-            container[str(draw.choice(VALUES))] = draw.choice(VALUES)
+            container[str(draw.choice(VALUES))] = copy.deepcopy(draw.choice(VALUES))
         else:
-            container[key] = draw.choice(VALUES)
+            container[key] = copy.deepcopy(draw.choice(VALUES))
     text = bytearray(json.dumps(value).encode())
     how = draw.randrange(6)
     if how == 0:
