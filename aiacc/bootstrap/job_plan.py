@@ -77,6 +77,8 @@ class Contribution:
     nccl_host: str = ""
     #: Whether NCCL takes several ranks on one GPU.
     nccl_shares_gpus: bool = False
+    #: Why this rank has no room for the threads of the core; "" if it has.
+    threads_problem: str = ""
     #: Name of the script that this rank runs; for a hint, as ranks may run different ones.
     program: str = ""
     #: The lowest compute capability of those GPUs, before the point; 0: not known.
@@ -249,6 +251,10 @@ def _check_world(table: Sequence[Contribution]) -> None:
             raise BootstrapError(
                 f"[bootstrap] the row of rank {position} says rank {row.rank} (expected equal); "
                 "give every process its own rank"
+            )
+        if row.threads_problem:
+            raise BootstrapError(
+                f"[bootstrap] rank {row.rank} has no room for its threads: {row.threads_problem}"
             )
     _check_equal("version of aiacc", [row.version for row in table])
     _check_equal("AIACC_ENGINE", [row.engine for row in table])
