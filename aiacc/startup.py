@@ -119,8 +119,14 @@ def start(provider: Provider | None = None) -> bool:
 def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: Presence) -> JobPlan:
     """Exchange what every rank has, and decide what the job runs."""
     timeout_s = float(_core.config()["connect_timeout_s"])
-    payload = _contribution(provider, environment, presence).encode()
-    rows = provider.all_gather(payload, timeout_s=timeout_s)
+    row = _contribution(provider, environment, presence)
+    reserve, problem = _reserve_threads(row)
+    payload = dataclasses.replace(row, threads_problem=problem).encode()
+    try:
+        rows = provider.all_gather(payload, timeout_s=timeout_s)
+    finally:
+        if reserve is not None:
+            reserve.release()
     table = [Contribution.decode(row) for row in rows]
     plan = agree(table)
     if plan.reach is not None:
@@ -140,16 +146,18 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
         lambda: _reserve_mpi(plan.lanes),
     )
     for step in steps:
-        reasons = provider.all_gather(step().encode(), timeout_s=timeout_s)
+        mine = step()
+        # The others may wait in MPI for a rank that has failed here, until their own limit.
+        patience_s = 2 * timeout_s if mine else timeout_s
+        reasons = provider.all_gather(mine.encode(), timeout_s=patience_s)
         failed = {
             number: reason.decode(errors="replace")
             for number, reason in enumerate(reasons)
             if reason
         }
         if failed and table[0].engine == "mpi":
-            number, reason = min(failed.items())
             raise BootstrapError(
-                f"[bootstrap] engine mpi cannot run on rank {number}: {reason} (expected viable on "
+                f"[bootstrap] engine mpi cannot run on {_by_rank(failed)} (expected viable on "
                 "every rank); remedy that, or choose another AIACC_ENGINE"
             )
         if failed:
@@ -211,6 +219,23 @@ def _contribution(
     )
 
 
+def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str]:
+    """Room for the core's threads, and why there is none, or "".
+
+    Kept until every rank has its own: the ranks of a container have one limit. A rank that found
+    none later, inside MPI, could not tell those that wait for it there.
+    """
+    if row.size == 1:
+        return None, ""
+    lanes = row.lanes or (TUNED_LANES if row.equal["AIACC_AUTOTUNE"] else LANES)
+    own = 2  # background, express lane
+    mpi = 3 if row.engines.get("mpi") == "" else 0  # its own, and ours for progress and a call
+    try:
+        return _core.ThreadReserve(lanes + own + mpi), ""
+    except CollectiveError as error:
+        return None, str(error)
+
+
 def _nccl_in_use() -> bool:
     """Whether torch.distributed may have made NCCL communicators in this process."""
     distributed = sys.modules.get("torch.distributed")
@@ -247,6 +272,14 @@ def _start_mpi(provider: Provider, plan: JobPlan, timeout_s: float, *, mpirun: b
     if rank == 0 and warning is not None:
         warnings.warn(warning, stacklevel=4)
     return ""
+
+
+def _by_rank(reasons: dict[int, str]) -> str:
+    """Each reason once, with the lowest rank that gave it: a rank may only have missed another."""
+    first: dict[str, int] = {}
+    for number, reason in sorted(reasons.items()):
+        first.setdefault(reason, number)
+    return "; ".join(f"rank {number}: {reason}" for reason, number in first.items())
 
 
 def _reserve_mpi(lanes: int) -> str:

@@ -81,6 +81,8 @@ class Contribution:
     nccl_shares_gpus: bool = False
     #: Script that this rank runs, and its arguments; for a hint, as ranks may have different ones.
     command: Sequence[str] = field(default_factory=list)
+    #: Why this rank has no room for the threads of the core; "" if it has.
+    threads_problem: str = ""
     #: The lowest compute capability of those GPUs, before the point; 0: not known.
     gpu_capability: int = 0
     #: Other settings that only work if they are equal everywhere, by the name of their variable.
@@ -277,6 +279,10 @@ def _check_world(table: Sequence[Contribution]) -> None:
             raise BootstrapError(
                 f"[bootstrap] the row of rank {position} says rank {row.rank} (expected equal); "
                 "give every process its own rank"
+            )
+        if row.threads_problem:
+            raise BootstrapError(
+                f"[bootstrap] rank {row.rank} has no room for its threads: {row.threads_problem}"
             )
     _check_equal("version of aiacc", [row.version for row in table])
     _check_equal("AIACC_ENGINE", [row.engine for row in table])

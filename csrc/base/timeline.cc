@@ -15,6 +15,7 @@
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
 #include "csrc/base/text.h"
+#include "csrc/base/thread.h"
 
 namespace aiacc {
 namespace {
@@ -154,15 +155,18 @@ void Timeline::start(const std::string& path, bool mark_rounds) {
   end();
   path_ = name;
   mark_rounds_.store(mark_rounds);
-  {
+  try {
     // Threads that saw the last one on may have recorded after its end.
     const std::lock_guard lock(mutex_);
     queue_.clear();
     stopping_ = false;
     step_ = 0;
     step_began_ = Clock::now();
-    writer_ = std::thread([this, file] { write(file); });
+    writer_ = start_thread("aiacc timeline", [this, file] { write(file); });
     on_.store(true);
+  } catch (...) {
+    close(file);
+    throw;
   }
 }
 

@@ -11,6 +11,7 @@
 #include "csrc/base/build_info.h"
 #include "csrc/base/descriptors.h"
 #include "csrc/base/interfaces.h"
+#include "csrc/base/thread.h"
 #include "csrc/bindings/bindings.h"
 #include "csrc/core/runtime.h"
 
@@ -124,6 +125,9 @@ void bind_runtime(py::module_& module) {
            py::arg("addresses") = std::vector<std::string>{})
       .def_property_readonly("port", &PyListener::port)
       .def("close", [](PyListener& self) { self.listener.reset(); });
+  py::class_<ThreadReserve>(module, "ThreadReserve")
+      .def(py::init<int>(), py::arg("count"), py::call_guard<py::gil_scoped_release>())
+      .def("release", &ThreadReserve::release, py::call_guard<py::gil_scoped_release>());
   module.def("interface_addresses", [] {
     py::list result;
     for (const InterfaceAddress& found : interface_addresses()) {

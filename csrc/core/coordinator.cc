@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "csrc/base/thread.h"
 #include "csrc/core/negotiation/request_checks.h"
 #include "csrc/core/negotiation/request_matching.h"
 
@@ -80,7 +81,7 @@ Coordinator::Coordinator(ControlPlane& plane,
           }) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   publish(options_.parameters);
-  background_ = std::thread([this] { background(); });
+  background_ = start_thread("aiacc coord", [this] { background(); });
 }
 
 /// What submitting threads need of the parameters of an epoch.

@@ -1,7 +1,5 @@
 // What the progress thread does: rounds, and looking after the job between them.
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <fstream>
 #include <string>
@@ -67,7 +65,6 @@ void Coordinator::drive_for(const Operation& operation, Clock::time_point deadli
 }
 
 void Coordinator::background() {
-  prctl(PR_SET_NAME, "aiacc coord");
   auto deadline = Clock::time_point::max();
   while (true) {
     plane_.wait(deadline);

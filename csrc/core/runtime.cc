@@ -68,7 +68,7 @@ void check_stall_file(const std::string& path) {
   close(file);
 }
 
-/// Tells the other ranks why this one cannot connect, and throws the first cause: another rank may
+/// Tells the other ranks why this one cannot start, and throws the first cause: another rank may
 /// have told one.
 [[noreturn]] void give_up(ControlPlane& plane, Error error) {
   try {
@@ -140,14 +140,15 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
       context.unit_bytes = config.gpu_unit_bytes;
       gpu_engine_ = create_device_engine(options_.gpu_engine, context, options_.lanes);
     }
-  } catch (const Error& error) {
-    give_up(*plane_, error);
-  }
-  report_vain_wish(gpu_algorithm_, options_.gpu_engine);
-  coordinator_ = std::make_unique<Coordinator>(
-      *plane_, *engine_, timeline_, coordinator_options(config, options_), gpu_engine_.get());
-  if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
-    timeline_.start(config.timeline, config.timeline_mark_cycles);
+    report_vain_wish(gpu_algorithm_, options_.gpu_engine);
+    // Before the coordinator, which would tell the others of an end in order.
+    if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
+      timeline_.start(config.timeline, config.timeline_mark_cycles);
+    }
+    coordinator_ = std::make_unique<Coordinator>(
+        *plane_, *engine_, timeline_, coordinator_options(config, options_), gpu_engine_.get());
+  } catch (...) {
+    give_up(*plane_, Error(current_exception_status()));
   }
 }
 

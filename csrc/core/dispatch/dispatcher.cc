@@ -319,7 +319,7 @@ std::optional<UnitWait> Dispatcher::wait_on_gpus() {
   }
   // In this order: a unit is queued before the launching thread has done with it.
   const std::optional<UnitId> launching = launcher_->current_id();
-  const std::optional<UnitWait> issuing = gpus_.issuing();
+  std::optional<UnitWait> issuing = gpus_.issuing();
   if (auto queued = gpus_.first_queued()) {
     return queued;
   }

@@ -4,13 +4,15 @@
 
 #include <utility>
 
+#include "csrc/base/thread.h"
+
 namespace aiacc {
 
 Lane::Lane(std::string name, Run run, Prepare prepare)
     : name_(std::move(name)),
       run_(std::move(run)),
       prepare_(std::move(prepare)),
-      worker_([this] { work(); }) {}
+      worker_(start_thread("aiacc " + name_, [this] { work(); })) {}
 
 Lane::~Lane() {
   {
@@ -60,8 +62,6 @@ bool Lane::quiesce(Clock::time_point deadline) {
 }
 
 void Lane::work() {
-  const std::string thread_name = "aiacc " + name_;
-  prctl(PR_SET_NAME, thread_name.substr(0, 15).c_str());
   // Engines sleep for tens of microseconds between tests; the default slack would double that.
   prctl(PR_SET_TIMERSLACK, 1000UL);
   std::unique_lock lock(mutex_);

@@ -1,11 +1,10 @@
 #include "csrc/engines/mpi/mpi_progress.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 
+#include "csrc/base/thread.h"
 #include "csrc/engines/mpi/mpi_request.h"
 
 namespace aiacc {
@@ -23,7 +22,9 @@ constexpr int kCallsBetweenNaps = 8;
 }  // namespace
 
 MpiProgress::MpiProgress(const MpiPlugin& plugin, MpiHandle communicator)
-    : plugin_(plugin), communicator_(communicator), thread_([this] { run(); }) {}
+    : plugin_(plugin),
+      communicator_(communicator),
+      thread_(start_thread("aiacc mpi", [this] { run(); })) {}
 
 MpiProgress::~MpiProgress() { stop(); }
 
@@ -40,7 +41,6 @@ void MpiProgress::stop() noexcept {
 }
 
 void MpiProgress::run() {
-  prctl(PR_SET_NAME, "aiacc mpi");
   std::uint32_t seen = requests_done();
   auto since = SteadyClock::now();
   std::unique_lock lock(mutex_);

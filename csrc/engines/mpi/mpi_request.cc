@@ -6,11 +6,13 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/base/thread.h"
 
 namespace aiacc {
 namespace {
@@ -90,14 +92,19 @@ void wait_for_call(const MpiPlugin& plugin,
                    std::function<int()> call,
                    const char* name,
                    const WaitCheck& check) {
-  std::promise<int> promise;
-  std::future<int> code = promise.get_future();
+  const auto promise = std::make_shared<std::promise<int>>();
+  std::future<int> code = promise->get_future();
   running_calls.fetch_add(1);
-  std::thread([promise = std::move(promise), call = std::move(call)]() mutable {
-    const int result = call();
+  try {
+    start_thread("aiacc mpi call", [promise, call = std::move(call)] {
+      const int result = call();
+      running_calls.fetch_sub(1);
+      promise->set_value(result);
+    }).detach();
+  } catch (...) {
     running_calls.fetch_sub(1);
-    promise.set_value(result);
-  }).detach();
+    throw;
+  }
   while (code.wait_for(kLookEvery) != std::future_status::ready) {
     check();
   }

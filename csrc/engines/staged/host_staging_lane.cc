@@ -8,6 +8,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/base/socket.h"
+#include "csrc/base/thread.h"
 
 namespace aiacc {
 namespace {
@@ -21,8 +22,8 @@ CudaAddress address_of(const void* memory) { return reinterpret_cast<CudaAddress
 
 }  // namespace
 
-HostStagingLane::HostStagingLane(std::string name)
-    : name_(std::move(name)), thread_([this] { work(); }) {}
+HostStagingLane::HostStagingLane(const std::string& name)
+    : thread_(start_thread(name, [this] { work(); })) {}
 
 HostStagingLane::~HostStagingLane() {
   {
@@ -151,7 +152,6 @@ Mark HostStagingLane::pass(const std::shared_ptr<HostWork>& work,
 }
 
 void HostStagingLane::work() {
-  prctl(PR_SET_NAME, name_.substr(0, 15).c_str());
   prctl(PR_SET_TIMERSLACK, 1000UL);  // engines sleep for tens of microseconds between tests
   std::unique_lock lock(mutex_);
   while (true) {

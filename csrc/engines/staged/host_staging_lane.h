@@ -55,7 +55,7 @@ struct HostPart {
 /// Threads: `pass` and the destructor: the issuing one.
 class HostStagingLane {
  public:
-  explicit HostStagingLane(std::string name);
+  explicit HostStagingLane(const std::string& name);
   /// Waits for the streams, a while.
   ~HostStagingLane();
   HostStagingLane(const HostStagingLane&) = delete;
@@ -97,7 +97,6 @@ class HostStagingLane {
   void work();
   void do_job(Job& job);
 
-  const std::string name_;
   // The issuing thread's.
   std::map<int, Way> ways_;
   std::vector<std::pair<std::shared_ptr<Device>, void*>> memory_;  ///< all that is pinned

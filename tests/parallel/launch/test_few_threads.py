@@ -1,0 +1,138 @@
+"""A rank that the system gives too few threads: all ranks hear of it, and nothing hangs."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiacc
+import aiacc.array as hvd
+from tests.support.ranks import ROOT, run_ranks
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
+
+_LANES = 2
+#: What `init` reserves for itself: background thread, lanes and express lane.
+_RESERVED = _LANES + 2
+#: The same for MPI: its own, one for progress, one for a call.
+_OF_MPI = 3
+
+
+@pytest.fixture(scope="module")
+def few_threads():
+    """The library that refuses threads, for LD_PRELOAD."""
+    with tempfile.TemporaryDirectory(prefix="threads-") as folder:
+        library = Path(folder) / "few_threads.so"
+        source = ROOT / "tests" / "support" / "few_threads.c"
+        flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
+        subprocess.run(["cc", *flags, "-o", library, source, "-ldl"], check=True, timeout=60)
+        yield str(library)
+
+
+def _limit(count, *, live):
+    ctypes.CDLL(None).limit_threads(count, int(live))
+
+
+def _rank_here():
+    names = ("AIACC_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+    return int(next(os.environ[name] for name in names if name in os.environ))
+
+
+def _work(poor_rank, count, live):
+    """All that makes threads. The error that it ends with, or ""."""
+    if _rank_here() == poor_rank:
+        _limit(count, live=live)
+    try:
+        hvd.init()
+        size = hvd.size()
+        assert hvd.allreduce(np.ones(1000), name="x", op=hvd.Sum)[0] == size
+        members = hvd.add_process_set(list(range(size)[:2]) if size > 2 else [0])
+        if members.included():
+            hvd.allreduce(np.ones(1000), name="y", process_set=members)
+        for step in range(3):
+            hvd.barrier()
+            hvd.allreduce(np.ones(1000), name=f"z{step}")
+        hvd.shutdown()
+    except aiacc.CollectiveError as error:
+        hvd.shutdown()
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _check(texts, count):
+    """Whether the job has worked; if not, every rank must have the text."""
+    if not any(texts):
+        return True
+    for text in texts:
+        assert text.startswith(("BootstrapError: ", "EngineError: ")), texts
+        assert "cannot start a thread (aiacc " in text, (count, texts)
+        assert "expected room for one more" in text
+        assert "ulimit -u" in text
+        assert "--pids-limit" in text
+    return False
+
+
+@pytest.mark.parametrize(("size", "poor_rank"), [(2, 0), (2, 1), (3, 1)])
+def test_a_limit_of_threads_ends_the_job_with_its_text_or_is_enough(few_threads, size, poor_rank):
+    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "tcp"}
+    works = [
+        _check(run_ranks(size, _work, poor_rank, count, True, env=env), count)
+        for count in range(_RESERVED + 3)
+    ]
+    assert not any(works[:_RESERVED])
+    assert works[-1]
+
+
+@pytest.mark.parametrize("engine", ["tcp", "hierarchical"])
+@pytest.mark.parametrize("poor_rank", [0, 1])
+def test_threads_that_fail_after_the_reserve_was_there(few_threads, engine, poor_rank):
+    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": engine}
+    works = []
+    # The reserve takes some for good: so each thread of the job fails once.
+    for count in range(_RESERVED, 2 * _RESERVED + 2):
+        texts = run_ranks(3, _work, poor_rank, count, False, env=env)
+        works.append(_check(texts, count))
+    assert works == [False] * (_RESERVED + 1) + [True]
+
+
+@pytest.mark.parametrize("poor_rank", [0, 1])
+def test_the_thread_of_the_timeline(few_threads, tmp_path, poor_rank):
+    env = {
+        "LD_PRELOAD": few_threads,
+        "AIACC_LANES": str(_LANES),
+        "AIACC_ENGINE": "tcp",
+        "AIACC_TIMELINE": str(tmp_path / "timeline.json"),
+    }
+    texts = run_ranks(2, _work, poor_rank, _RESERVED, False, env=env)
+    assert not _check(texts, _RESERVED)
+    assert "(aiacc timeline)" in texts[poor_rank]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("poor_rank", [0, 1])
+def test_threads_that_fail_after_the_reserve_was_there_under_mpirun(few_threads, poor_rank):
+    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "mpi"}
+    env["AIACC_CONNECT_TIMEOUT_S"] = "3"  # for which the others wait inside MPI
+    reserved = _RESERVED + _OF_MPI
+    works = []
+    # MPI's own thread is there; then fail those of a call, the job's, and the one that makes sets.
+    for count in range(reserved + 1, reserved + 9):
+        texts = run_ranks(3, _work, poor_rank, count, False, env=env, launcher="mpirun")
+        works.append(_check(texts, count))
+    assert not any(works[:5])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("launcher", "size", "poor_rank"), [("mpirun", 2, 1), ("openmpi", 3, 0)])
+def test_under_mpirun(few_threads, launcher, size, poor_rank):
+    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "mpi"}
+    works = []
+    for count in range(_RESERVED + _OF_MPI + 2):
+        texts = run_ranks(size, _work, poor_rank, count, True, env=env, launcher=launcher)
+        works.append(_check(texts, count))
+    assert not any(works[: _RESERVED + _OF_MPI])
