@@ -121,10 +121,10 @@ def test_threads_that_fail_after_the_reserve_was_there_under_mpirun(few_threads,
     reserved = _RESERVED + _OF_MPI
     works = []
     # MPI's own thread is there; then fail those of a call, the job's, and the one that makes sets.
-    for count in range(reserved + 1, reserved + 9):
+    for count in range(reserved + 1, reserved + 9, 3):
         texts = run_ranks(3, _work, poor_rank, count, False, env=env, launcher="mpirun")
         works.append(_check(texts, count))
-    assert not any(works[:5])
+    assert not any(works[:2])
 
 
 @pytest.mark.mpi
@@ -132,7 +132,7 @@ def test_threads_that_fail_after_the_reserve_was_there_under_mpirun(few_threads,
 def test_under_mpirun(few_threads, launcher, size, poor_rank):
     env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "mpi"}
     works = []
-    for count in range(_RESERVED + _OF_MPI + 2):
+    for count in (0, _RESERVED, _RESERVED + _OF_MPI - 1):
         texts = run_ranks(size, _work, poor_rank, count, True, env=env, launcher=launcher)
         works.append(_check(texts, count))
-    assert not any(works[: _RESERVED + _OF_MPI])
+    assert not any(works)
