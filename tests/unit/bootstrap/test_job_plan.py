@@ -386,3 +386,9 @@ def test_lanes_on_gpus_are_as_many_as_are_safe_everywhere():
         agree(change(table(3, **four), 2, **unsafe))
     with pytest.raises(BootstrapError, match="disagree about AIACC_GPU_LANES"):
         agree(change(table(3, **four), 1, gpu_lanes=3))
+
+
+def test_a_rank_without_room_for_its_threads_ends_all():
+    rows = change(table(3), 1, threads_problem="cannot start a thread")
+    with pytest.raises(BootstrapError, match="rank 1 has no room for its threads: cannot start"):
+        agree(rows)
