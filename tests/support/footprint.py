@@ -37,8 +37,8 @@ def threads(lanes: int, *, sets: bool) -> int:
 def memory_kib(lanes: int, *, sets: int) -> int:
     """Most that the core takes of a rank, with units of 1 MiB, on host memory with engine `tcp`."""
     pack = (lanes + 1) * 1024
-    blocks = (1 + sets) * lanes * 256
-    return pack + blocks + 512 + sets * 256
+    blocks = (1 + sets) * lanes * 512
+    return pack + blocks + 1024 + sets * 256
 
 
 def resident_kib() -> int:
