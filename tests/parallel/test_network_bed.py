@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from aiacc.run import netcheck
-from bench.network import bpf, faults, launch, program
+from bench.network import bpf, launch, program
 from bench.network.bed import Bed, BedError, bed_for, put_up, require_root, take_down
+from bench.network.faults.__main__ import one
 from bench.network.faults.plan import choose
 from bench.network.plan import Spec
 from tests.support.ranks import ROOT
@@ -235,7 +236,7 @@ def test_a_bridge_has_no_path_to_change(name):
 
 def test_a_run_of_the_faults(name):
     fault = replace(choose(1, ["half_open"]), ranks_of=(2, 1), victim=2, step=2, short_io=True)
-    row, folder = faults.one(fault, name)
+    row, folder = one(fault, name)
     assert (row["outcome"], folder) == ("clear error", None), row["problems"]
     assert [rank["outcome"] for rank in row["ranks"]] == ["error", "error", ""]
     assert [rank["code"] for rank in row["ranks"]] == [0, 0, -signal.SIGKILL]
