@@ -248,6 +248,11 @@ Socket Connector::open(const ChannelSpec& spec, Clock::time_point deadline, int 
     if (error.code() == Code::kTimeout && Clock::now() + kReopenAfter < deadline) {
       return {};
     }
+    if (error.code() == Code::kTimeout || error.code() == Code::kEngine) {
+      throw Error(error.code(),
+                  "[control] rank " + std::to_string(rank_) + " is not connected to rank " +
+                      std::to_string(spec.peer) + ": " + error.what());
+    }
     if (error.code() != Code::kPeerLost) {
       throw;
     }
