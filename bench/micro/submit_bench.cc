@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
   const auto listener = std::make_shared<aiacc::Listener>("127.0.0.1");
   aiacc::SessionOptions options;
   options.addresses = exchanged(pipes, rank, listener->address());
-  options.placement = {rank, 2, rank, 2, 0, 1};
+  options.topology = {rank, 2, rank, 2, 0, 1};
   options.engine = "tcp";
   std::vector<double> samples;
   {
