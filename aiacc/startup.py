@@ -19,7 +19,7 @@ from aiacc.bootstrap import (
     select_provider,
 )
 from aiacc.bootstrap.interfaces import listened_at, observe
-from aiacc.bootstrap.job_plan import GPU_LANES, LANES, TUNED_LANES, warning_about_commands
+from aiacc.bootstrap.job_plan import GPU_LANES, default_lanes, warning_about_commands
 from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.provider import AloneProvider, command_line
 from aiacc.bootstrap.reach import Presence
@@ -173,11 +173,11 @@ def _contribution(
     engines = {name: "" if viable else detail for name, viable, detail in _core.engines()}
     # Looking for MPI takes time and loads libraries; other jobs have no use for it.
     if environment.mpi is not None or config["engine"] == "mpi":
-        default_lanes = TUNED_LANES if config["autotune"] else LANES
+        lanes = int(config["lanes"]) or default_lanes("mpi", tuned=bool(config["autotune"]))
         launcher = environment.mpi.flavour if environment.mpi is not None else None
         engines["mpi"] = mpi_library.load(
             str(config["mpi_library"]), launcher
-        ) or mpi_library.lack_of_memory(environment.mpi, int(config["lanes"]) or default_lanes)
+        ) or mpi_library.lack_of_memory(environment.mpi, lanes)
     gpus, nccl_host, nccl_shares_gpus, gpu_capability = (
         _core.nccl_gpus() if engines.get("nccl") == "" else ([], "", False, 0)
     )
@@ -227,7 +227,7 @@ def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str
     """
     if row.size == 1:
         return None, ""
-    lanes = row.lanes or (TUNED_LANES if row.equal["AIACC_AUTOTUNE"] else LANES)
+    lanes = row.lanes or default_lanes(row.engine, tuned=bool(row.equal["AIACC_AUTOTUNE"]))
     own = 2  # background, express lane
     mpi = 3 if row.engines.get("mpi") == "" else 0  # its own, and ours for progress and a call
     try:

@@ -198,7 +198,8 @@ def agree(table: Sequence[Contribution]) -> JobPlan:
         gpu_capability=min((row.gpu_capability, row.rank) for row in table)
         if all(row.gpu_capability for row in table)
         else (0, 0),
-        lanes=table[0].lanes or _default_lanes(engine, table[0].equal),
+        lanes=table[0].lanes
+        or default_lanes(engine, tuned=bool(table[0].equal.get("AIACC_AUTOTUNE"))),
         unit_bytes=table[0].unit_bytes,
         reach=reach,
         token=table[0].token,
@@ -247,10 +248,11 @@ def _difference(zero: Contribution, row: Contribution) -> tuple[str, str] | None
     return None
 
 
-def _default_lanes(engine: str, settings: Mapping[str, Scalar]) -> int:
+def default_lanes(engine: str, *, tuned: bool) -> int:
+    """Lanes of a job that does not ask for a number; `tuned`: AIACC_AUTOTUNE chooses among them."""
     if engine == "local":
         return 1
-    return TUNED_LANES if settings.get("AIACC_AUTOTUNE") else LANES
+    return TUNED_LANES if tuned else LANES
 
 
 def _gpu_lanes(table: Sequence[Contribution]) -> int:
