@@ -10,13 +10,13 @@
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine_context.h"
 #include "csrc/engines/mpi/mpi_communicator.h"
-#include "csrc/engines/mpi/node_channel.h"
+#include "csrc/engines/shm/shm_channel.h"
 
 namespace aiacc {
 
 /// Collectives of one lane: the channel of the node, and MPI for what leaves it. MPI sees only
 /// memory of the communicator. One thread at a time, except `wake`; contracts as in Engine.
-class MpiChannel : public CrossNodeReduce {
+class MpiChannel : public CrossHostReduce {
  public:
   MpiChannel(MpiCommunicator& communicator,
              const MpiLane& resources,
@@ -41,7 +41,7 @@ class MpiChannel : public CrossNodeReduce {
                   const PerRank& send_bytes,
                   const PerRank& recv_bytes);
 
-  // CrossNodeReduce, called by the channel of the node.
+  // CrossHostReduce, called by the channel of the node.
   void start(int ticket, void* data, std::size_t count, DataType dtype, ReduceOp op) override;
   void finish(int ticket) override;
 
@@ -61,9 +61,9 @@ class MpiChannel : public CrossNodeReduce {
   const MpiLane resources_;
   Spin spin_;
   const Cancellation& cancellation_;
-  NodeChannel channel_;
-  std::array<MpiHandle, NodeChannel::kSlots> requests_{};
-  std::array<bool, NodeChannel::kSlots> outstanding_{};
+  ShmChannel channel_;
+  std::array<MpiHandle, ShmChannel::kSlots> requests_{};
+  std::array<bool, ShmChannel::kSlots> outstanding_{};
   WaitMark mark_;  ///< of waits for other nodes
   std::vector<int> parts_;
   std::vector<int> received_parts_;

@@ -13,7 +13,7 @@
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
 #include "csrc/engines/mpi/mpi_request.h"
-#include "csrc/engines/mpi/node_channel.h"
+#include "csrc/engines/shm/shm_channel.h"
 
 namespace aiacc {
 namespace {
@@ -104,7 +104,7 @@ std::vector<MpiLane> MpiCommunicator::acquire(int count, const WaitCheck& interr
     add_lanes(static_cast<std::size_t>(count), interrupt);
   }
   for (MpiLane& lane : lanes_) {
-    NodeChannel::reset(lane.segments[static_cast<std::size_t>(topology_.node_rank)]);
+    ShmChannel::reset(lane.segments[static_cast<std::size_t>(topology_.node_rank)]);
   }
   maximum({0}, "to start the lanes", interrupt);
   return {lanes_.begin(), lanes_.begin() + count};
@@ -169,7 +169,7 @@ void MpiCommunicator::add_lanes(std::size_t count, const WaitCheck& interrupt) {
 std::vector<std::vector<Pages>> MpiCommunicator::make_memory(std::vector<MpiLane>& lanes,
                                                              const WaitCheck& interrupt) {
   const std::size_t slot_bytes = slot_bytes_for(topology_);
-  const std::size_t bytes = NodeChannel::segment_bytes(slot_bytes);
+  const std::size_t bytes = ShmChannel::segment_bytes(slot_bytes);
   const auto mine = static_cast<std::size_t>(topology_.node_rank);
   const auto ranks = static_cast<std::size_t>(topology_.node_size);
   if (mine == 0 && ranks > 1) {

@@ -26,7 +26,7 @@ struct MpiTopology {
 
 /// What one lane of an engine works with. Lives in the communicator; engines borrow it.
 struct MpiLane {
-  std::vector<void*> segments;  ///< of a NodeChannel, one per rank of the node
+  std::vector<void*> segments;  ///< of a ShmChannel, one per rank of the node
   std::size_t slot_bytes = 0;
   /// Communicators with the ranks of the same node_rank, and with all ranks; unused with one node.
   MpiHandle cross = 0;

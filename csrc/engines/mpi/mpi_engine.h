@@ -13,7 +13,7 @@ namespace aiacc {
 
 /// CPU tensors under mpirun.
 ///
-/// Within a node the ranks work through memory that MPI lets them share (NodeChannel), without
+/// Within a node the ranks work through memory that MPI lets them share (ShmChannel), without
 /// calls into MPI; between nodes each rank combines its share with nonblocking all-reduces on a
 /// communicator of the lane's own. MPI sees only memory of the session, never a tensor, so that
 /// nothing writes to a tensor after an aborted operation has thrown, although MPI cannot cancel.

@@ -1,4 +1,4 @@
-#include "csrc/engines/mpi/node_progress.h"
+#include "csrc/engines/shm/shm_progress.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -41,16 +41,16 @@ void relax() {
 
 }  // namespace
 
-struct NodeProgress::Header {
+struct ShmProgress::Header {
   alignas(kCacheLine) std::atomic<std::uint64_t> done[3];  ///< blocks, by Step
   /// Rank + 1 that the owner sleeps for, 0 when awake.
   alignas(kCacheLine) std::atomic<std::uint32_t> sleeps_for;
   std::atomic<std::uint32_t> doorbell;
 };
 
-std::size_t NodeProgress::header_bytes() { return sizeof(Header); }
+std::size_t ShmProgress::header_bytes() { return sizeof(Header); }
 
-void NodeProgress::reset(void* header) {
+void ShmProgress::reset(void* header) {
   // Only such atomics work between processes.
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
   static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -62,20 +62,20 @@ void NodeProgress::reset(void* header) {
   fresh->doorbell.store(0, std::memory_order_release);
 }
 
-NodeProgress::NodeProgress(std::vector<void*> headers,
-                           int rank,
-                           double spin_us,
-                           const Cancellation& cancellation)
+ShmProgress::ShmProgress(std::vector<void*> headers,
+                         int rank,
+                         double spin_us,
+                         const Cancellation& cancellation)
     : headers_(std::move(headers)),
       rank_(rank),
       spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(spin_us * 1e3))),
       cancellation_(cancellation) {}
 
-NodeProgress::Header& NodeProgress::header(int rank) const {
+ShmProgress::Header& ShmProgress::header(int rank) const {
   return *static_cast<Header*>(headers_[static_cast<std::size_t>(rank)]);
 }
 
-void NodeProgress::announce(Step step, std::uint64_t count) {
+void ShmProgress::announce(Step step, std::uint64_t count) {
   header(rank_).done[step].store(count, std::memory_order_seq_cst);
   for (int rank = 0; rank < size(); ++rank) {
     Header& peer = header(rank);
@@ -89,13 +89,13 @@ void NodeProgress::announce(Step step, std::uint64_t count) {
   }
 }
 
-void NodeProgress::wait_for_others(Step step, std::uint64_t count) {
+void ShmProgress::wait_for_others(Step step, std::uint64_t count) {
   for (int distance = 1; distance < size(); ++distance) {
     wait_for((rank_ + distance) % size(), step, count);
   }
 }
 
-void NodeProgress::wait_for(int rank, Step step, std::uint64_t count) {
+void ShmProgress::wait_for(int rank, Step step, std::uint64_t count) {
   const auto& done = header(rank).done[step];
   if (done.load(std::memory_order_acquire) >= count) {
     return;
@@ -113,7 +113,7 @@ void NodeProgress::wait_for(int rank, Step step, std::uint64_t count) {
   sleep_until(rank, step, count);
 }
 
-void NodeProgress::sleep_until(int rank, Step step, std::uint64_t count) {
+void ShmProgress::sleep_until(int rank, Step step, std::uint64_t count) {
   const auto& done = header(rank).done[step];
   Header& self = header(rank_);
   const auto start = WaitMark::Clock::now();
@@ -134,7 +134,7 @@ void NodeProgress::sleep_until(int rank, Step step, std::uint64_t count) {
   }
 }
 
-void NodeProgress::wake() noexcept {
+void ShmProgress::wake() noexcept {
   header(rank_).doorbell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(&header(rank_).doorbell);
 }

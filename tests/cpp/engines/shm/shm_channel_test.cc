@@ -1,4 +1,4 @@
-#include "csrc/engines/mpi/node_channel.h"
+#include "csrc/engines/shm/shm_channel.h"
 
 #include <memory>
 #include <new>
@@ -25,17 +25,17 @@ class Node {
     std::vector<void*> segments;
     for (int rank = 0; rank < size; ++rank) {
       memory_.emplace_back(static_cast<std::byte*>(
-          ::operator new(NodeChannel::segment_bytes(kSlotBytes), kAlignment)));
+          ::operator new(ShmChannel::segment_bytes(kSlotBytes), kAlignment)));
       segments.push_back(memory_.back().get());
-      NodeChannel::reset(segments.back());
+      ShmChannel::reset(segments.back());
     }
     for (int rank = 0; rank < size; ++rank) {
-      channels_.push_back(std::make_unique<NodeChannel>(
+      channels_.push_back(std::make_unique<ShmChannel>(
           segments, rank, kSlotBytes, spin_us, cancellations_[static_cast<std::size_t>(rank)]));
     }
   }
 
-  NodeChannel& operator[](int rank) { return *channels_[static_cast<std::size_t>(rank)]; }
+  ShmChannel& operator[](int rank) { return *channels_[static_cast<std::size_t>(rank)]; }
 
   void abort(int rank, const Status& status) {
     cancellations_[static_cast<std::size_t>(rank)].set(status);
@@ -59,11 +59,11 @@ class Node {
 
   std::vector<std::unique_ptr<std::byte, Free>> memory_;
   std::vector<Cancellation> cancellations_;
-  std::vector<std::unique_ptr<NodeChannel>> channels_;
+  std::vector<std::unique_ptr<ShmChannel>> channels_;
 };
 
 /// Pretends that another node with the same numbers exists.
-class TwinNode : public CrossNodeReduce {
+class TwinNode : public CrossHostReduce {
  public:
   void start(int ticket, void* data, std::size_t count, DataType dtype, ReduceOp op) override {
     EXPECT_EQ(0, tickets_[ticket].count) << "ticket used twice";
@@ -85,19 +85,19 @@ class TwinNode : public CrossNodeReduce {
     DataType dtype = DataType::kUInt8;
     ReduceOp op = ReduceOp::kSum;
   };
-  Piece tickets_[NodeChannel::kSlots];
+  Piece tickets_[ShmChannel::kSlots];
 };
 
 template <class T>
 void check(
-    NodeChannel& channel, int rank, int size, std::size_t count, DataType dtype, ReduceOp op) {
+    ShmChannel& channel, int rank, int size, std::size_t count, DataType dtype, ReduceOp op) {
   check_all_reduce_call<T>(
       rank, size, count, dtype, op, [&](const void* send, void* recv, const Reduction& reduction) {
         channel.all_reduce(send, recv, count, reduction, nullptr);
       });
 }
 
-void check_scatter(NodeChannel& channel,
+void check_scatter(ShmChannel& channel,
                    int rank,
                    const std::vector<std::size_t>& counts,
                    DataType dtype,
@@ -110,19 +110,19 @@ void check_scatter(NodeChannel& channel,
   });
 }
 
-void check_pieces(NodeChannel& channel, int rank, int size, std::size_t scale) {
+void check_pieces(ShmChannel& channel, int rank, int size, std::size_t scale) {
   check_all_to_all_call(rank, size, scale, [&](const void* send, void* recv, auto& from, auto& to) {
     channel.all_to_all(send, recv, from, to);
   });
 }
 
-class NodeChannelTest : public testing::TestWithParam<int> {
+class ShmChannelTest : public testing::TestWithParam<int> {
  protected:
   int size() const { return GetParam(); }
 };
 
-TEST_P(NodeChannelTest, AllReduceEveryTypeAndOp) {
-  Node(size()).run([&](int rank, NodeChannel& channel) {
+TEST_P(ShmChannelTest, AllReduceEveryTypeAndOp) {
+  Node(size()).run([&](int rank, ShmChannel& channel) {
     for (const DataType dtype : all_dtypes()) {
       for (const ReduceOp op : engine_ops()) {
         for (const std::size_t count : {1003, 20011}) {
@@ -135,8 +135,8 @@ TEST_P(NodeChannelTest, AllReduceEveryTypeAndOp) {
   });
 }
 
-TEST_P(NodeChannelTest, AllReduceEveryCount) {
-  Node(size()).run([&](int rank, NodeChannel& channel) {
+TEST_P(ShmChannelTest, AllReduceEveryCount) {
+  Node(size()).run([&](int rank, ShmChannel& channel) {
     for (const std::size_t count : {0, 1, 2, 15, 17, 2048, 2049, 8192, 8193, 65536, 100001}) {
       check<float>(channel, rank, size(), count, DataType::kFloat32, ReduceOp::kSum);
       check<std::uint8_t>(channel, rank, size(), count, DataType::kUInt8, ReduceOp::kMax);
@@ -144,8 +144,8 @@ TEST_P(NodeChannelTest, AllReduceEveryCount) {
   });
 }
 
-TEST_P(NodeChannelTest, ReduceScatterEveryTypeAndOp) {
-  Node(size()).run([&](int rank, NodeChannel& channel) {
+TEST_P(ShmChannelTest, ReduceScatterEveryTypeAndOp) {
+  Node(size()).run([&](int rank, ShmChannel& channel) {
     for (const DataType dtype : all_dtypes()) {
       for (const ReduceOp op : engine_ops()) {
         for (const std::size_t scale : {7, 2003}) {
@@ -156,10 +156,10 @@ TEST_P(NodeChannelTest, ReduceScatterEveryTypeAndOp) {
   });
 }
 
-TEST_P(NodeChannelTest, ReduceScatterEveryCount) {
+TEST_P(ShmChannelTest, ReduceScatterEveryCount) {
   std::vector<std::size_t> only_last(static_cast<std::size_t>(size()), 0);
   only_last.back() = 100003;
-  Node(size()).run([&](int rank, NodeChannel& channel) {
+  Node(size()).run([&](int rank, ShmChannel& channel) {
     for (const std::size_t scale : {0, 1, 15, 17, 2048, 8193}) {
       const std::vector<std::size_t> counts = uneven_counts(size(), scale);
       check_scatter(channel, rank, counts, DataType::kFloat32, ReduceOp::kSum);
@@ -169,8 +169,8 @@ TEST_P(NodeChannelTest, ReduceScatterEveryCount) {
   });
 }
 
-TEST_P(NodeChannelTest, AllToAllOfUnequalPieces) {
-  Node(size()).run([&](int rank, NodeChannel& channel) {
+TEST_P(ShmChannelTest, AllToAllOfUnequalPieces) {
+  Node(size()).run([&](int rank, ShmChannel& channel) {
     for (const std::size_t scale : {0, 1, 1000, 4096, 50021}) {
       check_pieces(channel, rank, size(), scale);
     }
@@ -178,8 +178,8 @@ TEST_P(NodeChannelTest, AllToAllOfUnequalPieces) {
 }
 
 /// Slots are reused across calls of different kinds; a counter that is wrong by one shows here.
-TEST_P(NodeChannelTest, KindsFollowEachOtherInAnyOrder) {
-  Node(size(), 0).run([&](int rank, NodeChannel& channel) {
+TEST_P(ShmChannelTest, KindsFollowEachOtherInAnyOrder) {
+  Node(size(), 0).run([&](int rank, ShmChannel& channel) {
     std::mt19937 random(7);  // the same choices on every rank
     for (int i = 0; i < 100; ++i) {
       const std::size_t count = std::size_t{1} << random() % 17;
@@ -215,8 +215,8 @@ TEST_P(NodeChannelTest, KindsFollowEachOtherInAnyOrder) {
   });
 }
 
-TEST_P(NodeChannelTest, OtherNodesJoinIn) {
-  Node(size()).run([&](int rank, NodeChannel& channel) {
+TEST_P(ShmChannelTest, OtherNodesJoinIn) {
+  Node(size()).run([&](int rank, ShmChannel& channel) {
     TwinNode twin;
     for (const std::size_t count : {1, 100, 5000, 100001}) {
       std::vector<std::int64_t> data = rank_numbers<std::int64_t>(count, rank);
@@ -233,10 +233,10 @@ TEST_P(NodeChannelTest, OtherNodesJoinIn) {
 }
 
 /// Rounding depends on the order of additions.
-TEST_P(NodeChannelTest, BitsAreEqualOnAllRanks) {
+TEST_P(ShmChannelTest, BitsAreEqualOnAllRanks) {
   for (const std::size_t count : {500, 70001}) {
     std::vector<std::vector<float>> results(static_cast<std::size_t>(size()));
-    Node(size()).run([&](int rank, NodeChannel& channel) {
+    Node(size()).run([&](int rank, ShmChannel& channel) {
       auto data = any_elements<float>(count, static_cast<unsigned>(rank));
       channel.all_reduce(
           data.data(), data.data(), count, {DataType::kFloat32, ReduceOp::kSum}, nullptr);
@@ -248,9 +248,9 @@ TEST_P(NodeChannelTest, BitsAreEqualOnAllRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, NodeChannelTest, testing::Values(1, 2, 3, 4, 7));
+INSTANTIATE_TEST_SUITE_P(Sizes, ShmChannelTest, testing::Values(1, 2, 3, 4, 7));
 
-TEST(NodeChannelAbortTest, EndsASleepingCallAndEveryLaterOne) {
+TEST(ShmChannelAbortTest, EndsASleepingCallAndEveryLaterOne) {
   Node node(2, 0);
   std::vector<float> data(100000, 1.0f);
   const auto call = [&] {
@@ -272,10 +272,10 @@ TEST(NodeChannelAbortTest, EndsASleepingCallAndEveryLaterOne) {
   EXPECT_THROW(call(), Error);
 }
 
-TEST(NodeChannelOrderTest, PiecesThatDoNotFitAreAnError) {
+TEST(ShmChannelOrderTest, PiecesThatDoNotFitAreAnError) {
   std::vector<Status> seen(2);
   Node node(2);
-  node.run([&](int rank, NodeChannel& channel) {
+  node.run([&](int rank, ShmChannel& channel) {
     const std::string data(2, 'x');
     std::string out(4, ' ');
     const std::vector<std::size_t> expected = {1, rank == 0 ? 2u : 1u};

@@ -1,4 +1,4 @@
-#include "csrc/engines/mpi/node_channel.h"
+#include "csrc/engines/shm/shm_channel.h"
 
 #include <algorithm>
 #include <cstring>
@@ -26,7 +26,7 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
 }  // namespace
 
 /// One all-reduce, cut into blocks and pieces in the same way on every rank.
-struct NodeChannel::Plan {
+struct ShmChannel::Plan {
   const std::byte* send;
   std::byte* recv;
   std::size_t count;
@@ -56,15 +56,15 @@ struct NodeChannel::Plan {
   }
 };
 
-std::size_t NodeChannel::segment_bytes(std::size_t slot_bytes) {
-  return NodeProgress::header_bytes() + kSlots * slot_bytes;
+std::size_t ShmChannel::segment_bytes(std::size_t slot_bytes) {
+  return ShmProgress::header_bytes() + kSlots * slot_bytes;
 }
 
-NodeChannel::NodeChannel(std::vector<void*> segments,
-                         int rank,
-                         std::size_t slot_bytes,
-                         double spin_us,
-                         const Cancellation& cancellation)
+ShmChannel::ShmChannel(std::vector<void*> segments,
+                       int rank,
+                       std::size_t slot_bytes,
+                       double spin_us,
+                       const Cancellation& cancellation)
     : progress_(segments, rank, spin_us, cancellation),
       segments_(std::move(segments)),
       rank_(rank),
@@ -73,16 +73,16 @@ NodeChannel::NodeChannel(std::vector<void*> segments,
   AIACC_CHECK(slot_bytes % kCacheLine == 0);
 }
 
-std::byte* NodeChannel::slot(int rank, std::uint64_t block) const {
+std::byte* ShmChannel::slot(int rank, std::uint64_t block) const {
   auto* base = static_cast<std::byte*>(segments_[static_cast<std::size_t>(rank)]);
-  return base + NodeProgress::header_bytes() + (block % kSlots) * slot_bytes_;
+  return base + ShmProgress::header_bytes() + (block % kSlots) * slot_bytes_;
 }
 
-void NodeChannel::all_reduce(const void* send,
-                             void* recv,
-                             std::size_t count,
-                             const Reduction& reduction,
-                             CrossNodeReduce* cross) {
+void ShmChannel::all_reduce(const void* send,
+                            void* recv,
+                            std::size_t count,
+                            const Reduction& reduction,
+                            CrossHostReduce* cross) {
   cancellation_.check();
   if (count == 0) {
     return;
@@ -127,7 +127,7 @@ void NodeChannel::all_reduce(const void* send,
                      reduction.dtype,
                      reduction.op);
       } else {
-        progress_.announce(NodeProgress::kReduced, turn);
+        progress_.announce(ShmProgress::kReduced, turn);
       }
     }
     if (cross != nullptr && turn >= plan.first + 2 && turn - 2 < end) {
@@ -136,7 +136,7 @@ void NodeChannel::all_reduce(const void* send,
       std::byte* shown = slot(rank_, turn - 2) + piece.in_slot;
       std::byte* target = plan.writes_recv ? plan.recv + piece.offset : shown;
       copy_scaled(target, shown, piece.elems, reduction.dtype, reduction.factor);
-      progress_.announce(NodeProgress::kReduced, turn - 1);
+      progress_.announce(ShmProgress::kReduced, turn - 1);
     }
     const std::uint64_t lag = cross != nullptr ? 3 : 2;
     if (turn >= plan.first + lag && turn - lag < end) {
@@ -146,7 +146,7 @@ void NodeChannel::all_reduce(const void* send,
   blocks_ = end;
 }
 
-void NodeChannel::publish(const Plan& plan, std::uint64_t block) {
+void ShmChannel::publish(const Plan& plan, std::uint64_t block) {
   start_block(block);
   std::byte* target = slot(rank_, block);
   for (std::size_t rank = 0; rank < plan.ranks; ++rank) {
@@ -155,16 +155,16 @@ void NodeChannel::publish(const Plan& plan, std::uint64_t block) {
       std::memcpy(target + piece.in_slot, plan.send + piece.offset, piece.bytes);
     }
   }
-  progress_.announce(NodeProgress::kPublished, block + 1);
+  progress_.announce(ShmProgress::kPublished, block + 1);
 }
 
-void NodeChannel::reduce_piece(const Plan& plan, std::uint64_t block) {
+void ShmChannel::reduce_piece(const Plan& plan, std::uint64_t block) {
   const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(rank_));
   std::byte* result = slot(rank_, block) + piece.in_slot;
   const std::byte* left = plan.send + piece.offset;
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank_ + step) % size();
-    progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
+    progress_.wait_for(peer, ShmProgress::kPublished, block + 1);
     const bool last = step == size() - 1 && !plan.leaves_node;
     reduce_scaled(result,
                   left,
@@ -182,34 +182,34 @@ void NodeChannel::reduce_piece(const Plan& plan, std::uint64_t block) {
   }
 }
 
-void NodeChannel::gather(const Plan& plan, std::uint64_t block) {
+void ShmChannel::gather(const Plan& plan, std::uint64_t block) {
   for (int step = 0; step < size(); ++step) {
     const int owner = (rank_ + step) % size();
-    progress_.wait_for(owner, NodeProgress::kReduced, block + 1);
+    progress_.wait_for(owner, ShmProgress::kReduced, block + 1);
     const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(owner));
     if (plan.writes_recv) {
       continue;
     }
     std::memcpy(plan.recv + piece.offset, slot(owner, block) + piece.in_slot, piece.bytes);
   }
-  progress_.announce(NodeProgress::kConsumed, block + 1);
+  progress_.announce(ShmProgress::kConsumed, block + 1);
 }
 
-void NodeChannel::small_all_reduce(const void* send,
-                                   void* recv,
-                                   std::size_t count,
-                                   const Reduction& reduction) {
+void ShmChannel::small_all_reduce(const void* send,
+                                  void* recv,
+                                  std::size_t count,
+                                  const Reduction& reduction) {
   const auto& [dtype, op, factor] = reduction;
   const std::size_t bytes = count * size_of(dtype);
   const std::uint64_t block = blocks_++;
   start_block(block);
   std::memcpy(slot(rank_, block), send, bytes);
-  progress_.announce(NodeProgress::kPublished, block + 1);
+  progress_.announce(ShmProgress::kPublished, block + 1);
   // In rank order on every rank: sums of floats must be bit-identical.
-  progress_.wait_for(0, NodeProgress::kPublished, block + 1);
+  progress_.wait_for(0, ShmProgress::kPublished, block + 1);
   std::memcpy(recv, slot(0, block), bytes);
   for (int rank = 1; rank < size(); ++rank) {
-    progress_.wait_for(rank, NodeProgress::kPublished, block + 1);
+    progress_.wait_for(rank, ShmProgress::kPublished, block + 1);
     reduce(recv, slot(rank, block), count, dtype, op);
   }
   copy_scaled(recv, recv, count, dtype, factor);
@@ -217,21 +217,21 @@ void NodeChannel::small_all_reduce(const void* send,
 }
 
 /// Waits until the slot of `block` may be written.
-void NodeChannel::start_block(std::uint64_t block) {
+void ShmChannel::start_block(std::uint64_t block) {
   cancellation_.check();
   if (block >= kSlots) {
-    progress_.wait_for_others(NodeProgress::kConsumed, block - kSlots + 1);
+    progress_.wait_for_others(ShmProgress::kConsumed, block - kSlots + 1);
   }
 }
 
-void NodeChannel::finish_block(std::uint64_t block) {
-  progress_.announce(NodeProgress::kReduced, block + 1);
-  progress_.announce(NodeProgress::kConsumed, block + 1);
+void ShmChannel::finish_block(std::uint64_t block) {
+  progress_.announce(ShmProgress::kReduced, block + 1);
+  progress_.announce(ShmProgress::kConsumed, block + 1);
 }
 
-void NodeChannel::exchange(const void* send,
-                           const PerRank& bytes_of,
-                           const std::vector<void*>& recv) {
+void ShmChannel::exchange(const void* send,
+                          const PerRank& bytes_of,
+                          const std::vector<void*>& recv) {
   cancellation_.check();
   const std::size_t longest = *std::max_element(bytes_of.begin(), bytes_of.end());
   const std::uint64_t blocks = (longest + slot_bytes_ - 1) / slot_bytes_;
@@ -248,7 +248,7 @@ void NodeChannel::exchange(const void* send,
       if (bytes > 0) {
         std::memcpy(slot(rank_, turn), static_cast<const std::byte*>(send) + from, bytes);
       }
-      progress_.announce(NodeProgress::kPublished, turn + 1);
+      progress_.announce(ShmProgress::kPublished, turn + 1);
     }
     if (turn == first) {
       continue;
@@ -258,7 +258,7 @@ void NodeChannel::exchange(const void* send,
       const int peer = (rank_ + step) % size();
       const auto [from, bytes] = part(peer, block);
       if (bytes > 0) {
-        progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
+        progress_.wait_for(peer, ShmProgress::kPublished, block + 1);
         std::memcpy(static_cast<std::byte*>(recv[static_cast<std::size_t>(peer)]) + from,
                     slot(peer, block),
                     bytes);

@@ -1,4 +1,4 @@
-// The calls of NodeChannel in which a rank has something else for every other one. Each slot is cut
+// The calls of ShmChannel in which a rank has something else for every other one. Each slot is cut
 // into shares, one per receiver.
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <string>
 
-#include "csrc/engines/mpi/node_channel.h"
+#include "csrc/engines/shm/shm_channel.h"
 #include "csrc/kernels/reduce.h"
 #include "csrc/kernels/scale.h"
 
@@ -34,17 +34,17 @@ std::size_t length_in_block(std::size_t total, std::size_t share, std::uint64_t 
 }  // namespace
 
 /// Bytes of a share, a multiple of the cache line, when the longest piece has `longest`.
-std::size_t NodeChannel::share_bytes(std::size_t longest) const {
+std::size_t ShmChannel::share_bytes(std::size_t longest) const {
   const std::size_t most = slot_bytes_ / segments_.size() / kCacheLine * kCacheLine;
   AIACC_CHECK(most > 0);
   const std::size_t wanted = (longest / kMinBlocks + kCacheLine) / kCacheLine * kCacheLine;
   return std::clamp(wanted, std::min(kMinShareBytes, most), most);
 }
 
-void NodeChannel::reduce_scatter(const void* send,
-                                 void* recv,
-                                 const PerRank& counts,
-                                 const Reduction& reduction) {
+void ShmChannel::reduce_scatter(const void* send,
+                                void* recv,
+                                const PerRank& counts,
+                                const Reduction& reduction) {
   const auto& [dtype, op, factor] = reduction;
   const std::size_t element = size_of(dtype);
   const std::vector<std::size_t> offsets = offsets_of(counts);
@@ -68,7 +68,7 @@ void NodeChannel::reduce_scatter(const void* send,
           std::memcpy(target + rank * share * element, source(rank, index), length * element);
         }
       }
-      progress_.announce(NodeProgress::kPublished, first + index + 1);
+      progress_.announce(ShmProgress::kPublished, first + index + 1);
     }
     if (index == 0) {
       continue;
@@ -82,7 +82,7 @@ void NodeChannel::reduce_scatter(const void* send,
       const std::byte* left = source(mine, index - 1);
       for (int step = 1; step < size(); ++step) {
         const int peer = (rank_ + step) % size();
-        progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
+        progress_.wait_for(peer, ShmProgress::kPublished, block + 1);
         reduce_scaled(result,
                       left,
                       slot(peer, block) + mine * share * element,
@@ -101,18 +101,18 @@ void NodeChannel::reduce_scatter(const void* send,
 
 /// The longest piece that any rank has for another, from a block in which everyone shows what it
 /// sends. Throws if a piece is not what this rank expects.
-std::size_t NodeChannel::longest_piece(const PerRank& send_bytes, const PerRank& recv_bytes) {
+std::size_t ShmChannel::longest_piece(const PerRank& send_bytes, const PerRank& recv_bytes) {
   const std::size_t row_bytes = send_bytes.size() * sizeof(std::size_t);
   AIACC_CHECK(row_bytes <= slot_bytes_);
   const std::uint64_t block = blocks_++;
   start_block(block);
   std::memcpy(slot(rank_, block), send_bytes.data(), row_bytes);
-  progress_.announce(NodeProgress::kPublished, block + 1);
+  progress_.announce(ShmProgress::kPublished, block + 1);
   std::size_t longest = *std::max_element(send_bytes.begin(), send_bytes.end());
   std::vector<std::size_t> row(send_bytes.size());
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank_ + step) % size();
-    progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
+    progress_.wait_for(peer, ShmProgress::kPublished, block + 1);
     std::memcpy(row.data(), slot(peer, block), row_bytes);
     longest = std::max(longest, *std::max_element(row.begin(), row.end()));
     const std::size_t sent = row[static_cast<std::size_t>(rank_)];
@@ -129,10 +129,10 @@ std::size_t NodeChannel::longest_piece(const PerRank& send_bytes, const PerRank&
   return longest;
 }
 
-void NodeChannel::all_to_all(const void* send,
-                             void* recv,
-                             const PerRank& send_bytes,
-                             const PerRank& recv_bytes) {
+void ShmChannel::all_to_all(const void* send,
+                            void* recv,
+                            const PerRank& send_bytes,
+                            const PerRank& recv_bytes) {
   cancellation_.check();
   const std::size_t longest = longest_piece(send_bytes, recv_bytes);
   const std::vector<std::size_t> sources = offsets_of(send_bytes);
@@ -154,7 +154,7 @@ void NodeChannel::all_to_all(const void* send,
                       bytes);
         }
       }
-      progress_.announce(NodeProgress::kPublished, first + index + 1);
+      progress_.announce(ShmProgress::kPublished, first + index + 1);
     }
     if (index == 0) {
       continue;
@@ -165,7 +165,7 @@ void NodeChannel::all_to_all(const void* send,
       const auto from = static_cast<std::size_t>(peer);
       const std::size_t bytes = length_in_block(recv_bytes[from], share, index - 1);
       if (bytes > 0) {
-        progress_.wait_for(peer, NodeProgress::kPublished, block + 1);
+        progress_.wait_for(peer, ShmProgress::kPublished, block + 1);
         std::memcpy(target + targets[from] + static_cast<std::size_t>(index - 1) * share,
                     slot(peer, block) + mine * share,
                     bytes);

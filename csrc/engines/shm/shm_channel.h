@@ -7,16 +7,16 @@
 #include "csrc/base/dtype.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine_context.h"
-#include "csrc/engines/mpi/node_progress.h"
+#include "csrc/engines/shm/shm_progress.h"
 
 namespace aiacc {
 
 /// The part of an all-reduce that leaves the node: combines one piece in place with the same piece
-/// of the other nodes. `ticket` (0 .. NodeChannel::kSlots-1) names the piece between the two calls;
+/// of the other nodes. `ticket` (0 .. ShmChannel::kSlots-1) names the piece between the two calls;
 /// several tickets may be outstanding. Both throw Error.
-class CrossNodeReduce {
+class CrossHostReduce {
  public:
-  virtual ~CrossNodeReduce() = default;
+  virtual ~CrossHostReduce() = default;
   virtual void start(int ticket, void* data, std::size_t count, DataType dtype, ReduceOp op) = 0;
   virtual void finish(int ticket) = 0;
 };
@@ -32,7 +32,7 @@ class CrossNodeReduce {
 /// Blocking: every call, sleeping in a futex after `spin_us`. There is no deadline: who owns the
 /// channel sets the cancellation, and calls `wake`, when a peer is lost; the running call and all
 /// later ones throw its status. Buffers are not touched after a call has thrown.
-class NodeChannel {
+class ShmChannel {
  public:
   static constexpr int kSlots = 4;
 
@@ -41,16 +41,16 @@ class NodeChannel {
 
   /// `segments[r]` is where this process sees the segment of the r-th rank of the node. Every rank
   /// must have `reset` its own before any rank's first call. `slot_bytes` is a multiple of 64.
-  NodeChannel(std::vector<void*> segments,
-              int rank,
-              std::size_t slot_bytes,
-              double spin_us,
-              const Cancellation& cancellation);
-  NodeChannel(const NodeChannel&) = delete;
-  NodeChannel& operator=(const NodeChannel&) = delete;
+  ShmChannel(std::vector<void*> segments,
+             int rank,
+             std::size_t slot_bytes,
+             double spin_us,
+             const Cancellation& cancellation);
+  ShmChannel(const ShmChannel&) = delete;
+  ShmChannel& operator=(const ShmChannel&) = delete;
 
   /// Brings a segment to its initial state. No rank may be using it.
-  static void reset(void* segment) { NodeProgress::reset(segment); }
+  static void reset(void* segment) { ShmProgress::reset(segment); }
 
   int size() const { return static_cast<int>(segments_.size()); }
 
@@ -59,7 +59,7 @@ class NodeChannel {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction,
-                  CrossNodeReduce* cross);
+                  CrossHostReduce* cross);
 
   /// Copies `bytes_of[r]` bytes of every rank r from its `send` to `recv[r]` of all ranks.
   void exchange(const void* send, const PerRank& bytes_of, const std::vector<void*>& recv);
@@ -97,7 +97,7 @@ class NodeChannel {
 
   std::byte* slot(int rank, std::uint64_t block) const;
 
-  NodeProgress progress_;
+  ShmProgress progress_;
   const std::vector<void*> segments_;
   const int rank_;
   const std::size_t slot_bytes_;

@@ -15,7 +15,7 @@ namespace aiacc {
 /// Each rank owns a header with counters that only it writes, and a doorbell that others ring when
 /// it sleeps for them. What was written before `announce` is visible after `wait_for`.
 /// Threads: one at a time; `wake` from any.
-class NodeProgress {
+class ShmProgress {
  public:
   /// The steps of a block: copied into the own slot, own piece reduced, taken from all others.
   enum Step { kPublished, kReduced, kConsumed };
@@ -26,10 +26,10 @@ class NodeProgress {
   /// Brings the header of a rank to its initial state. No rank may be using it.
   static void reset(void* header);
 
-  NodeProgress(std::vector<void*> headers,
-               int rank,
-               double spin_us,
-               const Cancellation& cancellation);
+  ShmProgress(std::vector<void*> headers,
+              int rank,
+              double spin_us,
+              const Cancellation& cancellation);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(headers_.size()); }
