@@ -19,7 +19,13 @@ from aiacc.bootstrap import (
     select_provider,
 )
 from aiacc.bootstrap.interfaces import listened_at, observe
-from aiacc.bootstrap.job_plan import GPU_LANES, default_lanes, warning_about_commands
+from aiacc.bootstrap.job_plan import (
+    GPU_LANES,
+    LANES,
+    MPI_ENGINES,
+    TUNED_LANES,
+    warning_about_commands,
+)
 from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.provider import AloneProvider, command_line
 from aiacc.bootstrap.reach import Presence
@@ -137,7 +143,7 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
         commands = warning_about_commands(table, provider.rank)
         if commands:
             warnings.warn(commands, stacklevel=5)
-    if plan.engine != "mpi":
+    if plan.engine not in MPI_ENGINES:
         return plan
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
     # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
@@ -155,9 +161,9 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
             for number, reason in enumerate(reasons)
             if reason
         }
-        if failed and table[0].engine == "mpi":
+        if failed and table[0].engine in MPI_ENGINES:
             raise BootstrapError(
-                f"[bootstrap] engine mpi cannot run on {_by_rank(failed)} (expected viable on "
+                f"[bootstrap] engine {plan.engine} cannot run on {_by_rank(failed)} (expected viable on "
                 "every rank); remedy that, or choose another AIACC_ENGINE"
             )
         if failed:
@@ -171,13 +177,15 @@ def _contribution(
 ) -> Contribution:
     config = _core.config()
     engines = {name: "" if viable else detail for name, viable, detail in _core.engines()}
-    # Looking for MPI takes time and loads libraries; other jobs have no use for it.
-    if environment.mpi is not None or config["engine"] == "mpi":
-        lanes = int(config["lanes"]) or default_lanes("mpi", tuned=bool(config["autotune"]))
-        launcher = environment.mpi.flavour if environment.mpi is not None else None
-        engines["mpi"] = mpi_library.load(
+    mpi = environment.mpi
+    # Looking for MPI takes time and loads libraries; jobs that are on one host have no use for it.
+    several_hosts = mpi is not None and mpi.local_size != provider.size
+    if several_hosts or config["engine"] in MPI_ENGINES:
+        launcher = mpi.flavour if mpi is not None else None
+        problem = mpi_library.load(
             str(config["mpi_library"]), launcher
-        ) or mpi_library.lack_of_memory(environment.mpi, lanes)
+        ) or mpi_library.lack_of_memory(mpi)
+        engines.update(dict.fromkeys(MPI_ENGINES, problem))
     gpus, nccl_host, nccl_shares_gpus, gpu_capability = (
         _core.nccl_gpus() if engines.get("nccl") == "" else ([], "", False, 0)
     )
@@ -227,7 +235,7 @@ def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str
     """
     if row.size == 1:
         return None, ""
-    lanes = row.lanes or default_lanes(row.engine, tuned=bool(row.equal["AIACC_AUTOTUNE"]))
+    lanes = row.lanes or (TUNED_LANES if row.equal["AIACC_AUTOTUNE"] else LANES)
     own = 2  # background, express lane
     mpi = 3 if row.engines.get("mpi") == "" else 0  # its own, and ours for progress and a call
     try:
@@ -294,4 +302,4 @@ def _reserve_mpi(lanes: int) -> str:
 def _without_mpi(row: Contribution, reason: str | None) -> Contribution:
     if reason is None:
         return row
-    return dataclasses.replace(row, engines={**row.engines, "mpi": reason})
+    return dataclasses.replace(row, engines=row.engines | dict.fromkeys(MPI_ENGINES, reason))
