@@ -163,8 +163,8 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
         }
         if failed and table[0].engine in MPI_ENGINES:
             raise BootstrapError(
-                f"[bootstrap] engine {plan.engine} cannot run on {_by_rank(failed)} (expected viable on "
-                "every rank); remedy that, or choose another AIACC_ENGINE"
+                f"[bootstrap] engine {plan.engine} cannot run on {_by_rank(failed)} (expected "
+                "viable on every rank); remedy that, or choose another AIACC_ENGINE"
             )
         if failed:
             without = agree([_without_mpi(row, failed.get(row.rank)) for row in table])
@@ -302,4 +302,4 @@ def _reserve_mpi(lanes: int) -> str:
 def _without_mpi(row: Contribution, reason: str | None) -> Contribution:
     if reason is None:
         return row
-    return dataclasses.replace(row, engines=row.engines | dict.fromkeys(MPI_ENGINES, reason))
+    return dataclasses.replace(row, engines={**row.engines, **dict.fromkeys(MPI_ENGINES, reason)})
