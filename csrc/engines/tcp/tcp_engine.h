@@ -34,6 +34,9 @@ class TcpEngine : public Engine {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction) override;
+  void start_all_reduce(
+      int lane, int ticket, void* data, std::size_t count, const Reduction& reduction) override;
+  void finish_all_reduce(int lane, int ticket) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
@@ -62,8 +65,14 @@ class TcpEngine : public Engine {
   /// `context` as if the members of `members` were all there is. `interrupt` ends the wait.
   TcpEngine(const EngineContext& context, Members members, const Cancellation* interrupt);
 
+  /// Calls `operation()`; its failure is that of all lanes.
+  template <class Operation>
+  void latch(int lane, Operation operation);
+  /// Calls `operation(topology)` with the ring of a lane, or the mesh.
   template <class Operation>
   void run(int lane, Operation operation);
+  bool has_ring(int lane) const { return size_ > 1 && lane != lanes_; }
+  Ring& ring(int lane) { return *rings_[static_cast<std::size_t>(lane)]; }
   Channel channel(Socket socket, int peer, int lane, std::string name);
   ChannelSpec spec(int peer, ChannelKind kind, int lane, bool connect) const;
   /// Those of the set, whose all-to-alls are all in this lane.
