@@ -24,11 +24,6 @@ namespace aiacc {
 /// Failure: `abort` makes running and later operations throw the given status in < 10 ms.
 class Engine {
  public:
-  /// What a reduction is told.
-  using Arithmetic = Reduction;
-  /// Whether the own part may be where it lies among those of all ranks, in reduce_scatter.
-  static constexpr bool kScattersInPlace = false;
-
   Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -40,9 +40,10 @@ const std::vector<EngineEntry<Engine>>& engine_registry() {
        &make<ShmEngine>},
       {"tcp", [] { return Viability{true, "built in"}; }, &make<TcpEngine>},
       {"hierarchical",
-       [] { return Viability{true, "built in: tcp inside hosts and between them"}; },
+       [] { return Viability{true, "built in: shm inside hosts, tcp between them"}; },
        &create_hierarchical_engine},
       {"mpi", &mpi_viability, &create_mpi_engine},
+      {"hierarchical-mpi", &mpi_viability, &create_hierarchical_mpi_engine},
   };
   return entries;
 }

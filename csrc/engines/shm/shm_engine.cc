@@ -111,23 +111,30 @@ void ShmEngine::all_reduce_across(int lane,
   run(lane, [&](ShmChannel& on) { on.all_reduce(send, recv, count, reduction, &across, owners); });
 }
 
+void ShmEngine::exchange(int lane,
+                         const void* send,
+                         const PerRank& bytes_of,
+                         const std::vector<void*>& recv) {
+  AIACC_CHECK(bytes_of.size() == options_.ranks.size() && recv.size() == bytes_of.size());
+  run(lane, [&](ShmChannel& on) { on.exchange(send, bytes_of, recv); });
+}
+
 void ShmEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   AIACC_CHECK(root >= 0 && root < size());
   std::vector<std::size_t> bytes_of(options_.ranks.size(), 0);
   bytes_of[static_cast<std::size_t>(root)] = bytes;
   const std::vector<void*> to(options_.ranks.size(), buffer);
-  run(lane, [&](ShmChannel& on) { on.exchange(buffer, bytes_of, to); });
+  exchange(lane, buffer, bytes_of, to);
 }
 
 void ShmEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
-  AIACC_CHECK(bytes_of.size() == options_.ranks.size());
   std::vector<void*> to;
   auto* next = static_cast<std::byte*>(recv);
   for (const std::size_t bytes : bytes_of) {
     to.push_back(next);
     next += bytes;
   }
-  run(lane, [&](ShmChannel& on) { on.exchange(send, bytes_of, to); });
+  exchange(lane, send, bytes_of, to);
 }
 
 void ShmEngine::reduce_scatter(

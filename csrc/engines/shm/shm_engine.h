@@ -56,6 +56,13 @@ class ShmEngine : public Engine {
                          CrossHostReduce& across,
                          int owners);
 
+  /// Copies `bytes_of[r]` bytes of every rank r from its `send` to `recv[r]` on all ranks: an
+  /// all_gather whose parts need not lie in a row.
+  void exchange(int lane,
+                const void* send,
+                const PerRank& bytes_of,
+                const std::vector<void*>& recv);
+
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,

@@ -13,6 +13,12 @@ namespace aiacc {
 TcpEngine::TcpEngine(const EngineContext& context)
     : TcpEngine(context, {all_ranks(context.size), context.split_id}, nullptr) {}
 
+TcpEngine::TcpEngine(const EngineContext& context,
+                     const std::vector<int>& ranks,
+                     std::uint32_t number,
+                     const Cancellation& interrupt)
+    : TcpEngine(context_among(context, ranks), {ranks, number}, &interrupt) {}
+
 TcpEngine::TcpEngine(const EngineContext& context, Members members, const Cancellation* interrupt)
     : context_(context),
       members_(std::move(members)),

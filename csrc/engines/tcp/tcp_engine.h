@@ -26,6 +26,13 @@ class TcpEngine : public Engine {
  public:
   /// Collective. Blocks until all connections are up; throws Error(kTimeout) naming missing ranks.
   explicit TcpEngine(const EngineContext& context);
+  /// Among some ranks of the context, ascending, numbered by their index in `ranks`. `number` is
+  /// one that no other engine among any of them has had. `interrupt` ends the wait, with its
+  /// status.
+  TcpEngine(const EngineContext& context,
+            const std::vector<int>& ranks,
+            std::uint32_t number,
+            const Cancellation& interrupt);
 
   const char* name() const override { return "tcp"; }
   int lanes() const override { return lanes_; }

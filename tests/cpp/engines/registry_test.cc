@@ -32,7 +32,9 @@ TEST(RegistryTest, UnknownNameListsTheKnown) {
   } catch (const Error& error) {
     EXPECT_EQ(Code::kInvalidArgument, error.code());
     EXPECT_NE(std::string::npos,
-              std::string(error.what()).find("local, shm, tcp, hierarchical, mpi)"))
+              std::string(error.what())
+                  .find("local, shm, tcp, hierarchical, mpi, "
+                        "hierarchical-mpi)"))
         << error.what();
   }
 }
