@@ -31,8 +31,8 @@ _SONAMES: dict[MpiFlavour, Sequence[str]] = {
 SHARED_MEMORY = "/dev/shm"
 _MIB = 1 << 20
 #: What MPI_Init needs there for a host and for each of its ranks, with a margin. MPICH 5.0 takes
-#: 5.2 MiB for a rank; with less than 10 MiB more its processes come to disagree, and crash. Open
-#: MPI 4.1 takes 4.0 MiB.
+#: 5.2 MiB for a rank, and with several lanes between hosts a MiB for every two of these; with less
+#: than 10 MiB more its processes come to disagree, and crash. Open MPI 4.1 takes 4.0 MiB.
 _HOST_BYTES: dict[MpiFlavour, int] = {"mpich": 12 * _MIB, "openmpi": 0}
 _RANK_BYTES: dict[MpiFlavour, int] = {"mpich": 6 * _MIB, "openmpi": 5 * _MIB}
 _LAUNCHERS = ("mpirun", "mpiexec", "hydra", "orte", "prte")
@@ -117,8 +117,8 @@ def candidates(library: str, flavour: MpiFlavour) -> list[str]:
     return [mapped] if mapped else list(dict.fromkeys(_candidates(flavour)))
 
 
-def lack_of_memory(mpi: MpiEnvironment | None) -> str:
-    """Why this host has too little shared memory for MPI, or "".
+def lack_of_memory(mpi: MpiEnvironment | None, lanes: int) -> str:
+    """Why this host has too little shared memory for MPI with so many lanes, or "".
 
     MPICH does not ask before it uses the memory, and then a signal ends the process. If MPI is
     initialised already, its memory is taken.
@@ -130,17 +130,20 @@ def lack_of_memory(mpi: MpiEnvironment | None) -> str:
     except OSError:
         return ""
     ranks = mpi.size if mpi.local_size == UNKNOWN else mpi.local_size
-    return memory_problem(mpi.flavour, ranks, system.f_bavail * system.f_frsize)
+    across = 0 if ranks == mpi.size else lanes
+    return memory_problem(mpi.flavour, ranks, across, system.f_bavail * system.f_frsize)
 
 
-def memory_problem(flavour: MpiFlavour, ranks: int, free_bytes: int) -> str:
+def memory_problem(flavour: MpiFlavour, ranks: int, lanes: int, free_bytes: int) -> str:
     """The same for a number of ranks on this host, and bytes that are left. Pure."""
-    need = _HOST_BYTES[flavour] + ranks * _RANK_BYTES[flavour]
+    of_lanes = (lanes * lanes + 1) * _MIB if flavour == "mpich" else 0
+    need = _HOST_BYTES[flavour] + ranks * max(_RANK_BYTES[flavour], of_lanes)
     if ranks == 1 or need <= free_bytes:
         return ""
     return (
         f"{SHARED_MEMORY} has {free_bytes // _MIB} MiB left (expected {need // _MIB} for "
-        f"{NAMES[flavour]} with {ranks} ranks); enlarge it (docker run --shm-size=1g)"
+        f"{NAMES[flavour]} with {ranks} ranks here, {lanes or 'no'} lanes between hosts); enlarge "
+        "it (docker run --shm-size=1g)" + (", or lower AIACC_LANES" if lanes > 1 else "")
     )
 
 

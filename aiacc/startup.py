@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiacc import _core, mpi_library
 from aiacc.autotune import tuner
@@ -21,9 +22,8 @@ from aiacc.bootstrap import (
 from aiacc.bootstrap.interfaces import listened_at, observe
 from aiacc.bootstrap.job_plan import (
     GPU_LANES,
-    LANES,
     MPI_ENGINES,
-    TUNED_LANES,
+    default_lanes,
     warning_about_commands,
 )
 from aiacc.bootstrap.look import settle
@@ -184,7 +184,7 @@ def _contribution(
         launcher = mpi.flavour if mpi is not None else None
         problem = mpi_library.load(
             str(config["mpi_library"]), launcher
-        ) or mpi_library.lack_of_memory(mpi)
+        ) or mpi_library.lack_of_memory(mpi, _most_lanes(config))
         engines.update(dict.fromkeys(MPI_ENGINES, problem))
     gpus, nccl_host, nccl_shares_gpus, gpu_capability = (
         _core.nccl_gpus() if engines.get("nccl") == "" else ([], "", False, 0)
@@ -227,6 +227,11 @@ def _contribution(
     )
 
 
+def _most_lanes(config: Mapping[str, Any]) -> int:
+    """Lanes of this job, before it is known on how many hosts it is."""
+    return int(config["lanes"]) or default_lanes(2, tuned=bool(config["autotune"]))
+
+
 def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str]:
     """Room for the core's threads, and why there is none, or "".
 
@@ -235,7 +240,7 @@ def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str
     """
     if row.size == 1:
         return None, ""
-    lanes = row.lanes or (TUNED_LANES if row.equal["AIACC_AUTOTUNE"] else LANES)
+    lanes = _most_lanes(_core.config())
     own = 2  # background, express lane
     mpi = 3 if row.engines.get("mpi") == "" else 0  # its own, and ours for progress and a call
     try:

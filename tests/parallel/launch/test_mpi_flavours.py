@@ -24,7 +24,7 @@ OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
 PROGRAM = """
 import ctypes, os, sys
 if "ONE_HOST" not in os.environ:
-    import tests.support.own_host
+    import tests.support.pretend_hosts
 from pathlib import Path
 import numpy as np
 import aiacc, aiacc.array as hvd
