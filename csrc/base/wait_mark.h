@@ -12,6 +12,19 @@ struct LaneWait {
   int for_rank = -1;   ///< in the job; -1: several, or it is not known
 };
 
+/// The longest wait that `wait_of` gives for one of `parts`, which are pointers.
+template <class Parts, class WaitOf>
+LaneWait longest_of(const Parts& parts, WaitOf wait_of) {
+  LaneWait longest;
+  for (const auto& part : parts) {
+    const LaneWait wait = wait_of(*part);
+    if (wait.seconds > longest.seconds) {
+      longest = wait;
+    }
+  }
+  return longest;
+}
+
 /// What the thread that runs a lane leaves for others to see while it sleeps.
 ///
 /// Only a sleep that has lasted for a while is marked, so that lanes on which bytes move pay

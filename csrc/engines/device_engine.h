@@ -54,11 +54,6 @@ constexpr DataType dtype_on_wire(const DeviceReduction& reduction) {
 /// ones throw its status; `quiesce` tells when the GPU has left.
 class DeviceEngine {
  public:
-  /// What a reduction is told.
-  using Arithmetic = DeviceReduction;
-  /// Whether the own part may be where it lies among those of all ranks, in reduce_scatter.
-  static constexpr bool kScattersInPlace = true;
-
   DeviceEngine() = default;
   DeviceEngine(const DeviceEngine&) = delete;
   DeviceEngine& operator=(const DeviceEngine&) = delete;

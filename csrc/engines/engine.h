@@ -24,11 +24,6 @@ namespace aiacc {
 /// Failure: `abort` makes running and later operations throw the given status in < 10 ms.
 class Engine {
  public:
-  /// What a reduction is told.
-  using Arithmetic = Reduction;
-  /// Whether the own part may be where it lies among those of all ranks, in reduce_scatter.
-  static constexpr bool kScattersInPlace = false;
-
   Engine() = default;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -43,6 +38,25 @@ class Engine {
   /// results on all ranks. `count` may be 0.
   virtual void all_reduce(
       int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) = 0;
+
+  /// So many all-reduces may be under way on one lane.
+  static constexpr int kTickets = 4;
+
+  /// An all_reduce in place, in two calls, between which others may begin: for whoever has a buffer
+  /// in pieces and gets them one by one. `ticket`, 0 .. kTickets - 1, is none that is under way.
+  /// All ranks start the same ones in the same order and finish them in that order; until then
+  /// nothing else is issued on the lane, and `data` belongs to the engine, unless a call throws.
+  /// An engine may do all the work in `start`, as this one does, or none: `finish` blocks until it
+  /// is done.
+  virtual void start_all_reduce(
+      int lane, int ticket, void* data, std::size_t count, const Reduction& reduction) {
+    static_cast<void>(ticket);
+    all_reduce(lane, data, data, count, reduction);
+  }
+  virtual void finish_all_reduce(int lane, int ticket) {
+    static_cast<void>(lane);
+    static_cast<void>(ticket);
+  }
 
   /// `buffer` of `root` is copied to all ranks.
   virtual void broadcast(int lane, void* buffer, std::size_t bytes, int root) = 0;

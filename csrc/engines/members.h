@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/base/error.h"
+#include "csrc/engines/engine_context.h"
 
 namespace aiacc {
 
@@ -34,6 +35,14 @@ inline int index_among(const std::vector<int>& members, int rank, int size) {
   const auto found = std::lower_bound(members.begin(), members.end(), rank);
   AIACC_CHECK(found != members.end() && *found == rank);
   return static_cast<int>(found - members.begin());
+}
+
+/// `context` as if `ranks` of it, ascending, were all there are.
+inline EngineContext context_among(EngineContext context, const std::vector<int>& ranks) {
+  context.rank = index_among(ranks, context.rank, context.size);
+  context.size = static_cast<int>(ranks.size());
+  context.host_of = translated(context.host_of, ranks);
+  return context;
 }
 
 }  // namespace aiacc

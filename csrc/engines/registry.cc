@@ -8,6 +8,7 @@
 #include "csrc/engines/local/local_engine.h"
 #include "csrc/engines/mpi/mpi_loader.h"
 #include "csrc/engines/nccl/nccl_engine.h"
+#include "csrc/engines/shm/shm_engine.h"
 #include "csrc/engines/tcp/tcp_engine.h"
 
 namespace aiacc {
@@ -34,11 +35,15 @@ std::unique_ptr<Kind> create(const EngineEntry<Kind>& entry, const EngineContext
 const std::vector<EngineEntry<Engine>>& engine_registry() {
   static const std::vector<EngineEntry<Engine>> entries = {
       {"local", [] { return Viability{true, "one rank: copies only"}; }, &make<LocalEngine>},
+      {"shm",
+       [] { return Viability{true, "built in: memory that the ranks of one host share"}; },
+       &make<ShmEngine>},
       {"tcp", [] { return Viability{true, "built in"}; }, &make<TcpEngine>},
       {"hierarchical",
-       [] { return Viability{true, "built in: tcp inside hosts and between them"}; },
+       [] { return Viability{true, "built in: shm inside hosts, tcp between them"}; },
        &create_hierarchical_engine},
       {"mpi", &mpi_viability, &create_mpi_engine},
+      {"hierarchical-mpi", &mpi_viability, &create_hierarchical_mpi_engine},
   };
   return entries;
 }

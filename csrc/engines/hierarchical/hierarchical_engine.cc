@@ -1,92 +1,203 @@
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 
-#include <limits>
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/base/event.h"
+#include "csrc/base/log.h"
+#include "csrc/base/socket.h"
+#include "csrc/base/thread.h"
+#include "csrc/engines/local/local_engine.h"
 #include "csrc/engines/members.h"
+#include "csrc/engines/mpi/mpi_loader.h"
 #include "csrc/engines/tcp/tcp_engine.h"
 
 namespace aiacc {
-
 namespace {
 
-/// The reduction between hosts is the last one: it applies the factor.
-Reduction without_factor(Reduction reduction) {
-  reduction.factor = 1;
-  return reduction;
+/// Of a block of several hosts.
+constexpr std::size_t kMaxSlotBytes = std::size_t{4} << 20;
+/// Large enough for the network.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+
+/// While it lives, `engine` is aborted when `interrupt` is set, or the time is over.
+class Watch {
+ public:
+  Watch(Engine& engine, const Cancellation& interrupt, double limit_s)
+      : thread_(start_thread("aiacc watch", [this, &engine, &interrupt, limit_s] {
+          run(engine, interrupt, limit_s);
+        })) {}
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  ~Watch() {
+    over_.set();
+    thread_.join();
+  }
+
+ private:
+  void run(Engine& engine, const Cancellation& interrupt, double limit_s) const {
+    const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                             std::chrono::duration<double>(limit_s));
+    pollfd entries[2] = {{interrupt.fd(), POLLIN, 0}, {over_.fd(), POLLIN, 0}};
+    int ready = 0;
+    while (ready <= 0 && Clock::now() < deadline) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+      ready = poll(entries, 2, static_cast<int>(left.count()));
+    }
+    if (ready <= 0) {
+      char limit[32];
+      std::snprintf(limit, sizeof limit, "%.3g", limit_s);
+      engine.abort({Code::kTimeout,
+                    std::string("[hierarchical] waited ") + limit +
+                        " s to learn whether the ranks of all hosts share memory; a rank did not "
+                        "come: look for its error, or raise AIACC_CONNECT_TIMEOUT_S"});
+      return;
+    }
+    try {
+      interrupt.check();
+    } catch (const Error& error) {
+      engine.abort(error.status());
+    }
+  }
+
+  Event over_;
+  std::thread thread_;
+};
+
+const EngineContext& checked(const EngineContext& context) {
+  check_hosts(context);
+  return context;
 }
-DeviceReduction without_factor(const DeviceReduction& reduction) { return reduction; }
+
+std::unique_ptr<ShmEngine> make_inside(const EngineContext& job,
+                                       const ShmOptions& options,
+                                       const Cancellation& interrupt) {
+  return std::make_unique<ShmEngine>(job, options, &interrupt);
+}
+
+std::unique_ptr<Engine> make_tcp(const EngineContext& job,
+                                 const std::vector<int>& ranks,
+                                 std::uint32_t split_id,
+                                 const Cancellation& interrupt) {
+  return std::make_unique<TcpEngine>(job, ranks, split_id, interrupt);
+}
+
+std::unique_ptr<Engine> make_mpi(const EngineContext& job,
+                                 const std::vector<int>& ranks,
+                                 std::uint32_t split_id,
+                                 const Cancellation& interrupt) {
+  return split_id == job.split_id ? create_mpi_engine(job)
+                                  : create_mpi_engine(job, ranks, split_id, interrupt);
+}
 
 }  // namespace
 
-template <class Kind>
-Hierarchical<Kind>::Hierarchical(std::unique_ptr<Kind> flat,
-                                 const std::vector<int>& host_of,
-                                 int rank,
-                                 std::unique_ptr<Kind> near,
-                                 std::uint32_t split_id)
-    : Hierarchical(
-          Parts{nullptr,
-                std::move(flat),
-                std::move(near),
-                all_ranks(static_cast<int>(host_of.size())),
-                host_of,
-                rank,
-                {split_id, static_cast<std::uint32_t>(2 * host_of.size() + 1), split_id}}) {}
+HierarchicalEngine::HierarchicalEngine(const EngineContext& context, HierarchyLevels levels)
+    : HierarchicalEngine(checked(context),
+                         std::move(levels),
+                         all_ranks(context.size),
+                         SplitIds(context.host_of.size(), context.split_id),
+                         true,
+                         nullptr) {}
 
-template <class Kind>
-typename Hierarchical<Kind>::Parts Hierarchical<Kind>::parts_of(Hierarchical& whole,
-                                                                const std::vector<int>& members,
-                                                                std::uint32_t split_id) {
-  const SplitIds& of = whole.split_ids_;
-  const std::uint32_t numbers = std::numeric_limits<std::uint32_t>::max() - of.base;
-  AIACC_CHECK(split_id < numbers / of.count - 2);
-  whole.cancellation_.check();
-  const int index = index_among(members, whole.rank_, static_cast<int>(whole.host_of_.size()));
-  const SplitIds split_ids{of.base + (split_id + 1) * of.count, of.count, of.base};
-  // The flat engine connects all of them: its abort ends these waits.
-  std::unique_ptr<Kind> flat = whole.flat_->split(members, split_ids.first);
-  std::unique_ptr<Kind> near =
-      whole.near_ != nullptr ? whole.near_->split(members, split_ids.first) : nullptr;
-  return {whole.flat_.get(),
-          std::move(flat),
-          std::move(near),
-          members,
-          translated(whole.host_of_, members),
-          index,
-          split_ids};
+HierarchicalEngine::HierarchicalEngine(const EngineContext& job,
+                                       HierarchyLevels levels,
+                                       std::vector<int> ranks,
+                                       const SplitIds& split_ids,
+                                       bool shares,
+                                       const Cancellation* interrupt)
+    : job_(job),
+      levels_(std::move(levels)),
+      ranks_(std::move(ranks)),
+      rank_(index_among(ranks_, job.rank, job.size)),
+      layout_(translated(job.host_of, ranks_)),
+      split_ids_(split_ids),
+      shares_(shares),
+      scratch_(static_cast<std::size_t>(job.lanes)) {
+  static_assert(ShmChannel::kSlots <= Engine::kTickets);
+  connect(interrupt == nullptr ? cancellation_ : *interrupt);
+  for (Engine* part : {flat_.get(), static_cast<Engine*>(inside_.get()), between_.get()}) {
+    if (part != nullptr) {
+      parts_.push_back(part);
+    }
+  }
 }
 
-template <class Kind>
-Hierarchical<Kind>::Hierarchical(Parts parts)
-    : host_of_(std::move(parts.host_of)),
-      layout_(host_of_),
-      rank_(parts.rank),
-      split_ids_(parts.split_ids),
-      flat_(std::move(parts.flat)),
-      near_(std::move(parts.near)),
-      scratch_(static_cast<std::size_t>(flat_->lanes())) {
-  if (layout_.hosts() == 1) {
+void HierarchicalEngine::connect(const Cancellation& interrupt) {
+  const auto hosts = static_cast<std::size_t>(layout_.hosts());
+  if (ranks_.size() == 1) {
+    flat_ = std::make_unique<LocalEngine>(context_among(job_, ranks_));
     return;
   }
-  Kind& parent = parts.source != nullptr ? *parts.source : *flat_;
-  std::uint32_t number = split_ids_.first + 1;
-  const std::vector<int>& here = layout_.ranks_on(host());
-  const std::uint32_t number_here = number + static_cast<std::uint32_t>(host());
-  inside_ = near_ != nullptr ? near_->split(here, number_here)
-                             : parent.split(translated(parts.members, here), number_here);
-  if (local() < layout_.columns()) {
-    number += static_cast<std::uint32_t>(layout_.hosts() + local());
-    between_ = parent.split(translated(parts.members, layout_.column(local())), number);
+  const bool one_host = hosts == 1;
+  if (one_host && shares_) {
+    const std::string problem = share_inside(interrupt);
+    if (problem.empty()) {
+      return;
+    }
+    shares_ = false;
+    if (rank_ == 0) {
+      AIACC_LOG(kWarning) << "[hierarchical] all tensors of these ranks travel by "
+                          << levels_.flat_name << ": " << problem;
+    }
+  }
+  flat_ = levels_.across(job_, ranks_, split_ids_.flat(), interrupt);
+  if (one_host || hosts == ranks_.size() || !shares_) {
+    return;
+  }
+  shares_ = all_share(share_inside(interrupt), interrupt);
+  if (!shares_) {
+    inside_.reset();
+  } else if (local() < layout_.columns()) {
+    between_ = levels_.across(
+        job_, translated(ranks_, layout_.column(local())), split_ids_.column(local()), interrupt);
   }
 }
 
-template <class Kind>
+std::string HierarchicalEngine::share_inside(const Cancellation& interrupt) {
+  const std::size_t slot_bytes =
+      layout_.hosts() == 1
+          ? 0
+          : std::min(kMaxSlotBytes,
+                     levels_.piece_bytes * static_cast<std::size_t>(layout_.columns()));
+  try {
+    inside_ = levels_.inside(
+        job_,
+        {translated(ranks_, layout_.ranks_on(host())), split_ids_.host(host()), slot_bytes},
+        interrupt);
+  } catch (const Error& error) {
+    if (error.code() != Code::kEngine) {
+      throw;
+    }
+    return error.what();
+  }
+  return "";
+}
+
+bool HierarchicalEngine::all_share(const std::string& problem, const Cancellation& interrupt) {
+  // Other hosts may need as long as that to find out.
+  const Watch watch(*flat_, interrupt, 2 * job_.connect_timeout_s);
+  const auto none = static_cast<std::int32_t>(ranks_.size());
+  std::int32_t first = problem.empty() ? none : rank_;
+  flat_->all_reduce(flat_->express_lane(), &first, &first, 1, {DataType::kInt32, ReduceOp::kMin});
+  if (first == rank_) {
+    AIACC_LOG(kWarning) << "[hierarchical] all tensors of these ranks travel by "
+                        << levels_.flat_name << ": " << problem;
+  }
+  return first == none;
+}
+
 template <class Operation>
-void Hierarchical<Kind>::run(int lane, Operation operation) {
-  AIACC_CHECK(lane >= 0 && lane <= this->lanes());
+void HierarchicalEngine::run(int lane, Operation operation) {
+  AIACC_CHECK(lane >= 0 && lane <= lanes());
   cancellation_.check();
   try {
     operation();
@@ -97,178 +208,110 @@ void Hierarchical<Kind>::run(int lane, Operation operation) {
   }
 }
 
-template <class Kind>
-std::size_t Hierarchical<Kind>::cut(std::size_t count, Scratch& scratch) const {
-  const auto columns = static_cast<std::size_t>(layout_.columns());
-  const auto own = static_cast<std::size_t>(local());
-  scratch.shares.assign(layout_.ranks_on(host()).size(), 0);
-  std::size_t first = 0;
-  std::size_t begin = 0;
-  for (std::size_t column = 0; column < columns; ++column) {
-    if (column == own) {
-      first = begin;
-    }
-    scratch.shares[column] = count / columns + (column < count % columns ? 1 : 0);
-    begin += scratch.shares[column];
-  }
-  return first;
-}
-
-template <class Kind>
-typename Hierarchical<Kind>::Share Hierarchical<Kind>::share_of(const AllReduce& call,
-                                                                Scratch& scratch) const {
-  const std::size_t element = size_of(call.reduction.dtype);
-  const std::size_t first = cut(call.count, scratch);
-  const std::size_t own = scratch.shares[static_cast<std::size_t>(local())];
-  if (call.send != call.recv || Kind::kScattersInPlace) {
-    return {static_cast<char*>(call.recv) + first * element, own};
-  }
-  if (scratch.share.size() < own * element) {
-    scratch.share.resize(own * element);
-  }
-  return {scratch.share.data(), own};
-}
-
-template <class Kind>
-Kind* Hierarchical<Kind>::server(int step, const AllReduce& call) const {
-  const bool middle = step == 1;
-  if (is_flat(call.lane)) {
-    return middle ? flat_.get() : nullptr;
-  }
-  if (layout_.ranks_on(host()).size() == 1 || middle) {
-    return middle ? between_.get() : nullptr;
-  }
-  return inside_.get();
-}
-
-template <class Kind>
-void Hierarchical<Kind>::do_step(int step, const AllReduce& call) {
-  Kind* engine = server(step, call);
-  if (engine == nullptr) {
-    return;
-  }
-  run(call.lane, [&] {
-    if (engine == flat_.get() || layout_.ranks_on(host()).size() == 1) {
-      return engine->all_reduce(call.lane, call.send, call.recv, call.count, call.reduction);
-    }
-    Scratch& scratch = scratch_[static_cast<std::size_t>(call.lane)];
-    const Share share = share_of(call, scratch);
-    if (step == 0) {
-      engine->reduce_scatter(
-          call.lane, call.send, share.memory, scratch.shares, without_factor(call.reduction));
-    } else if (step == 1) {
-      engine->all_reduce(call.lane, share.memory, share.memory, share.elements, call.reduction);
-    } else {
-      for (std::size_t& elements : scratch.shares) {
-        elements *= size_of(call.reduction.dtype);
-      }
-      engine->all_gather(call.lane, share.memory, call.recv, scratch.shares);
-    }
-  });
-}
-
-template <class Kind>
-void Hierarchical<Kind>::all_reduce(
-    int lane, const void* send, void* recv, std::size_t count, const Arithmetic& reduction) {
-  for (int step = 0; step < kSteps; ++step) {
-    do_step(step, {lane, send, recv, count, reduction});
+std::unique_ptr<Engine> HierarchicalEngine::split(const std::vector<int>& members,
+                                                  std::uint32_t split_id) {
+  const SplitIds split_ids = split_ids_.part(split_id);
+  index_among(members, rank_, static_cast<int>(ranks_.size()));
+  cancellation_.check();
+  try {
+    return std::unique_ptr<Engine>(new HierarchicalEngine(
+        job_, levels_, translated(ranks_, members), split_ids, shares_, &cancellation_));
+  } catch (...) {
+    cancellation_.check();  // an abort is the cause of what it interrupted
+    throw;
   }
 }
 
-template <class Kind>
-void Hierarchical<Kind>::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
-  AIACC_CHECK(root >= 0 && root < static_cast<int>(host_of_.size()));
+Engine* HierarchicalEngine::alone(int lane) const {
+  if (flat_ == nullptr) {
+    return inside_.get();
+  }
+  return inside_ == nullptr || lane == express_lane() ? flat_.get() : nullptr;
+}
+
+void HierarchicalEngine::all_reduce(
+    int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
   run(lane, [&] {
-    if (is_flat(lane)) {
-      return flat_->broadcast(lane, buffer, bytes, root);
+    if (Engine* engine = alone(lane)) {
+      return engine->all_reduce(lane, send, recv, count, reduction);
     }
-    const int from = layout_.host(root);
-    if (from == host()) {
-      inside_->broadcast(lane, buffer, bytes, layout_.local(root));
-    }
-    Scratch& scratch = scratch_[static_cast<std::size_t>(lane)];
-    char* share = static_cast<char*>(buffer) + cut(bytes, scratch);
-    if (between_ != nullptr) {
-      between_->broadcast(lane,
-                          share,
-                          scratch.shares[static_cast<std::size_t>(local())],
-                          layout_.index_in_column(local(), from));
-    }
-    if (from != host()) {
-      inside_->all_gather(lane, share, buffer, scratch.shares);
-    }
+    reduce_all(lane, send, recv, count, reduction);
   });
 }
 
-template <class Kind>
-void Hierarchical<Kind>::all_gather(int lane,
+void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
+  AIACC_CHECK(root >= 0 && root < static_cast<int>(ranks_.size()));
+  run(lane, [&] {
+    if (Engine* engine = alone(lane)) {
+      return engine->broadcast(lane, buffer, bytes, root);
+    }
+    spread(lane, static_cast<std::byte*>(buffer), bytes, root);
+  });
+}
+
+void HierarchicalEngine::all_gather(int lane,
                                     const void* send,
                                     void* recv,
                                     const PerRank& bytes_of) {
-  run(lane, [&] { flat_->all_gather(lane, send, recv, bytes_of); });
-}
-
-template <class Kind>
-void Hierarchical<Kind>::reduce_scatter(
-    int lane, const void* send, void* recv, const PerRank& counts, const Arithmetic& reduction) {
-  run(lane, [&] { flat_->reduce_scatter(lane, send, recv, counts, reduction); });
-}
-
-template <class Kind>
-void Hierarchical<Kind>::all_to_all(
-    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
-  run(lane, [&] { flat_->all_to_all(lane, send, recv, send_bytes, recv_bytes); });
-}
-
-template <class Kind>
-void Hierarchical<Kind>::abort(const Status& status) noexcept {
-  cancellation_.set(status);
-  for (Kind* engine : parts()) {
-    engine->abort(status);
-  }
-}
-
-template <class Kind>
-std::vector<Kind*> Hierarchical<Kind>::parts() const {
-  std::vector<Kind*> engines;
-  for (Kind* engine : {flat_.get(), near_.get(), inside_.get(), between_.get()}) {
+  AIACC_CHECK(bytes_of.size() == ranks_.size());
+  run(lane, [&] {
+    Engine* engine = layout_.even() ? alone(lane) : any();
     if (engine != nullptr) {
-      engines.push_back(engine);
+      return engine->all_gather(lane, send, recv, bytes_of);
     }
-  }
-  return engines;
+    gather(lane, static_cast<const std::byte*>(send), static_cast<std::byte*>(recv), bytes_of);
+  });
 }
 
-template <class Kind>
-const Kind* Hierarchical<Kind>::outward() const {
-  return layout_.hosts() == 1 ? flat_.get() : between_.get();
+void HierarchicalEngine::reduce_scatter(
+    int lane, const void* send, void* recv, const PerRank& counts, const Reduction& reduction) {
+  AIACC_CHECK(counts.size() == ranks_.size());
+  run(lane, [&] {
+    Engine* engine = layout_.even() ? alone(lane) : any();
+    if (engine != nullptr) {
+      return engine->reduce_scatter(lane, send, recv, counts, reduction);
+    }
+    scatter(lane,
+            static_cast<const std::byte*>(send),
+            static_cast<std::byte*>(recv),
+            counts,
+            reduction);
+  });
 }
 
-template class Hierarchical<Engine>;
-template class Hierarchical<DeviceEngine>;
+void HierarchicalEngine::all_to_all(
+    int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
+  run(lane, [&] { any()->all_to_all(lane, send, recv, send_bytes, recv_bytes); });
+}
 
 double HierarchicalEngine::send_busy_s(int lane) const {
-  const Engine* engine = outward();
-  return engine == nullptr ? 0 : engine->send_busy_s(lane);
+  const Engine* outward = inside_ == nullptr ? flat_.get() : between_.get();
+  return outward == nullptr ? 0 : outward->send_busy_s(lane);
 }
 
 LaneWait HierarchicalEngine::waits(int lane) const {
-  return longest_of(parts(), [lane](const Engine& part) { return part.waits(lane); });
+  return longest_of(parts_, [lane](const Engine& part) { return part.waits(lane); });
 }
 
-void check_hosts(const EngineContext& context) {
-  if (context.host_of.size() != static_cast<std::size_t>(context.size)) {
-    throw Error(Code::kInvalidArgument,
-                "[hierarchical] the hosts of " + std::to_string(context.host_of.size()) +
-                    " ranks are known (expected " + std::to_string(context.size) +
-                    "); choose an engine that is not hierarchical");
+void HierarchicalEngine::abort(const Status& status) noexcept {
+  cancellation_.set(status);
+  for (Engine* part : parts_) {
+    part->abort(status);
   }
 }
 
+HierarchyLevels tcp_levels() { return {"hierarchical", "tcp", kPieceBytes, make_inside, make_tcp}; }
+
+HierarchyLevels mpi_levels() {
+  return {"hierarchical-mpi", "mpi", kPieceBytes, make_inside, make_mpi};
+}
+
 std::unique_ptr<Engine> create_hierarchical_engine(const EngineContext& context) {
-  check_hosts(context);
-  return std::make_unique<HierarchicalEngine>(
-      std::make_unique<TcpEngine>(context), context.host_of, context.rank);
+  return std::make_unique<HierarchicalEngine>(context, tcp_levels());
+}
+
+std::unique_ptr<Engine> create_hierarchical_mpi_engine(const EngineContext& context) {
+  return std::make_unique<HierarchicalEngine>(context, mpi_levels());
 }
 
 }  // namespace aiacc

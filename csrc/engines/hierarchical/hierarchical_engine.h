@@ -2,182 +2,154 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/engines/cancellation.h"
-#include "csrc/engines/device_engine.h"
 #include "csrc/engines/engine.h"
 #include "csrc/engines/hierarchical/host_topology.h"
+#include "csrc/engines/hierarchical/split_ids.h"
+#include "csrc/engines/shm/shm_engine.h"
 
 namespace aiacc {
 
-/// Only the part that is at work waits.
-template <class Engines, class Wait>
-LaneWait longest_of(const Engines& parts, Wait wait_of) {
-  LaneWait longest;
-  for (const auto* part : parts) {
-    const LaneWait wait = wait_of(*part);
-    if (wait.seconds > longest.seconds) {
-      longest = wait;
-    }
-  }
-  return longest;
-}
+/// What a HierarchicalEngine is made of. All are collective over the ranks that they are given,
+/// ascending and of the job, and `interrupt` ends their waits. They throw what constructors of
+/// engines throw.
+struct HierarchyLevels {
+  const char* name;         ///< of the engine
+  const char* flat_name;    ///< of what it is without shared memory
+  std::size_t piece_bytes;  ///< what a rank combines with other hosts at a time
+  /// Shared memory for ranks of one host.
+  std::function<std::unique_ptr<ShmEngine>(
+      const EngineContext& job, const ShmOptions& options, const Cancellation& interrupt)>
+      inside;
+  /// An engine for any ranks. `split_id` is that of the job for all ranks of the job, else one that
+  /// is used once.
+  std::function<std::unique_ptr<Engine>(const EngineContext& job,
+                                        const std::vector<int>& ranks,
+                                        std::uint32_t split_id,
+                                        const Cancellation& interrupt)>
+      across;
+};
 
-/// Two engines of one kind, one inside each host and one between hosts, as one of that kind: Engine
-/// or DeviceEngine.
+/// Memory that the ranks of a host share, and another engine between the hosts, as one engine.
 ///
-/// An all-reduce is a reduce-scatter inside the host, an all-reduce of each share between the
-/// hosts, and an all-gather inside: a host's network carries every byte as often as with one rank
-/// per host. Hosts may have different numbers of ranks: those beyond the columns of HostTopology
-/// own no share. A broadcast goes through the root's host, between hosts in shares, and is gathered
-/// inside.
+/// Ranks of one host use the memory alone, and have no connections. Of several hosts, an all-reduce
+/// goes block by block through the memory: each rank of a *column* (HostTopology) reduces its piece
+/// of a block for its host, combines it with those of the other hosts, and shows the result, while
+/// the pieces of the blocks before and after are on their way. So a host's network carries every
+/// byte as often as with one rank per host, over as many flows as there are columns and lanes.
+/// Other ranks of the host only give and take. The other operations use the same two levels, except
+/// where the *flat* engine, among all ranks, does better: all-to-alls, the express lane, and what
+/// needs as many ranks on every host where that is not so.
 ///
-/// The flat engine, among all ranks, does the rest:
-///  * all-gather, reduce-scatter and all-to-all: their bytes cross between hosts as often either
-///    way, and would be carried inside the hosts besides;
-///  * the express lane: small buffers cost latency, and three steps cost more than one;
-///  * everything, if there is only one host.
-///
+/// If the ranks of one host cannot share memory, everything goes flat, on all ranks, under the flat
+/// engine's name, and the log has the reason. So it does, under its own, if no host has two ranks.
 /// A failure on any level is latched for all of them.
-template <class Kind>
-class Hierarchical : public Kind {
+class HierarchicalEngine : public Engine {
  public:
-  using Arithmetic = typename Kind::Arithmetic;
+  /// Among all ranks of the context. Collective, blocks. Throws Error(kInvalidArgument) if
+  /// `context.host_of` does not name the host of every rank.
+  HierarchicalEngine(const EngineContext& context, HierarchyLevels levels);
 
-  /// Splits `flat`, an engine of all ranks; `host_of` is the host of each of its ranks. `near`:
-  /// what is split for the inside of the hosts, also an engine of all ranks; null: `flat`. Numbers
-  /// that are given to `split` are greater than `split_id`, that of `flat`. Collective, blocks,
-  /// throws what `split` throws.
-  Hierarchical(std::unique_ptr<Kind> flat,
-               const std::vector<int>& host_of,
-               int rank,
-               std::unique_ptr<Kind> near = nullptr,
-               std::uint32_t split_id = 0);
-
-  const char* name() const override { return "hierarchical"; }
-  int lanes() const override { return flat_->lanes(); }
+  const char* name() const override { return shares_ ? levels_.name : levels_.flat_name; }
+  int lanes() const override { return job_.lanes; }
   void all_reduce(int lane,
                   const void* send,
                   void* recv,
                   std::size_t count,
-                  const Arithmetic& reduction) override;
+                  const Reduction& reduction) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
                       const void* send,
                       void* recv,
                       const PerRank& counts,
-                      const Arithmetic& reduction) override;
+                      const Reduction& reduction) override;
   void all_to_all(int lane,
                   const void* send,
                   void* recv,
                   const PerRank& send_bytes,
                   const PerRank& recv_bytes) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override;
+  double send_busy_s(int lane) const override;
+  LaneWait waits(int lane) const override;
   void abort(const Status& status) noexcept override;
-
- protected:
-  /// What `whole.split(members, split_id)` gives.
-  Hierarchical(Hierarchical& whole, const std::vector<int>& members, std::uint32_t split_id)
-      : Hierarchical(parts_of(whole, members, split_id)) {}
-
-  /// An all-reduce as it goes, step by step.
-  struct AllReduce {
-    int lane = 0;
-    const void* send = nullptr;
-    void* recv = nullptr;
-    std::size_t count = 0;
-    Arithmetic reduction;
-  };
-  static constexpr int kSteps = 3;
-  /// The engine that performs this step; null if this rank takes no part in it.
-  Kind* server(int step, const AllReduce& call) const;
-  /// Performs one step; `all_reduce` performs all. Calls on other lanes may come between two steps.
-  void do_step(int step, const AllReduce& call);
-
-  /// All engines that this consists of, the flat one first.
-  std::vector<Kind*> parts() const;
-  /// The one that carries bytes to other hosts; null if this rank carries none.
-  const Kind* outward() const;
 
  private:
   /// What one lane needs while it works, kept for its memory.
   struct Scratch {
-    PerRank shares;           ///< of the members of the host
-    std::vector<char> share;  ///< this rank's, while its place in the result is in use
+    std::vector<std::byte> packed;
+    std::vector<std::byte> column;
+    PerRank shares;
   };
 
-  /// Split ids that one engine of a job uses: for itself, every host, every column.
-  struct SplitIds {
-    std::uint32_t first;
-    std::uint32_t count;  ///< enough for all ranks of the job
-    std::uint32_t base;   ///< the first one of the engine of all ranks
-  };
+  /// Among some ranks of the job. `shares`: whether to try to share memory. `interrupt`: null, or
+  /// what ends the wait.
+  HierarchicalEngine(const EngineContext& job,
+                     HierarchyLevels levels,
+                     std::vector<int> ranks,
+                     const SplitIds& split_ids,
+                     bool shares,
+                     const Cancellation* interrupt);
 
-  /// An engine among `members` of `source`, which connects them; the flat one if that is null.
-  struct Parts {
-    Kind* source;
-    std::unique_ptr<Kind> flat;  ///< among all members
-    std::unique_ptr<Kind> near;
-    std::vector<int> members;
-    std::vector<int> host_of;
-    int rank;
-    SplitIds split_ids;
-  };
-  static Parts parts_of(Hierarchical& whole,
-                        const std::vector<int>& members,
-                        std::uint32_t split_id);
-  explicit Hierarchical(Parts parts);
+  void connect(const Cancellation& interrupt);
+  /// Makes `inside_`. "" or why the ranks of this host cannot share memory.
+  std::string share_inside(const Cancellation& interrupt);
+  /// Blocks until all ranks have said so; whether all share memory.
+  bool all_share(const std::string& problem, const Cancellation& interrupt);
 
   template <class Operation>
   void run(int lane, Operation operation);
-  bool is_flat(int lane) const { return lane == this->express_lane() || layout_.hosts() == 1; }
+  /// The engine that alone serves a lane; null if two levels do.
+  Engine* alone(int lane) const;
   int host() const { return layout_.host(rank_); }
   int local() const { return layout_.local(rank_); }
-  /// This rank's share of a call, on its way between the hosts.
-  struct Share {
-    char* memory = nullptr;
-    std::size_t elements = 0;
-  };
-  Share share_of(const AllReduce& call, Scratch& scratch) const;
-  /// Cuts `count` into one share per column, in `scratch.shares`; where this rank's begins.
-  std::size_t cut(std::size_t count, Scratch& scratch) const;
+  Scratch& scratch(int lane) { return scratch_[static_cast<std::size_t>(lane)]; }
+  /// What serves all-to-alls.
+  Engine* any() const { return flat_ != nullptr ? flat_.get() : inside_.get(); }
 
-  const std::vector<int> host_of_;
+  // On two levels: two_levels.cc.
+  void reduce_all(
+      int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction);
+  void spread(int lane, std::byte* buffer, std::size_t bytes, int root);
+  /// Cuts `bytes` into one share per column, for the ranks of this host; where this rank's begins.
+  std::size_t cut(std::size_t bytes, PerRank& shares) const;
+  /// Elements of each rank, of so many bytes, that a block of a gather or scatter has at most.
+  std::size_t step(std::size_t element) const;
+  void gather(int lane, const std::byte* send, std::byte* recv, const PerRank& bytes_of);
+  void scatter(int lane,
+               const std::byte* send,
+               std::byte* recv,
+               const PerRank& counts,
+               const Reduction& reduction);
+
+  const EngineContext job_;
+  const HierarchyLevels levels_;
+  const std::vector<int> ranks_;  ///< of the job
+  const int rank_;                ///< of this engine
   const HostTopology layout_;
-  const int rank_;
   const SplitIds split_ids_;
+  bool shares_;
   Cancellation cancellation_;
-  std::unique_ptr<Kind> flat_;
-  std::unique_ptr<Kind> near_;     ///< null if the flat one serves inside the hosts, too
-  std::unique_ptr<Kind> inside_;   ///< null if there is one host
-  std::unique_ptr<Kind> between_;  ///< null if there is one host, or if this rank has no column
-  std::vector<Scratch> scratch_;   ///< by lane
+  std::unique_ptr<Engine> flat_;       ///< null if all ranks are on one host and share memory
+  std::unique_ptr<ShmEngine> inside_;  ///< null if everything goes flat
+  std::unique_ptr<Engine> between_;    ///< null without two levels, or if this rank has no column
+  std::vector<Engine*> parts_;         ///< those of the three that there are
+  std::vector<Scratch> scratch_;       ///< by numbered lane
 };
 
-/// For host memory.
-class HierarchicalEngine : public Hierarchical<Engine> {
- public:
-  using Hierarchical::Hierarchical;
+/// Shared memory inside hosts; between them tcp, or MPI.
+HierarchyLevels tcp_levels();
+HierarchyLevels mpi_levels();
 
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t split_id) override {
-    return std::unique_ptr<Engine>(new HierarchicalEngine(*this, members, split_id));
-  }
-  double send_busy_s(int lane) const override;
-  LaneWait waits(int lane) const override;
-
- private:
-  HierarchicalEngine(HierarchicalEngine& whole,
-                     const std::vector<int>& members,
-                     std::uint32_t split_id)
-      : Hierarchical(whole, members, split_id) {}
-};
-
-/// Throws Error(kInvalidArgument) if `context.host_of` does not name the host of every rank.
-void check_hosts(const EngineContext& context);
-
-/// The engine `hierarchical`: tcp on both levels. Throws what check_hosts does.
+/// The engine `hierarchical`: shared memory inside hosts, tcp between them.
 std::unique_ptr<Engine> create_hierarchical_engine(const EngineContext& context);
+
+/// The engine `hierarchical-mpi`: shared memory inside hosts, MPI between them.
+std::unique_ptr<Engine> create_hierarchical_mpi_engine(const EngineContext& context);
 
 }  // namespace aiacc

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 
 #include "csrc/base/error.h"
 
@@ -42,6 +43,15 @@ int HostTopology::index_in_column(int number, int host) const {
   const std::vector<int> ranks = column(number);
   const int rank = ranks_on(host)[static_cast<std::size_t>(number)];
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+void check_hosts(const EngineContext& context) {
+  if (context.host_of.size() != static_cast<std::size_t>(context.size)) {
+    throw Error(Code::kInvalidArgument,
+                "[hierarchical] the hosts of " + std::to_string(context.host_of.size()) +
+                    " ranks are known (expected " + std::to_string(context.size) +
+                    "); choose an engine that is not hierarchical");
+  }
 }
 
 }  // namespace aiacc

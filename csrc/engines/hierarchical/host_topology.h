@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
+
+#include "csrc/engines/engine_context.h"
 
 namespace aiacc {
 
@@ -15,6 +18,10 @@ class HostTopology {
 
   int hosts() const { return static_cast<int>(ranks_on_.size()); }
   int columns() const { return columns_; }
+  /// Whether all hosts have as many ranks: then every rank is in a column.
+  bool even() const {
+    return host_.size() == ranks_on_.size() * static_cast<std::size_t>(columns_);
+  }
 
   /// Hosts are renumbered in the order of their lowest ranks.
   int host(int rank) const { return host_[static_cast<std::size_t>(rank)]; }
@@ -35,5 +42,8 @@ class HostTopology {
   std::vector<std::vector<int>> ranks_on_;
   int columns_ = 0;
 };
+
+/// Throws Error(kInvalidArgument) if `context.host_of` does not name the host of every rank.
+void check_hosts(const EngineContext& context);
 
 }  // namespace aiacc

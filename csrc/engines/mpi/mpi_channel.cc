@@ -29,56 +29,136 @@ int length_between(std::size_t total, std::size_t from, std::size_t step) {
 }  // namespace
 
 MpiChannel::MpiChannel(MpiCommunicator& communicator,
-                       const MpiLane& resources,
+                       const MpiLane& lane,
                        double spin_us,
                        const Cancellation& cancellation)
     : communicator_(communicator),
       plugin_(communicator.plugin()),
-      resources_(resources),
+      lane_(lane),
       spin_(std::chrono::nanoseconds(static_cast<std::int64_t>(spin_us * 1e3))),
-      cancellation_(cancellation),
-      channel_(resources.segments,
-               communicator.topology().node_rank,
-               resources.slot_bytes,
-               spin_us,
-               cancellation) {}
+      cancellation_(cancellation) {}
 
 MpiChannel::~MpiChannel() {
-  if (std::find(outstanding_.begin(), outstanding_.end(), true) != outstanding_.end()) {
-    communicator_.spoil();
+  for (const Piece& piece : pieces_) {
+    if (piece.under_way) {
+      communicator_.spoil();
+    }
   }
+}
+
+std::size_t MpiChannel::piece_bytes() const {
+  return lane_.staging_bytes / pieces_.size() / kCacheLine * kCacheLine;
 }
 
 void MpiChannel::all_reduce(const void* send,
                             void* recv,
                             std::size_t count,
                             const Reduction& reduction) {
-  channel_.all_reduce(send, recv, count, reduction, one_node() ? nullptr : this);
+  const std::size_t element = size_of(reduction.dtype);
+  const std::size_t step = piece_bytes() / element;
+  const std::size_t pieces = (count + step - 1) / step;
+  const std::size_t tickets = pieces_.size();
+  for (std::size_t turn = 0; turn < pieces + tickets - 1; ++turn) {
+    if (turn < pieces) {
+      const std::size_t from = turn * step;
+      start_piece(turn % tickets,
+                  static_cast<const std::byte*>(send) + from * element,
+                  static_cast<std::byte*>(recv) + from * element,
+                  std::min(step, count - from),
+                  reduction);
+    }
+    if (turn + 1 >= tickets) {
+      finish_piece((turn + 1) % tickets);
+    }
+  }
+}
+
+void MpiChannel::start_all_reduce(int ticket,
+                                  void* data,
+                                  std::size_t count,
+                                  const Reduction& reduction) {
+  if (count * size_of(reduction.dtype) <= piece_bytes()) {
+    return start_piece(static_cast<std::size_t>(ticket), data, data, count, reduction);
+  }
+  // It needs the memory of the others.
+  for (std::size_t earlier = 0; earlier < pieces_.size(); ++earlier) {
+    finish_piece(earlier);
+  }
+  all_reduce(data, data, count, reduction);
+}
+
+void MpiChannel::finish_all_reduce(int ticket) { finish_piece(static_cast<std::size_t>(ticket)); }
+
+void MpiChannel::start_piece(std::size_t ticket,
+                             const void* from,
+                             void* result,
+                             std::size_t count,
+                             const Reduction& reduction) {
+  Piece& piece = pieces_[ticket];
+  AIACC_CHECK(!piece.under_way);
+  if (count == 0) {
+    return;
+  }
+  std::memcpy(staged(ticket), from, count * size_of(reduction.dtype));
+  piece = {result, count, reduction, true, 0};
+  check_mpi(plugin_,
+            plugin_.start_all_reduce(lane_.communicator,
+                                     staged(ticket),
+                                     static_cast<int>(count),
+                                     static_cast<int>(reduction.dtype),
+                                     static_cast<int>(reduction.op),
+                                     &piece.request),
+            "MPI_Iallreduce");
+}
+
+void MpiChannel::finish_piece(std::size_t ticket) {
+  Piece& piece = pieces_[ticket];
+  if (piece.under_way) {
+    wait(piece.request);
+    piece.under_way = false;
+    const auto& [dtype, op, factor] = piece.reduction;
+    copy_scaled(piece.result, staged(ticket), piece.count, dtype, factor);
+  }
+}
+
+void MpiChannel::wait(MpiHandle& request) {
+  const auto since = WaitMark::Clock::now();
+  wait_for_request(plugin_, &request, spin_, [&] {
+    cancellation_.check();
+    mark_.sleeps(since, -1);
+  });
+  mark_.moves();
+}
+
+MpiHandle& MpiChannel::begin() {
+  for (const Piece& piece : pieces_) {
+    AIACC_CHECK(!piece.under_way);
+  }
+  pieces_[0].under_way = true;
+  return pieces_[0].request;
+}
+
+void MpiChannel::end() {
+  wait(pieces_[0].request);
+  pieces_[0].under_way = false;
 }
 
 void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
-  const auto size = static_cast<std::size_t>(communicator_.topology().size);
-  if (one_node()) {
-    std::vector<std::size_t> bytes_of(size, 0);
-    bytes_of[static_cast<std::size_t>(root)] = bytes;
-    channel_.exchange(buffer, bytes_of, std::vector<void*>(size, buffer));
-    return;
-  }
-  std::byte* staging = resources_.staging;
-  for (std::size_t from = 0; from < bytes; from += resources_.staging_bytes) {
-    const std::size_t part = std::min(resources_.staging_bytes, bytes - from);
+  const bool is_root = root == communicator_.rank();
+  for (std::size_t from = 0; from < bytes; from += lane_.staging_bytes) {
+    const std::size_t part = std::min(lane_.staging_bytes, bytes - from);
     std::byte* at = static_cast<std::byte*>(buffer) + from;
-    if (root == communicator_.topology().rank) {
-      std::memcpy(staging, at, part);
+    if (is_root) {
+      std::memcpy(lane_.staging, at, part);
     }
-    MpiHandle& request = begin(0);
-    check_mpi(
-        plugin_,
-        plugin_.start_broadcast(resources_.world, staging, static_cast<int>(part), root, &request),
-        "MPI_Ibcast");
-    finish(0);
-    if (root != communicator_.topology().rank) {
-      std::memcpy(at, staging, part);
+    MpiHandle& request = begin();
+    check_mpi(plugin_,
+              plugin_.start_broadcast(
+                  lane_.communicator, lane_.staging, static_cast<int>(part), root, &request),
+              "MPI_Ibcast");
+    end();
+    if (!is_root) {
+      std::memcpy(at, lane_.staging, part);
     }
   }
 }
@@ -86,16 +166,7 @@ void MpiChannel::broadcast(void* buffer, std::size_t bytes, int root) {
 void MpiChannel::all_gather(const void* send, void* recv, const PerRank& bytes_of) {
   const std::vector<std::size_t> starts = offsets_of(bytes_of);
   auto* base = static_cast<std::byte*>(recv);
-  if (one_node()) {
-    std::vector<void*> destinations;
-    destinations.reserve(starts.size());
-    for (const std::size_t start : starts) {
-      destinations.push_back(base + start);
-    }
-    channel_.exchange(send, bytes_of, destinations);
-    return;
-  }
-  const std::size_t step = resources_.staging_bytes / bytes_of.size();
+  const std::size_t step = lane_.staging_bytes / bytes_of.size();
   const std::size_t longest = *std::max_element(bytes_of.begin(), bytes_of.end());
   for (std::size_t from = 0; from < longest; from += step) {
     gather_step(static_cast<const std::byte*>(send), base, bytes_of, starts, from, step);
@@ -109,8 +180,8 @@ void MpiChannel::gather_step(const std::byte* send,
                              const PerRank& starts,
                              std::size_t from,
                              std::size_t step) {
-  const auto mine = static_cast<std::size_t>(communicator_.topology().rank);
-  std::byte* staging = resources_.staging;
+  const auto mine = static_cast<std::size_t>(communicator_.rank());
+  std::byte* staging = lane_.staging;
   parts_.clear();
   offsets_.clear();
   for (std::size_t rank = 0; rank < bytes_of.size(); ++rank) {
@@ -120,12 +191,12 @@ void MpiChannel::gather_step(const std::byte* send,
   if (parts_[mine] > 0) {
     std::memcpy(staging + mine * step, send + from, static_cast<std::size_t>(parts_[mine]));
   }
-  MpiHandle& request = begin(0);
-  check_mpi(
-      plugin_,
-      plugin_.start_all_gather(resources_.world, staging, parts_.data(), offsets_.data(), &request),
-      "MPI_Iallgatherv");
-  finish(0);
+  MpiHandle& request = begin();
+  check_mpi(plugin_,
+            plugin_.start_all_gather(
+                lane_.communicator, staging, parts_.data(), offsets_.data(), &request),
+            "MPI_Iallgatherv");
+  end();
   for (std::size_t rank = 0; rank < bytes_of.size(); ++rank) {
     if (parts_[rank] > 0) {
       std::memcpy(recv + starts[rank] + from,
@@ -139,19 +210,15 @@ void MpiChannel::reduce_scatter(const void* send,
                                 void* recv,
                                 const PerRank& counts,
                                 const Reduction& reduction) {
-  if (one_node()) {
-    channel_.reduce_scatter(send, recv, counts, reduction);
-    return;
-  }
   const auto& [dtype, op, factor] = reduction;
   const std::size_t element = size_of(dtype);
   const std::vector<std::size_t> starts = offsets_of(counts);
   const std::size_t longest = *std::max_element(counts.begin(), counts.end());
-  const std::size_t half = resources_.staging_bytes / 2 / kCacheLine * kCacheLine;
+  const std::size_t half = lane_.staging_bytes / 2 / kCacheLine * kCacheLine;
   const std::size_t step = half / counts.size() / element;
-  std::byte* outgoing = resources_.staging;
+  std::byte* outgoing = lane_.staging;
   std::byte* incoming = outgoing + half;
-  const auto mine = static_cast<std::size_t>(communicator_.topology().rank);
+  const auto mine = static_cast<std::size_t>(communicator_.rank());
   for (std::size_t from = 0; from < longest; from += step) {
     parts_.clear();
     std::byte* at = outgoing;
@@ -164,9 +231,9 @@ void MpiChannel::reduce_scatter(const void* send,
       }
       at += bytes;
     }
-    MpiHandle& request = begin(0);
+    MpiHandle& request = begin();
     check_mpi(plugin_,
-              plugin_.start_reduce_scatter(resources_.world,
+              plugin_.start_reduce_scatter(lane_.communicator,
                                            outgoing,
                                            incoming,
                                            parts_.data(),
@@ -174,7 +241,7 @@ void MpiChannel::reduce_scatter(const void* send,
                                            static_cast<int>(op),
                                            &request),
               "MPI_Ireduce_scatter");
-    finish(0);
+    end();
     copy_scaled(static_cast<std::byte*>(recv) + from * element,
                 incoming,
                 static_cast<std::size_t>(parts_[mine]),
@@ -187,16 +254,12 @@ void MpiChannel::all_to_all(const void* send,
                             void* recv,
                             const PerRank& send_bytes,
                             const PerRank& recv_bytes) {
-  if (one_node()) {
-    channel_.all_to_all(send, recv, send_bytes, recv_bytes);
-    return;
-  }
   const std::vector<std::size_t> sources = offsets_of(send_bytes);
   const std::vector<std::size_t> targets = offsets_of(recv_bytes);
   const std::size_t longest = maximum_of_all(send_bytes);
-  const std::size_t half = resources_.staging_bytes / 2;
+  const std::size_t half = lane_.staging_bytes / 2;
   const std::size_t step = half / send_bytes.size();
-  std::byte* outgoing = resources_.staging;
+  std::byte* outgoing = lane_.staging;
   std::byte* incoming = outgoing + half;
   for (std::size_t from = 0; from < longest; from += step) {
     parts_.clear();
@@ -212,9 +275,9 @@ void MpiChannel::all_to_all(const void* send,
                     static_cast<std::size_t>(parts_.back()));
       }
     }
-    MpiHandle& request = begin(0);
+    MpiHandle& request = begin();
     check_mpi(plugin_,
-              plugin_.start_all_to_all(resources_.world,
+              plugin_.start_all_to_all(lane_.communicator,
                                        outgoing,
                                        parts_.data(),
                                        incoming,
@@ -222,7 +285,7 @@ void MpiChannel::all_to_all(const void* send,
                                        offsets_.data(),
                                        &request),
               "MPI_Ialltoallv");
-    finish(0);
+    end();
     for (std::size_t peer = 0; peer < recv_bytes.size(); ++peer) {
       if (received_parts_[peer] > 0) {
         std::memcpy(static_cast<std::byte*>(recv) + targets[peer] + from,
@@ -236,51 +299,19 @@ void MpiChannel::all_to_all(const void* send,
 /// The largest value that any rank has.
 std::size_t MpiChannel::maximum_of_all(const std::vector<std::size_t>& values) {
   auto largest = static_cast<std::int64_t>(*std::max_element(values.begin(), values.end()));
-  std::memcpy(resources_.staging, &largest, sizeof largest);
-  MpiHandle& request = begin(0);
+  std::memcpy(lane_.staging, &largest, sizeof largest);
+  MpiHandle& request = begin();
   check_mpi(plugin_,
-            plugin_.start_all_reduce(resources_.world,
-                                     resources_.staging,
+            plugin_.start_all_reduce(lane_.communicator,
+                                     lane_.staging,
                                      1,
                                      static_cast<int>(DataType::kInt64),
                                      static_cast<int>(ReduceOp::kMax),
                                      &request),
             "MPI_Iallreduce");
-  finish(0);
-  std::memcpy(&largest, resources_.staging, sizeof largest);
+  end();
+  std::memcpy(&largest, lane_.staging, sizeof largest);
   return static_cast<std::size_t>(largest);
-}
-
-void MpiChannel::start(int ticket, void* data, std::size_t count, DataType dtype, ReduceOp op) {
-  if (count > 0) {
-    MpiHandle& request = begin(ticket);
-    check_mpi(plugin_,
-              plugin_.start_all_reduce(resources_.cross,
-                                       data,
-                                       static_cast<int>(count),
-                                       static_cast<int>(dtype),
-                                       static_cast<int>(op),
-                                       &request),
-              "MPI_Iallreduce");
-  }
-}
-
-void MpiChannel::finish(int ticket) {
-  const auto index = static_cast<std::size_t>(ticket);
-  if (outstanding_[index]) {
-    const auto since = WaitMark::Clock::now();
-    wait_for_request(plugin_, &requests_[index], spin_, [&] {
-      cancellation_.check();
-      mark_.sleeps(since, -1);
-    });
-    mark_.moves();
-    outstanding_[index] = false;
-  }
-}
-
-MpiHandle& MpiChannel::begin(int ticket) {
-  outstanding_[static_cast<std::size_t>(ticket)] = true;
-  return requests_[static_cast<std::size_t>(ticket)];
 }
 
 }  // namespace aiacc

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "csrc/engines/mpi/mpi_plugin.h"
@@ -14,24 +13,10 @@
 
 namespace aiacc {
 
-/// Where the ranks of a communicator are. A node is a set of ranks that can share memory.
-struct MpiTopology {
-  int rank = 0;
-  int size = 1;
-  int node_rank = 0;  ///< within the node, the ranks that share memory in all-reduces
-  int node_size = 1;
-  /// Number of nodes. If nodes have different numbers of ranks, every rank is a node.
-  int nodes = 1;
-};
-
 /// What one lane of an engine works with. Lives in the communicator; engines borrow it.
 struct MpiLane {
-  std::vector<void*> segments;  ///< of a ShmChannel, one per rank of the node
-  std::size_t slot_bytes = 0;
-  /// Communicators with the ranks of the same node_rank, and with all ranks; unused with one node.
-  MpiHandle cross = 0;
-  MpiHandle world = 0;
-  std::byte* staging = nullptr;  ///< what MPI reads and writes on `world`
+  MpiHandle communicator = 0;    ///< MPI's, of all ranks, for this lane alone
+  std::byte* staging = nullptr;  ///< what MPI reads and writes there
   std::size_t staging_bytes = 0;
 };
 
@@ -45,26 +30,24 @@ struct MpiLaneUse {
 /// Ranks that an engine connects: all of the job, or some. Used by any number of engines one after
 /// the other.
 ///
-/// Communicators and shared memory are made collectively, so they are kept for the next engine
-/// when one is destroyed, which happens at a time of each rank's own choice.
+/// MPI's communicators are made collectively, so they are kept for the next engine when one is
+/// destroyed, which happens at a time of each rank's own choice; and so is what MPI may write to.
 /// Threads: one at a time, except `spoil`. Blocking: where said, up to the timeout or until the
 /// caller's `interrupt` throws.
 class MpiCommunicator {
  public:
-  /// `handle` is the communicator's own from now on. Collective, blocks.
-  MpiCommunicator(const MpiPlugin& plugin,
-                  MpiHandle handle,
-                  double timeout_s,
-                  const WaitCheck& interrupt = {});
+  /// `handle` is the communicator's own from now on. Throws Error.
+  MpiCommunicator(const MpiPlugin& plugin, MpiHandle handle, double timeout_s);
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
 
   const MpiPlugin& plugin() const { return plugin_; }
-  const MpiTopology& topology() const { return topology_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   MpiHandle handle() const { return setup_; }
 
   /// `count` lanes in their initial state. Collective, blocks. Throws Error(kEngine) on every rank
-  /// if a host has no memory for them; the communicator is as before then.
+  /// if one has no memory for them; the communicator is as before then.
   std::vector<MpiLane> acquire(int count, const WaitCheck& interrupt = {});
 
   /// For the thread of an acquired lane, to note what becomes of each operation.
@@ -91,33 +74,26 @@ class MpiCommunicator {
             const WaitCheck& interrupt = {});
 
  private:
-  using MakeCommunicator = std::function<int(MpiHandle*)>;
-
-  void find_topology(const WaitCheck& interrupt);
-  /// Collective: what `make` makes; `name` is MPI's for it.
-  MpiHandle communicator_from(MakeCommunicator make, const char* name, const WaitCheck& interrupt);
   /// Drops lanes on which the ranks have made different numbers of calls.
   void drop_lanes(const std::vector<int>& state);
   /// Collective: more lanes, `count` in all.
   void add_lanes(std::size_t count, const WaitCheck& interrupt);
-  /// Collective: memory for new lanes, on every rank or, with an error, on none.
-  std::vector<std::vector<Pages>> make_memory(std::vector<MpiLane>& lanes,
-                                              const WaitCheck& interrupt);
-  /// Collective: a name for the files of this rank's node, equal on its ranks.
-  std::string name_of_node(const WaitCheck& interrupt);
+  /// Collective: memory for so many lanes, on every rank or, with an error, on none.
+  std::vector<Pages> make_memory(std::size_t lanes, const WaitCheck& interrupt);
+  /// Collective: another communicator of MPI's, of all ranks.
+  MpiHandle duplicate(const WaitCheck& interrupt);
 
   const MpiPlugin& plugin_;
   const double timeout_s_;
   bool failed_ = false;  ///< the ranks no longer agree about what comes next on `setup_`
   int generation_ = 0;
   std::atomic<bool> spoilt_{false};
-  MpiTopology topology_;
-  MpiHandle setup_ = 0;  ///< all ranks of the communicator; not used by lanes
-  MpiHandle node_ = 0;
-  MpiHandle cross_ = 0;
+  int rank_ = 0;
+  int size_ = 1;
+  MpiHandle setup_ = 0;  ///< not used by lanes
   std::vector<MpiLane> lanes_;
   std::vector<std::unique_ptr<MpiLaneUse>> uses_;  ///< by lane
-  std::vector<std::vector<Pages>> memory_;         ///< by lane: segments by node_rank, then staging
+  std::vector<Pages> memory_;                      ///< by lane
   std::vector<std::shared_ptr<void>> abandoned_;
 };
 

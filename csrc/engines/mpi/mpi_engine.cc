@@ -11,13 +11,12 @@ namespace {
 
 /// Throws if MPI numbers the ranks differently.
 MpiCommunicator& checked_world(MpiSession& session, const EngineContext& context) {
-  const MpiTopology& topology = session.world().topology();
-  if (topology.rank != context.rank || topology.size != context.size) {
+  const MpiCommunicator& world = session.world();
+  if (world.rank() != context.rank || world.size() != context.size) {
     throw Error(Code::kInvalidArgument,
-                "[mpi] this process is rank " + std::to_string(topology.rank) + " of " +
-                    std::to_string(topology.size) + " to " + session.version() +
-                    " (expected rank " + std::to_string(context.rank) + " of " +
-                    std::to_string(context.size) +
+                "[mpi] this process is rank " + std::to_string(world.rank()) + " of " +
+                    std::to_string(world.size()) + " to " + session.version() + " (expected rank " +
+                    std::to_string(context.rank) + " of " + std::to_string(context.size) +
                     "); start the job with the mpirun of this MPI, or set AIACC_ENGINE=tcp");
   }
   return session.world();
@@ -32,6 +31,18 @@ MpiEngine::MpiEngine(MpiSession& session, const EngineContext& context)
                 context.lanes,
                 context.spin_us,
                 {}) {}
+
+MpiEngine::MpiEngine(MpiSession& session,
+                     const EngineContext& context,
+                     const std::vector<int>& ranks,
+                     std::uint32_t split_id,
+                     const Cancellation& interrupt)
+    : MpiEngine(session,
+                session.join(ranks, split_id, interrupt),
+                ranks,
+                context.lanes,
+                context.spin_us,
+                [&] { interrupt.check(); }) {}
 
 MpiEngine::MpiEngine(MpiSession& session,
                      MpiCommunicator& communicator,
@@ -58,12 +69,7 @@ LaneWait MpiEngine::waits(int lane) const {
   return channels_.empty() ? LaneWait{} : channels_.at(static_cast<std::size_t>(lane))->waits();
 }
 
-void MpiEngine::abort(const Status& status) noexcept {
-  cancellation_.set(status);
-  for (const auto& lane : channels_) {
-    lane->wake();
-  }
-}
+void MpiEngine::abort(const Status& status) noexcept { cancellation_.set(status); }
 
 template <class Operation>
 void MpiEngine::run(int lane, Operation operation) {
@@ -84,20 +90,26 @@ void MpiEngine::run(int lane, Operation operation) {
 void MpiEngine::all_reduce(
     int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
   AIACC_CHECK(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kAdasum);
-  run(lane, [&](MpiChannel& on) {
-    if (count > 0) {
-      on.all_reduce(send, recv, count, reduction);
-    }
-  });
+  run(lane, [&](MpiChannel& on) { on.all_reduce(send, recv, count, reduction); });
+}
+
+void MpiEngine::start_all_reduce(
+    int lane, int ticket, void* data, std::size_t count, const Reduction& reduction) {
+  AIACC_CHECK(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kAdasum);
+  run(lane, [&](MpiChannel& on) { on.start_all_reduce(ticket, data, count, reduction); });
+}
+
+void MpiEngine::finish_all_reduce(int lane, int ticket) {
+  run(lane, [&](MpiChannel& on) { on.finish_all_reduce(ticket); });
 }
 
 void MpiEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
-  AIACC_CHECK(root >= 0 && root < communicator_.topology().size);
+  AIACC_CHECK(root >= 0 && root < communicator_.size());
   run(lane, [&](MpiChannel& on) { on.broadcast(buffer, bytes, root); });
 }
 
 void MpiEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
-  AIACC_CHECK(bytes_of.size() == static_cast<std::size_t>(communicator_.topology().size));
+  AIACC_CHECK(bytes_of.size() == static_cast<std::size_t>(communicator_.size()));
   run(lane, [&](MpiChannel& on) { on.all_gather(send, recv, bytes_of); });
 }
 
@@ -111,13 +123,13 @@ void MpiEngine::reduce_scatter(
 void MpiEngine::all_to_all(
     int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
   AIACC_CHECK(send_bytes.size() == ranks_.size() && recv_bytes.size() == ranks_.size());
-  const auto own = static_cast<std::size_t>(communicator_.topology().rank);
+  const auto own = static_cast<std::size_t>(communicator_.rank());
   AIACC_CHECK(send_bytes[own] == recv_bytes[own]);
   run(lane, [&](MpiChannel& on) { on.all_to_all(send, recv, send_bytes, recv_bytes); });
 }
 
 std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::uint32_t split_id) {
-  index_among(members, communicator_.topology().rank, communicator_.topology().size);
+  index_among(members, communicator_.rank(), communicator_.size());
   cancellation_.check();
   std::vector<int> ranks = translated(ranks_, members);
   MpiCommunicator& communicator = session_.join(ranks, split_id, cancellation_);

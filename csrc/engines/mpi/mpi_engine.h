@@ -11,17 +11,23 @@
 
 namespace aiacc {
 
-/// CPU tensors under mpirun.
+/// CPU tensors over MPI, wherever the ranks are: nonblocking collectives on a communicator of each
+/// lane's own.
 ///
-/// Within a node the ranks work through memory that MPI lets them share (ShmChannel), without
-/// calls into MPI; between nodes each rank combines its share with nonblocking all-reduces on a
-/// communicator of the lane's own. MPI sees only memory of the session, never a tensor, so that
-/// nothing writes to a tensor after an aborted operation has thrown, although MPI cannot cancel.
-/// The first failure of a lane is latched: all lanes throw it from then on.
+/// MPI sees only memory of the session, never a tensor, so that nothing writes to a tensor after an
+/// aborted operation has thrown, although MPI cannot cancel. The first failure of a lane is
+/// latched: all lanes throw it from then on.
 class MpiEngine : public Engine {
  public:
   /// Collective, blocks. Throws Error(kInvalidArgument) if MPI numbers the ranks differently.
   MpiEngine(MpiSession& session, const EngineContext& context);
+  /// Among some ranks of the job, numbered by their index in `ranks`. Collective over them, blocks;
+  /// `split_id` as in MpiSession::join. Throws the status of `interrupt` once it is set.
+  MpiEngine(MpiSession& session,
+            const EngineContext& context,
+            const std::vector<int>& ranks,
+            std::uint32_t split_id,
+            const Cancellation& interrupt);
   ~MpiEngine() override;
 
   /// Lanes of a communicator that an engine with `lanes` uses: the express lane is one.
@@ -34,6 +40,9 @@ class MpiEngine : public Engine {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction) override;
+  void start_all_reduce(
+      int lane, int ticket, void* data, std::size_t count, const Reduction& reduction) override;
+  void finish_all_reduce(int lane, int ticket) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,

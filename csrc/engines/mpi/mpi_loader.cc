@@ -202,8 +202,7 @@ MpiIdentity mpi_initialize(int network_lanes, double timeout_s) {
   Mpi& state = mpi();
   const std::lock_guard lock(state.mutex);
   const MpiSession& session = session_of(state, network_lanes, timeout_s);
-  const MpiTopology& topology = session.world().topology();
-  return {topology.rank, topology.size, topology.nodes, session.version()};
+  return {session.world().rank(), session.world().size(), session.version()};
 }
 
 void mpi_reserve(int lanes) {
@@ -224,6 +223,17 @@ std::unique_ptr<Engine> create_mpi_engine(const EngineContext& context) {
   Mpi& state = mpi();
   const std::lock_guard lock(state.mutex);
   return std::make_unique<MpiEngine>(session_of(state, 0, kDefaultTimeoutS), context);
+}
+
+std::unique_ptr<Engine> create_mpi_engine(const EngineContext& context,
+                                          const std::vector<int>& ranks,
+                                          std::uint32_t split_id,
+                                          const Cancellation& interrupt) {
+  Mpi& state = mpi();
+  std::unique_lock lock(state.mutex);
+  MpiSession& session = session_of(state, 0, kDefaultTimeoutS);
+  lock.unlock();  // other threads may make engines among other ranks meanwhile
+  return std::make_unique<MpiEngine>(session, context, ranks, split_id, interrupt);
 }
 
 }  // namespace aiacc

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine.h"
 
 /// Loads MPI and the plug-in that was compiled for it, and keeps the one MPI session of the
@@ -21,7 +23,6 @@ Viability mpi_viability();
 struct MpiIdentity {
   int rank = 0;
   int size = 1;
-  int nodes = 1;        ///< sets of ranks that share memory
   std::string version;  ///< of the library, in its own words
 };
 
@@ -33,9 +34,9 @@ struct MpiIdentity {
 /// finalised if it was initialised here. Throws Error.
 MpiIdentity mpi_initialize(int network_lanes, double timeout_s);
 
-/// Takes the memory that an engine with so many lanes will need, after `mpi_initialize`.
-/// Collective, blocks. Throws Error(kEngine) on every rank if a host has not enough; nothing is
-/// lost then.
+/// Takes the memory and the communicators that an engine of all ranks with so many lanes will need,
+/// after `mpi_initialize`. Collective, blocks. Throws Error(kEngine) on every rank if one has not
+/// enough; nothing is lost then.
 void mpi_reserve(int lanes);
 
 /// The end of the process leaves MPI as it is, so that mpirun sees that it has died. Never blocks.
@@ -46,5 +47,13 @@ std::vector<std::string> mpi_all_gather(const std::string& payload);
 
 /// The engine `mpi`; calls `mpi_initialize` if nobody did. Collective, blocks. Throws Error.
 std::unique_ptr<Engine> create_mpi_engine(const EngineContext& context);
+
+/// The same among some ranks of the job, after `mpi_initialize`. `split_id` is a number that no
+/// other call, and no split of an engine, has had since the last engine of all ranks was made.
+/// Collective over `ranks`, blocks; throws the status of `interrupt` once it is set.
+std::unique_ptr<Engine> create_mpi_engine(const EngineContext& context,
+                                          const std::vector<int>& ranks,
+                                          std::uint32_t split_id,
+                                          const Cancellation& interrupt);
 
 }  // namespace aiacc

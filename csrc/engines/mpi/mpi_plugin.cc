@@ -177,19 +177,6 @@ int duplicate(MpiHandle communicator, MpiHandle* copy) {
   return handed_out(code, native, copy);
 }
 
-int split(MpiHandle communicator, int color, int key, MpiHandle* part) {
-  MPI_Comm native = MPI_COMM_NULL;
-  const int code = MPI_Comm_split(to_native<MPI_Comm>(communicator), color, key, &native);
-  return handed_out(code, native, part);
-}
-
-int split_by_node(MpiHandle communicator, MpiHandle* node) {
-  MPI_Comm native = MPI_COMM_NULL;
-  const int code = MPI_Comm_split_type(
-      to_native<MPI_Comm>(communicator), MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &native);
-  return handed_out(code, native, node);
-}
-
 int create_group(MpiHandle communicator, const int* ranks, int count, int tag, MpiHandle* part) {
   const auto parent = to_native<MPI_Comm>(communicator);
   MPI_Group all = MPI_GROUP_NULL;
@@ -338,8 +325,6 @@ constexpr MpiPlugin kPlugin = {
     start_duplicate,
     return_errors_of,
     duplicate,
-    split,
-    split_by_node,
     create_group,
     start_all_reduce,
     start_broadcast,

@@ -13,7 +13,7 @@ using MpiHandle = std::uint64_t;
 /// acc[i] = acc[i] op in[i]; numbers are those of DataType and ReduceOp.
 using MpiReduceFunction = void (*)(void* acc, const void* in, std::size_t count, int dtype, int op);
 
-inline constexpr int kMpiPluginAbi = 4;
+inline constexpr int kMpiPluginAbi = 5;
 
 /// Functions return 0 or an MPI error code that `describe` explains, and never end the process.
 /// Those that start a request return at once; buffers belong to MPI until `test` says done.
@@ -43,10 +43,8 @@ struct MpiPlugin {
   int (*start_duplicate)(MpiHandle communicator, MpiHandle* duplicate, MpiHandle* request);
   /// Errors of this communicator are returned from now on; before, they end the process.
   int (*return_errors)(MpiHandle communicator);
-  /// Collective and blocking, like the next three. New communicators return errors.
+  /// Collective and blocking, like the next one. New communicators return errors.
   int (*duplicate)(MpiHandle communicator, MpiHandle* duplicate);
-  int (*split)(MpiHandle communicator, int color, int key, MpiHandle* part);
-  int (*split_by_node)(MpiHandle communicator, MpiHandle* node);
   /// Among `count` ranks of `communicator`, which alone call it; calls that overlap in time have
   /// different tags.
   int (*create_group)(

@@ -78,7 +78,7 @@ MpiSession::MpiSession(const MpiPlugin& plugin,
                 "initialise aiacc before MPI, or MPI with MPI_THREAD_MULTIPLE");
   }
   world_ = std::make_unique<MpiCommunicator>(plugin, meet(), timeout_s);
-  if (world_->topology().nodes > 1) {
+  if (world_->size() > 1) {
     progress_ = std::make_unique<MpiProgress>(plugin, world_->handle());
   }
   plugin.forget_files();
@@ -120,9 +120,8 @@ MpiHandle MpiSession::meet() {
 }
 
 std::vector<std::string> MpiSession::all_gather(const std::string& payload) {
-  const MpiTopology& topology = world().topology();
-  const auto size = static_cast<std::size_t>(topology.size);
-  const auto mine = static_cast<std::size_t>(topology.rank);
+  const auto size = static_cast<std::size_t>(world().size());
+  const auto mine = static_cast<std::size_t>(world().rank());
   if (payload.size() > static_cast<std::size_t>(std::numeric_limits<int>::max()) / size) {
     throw Error(Code::kInvalidArgument,
                 "[mpi] all_gather of " + std::to_string(payload.size()) +
@@ -175,7 +174,7 @@ MpiCommunicator& MpiSession::join(const std::vector<int>& members,
         },
         "MPI_Comm_create_group",
         deadline_check("for the other members of a process set", timeout_s_, interrupt));
-    auto communicator = std::make_unique<MpiCommunicator>(plugin_, *handle, timeout_s_, interrupt);
+    auto communicator = std::make_unique<MpiCommunicator>(plugin_, *handle, timeout_s_);
     const std::lock_guard lock(mutex_);
     parts_[key] = {std::move(communicator), true};
   }

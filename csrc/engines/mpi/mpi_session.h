@@ -79,7 +79,7 @@ class MpiSession {
   const double timeout_s_;
   bool ours_ = false;
   std::unique_ptr<MpiCommunicator> world_;
-  std::unique_ptr<MpiProgress> progress_;  ///< where there is more than one node
+  std::unique_ptr<MpiProgress> progress_;  ///< where there is more than one rank
   std::vector<int> neighbours_;  ///< descriptors of the processes of the ranks on this machine
 
   std::mutex mutex_;  ///< protects what follows

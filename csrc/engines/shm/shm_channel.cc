@@ -37,7 +37,7 @@ struct ShmChannel::Plan {
   std::size_t block_elems;  ///< of every block but the last
   std::uint64_t blocks;
   std::uint64_t first;  ///< sequence number of the first block
-  std::size_t ranks;
+  std::size_t owners;   ///< of pieces: the ranks of the lowest numbers
 
   struct Range {
     std::size_t offset;   ///< bytes from the start of the buffer
@@ -47,9 +47,12 @@ struct ShmChannel::Plan {
   };
 
   Range piece(std::uint64_t block, std::size_t rank) const {
+    if (rank >= owners) {
+      return {};
+    }
     const std::size_t start = static_cast<std::size_t>(block - first) * block_elems;
     const std::size_t elems = std::min(block_elems, count - start);
-    const std::size_t share = round_up((elems + ranks - 1) / ranks, kCacheLine / element);
+    const std::size_t share = round_up((elems + owners - 1) / owners, kCacheLine / element);
     const std::size_t from = std::min(elems, share * rank);
     const std::size_t to = std::min(elems, from + share);
     return {(start + from) * element, from * element, to - from, (to - from) * element};
@@ -82,7 +85,9 @@ void ShmChannel::all_reduce(const void* send,
                             void* recv,
                             std::size_t count,
                             const Reduction& reduction,
-                            CrossHostReduce* cross) {
+                            CrossHostReduce* cross,
+                            int owners) {
+  AIACC_CHECK(owners >= 0 && owners <= size());
   cancellation_.check();
   if (count == 0) {
     return;
@@ -108,16 +113,17 @@ void ShmChannel::all_reduce(const void* send,
                   block_elems,
                   blocks,
                   blocks_,
-                  segments_.size()};
+                  owners == 0 ? segments_.size() : static_cast<std::size_t>(owners)};
   const std::uint64_t end = blocks_ + blocks;
   const auto mine = static_cast<std::size_t>(rank_);
+  const bool owns = mine < plan.owners;
   // Each turn of the loop works on four consecutive blocks, the newest first: what a step waits for
   // was set going by the other ranks at least one turn earlier.
   for (std::uint64_t turn = blocks_; turn < end + 3; ++turn) {
     if (turn < end) {
       publish(plan, turn);
     }
-    if (turn >= plan.first + 1 && turn - 1 < end) {
+    if (owns && turn >= plan.first + 1 && turn - 1 < end) {
       reduce_piece(plan, turn - 1);
       if (cross != nullptr) {
         const Plan::Range piece = plan.piece(turn - 1, mine);
@@ -130,7 +136,7 @@ void ShmChannel::all_reduce(const void* send,
         progress_.announce(ShmProgress::kReduced, turn);
       }
     }
-    if (cross != nullptr && turn >= plan.first + 2 && turn - 2 < end) {
+    if (owns && cross != nullptr && turn >= plan.first + 2 && turn - 2 < end) {
       cross->finish(static_cast<int>((turn - 2) % kSlots));
       const Plan::Range piece = plan.piece(turn - 2, mine);
       std::byte* shown = slot(rank_, turn - 2) + piece.in_slot;
@@ -149,7 +155,7 @@ void ShmChannel::all_reduce(const void* send,
 void ShmChannel::publish(const Plan& plan, std::uint64_t block) {
   start_block(block);
   std::byte* target = slot(rank_, block);
-  for (std::size_t rank = 0; rank < plan.ranks; ++rank) {
+  for (std::size_t rank = 0; rank < plan.owners; ++rank) {
     if (static_cast<int>(rank) != rank_) {
       const Plan::Range piece = plan.piece(block, rank);
       std::memcpy(target + piece.in_slot, plan.send + piece.offset, piece.bytes);
@@ -183,8 +189,9 @@ void ShmChannel::reduce_piece(const Plan& plan, std::uint64_t block) {
 }
 
 void ShmChannel::gather(const Plan& plan, std::uint64_t block) {
-  for (int step = 0; step < size(); ++step) {
-    const int owner = (rank_ + step) % size();
+  const auto owners = static_cast<int>(plan.owners);
+  for (int step = 0; step < owners; ++step) {
+    const int owner = (rank_ + step) % owners;
     progress_.wait_for(owner, ShmProgress::kReduced, block + 1);
     const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(owner));
     if (plan.writes_recv) {

@@ -54,12 +54,14 @@ class ShmChannel {
 
   int size() const { return static_cast<int>(segments_.size()); }
 
-  /// As Engine::all_reduce. `cross` is null when the job has one node.
+  /// As Engine::all_reduce. `cross` is null when the job has one node. Each of the first `owners`
+  /// ranks of the node reduces a piece of every block; 0: all do.
   void all_reduce(const void* send,
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction,
-                  CrossHostReduce* cross);
+                  CrossHostReduce* cross,
+                  int owners = 0);
 
   /// Copies `bytes_of[r]` bytes of every rank r from its `send` to `recv[r]` of all ranks.
   void exchange(const void* send, const PerRank& bytes_of, const std::vector<void*>& recv);

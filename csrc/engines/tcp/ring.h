@@ -22,6 +22,10 @@ class Ring {
   /// copied, hence the same bits everywhere.
   void all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
 
+  /// As in Engine.
+  void start_all_reduce(int ticket, void* data, std::size_t count, const Reduction& reduction);
+  void finish_all_reduce(int ticket) { stream_.finish(ticket); }
+
   /// A pipeline from root around the ring.
   void broadcast(void* buffer, std::size_t bytes, int root);
 
@@ -39,13 +43,13 @@ class Ring {
 
  private:
   int wrap(int rank) const { return (rank % size_ + size_) % size_; }
-  void begin(OpHeader::Kind kind, std::size_t bytes);
-  void begin(OpHeader::Kind kind, std::size_t count, const Reduction& reduction);
+  RingSchedule& begin(OpHeader::Kind kind, std::size_t bytes);
+  RingSchedule& begin(OpHeader::Kind kind, std::size_t count, const Reduction& reduction);
+  void plan_all_reduce(const void* send, void* recv, std::size_t count, const Reduction& reduction);
 
   int rank_;
   int size_;
   RingStream stream_;
-  RingSchedule schedule_;
   std::uint32_t sequence_ = 0;
   std::vector<char> partial_;  // sums on their way through this rank, in reduce_scatter
 };

@@ -33,59 +33,103 @@ void RingSchedule::clear() {
 RingStream::RingStream(Channel next, Channel previous, const Cancellation& cancellation)
     : next_(std::move(next)), previous_(std::move(previous)), cancellation_(cancellation) {}
 
-void RingStream::run(const RingSchedule& schedule) {
-  start(schedule);
-  while (!done()) {
-    cancellation_.check();
-    const bool received = in_finished_ < in_total_ && receive();
-    // Small pieces wait for more as long as more keeps coming; otherwise the successor may wait.
-    const bool sent = send(!received);
-    if (!received && !sent && !done()) {
-      wait_until_ready(next_, sendable() > 0, previous_, in_finished_ < in_total_, cancellation_);
+RingSchedule& RingStream::prepare() {
+  AIACC_CHECK(started_ - finished_ < entries_.size());
+  RingSchedule& schedule = entry(started_).schedule;
+  schedule.clear();
+  return schedule;
+}
+
+void RingStream::start(int ticket) {
+  Entry& fresh = entry(started_);
+  fresh.ticket = ticket;
+  fresh.element = size_of(fresh.schedule.reduction.dtype);
+  fresh.out_total = fresh.schedule.sends ? sizeof(OpHeader) : 0;
+  for (const RingSchedule::Out& piece : fresh.schedule.out) {
+    fresh.out_total += piece.bytes;
+  }
+  fresh.in_total = fresh.schedule.receives ? sizeof(OpHeader) : 0;
+  for (const RingSchedule::In& piece : fresh.schedule.in) {
+    fresh.in_total += piece.bytes;
+  }
+  ++started_;
+  go_on();
+  while (move()) {
+  }
+}
+
+void RingStream::finish(int ticket) {
+  AIACC_CHECK(finished_ < started_ && entry(finished_).ticket == ticket);
+  while (!is_done(finished_)) {
+    if (!move()) {
+      wait_until_ready(next_, sendable() > 0, previous_, in_number_ < started_, cancellation_);
     }
   }
+  ++finished_;
 }
 
-void RingStream::start(const RingSchedule& schedule) {
-  schedule_ = &schedule;
-  element_ = size_of(schedule.reduction.dtype);
-  out_total_ = schedule.sends ? sizeof(OpHeader) : 0;
-  for (const RingSchedule::Out& piece : schedule.out) {
-    out_total_ += piece.bytes;
-  }
-  in_total_ = schedule.receives ? sizeof(OpHeader) : 0;
-  for (const RingSchedule::In& piece : schedule.in) {
-    in_total_ += piece.bytes;
-  }
-  out_sent_ = out_piece_ = out_offset_ = 0;
-  in_finished_ = in_header_ = in_piece_ = in_offset_ = held_ = 0;
+void RingStream::run() {
+  AIACC_CHECK(started_ == finished_);
+  start(0);
+  finish(0);
 }
 
-bool RingStream::done() const { return out_sent_ == out_total_ && in_finished_ == in_total_; }
+bool RingStream::move() {
+  cancellation_.check();
+  const bool received = receive();
+  // Small pieces wait for more as long as more keeps coming; otherwise the successor may wait.
+  const bool sent = send(!received);
+  go_on();
+  return received || sent;
+}
+
+/// To the next schedule, on the streams that are through with theirs.
+void RingStream::go_on() {
+  while (out_number_ < started_ && out_sent_ == entry(out_number_).out_total) {
+    ++out_number_;
+    out_sent_ = out_piece_ = out_offset_ = 0;
+  }
+  while (in_number_ < started_ && in_finished_ == entry(in_number_).in_total) {
+    ++in_number_;
+    in_finished_ = in_header_ = in_piece_ = in_offset_ = held_ = 0;
+  }
+}
 
 std::size_t RingStream::sendable() const {
-  const std::size_t received = in_finished_ - in_header_;
-  const std::size_t limit = sizeof(OpHeader) + schedule_->ready + received;
-  return std::min(limit, out_total_) - out_sent_;
+  if (out_number_ == started_) {
+    return 0;
+  }
+  const Entry& sending = entry(out_number_);
+  if (in_number_ > out_number_) {
+    return sending.out_total - out_sent_;
+  }
+  const std::size_t received = in_number_ == out_number_ ? in_finished_ - in_header_ : 0;
+  const std::size_t limit = sizeof(OpHeader) + sending.schedule.ready + received;
+  return std::min(limit, sending.out_total) - out_sent_;
 }
 
 bool RingStream::send(bool eager) {
   std::size_t left = sendable();
-  if (left == 0 || (!eager && left < kWorthSending && out_sent_ + left < out_total_)) {
+  if (left == 0) {
     return false;
   }
+  const Entry& sending = entry(out_number_);
+  if (!eager && left < kWorthSending && out_sent_ + left < sending.out_total) {
+    return false;
+  }
+  const RingSchedule& schedule = sending.schedule;
   left = std::min(left, kSendBytes);
   iovec parts[4] = {};
   int count = 0;
   if (out_sent_ < sizeof(OpHeader)) {
     const std::size_t bytes = sizeof(OpHeader) - out_sent_;
     parts[count++] = {
-        const_cast<char*>(reinterpret_cast<const char*>(&schedule_->header)) + out_sent_, bytes};
+        const_cast<char*>(reinterpret_cast<const char*>(&schedule.header)) + out_sent_, bytes};
     left -= std::min(left, bytes);
   }
   std::size_t offset = out_offset_;
   for (std::size_t i = out_piece_; left > 0 && count < 4; ++i) {
-    const RingSchedule::Out& piece = schedule_->out[i];
+    const RingSchedule::Out& piece = schedule.out[i];
     const std::size_t bytes = std::min(left, piece.bytes - offset);
     if (bytes > 0) {
       parts[count++] = {const_cast<char*>(piece.data) + offset, bytes};
@@ -100,10 +144,10 @@ bool RingStream::send(bool eager) {
   out_sent_ += sent;
   sent -= header;
   while (sent > 0) {
-    const std::size_t bytes = std::min(sent, schedule_->out[out_piece_].bytes - out_offset_);
+    const std::size_t bytes = std::min(sent, schedule.out[out_piece_].bytes - out_offset_);
     out_offset_ += bytes;
     sent -= bytes;
-    if (out_offset_ == schedule_->out[out_piece_].bytes) {
+    if (out_offset_ == schedule.out[out_piece_].bytes) {
       ++out_piece_;
       out_offset_ = 0;
     }
@@ -112,7 +156,11 @@ bool RingStream::send(bool eager) {
 }
 
 bool RingStream::receive() {
-  while (in_piece_ < schedule_->in.size() && schedule_->in[in_piece_].bytes == 0) {
+  if (in_number_ == started_) {
+    return false;
+  }
+  const RingSchedule& schedule = entry(in_number_).schedule;
+  while (in_piece_ < schedule.in.size() && schedule.in[in_piece_].bytes == 0) {
     ++in_piece_;
   }
   iovec parts[2] = {};
@@ -122,8 +170,8 @@ bool RingStream::receive() {
     parts[count++] = {reinterpret_cast<char*>(&their_header_) + in_header_, header};
   }
   std::size_t asked = 0;
-  if (in_piece_ < schedule_->in.size()) {
-    const RingSchedule::In& piece = schedule_->in[in_piece_];
+  if (in_piece_ < schedule.in.size()) {
+    const RingSchedule::In& piece = schedule.in[in_piece_];
     const std::size_t left = piece.bytes - in_offset_ - held_;
     if (piece.operand == nullptr) {
       asked = std::min(left, kReceiveBytes);
@@ -144,7 +192,7 @@ bool RingStream::receive() {
     in_finished_ += bytes;
     got -= bytes;
     if (in_header_ == sizeof(OpHeader)) {
-      previous_.check_header(schedule_->header, their_header_);
+      previous_.check_header(schedule.header, their_header_);
     }
   }
   if (got > 0) {
@@ -156,7 +204,7 @@ bool RingStream::receive() {
 }
 
 void RingStream::take(std::size_t bytes) {
-  const RingSchedule::In& piece = schedule_->in[in_piece_];
+  const RingSchedule::In& piece = entry(in_number_).schedule.in[in_piece_];
   if (piece.operand != nullptr) {
     held_ += bytes;
     return;
@@ -173,14 +221,15 @@ void RingStream::fold(bool everything) {
   if (held_ == 0) {
     return;
   }
-  const RingSchedule::In& piece = schedule_->in[in_piece_];
+  const Entry& receiving = entry(in_number_);
+  const RingSchedule::In& piece = receiving.schedule.in[in_piece_];
   const bool complete = in_offset_ + held_ == piece.bytes;
   if (!everything && !complete && held_ < kFoldBytes) {
     return;
   }
-  const std::size_t count = held_ / element_;
-  const std::size_t bytes = count * element_;
-  const Reduction& all = schedule_->reduction;
+  const std::size_t count = held_ / receiving.element;
+  const std::size_t bytes = count * receiving.element;
+  const Reduction& all = receiving.schedule.reduction;
   reduce_scaled(piece.into + in_offset_,
                 piece.operand + in_offset_,
                 block_.data(),

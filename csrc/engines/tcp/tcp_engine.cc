@@ -13,6 +13,12 @@ namespace aiacc {
 TcpEngine::TcpEngine(const EngineContext& context)
     : TcpEngine(context, {all_ranks(context.size), context.split_id}, nullptr) {}
 
+TcpEngine::TcpEngine(const EngineContext& context,
+                     const std::vector<int>& ranks,
+                     std::uint32_t number,
+                     const Cancellation& interrupt)
+    : TcpEngine(context_among(context, ranks), {ranks, number}, &interrupt) {}
+
 TcpEngine::TcpEngine(const EngineContext& context, Members members, const Cancellation* interrupt)
     : context_(context),
       members_(std::move(members)),
@@ -97,20 +103,27 @@ Pairs& TcpEngine::pairs(int lane) {
 }
 
 template <class Operation>
-void TcpEngine::run(int lane, Operation operation) {
+void TcpEngine::latch(int lane, Operation operation) {
   AIACC_CHECK(lane >= 0 && lane <= lanes_);
   cancellation_.check();
   try {
-    if (lane == express_lane()) {
-      operation(*mesh_);
-    } else {
-      operation(*rings_[static_cast<std::size_t>(lane)]);
-    }
+    operation();
   } catch (...) {
     cancellation_.set(current_exception_status());
     cancellation_.check();  // the first failure is the cause, not this one
     throw;
   }
+}
+
+template <class Operation>
+void TcpEngine::run(int lane, Operation operation) {
+  latch(lane, [&] {
+    if (lane == express_lane()) {
+      operation(*mesh_);
+    } else {
+      operation(ring(lane));
+    }
+  });
 }
 
 void TcpEngine::all_reduce(
@@ -120,6 +133,20 @@ void TcpEngine::all_reduce(
     return copy_scaled(recv, send, count, reduction.dtype, reduction.factor);
   }
   run(lane, [&](auto& topology) { topology.all_reduce(send, recv, count, reduction); });
+}
+
+void TcpEngine::start_all_reduce(
+    int lane, int ticket, void* data, std::size_t count, const Reduction& reduction) {
+  if (!has_ring(lane)) {
+    return Engine::start_all_reduce(lane, ticket, data, count, reduction);
+  }
+  latch(lane, [&] { ring(lane).start_all_reduce(ticket, data, count, reduction); });
+}
+
+void TcpEngine::finish_all_reduce(int lane, int ticket) {
+  if (has_ring(lane)) {
+    latch(lane, [&] { ring(lane).finish_all_reduce(ticket); });
+  }
 }
 
 void TcpEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
@@ -165,7 +192,7 @@ void TcpEngine::all_to_all(
     }
     return;
   }
-  run(lane, [&](auto&) {
+  latch(lane, [&] {
     const std::unique_lock lock(pairs_mutex_, std::try_to_lock);
     AIACC_CHECK(lock.owns_lock());
     pairs(lane).all_to_all(send, recv, send_bytes, recv_bytes);

@@ -26,6 +26,13 @@ class TcpEngine : public Engine {
  public:
   /// Collective. Blocks until all connections are up; throws Error(kTimeout) naming missing ranks.
   explicit TcpEngine(const EngineContext& context);
+  /// Among some ranks of the context, ascending, numbered by their index in `ranks`. `number` is
+  /// one that no other engine among any of them has had. `interrupt` ends the wait, with its
+  /// status.
+  TcpEngine(const EngineContext& context,
+            const std::vector<int>& ranks,
+            std::uint32_t number,
+            const Cancellation& interrupt);
 
   const char* name() const override { return "tcp"; }
   int lanes() const override { return lanes_; }
@@ -34,6 +41,9 @@ class TcpEngine : public Engine {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction) override;
+  void start_all_reduce(
+      int lane, int ticket, void* data, std::size_t count, const Reduction& reduction) override;
+  void finish_all_reduce(int lane, int ticket) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
@@ -62,8 +72,14 @@ class TcpEngine : public Engine {
   /// `context` as if the members of `members` were all there is. `interrupt` ends the wait.
   TcpEngine(const EngineContext& context, Members members, const Cancellation* interrupt);
 
+  /// Calls `operation()`; its failure is that of all lanes.
+  template <class Operation>
+  void latch(int lane, Operation operation);
+  /// Calls `operation(topology)` with the ring of a lane, or the mesh.
   template <class Operation>
   void run(int lane, Operation operation);
+  bool has_ring(int lane) const { return size_ > 1 && lane != lanes_; }
+  Ring& ring(int lane) { return *rings_[static_cast<std::size_t>(lane)]; }
   Channel channel(Socket socket, int peer, int lane, std::string name);
   ChannelSpec spec(int peer, ChannelKind kind, int lane, bool connect) const;
   /// Those of the set, whose all-to-alls are all in this lane.

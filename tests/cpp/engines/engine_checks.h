@@ -217,11 +217,44 @@ inline void check_all_to_all(Engine& engine, int lane, int rank, int size, std::
   });
 }
 
+/// Buffers of these numbers of elements, as many of them under way as there may be.
+inline void check_pieces(Engine& engine,
+                         int lane,
+                         int rank,
+                         int size,
+                         const std::vector<std::size_t>& counts,
+                         const Reduction& reduction) {
+  visit_dtype(reduction.dtype, [&](auto element) {
+    using T = decltype(element);
+    std::vector<std::vector<T>> pieces;
+    for (std::size_t started = 0, finished = 0; finished < counts.size();) {
+      if (started < counts.size() && started - finished < Engine::kTickets) {
+        pieces.push_back(rank_numbers<T>(counts[started], rank));
+        engine.start_all_reduce(lane,
+                                static_cast<int>(started % Engine::kTickets),
+                                pieces.back().data(),
+                                counts[started],
+                                reduction);
+        ++started;
+        continue;
+      }
+      engine.finish_all_reduce(lane, static_cast<int>(finished % Engine::kTickets));
+      std::vector<T> expected = reduced_numbers<T>(counts[finished], size, reduction.op);
+      scale(expected.data(), expected.data(), expected.size(), reduction.dtype, reduction.factor);
+      expect_equal_bits(expected,
+                        pieces[finished],
+                        "piece " + std::to_string(finished) + " on rank " + std::to_string(rank));
+      ++finished;
+    }
+  });
+}
+
 /// Every operation once on a lane, to see that a new engine is connected properly.
 /// `exchanges`: all-to-alls, of which an engine runs one at a time.
 inline void check_every_operation(
     Engine& engine, int lane, int rank, int size, bool exchanges = true) {
   check_all_reduce(engine, lane, rank, size, 3001, DataType::kFloat32, ReduceOp::kSum);
+  check_pieces(engine, lane, rank, size, {701, 0, 3001}, {DataType::kFloat32, ReduceOp::kSum, 0.5});
   check_broadcast(engine, lane, rank, size - 1, 5001);
   check_all_gather(engine, lane, rank, size, 701);
   check_reduce_scatter(

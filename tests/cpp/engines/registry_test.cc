@@ -20,7 +20,7 @@ TEST(RegistryTest, EveryEngineSaysWhatItIsOrWhyNot) {
 }
 
 TEST(RegistryTest, CreatesByName) {
-  for (const std::string name : {"local", "tcp", "hierarchical"}) {
+  for (const std::string name : {"local", "shm", "tcp", "hierarchical"}) {
     EXPECT_EQ(name, create_engine(name, EngineContext{})->name());
   }
 }
@@ -31,7 +31,10 @@ TEST(RegistryTest, UnknownNameListsTheKnown) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(Code::kInvalidArgument, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("local, tcp, hierarchical, mpi)"))
+    EXPECT_NE(std::string::npos,
+              std::string(error.what())
+                  .find("local, shm, tcp, hierarchical, mpi, "
+                        "hierarchical-mpi)"))
         << error.what();
   }
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -13,45 +14,10 @@
 
 #include "csrc/base/error.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/support/fakes/fake_engine.h"
-#include "tests/cpp/support/ranks.h"
-#include "tests/cpp/support/tcp_world.h"
+#include "tests/cpp/engines/hierarchical_engines.h"
 
 namespace aiacc {
 namespace {
-
-constexpr int kLanes = 2;
-
-/// Hosts of the ranks, and how gtest calls them.
-struct Hosts {
-  const char* name;
-  std::vector<int> of;
-  int size() const { return static_cast<int>(of.size()); }
-};
-
-std::unique_ptr<Engine> connect(TcpWorld& world, const Hosts& hosts, int rank) {
-  EngineContext context;
-  context.rank = rank;
-  context.size = hosts.size();
-  context.host_of = hosts.of;
-  context.lanes = kLanes;
-  context.connector = &world.connector(rank);
-  return create_hierarchical_engine(context);
-}
-
-/// Runs `body(rank, engine)` on every rank; the failure of one aborts the engines of the others.
-template <class Body>
-void with_engines(const Hosts& hosts, Body body) {
-  TcpWorld world(hosts.size());
-  std::vector<std::unique_ptr<Engine>> engines(hosts.of.size());
-  run_as_ranks(hosts.size(), [&](int rank, RankThreads& rank_threads) {
-    std::unique_ptr<Engine>& engine = engines[static_cast<std::size_t>(rank)];
-    engine = connect(world, hosts, rank);
-    const auto guard =
-        rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
-    body(rank, *engine);
-  });
-}
 
 class HierarchicalTest : public testing::TestWithParam<Hosts> {
  protected:
@@ -92,6 +58,58 @@ TEST_P(HierarchicalTest, BroadcastsFromEveryRank) {
   });
 }
 
+TEST_P(HierarchicalTest, GathersAndScattersMoreThanABlock) {
+  with_engines(hosts(), [&](int rank, Engine& engine) {
+    check_all_gather(engine, 1, rank, size(), 1'200'007);
+    const std::vector<std::size_t> counts = uneven_counts(size(), 300'001);
+    check_reduce_scatter(engine, 1, rank, counts, DataType::kFloat32, ReduceOp::kSum);
+    check_reduce_scatter(engine, 0, rank, counts, DataType::kUInt8, ReduceOp::kMin);
+    std::vector<std::size_t> only_last(hosts().of.size(), 0);
+    only_last.back() = 700'003;
+    check_reduce_scatter(engine, 0, rank, only_last, DataType::kFloat64, ReduceOp::kSum);
+    check_all_to_all(engine, 0, rank, size(), 300'001);
+  });
+}
+
+/// Of numbers whose sums are exact, so that there is a reference.
+TEST_P(HierarchicalTest, AnySequenceOfOperations) {
+  constexpr int kOperations = 60;
+  for (unsigned seed = 0; seed < 3; ++seed) {
+    with_engines(hosts(), [&](int rank, Engine& engine) {
+      std::mt19937 random(seed);  // the same on all ranks
+      const auto below = [&](std::size_t limit) { return random() % limit; };
+      const std::size_t scales[] = {0, 1, 3, 64, 1'000, 20'011, 400'009};
+      for (int i = 0; i < kOperations; ++i) {
+        const auto lane = static_cast<int>(below(kLanes + 1));
+        const auto dtype = static_cast<DataType>(below(kDataTypes));
+        const std::vector<ReduceOp> ops = engine_ops();
+        const ReduceOp op = ops[below(ops.size())];
+        const std::size_t scale = scales[below(lane == kLanes ? 5 : 7)];
+        const auto root = static_cast<int>(below(hosts().of.size()));
+        switch (below(6)) {
+          case 0:
+            check_broadcast(engine, lane, rank, root, scale);
+            break;
+          case 1:
+            check_all_gather(engine, lane, rank, size(), scale / 8);
+            break;
+          case 2:
+            check_reduce_scatter(engine, lane, rank, uneven_counts(size(), scale / 8), dtype, op);
+            break;
+          case 3:
+            check_all_to_all(engine, lane, rank, size(), scale / 16);
+            break;
+          case 4:
+            check_pieces(engine, lane, rank, size(), {scale / 2, 0, scale}, {dtype, op});
+            break;
+          default:
+            check_all_reduce(engine, lane, rank, size(), scale, dtype, op);
+        }
+      }
+    });
+  }
+}
+
 TEST_P(HierarchicalTest, DoesTheOtherOperations) {
   with_engines(hosts(), [&](int rank, Engine& engine) {
     for (int lane = 0; lane <= engine.express_lane(); ++lane) {
@@ -107,7 +125,7 @@ TEST_P(HierarchicalTest, DoesTheOtherOperations) {
 
 /// Sums of numbers that depend on the order in which they are added.
 TEST_P(HierarchicalTest, AllRanksGetTheSameBits) {
-  constexpr std::size_t kCount = 10'001;
+  constexpr std::size_t kCount = 300'001;
   std::vector<std::vector<float>> results(hosts().of.size());
   with_engines(hosts(), [&](int rank, Engine& engine) {
     std::vector<float>& mine = results[static_cast<std::size_t>(rank)];
@@ -286,30 +304,6 @@ TEST(HierarchicalLostPeerTest, IsNamedAndEndsAllLevels) {
       EXPECT_THROW(reduce_all(), Error);
     }
   });
-}
-
-/// Any engine can be composed; this one finds ranks that do not do the same on a lane.
-TEST(HierarchicalComposition, OfTheFakeEngine) {
-  const std::vector<int> host_of = {0, 1, 0, 1, 1};
-  const auto hub = std::make_shared<FakeHub>(5, kLanes);
-  run_as_ranks(5, [&](int rank, RankThreads& rank_threads) {
-    HierarchicalEngine engine(std::make_unique<FakeEngine>(hub, rank), host_of, rank);
-    const auto guard = rank_threads.on_failure([&](const Status& status) { engine.abort(status); });
-    check_all_reduce(engine, 0, rank, 5, 1001, DataType::kFloat32, ReduceOp::kSum);
-    check_broadcast(engine, 1, rank, 3, 1001);
-  });
-}
-
-TEST(HierarchicalCreation, NeedsTheHostOfEveryRank) {
-  EngineContext context;
-  context.size = 2;
-  try {
-    create_hierarchical_engine(context);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(Code::kInvalidArgument, error.code());
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("1 ranks are known (expected 2"));
-  }
 }
 
 }  // namespace

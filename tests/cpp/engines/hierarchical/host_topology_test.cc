@@ -25,6 +25,12 @@ TEST(HostTopology, TheSmallestHostDecidesOnTheColumns) {
   EXPECT_EQ(layout.local(2), 2);
 }
 
+TEST(HostTopology, EvenMeansThatEveryRankHasAColumn) {
+  EXPECT_TRUE(HostTopology({0, 1, 1, 0}).even());
+  EXPECT_TRUE(HostTopology({5}).even());
+  EXPECT_FALSE(HostTopology({0, 0, 1, 1, 1}).even());
+}
+
 TEST(HostTopology, AColumnIsInTheOrderOfRanksNotOfHosts) {
   const HostTopology layout({0, 1, 1, 0});
   EXPECT_EQ(layout.column(1), (std::vector<int>{2, 3}));

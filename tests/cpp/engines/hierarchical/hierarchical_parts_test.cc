@@ -1,0 +1,232 @@
+// What a HierarchicalEngine is put together from, and what it does where memory cannot be shared.
+
+#include <atomic>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/engines/hierarchical_engines.h"
+#include "tests/cpp/support/fakes/fake_engine.h"
+
+namespace aiacc {
+namespace {
+
+/// tcp_levels, except that `before(first rank, number of ranks)` is called before ranks share
+/// memory, and may throw.
+template <class Before>
+HierarchyLevels levels_with(Before before) {
+  HierarchyLevels levels = tcp_levels();
+  levels.inside = [before, inside = levels.inside](const EngineContext& job,
+                                                   const ShmOptions& options,
+                                                   const Cancellation& interrupt) {
+    before(options.ranks.front(), options.ranks.size());
+    return inside(job, options, interrupt);
+  };
+  return levels;
+}
+
+HierarchyLevels without_memory_on_host_of(int rank) {
+  return levels_with([rank](int first, std::size_t) {
+    if (first == rank) {
+      throw Error(Code::kEngine, "[test] no memory; buy some");
+    }
+  });
+}
+
+void check_lanes(Engine& engine, int rank, int size) {
+  for (int lane = 0; lane <= engine.express_lane(); ++lane) {
+    check_every_operation(engine, lane, rank, size);
+  }
+}
+
+std::size_t lines_of(const std::string& text) {
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+TEST(HierarchicalFallback, WithoutMemoryOnOneHostAllGoFlat) {
+  testing::internal::CaptureStderr();
+  with_engines({"", {0, 1, 0, 1}}, without_memory_on_host_of(1), [](int rank, Engine& engine) {
+    EXPECT_STREQ("tcp", engine.name());
+    check_lanes(engine, rank, 4);
+    if (rank < 3) {
+      const auto part = engine.split({0, 1, 2}, 5);
+      EXPECT_STREQ("tcp", part->name());
+      check_lanes(*part, rank, 3);
+    }
+  });
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(1u, lines_of(log)) << log;
+  EXPECT_NE(std::string::npos, log.find("travel by tcp: [test] no memory; buy some")) << log;
+}
+
+TEST(HierarchicalFallback, OfTheOnlyHost) {
+  testing::internal::CaptureStderr();
+  with_engines({"", {0, 0, 0}}, without_memory_on_host_of(0), [](int rank, Engine& engine) {
+    EXPECT_STREQ("tcp", engine.name());
+    check_lanes(engine, rank, 3);
+  });
+  EXPECT_EQ(1u, lines_of(testing::internal::GetCapturedStderr()));
+}
+
+/// The engine of all ranks has its memory, and keeps it.
+TEST(HierarchicalFallback, OfAPart) {
+  const std::vector<std::vector<int>> layouts = {{0, 0, 0, 0}, {0, 0, 0, 1}};
+  for (const std::vector<int>& host_of : layouts) {
+    const HierarchyLevels levels = levels_with([](int, std::size_t ranks) {
+      if (ranks == 2) {
+        throw Error(Code::kEngine, "[test] no memory for two");
+      }
+    });
+    testing::internal::CaptureStderr();
+    with_engines({"", host_of}, levels, [](int rank, Engine& engine) {
+      EXPECT_STREQ("hierarchical", engine.name());
+      if (rank > 0) {
+        const auto part = engine.split({1, 2, 3}, 0);
+        check_lanes(*part, rank - 1, 3);
+      }
+      if (rank < 2) {
+        const auto part = engine.split({0, 1}, 1);
+        EXPECT_STREQ("tcp", part->name());
+        check_lanes(*part, rank, 2);
+      }
+      check_lanes(engine, rank, 4);
+    });
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(host_of[3] == 0 ? 1u : 2u, lines_of(log)) << log;
+  }
+}
+
+TEST(HierarchicalFallback, IsForMemoryAlone) {
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 1, 1}}) {
+    const Hosts hosts{"", host_of};
+    const HierarchyLevels levels = levels_with([](int, std::size_t ranks) {
+      if (ranks > 1) {
+        throw Error(Code::kPeerLost, "[test] rank 7 is gone");
+      }
+    });
+    TcpWorld world(3);
+    std::atomic<int> failed{0};
+    run_as_ranks(3, [&](int rank, RankThreads&) {
+      try {
+        connect(world, hosts, rank, levels);
+      } catch (const Error& error) {
+        EXPECT_EQ(Code::kPeerLost, error.code()) << error.what();
+        ++failed;
+      }
+    });
+    EXPECT_EQ(3, failed);
+  }
+}
+
+/// Rank 0 is not heard of whether it has memory; who waits to learn it is told of the abort.
+TEST(HierarchicalFallback, AnAbortEndsTheWaitForOthers) {
+  std::promise<void> waited;
+  const std::shared_future<void> over = waited.get_future().share();
+  const HierarchyLevels levels = levels_with([over](int first, std::size_t ranks) {
+    if (first == 0 && ranks == 1) {
+      over.wait();
+      throw Error(Code::kInternal, "[test] too late");
+    }
+  });
+  with_engines({"", {0, 0, 1, 1}}, levels, [&](int rank, Engine& engine) {
+    if (rank == 1) {
+      return;
+    }
+    std::atomic<bool> running{false};
+    Status seen;
+    std::thread splitting([&] {
+      running = true;
+      try {
+        engine.split({0, 2, 3}, 0);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        seen = error.status();
+      }
+    });
+    while (!running) {
+      std::this_thread::yield();
+    }
+    if (rank != 0) {
+      engine.abort(Status(Code::kPeerLost, "rank 0 is gone"));
+    }
+    if (rank == 3) {
+      waited.set_value();
+    }
+    splitting.join();
+    if (rank != 0) {
+      EXPECT_EQ("rank 0 is gone", seen.message());
+    }
+  });
+}
+
+TEST(HierarchicalParts, OneHostNeedsNoConnections) {
+  HierarchyLevels levels = tcp_levels();
+  levels.across = [](auto&&...) -> std::unique_ptr<Engine> {
+    throw Error(Code::kInternal, "[test] nothing is across");
+  };
+  with_engines({"", {3, 3, 3}}, levels, [](int rank, Engine& engine) {
+    check_lanes(engine, rank, 3);
+    if (rank != 1) {
+      const auto part = engine.split({0, 2}, 0);
+      check_lanes(*part, rank / 2, 2);
+      const auto alone = part->split({rank / 2}, static_cast<std::uint32_t>(rank));
+      check_lanes(*alone, 0, 1);
+    }
+  });
+}
+
+TEST(HierarchicalParts, HostsOfOneRankNeedNoMemory) {
+  with_engines({"", {2, 0, 1}},
+               levels_with([](int, std::size_t) { FAIL() << "no two share a host"; }),
+               [](int rank, Engine& engine) {
+                 EXPECT_STREQ("hierarchical", engine.name());
+                 check_lanes(engine, rank, 3);
+               });
+}
+
+/// Any engine can be across; this one finds ranks that do not do the same on a lane.
+TEST(HierarchicalParts, TheOrderIsTheSameOnAllHosts) {
+  std::mutex mutex;
+  std::map<std::uint32_t, std::shared_ptr<FakeHub>> hubs;
+  HierarchyLevels levels = tcp_levels();
+  levels.across = [&](const EngineContext& job,
+                      const std::vector<int>& ranks,
+                      std::uint32_t split_id,
+                      const Cancellation&) -> std::unique_ptr<Engine> {
+    const std::lock_guard lock(mutex);
+    std::shared_ptr<FakeHub>& hub = hubs[split_id];
+    if (hub == nullptr) {
+      hub = std::make_shared<FakeHub>(static_cast<int>(ranks.size()), job.lanes);
+    }
+    return std::make_unique<FakeEngine>(hub, index_among(ranks, job.rank, job.size));
+  };
+  with_engines({"", {0, 1, 0, 1, 1}}, levels, [](int rank, Engine& engine) {
+    check_lanes(engine, rank, 5);
+    check_all_reduce(engine, 0, rank, 5, 3'000'001, DataType::kFloat32, ReduceOp::kSum);
+  });
+  EXPECT_EQ(3u, hubs.size());  // of all, and of two columns
+}
+
+TEST(HierarchicalParts, NeedTheHostOfEveryRank) {
+  EngineContext context;
+  context.size = 2;
+  try {
+    create_hierarchical_engine(context);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(Code::kInvalidArgument, error.code());
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("1 ranks are known (expected 2"));
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
