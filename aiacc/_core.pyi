@@ -187,6 +187,21 @@ def remove_process_set(id: int, /) -> bool:
     then fails on its members.
     """
 
+def form_process_set(name: str, ranks: tuple[int, ...], /) -> int:
+    """Register a process set that its members alone ask for, and return its id.
+
+    Collective over these ranks, with the same name. Blocks (without the GIL) until they are
+    connected. The ranks may be a set already. ValueError without a name, for ranks that do not
+    exist, and unless this one is among them; MismatchError if they gave different ranks.
+    """
+
+def leave_process_set(id: int, /) -> None:
+    """Leave a process set that was formed. Never blocks.
+
+    It is removed when all its members have left. What another member submits to it, and this rank
+    has not, fails.
+    """
+
 def process_set_ranks(id: int, /) -> tuple[int, ...]:
     """Global ranks of a process set, ascending. ValueError for an unknown one."""
 

@@ -25,6 +25,14 @@ std::uint64_t nanoseconds_since(Clock::time_point start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
 }
 
+/// Of an operation that nobody waits for.
+class Forgotten final : public Completion {
+ public:
+  Forgotten() : Completion(true) {}
+  void* allocate(Operation&, std::size_t) noexcept override { return nullptr; }
+  void done(Operation&) noexcept override {}
+};
+
 /// Throws Error(kInvalidArgument) unless this rank may submit the request as it is.
 void check(const Request& request, const CommunicatorTable& communicators, int rank) {
   if (request.process_set == 0) {
@@ -137,19 +145,45 @@ std::uint32_t Coordinator::add_process_set(std::vector<int> ranks,
                                            const std::function<void()>& on_tick) {
   check_ranks(ranks, plane_.size());
   return static_cast<std::uint32_t>(
-      change_process_sets(OpKind::kAddProcessSet, {ranks.begin(), ranks.end()}, on_tick));
+      change_process_sets(OpKind::kAddProcessSet, "", {ranks.begin(), ranks.end()}, on_tick));
 }
 
 bool Coordinator::remove_process_set(std::uint32_t id, const std::function<void()>& on_tick) {
-  return id != 0 && change_process_sets(OpKind::kRemoveProcessSet, {id}, on_tick) != 0;
+  return id != 0 && change_process_sets(OpKind::kRemoveProcessSet, "", {id}, on_tick) != 0;
+}
+
+std::uint32_t Coordinator::form_process_set(const std::string& name,
+                                            std::vector<int> ranks,
+                                            const std::function<void()>& on_tick) {
+  check_ranks(ranks, plane_.size());
+  if (name.empty() || index_in(ranks, plane_.rank()) < 0) {
+    throw Error(Code::kInvalidArgument,
+                "[process set] '" + name + "' of ranks " +
+                    shape_text({ranks.begin(), ranks.end()}) + ", formed by rank " +
+                    std::to_string(plane_.rank()) + " (expected a name, and one of these ranks)");
+  }
+  return static_cast<std::uint32_t>(change_process_sets(
+      OpKind::kFormProcessSet, "set." + name, {ranks.begin(), ranks.end()}, on_tick));
+}
+
+void Coordinator::leave_process_set(std::uint32_t id) {
+  std::shared_ptr<Operation> operation = table_.acquire();
+  operation->request = {};
+  operation->request.kind = OpKind::kLeaveProcessSet;
+  operation->request.process_set = id;
+  operation->completion = std::make_unique<Forgotten>();
+  submit(std::move(operation));
+  flush();
 }
 
 std::int64_t Coordinator::change_process_sets(OpKind kind,
+                                              std::string name,
                                               std::vector<std::int64_t> numbers,
                                               const std::function<void()>& on_tick) {
   std::shared_ptr<Operation> operation = table_.acquire();
   operation->request = {};
   operation->request.kind = kind;
+  operation->request.name = std::move(name);
   operation->request.numbers = std::move(numbers);
   const Handle handle = submit(std::move(operation));
   operation = wait(handle, on_tick);

@@ -96,6 +96,16 @@ class Coordinator {
   /// False for set 0 and one that is not registered. Collective over all ranks, blocks. What is not
   /// ready in the set by then fails on every member; what is under way goes on.
   bool remove_process_set(std::uint32_t id, const std::function<void()>& on_tick = {});
+  /// The same as `add_process_set` for this rank and others that call this with the same name and
+  /// ranks: no other rank has to call anything, and the ranks may be a set already. The name is that
+  /// of no other set that is being formed. Throws Error(kInvalidArgument) if this rank is not among
+  /// them, Error(kMismatch) if others have told other ranks.
+  std::uint32_t form_process_set(const std::string& name,
+                                 std::vector<int> ranks,
+                                 const std::function<void()>& on_tick = {});
+  /// Takes this rank out of a set that was formed, which is removed when all members have called
+  /// this. What others submit, or have submitted, and this rank has not, fails. Blocks: never.
+  void leave_process_set(std::uint32_t id);
   /// The process sets that exist now, as this rank sees them.
   const CommunicatorTable& communicators() const { return communicators_; }
 
@@ -115,6 +125,7 @@ class Coordinator {
   static constexpr std::chrono::microseconds kGrace{500};
 
   std::int64_t change_process_sets(OpKind kind,
+                                   std::string name,
                                    std::vector<std::int64_t> numbers,
                                    const std::function<void()>& on_tick);
   void publish(const Parameters& parameters);

@@ -244,6 +244,8 @@ void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kFormProcessSet:
+    case OpKind::kLeaveProcessSet:
       return;  // The agreement is all; it never becomes a unit.
   }
 }

@@ -118,15 +118,17 @@ std::string splits_problem(const std::int64_t* splits,
 /// Ranks and ids of process sets, which no user writes as they are here.
 std::string set_problem(const Request& request, const std::vector<int>& members) {
   const std::vector<std::int64_t>& numbers = request.numbers;
-  const bool adds = request.kind == OpKind::kAddProcessSet;
+  if (request.kind == OpKind::kLeaveProcessSet && request.process_set == 0) {
+    return "the set of all ranks (expected one that was formed)";
+  }
   const bool removes = request.kind == OpKind::kRemoveProcessSet;
-  if (!adds && !removes) {
+  if (!adds_set(request.kind) && !removes) {
     return numbers.empty() || request.kind == OpKind::kAlltoall
                ? ""
                : "numbers " + shape_text(numbers) + " (expected none)";
   }
   if (request.process_set != 0 || !request.more.empty()) {
-    return "a process set or a group (expected neither: it is of all ranks)";
+    return "a process set or a group (expected neither: its ranks are told as such)";
   }
   if (removes) {
     return numbers.size() == 1 && numbers.front() >= 0 &&
@@ -254,9 +256,8 @@ std::string common_problem(const Request& common, const std::vector<int>& member
       (common.process_set != 0 || !common.more.empty())) {
     problem = "a process set or a group (expected neither: join is of all ranks)";
   }
-  if (problem.empty() && common.cacheable &&
-      (common.kind == OpKind::kAddProcessSet || common.kind == OpKind::kRemoveProcessSet)) {
-    problem = "a name (expected none: it is not the same the next time)";
+  if (problem.empty() && common.cacheable && changes_sets(common.kind)) {
+    problem = "a slot (expected none: it is not the same the next time)";
   }
   return problem.empty() ? unsupported(common, members) : problem;
 }

@@ -59,7 +59,7 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
   if (!closed_.ok()) {
     throw Error(closed_);
   }
-  request.cacheable = !request.name.empty();
+  request.cacheable = !request.name.empty() && !changes_sets(request.kind);
   if (request.name.empty()) {
     request.name = automatic_name(entry);
   }
@@ -109,14 +109,12 @@ void TensorTable::add_handle(Handle handle, std::shared_ptr<Operation> operation
 
 std::string TensorTable::automatic_name(const Operation& operation) {
   const Request& request = operation.request;
-  if (request.kind == OpKind::kJoin) {
+  if (request.kind == OpKind::kJoin || request.kind == OpKind::kLeaveProcessSet) {
     return name_of(request.kind);  // one at a time
   }
   // One count for both, so that a rank that adds a set and one that removes one disagree and do not
   // wait for each other.
-  const bool change =
-      request.kind == OpKind::kAddProcessSet || request.kind == OpKind::kRemoveProcessSet;
-  const std::string series = change                     ? "process_set"
+  const std::string series = changes_sets(request.kind) ? "process_set"
                              : operation.series.empty() ? name_of(request.kind)
                                                         : operation.series;
   return series + ".noname." + std::to_string(generation_) + "." +
@@ -270,7 +268,8 @@ std::vector<PendingOperation> TensorTable::undispatched() const {
   const std::lock_guard lock(mutex_);
   for (const auto& [process_set, by_name] : in_flight_) {
     for (const auto& [name, operation] : by_name) {
-      if (!operation->dispatched.load()) {
+      if (!operation->dispatched.load() &&
+          operation->request.kind != OpKind::kLeaveProcessSet) {
         pending.push_back(
             {label_of(process_set, operation->request.name), operation->submitted, process_set});
       }

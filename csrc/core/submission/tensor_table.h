@@ -123,7 +123,7 @@ class TensorTable {
   std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
   /// Labels of those of `operations` that are in flight, in words.
   std::string labels(const std::vector<const Operation*>& operations) const;
-  /// Everything that is not dispatched yet.
+  /// Everything that is not dispatched yet, but for leaves: no rank has to leave a set.
   std::vector<PendingOperation> undispatched() const;
 
  private:

@@ -203,6 +203,8 @@ class Submitted {
         case OpKind::kJoin:
         case OpKind::kAddProcessSet:
         case OpKind::kRemoveProcessSet:
+        case OpKind::kFormProcessSet:
+        case OpKind::kLeaveProcessSet:
           return;
       }
     });

@@ -233,6 +233,8 @@ void DeviceUnit::prepare() {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kFormProcessSet:
+    case OpKind::kLeaveProcessSet:
       return;  // The agreement is all; it never becomes a unit.
   }
 }
@@ -255,6 +257,8 @@ void DeviceUnit::issue() {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kFormProcessSet:
+    case OpKind::kLeaveProcessSet:
       return;
   }
 }
