@@ -173,6 +173,24 @@ def take_alltoall(
 def take_join(handle: int) -> int:
     """The last rank that joined, once all have."""
 
+def send(input: int, bytes: int, to: int, key: str, /) -> int:
+    """Send that many bytes at this address of host memory to a rank; returns a handle at once.
+
+    They go to a `receive` there with the same key, in the order of the calls with that key. The
+    send is over when that rank has them, or its receive gets them for certain. MismatchError if it
+    receives another number of bytes; ValueError for bad input.
+    """
+
+def receive(output: int, bytes: int, source: int, key: str, sources: tuple[int, ...] = (), /) -> int:
+    """Receive what `send` says, into this address of host memory; returns a handle at once.
+
+    `source` -1: from whichever of `sources` sends first, as `take_source` tells, which then
+    releases the handle.
+    """
+
+def take_source(handle: int) -> int:
+    """The rank that sent what a finished `receive` has got."""
+
 def add_process_set(ranks: tuple[int, ...], /) -> int:
     """Register a process set and return its id.
 

@@ -64,7 +64,8 @@ Coordinator::Coordinator(ControlPlane& plane,
                          Engine& engine,
                          Timeline& timeline,
                          CoordinatorOptions options,
-                         DeviceEngine* gpu)
+                         DeviceEngine* gpu,
+                         Connector* connector)
     : plane_(plane),
       engine_(engine),
       timeline_(timeline),
@@ -83,10 +84,22 @@ Coordinator::Coordinator(ControlPlane& plane,
                     options_.stall_fail_s,
                     finite_.get()}),
       communicators_(plane.rank(), plane.size(), engine, device_path_.executor()),
-      dispatcher_(
-          engine, communicators_, device_path_.executor(), finite_.get(), timeline, table_, [this] {
-            plane_.wake();
-          }) {
+      dispatcher_(engine,
+                  communicators_,
+                  device_path_.executor(),
+                  finite_.get(),
+                  timeline,
+                  table_,
+                  [this] { plane_.wake(); }),
+      messenger_(connector,
+                 plane.rank(),
+                 options_.peer_timeout_s,
+                 {[this](std::uint64_t ticket, int source, const Status& status) {
+                    auto* operation = reinterpret_cast<Operation*>(ticket);
+                    operation->value = source;
+                    table_.complete({operation}, status);
+                  },
+                  [this](const Status& status) { dispatcher_.record_failure(status); }}) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   publish(options_.parameters);
   background_ = start_thread("aiacc coord", [this] { background(); });
@@ -105,6 +118,9 @@ void Coordinator::publish(const Parameters& parameters) {
 
 Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   const Request& request = operation->request;
+  if (is_message(request.kind)) {
+    return submit_message(std::move(operation));
+  }
   check(request, communicators_, plane_.rank());
   if (request.on_gpu()) {
     admit_on_gpu(*operation);
@@ -120,6 +136,25 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
     plane_.wake();
   } else if (first) {
     plane_.wake_at(Clock::now() + options_.linger);
+  }
+  return handle;
+}
+
+Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
+  static_assert(kMaxMessageKeyBytes <= MessageLink::kMostKeyBytes &&
+                kMaxTensorBytes <= MessageLink::kMostBytes);
+  Operation& message = *operation;
+  const Request& request = message.request;
+  check_message(request, message.series, plane_.size());
+  stuck_detector_.note();
+  const Handle handle = table_.submit_message(std::move(operation));
+  const auto ticket = reinterpret_cast<std::uint64_t>(&message);
+  if (request.kind == OpKind::kSend) {
+    messenger_.send(request.root, message.series, message.input, request.bytes(), ticket);
+  } else {
+    messenger_.receive(message.series,
+                       {request.root, message.output, request.bytes(), ticket},
+                       {request.numbers.begin(), request.numbers.end()});
   }
   return handle;
 }
@@ -244,11 +279,17 @@ void Coordinator::wait_until_done(const Operation& operation,
   const Waiting waiting(*this);
   const StuckDetector::Wait wait(stuck_detector_, operation);
   bool compared = false;
-  announce_.store(true);
-  flush_.store(true);
+  // No round brings a message.
+  const bool negotiated = !is_message(operation.request.kind);
+  if (negotiated) {
+    announce_.store(true);
+    flush_.store(true);
+  }
   while (true) {
     const auto deadline = Clock::now() + tick_;
-    drive_for(operation, deadline);
+    if (negotiated) {
+      drive_for(operation, deadline);
+    }
     if (table_.wait(operation, deadline)) {
       return;
     }

@@ -150,8 +150,9 @@ bool Coordinator::stuck_for_long() const {
 }
 
 /// Whether the pending round must end without a ready tensor: all of them need this rank, which has
-/// submitted nothing, unless others form a process set among themselves. So a step in which ranks submit the same tensors in the same order has at
-/// most one round for each of them, however far the ranks are apart.
+/// submitted nothing, unless others form a process set among themselves. So a step in which ranks
+/// submit the same tensors in the same order has at most one round for each of them, however far
+/// the ranks are apart.
 bool Coordinator::is_vain() {
   if (table_.has_queued() || negotiator_.waiting() > 0 || negotiator_.process_sets().size() > 1) {
     return false;
@@ -315,12 +316,14 @@ void Coordinator::fail(const Status& status) noexcept {
   plane_.abort(status);
   if (orderly) {
     dispatcher_.drain(Clock::now() + kDrain);
+    messenger_.drain(Clock::now() + kDrain);
     device_path_.drain(Clock::now() + kDrainGpu);
   } else {
     AIACC_LOG(kError) << status.message();
   }
   failed_.store(true);
   dispatcher_.stop(status);
+  messenger_.stop(status);
   device_path_.drain(Clock::now() + kAbortGpu);
   table_.close(status);
   plane_.wake();

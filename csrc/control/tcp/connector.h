@@ -27,7 +27,8 @@ enum class ChannelKind : std::uint8_t {
   kMesh = 3,
   kPair = 4,
   kProbe = 5,
-  kIds = 6
+  kIds = 6,
+  kMessages = 7
 };
 
 /// One wanted connection: `connect` is true on exactly one of its two ends.

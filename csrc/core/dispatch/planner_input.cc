@@ -25,6 +25,8 @@ std::uint64_t planned_bytes(const Piece& piece) {
     case OpKind::kRemoveProcessSet:
     case OpKind::kFormProcessSet:
     case OpKind::kLeaveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kReceive:
       return 0;
   }
   return 0;

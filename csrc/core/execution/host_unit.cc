@@ -246,7 +246,9 @@ void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
     case OpKind::kRemoveProcessSet:
     case OpKind::kFormProcessSet:
     case OpKind::kLeaveProcessSet:
-      return;  // The agreement is all; it never becomes a unit.
+    case OpKind::kSend:
+    case OpKind::kReceive:
+      return;  // These never become units.
   }
 }
 

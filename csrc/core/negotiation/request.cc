@@ -42,6 +42,10 @@ const char* name_of(OpKind kind) {
       return "form_process_set";
     case OpKind::kLeaveProcessSet:
       return "leave_process_set";
+    case OpKind::kSend:
+      return "send";
+    case OpKind::kReceive:
+      return "receive";
   }
   return "unknown";
 }

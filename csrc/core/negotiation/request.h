@@ -22,8 +22,13 @@ enum class OpKind : std::uint8_t {
   kRemoveProcessSet = 8,
   kFormProcessSet = 9,    ///< adds a set, asked for by its members alone
   kLeaveProcessSet = 10,  ///< removes it; the same
+  kSend = 11,             ///< a message to another rank, which is not agreed on with all
+  kReceive = 12,          ///< the same, from another rank
 };
+/// Of what is agreed on.
 inline constexpr int kOpKinds = 11;
+
+inline bool is_message(OpKind kind) { return kind == OpKind::kSend || kind == OpKind::kReceive; }
 
 /// Whether it changes which process sets there are.
 inline bool changes_sets(OpKind kind) {
@@ -37,6 +42,7 @@ inline bool adds_set(OpKind kind) {
 
 /// Limits of what travels; a request beyond them is refused where it is submitted.
 inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
+inline constexpr std::size_t kMaxMessageKeyBytes = 1000;
 inline constexpr std::size_t kMaxDimensions = 64;
 inline constexpr std::size_t kMaxGroupTensors = std::size_t{1} << 20;
 /// Of all tensors of a request, with extents of 0 taken as 1. More than a memory holds, and so
@@ -68,7 +74,9 @@ struct Request : TensorSpec {
   std::string name;
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
-  std::int32_t root = 0;  ///< global rank; broadcast only
+  /// Global rank: of a broadcast; of a message that is sent the target, of one that is received the
+  /// source, or -1 for any.
+  std::int32_t root = 0;
   /// -1: host memory; else the number of this rank's GPU, which may be another one on every rank.
   std::int32_t device = -1;
   std::uint32_t process_set = 0;  ///< 0: all ranks
@@ -79,7 +87,7 @@ struct Request : TensorSpec {
   WireFormat wire = WireFormat::kTensor;
   std::vector<TensorSpec> more;  ///< the other tensors of a group
   /// All-to-all: rows for every member of the process set. Adding and forming a set: its ranks.
-  /// Removing: its id.
+  /// Removing: its id. Receiving from any source: the ranks that may send.
   std::vector<std::int64_t> numbers;
 
   bool on_gpu() const { return device >= 0; }

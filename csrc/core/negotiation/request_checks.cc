@@ -276,6 +276,31 @@ std::string part_problem(const Request& common,
   return problem;
 }
 
+void check_message(const Request& request, const std::string& key, int size) {
+  const std::int64_t bytes = request.shape.empty() ? -1 : request.shape.front();
+  const bool any = request.kind == OpKind::kReceive && request.root == -1;
+  std::string problem;
+  if (request.root < (any ? -1 : 0) || request.root >= size) {
+    problem = "rank " + std::to_string(request.root) + " (expected 0.." + std::to_string(size - 1) +
+              (request.kind == OpKind::kReceive ? ", or -1 for any)" : ")");
+  } else if (any && (request.numbers.empty() ||
+                     std::any_of(request.numbers.begin(), request.numbers.end(), [&](auto rank) {
+                       return rank < 0 || rank >= size;
+                     }))) {
+    problem = "any of " + shape_text(request.numbers) + " (expected ranks of 0.." +
+              std::to_string(size - 1) + ")";
+  } else if (bytes < 0 || static_cast<std::uint64_t>(bytes) > kMaxTensorBytes) {
+    problem = std::to_string(bytes) + " bytes (expected 0.." + std::to_string(kMaxTensorBytes) + ")";
+  } else if (key.empty() || key.size() > kMaxMessageKeyBytes) {
+    problem = "a key of " + std::to_string(key.size()) + " bytes (expected 1.." +
+              std::to_string(kMaxMessageKeyBytes) + ")";
+  }
+  if (!problem.empty()) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] " + operation_text(request.kind, 0, key) + ": " + problem);
+  }
+}
+
 void check_ranks(std::vector<int>& ranks, int size) {
   std::sort(ranks.begin(), ranks.end());
   std::string problem;

@@ -205,6 +205,8 @@ class Submitted {
         case OpKind::kRemoveProcessSet:
         case OpKind::kFormProcessSet:
         case OpKind::kLeaveProcessSet:
+        case OpKind::kSend:
+        case OpKind::kReceive:
           return;
       }
     });

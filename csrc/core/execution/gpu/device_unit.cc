@@ -235,6 +235,8 @@ void DeviceUnit::prepare() {
     case OpKind::kRemoveProcessSet:
     case OpKind::kFormProcessSet:
     case OpKind::kLeaveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kReceive:
       return;  // The agreement is all; it never becomes a unit.
   }
 }
@@ -259,6 +261,8 @@ void DeviceUnit::issue() {
     case OpKind::kRemoveProcessSet:
     case OpKind::kFormProcessSet:
     case OpKind::kLeaveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kReceive:
       return;
   }
 }
