@@ -181,7 +181,9 @@ def send(input: int, bytes: int, to: int, key: str, /) -> int:
     receives another number of bytes; ValueError for bad input.
     """
 
-def receive(output: int, bytes: int, source: int, key: str, sources: tuple[int, ...] = (), /) -> int:
+def receive(
+    output: int, bytes: int, source: int, key: str, sources: tuple[int, ...] = (), /
+) -> int:
     """Receive what `send` says, into this address of host memory; returns a handle at once.
 
     `source` -1: from whichever of `sources` sends first, as `take_source` tells, which then
