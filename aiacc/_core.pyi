@@ -173,6 +173,26 @@ def take_alltoall(
 def take_join(handle: int) -> int:
     """The last rank that joined, once all have."""
 
+def send(input: int, bytes: int, to: int, key: str, /) -> int:
+    """Send that many bytes at this address of host memory to a rank; returns a handle at once.
+
+    They go to a `receive` there with the same key, in the order of the calls with that key. The
+    send is over when that rank has them, or its receive gets them for certain. MismatchError if it
+    receives another number of bytes; ValueError for bad input.
+    """
+
+def receive(
+    output: int, bytes: int, source: int, key: str, sources: tuple[int, ...] = (), /
+) -> int:
+    """Receive what `send` says, into this address of host memory; returns a handle at once.
+
+    `source` -1: from whichever of `sources` sends first, as `take_source` tells, which then
+    releases the handle.
+    """
+
+def take_source(handle: int) -> int:
+    """The rank that sent what a finished `receive` has got."""
+
 def add_process_set(ranks: tuple[int, ...], /) -> int:
     """Register a process set and return its id.
 
@@ -185,6 +205,21 @@ def remove_process_set(id: int, /) -> bool:
 
     Collective over all ranks of the job. Blocks (without the GIL). What is not ready in the set by
     then fails on its members.
+    """
+
+def form_process_set(name: str, ranks: tuple[int, ...], /) -> int:
+    """Register a process set that its members alone ask for, and return its id.
+
+    Collective over these ranks, with the same name. Blocks (without the GIL) until they are
+    connected. The ranks may be a set already. ValueError without a name, for ranks that do not
+    exist, and unless this one is among them; MismatchError if they gave different ranks.
+    """
+
+def leave_process_set(id: int, /) -> None:
+    """Leave a process set that was formed. Never blocks.
+
+    It is removed when all its members have left. What another member submits to it, and this rank
+    has not, fails.
     """
 
 def process_set_ranks(id: int, /) -> tuple[int, ...]:

@@ -124,6 +124,40 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return process_set
 
 
+def form_process_set(name: str, ranks: Iterable[int]) -> ProcessSet:
+    """Register a process set without the ranks outside, and return it.
+
+    Collective: these ranks, with the same name, which is that of no other set being formed.
+    Blocks: until they are connected to each other.
+
+    Args:
+        name: Any but "".
+        ranks: Global ranks, this one among them; they may be a set already.
+
+    Raises:
+        ValueError: Ranks that do not exist, or without this one.
+        CollectiveError: The ranks could not connect; `MismatchError` if they gave different ranks.
+    """
+    process_set = ProcessSet(ranks)
+    process_set.process_set_id = _core.form_process_set(name, tuple(process_set.ranks or ()))
+    _registered.append(process_set)
+    return process_set
+
+
+def leave_process_set(process_set: ProcessSet) -> None:
+    """Give up a process set that was formed, on this rank.
+
+    It is gone when all members have left it. What others submit meanwhile, and this rank has not,
+    fails. A set that is not registered any more stays as it is.
+
+    Collective: no.
+    Blocks: never.
+    """
+    if process_set.process_set_id is not None and _core.is_initialized():
+        _core.leave_process_set(process_set.process_set_id)
+        _unregister(process_set)
+
+
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forget a process set. Operations that not all members have submitted by then fail.
 

@@ -25,6 +25,14 @@ void bind_process_sets(py::module_& module) {
     const py::gil_scoped_release release;
     return session->coordinator().remove_process_set(id, check_signals);
   });
+  module.def("form_process_set", [](const std::string& name, std::vector<int> ranks) {
+    const auto session = Runtime::instance().session();
+    const py::gil_scoped_release release;
+    return session->coordinator().form_process_set(name, std::move(ranks), check_signals);
+  });
+  module.def("leave_process_set", [](std::uint32_t id) {
+    Runtime::instance().session()->coordinator().leave_process_set(id);
+  });
   module.def("process_set_ranks", [](std::uint32_t id) {
     const auto communicator = Runtime::instance().session()->coordinator().communicators().find(id);
     if (communicator == nullptr) {

@@ -20,8 +20,9 @@ namespace aiacc {
 namespace {
 
 /// Whether a function of its own collects the result and releases the handle.
-bool has_result(OpKind kind) {
-  return kind == OpKind::kAllgather || kind == OpKind::kAlltoall || kind == OpKind::kJoin;
+bool has_result(const Request& request) {
+  return request.kind == OpKind::kAllgather || request.kind == OpKind::kAlltoall ||
+         request.kind == OpKind::kJoin || (request.kind == OpKind::kReceive && request.root < 0);
 }
 
 void wait(PyObject* const* arguments, Py_ssize_t count) {
@@ -43,7 +44,7 @@ void wait(PyObject* const* arguments, Py_ssize_t count) {
   if (operation->request.on_gpu()) {
     coordinator.device_path().order_after(*operation, static_cast<CudaStream>(stream));
   }
-  if (!has_result(operation->request.kind)) {
+  if (!has_result(operation->request)) {
     coordinator.release(handle);
   }
 }
@@ -176,6 +177,10 @@ std::int64_t take_join(Handle handle) {
   return Finished(handle, OpKind::kJoin, "take_join").operation().value;
 }
 
+std::int64_t take_source(Handle handle) {
+  return Finished(handle, OpKind::kReceive, "take_source").operation().value;
+}
+
 PyMethodDef hot_path[] = {
     {"wait",
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_wait)),
@@ -197,6 +202,7 @@ void bind_results(py::module_& module) {
   module.def("output_shapes", &output_shapes);
   module.def("take_into", &take_into);
   module.def("take_join", &take_join);
+  module.def("take_source", &take_source);
 }
 
 }  // namespace aiacc

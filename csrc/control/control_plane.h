@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -28,6 +29,15 @@ struct RankBlock {
            (adjoin && from >= first && to <= more_last);
   }
 };
+
+/// The flags with which a message of the coordinators begins; 0 if it is shorter.
+inline std::uint32_t flags_of(const Bytes& message) {
+  std::uint32_t flags = 0;
+  if (message.size() >= sizeof flags) {
+    std::memcpy(&flags, message.data(), sizeof flags);
+  }
+  return flags;
+}
 
 /// Liveness checks per AIACC_PEER_TIMEOUT_S while a thread waits. Enough of them that a peer which
 /// answers just before the limit survives, and that the limit is still met.
@@ -63,6 +73,8 @@ class ControlPlane {
 
   /// True when some rank has started the next round.
   virtual bool round_pending() const = 0;
+  /// The flags of all shares of it that have come here, combined with OR: see `flags_of`.
+  virtual std::uint32_t pending_flags() const = 0;
 
   /// Sleeps until there is something to `service`, `wake` is called, or the deadline passes.
   /// Any thread, several at once; reads nothing itself. What ended it goes on ending every wait

@@ -25,6 +25,14 @@ std::uint64_t nanoseconds_since(Clock::time_point start) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
 }
 
+/// Of an operation that nobody waits for.
+class Forgotten final : public Completion {
+ public:
+  Forgotten() : Completion(true) {}
+  void* allocate(Operation&, std::size_t) noexcept override { return nullptr; }
+  void done(Operation&) noexcept override {}
+};
+
 /// Throws Error(kInvalidArgument) unless this rank may submit the request as it is.
 void check(const Request& request, const CommunicatorTable& communicators, int rank) {
   if (request.process_set == 0) {
@@ -56,7 +64,8 @@ Coordinator::Coordinator(ControlPlane& plane,
                          Engine& engine,
                          Timeline& timeline,
                          CoordinatorOptions options,
-                         DeviceEngine* gpu)
+                         DeviceEngine* gpu,
+                         Connector* connector)
     : plane_(plane),
       engine_(engine),
       timeline_(timeline),
@@ -75,10 +84,22 @@ Coordinator::Coordinator(ControlPlane& plane,
                     options_.stall_fail_s,
                     finite_.get()}),
       communicators_(plane.rank(), plane.size(), engine, device_path_.executor()),
-      dispatcher_(
-          engine, communicators_, device_path_.executor(), finite_.get(), timeline, table_, [this] {
-            plane_.wake();
-          }) {
+      dispatcher_(engine,
+                  communicators_,
+                  device_path_.executor(),
+                  finite_.get(),
+                  timeline,
+                  table_,
+                  [this] { plane_.wake(); }),
+      messenger_(connector,
+                 plane.rank(),
+                 options_.peer_timeout_s,
+                 {[this](std::uint64_t ticket, int source, const Status& status) {
+                    auto* operation = reinterpret_cast<Operation*>(ticket);
+                    operation->value = source;
+                    table_.complete({operation}, status);
+                  },
+                  [this](const Status& status) { dispatcher_.record_failure(status); }}) {
   check_parameters(options_.parameters, static_cast<std::uint32_t>(engine_.lanes()));
   publish(options_.parameters);
   background_ = start_thread("aiacc coord", [this] { background(); });
@@ -97,6 +118,9 @@ void Coordinator::publish(const Parameters& parameters) {
 
 Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
   const Request& request = operation->request;
+  if (is_message(request.kind)) {
+    return submit_message(std::move(operation));
+  }
   check(request, communicators_, plane_.rank());
   if (request.on_gpu()) {
     admit_on_gpu(*operation);
@@ -112,6 +136,25 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
     plane_.wake();
   } else if (first) {
     plane_.wake_at(Clock::now() + options_.linger);
+  }
+  return handle;
+}
+
+Handle Coordinator::submit_message(std::shared_ptr<Operation> operation) {
+  static_assert(kMaxMessageKeyBytes <= MessageLink::kMostKeyBytes &&
+                kMaxTensorBytes <= MessageLink::kMostBytes);
+  Operation& message = *operation;
+  const Request& request = message.request;
+  check_message(request, message.series, plane_.size());
+  stuck_detector_.note();
+  const Handle handle = table_.submit_message(std::move(operation));
+  const auto ticket = reinterpret_cast<std::uint64_t>(&message);
+  if (request.kind == OpKind::kSend) {
+    messenger_.send(request.root, message.series, message.input, request.bytes(), ticket);
+  } else {
+    messenger_.receive(message.series,
+                       {request.root, message.output, request.bytes(), ticket},
+                       {request.numbers.begin(), request.numbers.end()});
   }
   return handle;
 }
@@ -137,19 +180,45 @@ std::uint32_t Coordinator::add_process_set(std::vector<int> ranks,
                                            const std::function<void()>& on_tick) {
   check_ranks(ranks, plane_.size());
   return static_cast<std::uint32_t>(
-      change_process_sets(OpKind::kAddProcessSet, {ranks.begin(), ranks.end()}, on_tick));
+      change_process_sets(OpKind::kAddProcessSet, "", {ranks.begin(), ranks.end()}, on_tick));
 }
 
 bool Coordinator::remove_process_set(std::uint32_t id, const std::function<void()>& on_tick) {
-  return id != 0 && change_process_sets(OpKind::kRemoveProcessSet, {id}, on_tick) != 0;
+  return id != 0 && change_process_sets(OpKind::kRemoveProcessSet, "", {id}, on_tick) != 0;
+}
+
+std::uint32_t Coordinator::form_process_set(const std::string& name,
+                                            std::vector<int> ranks,
+                                            const std::function<void()>& on_tick) {
+  check_ranks(ranks, plane_.size());
+  if (name.empty() || index_in(ranks, plane_.rank()) < 0) {
+    throw Error(Code::kInvalidArgument,
+                "[process set] '" + name + "' of ranks " +
+                    shape_text({ranks.begin(), ranks.end()}) + ", formed by rank " +
+                    std::to_string(plane_.rank()) + " (expected a name, and one of these ranks)");
+  }
+  return static_cast<std::uint32_t>(change_process_sets(
+      OpKind::kFormProcessSet, "set." + name, {ranks.begin(), ranks.end()}, on_tick));
+}
+
+void Coordinator::leave_process_set(std::uint32_t id) {
+  std::shared_ptr<Operation> operation = table_.acquire();
+  operation->request = {};
+  operation->request.kind = OpKind::kLeaveProcessSet;
+  operation->request.process_set = id;
+  operation->completion = std::make_unique<Forgotten>();
+  submit(std::move(operation));
+  flush();
 }
 
 std::int64_t Coordinator::change_process_sets(OpKind kind,
+                                              std::string name,
                                               std::vector<std::int64_t> numbers,
                                               const std::function<void()>& on_tick) {
   std::shared_ptr<Operation> operation = table_.acquire();
   operation->request = {};
   operation->request.kind = kind;
+  operation->request.name = std::move(name);
   operation->request.numbers = std::move(numbers);
   const Handle handle = submit(std::move(operation));
   operation = wait(handle, on_tick);
@@ -210,11 +279,17 @@ void Coordinator::wait_until_done(const Operation& operation,
   const Waiting waiting(*this);
   const StuckDetector::Wait wait(stuck_detector_, operation);
   bool compared = false;
-  announce_.store(true);
-  flush_.store(true);
+  // No round brings a message.
+  const bool negotiated = !is_message(operation.request.kind);
+  if (negotiated) {
+    announce_.store(true);
+    flush_.store(true);
+  }
   while (true) {
     const auto deadline = Clock::now() + tick_;
-    drive_for(operation, deadline);
+    if (negotiated) {
+      drive_for(operation, deadline);
+    }
     if (table_.wait(operation, deadline)) {
       return;
     }

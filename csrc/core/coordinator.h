@@ -21,6 +21,7 @@
 #include "csrc/core/submission/stuck_detector.h"
 #include "csrc/core/submission/tensor_table.h"
 #include "csrc/engines/engine.h"
+#include "csrc/engines/p2p/messenger.h"
 
 namespace aiacc {
 
@@ -66,17 +67,20 @@ struct CoordinatorStats {
 /// with it, on every rank.
 class Coordinator {
  public:
-  /// `gpu`: the engine for tensors on GPUs; null: they are staged.
+  /// `gpu`: the engine for tensors on GPUs; null: they are staged. `connector`: for messages
+  /// between ranks; null: this one sends to itself alone.
   Coordinator(ControlPlane& plane,
               Engine& engine,
               Timeline& timeline,
               CoordinatorOptions options,
-              DeviceEngine* gpu = nullptr);
+              DeviceEngine* gpu = nullptr,
+              Connector* connector = nullptr);
   ~Coordinator() { shutdown(); }
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  /// A blank operation for the caller to fill: request, input, output.
+  /// A blank operation for the caller to fill: request, input, output. For a message: kind, shape
+  /// in bytes, root, and the key that pairs sends with receives as its series.
   std::shared_ptr<Operation> acquire() { return table_.acquire(); }
   Handle submit(std::shared_ptr<Operation> operation);
   bool poll(Handle handle) const;
@@ -96,6 +100,16 @@ class Coordinator {
   /// False for set 0 and one that is not registered. Collective over all ranks, blocks. What is not
   /// ready in the set by then fails on every member; what is under way goes on.
   bool remove_process_set(std::uint32_t id, const std::function<void()>& on_tick = {});
+  /// The same as `add_process_set` for this rank and others that call this with the same name and
+  /// ranks: no other rank has to call anything, and the ranks may be a set already. The name is
+  /// that of no other set that is being formed. Throws Error(kInvalidArgument) if this rank is not
+  /// among them, Error(kMismatch) if others have told other ranks.
+  std::uint32_t form_process_set(const std::string& name,
+                                 std::vector<int> ranks,
+                                 const std::function<void()>& on_tick = {});
+  /// Takes this rank out of a set that was formed, which is removed when all members have called
+  /// this. What others submit, or have submitted, and this rank has not, fails. Blocks: never.
+  void leave_process_set(std::uint32_t id);
   /// The process sets that exist now, as this rank sees them.
   const CommunicatorTable& communicators() const { return communicators_; }
 
@@ -115,8 +129,10 @@ class Coordinator {
   static constexpr std::chrono::microseconds kGrace{500};
 
   std::int64_t change_process_sets(OpKind kind,
+                                   std::string name,
                                    std::vector<std::int64_t> numbers,
                                    const std::function<void()>& on_tick);
+  Handle submit_message(std::shared_ptr<Operation> operation);
   void publish(const Parameters& parameters);
   void admit_on_gpu(Operation& operation);
   Status end_status() const;
@@ -177,6 +193,7 @@ class Coordinator {
   DevicePath device_path_;
   CommunicatorTable communicators_;
   Dispatcher dispatcher_;  ///< its `dispatch` is the progress thread's
+  Messenger messenger_;
   std::mutex shutdown_mutex_;
   std::thread background_;
 };

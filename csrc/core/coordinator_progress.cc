@@ -150,10 +150,14 @@ bool Coordinator::stuck_for_long() const {
 }
 
 /// Whether the pending round must end without a ready tensor: all of them need this rank, which has
-/// submitted nothing. So a step in which ranks submit the same tensors in the same order has at
-/// most one round for each of them, however far the ranks are apart.
+/// submitted nothing, unless others form a process set among themselves. So a step in which ranks
+/// submit the same tensors in the same order has at most one round for each of them, however far
+/// the ranks are apart.
 bool Coordinator::is_vain() {
   if (table_.has_queued() || negotiator_.waiting() > 0 || negotiator_.process_sets().size() > 1) {
+    return false;
+  }
+  if ((plane_.pending_flags() & kFlagForming) != 0) {
     return false;
   }
   if (vain_since_ == Clock::time_point{}) {
@@ -171,7 +175,8 @@ void Coordinator::run_round() {
   compare_.store(false);
   // Before the queue is emptied: what a stuck thread waits for must have been sent.
   const std::uint32_t state = (stuck_detector_.all_stuck() ? 0U : kFlagMoving) |
-                              (stuck_for_long() ? 0U : kFlagOpen) | (busy() ? kFlagBusy : 0U);
+                              (stuck_for_long() ? 0U : kFlagOpen) | (busy() ? kFlagBusy : 0U) |
+                              (plane_.pending_flags() & kFlagForming);  // for those behind it
   table_.drain(drained_);
   for (Operation* operation : drained_) {
     negotiator_.submit(operation->request, reinterpret_cast<std::uint64_t>(operation));
@@ -311,12 +316,14 @@ void Coordinator::fail(const Status& status) noexcept {
   plane_.abort(status);
   if (orderly) {
     dispatcher_.drain(Clock::now() + kDrain);
+    messenger_.drain(Clock::now() + kDrain);
     device_path_.drain(Clock::now() + kDrainGpu);
   } else {
     AIACC_LOG(kError) << status.message();
   }
   failed_.store(true);
   dispatcher_.stop(status);
+  messenger_.stop(status);
   device_path_.drain(Clock::now() + kAbortGpu);
   table_.close(status);
   plane_.wake();

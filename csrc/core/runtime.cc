@@ -145,8 +145,12 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
       timeline_.start(config.timeline, config.timeline_mark_cycles);
     }
-    coordinator_ = std::make_unique<Coordinator>(
-        *plane_, *engine_, timeline_, coordinator_options(config, options_), gpu_engine_.get());
+    coordinator_ = std::make_unique<Coordinator>(*plane_,
+                                                 *engine_,
+                                                 timeline_,
+                                                 coordinator_options(config, options_),
+                                                 gpu_engine_.get(),
+                                                 connector_.get());
   } catch (...) {
     give_up(*plane_, Error(current_exception_status()));
   }

@@ -1,8 +1,8 @@
 """What the collectives of `aiacc.torch.distributed.process_group` submit, and do with the results.
 
 Functions return when their operation is submitted; the `Step` says how to finish it. Tensors that
-the core cannot take as they are, such as strided ones, pass through a copy. ``group`` is the name
-of the group, in which operations are paired by counting them: another one has counts of its own.
+the core cannot take as they are, such as strided ones, pass through a copy. Operations are paired
+by counting those of their kind in the group: another one has counts of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.distributed import ReduceOp
 from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average, Max, Min, Product, Sum
 from aiacc.torch.adapter import take_alltoall, take_output, view_of
+from aiacc.torch.distributed.groups import Group
 from aiacc.torch.distributed.work import Step
 
 _REDUCTIONS = {
@@ -37,48 +38,58 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 Tensors = list[torch.Tensor]
 
 
-def reduce_into(group: str, tensor: torch.Tensor, target: torch.Tensor, op: Any, size: int) -> Step:
+def reduce_into(group: Group, tensor: torch.Tensor, target: torch.Tensor, op: Any) -> Step:
     """Reduce ``tensor`` into ``target``, which may be the same."""
     kind = _kind_of(op)
     if kind in _BITWISE:
-        return _gather_and_combine(group, tensor, target, _BITWISE[kind], size)
+        return _gather_and_combine(group, tensor, target, _BITWISE[kind])
     sent, given = tensor.detach().resolve_neg().contiguous(), target.detach()
     received = given if _is_plain(given) else torch.empty_like(sent)
     view = view_of(sent, "all_reduce")
     prepared = submission.allreduce(
-        None, *view.spec, _reduction_of(kind), _factor_of(op, kind), verb=f"allreduce@{group}"
+        None,
+        *view.spec,
+        _reduction_of(kind),
+        _factor_of(op, kind),
+        process_set=group.process_set,
+        verb=f"allreduce@{group.series}",
     )
     handle = prepared.start(view.address, received.data_ptr(), view.stream)
     return handle, _copy_back(received, given), (sent, received)
 
 
 def _gather_and_combine(
-    group: str,
+    group: Group,
     tensor: torch.Tensor,
     target: torch.Tensor,
     combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    size: int,
 ) -> Step:
     sent = tensor.detach().resolve_neg().contiguous()
 
     def finish(handle: int) -> None:
-        everyones = take_output(handle, sent).reshape(size, *sent.shape)
+        everyones = take_output(handle, sent).reshape(group.size, *sent.shape)
         target.detach().copy_(functools.reduce(combine, everyones))
 
     return _submit_gather(group, sent), finish, (sent,)
 
 
-def broadcast_from(group: str, tensor: torch.Tensor, root: int) -> Step:
+def broadcast_from(group: Group, tensor: torch.Tensor, root: int) -> Step:
     """Overwrite ``tensor`` with that of rank ``root``."""
     given = tensor.detach()
     buffer = given.resolve_neg().contiguous()
     view = view_of(buffer, "broadcast")
-    prepared = submission.broadcast(None, *view.spec, root, verb=f"broadcast@{group}")
+    prepared = submission.broadcast(
+        None,
+        *view.spec,
+        group.ranks[root],
+        process_set=group.process_set,
+        verb=f"broadcast@{group.series}",
+    )
     handle = prepared.start(view.address, view.address, view.stream)
     return handle, _copy_back(buffer, given), (buffer,)
 
 
-def gather_into(group: str, tensor: torch.Tensor, outputs: Tensors | None) -> Step:
+def gather_into(group: Group, tensor: torch.Tensor, outputs: Tensors | None) -> Step:
     """Copy the tensors of all ranks into ``outputs``, one after another; None: nowhere."""
     sent = tensor.detach().resolve_neg().contiguous()
 
@@ -90,21 +101,22 @@ def gather_into(group: str, tensor: torch.Tensor, outputs: Tensors | None) -> St
     return _submit_gather(group, sent), finish, (sent,)
 
 
-def _submit_gather(group: str, sent: torch.Tensor) -> int:
+def _submit_gather(group: Group, sent: torch.Tensor) -> int:
     view = view_of(sent.reshape(-1), "all_gather")
-    prepared = submission.allgather(None, *view.spec, verb=f"allgather@{group}")
+    prepared = submission.allgather(
+        None, *view.spec, process_set=group.process_set, verb=f"allgather@{group.series}"
+    )
     return prepared.start(view.address, 0, view.stream)
 
 
-def reduce_scatter_into(
-    group: str, output: torch.Tensor, tensor: torch.Tensor, op: Any, rank: int, size: int
-) -> Step:
+def reduce_scatter_into(group: Group, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Step:
     """Reduce ``tensor``, of which ``output`` gets this rank's part.
 
     Raises:
         ValueError: The numbers of elements do not fit.
     """
     kind = _kind_of(op)
+    size = group.size
     if tensor.numel() != output.numel() * size:
         raise ValueError(
             f"[torch] reduce_scatter of {tensor.numel()} elements into {output.numel()} on "
@@ -114,12 +126,12 @@ def reduce_scatter_into(
     sent = tensor.detach().resolve_neg().contiguous()
     if kind not in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM):
         reduced = torch.empty_like(sent)
-        handle, finish, used = reduce_into(group, sent, reduced, op, size)
+        handle, finish, used = reduce_into(group, sent, reduced, op)
 
         def take_part(handle: int) -> None:
             if finish is not None:
                 finish(handle)
-            part = reduced.reshape(size, -1)[rank]
+            part = reduced.reshape(size, -1)[group.rank]
             given.copy_(part.reshape(given.shape))
 
         return handle, take_part, used
@@ -134,31 +146,37 @@ def reduce_scatter_into(
         view.device,
         _reduction_of(kind),
         _factor_of(op, kind),
-        verb=f"reducescatter@{group}",
+        process_set=group.process_set,
+        verb=f"reducescatter@{group.series}",
     )
     handle = prepared.start(view.address, output_view.address, view.stream)
     return handle, _copy_back(received, given), (sent, received)
 
 
 def exchange(
-    group: str,
+    group: Group,
     tensor: torch.Tensor,
     parts: list[int],
     outputs: Tensors,
     expected: list[int],
-    rank: int,
 ) -> Step:
     """Send ``parts`` rows of ``tensor`` to the ranks; ``outputs`` get ``expected`` of each."""
     sent = tensor.detach().resolve_neg().contiguous()
     view = view_of(sent, "all_to_all")
-    prepared = submission.alltoall(None, *view.spec, tuple(parts), verb=f"alltoall@{group}")
+    prepared = submission.alltoall(
+        None,
+        *view.spec,
+        tuple(parts),
+        process_set=group.process_set,
+        verb=f"alltoall@{group.series}",
+    )
     handle = prepared.start(view.address, 0, view.stream)
 
     def finish(handle: int) -> None:
         output, received = take_alltoall(handle, sent)
         if list(received) != list(expected):
             raise ValueError(
-                f"[torch] all_to_all: rank {rank} received parts of {list(received)} "
+                f"[torch] all_to_all: rank {group.rank} received parts of {list(received)} "
                 f"(expected {list(expected)}, as the output says); give every rank splits that "
                 "match those of the others"
             )

@@ -1,9 +1,11 @@
 """``torch.distributed.init_process_group("aiacc")``: the engines of aiacc under torch's own API.
 
-Importing `aiacc.torch` registers the backend. It serves DistributedDataParallel and the collectives
-of ``torch.distributed`` on tensors of the CPU and of CUDA devices, in groups of all ranks of the
-job; groups of some of them are torch's own gloo. Operations are paired by counting them within
-their group, so every rank has to call those of a group in the same order, as torch demands anyway.
+Importing `aiacc.torch` registers the backend. It serves everything that is built on the collectives
+of ``torch.distributed`` and on its ``send`` and ``recv``, such as DistributedDataParallel, device
+meshes and FSDP, on tensors of the CPU and of CUDA devices, in the group of all ranks and in those
+that ``new_group`` makes of some: other ranks take no part in these and are not waited for.
+Collectives are paired by counting them within their group, so every rank has to call those of a
+group in the same order, as torch demands anyway; messages are paired by group, ranks and tag.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from aiacc import basics
-from aiacc.bootstrap.providers.store import StoreProvider
 from aiacc.collectives import submission
+from aiacc.process_sets import global_process_set, leave_process_set
 from aiacc.torch.distributed import rendezvous
 from aiacc.torch.distributed.collectives import (
     Tensors,
@@ -26,6 +28,8 @@ from aiacc.torch.distributed.collectives import (
     reduce_into,
     reduce_scatter_into,
 )
+from aiacc.torch.distributed.groups import Group, open_group
+from aiacc.torch.distributed.messages import Receive, send_to
 from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
 
 if TYPE_CHECKING:
@@ -36,31 +40,24 @@ else:
     _Base = dist.ProcessGroup
 
 NAME = "aiacc"
+DEVICES = ["cpu", "cuda"]
 
 
 class ProcessGroup(_Base):
-    """All ranks of the job. Methods are called by ``torch.distributed``, which documents them.
+    """Ranks of the job. Methods are called by ``torch.distributed``, which documents them.
 
-    Collective: every rank, in the same order.
+    Collective: every rank of the group, in the same order; `send`, `recv` and `recv_anysource` are
+        not.
     Blocks: never; the `CollectiveWork` that a method returns does.
     """
 
-    def __init__(self, rank: int, size: int, group_id: str, owns_runtime: bool) -> None:
-        """Wrap the running runtime.
-
-        Args:
-            rank: Of this process.
-            size: Number of ranks.
-            group_id: What torch calls the group; the same on every rank, another for every group.
-            owns_runtime: End the runtime with the group.
-        """
-        super().__init__(rank, size)
-        self._rank = rank
-        self._size = size
+    def __init__(self, group: Group, owns_runtime: bool) -> None:
+        """Wrap the running runtime; ``owns_runtime``: end it with the group."""
+        super().__init__(group.rank, group.size)
+        self._group = group
         self._owns_runtime = owns_runtime
         self._futures = Futures()
         self._name = ""
-        self._series = group_id.replace(".", "_")  # the core takes what is before a dot for a verb
 
     # torch asks for these by the names of its own methods.
     def getGroupName(self) -> str:  # noqa: N802
@@ -77,16 +74,21 @@ class ProcessGroup(_Base):
 
     def size(self) -> int:
         """Number of ranks."""
-        return self._size
+        return self._group.size
 
     def rank(self) -> int:
-        """Number of this process."""
-        return self._rank
+        """Number of this process in the group."""
+        return self._group.rank
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors may be; ``torch.distributed.checkpoint`` takes the first."""
+        return [torch.device(name) for name in DEVICES]
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
         steps = [
-            reduce_into(self._series, tensor, tensor, opts.reduceOp if opts else None, self._size)
+            reduce_into(self._group, tensor, tensor, opts.reduceOp if opts else None)
             for tensor in tensors
         ]
         return self._work(steps, tensors)
@@ -99,14 +101,14 @@ class ProcessGroup(_Base):
         """Reduce every tensor into that of one rank; the others keep what they have."""
         steps = []
         for tensor in tensors:
-            target = tensor if self._rank == opts.rootRank else torch.empty_like(tensor)
-            steps.append(reduce_into(self._series, tensor, target, opts.reduceOp, self._size))
+            target = tensor if self.rank() == opts.rootRank else torch.empty_like(tensor)
+            steps.append(reduce_into(self._group, tensor, target, opts.reduceOp))
         return self._work(steps, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> CollectiveWork:
         """Overwrite every tensor with that of one rank."""
         return self._work(
-            [broadcast_from(self._series, tensor, opts.rootRank) for tensor in tensors], tensors
+            [broadcast_from(self._group, tensor, opts.rootRank) for tensor in tensors], tensors
         )
 
     def allgather(
@@ -115,23 +117,23 @@ class ProcessGroup(_Base):
         """Copy the inputs of all ranks into the lists of outputs."""
         del opts
         pairs = zip(output_tensors, input_tensors, strict=True)
-        steps = [gather_into(self._series, given, outputs) for outputs, given in pairs]
+        steps = [gather_into(self._group, given, outputs) for outputs, given in pairs]
         return self._work(steps, [tensor for outputs in output_tensors for tensor in outputs])
 
     def gather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any
     ) -> CollectiveWork:
         """Copy the inputs of all ranks into the outputs of one."""
-        is_root = self._rank == opts.rootRank
+        is_root = self.rank() == opts.rootRank
         outputs = output_tensors[0] if is_root else None
-        return self._work([gather_into(self._series, input_tensors[0], outputs)], outputs or [])
+        return self._work([gather_into(self._group, input_tensors[0], outputs)], outputs or [])
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> CollectiveWork:
         """Copy the inputs of all ranks into one output, one after another."""
         del opts
-        return self._work([gather_into(self._series, input, [output])], [output])
+        return self._work([gather_into(self._group, input, [output])], [output])
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -140,7 +142,7 @@ class ProcessGroup(_Base):
         del opts
         pairs = zip(inputs, outputs, strict=True)
         return self._work(
-            [gather_into(self._series, given, [output]) for given, output in pairs], outputs
+            [gather_into(self._group, given, [output]) for given, output in pairs], outputs
         )
 
     def reduce_scatter_single(
@@ -148,9 +150,7 @@ class ProcessGroup(_Base):
     ) -> CollectiveWork:
         """Reduce the inputs; every rank gets its part."""
         op = opts.reduceOp if opts else None
-        return self._work(
-            [reduce_scatter_into(self._series, output, input, op, self._rank, self._size)], [output]
-        )
+        return self._work([reduce_scatter_into(self._group, output, input, op)], [output])
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -159,10 +159,7 @@ class ProcessGroup(_Base):
         op = opts.reduceOp if opts else None
         pairs = zip(outputs, inputs, strict=True)
         return self._work(
-            [
-                reduce_scatter_into(self._series, out, given, op, self._rank, self._size)
-                for out, given in pairs
-            ],
+            [reduce_scatter_into(self._group, out, given, op) for out, given in pairs],
             outputs,
         )
 
@@ -173,12 +170,7 @@ class ProcessGroup(_Base):
         op = opts.reduceOp if opts else None
         steps = [
             reduce_scatter_into(
-                self._series,
-                output,
-                torch.cat([part.reshape(-1) for part in parts]),
-                op,
-                self._rank,
-                self._size,
+                self._group, output, torch.cat([part.reshape(-1) for part in parts]), op
             )
             for output, parts in zip(output_tensors, input_tensors, strict=True)
         ]
@@ -194,11 +186,9 @@ class ProcessGroup(_Base):
     ) -> CollectiveWork:
         """Send a part of the input to every rank."""
         del opts
-        parts = input_split_sizes or even_parts(input.shape[0], "input", self._size)
-        expected = output_split_sizes or even_parts(output.shape[0], "output", self._size)
-        return self._work(
-            [exchange(self._series, input, parts, [output], expected, self._rank)], [output]
-        )
+        parts = input_split_sizes or even_parts(input.shape[0], "input", self.size())
+        expected = output_split_sizes or even_parts(output.shape[0], "output", self.size())
+        return self._work([exchange(self._group, input, parts, [output], expected)], [output])
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
@@ -209,7 +199,7 @@ class ProcessGroup(_Base):
         parts = [tensor.numel() for tensor in input_tensors]
         expected = [tensor.numel() for tensor in output_tensors]
         return self._work(
-            [exchange(self._series, sent, parts, output_tensors, expected, self._rank)],
+            [exchange(self._group, sent, parts, output_tensors, expected)],
             output_tensors,
         )
 
@@ -218,35 +208,35 @@ class ProcessGroup(_Base):
     ) -> CollectiveWork:
         """Send one tensor of one rank to every rank."""
         output = output_tensors[0]
-        expected = [0] * self._size
+        expected = [0] * self.size()
         expected[opts.rootRank] = output.numel()
-        if self._rank == opts.rootRank:
+        if self.rank() == opts.rootRank:
             sent = torch.cat([tensor.reshape(-1) for tensor in input_tensors[0]])
             parts = [tensor.numel() for tensor in input_tensors[0]]
         else:
-            sent, parts = output.new_empty(0), [0] * self._size
-        return self._work(
-            [exchange(self._series, sent, parts, [output], expected, self._rank)], output_tensors
-        )
+            sent, parts = output.new_empty(0), [0] * self.size()
+        return self._work([exchange(self._group, sent, parts, [output], expected)], output_tensors)
 
     def barrier(self, opts: Any = None) -> CollectiveWork:
         """Wait for all ranks."""
         del opts
-        handle = submission.barrier(verb=f"barrier@{self._series}").start(0, 0)
+        verb = f"barrier@{self._group.series}"
+        handle = submission.barrier(self._group.process_set, verb).start(0, 0)
         return self._work([(handle, None, ())], [])
 
-    def send(self, *_: Any) -> CollectiveWork:
-        """Not available.
+    def send(self, tensors: Tensors, target: int, tag: int = 0) -> CollectiveWork:
+        """Send to one rank, which calls `recv` with the same tag. Over when that has the tensor."""
+        return self._work([send_to(self._group, tensor, target, tag) for tensor in tensors], [])
 
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "the backend aiacc has no send and recv (expected collectives); create a group for "
-            'them by torch.distributed.new_group(backend="gloo")'
-        )
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> CollectiveWork:
+        """Receive from one rank; several of the same tag in the order in which they are sent."""
+        (tensor,) = tensors
+        return Receive(self._group, tensor, source, tag, self._futures)
 
-    recv = recv_anysource = send
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> CollectiveWork:
+        """Receive from whichever rank sends first."""
+        (tensor,) = tensors
+        return Receive(self._group, tensor, None, tag, self._futures)
 
     # Names that older versions of torch call the same by.
     _allgather_base = all_gather_single
@@ -256,9 +246,14 @@ class ProcessGroup(_Base):
     alltoall_base = all_to_all_single
 
     def shutdown(self) -> None:
-        """End the runtime if the group has started it. Called by ``destroy_process_group``."""
+        """Leave the group, and end the runtime if it has started that.
+
+        Called by ``destroy_process_group``. Others that still wait for this rank get an error.
+        """
         if self._owns_runtime:
             basics.shutdown()
+        elif self._group.process_set is not global_process_set:
+            leave_process_set(self._group.process_set)
         self._futures.close(join=self._owns_runtime)
 
     abort = shutdown
@@ -267,30 +262,14 @@ class ProcessGroup(_Base):
         return CollectiveWork(steps, outputs, self._futures)
 
 
-def _create(options: Any, backend_options: Any) -> Any:
-    """Called by torch with the store of the group."""
+def _create(options: Any, backend_options: Any) -> ProcessGroup:
+    """Called by torch on the ranks of the group."""
     del backend_options
-    rank, size = options.group_rank, options.group_size
-    owns_runtime = not basics.is_initialized()
-    launched = rendezvous.take_found_here()
-    if owns_runtime and launched:
-        basics.init()  # as the launcher says, which may have more to offer than a store
-    elif owns_runtime:
-        basics.init_through(StoreProvider(options.store, rank, size))
-    elif (basics.rank(), basics.size()) != (rank, size):
-        if not dist.is_gloo_available():
-            raise ValueError(
-                f"group of {size} ranks with this one as {rank}, in a job of {basics.size()} with "
-                f"this one as {basics.rank()} (expected all ranks, in their order, for this torch "
-                "has no gloo); use hvd.add_process_set"
-            )
-        # The core learns of sets of ranks from all ranks; torch tells only the members.
-        return dist.ProcessGroupGloo(options.store, rank, size, options.timeout)
-    return ProcessGroup(rank, size, options.group_id, owns_runtime)
+    return ProcessGroup(*open_group(options))
 
 
 def register() -> None:
     """Make the name "aiacc" known to torch, and launchers besides torchrun. May be called again."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
         rendezvous.register()

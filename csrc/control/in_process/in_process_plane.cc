@@ -45,6 +45,7 @@ void InProcessPlane::service() {
   throw_if_over();
   if (is_pending()) {
     noticed_ = joined_ + 1;
+    noticed_shares_ = hub_->arrived_;
   }
 }
 
@@ -53,13 +54,26 @@ bool InProcessPlane::round_pending() const {
   return is_pending();
 }
 
+std::uint32_t InProcessPlane::pending_flags() const {
+  const std::lock_guard lock(hub_->mutex_);
+  std::uint32_t flags = 0;
+  for (const std::optional<Bytes>& share : hub_->shares_) {
+    flags |= is_pending() && share ? flags_of(*share) : 0;
+  }
+  return flags;
+}
+
 bool InProcessPlane::is_pending() const { return hub_->arrived_ > 0 && hub_->round_ == joined_; }
+
+bool InProcessPlane::is_noticed() const {
+  return noticed_ == joined_ + 1 && noticed_shares_ == hub_->arrived_;
+}
 
 void InProcessPlane::sleep(Clock::time_point deadline, bool progressing) {
   std::unique_lock lock(hub_->mutex_);
   while (!woken_ && !hub_->aborted_ && !interrupted_) {
     const bool sees_messages = progressing || !claimed_;
-    if (sees_messages && is_pending() && noticed_ != joined_ + 1) {
+    if (sees_messages && is_pending() && !is_noticed()) {
       return;
     }
     auto until = sees_messages ? std::min(deadline, timer_) : deadline;

@@ -39,6 +39,7 @@ class InProcessPlane : public ControlPlane {
   void all_reduce(Bytes& message, const Combine& combine) override;
   void service() override;
   bool round_pending() const override;
+  std::uint32_t pending_flags() const override;
   void wait(Clock::time_point deadline) override;
   void wake() noexcept override;
   void wake_at(Clock::time_point deadline) noexcept override;
@@ -56,12 +57,14 @@ class InProcessPlane : public ControlPlane {
  private:
   void throw_if_over() const;
   bool is_pending() const;
+  bool is_noticed() const;
   void sleep(Clock::time_point deadline, bool progressing);
 
   std::shared_ptr<InProcessHub> hub_;
   int rank_;
   std::uint64_t joined_ = 0;   ///< rounds this rank has completed
   std::uint64_t noticed_ = 0;  ///< number of the last round that `service` has seen pending
+  int noticed_shares_ = 0;     ///< how many ranks had joined it by then
   bool woken_ = false;
   bool claimed_ = false;
   Clock::time_point timer_ = Clock::time_point::max();

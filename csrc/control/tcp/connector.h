@@ -28,7 +28,8 @@ enum class ChannelKind : std::uint8_t {
   kPair = 4,
   kProbe = 5,
   kIds = 6,
-  kMemory = 7
+  kMemory = 7,
+  kMessages = 8
 };
 
 /// One wanted connection: `connect` is true on exactly one of its two ends.

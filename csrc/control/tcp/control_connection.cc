@@ -94,6 +94,10 @@ bool ControlConnection::has_round(std::uint32_t round) const {
   return !rounds_.empty() && rounds_.front().round == round;
 }
 
+std::uint32_t ControlConnection::round_flags(std::uint32_t round) const {
+  return has_round(round) ? flags_of(rounds_.front().payload) : 0;
+}
+
 bool ControlConnection::take_round(std::uint32_t round, std::uint8_t stage, Bytes& payload) {
   while (!rounds_.empty() && rounds_.front().type == FrameType::kJoin &&
          rounds_.front().round <= round) {

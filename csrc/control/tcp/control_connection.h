@@ -38,6 +38,8 @@ class ControlConnection {
   /// The next frame that is not part of a round, in order of arrival; those of rounds are queued.
   bool next_notice(Frame& frame);
   bool has_round(std::uint32_t round) const;
+  /// Those of what it has of this round, see `flags_of`.
+  std::uint32_t round_flags(std::uint32_t round) const;
   bool has_rounds() const { return !rounds_.empty(); }
   /// Moves the share of this stage to `payload` if it has come.
   bool take_round(std::uint32_t round, std::uint8_t stage, Bytes& payload);

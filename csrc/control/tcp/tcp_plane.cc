@@ -81,7 +81,11 @@ void TcpPlane::all_reduce(Bytes& message, const Combine& combine) {
       ControlConnection& extra = peer_of(plan_.extra);
       read_from(extra);
       if (!extra.has_rounds()) {
-        send(extra, FrameType::kJoin, 0, {});
+        const auto flags_end = std::min(message.size(), sizeof(std::uint32_t));
+        send(extra,
+             FrameType::kJoin,
+             0,
+             {message.begin(), message.begin() + static_cast<std::ptrdiff_t>(flags_end)});
       }
       take_share(extra, kFoldIn, {extra.rank(), extra.rank()}, message, combine);
     }
@@ -136,6 +140,14 @@ void TcpPlane::read_all() {
 bool TcpPlane::round_pending() const {
   return std::any_of(
       peers_.begin(), peers_.end(), [this](const auto& peer) { return peer->has_round(round_); });
+}
+
+std::uint32_t TcpPlane::pending_flags() const {
+  std::uint32_t flags = 0;
+  for (const auto& peer : peers_) {
+    flags |= peer->round_flags(round_);
+  }
+  return flags;
 }
 
 ControlConnection& TcpPlane::peer_of(int rank) {

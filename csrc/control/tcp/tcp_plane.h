@@ -32,6 +32,7 @@ class TcpPlane : public ControlPlane {
   void all_reduce(Bytes& message, const Combine& combine) override;
   void service() override;
   bool round_pending() const override;
+  std::uint32_t pending_flags() const override;
   void wait(Clock::time_point deadline) override { poller_.wait(deadline); }
   void wake() noexcept override { poller_.wake(); }
   void wake_at(Clock::time_point deadline) noexcept override { poller_.wake_at(deadline); }

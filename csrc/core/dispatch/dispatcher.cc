@@ -72,8 +72,7 @@ void Dispatcher::dispatch(const std::vector<Response>& ready, const Parameters& 
     }
     if (!response.status.ok()) {
       table_.complete({operation}, response.status);
-    } else if (request.kind == OpKind::kAddProcessSet ||
-               request.kind == OpKind::kRemoveProcessSet) {
+    } else if (changes_sets(request.kind)) {
       // What was agreed on before a set is removed still needs its communicator.
       plan_moving(parameters);
       change_process_sets(*operation, response);
@@ -96,14 +95,14 @@ void Dispatcher::change_process_sets(Operation& operation, const Response& respo
   const Request& request = operation.request;
   Unit change;
   change.pieces = {{&operation, 0}};
-  if (request.kind == OpKind::kAddProcessSet) {
+  if (adds_set(request.kind)) {
     const auto id = static_cast<std::uint32_t>(response.value);
     if (!communicators_.add(id, {request.numbers.begin(), request.numbers.end()})) {
       table_.complete({&operation}, {});
       return;
     }
   } else if (response.value != 0) {
-    const auto id = static_cast<std::uint32_t>(request.numbers.front());
+    const std::uint32_t id = set_to_remove(request);
     numbering_.erase(id);
     change.communicator = communicators_.remove(id);
   }
@@ -122,7 +121,7 @@ void Dispatcher::run_change(Unit& unit) noexcept {
   Operation* operation = unit.pieces.front().operation;
   try {
     unit.communicator.reset();  // ends the engine of a removed set, unless units still use it
-    if (operation->request.kind == OpKind::kAddProcessSet) {
+    if (adds_set(operation->request.kind)) {
       communicators_.connect(static_cast<std::uint32_t>(operation->value));
     }
   } catch (...) {

@@ -23,6 +23,10 @@ std::uint64_t planned_bytes(const Piece& piece) {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kFormProcessSet:
+    case OpKind::kLeaveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kReceive:
       return 0;
   }
   return 0;

@@ -244,7 +244,11 @@ void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
-      return;  // The agreement is all; it never becomes a unit.
+    case OpKind::kFormProcessSet:
+    case OpKind::kLeaveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kReceive:
+      return;  // These never become units.
   }
 }
 

@@ -124,7 +124,8 @@ void check_senders(const Rest& rest, const RankBlock& from) {
 EntryKind kind_of(const Entry& entry) { return static_cast<EntryKind>(entry.key.front()); }
 
 EntryKind kind_of(const Request& request) {
-  return request.kind == OpKind::kJoin || request.kind == OpKind::kRemoveProcessSet
+  return request.kind == OpKind::kJoin || request.kind == OpKind::kRemoveProcessSet ||
+                 request.kind == OpKind::kLeaveProcessSet
              ? EntryKind::kLast
              : EntryKind::kRequest;
 }

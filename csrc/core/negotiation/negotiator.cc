@@ -1,6 +1,7 @@
 #include "csrc/core/negotiation/negotiator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "csrc/core/negotiation/response.h"
@@ -95,6 +96,9 @@ void Negotiator::offer_requests() {
     cost += cost_of(shared.key, *shared.senders);
     if (cost > kRoundBudget && !message_.requests.empty()) {
       break;
+    }
+    if (next->request->kind == OpKind::kFormProcessSet) {
+      message_.flags |= kFlagForming;
     }
     offered_.push_back({*next, shared.key});
     message_.requests.push_back(std::move(shared));
@@ -251,6 +255,18 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
                     " operations wait for other ranks; let all ranks submit the same ones");
   }
   waiting.arrived.add(ranks);
+  if (request.kind == OpKind::kLeaveProcessSet) {
+    take_leave(request.process_set, ranks);
+  }
+  if (request.kind == OpKind::kFormProcessSet) {
+    const std::vector<int> others = std::move(waiting.formed);
+    waiting.formed.clear();
+    std::set_union(others.begin(),
+                   others.end(),
+                   request.numbers.begin(),
+                   request.numbers.end(),
+                   std::back_inserter(waiting.formed));
+  }
   const auto equal = std::find_if(waiting.requests.begin(),
                                   waiting.requests.end(),
                                   [&](const auto& other) { return other.key == shared.key; });
@@ -266,11 +282,21 @@ void Negotiator::take_request(SharedRequest&& shared, RoundOutcome& outcome) {
 
 void Negotiator::take_join(int rank) {
   joined_.join(rank);
-  join_came_ = true;
+  absence_came_ = true;
   // Nothing that this rank has to take part in itself may wait for its bit any more.
   for (const ResponseCache::Slot slot : cache_.select([&](const Request& cached) {
          return !joinable(cached) && sets_.index_of(cached.process_set, rank) >= 0;
        })) {
+    free_slot(slot);
+  }
+}
+
+/// Nothing in the set may wait for these ranks' bits any more.
+void Negotiator::take_leave(std::uint32_t id, const RankSet& ranks) {
+  leaving_[id].add(ranks);
+  absence_came_ = true;
+  for (const ResponseCache::Slot slot :
+       cache_.select([&](const Request& cached) { return cached.process_set == id; })) {
     free_slot(slot);
   }
 }
@@ -317,8 +343,11 @@ void Negotiator::requeue(ResponseCache::Slot slot) {
   news_ = true;
 }
 
-/// Whether a rank that has joined would have to set the bit itself.
-bool Negotiator::blocked_by_join(const Request& request) const {
+/// Whether a rank that has joined, or has left the set, would have to set the bit itself.
+bool Negotiator::never_again(const Request& request) const {
+  if (leaving_.count(request.process_set) != 0) {
+    return true;
+  }
   const std::vector<int>& members = *sets_.members(request.process_set);
   return joined_.any() && !joinable(request) &&
          std::any_of(members.begin(), members.end(), [&](int rank) { return joined_.has(rank); });

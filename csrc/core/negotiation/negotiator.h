@@ -23,7 +23,7 @@ struct Response {
   /// in turn) and all-to-all.
   std::vector<std::int64_t> first_extents;
   /// All-to-all: rows that all ranks send together. Join: the last rank to join. Process sets: the
-  /// id of a new one, whether an old one was removed.
+  /// id of a new one, whether an old one is gone.
   std::int64_t value = 0;
   SharedPlacement devices;               ///< the members' GPUs; null: a tensor in host memory
   Status status;                         ///< not ok: fails on every rank with this
@@ -59,6 +59,9 @@ struct RoundOutcome {
 /// what it can answer with zeros. Equal requests of several ranks are one, here and in the message:
 /// the cost of a round and of what waits grows with the tensors, not with ranks x tensors. What is
 /// too much for one round (kRoundBudget) comes in the next.
+/// A process set that is formed, not added, waits for its own members alone, though all ranks take
+/// it into their tables; and it is gone when all members have left it. What waits in it for one
+/// that has left fails.
 /// Pure: no threads, no clock, no I/O. Requests passed to `submit` must stay alive until their
 /// ticket comes back.
 class Negotiator {
@@ -121,6 +124,9 @@ class Negotiator {
   struct Waiting {
     std::vector<SharedRequest> requests;
     RankSet arrived;
+    /// Of the process set that they form. Where ranks have told different ones, all of these, so
+    /// that each of them gets to know. Empty: they form none.
+    std::vector<int> formed;
   };
 
   void offer_requests();
@@ -131,7 +137,12 @@ class Negotiator {
   void take_requests(std::vector<SharedRequest>& requests, RoundOutcome& outcome);
   void take_request(SharedRequest&& shared, RoundOutcome& outcome);
   void take_join(int rank);
+  void take_leave(std::uint32_t id, const RankSet& ranks);
   void settle_all(RoundOutcome& outcome);
+  /// Who has to ask before it is decided on.
+  const std::vector<int>& members_of(const Key& key, const Waiting& waiting) const {
+    return waiting.formed.empty() ? *sets_.members(key.first) : waiting.formed;
+  }
   void settle(const Key& key, RoundOutcome& outcome);
   void conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome);
   void finish_join(RoundOutcome& outcome);
@@ -146,7 +157,7 @@ class Negotiator {
   void free_slot(ResponseCache::Slot slot);
   void vacate(ResponseCache::Slot slot);
   void requeue(ResponseCache::Slot slot);
-  bool blocked_by_join(const Request& request) const;
+  bool never_again(const Request& request) const;
   std::optional<std::uint64_t> take_ticket(const Key& key);
   void answer(Answers& answers) const;
 
@@ -172,9 +183,10 @@ class Negotiator {
   std::vector<Local> by_slot_;                ///< the submission behind each bit
   std::vector<ResponseCache::Slot> evicted_;  ///< scratch
 
-  std::map<Key, Waiting> waiting_;  ///< replicated
+  std::map<Key, Waiting> waiting_;            ///< replicated
+  std::map<std::uint32_t, RankSet> leaving_;  ///< by process set, who has left it; replicated
   std::vector<Key> touched_;        ///< names that came in the round being applied
-  bool join_came_ = false;          ///< in the round being applied
+  bool absence_came_ = false;       ///< a join or a leave, in the round being applied
   std::size_t decisions_ = 0;       ///< in the round being applied; replicated
   SharedPlacement placement_;       ///< of the last decision: most are equal
   RoundMessage message_;            ///< scratch, kept for its memory

@@ -1,13 +1,29 @@
 // What a round may not say. Looked at before anything is made of it.
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "csrc/core/negotiation/negotiator.h"
 #include "csrc/core/negotiation/request_checks.h"
+#include "csrc/core/negotiation/request_matching.h"
 
 namespace aiacc {
+namespace {
+
+/// Only its members form a process set.
+std::string outsider_problem(const Request& request, const RankSet& senders) {
+  const std::vector<std::int64_t>& ranks = request.numbers;
+  bool outside = false;
+  senders.for_each([&](int rank) {
+    outside = outside || !std::binary_search(ranks.begin(), ranks.end(), rank);
+  });
+  return outside ? "ranks " + shape_text(ranks) + " (expected the sender's among them)" : "";
+}
+
+}  // namespace
 
 /// Runs before anything else that reads requests: sizes of memory follow from them.
 void Negotiator::check_requests(const RoundMessage& message) const {
@@ -25,6 +41,9 @@ void Negotiator::check_requests(const RoundMessage& message) const {
           problem = part_problem(request, share.part, *members);
         }
       }
+    }
+    if (problem.empty() && request.kind == OpKind::kFormProcessSet) {
+      problem = outsider_problem(request, shared.senders->ranks());
     }
     if (!problem.empty()) {
       throw Error(Code::kPeerLost,

@@ -26,7 +26,7 @@ void Negotiator::settle_all(RoundOutcome& outcome) {
   }
   std::reverse(order.begin(), order.end());
   touched_.clear();
-  for (auto waiting = waiting_.begin(); join_came_ && waiting != waiting_.end(); ++waiting) {
+  for (auto waiting = waiting_.begin(); absence_came_ && waiting != waiting_.end(); ++waiting) {
     if (seen.count(waiting->first) == 0) {
       order.push_back(waiting->first);
     }
@@ -34,7 +34,7 @@ void Negotiator::settle_all(RoundOutcome& outcome) {
   for (const Key& key : order) {
     settle(key, outcome);
   }
-  if (std::exchange(join_came_, false)) {
+  if (std::exchange(absence_came_, false)) {
     if (joined_.all()) {
       finish_join(outcome);
     } else if (joined_.has(rank_)) {
@@ -48,20 +48,25 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
   if (found == waiting_.end()) {
     return;  // its process set was removed in this very round
   }
-  const std::vector<int>& members = *sets_.members(key.first);
   const Waiting& waiting = found->second;
+  const std::vector<int>& members = members_of(key, waiting);
   if (waiting.arrived.count() < members.size()) {
-    // Who has joined is not waited for.
+    const auto left = leaving_.find(key.first);
+    // Who has joined, or has left the set, is not waited for.
+    const auto is_absent = [&](int rank) {
+      return joined_.has(rank) || (left != leaving_.end() && left->second.has(rank));
+    };
     const auto missing = std::find_if(members.begin(), members.end(), [&](int rank) {
-      return !waiting.arrived.has(rank) && !joined_.has(rank);
+      return !waiting.arrived.has(rank) && !is_absent(rank);
     });
     const auto absent = std::find_if(members.begin(), members.end(), [&](int rank) {
-      return !waiting.arrived.has(rank) && joined_.has(rank);
+      return !waiting.arrived.has(rank) && is_absent(rank);
     });
     if (absent != members.end()) {
       for (const SharedRequest& shared : waiting.requests) {
         if (!joinable(shared.request)) {
-          const Status status = joined_status(shared.request, *absent);
+          const Status status = joined_.has(*absent) ? joined_status(shared.request, *absent)
+                                                     : left_status(shared.request, *absent);
           waiting_.erase(found);
           ++decisions_;
           fail(key, status, outcome);
@@ -80,7 +85,7 @@ void Negotiator::settle(const Key& key, RoundOutcome& outcome) {
 
 void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& outcome) {
   ++decisions_;
-  const std::vector<int>& members = *sets_.members(key.first);
+  const std::vector<int>& members = members_of(key, waiting);
   const int member = index_in(members, rank_);
   // Of those that differ the one of the lowest rank, in the order of these ranks.
   std::vector<std::pair<int, const SharedRequest*>> distinct;
@@ -106,18 +111,17 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
       response.devices = placement_;
     }
     uniform = add_rows(first, parts, member, response.first_extents, response.value);
-    if (first.kind == OpKind::kAddProcessSet || first.kind == OpKind::kRemoveProcessSet) {
+    if (changes_sets(first.kind)) {
       decide_on_sets(first, response, outcome);
     }
   }
-  if (response.status.ok() && uniform && first.cacheable && !blocked_by_join(first)) {
+  if (response.status.ok() && uniform && first.cacheable && !never_again(first)) {
     give_slot(first, response.devices);
-  }
-  if (member < 0) {
-    return;
   }
   if (const auto ticket = take_ticket(key)) {
     response.ticket = *ticket;
+  } else if (member < 0) {
+    return;
   } else {
     AIACC_CHECK(joined_.has(rank_));
     if (!response.status.ok()) {
@@ -139,8 +143,8 @@ void Negotiator::finish_join(RoundOutcome& outcome) {
 }
 
 void Negotiator::decide_on_sets(const Request& request, Response& response, RoundOutcome& outcome) {
-  if (request.kind == OpKind::kRemoveProcessSet) {
-    const auto id = static_cast<std::uint32_t>(request.numbers.front());
+  if (!adds_set(request.kind)) {
+    const auto id = set_to_remove(request);
     response.value = id != 0 && sets_.members(id) != nullptr ? 1 : 0;
     if (response.value != 0) {
       remove_set(id, outcome);
@@ -148,6 +152,10 @@ void Negotiator::decide_on_sets(const Request& request, Response& response, Roun
     return;
   }
   const std::vector<int> ranks(request.numbers.begin(), request.numbers.end());
+  if (request.kind == OpKind::kFormProcessSet) {
+    response.value = sets_.form(ranks);
+    return;
+  }
   if (const auto existing = sets_.find(ranks)) {
     response.status = existing_set_status(request, *existing);
     return;
@@ -172,6 +180,7 @@ void Negotiator::remove_set(std::uint32_t id, RoundOutcome& outcome) {
     fail(key, status, outcome);
   }
   sets_.remove(id);
+  leaving_.erase(id);
 }
 
 /// Fails this rank's submission of that name, if it has one.

@@ -7,10 +7,15 @@
 
 namespace aiacc {
 
-ProcessSetTable::ProcessSetTable(int size) { sets_.emplace(0, all_ranks(size)); }
+ProcessSetTable::ProcessSetTable(int size) { sets_[0].ranks = all_ranks(size); }
 
 std::uint32_t ProcessSetTable::add(std::vector<int> ranks) {
-  sets_.emplace(next_, std::move(ranks));
+  sets_[next_] = {std::move(ranks), false};
+  return next_++;
+}
+
+std::uint32_t ProcessSetTable::form(std::vector<int> ranks) {
+  sets_[next_] = {std::move(ranks), true};
   return next_++;
 }
 
@@ -18,7 +23,7 @@ bool ProcessSetTable::remove(std::uint32_t id) { return id != 0 && sets_.erase(i
 
 const std::vector<int>* ProcessSetTable::members(std::uint32_t id) const {
   const auto found = sets_.find(id);
-  return found == sets_.end() ? nullptr : &found->second;
+  return found == sets_.end() ? nullptr : &found->second.ranks;
 }
 
 int ProcessSetTable::index_of(std::uint32_t id, int rank) const {
@@ -27,8 +32,8 @@ int ProcessSetTable::index_of(std::uint32_t id, int rank) const {
 }
 
 std::optional<std::uint32_t> ProcessSetTable::find(const std::vector<int>& ranks) const {
-  for (const auto& [id, members] : sets_) {
-    if (members == ranks) {
+  for (const auto& [id, set] : sets_) {
+    if (!set.formed && set.ranks == ranks) {
       return id;
     }
   }

@@ -18,6 +18,8 @@ class ProcessSetTable {
 
   /// Registers a set of `ranks`, ascending, and returns its id.
   std::uint32_t add(std::vector<int> ranks);
+  /// The same for one that its members have formed alone, of which there may be several alike.
+  std::uint32_t form(std::vector<int> ranks);
   /// False if there is no such set, or it is set 0.
   bool remove(std::uint32_t id);
 
@@ -27,11 +29,15 @@ class ProcessSetTable {
   const std::vector<int>* members(std::uint32_t id) const;
   /// Index of `rank` among the members; -1 for a rank outside and for an unknown set.
   int index_of(std::uint32_t id, int rank) const;
-  /// The set of exactly these ranks, ascending.
+  /// The set of exactly these ranks, ascending, that was added and not formed.
   std::optional<std::uint32_t> find(const std::vector<int>& ranks) const;
 
  private:
-  std::map<std::uint32_t, std::vector<int>> sets_;
+  struct Set {
+    std::vector<int> ranks;
+    bool formed = false;
+  };
+  std::map<std::uint32_t, Set> sets_;
   std::uint32_t next_ = 1;
 };
 

@@ -38,6 +38,14 @@ const char* name_of(OpKind kind) {
       return "add_process_set";
     case OpKind::kRemoveProcessSet:
       return "remove_process_set";
+    case OpKind::kFormProcessSet:
+      return "form_process_set";
+    case OpKind::kLeaveProcessSet:
+      return "leave_process_set";
+    case OpKind::kSend:
+      return "send";
+    case OpKind::kReceive:
+      return "receive";
   }
   return "unknown";
 }
@@ -67,6 +75,12 @@ bool same_signature(const Request& a, const Request& b) {
          a.wire == b.wire && a.shape == b.shape && a.more == b.more && a.numbers == b.numbers;
 }
 
+std::uint32_t set_to_remove(const Request& request) {
+  return request.kind == OpKind::kLeaveProcessSet
+             ? request.process_set
+             : static_cast<std::uint32_t>(request.numbers.front());
+}
+
 bool joinable(const Request& request) {
   return request.kind == OpKind::kAllreduce && request.process_set == 0 &&
          (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage ||
@@ -83,8 +97,8 @@ std::string operation_text(OpKind kind, std::uint32_t process_set, const std::st
     return std::string(name_of(kind)) + " '" + label_of(process_set, cut_text(name, kMostBytes)) +
            "'";
   }
-  const bool may_have_one = kind != OpKind::kBarrier && kind != OpKind::kJoin &&
-                            kind != OpKind::kAddProcessSet && kind != OpKind::kRemoveProcessSet;
+  const bool may_have_one =
+      kind != OpKind::kBarrier && kind != OpKind::kJoin && !changes_sets(kind);
   return label_of(process_set, std::string(may_have_one ? "an unnamed " : "") + name_of(kind));
 }
 

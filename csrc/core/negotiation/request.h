@@ -20,11 +20,29 @@ enum class OpKind : std::uint8_t {
   kJoin = 6,
   kAddProcessSet = 7,
   kRemoveProcessSet = 8,
+  kFormProcessSet = 9,    ///< adds a set, asked for by its members alone
+  kLeaveProcessSet = 10,  ///< removes it; the same
+  kSend = 11,             ///< a message to another rank, which is not agreed on with all
+  kReceive = 12,          ///< the same, from another rank
 };
-inline constexpr int kOpKinds = 9;
+/// Of what is agreed on.
+inline constexpr int kOpKinds = 11;
+
+inline bool is_message(OpKind kind) { return kind == OpKind::kSend || kind == OpKind::kReceive; }
+
+/// Whether it changes which process sets there are.
+inline bool changes_sets(OpKind kind) {
+  return kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet ||
+         kind == OpKind::kFormProcessSet || kind == OpKind::kLeaveProcessSet;
+}
+/// The same, of a kind that registers one.
+inline bool adds_set(OpKind kind) {
+  return kind == OpKind::kAddProcessSet || kind == OpKind::kFormProcessSet;
+}
 
 /// Limits of what travels; a request beyond them is refused where it is submitted.
 inline constexpr std::size_t kMaxNameBytes = std::size_t{1} << 16;
+inline constexpr std::size_t kMaxMessageKeyBytes = 1000;
 inline constexpr std::size_t kMaxDimensions = 64;
 inline constexpr std::size_t kMaxGroupTensors = std::size_t{1} << 20;
 /// Of all tensors of a request, with extents of 0 taken as 1. More than a memory holds, and so
@@ -56,18 +74,20 @@ struct Request : TensorSpec {
   std::string name;
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
-  std::int32_t root = 0;  ///< global rank; broadcast only
+  /// Global rank: of a broadcast; of a message that is sent the target, of one that is received the
+  /// source, or -1 for any.
+  std::int32_t root = 0;
   /// -1: host memory; else the number of this rank's GPU, which may be another one on every rank.
   std::int32_t device = -1;
   std::uint32_t process_set = 0;  ///< 0: all ranks
-  bool cacheable = true;          ///< false for automatic names: they never come again
+  bool cacheable = true;          ///< false for what never comes again, such as automatic names
   double prescale = 1.0;
   double postscale = 1.0;
   /// How the elements of an all-reduce on GPUs travel, and are added up: narrower than they are.
   WireFormat wire = WireFormat::kTensor;
   std::vector<TensorSpec> more;  ///< the other tensors of a group
-  /// All-to-all: rows for every member of the process set. Adding a set: its ranks. Removing: its
-  /// id.
+  /// All-to-all: rows for every member of the process set. Adding and forming a set: its ranks.
+  /// Removing: its id. Receiving from any source: the ranks that may send.
   std::vector<std::int64_t> numbers;
 
   bool on_gpu() const { return device >= 0; }
@@ -82,6 +102,9 @@ bool same_factor(double a, double b);
 /// Same operation in every respect on which ranks agree: a cached response can be reused. Of
 /// the device that is its kind.
 bool same_signature(const Request& a, const Request& b);
+
+/// The id of the process set that this, of a kind that removes one, is about.
+std::uint32_t set_to_remove(const Request& request);
 
 /// Whether a rank that has joined can answer this with zeros.
 bool joinable(const Request& request);

@@ -118,15 +118,17 @@ std::string splits_problem(const std::int64_t* splits,
 /// Ranks and ids of process sets, which no user writes as they are here.
 std::string set_problem(const Request& request, const std::vector<int>& members) {
   const std::vector<std::int64_t>& numbers = request.numbers;
-  const bool adds = request.kind == OpKind::kAddProcessSet;
+  if (request.kind == OpKind::kLeaveProcessSet && request.process_set == 0) {
+    return "the set of all ranks (expected one that was formed)";
+  }
   const bool removes = request.kind == OpKind::kRemoveProcessSet;
-  if (!adds && !removes) {
+  if (!adds_set(request.kind) && !removes) {
     return numbers.empty() || request.kind == OpKind::kAlltoall
                ? ""
                : "numbers " + shape_text(numbers) + " (expected none)";
   }
   if (request.process_set != 0 || !request.more.empty()) {
-    return "a process set or a group (expected neither: it is of all ranks)";
+    return "a process set or a group (expected neither: its ranks are told as such)";
   }
   if (removes) {
     return numbers.size() == 1 && numbers.front() >= 0 &&
@@ -254,9 +256,8 @@ std::string common_problem(const Request& common, const std::vector<int>& member
       (common.process_set != 0 || !common.more.empty())) {
     problem = "a process set or a group (expected neither: join is of all ranks)";
   }
-  if (problem.empty() && common.cacheable &&
-      (common.kind == OpKind::kAddProcessSet || common.kind == OpKind::kRemoveProcessSet)) {
-    problem = "a name (expected none: it is not the same the next time)";
+  if (problem.empty() && common.cacheable && changes_sets(common.kind)) {
+    problem = "a slot (expected none: it is not the same the next time)";
   }
   return problem.empty() ? unsupported(common, members) : problem;
 }
@@ -273,6 +274,31 @@ std::string part_problem(const Request& common,
         part.numbers.data() + 1, part.numbers.size() - 1, part.numbers.front(), members);
   }
   return problem;
+}
+
+void check_message(const Request& request, const std::string& key, int size) {
+  const std::int64_t bytes = request.shape.empty() ? -1 : request.shape.front();
+  const bool any = request.kind == OpKind::kReceive && request.root == -1;
+  std::string problem;
+  if (request.root < (any ? -1 : 0) || request.root >= size) {
+    problem = "rank " + std::to_string(request.root) + " (expected 0.." + std::to_string(size - 1) +
+              (request.kind == OpKind::kReceive ? ", or -1 for any)" : ")");
+  } else if (any && (request.numbers.empty() ||
+                     std::any_of(request.numbers.begin(), request.numbers.end(), [&](auto rank) {
+                       return rank < 0 || rank >= size;
+                     }))) {
+    problem = "any of " + shape_text(request.numbers) + " (expected ranks of 0.." +
+              std::to_string(size - 1) + ")";
+  } else if (bytes < 0 || static_cast<std::uint64_t>(bytes) > kMaxTensorBytes) {
+    problem = std::to_string(bytes) + " bytes (expected 0.." + std::to_string(kMaxTensorBytes) + ")";
+  } else if (key.empty() || key.size() > kMaxMessageKeyBytes) {
+    problem = "a key of " + std::to_string(key.size()) + " bytes (expected 1.." +
+              std::to_string(kMaxMessageKeyBytes) + ")";
+  }
+  if (!problem.empty()) {
+    throw Error(Code::kInvalidArgument,
+                "[submit] " + operation_text(request.kind, 0, key) + ": " + problem);
+  }
 }
 
 void check_ranks(std::vector<int>& ranks, int size) {

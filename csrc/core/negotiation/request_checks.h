@@ -22,6 +22,9 @@ std::string part_problem(const Request& common,
                          const OwnPart& part,
                          const std::vector<int>& members);
 
+/// The same as `check_request` for a message among `size` ranks with this key.
+void check_message(const Request& request, const std::string& key, int size);
+
 /// Sorts `ranks`. Throws Error(kInvalidArgument) unless a process set can consist of them.
 void check_ranks(std::vector<int>& ranks, int size);
 

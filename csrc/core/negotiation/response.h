@@ -34,6 +34,8 @@ SharedPlacement placement_of(const MemberParts& parts, const SharedPlacement& kn
 
 /// `rank` has joined and cannot take part in this.
 Status joined_status(const Request& request, int rank);
+/// `rank` has left the process set of the request.
+Status left_status(const Request& request, int rank);
 /// The process set of the request was removed before all members had submitted it.
 Status removed_set_status(const Request& request);
 /// The ranks of the request are those of process set `existing` already.

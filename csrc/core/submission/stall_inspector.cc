@@ -84,6 +84,11 @@ std::vector<Stall> StallInspector::inspect(const Pending& pending,
     if (stall.waited_s < limit) {
       continue;
     }
+    if (!operation.awaited.empty()) {
+      stall.missing = operation.awaited;  // The answers say nothing about messages.
+      stalls.push_back(std::move(stall));
+      continue;
+    }
     const RankSet submitted = ranks_with(answers, operation.name);
     if (submitted.empty() && !answers.complete) {
       continue;
@@ -117,9 +122,11 @@ std::string stall_text(const Stall& stall) {
       similar += "; rank(s) " + list(one.ranks.ranks()) + " have submitted '" + one.label + "'";
     }
   }
+  const std::string submitted =
+      stall.submitted.empty() ? ""
+                              : "; rank(s) " + list(stall.submitted) + " have submitted it";
   return "[stall] tensor '" + stall.name + "' has waited " + fixed(stall.waited_s) +
-         " s for rank(s) " + list(stall.missing) + "; rank(s) " + list(stall.submitted) +
-         " have submitted it" + similar +
+         " s for rank(s) " + list(stall.missing) + submitted + similar +
          ". Do all ranks run the same operations? (AIACC_STALL_WARN_S, "
          "AIACC_STALL_FAIL_S)";
 }

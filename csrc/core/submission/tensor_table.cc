@@ -35,6 +35,12 @@ void reset(Operation& operation) {
   operation.status = {};
 }
 
+/// Whom a message goes to, or may come from.
+std::vector<int> peers_of(const Request& request) {
+  return request.root >= 0 ? std::vector<int>{request.root}
+                           : std::vector<int>(request.numbers.begin(), request.numbers.end());
+}
+
 }  // namespace
 
 std::shared_ptr<Operation> TensorTable::acquire() {
@@ -53,13 +59,34 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
                            std::uint64_t& queued_bytes,
                            bool& first) {
   Operation& entry = *operation;
+  const std::lock_guard lock(mutex_);
+  const Handle handle = enter(std::move(operation));
+  first = queue_.empty();
+  if (first) {
+    queued_since_.store(entry.submitted, std::memory_order_release);
+  }
+  queue_.push_back(&entry);
+  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + entry.weighted_bytes();
+  queued_bytes_.store(queued_bytes, std::memory_order_release);
+  queued_count_.store(queue_.size(), std::memory_order_release);
+  return handle;
+}
+
+Handle TensorTable::submit_message(std::shared_ptr<Operation> operation) {
+  operation->dispatched.store(true);
+  const std::lock_guard lock(mutex_);
+  return enter(std::move(operation));
+}
+
+/// With the lock.
+Handle TensorTable::enter(std::shared_ptr<Operation> operation) {
+  Operation& entry = *operation;
   Request& request = entry.request;
   entry.submitted = Clock::now();
-  const std::lock_guard lock(mutex_);
   if (!closed_.ok()) {
     throw Error(closed_);
   }
-  request.cacheable = !request.name.empty();
+  request.cacheable = !request.name.empty() && !changes_sets(request.kind);
   if (request.name.empty()) {
     request.name = automatic_name(entry);
   }
@@ -71,14 +98,6 @@ Handle TensorTable::submit(std::shared_ptr<Operation> operation,
   }
   entry.handle = next_handle.fetch_add(1, std::memory_order_relaxed);
   add_handle(entry.handle, std::move(operation));
-  first = queue_.empty();
-  if (first) {
-    queued_since_.store(entry.submitted, std::memory_order_release);
-  }
-  queue_.push_back(&entry);
-  queued_bytes = queued_bytes_.load(std::memory_order_relaxed) + entry.weighted_bytes();
-  queued_bytes_.store(queued_bytes, std::memory_order_release);
-  queued_count_.store(queue_.size(), std::memory_order_release);
   in_flight_count_.fetch_add(1, std::memory_order_release);
   return entry.handle;
 }
@@ -109,14 +128,12 @@ void TensorTable::add_handle(Handle handle, std::shared_ptr<Operation> operation
 
 std::string TensorTable::automatic_name(const Operation& operation) {
   const Request& request = operation.request;
-  if (request.kind == OpKind::kJoin) {
+  if (request.kind == OpKind::kJoin || request.kind == OpKind::kLeaveProcessSet) {
     return name_of(request.kind);  // one at a time
   }
   // One count for both, so that a rank that adds a set and one that removes one disagree and do not
   // wait for each other.
-  const bool change =
-      request.kind == OpKind::kAddProcessSet || request.kind == OpKind::kRemoveProcessSet;
-  const std::string series = change                     ? "process_set"
+  const std::string series = changes_sets(request.kind) ? "process_set"
                              : operation.series.empty() ? name_of(request.kind)
                                                         : operation.series;
   return series + ".noname." + std::to_string(generation_) + "." +
@@ -270,9 +287,14 @@ std::vector<PendingOperation> TensorTable::undispatched() const {
   const std::lock_guard lock(mutex_);
   for (const auto& [process_set, by_name] : in_flight_) {
     for (const auto& [name, operation] : by_name) {
-      if (!operation->dispatched.load()) {
-        pending.push_back(
-            {label_of(process_set, operation->request.name), operation->submitted, process_set});
+      const Request& request = operation->request;
+      if (is_message(request.kind)) {
+        pending.push_back({operation_text(request.kind, process_set, operation->series),
+                           operation->submitted,
+                           process_set,
+                           peers_of(request)});
+      } else if (!operation->dispatched.load() && request.kind != OpKind::kLeaveProcessSet) {
+        pending.push_back({label_of(process_set, request.name), operation->submitted, process_set});
       }
     }
   }

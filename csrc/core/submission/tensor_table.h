@@ -71,6 +71,7 @@ struct PendingOperation {
   std::string name;  ///< its label, see label_of
   Clock::time_point submitted;
   std::uint32_t process_set = 0;
+  std::vector<int> awaited = {};  ///< for a message: the ranks one of which it waits for
 };
 
 /// Operations in flight, by process set and name, and results not yet collected, by handle.
@@ -94,6 +95,10 @@ class TensorTable {
   /// Counts automatic names from 0 again, under a new generation: all ranks do so at the same time,
   /// whatever each has submitted before.
   void next_generation();
+
+  /// The same for a message, which is not negotiated: its name is an automatic one, and it counts as
+  /// dispatched.
+  Handle submit_message(std::shared_ptr<Operation> operation);
 
   /// Moves what was queued since the last call to `out`. The progress thread's.
   void drain(std::vector<Operation*>& out);
@@ -123,7 +128,7 @@ class TensorTable {
   std::size_t in_flight() const { return in_flight_count_.load(std::memory_order_acquire); }
   /// Labels of those of `operations` that are in flight, in words.
   std::string labels(const std::vector<const Operation*>& operations) const;
-  /// Everything that is not dispatched yet.
+  /// Everything that is not dispatched yet, and messages. Not leaves: no rank has to leave a set.
   std::vector<PendingOperation> undispatched() const;
 
  private:
@@ -131,6 +136,7 @@ class TensorTable {
   using ByName = std::unordered_map<std::string_view, Operation*>;
   using ByHandle = std::unordered_map<Handle, std::shared_ptr<Operation>>;
 
+  Handle enter(std::shared_ptr<Operation> operation);
   std::string automatic_name(const Operation& operation);
   bool add_name(Operation* operation, ByName& names);
   void add_handle(Handle handle, std::shared_ptr<Operation> operation);

@@ -203,6 +203,10 @@ class Submitted {
         case OpKind::kJoin:
         case OpKind::kAddProcessSet:
         case OpKind::kRemoveProcessSet:
+        case OpKind::kFormProcessSet:
+        case OpKind::kLeaveProcessSet:
+        case OpKind::kSend:
+        case OpKind::kReceive:
           return;
       }
     });

@@ -105,8 +105,12 @@ void with_coordinators(const CoordinatorWorld& world, Body body) {
       }
     }
     parts.gpu = world.gpu ? world.gpu(rank) : nullptr;
-    parts.coordinator = std::make_unique<Coordinator>(
-        *parts.plane, *parts.engine, *parts.timeline, world.options, parts.gpu.get());
+    parts.coordinator = std::make_unique<Coordinator>(*parts.plane,
+                                                      *parts.engine,
+                                                      *parts.timeline,
+                                                      world.options,
+                                                      parts.gpu.get(),
+                                                      tcp ? &tcp->connector(rank) : nullptr);
     {
       const auto guard =
           rank_threads.on_failure([&](const Status&) { parts.coordinator->shutdown(); });

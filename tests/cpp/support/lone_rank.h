@@ -68,7 +68,7 @@ class LoneRank {
       const Request& request = found->second->request;
       results[label_of(request.process_set, request.name)] =
           std::to_string(static_cast<int>(response.status.code())) + response.status.message();
-      if (response.status.ok() && request.kind == OpKind::kAddProcessSet) {
+      if (response.status.ok() && adds_set(request.kind)) {
         communicators_[static_cast<std::uint32_t>(response.value)] = {request.numbers.begin(),
                                                                       request.numbers.end()};
       } else if (response.status.ok()) {

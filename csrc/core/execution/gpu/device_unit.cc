@@ -233,6 +233,10 @@ void DeviceUnit::prepare() {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kFormProcessSet:
+    case OpKind::kLeaveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kReceive:
       return;  // The agreement is all; it never becomes a unit.
   }
 }
@@ -255,6 +259,10 @@ void DeviceUnit::issue() {
     case OpKind::kJoin:
     case OpKind::kAddProcessSet:
     case OpKind::kRemoveProcessSet:
+    case OpKind::kFormProcessSet:
+    case OpKind::kLeaveProcessSet:
+    case OpKind::kSend:
+    case OpKind::kReceive:
       return;
   }
 }

@@ -77,6 +77,8 @@ class Job {
                                         OpKind::kReducescatter,
                                         OpKind::kAddProcessSet,
                                         OpKind::kRemoveProcessSet,
+                                        OpKind::kFormProcessSet,
+                                        OpKind::kLeaveProcessSet,
                                         OpKind::kJoin};
     const OpKind kind = kKinds[liar_.below(std::size(kKinds))];
     Request request =
@@ -84,11 +86,11 @@ class Job {
                      kind,
                      {1 + static_cast<std::int64_t>(liar_.below(40)), 3});
     request.dtype = liar_.chance(2) ? DataType::kFloat32 : DataType::kInt8;
-    const bool of_all = kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet ||
-                        kind == OpKind::kJoin;
-    request.cacheable = !of_all;
-    request.process_set = !of_all && liar_.chance(3) ? 1 : 0;
-    if (of_all) {
+    const bool has_shape = !changes_sets(kind) && kind != OpKind::kJoin;
+    request.cacheable = has_shape;
+    request.process_set =
+        kind == OpKind::kLeaveProcessSet || (has_shape && liar_.chance(3)) ? 1 : 0;
+    if (!has_shape) {
       request.shape.clear();
     }
     if (kind == OpKind::kJoin) {
@@ -104,7 +106,7 @@ class Job {
       request.shape[0] = static_cast<std::int64_t>(request.numbers.size());
     } else if (kind == OpKind::kRemoveProcessSet) {
       request.numbers = {1};
-    } else if (kind == OpKind::kAddProcessSet) {
+    } else if (adds_set(kind)) {
       request.numbers = {0, size_ - 1};
     }
     return request;

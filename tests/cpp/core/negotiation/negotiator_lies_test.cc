@@ -89,6 +89,15 @@ TEST(NegotiatorLies, AProcessSetOfNothing) {
   expect_lost(outcome_of(change_of_sets(OpKind::kAddProcessSet, {0, 1}),
                          [](Request& r) { r.cacheable = true; }),
               "the next time");
+  expect_lost(outcome_of(change_of_sets(OpKind::kFormProcessSet, {0, 1, 2}),
+                         [](Request& r) { r.numbers = {0, 1}; }),
+              "expected the sender's among them");
+  expect_lost(outcome_of(make_request("x"),
+                         [](Request& r) {
+                           r = make_request("x", OpKind::kLeaveProcessSet, {});
+                           r.cacheable = false;
+                         }),
+              "the set of all ranks");
 }
 
 TEST(NegotiatorLies, MoreRowsThanMemoryHolds) {

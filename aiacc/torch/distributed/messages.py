@@ -1,0 +1,80 @@
+"""Messages between two ranks of a process group: its send and recv.
+
+The core moves bytes, so every dtype and shape will do, and pairs them by group and tag. It knows
+host memory only: tensors elsewhere pass through a copy there, like those that are not contiguous.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from aiacc import _core
+from aiacc.torch.adapter import refusal
+from aiacc.torch.distributed.groups import Group
+from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
+
+
+def send_to(group: Group, tensor: torch.Tensor, target: int, tag: int) -> Step:
+    """Send ``tensor`` to rank ``target`` of the group.
+
+    Raises:
+        ValueError: There is no such rank; or a sparse tensor.
+    """
+    _check(tensor, "send")
+    sent = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    to = _number_of(group, target)
+    handle = _core.send(sent.data_ptr(), sent.nbytes, to, _key(group, tag))
+    return handle, None, (sent,)
+
+
+class Receive(CollectiveWork):
+    """One tensor from another rank."""
+
+    def __init__(
+        self, group: Group, tensor: torch.Tensor, source: int | None, tag: int, futures: Futures
+    ) -> None:
+        """Receive into ``tensor`` from rank ``source`` of the group; None: from any.
+
+        Raises:
+            ValueError: There is no such rank; or a sparse tensor.
+        """
+        _check(tensor, "recv")
+        given = tensor.detach()
+        plain = given.is_cpu and given.is_contiguous() and not (given.is_neg() or given.is_conj())
+        received = given if plain else torch.empty_like(given, device="cpu").contiguous()
+        start = -1 if source is None else _number_of(group, source)
+        sources = group.ranks if source is None else ()
+        handle = _core.receive(
+            received.data_ptr(), received.nbytes, start, _key(group, tag), sources
+        )
+        self._group = group
+        self._source = source
+
+        def finish(handle: int) -> None:
+            if self._source is None:
+                self._source = group.ranks.index(_core.take_source(handle))
+            if not plain:
+                given.copy_(received)
+
+        super().__init__([(handle, finish, (received, given))], [tensor], futures)
+
+    def source_rank(self) -> int:
+        """The rank in the group that sent it, once `wait` has returned."""
+        return -1 if self._source is None else self._source
+
+    _source_rank = source_rank
+
+
+def _key(group: Group, tag: int) -> str:
+    return f"{group.series}, tag {tag}"
+
+
+def _number_of(group: Group, rank: int) -> int:
+    if not 0 <= rank < group.size:
+        raise ValueError(f"[torch] rank {rank} of a group (expected 0..{group.size - 1})")
+    return group.ranks[rank]
+
+
+def _check(tensor: torch.Tensor, what: str) -> None:
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        raise refusal(tensor, what)

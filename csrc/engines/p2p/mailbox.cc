@@ -1,0 +1,63 @@
+#include "csrc/engines/p2p/mailbox.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace aiacc {
+namespace {
+
+bool fits(const MessageReceive& receive, int source) {
+  return receive.source == MessageReceive::kAnySource || receive.source == source;
+}
+
+}  // namespace
+
+std::optional<MessageReceive> Mailbox::offer(const std::string& key, MessageOffer& offer) {
+  const auto slot = slots_.try_emplace(key).first;
+  auto& receives = slot->second.receives;
+  const auto found = std::find_if(receives.begin(), receives.end(), [&](const auto& receive) {
+    return fits(receive, offer.source);
+  });
+  if (found == receives.end()) {
+    slot->second.offers.push_back(std::move(offer));
+    return std::nullopt;
+  }
+  const MessageReceive receive = *found;
+  receives.erase(found);
+  tidy(slot);
+  return receive;
+}
+
+std::optional<MessageOffer> Mailbox::receive(const std::string& key,
+                                             const MessageReceive& receive) {
+  const auto slot = slots_.try_emplace(key).first;
+  auto& offers = slot->second.offers;
+  const auto found = std::find_if(
+      offers.begin(), offers.end(), [&](const auto& offer) { return fits(receive, offer.source); });
+  if (found == offers.end()) {
+    slot->second.receives.push_back(receive);
+    return std::nullopt;
+  }
+  MessageOffer offer = std::move(*found);
+  offers.erase(found);
+  tidy(slot);
+  return offer;
+}
+
+bool Mailbox::awaits(int source) const {
+  return std::any_of(slots_.begin(), slots_.end(), [&](const auto& slot) {
+    const auto& receives = slot.second.receives;
+    return std::any_of(receives.begin(), receives.end(), [&](const auto& receive) {
+      return receive.source == source;
+    });
+  });
+}
+
+/// Keys need not come again.
+void Mailbox::tidy(std::map<std::string, Slot>::iterator slot) {
+  if (slot->second.offers.empty() && slot->second.receives.empty()) {
+    slots_.erase(slot);
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/core/coordinator.h"
+#include "tests/cpp/support/coordinators.h"
+
+namespace aiacc {
+namespace {
+
+using Ranks = std::vector<int>;
+
+float sum_in(Coordinator& coordinator, std::uint32_t set, const std::string& name, float value) {
+  Request request = make_request(name, {1});
+  request.process_set = set;
+  finish(coordinator, submit(coordinator, request, &value, &value));
+  return value;
+}
+
+class CoordinatorFormingTest : public testing::TestWithParam<WorldSetting> {
+ protected:
+  CoordinatorFormingTest() {
+    world_.size = GetParam().size;
+    world_.transport = GetParam().transport;
+    // Whoever ignores a round for this reason hangs.
+    world_.options.patience = std::chrono::seconds(1000);
+  }
+  int size() const { return world_.size; }
+
+  CoordinatorWorld world_;
+};
+
+/// The first set of a job, which the others do not expect, of every two ranks.
+TEST_P(CoordinatorFormingTest, OtherRanksNeedNotDoAnything) {
+  for (int last = 1; last < size(); ++last) {
+    for (int first = 0; first < last; ++first) {
+      const Ranks members = {first, last};
+      SCOPED_TRACE("ranks " + std::to_string(first) + " and " + std::to_string(last));
+      std::atomic<int> left{2};
+      std::promise<void> over;
+      const std::shared_future<void> end = over.get_future().share();
+      with_coordinators(world_, [&](int rank, RankParts& parts) {
+        if (index_in(members, rank) >= 0) {
+          const std::uint32_t set = parts.coordinator->form_process_set("pair", members);
+          EXPECT_EQ(sum_in(*parts.coordinator, set, "x", 2), 4);
+          if (--left == 0) {
+            over.set_value();
+          }
+        }
+        end.wait();
+      });
+    }
+  }
+}
+
+TEST_P(CoordinatorFormingTest, SetsOfTheSameRanksAreApart) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const std::uint32_t added = coordinator.add_process_set({0, 1});
+    if (rank < 2) {
+      const std::vector<std::uint32_t> sets = {coordinator.form_process_set("a", {1, 0}),
+                                               coordinator.form_process_set("b", {0, 1}),
+                                               added};
+      std::vector<float> values = {1, 10, 100};
+      std::vector<Handle> handles(3);
+      for (std::size_t i = 0; i < 3; ++i) {
+        const std::size_t at = rank == 0 ? i : 2 - i;
+        Request request = make_request("", {1});
+        request.process_set = sets[at];
+        handles[at] = submit(coordinator, request, &values[at], &values[at]);
+      }
+      for (std::size_t i = 0; i < 3; ++i) {
+        finish(coordinator, handles[i]);
+      }
+      EXPECT_EQ(values, (std::vector<float>{2, 20, 200}));
+    }
+    barrier(coordinator, "done");
+  });
+}
+
+/// Overlapping sets that come and go, each rank at its own pace.
+TEST_P(CoordinatorFormingTest, ManySets) {
+  constexpr int kSets = 40;
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    std::mt19937 same(5);
+    for (int i = 0; i < kSets; ++i) {
+      Ranks ranks;
+      for (int member = 0; member < size(); ++member) {
+        if (same() % 2 == 0) {
+          ranks.push_back(member);
+        }
+      }
+      if (index_in(ranks, rank) < 0) {
+        continue;
+      }
+      const std::uint32_t set = coordinator.form_process_set(std::to_string(i), ranks);
+      for (const char* name : {"x", "x", "y"}) {
+        EXPECT_EQ(sum_in(coordinator, set, name, 1), static_cast<float>(ranks.size()));
+      }
+      coordinator.leave_process_set(set);
+    }
+    barrier(coordinator, "done");
+    EXPECT_EQ(coordinator.communicators().ids(), std::vector<std::uint32_t>{0});
+  });
+}
+
+TEST_P(CoordinatorFormingTest, WhoHasLeftIsNotWaitedFor) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    if (rank < 2) {
+      const std::uint32_t set = coordinator.form_process_set("a", {0, 1});
+      sum_in(coordinator, set, "x", 1);
+      if (rank == 1) {
+        const Status status = status_of([&] { sum_in(coordinator, set, "x", 1); });
+        EXPECT_EQ(status.code(), Code::kMismatch);
+        EXPECT_NE(status.message().find("rank 0 has left process set"), std::string::npos)
+            << status.message();
+      }
+      coordinator.leave_process_set(set);
+    }
+    EXPECT_EQ(sum(coordinator, "all", 1), static_cast<float>(size()));
+  });
+}
+
+TEST_P(CoordinatorFormingTest, WrongCallsAreRefused) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const int other = (rank + 1) % size();
+    const auto refused = [](const Status& status, const std::string& text) {
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+    };
+    refused(status_of([&] { coordinator.form_process_set("a", {other}); }),
+            "'a' of ranks [" + std::to_string(other) + "], formed by rank " + std::to_string(rank));
+    refused(status_of([&] { coordinator.form_process_set("", {rank}); }), "expected a name");
+    refused(status_of([&] { coordinator.form_process_set("a", {rank, size()}); }),
+            "a rank that does not exist");
+    refused(status_of([&] { coordinator.leave_process_set(77); }), "77 is not registered");
+    refused(status_of([&] { coordinator.leave_process_set(0); }), "the set of all ranks");
+    barrier(coordinator, "done");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds,
+                         CoordinatorFormingTest,
+                         testing::Values(WorldSetting{3, Transport::kInProcess},
+                                         WorldSetting{4, Transport::kInProcess},
+                                         WorldSetting{3, Transport::kTcp},
+                                         WorldSetting{4, Transport::kTcp},
+                                         WorldSetting{6, Transport::kTcp}),
+                         setting_name);
+
+}  // namespace
+}  // namespace aiacc

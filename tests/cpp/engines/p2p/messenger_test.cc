@@ -1,0 +1,423 @@
+#include "csrc/engines/p2p/messenger.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/tcp_world.h"
+
+namespace aiacc {
+namespace {
+
+using Data = std::vector<std::uint8_t>;
+
+/// A rank's messenger, and what becomes of its messages.
+class Rank {
+ public:
+  Rank(Connector* connector, int rank, double peer_timeout_s = 20)
+      : messenger_(std::make_unique<Messenger>(
+            connector,
+            rank,
+            peer_timeout_s,
+            Messenger::Events{[this](auto ticket, int source, const Status& status) {
+                                end(ticket, source, status);
+                              },
+                              [this](const Status& status) { lose(status); }})) {}
+
+  Messenger& messenger() { return *messenger_; }
+
+  std::uint64_t send(int to, const std::string& key, const Data& data) {
+    const std::uint64_t ticket = ++tickets_;
+    messenger_->send(to, key, data.data(), data.size(), ticket);
+    return ticket;
+  }
+  std::uint64_t receive(int from,
+                        const std::string& key,
+                        Data& data,
+                        const std::vector<int>& sources = {}) {
+    const std::uint64_t ticket = ++tickets_;
+    messenger_->receive(key, {from, data.data(), data.size(), ticket}, sources);
+    return ticket;
+  }
+
+  /// The source of what has ended.
+  int wait(std::uint64_t ticket, const std::string& problem = "") {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return ended_.count(ticket) != 0 || !lost_.ok(); });
+    if (ended_.count(ticket) == 0) {
+      throw Error(lost_);
+    }
+    const auto [source, status] = ended_.at(ticket);
+    EXPECT_EQ(status.ok(), problem.empty()) << status.message();
+    EXPECT_NE(status.message().find(problem), std::string::npos) << status.message();
+    return source;
+  }
+  bool over(std::uint64_t ticket) {
+    const std::lock_guard lock(mutex_);
+    return ended_.count(ticket) != 0;
+  }
+  Status lost() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !lost_.ok(); });
+    return lost_;
+  }
+  bool is_lost() {
+    const std::lock_guard lock(mutex_);
+    return !lost_.ok();
+  }
+
+  void leave() {
+    messenger_->drain(Clock::now() + std::chrono::seconds(20));
+    messenger_->stop({Code::kShutdown, "over"});
+  }
+  void stop() { messenger_->stop({Code::kInternal, "stopped"}); }
+
+ private:
+  void end(std::uint64_t ticket, int source, const Status& status) {
+    const std::lock_guard lock(mutex_);
+    EXPECT_TRUE(ended_.emplace(ticket, std::make_pair(source, status)).second)
+        << "a ticket came back twice";
+    changed_.notify_all();
+  }
+  void lose(const Status& status) {
+    const std::lock_guard lock(mutex_);
+    lost_ = lost_.ok() ? status : lost_;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint64_t, std::pair<int, Status>> ended_;
+  Status lost_;
+  std::atomic<std::uint64_t> tickets_{0};
+  std::unique_ptr<Messenger> messenger_;
+};
+
+/// Calls `body(rank, self)` on a thread per rank, which leaves in order when it is through.
+template <class Body>
+void with_ranks(int size, Body body) {
+  TcpWorld world(size);
+  run_as_ranks(size, [&](int rank, RankThreads& rank_threads) {
+    Rank self(&world.connector(rank), rank);
+    const auto guard = rank_threads.on_failure([&](const Status&) { self.stop(); });
+    body(rank, self);
+    self.leave();
+  });
+}
+
+/// Below, at and above what travels with an offer, and more than a socket takes at once.
+const std::vector<std::size_t> kSizes = {
+    0, 1, MessageLink::kEagerBytes, MessageLink::kEagerBytes + 1, std::size_t{20} << 20};
+
+Data pattern(std::size_t bytes, int seed) {
+  Data data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    data[i] = static_cast<std::uint8_t>(i * 7 + static_cast<std::size_t>(seed));
+  }
+  return data;
+}
+
+TEST(Messenger, BothSendFirst) {
+  for (const std::size_t bytes : kSizes) {
+    with_ranks(2, [&](int rank, Rank& self) {
+      const Data mine = pattern(bytes, rank);
+      Data theirs(bytes);
+      const std::uint64_t sent = self.send(1 - rank, "x", mine);
+      EXPECT_EQ(self.wait(self.receive(1 - rank, "x", theirs)), 1 - rank);
+      self.wait(sent);
+      EXPECT_EQ(theirs, pattern(bytes, 1 - rank));
+    });
+  }
+}
+
+TEST(Messenger, KeysInAnyOrderAndEqualOnesInTheirs) {
+  with_ranks(2, [](int rank, Rank& self) {
+    constexpr int kMany = 50;
+    std::vector<std::pair<std::string, int>> order;
+    for (int i = 0; i < kMany; ++i) {
+      order.emplace_back(i % 2 == 0 ? "even" : "odd", i);
+    }
+    std::vector<Data> data;
+    std::vector<std::uint64_t> tickets;
+    for (const auto& [key, number] : order) {
+      const std::size_t bytes = number % 3 == 0 ? MessageLink::kEagerBytes * 3 : 5;
+      data.push_back(rank == 0 ? pattern(bytes, number) : Data(bytes));
+    }
+    if (rank == 1) {
+      std::stable_partition(
+          order.begin(), order.end(), [](const auto& one) { return one.first == "odd"; });
+    }
+    for (const auto& [key, number] : order) {
+      Data& here = data[static_cast<std::size_t>(number)];
+      tickets.push_back(rank == 0 ? self.send(1, key, here) : self.receive(0, key, here));
+    }
+    for (const std::uint64_t ticket : tickets) {
+      self.wait(ticket);
+    }
+    for (int number = 0; number < kMany; ++number) {
+      const Data& here = data[static_cast<std::size_t>(number)];
+      EXPECT_EQ(here, pattern(here.size(), number)) << number;
+    }
+  });
+}
+
+/// Its payload comes with the offer, and is there already.
+TEST(Messenger, ASendIsOverWhenItIsReceived) {
+  with_ranks(2, [](int rank, Rank& self) {
+    Data word(1);
+    if (rank == 0) {
+      const Data data = pattern(100, 3);
+      const std::uint64_t early = self.send(1, "late", data);
+      self.wait(self.send(1, "first", word));
+      EXPECT_FALSE(self.over(early));
+      self.wait(self.send(1, "second", word));
+      self.wait(early);
+    } else {
+      Data data(100);
+      self.wait(self.receive(0, "first", word));
+      self.wait(self.receive(0, "second", word));
+      self.wait(self.receive(0, "late", data));
+      EXPECT_EQ(data, pattern(100, 3));
+    }
+  });
+}
+
+TEST(Messenger, FromAnySource) {
+  with_ranks(4, [](int rank, Rank& self) {
+    constexpr int kEach = 20;
+    const std::vector<std::size_t> sizes = {8, MessageLink::kEagerBytes * 2};
+    for (const std::size_t bytes : rank == 0 ? std::vector<std::size_t>() : sizes) {
+      for (int i = 0; i < kEach; ++i) {
+        const Data data(bytes, static_cast<std::uint8_t>(rank));
+        self.wait(self.send(0, std::to_string(bytes), data));
+      }
+    }
+    if (rank != 0) {
+      return;
+    }
+    std::vector<int> seen(4);
+    for (const std::size_t bytes : sizes) {
+      Data data(bytes);
+      for (int i = 0; i < 3 * kEach; ++i) {
+        const int source = self.wait(
+            self.receive(MessageReceive::kAnySource, std::to_string(bytes), data, {0, 1, 2, 3}));
+        EXPECT_EQ(data, Data(bytes, static_cast<std::uint8_t>(source)));
+        seen[static_cast<std::size_t>(source)] += 1;
+      }
+    }
+    EXPECT_EQ(seen, (std::vector<int>{0, 2 * kEach, 2 * kEach, 2 * kEach}));
+  });
+}
+
+TEST(Messenger, ToItself) {
+  Rank self(nullptr, 0);
+  for (const std::size_t bytes : kSizes) {
+    const Data mine = pattern(bytes, 1);
+    Data here(bytes);
+    const std::uint64_t first = self.send(0, "x", mine);
+    const std::uint64_t second = self.receive(0, "x", here);
+    EXPECT_EQ(self.wait(second), 0);
+    self.wait(first);
+    EXPECT_EQ(here, mine);
+    Data again(bytes);
+    const std::uint64_t any = self.receive(MessageReceive::kAnySource, "x", again, {0});
+    EXPECT_FALSE(self.over(any));
+    self.send(0, "x", mine);
+    self.wait(any);
+    EXPECT_EQ(again, mine);
+  }
+}
+
+TEST(Messenger, OtherSizesFailBothAndNothingElse) {
+  for (const std::size_t bytes : {std::size_t{16}, MessageLink::kEagerBytes * 2}) {
+    with_ranks(2, [&](int rank, Rank& self) {
+      const std::string problem = "message 'x': rank 0 sends " + std::to_string(bytes) +
+                                  " bytes, rank 1 receives 8 (expected equal)";
+      Data data(bytes);
+      Data less(8);
+      self.wait(rank == 0 ? self.send(1, "x", data) : self.receive(0, "x", less), problem);
+      self.wait(rank == 0 ? self.send(1, "x", data) : self.receive(0, "x", data));
+    });
+  }
+  Rank self(nullptr, 0);
+  Data data(2);
+  Data more(3);
+  const std::uint64_t sent = self.send(0, "x", data);
+  self.wait(self.receive(0, "x", more), "rank 0 sends 2 bytes, rank 0 receives 3");
+  self.wait(sent, "rank 0 sends 2 bytes");
+}
+
+TEST(Messenger, ARankThatLeavesAfterItsLastSendLosesNothing) {
+  for (const std::size_t bytes : kSizes) {
+    with_ranks(2, [&](int rank, Rank& self) {
+      const Data mine = pattern(bytes, 5);
+      Data theirs(bytes);
+      self.wait(rank == 0 ? self.send(1, "x", mine) : self.receive(0, "x", theirs));
+      EXPECT_TRUE(rank == 0 || theirs == mine);
+      EXPECT_FALSE(self.is_lost());
+    });
+  }
+}
+
+TEST(Messenger, WhoWaitsForARankThatIsGoneGetsToKnow) {
+  for (const bool sends : {false, true}) {
+    TcpWorld world(2);
+    run_as_ranks(2, [&](int rank) {
+      Rank self(&world.connector(rank), rank);
+      Data data(8);
+      self.wait(rank == 0 ? self.send(1, "x", data) : self.receive(0, "x", data));
+      if (rank == 0) {
+        self.stop();
+        return;
+      }
+      if (sends) {
+        self.send(0, "y", data);
+      } else {
+        self.receive(0, "y", data);
+      }
+      const Status status = self.lost();
+      EXPECT_EQ(status.code(), Code::kPeerLost);
+      EXPECT_NE(status.message().find("lost rank 0 "), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("the connection for messages"), std::string::npos);
+      self.stop();
+    });
+  }
+}
+
+/// In the middle of a message, with others waiting, connected or not.
+TEST(Messenger, StopEndsEverythingAtAnyTime) {
+  for (int round = 0; round < 20; ++round) {
+    TcpWorld world(3);
+    run_as_ranks(3, [&](int rank) {
+      Rank self(&world.connector(rank), rank);
+      const Data large(std::size_t{8} << 20);
+      std::vector<Data> places(6, Data(large.size()));
+      for (int other = 0; other < 3; ++other) {
+        for (const char* key : {"x", "y"}) {
+          self.send(other, key, large);
+          self.receive(other, key, places[static_cast<std::size_t>(other)]);
+        }
+      }
+      self.receive(MessageReceive::kAnySource, "z", places[5], {0, 1, 2});
+      std::this_thread::yield();
+      self.stop();
+      // Nobody writes there any more.
+      places.clear();
+      self.send(0, "x", large);
+    });
+  }
+}
+
+/// As on the wire.
+struct Frame {
+  std::uint8_t magic = 0xa2;
+  std::uint8_t kind = 1;
+  std::uint16_t key_bytes = 0;
+  std::uint32_t id = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// What a rank makes of it that has offered two messages, one of them small.
+TEST(Messenger, WhatNoRankSendsIsNotBelieved) {
+  constexpr std::uint64_t kHuge = ~std::uint64_t{0};
+  const std::vector<Frame> lies = {{0xa1, 1, 0, 0, 0},
+                                   {0xa2, 0, 0, 0, 0},
+                                   {0xa2, 6, 0, 0, 0},
+                                   {0xa2, 1, 65535, 0, 0},
+                                   {0xa2, 1, 0, 0, kHuge},
+                                   {0xa2, 2, 0, 7, 0},   // a grant of what was not offered,
+                                   {0xa2, 2, 0, 0, 0},   // of what it has,
+                                   {0xa2, 3, 0, 0, 9},   // what nobody asked for,
+                                   {0xa2, 4, 0, 1, 0},   // word that it has what was not sent,
+                                   {0xa2, 5, 0, 9, 0}};  // a refusal of nothing
+  for (const Frame& lie : lies) {
+    SCOPED_TRACE("kind " + std::to_string(lie.kind) + ", id " + std::to_string(lie.id));
+    TcpWorld world(2);
+    run_as_ranks(2, [&](int rank) {
+      if (rank == 1) {
+        std::vector<Socket> sockets =
+            world.connector(1).establish({{0, ChannelKind::kMessages, 0, false, 0}});
+        sockets[0].send_all(&lie, sizeof lie, "rank 0", Clock::now() + std::chrono::seconds(20));
+        std::uint8_t byte = 0;
+        try {
+          while (true) {  // until it is closed
+            sockets[0].recv_some(&byte, 1, "rank 0");
+          }
+        } catch (const Error&) {
+          return;
+        }
+      }
+      Rank self(&world.connector(0), 0);
+      const Data small(3);
+      const Data large(MessageLink::kEagerBytes + 1);
+      self.send(1, "small", small);
+      self.send(1, "large", large);
+      const Status status = self.lost();
+      EXPECT_EQ(status.code(), Code::kPeerLost);
+      EXPECT_NE(status.message().find("rank 1 sent "), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("cannot be trusted"), std::string::npos);
+      self.stop();
+    });
+  }
+}
+
+/// All to all, at random, from several threads of each rank.
+TEST(Messenger, ManyAtATime) {
+  constexpr int kSize = 4;
+  constexpr int kThreads = 3;
+  constexpr int kMessages = 60;
+  with_ranks(kSize, [](int rank, Rank& self) {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&, thread] {
+        // The same plan everywhere: who sends how much to whom.
+        std::mt19937 same(static_cast<std::uint32_t>(thread));
+        std::mt19937 own(static_cast<std::uint32_t>(thread * 10 + rank));
+        struct Message {
+          int number;
+          Data data;
+          std::uint64_t ticket;
+        };
+        std::vector<Message> messages;
+        for (int i = 0; i < kMessages; ++i) {
+          const int from = static_cast<int>(same() % kSize);
+          const int to = static_cast<int>(same() % kSize);
+          const std::size_t bytes = same() % 5 == 0 ? 100'000 + same() % 1000 : same() % 3000;
+          const std::string key = std::to_string(thread) + "." + std::to_string(i % 4);
+          if (rank == from) {
+            messages.push_back({i, pattern(bytes, i), 0});
+            messages.back().ticket = self.send(to, key, messages.back().data);
+          }
+          if (rank == to) {
+            messages.push_back({i, Data(bytes), 0});
+            messages.back().ticket = self.receive(from, key, messages.back().data);
+          }
+        }
+        std::shuffle(messages.begin(), messages.end(), own);
+        for (const Message& message : messages) {
+          self.wait(message.ticket);
+          EXPECT_EQ(message.data, pattern(message.data.size(), message.number));
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace aiacc
