@@ -108,8 +108,8 @@ def prepare(
     d0 % n members; Sum and Average only. `splits[i]`: rows of an ALLTOALL for the i-th member.
     JOIN has no name, memory or process set (`take_join`).
     `device`: -1 for host memory, else the ordinal of the CUDA device that all the memory is on.
-    `wire`: how the float32 tensor of an ALLREDUCE travels between CUDA devices, and is added up:
-    0 as it is, 1 float16, 2 bfloat16, 3 float8_e4m3, 4 float8_e5m2.
+    `wire`: how the float32 tensor of an ALLREDUCE travels, and is added up: 0 as it is, 1 float16,
+    2 bfloat16, 3 float8_e4m3, 4 float8_e5m2 (these two between CUDA devices only).
     Raises ValueError for what no job could do. Needs no `init`, and outlives `shutdown`.
     """
 

@@ -8,6 +8,7 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/batch_copy.cc
   csrc/kernels/check_finite.cc
   csrc/kernels/half.cc
+  csrc/kernels/narrow.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc
   csrc/kernels/vector/baseline.cc

@@ -72,7 +72,7 @@ def allreduce(
         prescale_factor: Multiplies the input of every rank.
         postscale_factor: Multiplies the result.
         process_set: See above.
-        wire: How float32 travels between CUDA devices, see `_core.prepare`.
+        wire: How float32 travels, see `_core.prepare`.
         verb: See above.
     """
     factors = prescale_factor, postscale_factor

@@ -61,22 +61,37 @@ def submit(data: Tensors) -> Contender:
     return Contender("aiacc", run, data.fill, finish, data.check_average)
 
 
-#: How `step` divides gradients: what contender gives `DistributedOptimizer` which options.
-STEPS: dict[str, dict[str, Any]] = {
-    "aiacc": {},
-    "aiacc_groups": {"groups": STEP_GROUPS},
-    "aiacc_view": {"gradient_as_bucket_view": True},
+_BF16 = {"compression": hvd.Compression.bf16}
+#: By row, which contender gives `DistributedOptimizer` which options: how gradients are divided in
+#: `step`, and how they travel in `step_bf16`.
+STEPS: dict[str, dict[str, dict[str, Any]]] = {
+    "step": {
+        "aiacc": {},
+        "aiacc_groups": {"groups": STEP_GROUPS},
+        "aiacc_view": {"gradient_as_bucket_view": True},
+    },
+    "step_bf16": {
+        "aiacc": _BF16,
+        "aiacc_view": {**_BF16, "gradient_as_bucket_view": True},
+        "aiacc_fp16": {"compression": hvd.Compression.fp16},
+        "aiacc_fp32": {},
+    },
 }
 
 
-def steps(gradients: Tensors, size: int) -> list[Contender]:
-    """DistributedOptimizer around the SGD that DDP gets, with gradients divided in every way."""
-    return [_step(name, gradients, size, options) for name, options in STEPS.items()]
+def steps(key: str, gradients: Tensors, size: int) -> list[Contender]:
+    """DistributedOptimizer around the SGD that DDP gets, in all ways of the row ``key``."""
+    return [
+        _step(name, f"{key}.{name}", gradients, size, options)
+        for name, options in STEPS[key].items()
+    ]
 
 
-def _step(name: str, gradients: Tensors, size: int, options: dict[str, Any]) -> Contender:
+def _step(
+    name: str, label: str, gradients: Tensors, size: int, options: dict[str, Any]
+) -> Contender:
     def wrap(model: training.FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
+        named = [(f"{label}.{key}", parameter) for key, parameter in model.named_parameters()]
         return model, hvd.DistributedOptimizer(training.plain_sgd(model), named, **options)
 
     return training.contender(name, gradients, wrap, (size + 1) / 2)

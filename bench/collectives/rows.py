@@ -52,6 +52,8 @@ SMALL_BYTES = 1024
 GROUPED_TENSORS = 100
 GROUPED_BYTES = 64 * 1024
 STEP_GROUPS = 8
+#: Integers up to here are bfloat16 numbers.
+BFLOAT16_EXACT = 256
 #: Rows of `exchange`.
 EXCHANGE = ("grouped", "alltoall", "reducescatter", "process_set")
 
@@ -67,6 +69,7 @@ ROWS = (
     Row("reducescatter", "reduce-scatter, 4 MB on every rank"),
     Row("process_set", "all-reduce of 4 MB in a process set of all ranks but one", ranks=3),
     Row("step", "training step, ResNet-50's shapes, free backward"),
+    Row("step_bf16", "the same step, gradients as bfloat16 on their way"),
     Row("submit", "submit from Python, per tensor", "caller", "us", SMALL_TENSORS, rounds=2),
 )
 IDLE = "idle"
@@ -91,6 +94,8 @@ BARS = (
     Bar("process_set", "tcp", 1.0, "gloo"),
     Bar("step", "mpi", 0.42, "ddp"),
     Bar("step", "tcp", 0.42, "ddp"),
+    Bar("step_bf16", "mpi", 1.0, "aiacc_fp32"),
+    Bar("step_bf16", "tcp", 1.0, "aiacc_fp32"),
     Bar("submit", "mpi", 2.5, ""),
     Bar("submit", "tcp", 2.5, ""),
     Bar("submit_cpp", "", 2.0, ""),
@@ -100,6 +105,8 @@ CONTENDERS = {
     "aiacc": "aiacc",
     "aiacc_groups": f"aiacc, {STEP_GROUPS} groups",
     "aiacc_view": "aiacc, gradient_as_bucket_view",
+    "aiacc_fp16": "aiacc, float16",
+    "aiacc_fp32": "aiacc, float32",
     "gloo": "torch gloo",
     "gloo_multi": "torch gloo, 4 contexts",
     "gloo_coalesced": "torch gloo, coalesced call",
@@ -109,6 +116,7 @@ CONTENDERS = {
     "ddp": "DDP/gloo",
     "ddp_multi": "DDP/gloo, 4 contexts",
     "ddp_view": "DDP/gloo, gradient_as_bucket_view",
+    "ddp_fp16": "DDP/gloo, fp16_compress_hook",
     "none": "no communication",
 }
 

@@ -17,16 +17,28 @@ class Tensors:
     that sums and averages over a power of two of ranks are exact.
     """
 
-    def __init__(self, shapes: Sequence[tuple[str, Shape]], rank: int, size: int) -> None:
-        """Allocate the tensors; ``rank`` of ``size`` decides their inputs."""
+    def __init__(
+        self, shapes: Sequence[tuple[str, Shape]], rank: int, size: int, largest_sum: int = 0
+    ) -> None:
+        """Allocate the tensors; ``rank`` of ``size`` decides their inputs.
+
+        Args:
+            shapes: Names and shapes.
+            rank: This one.
+            size: Ranks.
+            largest_sum: No sum over the ranks is more than this; 0: as they come.
+        """
         self.names = [name for name, _ in shapes]
         self.tensors = [torch.empty(shape) for _, shape in shapes]
         self.size = size
         count = sum(tensor.numel() for tensor in self.tensors)
+        ranks_sum = size * (size + 1) // 2
         pattern = (torch.arange(count) % _PERIOD).float()
+        if largest_sum > 0:
+            pattern %= largest_sum // ranks_sum + 1
         self._inputs = self._views(pattern * (rank + 1))
         self._patterns = self._views(pattern)
-        self._ranks_sum = size * (size + 1) / 2
+        self._ranks_sum = float(ranks_sum)
         self._exact = size & (size - 1) == 0
 
     def fill(self) -> None:

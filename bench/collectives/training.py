@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.collectives.measure import Contender
@@ -124,3 +125,14 @@ def ddp(gloo: Gloo, gradients: Tensors) -> list[Contender]:
         contender("ddp_multi", gradients, multi, average),
         contender("ddp_view", gradients, view, average),
     ]
+
+
+def ddp_fp16(gloo: Gloo, gradients: Tensors) -> Contender:
+    """DistributedDataParallel whose hook sends gradients as float16: for bfloat16 torch refuses gloo."""
+
+    def wrap(model: FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        module = DistributedDataParallel(model)
+        module.register_comm_hook(None, fp16_compress_hook)
+        return module, plain_sgd(model)
+
+    return contender("ddp_fp16", gradients, wrap, (gloo.size + 1) / 2)

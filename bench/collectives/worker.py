@@ -12,6 +12,7 @@ import torch
 from bench.collectives import exchange, peers, sockets, training
 from bench.collectives.measure import Contender, interleave
 from bench.collectives.rows import (
+    BFLOAT16_EXACT,
     EXCHANGE,
     IDLE,
     LATENCY_BYTES,
@@ -96,11 +97,15 @@ def _contenders(
         theirs = peers.blocking(gloo, tensors, calls)
     elif key == "step":
         tensors = data(resnet50())
-        mine = ours.steps(tensors, size) if with_aiacc else []
+        mine = ours.steps(key, tensors, size) if with_aiacc else []
         theirs = [
             *training.ddp(gloo, tensors),
             training.without_communication(tensors, rank),
         ]
+    elif key == "step_bf16":
+        tensors = Tensors(resnet50(), rank, size, BFLOAT16_EXACT)
+        mine = ours.steps(key, tensors, size) if with_aiacc else []
+        theirs = [training.ddp_fp16(gloo, tensors)]
     else:
         tensors = data(small)
         mine = [ours.submit(tensors)] if with_aiacc else []

@@ -100,6 +100,26 @@ const char* name_of(ReduceOp op) {
   return "unknown";
 }
 
+const char* name_of(WireFormat wire) {
+  switch (wire) {
+    case WireFormat::kTensor:
+      return "tensor";
+    case WireFormat::kFloat16:
+      return "float16";
+    case WireFormat::kBFloat16:
+      return "bfloat16";
+    case WireFormat::kFloat8E4M3:
+      return "float8_e4m3";
+    case WireFormat::kFloat8E5M2:
+      return "float8_e5m2";
+  }
+  return "unknown";
+}
+
+std::size_t size_on_wire(DataType dtype, WireFormat wire) {
+  return is_float8(wire) ? 1 : size_of(dtype_on_wire(dtype, wire));
+}
+
 DataType dtype_from(int value) {
   if (value < 0 || value >= kDataTypes) {
     throw Error(Code::kInvalidArgument,

@@ -34,6 +34,16 @@ enum class ReduceOp : std::uint8_t {
   kProduct = 5,
 };
 
+/// How floats travel: as they are in the tensor, or narrowed. The 8-bit ones exist only there.
+enum class WireFormat : std::uint8_t {
+  kTensor = 0,
+  kFloat16 = 1,
+  kBFloat16 = 2,
+  kFloat8E4M3 = 3,
+  kFloat8E5M2 = 4,
+};
+inline constexpr int kWireFormats = 5;
+
 /// The arithmetic of one all-reduce: factor * (a op b op ...). What the factor does to integers and
 /// 16-bit floats is said in kernels/scale.h.
 struct Reduction {
@@ -53,6 +63,24 @@ const char* name_of(DataType dtype);
 
 /// "Average", "Sum", ...
 const char* name_of(ReduceOp op);
+
+/// "tensor", "float16", ..., "float8_e5m2"
+const char* name_of(WireFormat wire);
+
+/// Whether there is no DataType for what travels.
+constexpr bool is_float8(WireFormat wire) {
+  return wire == WireFormat::kFloat8E4M3 || wire == WireFormat::kFloat8E5M2;
+}
+
+/// Of the elements that travel, and are combined, unless they are 8-bit floats.
+constexpr DataType dtype_on_wire(DataType dtype, WireFormat wire) {
+  return wire == WireFormat::kFloat16    ? DataType::kFloat16
+         : wire == WireFormat::kBFloat16 ? DataType::kBFloat16
+                                         : dtype;
+}
+
+/// Bytes of one element of a tensor on the wire.
+std::size_t size_on_wire(DataType dtype, WireFormat wire);
 
 /// Throw Error(kInvalidArgument) on a number that names nothing.
 DataType dtype_from(int value);

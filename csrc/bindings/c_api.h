@@ -91,7 +91,7 @@ typedef enum aiacc_op {
   AIACC_PRODUCT = 5
 } aiacc_op;
 
-/* How float32 travels in an all-reduce on GPUs. */
+/* How float32 travels in an all-reduce; the 8-bit formats between GPUs only. */
 typedef enum aiacc_wire {
   AIACC_WIRE_TENSOR = 0, /* as it is */
   AIACC_WIRE_FLOAT16 = 1,

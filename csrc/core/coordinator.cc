@@ -126,6 +126,7 @@ Handle Coordinator::submit(std::shared_ptr<Operation> operation) {
     admit_on_gpu(*operation);
     operation->byte_weight = gpu_byte_weight_.load(std::memory_order_relaxed);
   }
+  operation->byte_weight /= static_cast<double>(request.narrowing());
   stuck_detector_.note();
   const std::uint64_t bytes = operation->weighted_bytes();
   std::uint64_t queued = 0;

@@ -12,7 +12,6 @@
 #include "csrc/base/wait_mark.h"
 #include "csrc/cuda/device.h"
 #include "csrc/engines/engine_context.h"
-#include "csrc/kernels/batch_copy.h"
 #include "csrc/planning/parameters.h"
 
 namespace aiacc {
@@ -24,18 +23,6 @@ struct DeviceReduction {
   WireFormat wire = WireFormat::kTensor;
   Algorithm algorithm = Algorithm::kAny;  ///< a wish
 };
-
-/// Whether there is no DataType for what travels.
-constexpr bool is_float8(WireFormat wire) {
-  return wire == WireFormat::kFloat8E4M3 || wire == WireFormat::kFloat8E5M2;
-}
-
-/// Of the elements that are added up, unless they are 8-bit floats.
-constexpr DataType dtype_on_wire(const DeviceReduction& reduction) {
-  return reduction.wire == WireFormat::kFloat16    ? DataType::kFloat16
-         : reduction.wire == WireFormat::kBFloat16 ? DataType::kBFloat16
-                                                   : reduction.dtype;
-}
 
 /// Moves tensors in the memory of GPUs between ranks. For host memory see Engine.
 ///

@@ -111,36 +111,6 @@ std::uint32_t head_of(const CopyKernel& kernel, const CopySegment& segment, std:
 
 }  // namespace
 
-const char* name_of(WireFormat wire) {
-  switch (wire) {
-    case WireFormat::kTensor:
-      return "tensor";
-    case WireFormat::kFloat16:
-      return "float16";
-    case WireFormat::kBFloat16:
-      return "bfloat16";
-    case WireFormat::kFloat8E4M3:
-      return "float8_e4m3";
-    case WireFormat::kFloat8E5M2:
-      return "float8_e5m2";
-  }
-  return "unknown";
-}
-
-std::size_t size_on_wire(DataType dtype, WireFormat wire) {
-  switch (wire) {
-    case WireFormat::kTensor:
-      return size_of(dtype);
-    case WireFormat::kFloat16:
-    case WireFormat::kBFloat16:
-      return 2;
-    case WireFormat::kFloat8E4M3:
-    case WireFormat::kFloat8E5M2:
-      return 1;
-  }
-  throw Error(Code::kInternal, "[kernels] unknown wire format");
-}
-
 const std::vector<CopyKernel>& copy_kernels() {
   // NOLINTBEGIN(bugprone-macro-parentheses): types
 #define AIACC_COPY_KERNEL(name, Operation, In, Out) \

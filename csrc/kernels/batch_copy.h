@@ -8,23 +8,6 @@
 
 namespace aiacc {
 
-/// How floats travel: as they are in the tensor, or narrowed. The 8-bit ones exist only there.
-enum class WireFormat : std::uint8_t {
-  kTensor = 0,
-  kFloat16 = 1,
-  kBFloat16 = 2,
-  kFloat8E4M3 = 3,
-  kFloat8E5M2 = 4,
-};
-
-inline constexpr int kWireFormats = 5;
-
-/// "tensor", "float16", ..., "float8_e5m2"
-const char* name_of(WireFormat wire);
-
-/// Bytes of one element of a tensor on the wire.
-std::size_t size_on_wire(DataType dtype, WireFormat wire);
-
 enum class CopyDirection : std::uint8_t {
   kPack,    ///< tensors to the wire's buffer
   kUnpack,  ///< and back

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "csrc/base/error.h"
+#include "csrc/kernels/narrow.h"
 #include "csrc/kernels/scale.h"
 #include "csrc/kernels/vector/level.h"
 
@@ -29,20 +30,27 @@ std::uint64_t infinity_of(DataType dtype) {
 
 }  // namespace
 
-CopyReport check_finite(const void* in, std::size_t count, DataType dtype, double factor) {
+CopyReport check_finite(
+    const void* in, std::size_t count, DataType dtype, double factor, WireFormat wire) {
   static const VectorLevel& level = *runnable_vector_levels().front();
   const std::uint64_t infinity = infinity_of(dtype);
   const std::uint64_t largest = level.largest_magnitude(in, count, dtype);
   CopyReport report;
   report.nan = static_cast<std::uint8_t>(largest > infinity);
   report.infinite = static_cast<std::uint8_t>(largest == infinity);
-  if (largest < infinity && factor != 1.0) {
-    // Scaling keeps the order: if the largest input does not overflow, none does. Its bits come
-    // first in the 64-bit number, for the machine is little-endian.
-    std::uint64_t scaled = 0;
-    scale(&scaled, &largest, 1, dtype, factor);
+  const bool narrows = wire != WireFormat::kTensor;
+  if (largest < infinity && (factor != 1.0 || narrows)) {
+    // Both keep the order: if the largest input does not overflow, none does. Its bits come first
+    // in the 64-bit number, for the machine is little-endian.
+    const DataType sent = dtype_on_wire(dtype, wire);
+    std::uint64_t made = 0;
+    if (narrows) {
+      narrow(&made, &largest, 1, sent, factor);
+    } else {
+      scale(&made, &largest, 1, dtype, factor);
+    }
     report.overflow =
-        static_cast<std::uint8_t>(level.largest_magnitude(&scaled, 1, dtype) >= infinity);
+        static_cast<std::uint8_t>(level.largest_magnitude(&made, 1, sent) >= infinity_of(sent));
   }
   return report;
 }

@@ -94,11 +94,18 @@ void plan_units(const std::vector<PlannedTensor>& tensors,
   }
   for (std::size_t i = 0; i < plan.count; ++i) {
     PlannedUnit& unit = plan.units[i];
+    const PlannedTensor& first = tensors[unit.slices.front().tensor];
     unit.seq = first_seq++;
-    if (tensors[unit.slices.front().tensor].pinned) {
+    if (first.pinned) {
       unit.lane = loads.pin(unit.bytes, parameters, express_lane);
     } else {
       unit.lane = unit.bytes <= kExpressBytes ? express_lane : loads.assign(unit.bytes, parameters);
+    }
+    unit.wire_bytes = unit.bytes;
+    unit.bytes *= first.narrowing;
+    for (Slice& slice : unit.slices) {
+      slice.offset *= first.narrowing;
+      slice.bytes *= first.narrowing;
     }
   }
 }

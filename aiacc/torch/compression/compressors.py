@@ -1,7 +1,7 @@
 """Shorter forms of gradients while they travel.
 
-An all-reduce of float32 CUDA tensors over NCCL narrows them in the kernels that pack them, to what
-the compressors of `Compression` stand for. Elsewhere their ``compress`` casts: see `encode`.
+An all-reduce of float32 tensors narrows them in the core, where it packs them, to what the
+compressors of `Compression` stand for. Elsewhere their ``compress`` casts: see `encode`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Compression:
 
     With none a tensor travels as it is. fp16 and bf16 send floating-point tensors in 16 bits, and
     fp8_e4m3 and fp8_e5m2 float32 CUDA tensors in 8 bits; the sum over the ranks is formed in that
-    format too. Integers pass unchanged. docs/gpu.md says what happens on a CUDA device.
+    format too. Integers pass unchanged. Results have the dtype of the tensors, and the same bits
+    on all ranks. docs/compression.md has the rules.
     """
 
     none = NoneCompressor

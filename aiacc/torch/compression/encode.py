@@ -27,7 +27,6 @@ def to_send(compression: type[Compressor], tensors: Sequence[torch.Tensor], op: 
 
     Raises:
         ValueError: The compressor cannot do it.
-        CollectiveError: Not initialised.
     """
     wire = wire_of(compression, tensors, op)
     codec = compression if wire is None else Compression.none
@@ -45,4 +44,4 @@ def to_send(compression: type[Compressor], tensors: Sequence[torch.Tensor], op: 
             for tensor, one, ctx in apart:
                 tensor.copy_(codec.decompress(one, ctx))
 
-    return Sent(sent, restore if apart else None, wire or AS_THEY_ARE)
+    return Sent(sent, restore if apart else None, AS_THEY_ARE if wire is None else wire)

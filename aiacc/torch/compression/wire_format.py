@@ -6,19 +6,16 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from aiacc import _core
 from aiacc.collectives.reduce_ops import Adasum
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.torch.compression.compressors import Compression, Compressor
 
-#: Numbers of the core's wire formats (csrc/kernels/batch_copy.h).
+#: Numbers of the core's wire formats (csrc/base/dtype.h).
 _CASTS: dict[type, int] = {Compression.fp16: 1, Compression.bf16: 2}
 _WITHOUT_CAST: dict[type, int] = {Compression.fp8_e4m3: 3, Compression.fp8_e5m2: 4}
 
 
-def choose(
-    compression: object, dtypes: Iterable[torch.dtype], op: int, *, queued: bool
-) -> int | None:
+def choose(compression: object, dtypes: Iterable[torch.dtype], op: int) -> int | None:
     """How an all-reduce of tensors of these dtypes travels.
 
     Pure, and so equal on all ranks. A class derived from one of `Compression` counts as another
@@ -28,20 +25,20 @@ def choose(
         compression: What the caller asks for.
         dtypes: One for each tensor of the operation.
         op: Of the all-reduce.
-        queued: The tensors are on a CUDA device, and the job's engine for those queues.
 
     Returns:
         The wire format for the tensors themselves, which the core may still refuse; or None: send
         what the compressor makes of them.
     """
+    if compression is Compression.none:
+        return AS_THEY_ARE
     if not isinstance(compression, type):
         return None
-    dtypes = list(dtypes)
     if compression in _WITHOUT_CAST:
         floating = any(dtype.is_floating_point for dtype in dtypes)
         return _WITHOUT_CAST[compression] if floating else AS_THEY_ARE
     # float32 is what the kernels can narrow.
-    narrows = queued and op != Adasum and all(dtype == torch.float32 for dtype in dtypes)
+    narrows = op != Adasum and all(dtype == torch.float32 for dtype in dtypes)
     return _CASTS.get(compression) if narrows else None
 
 
@@ -51,12 +48,5 @@ def has_cast(compression: object) -> bool:
 
 
 def wire_of(compression: type[Compressor], tensors: Sequence[torch.Tensor], op: int) -> int | None:
-    """`choose` for an all-reduce of these tensors in this job.
-
-    Raises:
-        CollectiveError: Not initialised.
-    """
-    if compression is Compression.none:
-        return None
-    queued = not tensors[0].is_cpu and _core.gpu_engine() != "staged"
-    return choose(compression, (tensor.dtype for tensor in tensors), op, queued=queued)
+    """`choose` for an all-reduce of these tensors."""
+    return choose(compression, (tensor.dtype for tensor in tensors), op)

@@ -91,10 +91,10 @@ def grouped_allreduce_async(
     group = group_of(tensors, "grouped_allreduce", name)
     rest = (name, op, prescale_factor, postscale_factor, process_set)
     wire = wire_of(compression, group, op)
-    if wire is None and compression is not Compression.none:
+    if wire is None:
         copies = [tensor.detach().clone() for tensor in group]
         return _reduce_compressed(copies, compression, *rest)
-    return _reduce_anew(group, *rest, wire or AS_THEY_ARE)
+    return _reduce_anew(group, *rest, wire)
 
 
 def grouped_allreduce(

@@ -9,15 +9,16 @@ import torch
 
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compressor
 from aiacc.torch.compression.encode import to_send
+from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.ops import sparse
 
 
 class Encoded(NamedTuple):
     """What is submitted for the gradients of a bucket, as one operation."""
 
-    #: Contiguous. The list that was given, and no `decode`: these gradients are reduced as they
+    #: Contiguous. The list that was given, and no `decode`: these gradients are reduced where they
     #: are, and so may they be in later steps, without being encoded, while only addresses change.
     tensors: list[torch.Tensor]
     #: Puts what the operation of this handle, which is done, gave into the gradients.
@@ -38,12 +39,11 @@ def compressing(compression: type[Compressor], op: int) -> Codec:
     """A codec without state for dense gradients: a class of `Compression`, or one like them."""
 
     def encode(tensors: list[torch.Tensor]) -> Encoded:
-        if compression is Compression.none and all(map(_travels, tensors)):
-            return Encoded(tensors)
+        wire = wire_of(compression, tensors, op)
+        if wire is not None and all(map(_travels, tensors)):
+            return Encoded(tensors, None, wire)
         sent, restore, wire = to_send(compression, tensors, op)
-        if restore is not None:
-            return Encoded(sent, lambda _: restore(), wire)
-        return Encoded(sent if wire == AS_THEY_ARE else tensors, None, wire)
+        return Encoded(sent, None if restore is None else lambda _: restore(), wire)
 
     return encode
 

@@ -174,7 +174,7 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
   next_seq += plan_.count;
   units_.fetch_add(plan_.count, std::memory_order_relaxed);
   for (const PlannedUnit& unit : plan_) {
-    data_bytes_.fetch_add(unit.bytes, std::memory_order_relaxed);
+    data_bytes_.fetch_add(unit.wire_bytes, std::memory_order_relaxed);
     for (const Slice& slice : unit.slices) {
       planner_input_.pieces[slice.tensor].operation->slices_left.fetch_add(
           1, std::memory_order_relaxed);
@@ -249,7 +249,7 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
     // Sums of all ranks alone: other operations move other shares of their bytes.
     if (unit.communicator->id == 0 && lane != engine_.express_lane() &&
         first.kind == OpKind::kAllreduce && first.op != ReduceOp::kAdasum) {
-      throughput_.note(lane, unit.plan.bytes, Clock::now() - start);
+      throughput_.note(lane, unit.plan.wire_bytes, Clock::now() - start);
     }
     finish(unit, start);
   } catch (...) {

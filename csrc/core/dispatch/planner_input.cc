@@ -89,14 +89,16 @@ void fill_planner_input(const std::vector<Operation*>& operations,
         classes.push_back(piece);
       }
       pieces.push_back(piece);
-      tensors.push_back({planned_bytes(piece),
-                         static_cast<std::uint32_t>(size_of(piece.spec().dtype)),
+      const std::size_t narrowing = operation->request.narrowing();
+      tensors.push_back({planned_bytes(piece) / narrowing,
+                         static_cast<std::uint32_t>(size_of(piece.spec().dtype) / narrowing),
                          static_cast<std::uint32_t>(pack_class),
                          elementwise,
                          elementwise && !whole,
                          // Both use the connections between every two ranks (engines/adasum.h).
                          kind == OpKind::kAlltoall || whole,
-                         gpu_engine && operation->request.on_gpu()});
+                         gpu_engine && operation->request.on_gpu(),
+                         static_cast<std::uint32_t>(narrowing)});
     }
   }
 }

@@ -111,8 +111,11 @@ void FiniteCheck::inspect(const Unit& unit, const std::byte* copies) {
     if (const void* input = unit.pieces[i].buffers().input; input != nullptr) {
       const void* data =
           copies != nullptr ? copies : static_cast<const std::byte*>(input) + slice.offset;
-      const CopyReport report =
-          check_finite(data, slice.bytes / size_of(dtype), dtype, first.request().prescale);
+      const CopyReport report = check_finite(data,
+                                             slice.bytes / size_of(dtype),
+                                             dtype,
+                                             first.request().prescale,
+                                             first.request().wire);
       if (report.nan != 0 || report.infinite != 0 || report.overflow != 0) {
         reports.resize(unit.pieces.size());
         reports[seen] = report;

@@ -8,6 +8,7 @@
 #include "csrc/core/execution/finite_check.h"
 #include "csrc/engines/adasum.h"
 #include "csrc/kernels/divisor.h"
+#include "csrc/kernels/narrow.h"
 #include "csrc/kernels/scale.h"
 
 namespace aiacc {
@@ -21,7 +22,7 @@ const std::byte* at(const void* base, std::uint64_t offset) {
 
 std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
 
-/// What the engine shall do to the elements of a reduction.
+/// What shall be done to the elements of a reduction.
 Reduction reduction_of(const Unit& unit) {
   const Request& request = unit.pieces.front().request();
   const DataType dtype = unit.pieces.front().spec().dtype;
@@ -32,7 +33,38 @@ Reduction reduction_of(const Unit& unit) {
                   : request.postscale};
 }
 
+/// The elements travel, and are combined, in 16 bits. The factor comes after that, where they have
+/// their own format again, so it costs no second rounding.
+void narrow_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  const Request& request = unit.pieces.front().request();
+  const Reduction whole = reduction_of(unit);
+  const DataType sent = dtype_on_wire(whole.dtype, request.wire);
+  const std::size_t element = size_of(whole.dtype);
+  const std::size_t count = unit.plan.bytes / element;
+  std::byte* packed = buffer.reserve(count * size_of(sent));
+  std::byte* cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    const Slice& slice = unit.plan.slices[i];
+    const std::size_t elements = slice.bytes / element;
+    const void* input = at(unit.pieces[i].buffers().input, slice.offset);
+    narrow(cursor, input, elements, sent, request.prescale);
+    cursor += elements * size_of(sent);
+  }
+  unit.communicator->engine->all_reduce(lane, packed, packed, count, {sent, whole.op});
+  cursor = packed;
+  for (std::size_t i = 0; i < unit.pieces.size(); ++i) {
+    const Slice& slice = unit.plan.slices[i];
+    const std::size_t elements = slice.bytes / element;
+    void* output = at(unit.pieces[i].buffers().output, slice.offset);
+    widen(output, cursor, elements, sent, whole.factor);
+    cursor += elements * size_of(sent);
+  }
+}
+
 void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  if (unit.pieces.front().request().wire != WireFormat::kTensor) {
+    return narrow_all_reduce_unit(unit, lane, buffer);
+  }
   Engine& engine = *unit.communicator->engine;
   const double prescale = unit.pieces.front().request().prescale;
   const Reduction reduction = reduction_of(unit);

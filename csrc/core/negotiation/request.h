@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
-#include "csrc/kernels/batch_copy.h"
 
 namespace aiacc {
 
@@ -83,7 +82,7 @@ struct Request : TensorSpec {
   bool cacheable = true;          ///< false for what never comes again, such as automatic names
   double prescale = 1.0;
   double postscale = 1.0;
-  /// How the elements of an all-reduce on GPUs travel, and are added up: narrower than they are.
+  /// How the elements of an all-reduce travel, and are added up: narrower than they are.
   WireFormat wire = WireFormat::kTensor;
   std::vector<TensorSpec> more;  ///< the other tensors of a group
   /// All-to-all: rows for every member of the process set. Adding and forming a set: its ranks.
@@ -91,6 +90,8 @@ struct Request : TensorSpec {
   std::vector<std::int64_t> numbers;
 
   bool on_gpu() const { return device >= 0; }
+  /// Bytes of its tensors for each byte that travels.
+  std::size_t narrowing() const { return size_of(dtype) / size_on_wire(dtype, wire); }
   std::size_t tensors() const { return 1 + more.size(); }
   const TensorSpec& tensor(std::size_t index) const { return index == 0 ? *this : more[index - 1]; }
   std::uint64_t total_bytes() const;

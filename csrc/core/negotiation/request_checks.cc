@@ -70,10 +70,14 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
     return "";
   }
   const std::string wire = std::string("wire format ") + name_of(request.wire);
-  if (request.kind != OpKind::kAllreduce || !request.on_gpu() || request.op == ReduceOp::kAdasum) {
+  if (request.kind != OpKind::kAllreduce || request.op == ReduceOp::kAdasum) {
     return wire +
-           " (expected an all-reduce of tensors on GPUs, and not Adasum); use Compression.bf16, "
-           "which casts the tensor there";
+           " (expected an all-reduce, and not Adasum); use Compression.bf16, which casts the "
+           "tensor there";
+  }
+  if (is_float8(request.wire) && !request.on_gpu()) {
+    return wire + " in host memory (expected float16 or bfloat16, or tensors on GPUs); use "
+                  "Compression.bf16";
   }
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     if (request.tensor(i).dtype != DataType::kFloat32) {

@@ -48,7 +48,7 @@ struct Operation : TensorBuffers {
   CudaStream stream = nullptr;
   Mark written;                 ///< where `stream` was in `submit`
   std::vector<Mark> completed;  ///< where the results are there; a mark for every unit of it
-  /// Weight of a byte when deciding whether enough bytes wait for a round.
+  /// Weight of a tensor's byte when deciding whether enough bytes wait for a round.
   double byte_weight = 1.0;
   Handle handle = 0;
   Clock::time_point submitted;

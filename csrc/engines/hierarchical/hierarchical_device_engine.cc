@@ -149,7 +149,7 @@ void HierarchicalDeviceEngine::do_step(int step, const AllReduce& call) {
 void HierarchicalDeviceEngine::all_reduce(
     int lane, const void* send, void* recv, std::size_t count, const DeviceReduction& reduction) {
   AIACC_CHECK(!is_float8(reduction.wire));
-  const DeviceReduction sum{dtype_on_wire(reduction), reduction.op};
+  const DeviceReduction sum{dtype_on_wire(reduction.dtype, reduction.wire), reduction.op};
   if (grouping_) {
     return group_.push_back({lane, send, recv, count, sum});
   }

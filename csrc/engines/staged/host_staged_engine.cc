@@ -148,7 +148,7 @@ void HostStagedEngine::all_reduce(
   if (count == 0) {
     return;
   }
-  const Reduction sum{dtype_on_wire(reduction), reduction.op};
+  const Reduction sum{dtype_on_wire(reduction.dtype, reduction.wire), reduction.op};
   const std::size_t element = size_of(sum.dtype);
   const std::vector<int> lanes = host_lanes(lane, count * element);
   const std::size_t share = aligned((count * element + lanes.size() - 1) / lanes.size()) / element;

@@ -9,7 +9,7 @@ namespace aiacc {
 namespace {
 
 struct F16cBlocks {
-  static void widen(float* out, const Bits16* in, std::size_t count) {
+  static void widen(Float* out, const Bits16* in, std::size_t count) {
     std::size_t i = 0;
     for (; i + 8 <= count; i += 8) {
       const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(in + i));
@@ -17,7 +17,7 @@ struct F16cBlocks {
     }
     PlainHalfBlocks::widen(out + i, in + i, count - i);
   }
-  static void narrow(Bits16* out, const float* in, std::size_t count) {
+  static void narrow(Bits16* out, const Float* in, std::size_t count) {
     std::size_t i = 0;
     for (; i + 8 <= count; i += 8) {
       const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT);
@@ -31,7 +31,11 @@ using Avx2Kernels = Kernels<F16cBlocks>;
 
 }  // namespace
 
-const VectorLevel kAvx2Level = {
-    "avx2", &Avx2Kernels::reduce_into, &Avx2Kernels::scale, &Avx2Kernels::largest_magnitude};
+const VectorLevel kAvx2Level = {"avx2",
+                                &Avx2Kernels::reduce_into,
+                                &Avx2Kernels::scale,
+                                &Avx2Kernels::narrow,
+                                &Avx2Kernels::widen,
+                                &Avx2Kernels::largest_magnitude};
 
 }  // namespace aiacc

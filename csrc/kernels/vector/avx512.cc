@@ -9,7 +9,7 @@ namespace aiacc {
 namespace {
 
 struct Avx512HalfBlocks {
-  static void widen(float* out, const Bits16* in, std::size_t count) {
+  static void widen(Float* out, const Bits16* in, std::size_t count) {
     std::size_t i = 0;
     for (; i + 16 <= count; i += 16) {
       const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(in + i));
@@ -17,7 +17,7 @@ struct Avx512HalfBlocks {
     }
     PlainHalfBlocks::widen(out + i, in + i, count - i);
   }
-  static void narrow(Bits16* out, const float* in, std::size_t count) {
+  static void narrow(Bits16* out, const Float* in, std::size_t count) {
     std::size_t i = 0;
     for (; i + 16 <= count; i += 16) {
       const __m256i halves = _mm512_cvtps_ph(_mm512_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT);
@@ -34,6 +34,8 @@ using Avx512Kernels = Kernels<Avx512HalfBlocks>;
 const VectorLevel kAvx512Level = {"avx512",
                                   &Avx512Kernels::reduce_into,
                                   &Avx512Kernels::scale,
+                                  &Avx512Kernels::narrow,
+                                  &Avx512Kernels::widen,
                                   &Avx512Kernels::largest_magnitude};
 
 }  // namespace aiacc

@@ -8,6 +8,8 @@ using BaselineKernels = Kernels<PlainHalfBlocks>;
 const VectorLevel kBaselineLevel = {"baseline",
                                     &BaselineKernels::reduce_into,
                                     &BaselineKernels::scale,
+                                    &BaselineKernels::narrow,
+                                    &BaselineKernels::widen,
                                     &BaselineKernels::largest_magnitude};
 
 }  // namespace aiacc

@@ -108,15 +108,16 @@ std::uint64_t largest_bits(const void* in, std::size_t count, Bits without_sign)
 }
 
 using Bits16 = Raw<std::uint16_t>::Type;
+using Float = Raw<float>::Type;
 
 /// bfloat16 in blocks that stay in the first-level cache.
 struct BFloat16Blocks {
-  static void widen(float* out, const Bits16* in, std::size_t count) {
+  static void widen(Float* out, const Bits16* in, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       out[i] = bfloat16_bits_to_float(in[i]);
     }
   }
-  static void narrow(Bits16* out, const float* in, std::size_t count) {
+  static void narrow(Bits16* out, const Float* in, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       out[i] = float_to_bfloat16_bits(in[i]);
     }
@@ -125,12 +126,12 @@ struct BFloat16Blocks {
 
 /// binary16 likewise, for processors without conversion instructions.
 struct PlainHalfBlocks {
-  static void widen(float* out, const Bits16* in, std::size_t count) {
+  static void widen(Float* out, const Bits16* in, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       out[i] = half_bits_to_float(in[i]);
     }
   }
-  static void narrow(Bits16* out, const float* in, std::size_t count) {
+  static void narrow(Bits16* out, const Float* in, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       out[i] = float_to_half_bits(in[i]);
     }
@@ -241,6 +242,46 @@ struct Kernels {
       scale_float<float>(values, values, n, factor);
       Blocks::narrow(o + at, values, n);
     }
+  }
+
+  template <class Blocks>
+  static void narrow_to(void* out, const void* in, std::size_t count, double factor) {
+    auto* o = static_cast<Bits16*>(out);
+    const auto* x = static_cast<const Float*>(in);
+    if (factor == 1.0) {
+      return Blocks::narrow(o, x, count);
+    }
+    float values[kBlock];
+    for (std::size_t at = 0; at < count; at += kBlock) {
+      const std::size_t n = count - at < kBlock ? count - at : kBlock;
+      scale_float<float>(values, x + at, n, factor);
+      Blocks::narrow(o + at, values, n);
+    }
+  }
+
+  template <class Blocks>
+  static void widen_from(void* out, const void* in, std::size_t count, double factor) {
+    auto* o = static_cast<Float*>(out);
+    const auto* x = static_cast<const Bits16*>(in);
+    if (factor == 1.0) {
+      return Blocks::widen(o, x, count);
+    }
+    float values[kBlock];
+    for (std::size_t at = 0; at < count; at += kBlock) {
+      const std::size_t n = count - at < kBlock ? count - at : kBlock;
+      Blocks::widen(values, x + at, n);
+      scale_float<float>(o + at, values, n, factor);
+    }
+  }
+
+  /// The caller has checked that `to` is one of the two.
+  static void narrow(void* out, const void* in, std::size_t count, DataType to, double factor) {
+    return to == DataType::kFloat16 ? narrow_to<Half>(out, in, count, factor)
+                                    : narrow_to<BFloat16Blocks>(out, in, count, factor);
+  }
+  static void widen(void* out, const void* in, std::size_t count, DataType from, double factor) {
+    return from == DataType::kFloat16 ? widen_from<Half>(out, in, count, factor)
+                                      : widen_from<BFloat16Blocks>(out, in, count, factor);
   }
 
   /// Truncated toward zero. Exact: a double tells the quotient of 32 bits from the next whole

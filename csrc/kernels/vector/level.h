@@ -8,14 +8,16 @@
 
 namespace aiacc {
 
-/// The kernels of reduce.h, scale.h and check_finite.h, compiled for one instruction set. All
-/// levels give the same bits, so ranks on different processors agree (save which payload survives
-/// when two NaN meet).
+/// The kernels of reduce.h, scale.h, narrow.h and check_finite.h, compiled for one instruction set.
+/// All levels give the same bits, so ranks on different processors agree (save which payload
+/// survives when two NaN meet).
 struct VectorLevel {
   const char* name;
   void (*reduce_into)(
       void* out, const void* a, const void* b, std::size_t count, DataType dtype, ReduceOp op);
   void (*scale)(void* out, const void* in, std::size_t count, DataType dtype, double factor);
+  void (*narrow)(void* out, const void* in, std::size_t count, DataType to, double factor);
+  void (*widen)(void* out, const void* in, std::size_t count, DataType from, double factor);
   /// Bits without sign of the largest of `count` floats, where NaN counts as larger than infinity.
   std::uint64_t (*largest_magnitude)(const void* in, std::size_t count, DataType dtype);
 };

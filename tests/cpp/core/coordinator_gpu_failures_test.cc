@@ -102,10 +102,10 @@ TEST(CoordinatorGpuFailures, RefusedWhereItIsSubmitted) {
     EXPECT_EQ(Code::kInvalidArgument, status.code());
     EXPECT_TRUE(contains(status.message(), "bfloat16 for float64 (expected float32)"));
     request.dtype = DataType::kFloat32;
+    request.wire = WireFormat::kFloat8E4M3;
     status = refusal(request, -1);
-    EXPECT_EQ(Code::kInvalidArgument, status.code()) << "host memory";
-    EXPECT_TRUE(
-        contains(status.message(), "tensors on GPUs, and not Adasum); use Compression.bf16"));
+    EXPECT_EQ(Code::kInvalidArgument, status.code());
+    EXPECT_TRUE(contains(status.message(), "float8_e4m3 in host memory (expected float16"));
     cuda.set_capturing(gpu.stream(), true);
     status = refusal(make_request("x", {1}), 0);
     EXPECT_EQ(Code::kUnsupported, status.code());

@@ -110,8 +110,12 @@ INSTANTIATE_TEST_SUITE_P(All,
                          });
 
 /// "n", "i", "o" for what is set in a report.
-std::string met(const Array& array, std::size_t count, DataType dtype, double factor = 1.0) {
-  const CopyReport report = check_finite(array.data(), count, dtype, factor);
+std::string met(const Array& array,
+                std::size_t count,
+                DataType dtype,
+                double factor = 1.0,
+                WireFormat wire = WireFormat::kTensor) {
+  const CopyReport report = check_finite(array.data(), count, dtype, factor, wire);
   return std::string(report.nan != 0 ? "n" : "") + (report.infinite != 0 ? "i" : "") +
          (report.overflow != 0 ? "o" : "");
 }
@@ -152,6 +156,31 @@ TEST_P(CheckFinite, TellsWhatScalingMakesTooLarge) {
 INSTANTIATE_TEST_SUITE_P(Floats, CheckFinite, testing::ValuesIn(floats()), [](const auto& test) {
   return std::string(name_of(test.param));
 });
+
+/// The largest float32 that is rounded to a finite number, and the next one.
+TEST(CheckFiniteApi, TellsWhatNarrowingMakesTooLarge) {
+  struct Limit {
+    WireFormat wire;
+    std::uint64_t bits;  ///< the least one that becomes infinity
+  };
+  for (const auto& [wire, bits] :
+       {Limit{WireFormat::kFloat16, 0x477ff000}, Limit{WireFormat::kBFloat16, 0x7f7f8000}}) {
+    for (const std::uint64_t sign : {std::uint64_t{0}, std::uint64_t{0x80000000}}) {
+      Array array(DataType::kFloat32, 20, 0, 0x3f800000);
+      array.set(13, (bits - 1) | sign);
+      EXPECT_EQ("", met(array, 20, DataType::kFloat32, 1.0, wire)) << name_of(wire);
+      EXPECT_EQ("o", met(array, 20, DataType::kFloat32, 2.0, wire)) << name_of(wire);
+      array.set(13, bits | sign);
+      EXPECT_EQ("", met(array, 20, DataType::kFloat32)) << name_of(wire);
+      EXPECT_EQ("o", met(array, 20, DataType::kFloat32, 1.0, wire)) << name_of(wire);
+      EXPECT_EQ("", met(array, 20, DataType::kFloat32, 0.5, wire)) << name_of(wire);
+      array.set(2, 0x7f800000 | sign);
+      EXPECT_EQ("i", met(array, 20, DataType::kFloat32, 1.0, wire)) << name_of(wire);
+      array.set(2, 0x7fc00000 | sign);
+      EXPECT_EQ("n", met(array, 20, DataType::kFloat32, 1.0, wire)) << name_of(wire);
+    }
+  }
+}
 
 TEST(CheckFiniteApi, OnlyFloatsAreChecked) {
   const int value = 1;

@@ -41,6 +41,7 @@ Case random_case(std::uint32_t seed) {
     tensor.bytes = below(8) == 0 ? 0 : tensor.element_bytes * below(scale);
     tensor.packable = below(6) != 0;
     tensor.on_gpu = tensor.pack_class == 3;
+    tensor.narrowing = tensor.pack_class == 1 ? 2 : 1;
     tensor.splittable = tensor.packable || below(2) == 0;
     result.tensors.push_back(tensor);
   }
@@ -66,6 +67,7 @@ void expect_covered_once(const Case& c, const std::vector<PlannedUnit>& units) {
   for (const PlannedUnit& unit : units) {
     std::uint64_t bytes = 0;
     ASSERT_FALSE(unit.slices.empty());
+    EXPECT_EQ(unit.bytes, unit.wire_bytes * c.tensors[unit.slices.front().tensor].narrowing);
     for (const Slice& slice : unit.slices) {
       ASSERT_LT(slice.tensor, c.tensors.size());
       ASSERT_GT(slice.bytes, 0U);
@@ -80,7 +82,7 @@ void expect_covered_once(const Case& c, const std::vector<PlannedUnit>& units) {
       EXPECT_EQ(slice.offset, at) << "tensor " << i;
       at += slice.bytes;
     }
-    EXPECT_EQ(at, c.tensors[i].bytes) << "tensor " << i;
+    EXPECT_EQ(at, c.tensors[i].bytes * c.tensors[i].narrowing) << "tensor " << i;
   }
 }
 
@@ -92,7 +94,7 @@ void expect_cut_well(const Case& c, const std::vector<PlannedUnit>& units) {
       EXPECT_EQ(slice.offset % tensor.element_bytes, 0U);
       EXPECT_EQ(slice.bytes % tensor.element_bytes, 0U);
       if (!tensor.splittable) {
-        EXPECT_EQ(slice.bytes, tensor.bytes);
+        EXPECT_EQ(slice.bytes, tensor.bytes * tensor.narrowing);
       }
     }
   }
@@ -103,7 +105,7 @@ void expect_sizes(const Case& c, const std::vector<PlannedUnit>& units) {
   for (const PlannedUnit& unit : units) {
     const PlannedTensor& first = c.tensors[unit.slices.front().tensor];
     if (first.splittable) {
-      EXPECT_LE(unit.bytes, std::max<std::uint64_t>(unit_bytes_of(c, first), kSliceAlignment));
+      EXPECT_LE(unit.wire_bytes, std::max<std::uint64_t>(unit_bytes_of(c, first), kSliceAlignment));
     }
   }
 }
@@ -124,8 +126,9 @@ void expect_lanes(const Case& c, const std::vector<PlannedUnit>& units) {
   LaneLoads loads;
   for (const PlannedUnit& unit : units) {
     EXPECT_EQ(unit.seq, seq);
-    EXPECT_EQ(unit.lane,
-              unit.bytes <= kExpressBytes ? kExpress : loads.assign(unit.bytes, c.parameters));
+    EXPECT_EQ(
+        unit.lane,
+        unit.wire_bytes <= kExpressBytes ? kExpress : loads.assign(unit.wire_bytes, c.parameters));
     ++seq;
   }
 }
@@ -144,7 +147,7 @@ void expect_equal_parts(const Case& c, const std::vector<PlannedUnit>& units) {
       continue;
     }
     const auto [least, most] = std::minmax_element(parts[i].begin(), parts[i].end());
-    EXPECT_LE(*most - *least, kSliceAlignment) << "tensor " << i;
+    EXPECT_LE(*most - *least, kSliceAlignment * tensor.narrowing) << "tensor " << i;
     const std::uint64_t lanes = c.parameters.lanes;
     const std::uint64_t unit_bytes = unit_bytes_of(c, tensor);
     const std::uint64_t units_of_tensor = (tensor.bytes + unit_bytes - 1) / unit_bytes;
@@ -166,7 +169,7 @@ void expect_packed(const Case& c, const std::vector<PlannedUnit>& units) {
     }
     const auto found = last.find(first.pack_class);
     if (found != last.end()) {
-      EXPECT_GT(found->second->bytes + first.bytes, unit_bytes_of(c, first));
+      EXPECT_GT(found->second->wire_bytes + first.bytes, unit_bytes_of(c, first));
     }
     last[first.pack_class] = &unit;
   }
@@ -225,6 +228,20 @@ TEST(PlanUnits, NoPartIsMadeSmallForTheSakeOfManyLanes) {
 TEST(PlanUnits, PartsRespectAUnitThatIsNoMultipleOfTheAlignment) {
   for (const PlannedUnit& unit : planned({{2000, 4, 0, true, true}}, {0, 1000, 1}, 0, kExpress)) {
     EXPECT_LE(unit.bytes, 1000U);
+  }
+}
+
+TEST(PlanUnits, SizesAreThoseOnTheWire) {
+  PlannedTensor half;
+  half.bytes = 3000;
+  half.element_bytes = 2;
+  half.narrowing = 2;
+  const auto units = planned({half, {3000, 4}}, {0, 1024, 1}, 0, kExpress);
+  ASSERT_EQ(6U, units.size());
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(units[i + 3].slices.front().offset * 2, units[i].slices.front().offset);
+    EXPECT_EQ(units[i + 3].bytes * 2, units[i].bytes);
+    EXPECT_EQ(units[i + 3].wire_bytes, units[i].wire_bytes);
   }
 }
 

@@ -26,7 +26,7 @@ class Derived(FP16):
 @pytest.mark.parametrize(
     ("compression", "dtypes", "wire"),
     [
-        (hvd.Compression.none, [SINGLE], None),
+        (hvd.Compression.none, [SINGLE, WHOLE], AS_THEY_ARE),
         (FP16, [SINGLE], 1),
         (BF16, [SINGLE, SINGLE], 2),
         (E4M3, [SINGLE], 3),
@@ -46,16 +46,16 @@ class Derived(FP16):
         ([], [SINGLE], None),
     ],
 )
-def test_tensors_of_an_engine_that_queues(compression, dtypes, wire):
-    assert choose(compression, dtypes, hvd.Average, queued=True) == wire
+def test_what_travels_how(compression, dtypes, wire):
+    for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
+        assert choose(compression, dtypes, op) == wire
 
 
-@pytest.mark.parametrize(("op", "queued"), [(hvd.Adasum, True), (hvd.Sum, False)])
-def test_elsewhere_a_cast_stands_for_the_format_if_there_is_one(op, queued):
+def test_with_adasum_a_cast_stands_for_the_format_if_there_is_one():
     for compression, dtype in itertools.product((FP16, BF16, Derived), (SINGLE, HALF, WHOLE)):
-        assert choose(compression, [dtype], op, queued=queued) is None
-    assert choose(E4M3, [SINGLE], op, queued=queued) == 3, "for the core to refuse"
-    assert choose(E4M3, [WHOLE], op, queued=queued) == AS_THEY_ARE
+        assert choose(compression, [dtype], hvd.Adasum) is None
+    assert choose(E4M3, [SINGLE], hvd.Adasum) == 3, "for the core to refuse"
+    assert choose(E4M3, [WHOLE], hvd.Adasum) == AS_THEY_ARE
 
 
 def test_what_has_a_cast():
@@ -71,21 +71,23 @@ def _job_of_one():
 
 
 def _submit(wire):
-    tensor = torch.ones(3)
+    """What a third becomes on its way."""
+    tensor = torch.ones(3) / 3
     address = tensor.data_ptr()
     prepared = submission.allreduce("w", (3,), DTYPE_CODES[SINGLE], -1, hvd.Sum, wire=wire)
     _core.wait(prepared.start(address, address))
+    return tensor[0]
 
 
 @pytest.mark.usefixtures("_job_of_one")
 def test_numbers_are_the_cores():
-    _submit(AS_THEY_ARE)
-    names = {FP16: "float16", BF16: "bfloat16", E4M3: "float8_e4m3", E5M2: "float8_e5m2"}
-    for compression, name in names.items():
-        wire = choose(compression, [SINGLE], hvd.Sum, queued=True)
-        with pytest.raises(
-            ValueError, match=rf"'allreduce.w': wire format {name} \(expected.*on GPUs"
-        ):
+    third = torch.tensor(1 / 3)
+    assert _submit(AS_THEY_ARE) == third
+    for compression, dtype in {FP16: torch.float16, BF16: torch.bfloat16}.items():
+        assert _submit(choose(compression, [SINGLE], hvd.Sum)) == third.to(dtype).float()
+    for compression, name in {E4M3: "float8_e4m3", E5M2: "float8_e5m2"}.items():
+        wire = choose(compression, [SINGLE], hvd.Sum)
+        with pytest.raises(ValueError, match=rf"'allreduce.w': wire format {name} in host memory"):
             _submit(wire)
     for wrong in (-1, 5):
         with pytest.raises(ValueError, match=rf"wire format {wrong} \(expected 0\.\.4\)"):
@@ -108,7 +110,7 @@ def test_numbers_are_the_cores():
     ],
 )
 def test_8_bits_are_refused_in_host_memory_where_they_are_submitted(call, compression):
-    text = r"allreduce\.bad': wire format float8_.*GPUs, and not Adasum.*use Compression\.bf16"
+    text = r"allreduce\.bad': wire format float8_.*in host memory.*use Compression\.bf16"
     with pytest.raises(ValueError, match=text):
         call(torch.ones(4), name="bad", compression=compression)
     assert not pending

@@ -16,11 +16,11 @@ StagedExecutor::StagedExecutor(std::function<const CudaDriver&()> driver,
             }) {}
 
 std::string StagedExecutor::refusal(const Request& request) const {
-  return request.wire == WireFormat::kTensor
-             ? ""
-             : std::string("wire format ") + name_of(request.wire) +
-                   " (expected tensor: this job stages tensors of GPUs through the host); use the "
-                   "engine nccl";
+  return is_float8(request.wire)
+             ? std::string("wire format ") + name_of(request.wire) +
+                   " (expected 16 bits or more: this job stages tensors of GPUs through the host); "
+                   "use the engine nccl"
+             : "";
 }
 
 /// Where this rank's tensors of a unit are.

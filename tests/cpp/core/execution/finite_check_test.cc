@@ -300,8 +300,10 @@ std::vector<Setting> settings() {
       }
     }
   }
-  all.push_back({Place::kNccl, Layout::kAlone, kNarrowed});
-  all.push_back({Place::kNccl, Layout::kPacked, kNarrowed});
+  for (const Place place : {Place::kHost, Place::kStaged, Place::kNccl}) {
+    all.push_back({place, Layout::kAlone, kNarrowed});
+    all.push_back({place, Layout::kPacked, kNarrowed});
+  }
   return all;
 }
 

@@ -8,7 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/kernels/half.h"
 #include "csrc/kernels/scale.h"
+#include "tests/cpp/kernels/elements.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/requests.h"
@@ -94,6 +96,97 @@ TEST(ExecuteUnit, SumsWithScalesPackedOrNotInPlaceOrNot) {
     }
   }
 }
+
+class NarrowUnit : public testing::TestWithParam<WireFormat> {
+ protected:
+  static Request narrow_request(ReduceOp op) {
+    Request request = make_request("x");
+    request.op = op;
+    request.wire = GetParam();
+    return request;
+  }
+  static float rounded(float value) {
+    return GetParam() == WireFormat::kFloat16 ? half_to_float(float_to_half(value))
+                                              : bfloat16_to_float(float_to_bfloat16(value));
+  }
+};
+
+TEST_P(NarrowUnit, CombinesWhatWasRoundedAndScalesInFloat32) {
+  for (const ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    Request request = narrow_request(op);
+    request.prescale = 3;
+    request.postscale = 1.1;
+    for (const bool in_place : {false, true}) {
+      for (const std::size_t tensors : {std::size_t{1}, std::size_t{3}}) {
+        const auto value = [](int rank, std::size_t tensor, std::size_t i) {
+          return std::sin(static_cast<float>(1000 * tensor + i)) * static_cast<float>(rank + 1);
+        };
+        const auto results = run<float>(request, in_place, [&](int rank) {
+          std::vector<std::vector<float>> values;
+          for (std::size_t t = 0; t < tensors; ++t) {
+            values.emplace_back(601 + t);
+            for (std::size_t i = 0; i < values.back().size(); ++i) {
+              values.back()[i] = value(rank, t, i);
+            }
+          }
+          return values;
+        });
+        const double after = op == ReduceOp::kAverage ? 1.1 / kSize : 1.1;
+        for (std::size_t t = 0; t < tensors; ++t) {
+          ASSERT_EQ(601 + t, results[t].size());
+          for (std::size_t i = 0; i < results[t].size(); ++i) {
+            const float a = rounded(3 * value(0, t, i));
+            const float b = rounded(3 * value(1, t, i));
+            const ReduceOp combined = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
+            const float both = rounded(combine_plainly(a, b, combined));
+            ASSERT_EQ(both * static_cast<float>(after), results[t][i])
+                << name_of(op) << ", tensor " << t << ", element " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(NarrowUnit, InputsOutsideOfTheOutputStayAsTheyWere) {
+  const auto hub = std::make_shared<FakeHub>(1, 1);
+  FakeEngine engine(hub, 0);
+  for (const std::vector<std::vector<float>>& values :
+       {std::vector<std::vector<float>>{{1.001F, 2}}, {{1.001F, 2}, {3}}}) {
+    Packed<float> packed(narrow_request(ReduceOp::kSum), values, false);
+    PackBuffer buffer;
+    packed.unit.communicator = communicator_of(engine, 0, {0});
+    execute_unit(packed.unit, 0, buffer);
+    EXPECT_EQ(packed.inputs, values);
+    EXPECT_EQ(packed.outputs[0], (std::vector<float>{rounded(1.001F), 2}));
+    EXPECT_NE(1.001F, packed.outputs[0][0]) << "of one rank, too";
+  }
+}
+
+TEST_P(NarrowUnit, WorksOnPartsOfATensor) {
+  std::size_t moved = 0;
+  const auto hub = std::make_shared<FakeHub>(1, 1);
+  FakeEngine engine(hub, 0, [&](int, std::size_t bytes) { moved = bytes; });
+  std::vector<float> values(256, 3);
+  Request request = narrow_request(ReduceOp::kSum);
+  request.postscale = 2;
+  Packed<float> packed(request, {values}, true);
+  packed.unit.plan.slices = {{0, 256, 512}};
+  packed.unit.plan.bytes = 512;
+  PackBuffer buffer;
+  packed.unit.communicator = communicator_of(engine, 0, {0});
+  execute_unit(packed.unit, 0, buffer);
+  EXPECT_EQ(256U, moved);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    ASSERT_EQ(packed.inputs[0][i], i >= 64 && i < 192 ? 6.0F : 3.0F) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats,
+                         NarrowUnit,
+                         testing::Values(WireFormat::kFloat16, WireFormat::kBFloat16),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(ExecuteUnit, InputsOutsideOfTheOutputStayAsTheyWere) {
   Request request = make_request("x");
