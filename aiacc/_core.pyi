@@ -1,6 +1,11 @@
-"""The compiled core. Integers, strings and addresses cross this boundary, never tensors."""
+"""The compiled core. Integers, strings and addresses cross this boundary; tensors only to be read.
 
-from collections.abc import Mapping, Sequence
+Of tensors in host memory the core may find out address, shape and dtype by itself, through the C
+functions of DLPack that their type offers (`read_tensors_of`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +140,41 @@ class Submission:
         cannot, HorovodInternalError (`aiacc.CollectiveError`) when not initialised or after a fatal
         error.
         """
+
+    def start_in_place(self, *tensors: object) -> int | None:
+        """`start` an ALLREDUCE with ``tensors`` as input and output, and return its handle.
+
+        None, and nothing is started, unless the core can read the tensors (`read_tensors_of`), and
+        they have the number, shapes and dtypes that were prepared, for host memory.
+        """
+
+def allreduce_in_place(
+    tensor: object,
+    name: str | None,
+    process_set: int,
+    op: int,
+    prescale: float,
+    postscale: float,
+    /,
+) -> int | None:
+    """`prepare` an ALLREDUCE of one tensor and start it with the tensor as input and output.
+
+    None, and nothing is started, unless the core can read the tensor (`read_tensors_of`).
+    """
+
+def read_tensors_of(
+    types: tuple[type, ...],
+    exchange: object,
+    has_other_values: Callable[[Any], bool] | None,
+    /,
+) -> None:
+    """Let the core read tensors of these types, and of no others.
+
+    It reads contiguous ones in host memory, of dtypes that it has. `exchange`: DLPack's capsule
+    ``__dlpack_c_exchange_api__`` of these types; None: they have none, and are not read.
+    `has_other_values` says of a tensor whether it is a view that gives its memory other values,
+    such as their negatives; it is not read then.
+    """
 
 def poll(handle: int) -> bool:
     """Whether `wait` would return at once. ValueError for an unknown handle."""

@@ -12,6 +12,7 @@
 #include "csrc/base/raw_bytes.h"
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/guarded.h"
+#include "csrc/bindings/python_arguments.h"
 #include "csrc/core/runtime.h"
 
 namespace py = pybind11;
@@ -56,8 +57,7 @@ PyObject* call_wait(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
                            " arguments (expected a handle, and a stream for CUDA)");
     }
     wait(arguments, count);
-    Py_INCREF(Py_None);
-    return Py_None;
+    return none();
   });
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <string>
@@ -8,6 +9,8 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/bindings/guarded.h"
+#include "csrc/bindings/host_tensor.h"
+#include "csrc/bindings/python_arguments.h"
 #include "csrc/bindings/request_arguments.h"
 #include "csrc/core/runtime.h"
 
@@ -24,39 +27,6 @@ struct Submission {
 };
 
 PyTypeObject* submission_type = nullptr;
-
-long long integer(PyObject* object) {
-  const long long value = PyLong_AsLongLong(object);
-  if (value == -1 && PyErr_Occurred() != nullptr) {
-    throw py::error_already_set();
-  }
-  return value;
-}
-
-void* address(PyObject* object) {
-  void* value = PyLong_AsVoidPtr(object);
-  if (value == nullptr && PyErr_Occurred() != nullptr) {
-    throw py::error_already_set();
-  }
-  return value;
-}
-
-double number(PyObject* object) {
-  const double value = PyFloat_AsDouble(object);
-  if (value == -1.0 && PyErr_Occurred() != nullptr) {
-    throw py::error_already_set();
-  }
-  return value;
-}
-
-void append_text(std::string& target, PyObject* object) {
-  Py_ssize_t bytes = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(object, &bytes);
-  if (text == nullptr) {
-    throw py::error_already_set();
-  }
-  target.append(text, static_cast<std::size_t>(bytes));
-}
 
 /// The integers of a tuple; torch's sizes are tuples.
 void assign_integers(std::vector<std::int64_t>& values, PyObject* object, const char* what) {
@@ -115,13 +85,8 @@ void assign(Submission& submission, PyObject* const* arguments, Py_ssize_t count
   Request& request = submission.request;
   submission.verb.clear();
   append_text(submission.verb, arguments[kVerb]);
-  request.name.clear();
   request.kind = kind_from(integer(arguments[kKind]));
-  if (arguments[kName] != Py_None && PyObject_IsTrue(arguments[kName]) != 0) {
-    request.name = submission.verb;
-    request.name += '.';
-    append_text(request.name, arguments[kName]);
-  }
+  assign_op_name(request.name, submission.verb, arguments[kName]);
   if (PyTuple_Check(arguments[kDtype])) {
     assign_group(request, arguments[kShape], arguments[kDtype]);
   } else {
@@ -185,13 +150,18 @@ PyObject* item(PyObject* addresses, std::size_t index, std::size_t tensors) {
   return PyTuple_GET_ITEM(addresses, static_cast<Py_ssize_t>(index));
 }
 
+std::shared_ptr<Operation> operation_of(const Submission& submission, Coordinator& coordinator) {
+  std::shared_ptr<Operation> operation = coordinator.acquire();
+  operation->request = submission.request;
+  operation->series = submission.request.name.empty() ? submission.verb : "";
+  return operation;
+}
+
 Handle start(const Submission& submission, PyObject* const* arguments, Py_ssize_t count) {
   const Request& prepared = submission.request;
   const auto session = Runtime::instance().session();
   Coordinator& coordinator = session->coordinator();
-  std::shared_ptr<Operation> operation = coordinator.acquire();
-  operation->request = prepared;
-  operation->series = prepared.name.empty() ? submission.verb : "";
+  std::shared_ptr<Operation> operation = operation_of(submission, coordinator);
   operation->stream = count > 2 ? static_cast<CudaStream>(address(arguments[2])) : nullptr;
   if (PyLong_Check(arguments[0]) && prepared.more.empty()) {
     operation->input = address(arguments[0]);
@@ -217,6 +187,50 @@ PyObject* call_start(PyObject* self, PyObject* const* arguments, Py_ssize_t coun
   });
 }
 
+bool fits(const TensorSpec& spec, const HostTensor& tensor) {
+  return spec.dtype == tensor.dtype &&
+         std::equal(
+             spec.shape.begin(), spec.shape.end(), tensor.shape, tensor.shape + tensor.dimensions);
+}
+
+/// Where the tensors are; empty unless they are in host memory, and what was prepared.
+std::vector<void*> addresses_of(const Request& prepared,
+                                PyObject* const* tensors,
+                                std::size_t count) {
+  std::vector<void*> addresses;
+  if (prepared.on_gpu() || count != prepared.tensors()) {
+    return addresses;
+  }
+  addresses.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    HostTensor tensor;
+    if (!read_host_tensor(tensors[i], tensor) || !fits(prepared.tensor(i), tensor)) {
+      return {};
+    }
+    addresses.push_back(tensor.address);
+  }
+  return addresses;
+}
+
+PyObject* start_in_place(PyObject* self, PyObject* const* tensors, Py_ssize_t count) {
+  return guarded([&] {
+    const auto& submission = *reinterpret_cast<Submission*>(self);
+    const auto addresses =
+        addresses_of(submission.request, tensors, static_cast<std::size_t>(count));
+    if (addresses.empty()) {
+      return none();
+    }
+    const auto session = Runtime::instance().session();
+    Coordinator& coordinator = session->coordinator();
+    std::shared_ptr<Operation> operation = operation_of(submission, coordinator);
+    operation->more.resize(addresses.size() - 1);
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      operation->tensor(i).input = operation->tensor(i).output = addresses[i];
+    }
+    return PyLong_FromLongLong(coordinator.submit(std::move(operation)));
+  });
+}
+
 void deallocate(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   auto* submission = reinterpret_cast<Submission*>(self);
@@ -230,11 +244,13 @@ void deallocate(PyObject* self) {
   Py_DECREF(type);
 }
 
-// Called once per tensor and step: without the argument loader of pybind11, which costs as much as
-// the submission itself.
 PyMethodDef methods[] = {
     {"start",
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_start)),
+     METH_FASTCALL,
+     nullptr},
+    {"start_in_place",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&start_in_place)),
      METH_FASTCALL,
      nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
   aiacc::bind_errors(module);
   aiacc::bind_runtime(module);
   aiacc::bind_submission(module);
+  aiacc::bind_in_place(module);
   aiacc::bind_process_sets(module);
   aiacc::bind_messages(module);
   aiacc::bind_results(module);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -50,7 +50,8 @@ class Bucket:
         self.awaited = len(members)
         self._gradients = gradients
         self._options = options
-        self._first = gradients.parameters[members[0]]
+        self._parameters = [gradients.parameters[index] for index in members]
+        self._first = self._parameters[0]
         #: What pairs the operation with those of other ranks, and what errors call it.
         self._name = gradients.names[members[0]]
         self._what = f"gradient of {self._name!r}"
@@ -62,8 +63,8 @@ class Bucket:
         #: What was prepared, and for what.
         self._prepared: _core.Submission | None = None
         self._key: tuple[Any, ...] = ()
-        #: Starts one tensor of this dtype, device and shape as it is, if the last one travelled so.
-        self._again: Callable[[int, int, int], int] | None = None
+        #: The same, if the tensors before travelled as they are; and what the first of them was.
+        self._again: _core.Submission | None = None
         self._dtype, self._device, self._shape = torch.float32, -1, torch.Size()
 
     def start(self) -> InFlight:
@@ -85,19 +86,35 @@ class Bucket:
             self._prepared, self._key = self._prepare(view.spec, encoded), key
         address: Any = view[0]
         handle = self._prepared.start(address, 0 if encoded.gathers else address, view.stream)
-        as_it_is = sent is tensors and encoded.decode is None and len(sent) == 1
-        self._again = self._prepared.start if as_it_is else None
+        as_they_are = sent is tensors and encoded.decode is None
+        self._again = self._prepared if as_they_are else None
         self._dtype, self._device, self._shape = sent[0].dtype, sent[0].get_device(), sent[0].shape
         if not dense:
             gradients.sparse.add(self.members[0])
         return handle, sent, gradients.adopting(self.members, encoded.decode)
 
     def start_again(self) -> InFlight | None:
-        """The fast path of `start`, if only the address of a tensor has changed since."""
-        start, device = self._again, self._device
-        if start is None:
+        """The fast path of `start`, if only the addresses of the tensors have changed since."""
+        prepared = self._again
+        if prepared is None:
             return None
-        tensor = self._first.grad if self.flat is None else self.flat
+        tensors: list[Any]
+        if self.flat is not None:
+            tensors = [self.flat]
+        elif len(self._parameters) == 1:
+            tensors = [self._first.grad]
+        else:
+            tensors = [parameter.grad for parameter in self._parameters]
+        handle = prepared.start_in_place(*tensors)
+        if handle is None and len(tensors) == 1:
+            handle = self._start_by_attributes(prepared, tensors[0])
+        return None if handle is None else (handle, tensors, None)
+
+    def _start_by_attributes(
+        self, prepared: _core.Submission, tensor: torch.Tensor | None
+    ) -> int | None:
+        """The same for one tensor on a GPU, or of an older torch."""
+        device = self._device
         if (
             tensor is None
             or tensor.dtype is not self._dtype
@@ -110,7 +127,7 @@ class Bucket:
             return None
         address = tensor.data_ptr()
         stream = 0 if device < 0 else streams.current_stream(device)
-        return start(address, address, stream), (tensor,), None
+        return prepared.start(address, address, stream)
 
     def _gathering(self) -> Codec:
         return gathering(self._first, self._what, self._options.op, self._options.process_set)

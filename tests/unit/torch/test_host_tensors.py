@@ -1,0 +1,150 @@
+"""Tensors in host memory that the core reads by itself, and those that it leaves to Python."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc import _core
+from aiacc.torch import adapter
+from aiacc.torch.adapter import DTYPE_CODES
+
+GOOD = torch.ones(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _job_of_one():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.fixture
+def _no_exchange(monkeypatch):
+    """What an older torch offers."""
+    _core.read_tensors_of((), None, None)
+    yield
+    adapter.let_core_read()
+
+
+def _reduced(tensor):
+    """Whether the core has read ``tensor``, after which it is reduced."""
+    handle = _core.allreduce_in_place(tensor, None, 0, hvd.Sum, 1.0, 3.0)
+    if handle is not None:
+        _core.wait(handle)
+    return handle is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPE_CODES, ids=str)
+def test_every_dtype_is_read_as_what_it_is(dtype):
+    tensor = torch.arange(5).to(dtype)
+    expected = tensor.clone() if dtype is torch.bool else (tensor.to(torch.float64) * 3).to(dtype)
+    assert _reduced(tensor)
+    assert tensor.equal(expected)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        GOOD.to(torch.complex64),
+        GOOD.to(torch.float8_e5m2),
+        GOOD.to("meta"),
+        GOOD.to_sparse(),
+        torch._neg_view(GOOD),
+        nn.Parameter(GOOD).data.as_subclass(type("Other", (torch.Tensor,), {})),
+        GOOD.numpy(),
+        None,
+    ],
+    ids=["complex", "float8", "meta", "sparse", "negated", "subclass", "numpy", "none"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_what_is_left_to_python(tensor):
+    assert not _reduced(tensor)
+
+
+def test_parameters_and_views_are_read_where_they_are():
+    parameter = nn.Parameter(torch.ones(4))
+    whole = torch.ones(6)
+    assert _reduced(parameter)
+    assert _reduced(whole[2:4])
+    assert parameter.eq(3).all()
+    assert whole.tolist() == [1, 1, 3, 3, 1, 1]
+
+
+def test_contiguous_is_what_torch_says():
+    memory = torch.ones(64)
+    found = set()
+    for dimensions in range(4):
+        for extents in itertools.product((0, 1, 2), repeat=dimensions):
+            for strides in itertools.product((1, 2), repeat=dimensions):
+                tensor = memory.as_strided(extents, strides)
+                assert _reduced(tensor) == tensor.is_contiguous(), (extents, strides)
+                found.add(tensor.is_contiguous())
+    assert found == {True, False}
+
+
+def test_a_copy_on_write_is_copied_before_it_is_written():
+    original = torch.ones(3)
+    copy = torch._lazy_clone(original)
+    assert _reduced(copy)
+    assert copy.eq(3).all()
+    assert original.eq(1).all()
+
+
+def _prepared(shapes, device=-1):
+    codes = tuple(DTYPE_CODES[torch.float32] for _ in shapes)
+    if len(shapes) == 1:
+        shapes, codes = shapes[0], codes[0]
+    return _core.prepare(
+        _core.ALLREDUCE, "allreduce", "x", shapes, codes, 0, device, hvd.Sum, 1.0, 3.0
+    )
+
+
+def test_what_was_prepared_starts_with_tensors_that_fit():
+    other = torch.ones(4)
+    for tensors in ([GOOD.clone()], [GOOD.clone(), other.clone()]):
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        _core.wait(_prepared(shapes).start_in_place(*tensors))
+        assert all(tensor.eq(3).all() for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        (),
+        (GOOD,),
+        (GOOD, GOOD, GOOD),
+        (GOOD, GOOD.reshape(6)),
+        (GOOD, GOOD.double()),
+        (GOOD, torch.ones(3, 2).t()),
+        (GOOD, torch.ones(2, 4)),
+        (GOOD, None),
+    ],
+)
+def test_others_do_not_start_it(tensors):
+    assert _prepared(((2, 3), (2, 3))).start_in_place(*tensors) is None
+    assert _prepared(((2, 3),), device=0).start_in_place(GOOD) is None
+    assert GOOD.eq(1).all()
+
+
+def test_arguments_are_looked_at():
+    with pytest.raises(TypeError, match=r"of 2 arguments \(expected 6\)"):
+        _core.allreduce_in_place(GOOD, None)
+    with pytest.raises(ValueError, match="op"):
+        _core.allreduce_in_place(GOOD, None, 0, 17, 1.0, 1.0)
+    with pytest.raises(TypeError):
+        _core.allreduce_in_place(GOOD, 3, 0, hvd.Sum, 1.0, 1.0)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        _core.read_tensors_of((), object(), None)
+
+
+@pytest.mark.usefixtures("_no_exchange")
+def test_a_torch_without_exchange_does_the_same():
+    tensor = GOOD.clone()
+    assert not _reduced(tensor)
+    hvd.allreduce_(tensor, op=hvd.Sum, postscale_factor=3.0)
+    assert tensor.eq(3).all()
