@@ -13,7 +13,6 @@ void set_python_error(const Error& error);
 void bind_errors(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_submission(pybind11::module_& module);
-void bind_messages(pybind11::module_& module);
 void bind_in_place(pybind11::module_& module);
 void bind_process_sets(pybind11::module_& module);
 void bind_messages(pybind11::module_& module);
