@@ -18,7 +18,7 @@ from bench.network.tables import caps_text, step_s
 FOLDER = ROOT / "bench" / "results"
 RESULTS = FOLDER / "collectives.json"
 _BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-_ENGINES = ("tcp", "mpi")
+_ENGINES = ("shm", "tcp", "mpi")
 _MARK = "bench:collectives"
 #: Rows and engines of the short table.
 _HIGHLIGHTS = (("resnet50", "tcp"), ("small", "tcp"), ("latency_4B", "mpi"), ("step", "tcp"))

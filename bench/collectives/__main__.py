@@ -25,7 +25,7 @@ from bench.collectives.measure import (
 from bench.collectives.rows import IDLE, KEYS, row_of
 
 RESULTS = machine.ROOT / "bench" / "results" / "collectives.json"
-ENGINES = ("tcp", "mpi")
+ENGINES = ("shm", "tcp", "mpi")
 
 #: Records of the ranks of each job, by row, engine and contender.
 Pool = dict[tuple[str, str, str], list[list[Record]]]
@@ -177,7 +177,7 @@ def _options() -> argparse.Namespace:
         "--engine",
         type=_among("engine", (*ENGINES, "none")),
         default=list(ENGINES),
-        help="engines of aiacc, by commas; none measures the peers alone (tcp,mpi)",
+        help="engines of aiacc, by commas; none measures the peers alone (shm,tcp,mpi)",
     )
     parser.add_argument(
         "--rows", type=_among("row", KEYS), default=list(KEYS), help=f"of {','.join(KEYS)} (all)"

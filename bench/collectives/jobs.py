@@ -26,7 +26,7 @@ class Job:
     """Ranks that run together.
 
     Attributes:
-        engine: "tcp" or "mpi", or "none" for the peers alone.
+        engine: "shm", "tcp" or "mpi", or "none" for the peers alone.
         rows: Keys of the rows to measure.
         ranks: Number of processes, all on this machine.
         iterations: Rounds of each row.

@@ -49,9 +49,10 @@ Variable text(const char* name,
 // clang-format off
 const std::vector<Variable>& table() {
   static const std::vector<Variable> rows = {
-    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local tcp hierarchical mpi",
+    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local shm tcp hierarchical mpi",
      "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads and /dev/shm has room, else "
-     "tcp. hierarchical, which auto never chooses: tcp inside each host, then between hosts."},
+     "tcp. shm: memory that the ranks share, all on one host. hierarchical: tcp inside each host, then between hosts. "
+     "auto never chooses these two."},
     {"GPU_ENGINE", "", &Config::gpu_engine, "auto", 0, 0,
      "auto nccl hierarchical hierarchical-tcp staged",
      "Who moves tensors on CUDA devices. staged: pinned host memory and AIACC_ENGINE, for which ranks may "

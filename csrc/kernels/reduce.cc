@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <string>
 
 #include "csrc/base/error.h"
@@ -11,8 +12,24 @@
 namespace aiacc {
 namespace {
 
-// What was reduced is still in the first-level cache when it is scaled.
-constexpr std::size_t kScaledBytes = std::size_t{8} * 1024;
+// What was reduced is still in the first-level cache when it is scaled, or copied.
+constexpr std::size_t kStepBytes = std::size_t{8} * 1024;
+
+/// Calls `part(offset, count)`, in bytes and elements, for one piece after the other.
+template <class Part>
+void in_steps(std::size_t count, std::size_t element, Part part) {
+  const std::size_t step = kStepBytes / element;
+  for (std::size_t from = 0; from < count; from += step) {
+    part(from * element, std::min(step, count - from));
+  }
+}
+
+const std::byte* after(const void* start, std::size_t offset) {
+  return static_cast<const std::byte*>(start) + offset;
+}
+std::byte* after(void* start, std::size_t offset) {
+  return static_cast<std::byte*>(start) + offset;
+}
 
 }  // namespace
 
@@ -38,20 +55,27 @@ void reduce_scaled(
     reduce_into(out, a, b, count, dtype, op);
     return;
   }
-  const std::size_t element = size_of(dtype);
-  const std::size_t step = kScaledBytes / element;
-  for (std::size_t from = 0; from < count; from += step) {
-    const std::size_t part = std::min(step, count - from);
-    const std::size_t offset = from * element;
-    std::byte* target = static_cast<std::byte*>(out) + offset;
-    reduce_into(target,
-                static_cast<const std::byte*>(a) + offset,
-                static_cast<const std::byte*>(b) + offset,
-                part,
-                dtype,
-                op);
-    scale(target, target, part, dtype, factor);
-  }
+  in_steps(count,
+           size_of(dtype),
+           [&, dtype = dtype, op = op, factor = factor](std::size_t offset, std::size_t part) {
+             std::byte* target = after(out, offset);
+             reduce_into(target, after(a, offset), after(b, offset), part, dtype, op);
+             scale(target, target, part, dtype, factor);
+           });
+}
+
+void reduce_scaled_to_both(void* out,
+                           void* copy,
+                           const void* a,
+                           const void* b,
+                           std::size_t count,
+                           const Reduction& reduction) {
+  const std::size_t element = size_of(reduction.dtype);
+  in_steps(count, element, [&](std::size_t offset, std::size_t part) {
+    std::byte* target = after(out, offset);
+    reduce_scaled(target, after(a, offset), after(b, offset), part, reduction);
+    std::memcpy(after(copy, offset), target, part * element);
+  });
 }
 
 }  // namespace aiacc

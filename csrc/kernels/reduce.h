@@ -19,4 +19,12 @@ void reduce_into(
 void reduce_scaled(
     void* out, const void* a, const void* b, std::size_t count, const Reduction& reduction);
 
+/// The same with the result in `copy`, too, which overlaps nothing else: again in one pass.
+void reduce_scaled_to_both(void* out,
+                           void* copy,
+                           const void* a,
+                           const void* b,
+                           std::size_t count,
+                           const Reduction& reduction);
+
 }  // namespace aiacc

@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "csrc/control/tcp/connector.h"
+#include "csrc/engines/shm/memory_link.h"
 #include "csrc/engines/shm/shared_memory.h"
 
 namespace aiacc {
@@ -17,6 +19,7 @@ struct MemorySharing {
   std::size_t bytes = 0;       ///< of every rank's part
   double timeout_s = 30;       ///< how long the ranks wait for each other
   int interrupt = -1;          ///< a descriptor that ends the wait when readable, unless it is -1
+  std::function<void(std::byte*)> prepare;  ///< called with the own part before others have it
 };
 
 /// One piece of memory that has a part for each rank.
@@ -26,7 +29,7 @@ struct HostMemory {
 };
 
 /// Makes memory for all ranks of a host. Each of them takes its own part from the system, so that
-/// it lies on its NUMA node, and calls `prepare` with it before any other rank has it.
+/// it lies on its NUMA node.
 ///
 /// The lowest rank makes the memory, and passes its descriptor over a Unix socket. It tells the
 /// others the name and a nonce over the job's authenticated connections, so nobody else, and no
@@ -36,33 +39,54 @@ struct HostMemory {
 /// Collective, blocks. `connector` may be null for one rank. Throws Error(kEngine) on every rank,
 /// with the reason of one, if one of them cannot make or map the memory: nothing is left then.
 /// Otherwise what Connector::establish throws.
-HostMemory share_memory(Connector* connector,
-                        const MemorySharing& sharing,
-                        const std::function<void(std::byte* part)>& prepare);
+HostMemory share_memory(Connector* connector, const MemorySharing& sharing);
 
-/// What the ranks tell each other. Part of the wire format.
-namespace sharing_wire {
-
-/// How to get the memory, from the lowest rank to the others.
-struct Invitation {
+/// How to get the memory, from the lowest rank to the others. Part of the wire format.
+struct MemoryInvitation {
   std::uint64_t bytes;  ///< of the memory
   std::uint8_t nonce[16];
   char name[48];  ///< of the Unix socket, with a zero at the end
 };
 
 /// Who asks for the memory, on the Unix socket. Stands in every part as well, as a proof.
-struct Mark {
+struct MemoryMark {
   std::uint8_t nonce[16];
   std::uint32_t rank;
 };
 
-/// Begins every message on a connection: a Code and the bytes that follow, a text or an invitation.
-struct ReportHeader {
-  std::uint32_t code;
-  std::uint32_t bytes;
-};
-inline constexpr std::uint32_t kMostReportBytes = 4096;
+/// What all ranks do with the memory. A page with the mark comes before each part.
+class MemoryParts {
+ public:
+  explicit MemoryParts(const MemorySharing& what);
 
-}  // namespace sharing_wire
+  const MemorySharing& what() const { return what_; }
+  std::size_t size() const { return what_.ranks.size(); }
+  std::size_t total_bytes() const { return stride_ * size(); }
+
+  void set_nonce(const std::uint8_t (&nonce)[16]);
+  MemoryMark mark_of(std::size_t index) const;
+
+  /// Takes and prepares the part of the rank of that index.
+  void take(SharedMemory& memory, const Socket& descriptor, std::size_t index) const;
+  /// Throws Error(kEngine) unless that rank's mark is seen there.
+  void check(const SharedMemory& memory, std::size_t index) const;
+  HostMemory divide(SharedMemory memory) const;
+
+ private:
+  std::byte* start_of(const SharedMemory& memory, std::size_t index) const {
+    return memory.data() + stride_ * index;
+  }
+
+  const MemorySharing& what_;
+  const std::size_t page_bytes_;
+  const std::size_t stride_;
+  std::uint8_t nonce_[16] = {};
+};
+
+/// The lowest rank's part of share_memory. Throws, on all ranks, the first cause.
+HostMemory give_memory(const MemorySharing& sharing, std::vector<MemoryLink> links);
+
+/// That of the rank with this index, which has a link to the lowest.
+HostMemory receive_memory(const MemorySharing& sharing, std::size_t index, MemoryLink link);
 
 }  // namespace aiacc

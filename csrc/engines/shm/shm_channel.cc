@@ -92,6 +92,9 @@ void ShmChannel::all_reduce(const void* send,
   if (count == 0) {
     return;
   }
+  if (size() == 1 && cross == nullptr) {
+    return copy_scaled(recv, send, count, reduction.dtype, reduction.factor);
+  }
   const std::size_t element = size_of(reduction.dtype);
   const std::size_t bytes = count * element;
   if (bytes <= kSmallBytes && cross == nullptr) {
@@ -166,25 +169,26 @@ void ShmChannel::publish(const Plan& plan, std::uint64_t block) {
 
 void ShmChannel::reduce_piece(const Plan& plan, std::uint64_t block) {
   const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(rank_));
-  std::byte* result = slot(rank_, block) + piece.in_slot;
+  std::byte* shown = slot(rank_, block) + piece.in_slot;
   const std::byte* left = plan.send + piece.offset;
+  if (size() == 1) {
+    std::memcpy(shown, left, piece.bytes);
+    return;
+  }
+  // What is final already goes where it belongs at once.
+  std::byte* result = plan.leaves_node ? shown : plan.recv + piece.offset;
+  const DataType dtype = plan.reduction.dtype;
+  const ReduceOp op = plan.reduction.op;
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank_ + step) % size();
     progress_.wait_for(peer, ShmProgress::kPublished, block + 1);
-    const bool last = step == size() - 1 && !plan.leaves_node;
-    reduce_scaled(result,
-                  left,
-                  slot(peer, block) + piece.in_slot,
-                  piece.elems,
-                  {plan.reduction.dtype, plan.reduction.op, last ? plan.reduction.factor : 1.0});
+    const std::byte* right = slot(peer, block) + piece.in_slot;
+    if (step == size() - 1 && !plan.leaves_node) {
+      reduce_scaled_to_both(result, shown, left, right, piece.elems, plan.reduction);
+    } else {
+      reduce_into(result, left, right, piece.elems, dtype, op);
+    }
     left = result;
-  }
-  if (size() == 1) {
-    copy_scaled(result,
-                left,
-                piece.elems,
-                plan.reduction.dtype,
-                plan.leaves_node ? 1.0 : plan.reduction.factor);
   }
 }
 
@@ -192,11 +196,11 @@ void ShmChannel::gather(const Plan& plan, std::uint64_t block) {
   const auto owners = static_cast<int>(plan.owners);
   for (int step = 0; step < owners; ++step) {
     const int owner = (rank_ + step) % owners;
-    progress_.wait_for(owner, ShmProgress::kReduced, block + 1);
-    const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(owner));
-    if (plan.writes_recv) {
+    if (plan.writes_recv || (owner == rank_ && !plan.leaves_node)) {
       continue;
     }
+    progress_.wait_for(owner, ShmProgress::kReduced, block + 1);
+    const Plan::Range piece = plan.piece(block, static_cast<std::size_t>(owner));
     std::memcpy(plan.recv + piece.offset, slot(owner, block) + piece.in_slot, piece.bytes);
   }
   progress_.announce(ShmProgress::kConsumed, block + 1);

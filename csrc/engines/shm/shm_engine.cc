@@ -55,16 +55,18 @@ ShmEngine::ShmEngine(const EngineContext& context,
     starts.push_back(bytes);
     bytes += ShmChannel::segment_bytes(slot_bytes(lane));
   }
-  const MemorySharing sharing{options_.ranks,
-                              options_.split_id,
-                              bytes,
-                              context.connect_timeout_s,
-                              interrupt == nullptr ? -1 : interrupt->fd()};
-  memory_ = share_memory(context.connector, sharing, [&](std::byte* part) {
+  const auto prepare = [&](std::byte* part) {
     for (const std::size_t start : starts) {
       ShmChannel::reset(part + start);
     }
-  });
+  };
+  memory_ = share_memory(context.connector,
+                         {options_.ranks,
+                          options_.split_id,
+                          bytes,
+                          context.connect_timeout_s,
+                          interrupt == nullptr ? -1 : interrupt->fd(),
+                          prepare});
   for (int lane = 0; lane <= lanes(); ++lane) {
     std::vector<void*> segments;
     for (std::byte* part : memory_.parts) {

@@ -1,14 +1,16 @@
-// Two processes on this host over loopback TCP: latency of the express lane, and bandwidth of
-// all-reduces cut into units on one or more lanes, one thread per lane, without coordinator.
-// Prints one line per case: median and minimum wall milliseconds, CPU milliseconds per rank.
+// Processes on this host and one engine, without coordinator: latency of the express lane, and
+// bandwidth of all-reduces cut into units on one or more lanes, one thread per lane.
+// Prints one line per case: median and minimum wall milliseconds, CPU milliseconds of rank 0.
 //
-//   tcp_bench [repetitions]
+//   engine_bench tcp|shm|hierarchical [ranks [repetitions]]
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +21,7 @@
 
 #include "csrc/base/socket.h"
 #include "csrc/control/tcp/connector.h"
-#include "csrc/engines/tcp/tcp_engine.h"
+#include "csrc/engines/registry.h"
 
 namespace {
 
@@ -124,14 +126,16 @@ class Bench {
   int repetitions_;
 };
 
-void run_rank(int rank, aiacc::Connector& connector, int repetitions) {
+void run_rank(
+    const std::string& name, int rank, int size, aiacc::Connector& connector, int repetitions) {
   aiacc::EngineContext context;
   context.rank = rank;
-  context.size = 2;
+  context.size = size;
+  context.host_of.assign(static_cast<std::size_t>(size), 0);
   context.lanes = kLanes;
   context.connector = &connector;
-  aiacc::TcpEngine engine(context);
-  Bench bench(engine, rank, repetitions);
+  const std::unique_ptr<aiacc::Engine> engine = aiacc::create_engine(name, context);
+  Bench bench(*engine, rank, repetitions);
   for (const std::size_t bytes : {4, 1024, 32768}) {
     bench.express(bytes);
   }
@@ -150,28 +154,51 @@ void run_rank(int rank, aiacc::Connector& connector, int repetitions) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 20;
-  std::vector<std::unique_ptr<aiacc::Listener>> listeners;
-  std::vector<std::string> addresses;
-  for (int rank = 0; rank < 2; ++rank) {
-    listeners.push_back(std::make_unique<aiacc::Listener>("127.0.0.1"));
-    addresses.push_back(listeners.back()->address());
+  const std::string name = argc > 1 ? argv[1] : "tcp";
+  const int size = argc > 2 ? std::atoi(argv[2]) : 2;
+  const int repetitions = argc > 3 ? std::atoi(argv[3]) : 20;
+  // Children of fork do not keep sockets: each rank listens for itself, and shows its port.
+  void* shown = mmap(nullptr,
+                     sizeof(std::atomic<int>) * static_cast<std::size_t>(size),
+                     PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_ANONYMOUS,
+                     -1,
+                     0);
+  auto* ports = static_cast<std::atomic<int>*>(shown);
+  std::vector<pid_t> children;
+  int rank = 0;
+  for (int other = 1; other < size && rank == 0; ++other) {
+    const pid_t child = fork();
+    if (child == 0) {
+      rank = other;
+    } else {
+      children.push_back(child);
+    }
   }
-  const pid_t child = fork();
-  const int rank = child == 0 ? 1 : 0;
+  aiacc::Listener listener("127.0.0.1");
+  ports[rank] = listener.port();
+  std::vector<std::string> addresses;
+  for (int other = 0; other < size; ++other) {
+    while (ports[other] == 0) {
+      std::this_thread::yield();
+    }
+    addresses.push_back("127.0.0.1:" + std::to_string(ports[other]));
+  }
   int outcome = 0;
   try {
-    aiacc::Connector connector(
-        *listeners[static_cast<std::size_t>(rank)], addresses, rank, {}, 1, 10);
-    run_rank(rank, connector, repetitions);
+    aiacc::Connector connector(listener, addresses, rank, {}, 1, 10);
+    run_rank(name, rank, size, connector, repetitions);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
     outcome = 1;
   }
-  if (child == 0) {
+  if (rank != 0) {
     _exit(outcome);
   }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return outcome != 0 || status != 0 ? 1 : 0;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    outcome |= status != 0 ? 1 : 0;
+  }
+  return outcome;
 }

@@ -1,0 +1,433 @@
+// Ranks that share memory, and what keeps them from it.
+
+#include "csrc/engines/shm/memory_sharing.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "csrc/engines/cancellation.h"
+#include "csrc/engines/members.h"
+#include "csrc/engines/shm/unix_socket.h"
+#include "tests/cpp/support/forbidden_calls.h"
+#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/tcp_world.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::size_t kBytes = 10000;
+
+MemorySharing sharing_of(int size, int rank, double timeout_s = 20) {
+  MemorySharing sharing;
+  sharing.ranks = all_ranks(size);
+  sharing.split_id = 5;
+  sharing.bytes = kBytes;
+  sharing.timeout_s = timeout_s;
+  sharing.prepare = [rank](std::byte* part) { std::memset(part, rank + 1, kBytes); };
+  return sharing;
+}
+
+/// What all ranks but those of `liars` have met with, by rank; a liar runs `lie(rank, its links)`.
+std::vector<Status> outcomes(int size,
+                             const std::function<bool(int, std::vector<MemoryLink>&)>& lie,
+                             double timeout_s = 20) {
+  TcpWorld world(size);
+  std::vector<Status> seen(static_cast<std::size_t>(size));
+  run_as_ranks(size, [&](int rank) {
+    Connector& connector = world.connector(rank);
+    std::vector<ChannelSpec> specs;
+    for (int other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
+      specs.push_back({other, ChannelKind::kMemory, 0, rank != 0, 5});
+    }
+    std::vector<MemoryLink> links;
+    std::vector<Socket> sockets = connector.establish(specs);
+    for (std::size_t i = 0; i < sockets.size(); ++i) {
+      links.emplace_back(std::move(sockets[i]), specs[i].peer);
+    }
+    if (lie(rank, links)) {
+      return;
+    }
+    const MemorySharing sharing = sharing_of(size, rank, timeout_s);
+    try {
+      rank == 0 ? give_memory(sharing, std::move(links))
+                : receive_memory(sharing, static_cast<std::size_t>(rank), std::move(links[0]));
+    } catch (const Error& error) {
+      seen[static_cast<std::size_t>(rank)] = error.status();
+    }
+  });
+  return seen;
+}
+
+void expect_failure(const Status& seen, Code code, const std::string& text) {
+  EXPECT_EQ(code, seen.code()) << seen.message();
+  EXPECT_NE(std::string::npos, seen.message().find(text)) << seen.message();
+}
+
+Status next_message(MemoryLink& link) {
+  const Patience patience(20, -1);
+  while (true) {
+    if (const auto message = link.receive()) {
+      return *message;
+    }
+    if (!patience.sleep({link.readable()})) {
+      throw Error(Code::kTimeout, "[test] no message");
+    }
+  }
+}
+
+MemoryInvitation next_invitation(MemoryLink& link) {
+  const Status message = next_message(link);
+  MemoryInvitation invitation{};
+  EXPECT_EQ(sizeof invitation, message.message().size());
+  std::memcpy(&invitation, message.message().data(), sizeof invitation);
+  return invitation;
+}
+
+Status invite(std::uint64_t bytes, const std::string& name) {
+  MemoryInvitation invitation{};
+  invitation.bytes = bytes;
+  name.copy(invitation.name, sizeof invitation.name);
+  return {Code::kOk, std::string(reinterpret_cast<const char*>(&invitation), sizeof invitation)};
+}
+
+/// Of two ranks.
+std::size_t total_bytes(int size) { return MemoryParts(sharing_of(size, 0)).total_bytes(); }
+
+class MemorySharingTest : public testing::TestWithParam<int> {};
+
+TEST_P(MemorySharingTest, EveryRankSeesWhatAllHavePrepared) {
+  const int size = GetParam();
+  TcpWorld world(size);
+  run_as_ranks(size, [&](int rank) {
+    const HostMemory host = share_memory(&world.connector(rank), sharing_of(size, rank));
+    ASSERT_EQ(static_cast<std::size_t>(size), host.parts.size());
+    for (int other = 0; other < size; ++other) {
+      const std::byte* part = host.parts[static_cast<std::size_t>(other)];
+      EXPECT_EQ(0U, reinterpret_cast<std::uintptr_t>(part) % 4096);
+      for (const std::size_t at : {std::size_t{0}, kBytes - 1}) {
+        EXPECT_EQ(static_cast<std::byte>(other + 1), part[at]) << rank << " looks at " << other;
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, MemorySharingTest, testing::Values(1, 2, 3, 8));
+
+TEST(MemorySharingTest, OneRankNeedsNoConnector) {
+  EXPECT_EQ(std::byte{1}, share_memory(nullptr, sharing_of(1, 0)).parts.at(0)[0]);
+}
+
+/// Only some of the job, twice at the same time.
+TEST(MemorySharingTest, PartsOfAJobDoNotMeetEachOther) {
+  TcpWorld world(4);
+  run_as_ranks(4, [&](int rank) {
+    MemorySharing sharing = sharing_of(4, rank);
+    sharing.ranks = rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3};
+    const HostMemory host = share_memory(&world.connector(rank), sharing);
+    EXPECT_EQ(static_cast<std::byte>(rank % 2 + 1), host.parts.at(0)[0]);
+    EXPECT_EQ(static_cast<std::byte>(rank % 2 + 3), host.parts.at(1)[0]);
+  });
+}
+
+class LackTest : public testing::TestWithParam<int> {};
+
+/// Of what one rank has no memory for, all learn, and nothing stays open or mapped.
+TEST_P(LackTest, OfOneRankFailsOnAllWithItsReason) {
+  const int poor = GetParam();
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                         std::filesystem::directory_iterator());
+  };
+  const auto before = descriptors();
+  bool sandboxed = true;
+  const auto seen = outcomes(3, [&](int rank, std::vector<MemoryLink>&) {
+    if (rank == poor) {
+      sandboxed = forbid_calls({{SYS_fallocate, ENOSPC}});
+    }
+    return false;
+  });
+  if (!sandboxed) {
+    GTEST_SKIP() << "no sandbox here";
+  }
+  for (const Status& status : seen) {
+    expect_failure(status, Code::kEngine, "no 1 MiB of shared memory are left for a rank");
+    EXPECT_EQ(seen[0].message(), status.message());
+  }
+  EXPECT_TRUE(poor == 0 ||
+              seen[0].message().find("rank " + std::to_string(poor)) != std::string::npos)
+      << seen[0].message();
+  EXPECT_EQ(before, descriptors());
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    EXPECT_EQ(std::string::npos, line.find("aiacc (deleted)")) << line;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, LackTest, testing::Values(0, 1, 2));
+
+/// Ranks 0 and 2 are honest.
+TEST(MemoryLiarTest, ReportsThatAreNoneEndItForAll) {
+  const auto header = [](std::uint32_t code, std::uint32_t bytes) {
+    const MemoryLink::Header header{code, bytes};
+    return std::string(reinterpret_cast<const char*>(&header), sizeof header);
+  };
+  for (const std::string& lie : {header(99, 0), header(0, 5000), header(0xffffffff, 0xffffffff)}) {
+    TcpWorld world(3);
+    std::vector<Status> seen(3);
+    run_as_ranks(3, [&](int rank) {
+      if (rank == 1) {
+        Socket socket = std::move(
+            world.connector(1).establish({{0, ChannelKind::kMemory, 0, true, 5}}).front());
+        socket.send_all(lie.data(), lie.size(), "rank 0", Clock::now() + std::chrono::seconds(20));
+        try {
+          char byte = 0;
+          while (socket.recv_some(&byte, 1, "rank 0") < 2) {
+          }
+        } catch (const Error&) {
+          // Rank 0 has hung up.
+        }
+        return;
+      }
+      try {
+        share_memory(&world.connector(rank), sharing_of(3, rank));
+      } catch (const Error& error) {
+        seen[static_cast<std::size_t>(rank)] = error.status();
+      }
+    });
+    expect_failure(seen[0], Code::kInternal, "rank 1 sent a report of code");
+    EXPECT_EQ(seen[0].message(), seen[2].message());
+  }
+}
+
+TEST(MemoryLiarTest, ARankThatSaysItHasTheMemoryMustHaveWrittenThere) {
+  const auto seen = outcomes(3, [](int rank, std::vector<MemoryLink>& links) {
+    if (rank == 1) {
+      next_invitation(links[0]);
+      links[0].send(Status(), Clock::now() + std::chrono::seconds(20));
+      expect_failure(next_message(links[0]), Code::kEngine, "what rank 1 wrote");
+    }
+    return rank == 1;
+  });
+  expect_failure(seen[0], Code::kEngine, "what rank 1 wrote into the shared memory is not seen");
+  EXPECT_EQ(seen[0].message(), seen[2].message());
+}
+
+TEST(MemoryLiarTest, InvitationsOfTheLowestRankAreLookedAt) {
+  const std::vector<std::tuple<Status, Code, std::string>> lies = {
+      {{Code::kOk, "too short"}, Code::kInternal, "an invitation of 9 bytes"},
+      {invite(123, "aiacc-nobody"), Code::kEngine, "rank 0 has 123 bytes for all ranks"},
+      {invite(total_bytes(2), "aiacc-nobody"), Code::kEngine, "does not listen on a Unix socket"},
+      {invite(total_bytes(2), std::string(48, 'x')), Code::kEngine, "does not listen"},
+  };
+  for (const auto& [message, code, text] : lies) {
+    const auto seen =
+        outcomes(2, [&, message = message, code = code](int rank, std::vector<MemoryLink>& links) {
+          if (rank == 0) {
+            links[0].send(message, Clock::now() + std::chrono::seconds(20));
+            const Status report = next_message(links[0]);
+            EXPECT_EQ(code, report.code());
+            links[0].send(report, Clock::now() + std::chrono::seconds(20));
+          }
+          return rank == 0;
+        });
+    expect_failure(seen[1], code, text);
+  }
+}
+
+/// Rank 0 passes `descriptor` instead of its memory; what rank 1 says to that.
+Status report_on(const Socket& descriptor) {
+  const auto seen = outcomes(2, [&](int rank, std::vector<MemoryLink>& links) {
+    if (rank == 0) {
+      UnixListener door;
+      links[0].send(invite(total_bytes(2), door.name()), Clock::now() + std::chrono::seconds(20));
+      const Patience patience(20, -1);
+      EXPECT_TRUE(patience.sleep({{door.fd(), POLLIN, 0}}));
+      const Socket caller = door.accept();
+      EXPECT_TRUE(send_message(caller, "x", 1, descriptor.fd()));
+      links[0].send(next_message(links[0]), Clock::now() + std::chrono::seconds(20));
+    }
+    return rank == 0;
+  });
+  return seen[1];
+}
+
+TEST(MemoryLiarTest, WhatIsPassedIsLookedAt) {
+  int ends[2];
+  ASSERT_EQ(0, pipe2(ends, O_CLOEXEC));
+  const Socket pipe(ends[0]);
+  const Socket other_end(ends[1]);
+  expect_failure(report_on(pipe), Code::kEngine, "another rank gave 0 bytes");
+  const Socket open_ended(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(0, ftruncate(open_ended.fd(), static_cast<off_t>(total_bytes(2))));
+  expect_failure(report_on(open_ended), Code::kEngine, "of a size that may change");
+  // It could be that of another job.
+  const auto [memory, descriptor] = SharedMemory::create(total_bytes(2));
+  expect_failure(report_on(descriptor), Code::kEngine, "what rank 0 wrote into the shared memory");
+}
+
+TEST(MemoryLossTest, ARankThatHasDiedEndsItForAll) {
+  const auto seen = outcomes(3, [](int rank, std::vector<MemoryLink>& links) {
+    if (rank == 1) {
+      next_invitation(links[0]);
+      links.clear();
+    }
+    return rank == 1;
+  });
+  expect_failure(seen[0], Code::kPeerLost, "rank 1");
+  EXPECT_EQ(seen[0].message(), seen[2].message());
+}
+
+TEST(MemoryLossTest, TheLowestRankThatHasDiedEndsItForAll) {
+  const auto seen = outcomes(3, [](int rank, std::vector<MemoryLink>& links) {
+    if (rank == 0) {
+      links.clear();
+    }
+    return rank == 0;
+  });
+  expect_failure(seen[1], Code::kPeerLost, "rank 0");
+  expect_failure(seen[2], Code::kPeerLost, "rank 0");
+}
+
+TEST(MemoryLossTest, ARankThatSaysNothingIsNamedOnAll) {
+  std::promise<void> over;
+  const std::shared_future<void> all_know = over.get_future();
+  std::atomic<int> waiting{2};
+  TcpWorld world(3);
+  std::vector<Status> seen(3);
+  run_as_ranks(3, [&](int rank) {
+    if (rank == 1) {
+      const auto held = world.connector(1).establish({{0, ChannelKind::kMemory, 0, true, 5}});
+      all_know.wait();
+      return;
+    }
+    try {
+      share_memory(&world.connector(rank), sharing_of(3, rank, 0.3));
+    } catch (const Error& error) {
+      seen[static_cast<std::size_t>(rank)] = error.status();
+    }
+    if (--waiting == 0) {
+      over.set_value();
+    }
+  });
+  expect_failure(seen[0], Code::kTimeout, "for rank(s) 1 to map the memory of their host");
+  EXPECT_EQ(seen[0].message(), seen[2].message());
+}
+
+TEST(MemoryLossTest, TheLowestRankThatSaysNothingIsNamed) {
+  std::promise<void> over;
+  const std::shared_future<void> rank_1_knows = over.get_future();
+  TcpWorld world(2);
+  run_as_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      const auto held = world.connector(0).establish({{1, ChannelKind::kMemory, 0, false, 5}});
+      rank_1_knows.wait();
+      return;
+    }
+    try {
+      share_memory(&world.connector(1), sharing_of(2, 1, 0.2));
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      expect_failure(error.status(), Code::kTimeout, "rank 0 has not made the memory");
+    }
+    over.set_value();
+  });
+}
+
+class InterruptTest : public testing::TestWithParam<int> {};
+
+/// The others do not come; another thread ends the wait.
+TEST_P(InterruptTest, EndsTheWait) {
+  const int waits = GetParam();
+  std::promise<void> over;
+  const std::shared_future<void> interrupted = over.get_future();
+  TcpWorld world(2);
+  run_as_ranks(2, [&](int rank) {
+    if (rank != waits) {
+      const auto held =
+          world.connector(rank).establish({{1 - rank, ChannelKind::kMemory, 0, rank == 1, 5}});
+      interrupted.wait();
+      return;
+    }
+    Cancellation cancellation;
+    MemorySharing sharing = sharing_of(2, rank);
+    sharing.interrupt = cancellation.fd();
+    std::thread other([&] { cancellation.set({Code::kShutdown, "stop"}); });
+    try {
+      share_memory(&world.connector(rank), sharing);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(Code::kShutdown, error.code()) << error.what();
+    }
+    other.join();
+    over.set_value();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, InterruptTest, testing::Values(0, 1));
+
+/// Everybody can see the names of Unix sockets. Who has no nonce gets nothing, and keeps no rank
+/// from it.
+TEST(MemoryStrangersTest, AreTurnedAwayAndDoNotDisturb) {
+  for (const int strangers : {1, 200}) {
+    std::vector<Socket> crowd;
+    const auto seen = outcomes(2, [&](int rank, std::vector<MemoryLink>& links) {
+      if (rank == 0) {
+        return false;
+      }
+      const MemoryInvitation invitation = next_invitation(links[0]);
+      for (int i = 0; i < strangers; ++i) {
+        Socket stranger = connect_unix(invitation.name);
+        if (!stranger.valid()) {
+          --i;
+          continue;
+        }
+        const MemoryMark wrong{{1, 2, 3}, 1};
+        if (i % 3 == 1) {
+          send_message(stranger, "who is there?", 14);
+        } else if (i % 3 == 2) {
+          send_message(stranger, &wrong, sizeof wrong);
+        }
+        crowd.push_back(std::move(stranger));
+      }
+      MemoryParts parts(sharing_of(2, 1));
+      parts.set_nonce(invitation.nonce);
+      const MemoryMark mark = parts.mark_of(1);
+      const Socket socket = connect_unix(invitation.name);
+      EXPECT_TRUE(send_message(socket, &mark, sizeof mark));
+      const Patience patience(20, -1);
+      EXPECT_TRUE(patience.sleep({{socket.fd(), POLLIN, 0}}));
+      MemoryMark echo{};
+      const UnixMessage given = receive_message(socket, &echo, sizeof echo);
+      SharedMemory memory = SharedMemory::map(given.descriptor, parts.total_bytes());
+      parts.check(memory, 0);
+      parts.take(memory, given.descriptor, 1);
+      links[0].send(Status(), Clock::now() + std::chrono::seconds(20));
+      EXPECT_TRUE(next_message(links[0]).ok());
+      return true;
+    });
+    EXPECT_TRUE(seen[0].ok()) << seen[0].message();
+    for (const Socket& stranger : crowd) {
+      char got[64];
+      EXPECT_FALSE(receive_message(stranger, got, sizeof got).descriptor.valid());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
