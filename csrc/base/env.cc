@@ -49,10 +49,11 @@ Variable text(const char* name,
 // clang-format off
 const std::vector<Variable>& table() {
   static const std::vector<Variable> rows = {
-    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local shm tcp hierarchical mpi",
-     "Who moves the data. auto: local for one rank, mpi under mpirun if its plug-in loads and /dev/shm has room, else "
-     "tcp. shm: memory that the ranks share, all on one host. hierarchical: tcp inside each host, then between hosts. "
-     "auto never chooses these two."},
+    {"ENGINE", "", &Config::engine, "auto", 0, 0, "auto local shm tcp mpi hierarchical hierarchical-mpi",
+     "Who moves the data. hierarchical: shm inside each host, tcp between hosts; hierarchical-mpi: MPI between "
+     "hosts. shm: memory that the ranks of one host share. tcp, mpi: the same way between all ranks. auto: local for "
+     "one rank, hierarchical if a host has several, else tcp; under mpirun on several hosts with MPI instead of tcp, "
+     "if its plug-in loads and /dev/shm has room."},
     {"GPU_ENGINE", "", &Config::gpu_engine, "auto", 0, 0,
      "auto nccl hierarchical hierarchical-tcp staged",
      "Who moves tensors on CUDA devices. staged: pinned host memory and AIACC_ENGINE, for which ranks may "
