@@ -67,7 +67,7 @@ const std::vector<Variable>& table() {
      "What engine nccl asks NCCL 2.31 or newer to do an all-reduce by, a wish; auto: NCCL chooses. Without effect "
      "on older ones and the other engines. The ranks must agree."},
     {"LANES", "HOROVOD_NUM_NCCL_STREAMS", &Config::lanes, "0", 0, 64, "",
-     "Concurrent all-reduces; 0 lets the engine choose. The ranks must agree."},
+     "Concurrent all-reduces. 0: 2 on one host, 4 on several. The ranks must agree."},
     {"AUTOTUNE", "HOROVOD_AUTOTUNE", &Config::autotune, "false", 0, 0, "",
      "Find the number of lanes in use while training: at most AIACC_LANES, 8 by default. The ranks must agree."},
     {"UNIT_BYTES", "", &Config::unit_bytes, "1MiB", 256, kGiB, "",
