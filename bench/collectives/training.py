@@ -128,7 +128,7 @@ def ddp(gloo: Gloo, gradients: Tensors) -> list[Contender]:
 
 
 def ddp_fp16(gloo: Gloo, gradients: Tensors) -> Contender:
-    """DistributedDataParallel whose hook sends gradients as float16: for bfloat16 torch refuses gloo."""
+    """DistributedDataParallel whose hook sends float16: for bfloat16 torch refuses gloo."""
 
     def wrap(model: FreeModel) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         module = DistributedDataParallel(model)

@@ -145,7 +145,9 @@ def main() -> int:
         delay_ms=options.delay_ms,
         loss=options.loss,
     )
-    print("| engine | hosts x ranks | lanes | limit | bus bandwidth | share | bar | flows of a host |")
+    print(
+        "| engine | hosts x ranks | lanes | limit | bus bandwidth | share | bar | flows of a host |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     missed = False
     try:
@@ -177,7 +179,8 @@ def _judge(row: dict[str, Any]) -> bool:
     right = row["shaped_flows"] in (None, flows) and (wanted is None or set(flows) == {wanted})
     slow = f", one at {row['bed']['slow']:g}" if row["bed"]["slow"] else ""
     print(
-        f"| {engine} | {hosts} x {row['per_host']} | {lanes}{slow} | {row['limit_mbit']:g} | {row['busbw_mbit']:g} "
+        f"| {engine} | {hosts} x {row['per_host']} | {lanes}{slow} | {row['limit_mbit']:g} "
+        f"| {row['busbw_mbit']:g} "
         f"| {row['share']:.3f} | {row['bar'] or ''}{'' if reached else ' missed'} "
         f"| {', '.join(map(str, sorted(set(flows))))}{'' if right else ' unexpected'} |",
         flush=True,

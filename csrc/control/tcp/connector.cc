@@ -200,7 +200,7 @@ std::vector<Socket> Connector::establish_by(Clock::time_point limit,
     if (mark != nullptr) {
       mark->sleeps(since, missing.empty() ? *call.silent.begin() : *missing.begin());
     }
-    if (limit != Clock::time_point::max() && Clock::now() >= next_probe) {
+    if (Clock::now() >= next_probe) {
       probe(missing_peers(specs), interrupt);
       next_probe = Clock::now() + kProbeEvery;
     }

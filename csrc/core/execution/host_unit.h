@@ -26,8 +26,8 @@ class PackBuffer {
 double average_factor(DataType dtype, int size, double postscale);
 
 /// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack.
-/// A single slice that travels as it is is worked on in place, without the pack buffer. Blocks; throws what the engine
-/// throws. Buffers of the operations are written only while this runs.
+/// A single slice that travels as it is is worked on in place, without the pack buffer. Blocks;
+/// throws what the engine throws. Buffers of the operations are written only while this runs.
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer);
 
 }  // namespace aiacc

@@ -185,12 +185,12 @@ class Negotiator {
 
   std::map<Key, Waiting> waiting_;            ///< replicated
   std::map<std::uint32_t, RankSet> leaving_;  ///< by process set, who has left it; replicated
-  std::vector<Key> touched_;        ///< names that came in the round being applied
-  bool absence_came_ = false;       ///< a join or a leave, in the round being applied
-  std::size_t decisions_ = 0;       ///< in the round being applied; replicated
-  SharedPlacement placement_;       ///< of the last decision: most are equal
-  RoundMessage message_;            ///< scratch, kept for its memory
-  RoundOutcome outcome_;            ///< the same
+  std::vector<Key> touched_;                  ///< names that came in the round being applied
+  bool absence_came_ = false;                 ///< a join or a leave, in the round being applied
+  std::size_t decisions_ = 0;                 ///< in the round being applied; replicated
+  SharedPlacement placement_;                 ///< of the last decision: most are equal
+  RoundMessage message_;                      ///< scratch, kept for its memory
+  RoundOutcome outcome_;                      ///< the same
 };
 
 }  // namespace aiacc

@@ -76,8 +76,9 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
            "tensor there";
   }
   if (is_float8(request.wire) && !request.on_gpu()) {
-    return wire + " in host memory (expected float16 or bfloat16, or tensors on GPUs); use "
-                  "Compression.bf16";
+    return wire +
+           " in host memory (expected float16 or bfloat16, or tensors on GPUs); use "
+           "Compression.bf16";
   }
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     if (request.tensor(i).dtype != DataType::kFloat32) {
@@ -294,7 +295,8 @@ void check_message(const Request& request, const std::string& key, int size) {
     problem = "any of " + shape_text(request.numbers) + " (expected ranks of 0.." +
               std::to_string(size - 1) + ")";
   } else if (bytes < 0 || static_cast<std::uint64_t>(bytes) > kMaxTensorBytes) {
-    problem = std::to_string(bytes) + " bytes (expected 0.." + std::to_string(kMaxTensorBytes) + ")";
+    problem =
+        std::to_string(bytes) + " bytes (expected 0.." + std::to_string(kMaxTensorBytes) + ")";
   } else if (key.empty() || key.size() > kMaxMessageKeyBytes) {
     problem = "a key of " + std::to_string(key.size()) + " bytes (expected 1.." +
               std::to_string(kMaxMessageKeyBytes) + ")";

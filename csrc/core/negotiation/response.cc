@@ -90,10 +90,11 @@ Status joined_status(const Request& request, int rank) {
 }
 
 Status left_status(const Request& request, int rank) {
-  return {Code::kMismatch,
-          "[process set] " + quoted(request) + ": rank " + std::to_string(rank) +
-              " has left process set " + std::to_string(request.process_set) +
-              " without submitting this; let all members finish the work of a set before one leaves"};
+  return {
+      Code::kMismatch,
+      "[process set] " + quoted(request) + ": rank " + std::to_string(rank) +
+          " has left process set " + std::to_string(request.process_set) +
+          " without submitting this; let all members finish the work of a set before one leaves"};
 }
 
 Status removed_set_status(const Request& request) {

@@ -123,8 +123,7 @@ std::string stall_text(const Stall& stall) {
     }
   }
   const std::string submitted =
-      stall.submitted.empty() ? ""
-                              : "; rank(s) " + list(stall.submitted) + " have submitted it";
+      stall.submitted.empty() ? "" : "; rank(s) " + list(stall.submitted) + " have submitted it";
   return "[stall] tensor '" + stall.name + "' has waited " + fixed(stall.waited_s) +
          " s for rank(s) " + list(stall.missing) + submitted + similar +
          ". Do all ranks run the same operations? (AIACC_STALL_WARN_S, "

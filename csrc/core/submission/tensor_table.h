@@ -96,8 +96,8 @@ class TensorTable {
   /// whatever each has submitted before.
   void next_generation();
 
-  /// The same for a message, which is not negotiated: its name is an automatic one, and it counts as
-  /// dispatched.
+  /// The same for a message, which is not negotiated: its name is an automatic one, and it counts
+  /// as dispatched.
   Handle submit_message(std::shared_ptr<Operation> operation);
 
   /// Moves what was queued since the last call to `out`. The progress thread's.

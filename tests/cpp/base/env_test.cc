@@ -122,7 +122,9 @@ TEST(Env, ErrorNamesVariableValueAndExpectation) {
   EXPECT_NE(text.find("whole number, 0 .. 64"), std::string::npos) << text;
 
   const std::string choice = error_of({{"AIACC_ENGINE", "gloo"}});
-  EXPECT_NE(choice.find("auto, local, tcp, hierarchical, mpi"), std::string::npos) << choice;
+  EXPECT_NE(choice.find("auto, local, shm, tcp, mpi, hierarchical, hierarchical-mpi"),
+            std::string::npos)
+      << choice;
 }
 
 TEST(Env, ErrorNamesTheAliasThatWasSet) {

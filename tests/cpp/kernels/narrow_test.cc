@@ -102,9 +102,10 @@ TEST_P(NarrowTest, RoundsAsTheFormatsDo) {
       continue;
     }
     // Above the largest number there is as much room as below it.
-    const double middle = std::isfinite(high)
-                              ? (double{low} + high) / 2
-                              : low + (double{low} - widened(static_cast<std::uint16_t>(bits - 1))) / 2;
+    const double middle =
+        std::isfinite(high)
+            ? (double{low} + high) / 2
+            : low + (double{low} - widened(static_cast<std::uint16_t>(bits - 1))) / 2;
     const auto between = static_cast<float>(middle);
     values.insert(values.end(),
                   {between, std::nextafter(between, 0.0F), std::nextafter(between, between * 2)});
@@ -145,8 +146,7 @@ TEST_P(NarrowTest, EveryCountAtEveryAddress) {
 INSTANTIATE_TEST_SUITE_P(All,
                          NarrowTest,
                          testing::Combine(testing::ValuesIn(runnable_vector_levels()),
-                                          testing::Values(DataType::kFloat16,
-                                                          DataType::kBFloat16)),
+                                          testing::Values(DataType::kFloat16, DataType::kBFloat16)),
                          [](const auto& test) {
                            return std::string(std::get<0>(test.param)->name) + "_" +
                                   name_of(std::get<1>(test.param));

@@ -24,7 +24,7 @@
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/members.h"
 #include "csrc/engines/shm/unix_socket.h"
-#include "tests/cpp/support/forbidden_calls.h"
+#include "tests/cpp/support/fakes/forbidden_calls.h"
 #include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/tcp_world.h"
 

@@ -20,7 +20,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "tests/cpp/support/forbidden_calls.h"
+#include "tests/cpp/support/fakes/forbidden_calls.h"
 
 namespace aiacc {
 namespace {
