@@ -60,7 +60,13 @@ HostMemory Receiver::run() {
   if (over) {
     throw Error(verdict_.value_or(report));
   }
-  const Status verdict = await_message("said whether all ranks have the memory of their host");
+  Status verdict;
+  try {
+    verdict = await_message("said whether all ranks have the memory of their host");
+  } catch (const Error& error) {
+    // That the lowest rank has not answered is no more than what has failed here before.
+    throw error.code() == Code::kTimeout && !report.ok() ? Error(report) : error;
+  }
   if (!verdict.ok()) {
     throw Error(verdict);
   }

@@ -133,7 +133,7 @@ TEST(NegotiatorLies, WhatNoRankSubmits) {
   expect_lost(outcome_of(make_request("x", OpKind::kReducescatter, {2}),
                          [](Request& r) { r.op = ReduceOp::kMax; }),
               "op=Max");
-  expect_lost(outcome_of(make_request("x"), [](Request& r) { r.wire = WireFormat::kBFloat16; }),
+  expect_lost(outcome_of(make_request("x"), [](Request& r) { r.wire = WireFormat::kFloat8E4M3; }),
               "wire");
 }
 

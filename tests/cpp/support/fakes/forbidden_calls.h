@@ -34,7 +34,8 @@ inline bool forbid_calls(const std::vector<ForbiddenCall>& calls) {
     const auto refusal =
         SECCOMP_RET_ERRNO | (static_cast<std::uint32_t>(call.error_number) & SECCOMP_RET_DATA);
     program.push_back(load(offsetof(seccomp_data, nr)));
-    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, always ? 1 : 4));
+    program.push_back(
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, static_cast<std::uint8_t>(always ? 1 : 4)));
     if (!always) {
       program.push_back(load(offsetof(seccomp_data, args) +
                              sizeof(std::uint64_t) * static_cast<std::size_t>(call.argument)));
