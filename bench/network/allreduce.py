@@ -1,4 +1,4 @@
-"""Bus bandwidth of aiacc's lanes on the virtual hosts, against what the caps allow.
+"""Bus bandwidth between the virtual hosts over aiacc's lanes, against what the caps allow.
 
 python -m bench.network.allreduce        # writes bench/results/network_allreduce.json
 """
@@ -21,21 +21,38 @@ from bench.network.plan import Spec
 
 RESULTS = machine.ROOT / "bench" / "results" / "network_allreduce.json"
 #: Share of the smaller cap that the median has to reach, by engine.
-BARS = {"tcp": 0.93, "mpi": 0.85}
-LAUNCHERS = {"tcp": "explicit", "mpi": "mpirun"}
+BARS = {"tcp": 0.93, "mpi": 0.85, "hierarchical": 0.93, "hierarchical-mpi": 0.85}
+LAUNCHERS = {
+    "tcp": "explicit",
+    "mpi": "mpirun",
+    "hierarchical": "explicit",
+    "hierarchical-mpi": "mpirun",
+}
+#: Those that are measured unless asked otherwise.
+FLAT = ("tcp", "mpi")
 
 _MIB = 1 << 20
 #: A flow that has carried as much of the tensors carried units of them.
 _LEAST_SHARE = 0.01
 
 
-def limit_mbit(spec: Spec, lanes: int) -> float:
-    """What K flows to one neighbour may carry, in Mbit/s, headers included. Pure.
+def limit_mbit(spec: Spec, lanes: int, columns: int = 1) -> float:
+    """What K lanes may carry between two hosts, in Mbit/s, headers included. Pure.
 
     If the bed has a slow flow, it is one of them: at best the lanes share the work by their rates.
+
+    Args:
+        spec: The bed.
+        lanes: Lanes of a rank.
+        columns: Ranks of a host whose lanes leave it.
     """
-    flows = spec.flow_mbit * (lanes - 1 + (spec.slow or 1)) if spec.flow_mbit else float("inf")
-    return min(flows, spec.nic_mbit or float("inf"))
+    flows = lanes * columns - 1 + (spec.slow or 1)
+    return min(spec.flow_mbit * flows or float("inf"), spec.nic_mbit or float("inf"))
+
+
+def columns_of(engine: str, per_host: int) -> int:
+    """Ranks of a host that send to other hosts, all at a time. Pure."""
+    return per_host if engine.startswith("hierarchical") else 1
 
 
 def seconds_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
@@ -45,10 +62,13 @@ def seconds_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
     return [(max(end) - max(start)) / 1e9 for start, end in zip(starts, ends, strict=True)]
 
 
-def measure(bed: Bed, engine: str, lanes: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    bed: Bed, engine: str, per_host: int, lanes: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """Run one job and return its row. Raises BedError if it fails."""
     bed.reset()
     tensor_bytes = options.mib * _MIB
+    hosts = bed.spec.hosts
     with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
         command = [sys.executable, "-m", "bench.network.allreduce_worker", "--out", folder]
         command += ["--bytes", str(tensor_bytes), "--iterations", str(options.iterations)]
@@ -56,32 +76,37 @@ def measure(bed: Bed, engine: str, lanes: int, options: argparse.Namespace) -> d
         code = launch.run(
             bed,
             LAUNCHERS[engine],
-            1,
+            per_host,
             command,
             variables=variables | {"AIACC_ENGINE": engine, "AIACC_LANES": str(lanes)},
             timeout_s=options.timeout,
         )
         if code != 0:
-            raise BedError(f"{engine}, {bed.spec.hosts} hosts, {lanes} lanes: exit code {code}")
-        files = [Path(folder) / f"rank{rank}.json" for rank in range(bed.spec.hosts)]
+            raise BedError(
+                f"{engine}, {hosts} hosts of {per_host} ranks, {lanes} lanes: exit code {code}"
+            )
+        files = [Path(folder) / f"rank{rank}.json" for rank in range(hosts * per_host)]
         ranks = [json.loads(file.read_text()) for file in files]
     seconds = seconds_of(ranks)
-    # The warm-up counts for the flows: every host sends the same bytes as on the bus.
-    hosts = bed.spec.hosts
+    # The warm-up counts for the flows: every host sends the same bytes as on the bus, if it has one
+    # rank, or a hierarchy. A flat ring sends more, which its rate does not count.
     sent = tensor_bytes * (1 + options.iterations) * 2 * (hosts - 1) / hosts
     rate = bus_mbit(tensor_bytes, hosts, median(seconds))
-    limit = limit_mbit(bed.spec, lanes)
+    limit = limit_mbit(bed.spec, lanes, columns_of(engine, per_host))
+    flat_of_many = per_host > 1 and columns_of(engine, per_host) == 1
     row = {
         "engine": engine,
         "hosts": hosts,
+        "per_host": per_host,
         "lanes": lanes,
         "bed": asdict(bed.spec),
         "variables": variables,
         "busbw_mbit": round(rate, 1),
         "limit_mbit": limit,
         "share": round(rate / limit, 4),
-        "bar": None if bed.spec.slow or bed.spec.relayed else BARS[engine],
-        "data_flows": [_data_flows(rank["connections"], sent) for rank in ranks],
+        "bar": None if bed.spec.slow or bed.spec.relayed or flat_of_many else BARS[engine],
+        # Of all ranks of a host, as each of them sees them.
+        "data_flows": [_data_flows(rank["connections"], sent) for rank in ranks[::per_host]],
         "shaped_flows": [_shaped(bed, host, sent) for host in range(hosts)] if bed.maps else None,
         "cpu_ms": round(sum(sum(rank["cpu_ns"]) for rank in ranks) / options.iterations / 1e6, 1),
         "seconds": [round(value, 5) for value in seconds],
@@ -95,10 +120,11 @@ def measure(bed: Bed, engine: str, lanes: int, options: argparse.Namespace) -> d
     return row
 
 
-def promised(engine: str, hosts: int, lanes: int) -> int | None:
+def promised(engine: str, hosts: int, per_host: int, lanes: int) -> int | None:
     """Data flows on which each host sends, or None if the engine promises none exactly."""
-    if engine == "tcp" or hosts == 2:
-        return lanes
+    columns = columns_of(engine, per_host)
+    if columns == per_host and (hosts == 2 or engine in ("tcp", "hierarchical")):
+        return lanes * columns
     return None
 
 
@@ -119,7 +145,7 @@ def main() -> int:
         delay_ms=options.delay_ms,
         loss=options.loss,
     )
-    print("| engine | hosts | lanes | limit | bus bandwidth | share | bar | flows of a host |")
+    print("| engine | hosts x ranks | lanes | limit | bus bandwidth | share | bar | flows of a host |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     missed = False
     try:
@@ -128,10 +154,11 @@ def main() -> int:
             jobs += [(replace(spec, hosts=hosts, slow=0.25), lanes) for lanes in options.slow_lanes]
             for bed_spec, lanes in jobs:
                 for engine in options.engine:
-                    with bed_for(bed_spec) as bed:
-                        row = measure(bed, engine, lanes, options)
-                    run["rows"].append(row)
-                    missed = not _judge(row) or missed
+                    for per_host in options.per_host:
+                        with bed_for(bed_spec) as bed:
+                            row = measure(bed, engine, per_host, lanes, options)
+                        run["rows"].append(row)
+                        missed = not _judge(row) or missed
     except BedError as error:
         print(f"[bench.network] {error}", file=sys.stderr)
         return 2
@@ -146,11 +173,11 @@ def _judge(row: dict[str, Any]) -> bool:
     engine, hosts, lanes = row["engine"], row["hosts"], row["lanes"]
     flows = row["data_flows"]
     reached = row["bar"] is None or row["share"] >= row["bar"]
-    wanted = promised(engine, hosts, lanes)
+    wanted = promised(engine, hosts, row["per_host"], lanes)
     right = row["shaped_flows"] in (None, flows) and (wanted is None or set(flows) == {wanted})
     slow = f", one at {row['bed']['slow']:g}" if row["bed"]["slow"] else ""
     print(
-        f"| {engine} | {hosts} | {lanes}{slow} | {row['limit_mbit']:g} | {row['busbw_mbit']:g} "
+        f"| {engine} | {hosts} x {row['per_host']} | {lanes}{slow} | {row['limit_mbit']:g} | {row['busbw_mbit']:g} "
         f"| {row['share']:.3f} | {row['bar'] or ''}{'' if reached else ' missed'} "
         f"| {', '.join(map(str, sorted(set(flows))))}{'' if right else ' unexpected'} |",
         flush=True,
@@ -178,8 +205,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=RESULTS, help="file to write (%(default)s)")
     parser.add_argument("--add", action="store_true", help="keep the runs that the file has")
     parser.add_argument("--name", default="bandw", help="of the bed (%(default)s)")
-    parser.add_argument("--engine", type=lambda text: text.split(","), default=list(LAUNCHERS))
+    parser.add_argument("--engine", type=lambda text: text.split(","), default=list(FLAT))
     parser.add_argument("--hosts", type=numbers, default=[2, 4, 8], metavar="N,N")
+    parser.add_argument(
+        "--per-host", type=numbers, default=[1], metavar="N,N", help="ranks (%(default)s)"
+    )
     parser.add_argument("--lanes", type=numbers, default=[1, 2, 4, 8], metavar="K,K")
     parser.add_argument(
         "--slow-lanes", type=numbers, default=[4], metavar="K,K", help="with one flow at a quarter"

@@ -89,7 +89,9 @@ def allreduce_table(runs: list[Run]) -> str:
         first = rows[0]
         slow = first["bed"]["slow"]
         caps = caps_text(first) + (f", one flow at {slow:g} of it" if slow else "")
-        cells = [first["engine"], str(first["hosts"]), caps]
+        per_host = first.get("per_host", 1)
+        hosts = str(first["hosts"]) + (f" of {per_host} ranks" if per_host > 1 else "")
+        cells = [first["engine"], hosts, caps]
         for lanes in LANES:
             row = next((row for row in rows if row["lanes"] == lanes), None)
             cells.append("" if row is None else
@@ -164,7 +166,7 @@ def lines_of(runs: list[Run]) -> list[list[Run]]:
         for row in run["rows"]:
             bed, variables = row["bed"], sorted(row.get("variables", {}).items())
             caps = (-bed["nic_mbit"], -bed["flow_mbit"], bed["slow"], bed["loss"])
-            case = (row["engine"], row["hosts"], *caps, run["tensor_bytes"])
+            case = (row["engine"], row["hosts"], row.get("per_host", 1), *caps, run["tensor_bytes"])
             line = lines.setdefault((*case, str(variables)), {})
             line[row["lanes"]] = {**row, "tensor_bytes": run["tensor_bytes"]}
     ordered = sorted(lines.items(), key=lambda line: line[0][1:])

@@ -12,7 +12,7 @@
 namespace aiacc {
 
 /// CPU tensors over MPI, wherever the ranks are: nonblocking collectives on a communicator of each
-/// lane's own.
+/// lane's own. Of reductions, the bits of a NaN may differ between ranks.
 ///
 /// MPI sees only memory of the session, never a tensor, so that nothing writes to a tensor after an
 /// aborted operation has thrown, although MPI cannot cancel. The first failure of a lane is

@@ -166,6 +166,17 @@ def test_what_the_bus_bandwidth_may_be_at_most():
     assert allreduce.limit_mbit(Spec(), 8) == 1000
     assert allreduce.limit_mbit(Spec(slow=0.25), 3) == 562.5
     assert allreduce.limit_mbit(Spec(flow_mbit=0), 1) == 1000
+    assert allreduce.limit_mbit(Spec(), 1, 2) == 500
+    assert allreduce.limit_mbit(Spec(nic_mbit=0), 2, 4) == 2000
+
+
+def test_the_flows_that_an_engine_promises():
+    assert allreduce.promised("tcp", 4, 1, 3) == 3
+    assert allreduce.promised("tcp", 4, 2, 3) is None
+    assert allreduce.promised("hierarchical", 4, 2, 3) == 6
+    assert allreduce.promised("mpi", 2, 1, 3) == 3
+    assert allreduce.promised("hierarchical-mpi", 2, 2, 3) == 6
+    assert allreduce.promised("hierarchical-mpi", 3, 2, 3) is None
 
 
 def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():

@@ -95,6 +95,8 @@ def test_table_of_bandwidths():
     assert slow.endswith("one flow at 0.25 of it |  |  | 241 Mbit/s, 0.241 |  |  |  |")
     runs[0]["rows"][0]["share"] = 0.9
     assert allreduce_table(runs).splitlines()[2].endswith("| **no** |")
+    runs[1]["rows"].append({**_row(4, 900.0), "per_host": 2})
+    assert "| tcp | 4 of 2 ranks | 250 / 1000 Mbit/s |" in allreduce_table(runs)
 
 
 def _far(lanes, busbw, loss, unit):

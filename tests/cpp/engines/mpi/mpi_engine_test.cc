@@ -99,6 +99,7 @@ TEST(MpiEngineTest, LanesWorkAtTheSameTime) {
 }
 
 /// Rounding depends on the order of additions, so this fails unless all ranks share one order.
+/// Which of two NaNs a sum is depends on the order of two, which MPI does not promise.
 TEST(MpiEngineTest, BitsAreEqualOnAllRanks) {
   const auto engine = create();
   const auto ranks = static_cast<std::size_t>(size());
@@ -109,9 +110,9 @@ TEST(MpiEngineTest, BitsAreEqualOnAllRanks) {
     engine->all_gather(
         1, data.data(), all.data(), std::vector<std::size_t>(ranks, count * sizeof(float)));
     for (std::size_t r = 0; r < ranks; ++r) {
-      const auto start = all.begin() + static_cast<std::ptrdiff_t>(r * count);
-      const std::vector<float> theirs(start, start + static_cast<std::ptrdiff_t>(count));
-      expect_equal_bits(data, theirs, "rank " + std::to_string(r));
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_TRUE(same(data[i], all[r * count + i])) << "rank " << r << ", element " << i;
+      }
     }
   }
 }
@@ -124,7 +125,8 @@ TEST(MpiEngineTest, SeveralAreUnderWayOnALane) {
         std::vector<std::size_t>{5, 300'001, 7, 1'500'007, 0, 2'000'003, 9}}) {
     for (int lane = 0; lane <= engine->express_lane(); ++lane) {
       check_pieces(*engine, lane, rank(), size(), counts, {DataType::kInt32, ReduceOp::kSum});
-      check_pieces(*engine, lane, rank(), size(), counts, {DataType::kFloat16, ReduceOp::kMax, 0.5});
+      check_pieces(
+          *engine, lane, rank(), size(), counts, {DataType::kFloat16, ReduceOp::kMax, 0.5});
     }
   }
 }
