@@ -31,12 +31,10 @@ _SONAMES: dict[MpiFlavour, Sequence[str]] = {
 SHARED_MEMORY = "/dev/shm"
 _MIB = 1 << 20
 #: What MPI_Init needs there for a host and for each of its ranks, with a margin. MPICH 5.0 takes
-#: 5.2 MiB for a rank; with less than 10 MiB more its processes come to disagree, and crash. Open
-#: MPI 4.1 takes 4.0 MiB.
+#: 5.2 MiB for a rank, and with several lanes between hosts a MiB for every two of these; with less
+#: than 10 MiB more its processes come to disagree, and crash. Open MPI 4.1 takes 4.0 MiB.
 _HOST_BYTES: dict[MpiFlavour, int] = {"mpich": 12 * _MIB, "openmpi": 0}
 _RANK_BYTES: dict[MpiFlavour, int] = {"mpich": 6 * _MIB, "openmpi": 5 * _MIB}
-#: What a rank needs for a lane on one host: csrc/engines/mpi/mpi_communicator.cc.
-_LANE_BYTES = _MIB + 4096
 _LAUNCHERS = ("mpirun", "mpiexec", "hydra", "orte", "prte")
 _FOLDER = Path(__file__).parent
 
@@ -120,7 +118,7 @@ def candidates(library: str, flavour: MpiFlavour) -> list[str]:
 
 
 def lack_of_memory(mpi: MpiEnvironment | None, lanes: int) -> str:
-    """Why this host has too little shared memory for a job with so many lanes, or "".
+    """Why this host has too little shared memory for MPI with so many lanes, or "".
 
     MPICH does not ask before it uses the memory, and then a signal ends the process. If MPI is
     initialised already, its memory is taken.
@@ -132,19 +130,20 @@ def lack_of_memory(mpi: MpiEnvironment | None, lanes: int) -> str:
     except OSError:
         return ""
     ranks = mpi.size if mpi.local_size == UNKNOWN else mpi.local_size
-    return memory_problem(mpi.flavour, ranks, lanes, system.f_bavail * system.f_frsize)
+    across = 0 if ranks == mpi.size else lanes
+    return memory_problem(mpi.flavour, ranks, across, system.f_bavail * system.f_frsize)
 
 
 def memory_problem(flavour: MpiFlavour, ranks: int, lanes: int, free_bytes: int) -> str:
     """The same for a number of ranks on this host, and bytes that are left. Pure."""
-    per_rank = _RANK_BYTES[flavour] + (lanes + 1) * _LANE_BYTES  # the express lane is one more
-    need = _HOST_BYTES[flavour] + ranks * per_rank
+    of_lanes = (lanes * lanes + 1) * _MIB if flavour == "mpich" else 0
+    need = _HOST_BYTES[flavour] + ranks * max(_RANK_BYTES[flavour], of_lanes)
     if ranks == 1 or need <= free_bytes:
         return ""
     return (
         f"{SHARED_MEMORY} has {free_bytes // _MIB} MiB left (expected {need // _MIB} for "
-        f"{NAMES[flavour]} with {ranks} ranks and {lanes} lanes); enlarge it (docker run "
-        "--shm-size=1g), or lower AIACC_LANES"
+        f"{NAMES[flavour]} with {ranks} ranks here, {lanes or 'no'} lanes between hosts); enlarge "
+        "it (docker run --shm-size=1g)" + (", or lower AIACC_LANES" if lanes > 1 else "")
     )
 
 

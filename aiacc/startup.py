@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiacc import _core, mpi_library
 from aiacc.autotune import tuner
@@ -19,7 +20,12 @@ from aiacc.bootstrap import (
     select_provider,
 )
 from aiacc.bootstrap.interfaces import listened_at, observe
-from aiacc.bootstrap.job_plan import GPU_LANES, default_lanes, warning_about_commands
+from aiacc.bootstrap.job_plan import (
+    GPU_LANES,
+    MPI_ENGINES,
+    default_lanes,
+    warning_about_commands,
+)
 from aiacc.bootstrap.look import settle
 from aiacc.bootstrap.provider import AloneProvider, command_line
 from aiacc.bootstrap.reach import Presence
@@ -137,7 +143,7 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
         commands = warning_about_commands(table, provider.rank)
         if commands:
             warnings.warn(commands, stacklevel=5)
-    if plan.engine != "mpi":
+    if plan.engine not in MPI_ENGINES:
         return plan
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
     # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
@@ -155,10 +161,10 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
             for number, reason in enumerate(reasons)
             if reason
         }
-        if failed and table[0].engine == "mpi":
+        if failed and table[0].engine in MPI_ENGINES:
             raise BootstrapError(
-                f"[bootstrap] engine mpi cannot run on {_by_rank(failed)} (expected viable on "
-                "every rank); remedy that, or choose another AIACC_ENGINE"
+                f"[bootstrap] engine {plan.engine} cannot run on {_by_rank(failed)} (expected "
+                "viable on every rank); remedy that, or choose another AIACC_ENGINE"
             )
         if failed:
             without = agree([_without_mpi(row, failed.get(row.rank)) for row in table])
@@ -171,13 +177,15 @@ def _contribution(
 ) -> Contribution:
     config = _core.config()
     engines = {name: "" if viable else detail for name, viable, detail in _core.engines()}
-    # Looking for MPI takes time and loads libraries; other jobs have no use for it.
-    if environment.mpi is not None or config["engine"] == "mpi":
-        lanes = int(config["lanes"]) or default_lanes("mpi", tuned=bool(config["autotune"]))
-        launcher = environment.mpi.flavour if environment.mpi is not None else None
-        engines["mpi"] = mpi_library.load(
+    mpi = environment.mpi
+    # Looking for MPI takes time and loads libraries; jobs that are on one host have no use for it.
+    several_hosts = mpi is not None and mpi.local_size != provider.size
+    if several_hosts or config["engine"] in MPI_ENGINES:
+        launcher = mpi.flavour if mpi is not None else None
+        problem = mpi_library.load(
             str(config["mpi_library"]), launcher
-        ) or mpi_library.lack_of_memory(environment.mpi, lanes)
+        ) or mpi_library.lack_of_memory(mpi, _most_lanes(config))
+        engines.update(dict.fromkeys(MPI_ENGINES, problem))
     gpus, nccl_host, nccl_shares_gpus, gpu_capability = (
         _core.nccl_gpus() if engines.get("nccl") == "" else ([], "", False, 0)
     )
@@ -219,6 +227,11 @@ def _contribution(
     )
 
 
+def _most_lanes(config: Mapping[str, Any]) -> int:
+    """Lanes of this job, before it is known on how many hosts it is."""
+    return int(config["lanes"]) or default_lanes(2, tuned=bool(config["autotune"]))
+
+
 def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str]:
     """Room for the core's threads, and why there is none, or "".
 
@@ -227,7 +240,7 @@ def _reserve_threads(row: Contribution) -> tuple[_core.ThreadReserve | None, str
     """
     if row.size == 1:
         return None, ""
-    lanes = row.lanes or default_lanes(row.engine, tuned=bool(row.equal["AIACC_AUTOTUNE"]))
+    lanes = _most_lanes(_core.config())
     own = 2  # background, express lane
     mpi = 3 if row.engines.get("mpi") == "" else 0  # its own, and ours for progress and a call
     try:
@@ -294,4 +307,4 @@ def _reserve_mpi(lanes: int) -> str:
 def _without_mpi(row: Contribution, reason: str | None) -> Contribution:
     if reason is None:
         return row
-    return dataclasses.replace(row, engines={**row.engines, "mpi": reason})
+    return dataclasses.replace(row, engines={**row.engines, **dict.fromkeys(MPI_ENGINES, reason)})

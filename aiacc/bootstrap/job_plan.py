@@ -26,10 +26,17 @@ from aiacc.exceptions import BootstrapError
 MPI_LAUNCHERS = frozenset({"pmi", "pmix", "mpi"})
 
 #: Lanes unless AIACC_LANES asks for a number. A flow of a cloud network is capped, so several
-#: hosts profit from several lanes; on one host a few keep the cores busy while one lane waits.
+#: hosts profit from several lanes.
 LANES = 4
+#: The same on one host, where a second lane works while the first one waits.
+LANES_ON_ONE_HOST = 2
 #: The same under AIACC_AUTOTUNE, which uses the best number up to this.
 TUNED_LANES = 8
+
+#: Engines whose bytes travel between hosts by MPI.
+MPI_ENGINES = frozenset({"mpi", "hierarchical-mpi"})
+#: Engines where a host has several ranks, by what is between hosts: sockets, MPI.
+_HIERARCHICAL = ("hierarchical", "hierarchical-mpi")
 
 #: Lanes of engine nccl unless AIACC_GPU_LANES asks for a number: each has a communicator, which
 #: takes memory and multiprocessors of the GPU.
@@ -130,7 +137,7 @@ class JobPlan:
     """The configuration of the job; equal on every rank."""
 
     engine: str
-    #: Why not engine mpi although mpirun started the job, for the log; "" if nothing is to be said.
+    #: Why not by MPI although mpirun started the job, for the log; "" if nothing is to be said.
     engine_reason: str
     gpu_engine: str
     #: Why not the engine that every rank could run, for the log; "" if that was chosen.
@@ -187,7 +194,8 @@ def agree(table: Sequence[Contribution]) -> JobPlan:
     reach = None
     if len(table) > 1:
         reach = Reach([row.presence for row in table], [row.host for row in table])
-    engine, engine_reason = _engine(table)
+    host_of = _hosts(table, topologies)
+    engine, engine_reason = _engine(table, host_of)
     gpu_engine, gpu_engine_reason = _gpu_engine(table)
     return JobPlan(
         engine=engine,
@@ -199,13 +207,15 @@ def agree(table: Sequence[Contribution]) -> JobPlan:
         if all(row.gpu_capability for row in table)
         else (0, 0),
         lanes=table[0].lanes
-        or default_lanes(engine, tuned=bool(table[0].equal.get("AIACC_AUTOTUNE"))),
+        or default_lanes(max(host_of) + 1, tuned=bool(table[0].equal.get("AIACC_AUTOTUNE")))
+        if len(table) > 1
+        else 1,
         unit_bytes=table[0].unit_bytes,
         reach=reach,
         token=table[0].token,
         epoch=max(row.generation for row in table),
         topologies=topologies,
-        host_of=_hosts(table, topologies),
+        host_of=host_of,
         homogeneous=len({topology.local_size for topology in topologies}) == 1,
     )
 
@@ -248,11 +258,11 @@ def _difference(zero: Contribution, row: Contribution) -> tuple[str, str] | None
     return None
 
 
-def default_lanes(engine: str, *, tuned: bool) -> int:
+def default_lanes(hosts: int, *, tuned: bool) -> int:
     """Lanes of a job that does not ask for a number; `tuned`: AIACC_AUTOTUNE chooses among them."""
-    if engine == "local":
-        return 1
-    return TUNED_LANES if tuned else LANES
+    if tuned:
+        return TUNED_LANES
+    return LANES_ON_ONE_HOST if hosts == 1 else LANES
 
 
 def _gpu_lanes(table: Sequence[Contribution]) -> int:
@@ -303,19 +313,21 @@ def _check_equal(name: str, values: Sequence[Scalar]) -> None:
             )
 
 
-def _engine(table: Sequence[Contribution]) -> tuple[str, str]:
+def _engine(table: Sequence[Contribution], host_of: Sequence[int]) -> tuple[str, str]:
     """Who moves tensors on hosts; why not MPI although mpirun started the job."""
     requested = table[0].engine
     reason = ""
     if requested == AUTO:
         if len(table) == 1:
             return "local", ""
-        if all(row.launcher in MPI_LAUNCHERS for row in table):
-            lacking = next((row for row in table if _why_not(row, "mpi")), None)
+        hosts = max(host_of) + 1
+        by_sockets, by_mpi = ("tcp", "mpi") if hosts == len(table) else _HIERARCHICAL
+        if hosts > 1 and all(row.launcher in MPI_LAUNCHERS for row in table):
+            lacking = next((row for row in table if _why_not(row, by_mpi)), None)
             if lacking is None:
-                return "mpi", ""
-            reason = f"rank {lacking.rank}: {_why_not(lacking, 'mpi')}"
-        requested = "tcp"
+                return by_mpi, ""
+            reason = f"rank {lacking.rank}: {_why_not(lacking, by_mpi)}"
+        requested = by_sockets
     _check_viable(table, requested, "AIACC_ENGINE")
     return requested, reason
 

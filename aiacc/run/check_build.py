@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import aiacc
 from aiacc import _core, mpi_library
+from aiacc.bootstrap.job_plan import MPI_ENGINES, default_lanes
 from aiacc.config import MpiFlavour
 from aiacc.run.programs import mpi_launchers
 
@@ -28,9 +29,13 @@ def report() -> str:
     lines += ["", "Engines"]
     for name, viable, detail in _core.engines():
         text = detail
-        if name == "mpi" and not viable and mpi_problem:
+        if name in MPI_ENGINES and not viable and mpi_problem:
             text = mpi_problem
         lines.append(_line(viable, name, text))
+    lines += [
+        f"  lanes: {default_lanes(1, tuned=False)} on one host, {default_lanes(2, tuned=False)} on "
+        f"several, up to {default_lanes(2, tuned=True)} with --autotune; set AIACC_LANES"
+    ]
     lines += ["", "MPI"]
     served = mpi_library.built()
     for flavour, name in mpi_library.NAMES.items():

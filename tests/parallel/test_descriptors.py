@@ -143,7 +143,9 @@ def _start_with_few(poor_rank):
 
 @pytest.mark.parametrize("poor_rank", [0, 1])
 def test_a_rank_without_descriptors_for_its_lanes_says_so_to_all(poor_rank):
-    texts = run_ranks(2, _start_with_few, poor_rank, env={"AIACC_LANES": "32"})
+    texts = run_ranks(
+        2, _start_with_few, poor_rank, env={"AIACC_LANES": "32", "AIACC_ENGINE": "tcp"}
+    )
     for text in texts:
         assert "ulimit -n" in text
     assert "files and sockets open (its limit is" in texts[poor_rank]
@@ -162,7 +164,7 @@ def _exchange_with_few():
 
 
 def test_a_rank_without_descriptors_for_an_alltoall_says_so_to_all():
-    texts = run_ranks(2, _exchange_with_few)
+    texts = run_ranks(2, _exchange_with_few, env={"AIACC_ENGINE": "tcp"})
     for text in texts:
         assert "ulimit -n" in text
 

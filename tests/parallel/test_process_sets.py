@@ -56,15 +56,15 @@ def _add_use_remove(engine):
 
 #: Sizes, launchers and environments of jobs, each with the engine that it gets.
 JOBS = [
-    pytest.param(3, "explicit", {}, "tcp", id="three over tcp"),
-    pytest.param(4, "explicit", {}, "tcp", id="four over tcp"),
-    pytest.param(3, "mpirun", {}, "mpi", id="three over mpi", marks=pytest.mark.mpi),
+    pytest.param(3, "explicit", {"AIACC_ENGINE": "tcp"}, "tcp", id="three over tcp"),
+    pytest.param(4, "explicit", {"AIACC_ENGINE": "tcp"}, "tcp", id="four over tcp"),
+    pytest.param(4, "explicit", {}, "hierarchical", id="four on one host"),
     pytest.param(
-        4,
+        3,
         "mpirun",
-        {"MPIR_CVAR_NUM_CLIQUES": "2"},  # MPICH pretends that there are two nodes
+        {"AIACC_ENGINE": "mpi"},
         "mpi",
-        id="four over mpi on two nodes",
+        id="three over mpi",
         marks=pytest.mark.mpi,
     ),
 ]

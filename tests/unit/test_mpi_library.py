@@ -163,24 +163,28 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("flavour", "ranks", "free", "enough"),
+    ("flavour", "ranks", "lanes", "free", "enough"),
     [
         # As a container has it: 64 MiB.
-        ("mpich", 2, 64 * MIB, True),
-        ("mpich", 8, 64 * MIB, False),
-        ("openmpi", 4, 64 * MIB, True),
-        ("openmpi", 8, 64 * MIB, False),
+        ("mpich", 8, 0, 64 * MIB, True),
+        ("mpich", 9, 0, 64 * MIB, False),
+        ("mpich", 3, 4, 64 * MIB, True),
+        ("mpich", 4, 4, 64 * MIB, False),
+        ("mpich", 4, 1, 64 * MIB, True),
+        ("openmpi", 12, 8, 64 * MIB, True),
+        ("openmpi", 13, 0, 64 * MIB, False),
         # Between what MPICH needs and what it needs not to crash.
-        ("mpich", 2, 20 * MIB, False),
-        ("mpich", 1, 0, True),
-        ("openmpi", 64, 1024 * MIB, True),
+        ("mpich", 2, 0, 20 * MIB, False),
+        ("mpich", 1, 4, 0, True),
+        ("openmpi", 64, 4, 1024 * MIB, True),
     ],
 )
 def test_a_host_with_little_shared_memory_is_found_before_mpi_finds_it(
-    flavour, ranks, free, enough
+    flavour, ranks, lanes, free, enough
 ):
-    problem = mpi_library.memory_problem(flavour, ranks, 4, free)
+    problem = mpi_library.memory_problem(flavour, ranks, lanes, free)
     assert (problem == "") == enough
     if not enough:
         assert f"/dev/shm has {free // MIB} MiB left" in problem
         assert "--shm-size" in problem
+        assert ("AIACC_LANES" in problem) == (lanes > 1)

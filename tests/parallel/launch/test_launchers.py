@@ -226,6 +226,7 @@ def test_a_rank_may_end_before_the_others(tmp_path, steps):
 # A signal would make hydra end the others 0.1 s later.
 SURVIVOR = """
 import os
+os.environ["AIACC_ENGINE"] = "mpi"
 import numpy as np
 import aiacc, aiacc.array as hvd
 hvd.init()

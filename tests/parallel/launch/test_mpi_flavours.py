@@ -1,4 +1,7 @@
-"""Every mpirun with every build: MPI of the launcher's kind if there is a plug-in, else TCP."""
+"""Every mpirun with every build: MPI of the launcher's kind if there is a plug-in, else TCP.
+
+Between hosts: within one, MPI has nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
 
 #: A rank of a build that has the plug-ins in the given folder, and no others.
 PROGRAM = """
-import ctypes, sys
+import ctypes, os, sys
+if "ONE_HOST" not in os.environ:
+    import tests.support.pretend_hosts
 from pathlib import Path
 import numpy as np
 import aiacc, aiacc.array as hvd
@@ -91,6 +96,15 @@ def test_the_launcher_chooses_among_the_plugins(tmp_path, flavour, built):
         (line,) = lines
         assert f"{mpi_library.NAMES[flavour]}'s mpirun started this process" in line
         assert "rebuild aiacc" in line
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("built", [[], FLAVOURS], ids="+".join)
+def test_a_job_on_one_host_leaves_mpi_alone(tmp_path, flavour, built):
+    status, output = _run(flavour, _build(tmp_path, built), env={"ONE_HOST": "1"})
+    assert status == 0, output
+    assert _said(output) == [f"<{n} of 2 on hierarchical, started: []>" for n in range(2)]
+    assert "tensors travel by" not in output
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)

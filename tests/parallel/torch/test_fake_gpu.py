@@ -186,7 +186,11 @@ def test_a_step_makes_no_call_that_waits_for_a_gpu():
 
 def _chosen_engine():
     """As if NCCL could run, on the fake's two GPUs."""
-    aiacc._core.engines = lambda: [("local", True, ""), ("tcp", True, ""), ("nccl", True, "2.29")]
+    aiacc._core.engines = lambda: [
+        ("local", True, ""),
+        ("hierarchical", True, ""),
+        ("nccl", True, "2.29"),
+    ]
     return bodies.chosen_engine()
 
 

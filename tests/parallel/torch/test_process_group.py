@@ -386,10 +386,10 @@ def _by_launcher(before):
 @pytest.mark.parametrize(
     ("launcher", "engine"),
     [
-        ("aiaccrun", "tcp"),
-        ("srun", "tcp"),
-        pytest.param("mpirun", "mpi", marks=pytest.mark.mpi),
-        pytest.param("openmpi", "mpi", marks=pytest.mark.mpi),
+        ("aiaccrun", "hierarchical"),
+        ("srun", "hierarchical"),
+        pytest.param("mpirun", "hierarchical", marks=pytest.mark.mpi),
+        pytest.param("openmpi", "hierarchical", marks=pytest.mark.mpi),
     ],
 )
 def test_ranks_that_a_launcher_of_others_started(launcher, engine, before):

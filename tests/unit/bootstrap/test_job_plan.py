@@ -16,7 +16,12 @@ from aiacc.bootstrap.job_plan import (
 from aiacc.bootstrap.reach import Candidate, Presence
 from aiacc.exceptions import BootstrapError
 
-ENGINES = {"local": "only for size 1", "tcp": "", "mpi": "no MPI library; pip install mpich"}
+NO_MPI = "no MPI library; pip install mpich"
+WITH_MPI = {"local": "only for size 1", "shm": "", "tcp": "", "hierarchical": ""} | {
+    "mpi": "",
+    "hierarchical-mpi": "",
+}
+ENGINES = WITH_MPI | {"mpi": NO_MPI, "hierarchical-mpi": NO_MPI}
 
 
 def row(rank, size, **changes):
@@ -40,6 +45,11 @@ def row(rank, size, **changes):
 
 def table(size, **changes):
     return [row(rank, size, **changes) for rank in range(size)]
+
+
+def on_hosts(hosts, **changes):
+    """Rows of ranks on these hosts, one letter for each rank."""
+    return [row(rank, len(hosts), host=host, **changes) for rank, host in enumerate(hosts)]
 
 
 def change(rows, rank, **changes):
@@ -76,16 +86,20 @@ def test_a_row_survives_the_wire():
 
 
 @pytest.mark.parametrize(
-    ("launcher", "lacking", "engine", "said"),
+    ("hosts", "launcher", "lacking", "engine", "said"),
     [
-        ("pmix", [], "mpi", ""),
-        ("pmix", [2], "tcp", "rank 2: no MPI library"),
-        ("pmi", [1, 2], "tcp", "rank 1: no MPI library"),
-        ("torchrun", [1], "tcp", ""),
+        ("aab", "pmix", [], "hierarchical-mpi", ""),
+        ("abc", "pmix", [], "mpi", ""),
+        ("aab", "pmix", [2], "hierarchical", "rank 2: no MPI library"),
+        ("abc", "pmi", [1, 2], "tcp", "rank 1: no MPI library"),
+        ("aab", "torchrun", [1], "hierarchical", ""),
+        # On one host MPI has nothing to do.
+        ("aaa", "pmi", [], "hierarchical", ""),
+        ("aaa", "pmi", [1], "hierarchical", ""),
     ],
 )
-def test_a_job_of_mpirun_says_why_it_does_without_mpi(launcher, lacking, engine, said):
-    rows = table(3, launcher=launcher, engines={**ENGINES, "mpi": ""})
+def test_a_job_of_mpirun_says_why_it_does_without_mpi(hosts, launcher, lacking, engine, said):
+    rows = on_hosts(hosts, launcher=launcher, engines=WITH_MPI)
     for rank in lacking:
         change(rows, rank, engines=ENGINES)
     plan = agree(rows)
@@ -144,28 +158,26 @@ def test_wrong_sizes_and_ranks():
 
 
 @pytest.mark.parametrize(
-    ("size", "launcher", "mpi", "expected"),
+    ("hosts", "launcher", "expected"),
     [
-        (1, "alone", "", "local"),
-        (1, "pmi", "", "local"),
-        (2, "rendezvous", "", "tcp"),
-        (2, "torchrun", "", "tcp"),
-        (2, "pmi", "", "mpi"),
-        (2, "pmix", "", "mpi"),
-        (2, "pmi", "no MPI library", "tcp"),
+        ("a", "alone", "local"),
+        ("a", "pmi", "local"),
+        ("aa", "rendezvous", "hierarchical"),
+        ("aa", "torchrun", "hierarchical"),
+        ("aa", "pmix", "hierarchical"),
+        ("aabb", "slurm", "hierarchical"),
+        ("abbb", "torchrun", "hierarchical"),
+        ("ab", "torchrun", "tcp"),
+        ("ab", "pmi", "mpi"),
+        ("abab", "pmix", "hierarchical-mpi"),
     ],
 )
-def test_automatic_engine(size, launcher, mpi, expected):
-    assert agree(table(size, launcher=launcher, engines=ENGINES | {"mpi": mpi})).engine == expected
-
-
-def test_automatic_engine_takes_mpi_only_if_every_rank_can():
-    rows = table(4, launcher="pmi", engines=ENGINES | {"mpi": ""})
-    assert agree(change(rows, 3, engines=ENGINES)).engine == "tcp"
+def test_automatic_engine(hosts, launcher, expected):
+    assert agree(on_hosts(hosts, launcher=launcher, engines=WITH_MPI)).engine == expected
 
 
 def test_a_requested_engine_must_run_on_every_rank():
-    rows = table(4, engine="mpi", engines=ENGINES | {"mpi": ""})
+    rows = table(4, engine="mpi", engines=WITH_MPI)
     assert agree(rows).engine == "mpi"
     with pytest.raises(BootstrapError, match="engine mpi cannot run on rank 2: no MPI library"):
         agree(change(rows, 2, engines=ENGINES))
@@ -240,18 +252,17 @@ def test_who_asks_for_nccl_gets_it(engine):
     assert (plan.gpu_engine, plan.gpu_engine_reason) == (engine, "")
 
 
-@pytest.mark.parametrize("hosts", ["aa", "ab", "aabb"])
-def test_automatic_lanes(hosts):
-    rows = table(len(hosts))
-    for rank, host in enumerate(hosts):
-        change(rows, rank, host=host)
-    assert agree(rows).lanes == 4
+@pytest.mark.parametrize(
+    ("hosts", "lanes"), [("a", 1), ("aa", 2), ("aaaa", 2), ("ab", 4), ("aabb", 4)]
+)
+def test_automatic_lanes(hosts, lanes):
+    assert agree(on_hosts(hosts)).lanes == lanes
 
 
-def test_lanes_of_the_other_engines_and_explicit_ones():
-    assert agree(table(1)).lanes == 1
-    assert agree(table(2, launcher="pmi", engines={"mpi": ""})).lanes == 4
-    assert agree(table(2, lanes=7)).lanes == 7
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_lanes_that_are_tuned_or_asked_for(hosts):
+    assert agree(on_hosts(hosts, lanes=7)).lanes == 7
+    assert agree(on_hosts(hosts, equal={"AIACC_AUTOTUNE": True})).lanes == 8
 
 
 def test_places_follow_the_hosts_in_rank_order():
