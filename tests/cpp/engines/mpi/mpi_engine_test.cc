@@ -120,15 +120,11 @@ TEST(MpiEngineTest, BitsAreEqualOnAllRanks) {
 /// The long ones are larger than the memory that a lane has for one that is under way.
 TEST(MpiEngineTest, SeveralAreUnderWayOnALane) {
   const auto engine = create();
-  for (const std::vector<std::size_t>& counts :
-       {std::vector<std::size_t>{0, 1, 30'011, 0, 262'144, 17, 100'003, 3},
-        std::vector<std::size_t>{5, 300'001, 7, 1'500'007, 0, 2'000'003, 9}}) {
-    for (int lane = 0; lane <= engine->express_lane(); ++lane) {
-      check_pieces(*engine, lane, rank(), size(), counts, {DataType::kInt32, ReduceOp::kSum});
-      check_pieces(
-          *engine, lane, rank(), size(), counts, {DataType::kFloat16, ReduceOp::kMax, 0.5});
-    }
+  const std::vector<std::size_t> counts = {0, 1, 30'011, 0, 700'003, 5, 262'144, 17, 600'001, 3};
+  for (const int lane : {0, engine->express_lane()}) {
+    check_pieces(*engine, lane, rank(), size(), counts, {DataType::kFloat16, ReduceOp::kMax, 0.5});
   }
+  check_pieces(*engine, 1, rank(), size(), {1, 0, 3'001, 7}, {DataType::kInt32, ReduceOp::kSum});
 }
 
 /// Rank 0 starts what it never finishes, the others wait for what it never starts.
