@@ -66,6 +66,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "aiacc": {},
     "aiacc_groups": {"groups": STEP_GROUPS},
     "aiacc_view": {"gradient_as_bucket_view": True},
+    "aiacc_zeroed": {},
+    "aiacc_view_zeroed": {"gradient_as_bucket_view": True},
 }
 
 
@@ -79,4 +81,5 @@ def _step(name: str, gradients: Tensors, size: int, options: dict[str, Any]) -> 
         named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
         return model, hvd.DistributedOptimizer(training.plain_sgd(model), named, **options)
 
-    return training.contender(name, gradients, wrap, (size + 1) / 2)
+    drops = not name.endswith("_zeroed")
+    return training.contender(name, gradients, wrap, (size + 1) / 2, drops)
