@@ -81,10 +81,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_as_bucket_view: Let gradients live in persistent flat buckets from the second step
             on, laid out in the order in which the backward pass computes them. A bucket is one
             operation without copies before or after, and no step allocates memory for gradients.
-            Parameters' ``grad`` are views of buckets: change them in place. ``zero_grad()`` drops
-            the views and the next backward pass brings them back, at the price of one copy each;
-            with ``set_to_none=False`` the buckets are zeroed and autograd adds to them.
-        bucket_bytes: Size of a bucket; a larger gradient has one of its own.
+            Parameters' ``grad`` are views of buckets: change them in place, and clear them with
+            ``zero_grad(set_to_none=False)``, so that autograd adds to them. After torch's default
+            ``zero_grad()`` each gradient is copied to its view. In host memory that costs more than
+            views save: if the second step copies most of them, the ranks give the flat memory up,
+            and a bucket is a group of gradients, as those of ``groups`` are.
+        bucket_bytes: Size of such a bucket; a larger gradient has one of its own.
 
     Returns:
         Instance of a subclass of the class of ``optimizer``, of the same name, that has

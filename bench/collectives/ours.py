@@ -69,6 +69,8 @@ STEPS: dict[str, dict[str, dict[str, Any]]] = {
         "aiacc": {},
         "aiacc_groups": {"groups": STEP_GROUPS},
         "aiacc_view": {"gradient_as_bucket_view": True},
+        "aiacc_zeroed": {},
+        "aiacc_view_zeroed": {"gradient_as_bucket_view": True},
     },
     "step_bf16": {
         "aiacc": _BF16,
@@ -94,4 +96,5 @@ def _step(
         named = [(f"{label}.{key}", parameter) for key, parameter in model.named_parameters()]
         return model, hvd.DistributedOptimizer(training.plain_sgd(model), named, **options)
 
-    return training.contender(name, gradients, wrap, (size + 1) / 2)
+    drops = not name.endswith("_zeroed")
+    return training.contender(name, gradients, wrap, (size + 1) / 2, drops)

@@ -117,6 +117,8 @@ CONTENDERS = {
     "aiacc_view": "aiacc, gradient_as_bucket_view",
     "aiacc_fp16": "aiacc, float16",
     "aiacc_fp32": "aiacc, float32",
+    "aiacc_zeroed": "aiacc, zero_grad(set_to_none=False)",
+    "aiacc_view_zeroed": "aiacc, gradient_as_bucket_view, zero_grad(set_to_none=False)",
     "gloo": "torch gloo",
     "gloo_multi": "torch gloo, 4 contexts",
     "gloo_coalesced": "torch gloo, coalesced call",

@@ -65,7 +65,9 @@ class FreeModel(torch.nn.Module):
         return value
 
 
-def contender(name: str, gradients: Tensors, wrap: Wrap, factor: float) -> Contender:
+def contender(
+    name: str, gradients: Tensors, wrap: Wrap, factor: float, set_to_none: bool = True
+) -> Contender:
     """zero_grad, forward, backward and step of plain SGD.
 
     Args:
@@ -73,6 +75,7 @@ def contender(name: str, gradients: Tensors, wrap: Wrap, factor: float) -> Conte
         gradients: What the backward hands over; refilled before each step.
         wrap: Makes the module to call and the optimizer to step.
         factor: The gradient that must be applied, over the pattern of ``gradients``.
+        set_to_none: Argument of zero_grad: whether gradients are dropped or zeroed.
     """
     model = FreeModel(gradients)
     module, optimizer = wrap(model)
@@ -86,7 +89,7 @@ def contender(name: str, gradients: Tensors, wrap: Wrap, factor: float) -> Conte
                 parameter.zero_()
 
     def run() -> None:
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=set_to_none)
         module(value).backward()
         optimizer.step()
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from aiacc.collectives.objects import broadcast_object
-from aiacc.collectives.reduce_ops import Min
+from aiacc.collectives.reduce_ops import Min, Sum
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.adapter import device_of
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Gradient, Plan, checked, numbered
-from aiacc.torch.reducer.storage import own_memory, strides_in
+from aiacc.torch.reducer.storage import own_memory, strides_in, views_pay
 
 
 def describe(named: NamedParameters) -> list[Gradient]:
@@ -54,6 +54,22 @@ def agree(
         named = [(gradients.names[index], gradients.parameters[index]) for index in order]
     plan = checked(planner.divide(describe(named)), len(order), planner.argument)
     return list(order), [[order[position] for position in bucket] for bucket in plan if bucket]
+
+
+def agree_on_views(gradients: Gradients, process_set: ProcessSet) -> bool | None:
+    """Whether this step of all ranks says that gradients are to stay in flat buckets.
+
+    Collective: every rank of ``process_set``.
+    Blocks: until all have answered.
+
+    Returns:
+        None if a rank has joined: it would not know the answer when it comes back.
+    """
+    elements = sum(view.numel() for view in gradients.views.values())
+    counts = torch.tensor([gradients.copied, elements, 1], dtype=torch.int64, device="cpu")
+    allreduce_(counts, None, "copied_gradients", Sum, process_set=process_set)
+    copied, elements, ranks = counts.tolist()
+    return views_pay(copied, elements) if ranks == process_set.size() else None
 
 
 def _order_of_first(

@@ -25,6 +25,7 @@ class Gradients:
         views: Where gradients are to be that have no memory of their own.
         sparse: Those that have been sparse: they have no form of zeros. Others that are sparse are
             made dense to travel.
+        copied: Elements that `move` has copied in host memory in this step.
     """
 
     def __init__(self, sparse_as_dense: bool) -> None:
@@ -33,6 +34,7 @@ class Gradients:
         self.parameters: list[torch.Tensor] = []
         self.views: dict[int, torch.Tensor] = {}
         self.sparse: set[int] = set()
+        self.copied = 0
         self._sparse_as_dense = sparse_as_dense
         #: Sparse dimensions of the gradients that were made dense to travel.
         self._sparse_dims: dict[int, int] = {}
@@ -67,6 +69,8 @@ class Gradients:
         if view is not None and parameter.grad is not None and parameter.grad is not view:
             view.copy_(self._dense(index).detach())
             parameter.grad = view
+            if view.is_cpu:
+                self.copied += view.numel()
 
     def complete(self, index: int) -> None:
         """Let a gradient take part that the backward pass may not have given: another rank's may.

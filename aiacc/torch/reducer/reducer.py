@@ -14,10 +14,11 @@ from aiacc.autotune.tuner import step_done
 from aiacc.exceptions import CollectiveError
 from aiacc.torch.adapter import wait
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
-from aiacc.torch.reducer.consensus import agree
+from aiacc.torch.reducer.consensus import agree, agree_on_views
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan, Planner
+from aiacc.torch.reducer.storage import own_memory
 
 
 class GradientReducer:
@@ -58,6 +59,8 @@ class GradientReducer:
         #: Whether the end of this step is to form buckets, and the order of those that there are.
         self._undecided = True
         self._order: list[int] = []
+        #: Whether the end of this step is to show that views of flat buckets pay.
+        self._on_trial = False
         self.add(named_parameters)
         self._decide_alone()
         basics.at_init(self.reset)
@@ -103,6 +106,7 @@ class GradientReducer:
         self._in_flight.clear()
         self.detach()  # operations know the number of a process set that may have another now
         self._form(())  # ranks that come anew have no buckets either
+        self._on_trial = False
         self._attach()
         self._undecided = True
         self._decide_alone()
@@ -144,6 +148,8 @@ class GradientReducer:
         try:
             if self._undecided:  # whatever failed here need not have failed on the other ranks
                 self._decide()
+            elif self._on_trial:
+                self._try_views()
         except (CollectiveError, ValueError) as error:
             failure = failure or error
         finally:
@@ -207,6 +213,7 @@ class GradientReducer:
         for bucket in self.buckets:
             bucket.awaited = len(bucket.members)
         self._arrivals.clear()
+        self._gradients.copied = 0
 
     def _submit(self, bucket: Bucket) -> None:
         """Start reducing a bucket whose gradients are all there."""
@@ -269,10 +276,19 @@ class GradientReducer:
         except ValueError:
             self._form(())
             raise
+        self._on_trial = bool(self._gradients.views)
 
-    def _form(self, plan: Plan) -> None:
+    def _try_views(self) -> None:
+        """Give up the memory of the buckets, and keep the buckets, unless it pays. Collective."""
+        pays = agree_on_views(self._gradients, self.options.process_set)
+        self._on_trial = pays is None
+        if pays is False:
+            plan = [bucket.members for bucket in self.buckets if bucket.flat is not None]
+            self._form(plan, self.options._replace(storage=own_memory))
+
+    def _form(self, plan: Plan, options: ReductionOptions | None = None) -> None:
         """Form these buckets, and one for each gradient that is in none of them."""
-        self.buckets[:] = form(plan, self._gradients, self.options)
+        self.buckets[:] = form(plan, self._gradients, options or self.options)
         self._bucket_of.clear()
         self._bucket_of.update((index, b) for b in self.buckets for index in b.members)
         for index in self._hooks:

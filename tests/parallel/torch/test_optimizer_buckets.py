@@ -70,12 +70,12 @@ def _lies_in_a_bucket(gradient, optimizer):
     return False
 
 
-def _views(set_to_none, bucket_bytes):
+def _views(bucket_bytes):
     model = _net()
     optimizer = _wrap(model, bucket_bytes=bucket_bytes)
     places = None
     for step in range(5):
-        optimizer.zero_grad(set_to_none=set_to_none)
+        optimizer.zero_grad(set_to_none=False)
         _loss(model, hvd.rank(), step).backward()
         optimizer.step()
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -86,6 +86,50 @@ def _views(set_to_none, bucket_bytes):
     buckets = len(_flats(optimizer))
     assert buckets == 2 if bucket_bytes > 10_000 else buckets > 2
     check_parameters(model, _reference(5), rtol=1e-6, atol=1e-6)
+
+
+def _given_up(bucket_bytes, droppers):
+    """Ranks below ``droppers`` drop their gradients before each step, the others zero them."""
+    model = _net()
+    optimizer = _wrap(model, bucket_bytes=bucket_bytes)
+    drops = hvd.rank() < droppers
+    stay = 2 * droppers <= hvd.size()
+    plans = []
+    for step in range(5):
+        optimizer.zero_grad(set_to_none=drops)
+        _loss(model, hvd.rank(), step).backward()
+        optimizer.step()
+        plans.append([bucket.members for bucket in optimizer._reducer.buckets])
+        gradients = [parameter.grad for parameter in model.parameters()]
+        within = all(_lies_in_a_bucket(gradient, optimizer) for gradient in gradients)
+        assert within == bool(_flats(optimizer)) == (step == 0 or stay)
+    # What is reduced as one operation does not depend on where it is.
+    assert plans[1:] == [plans[0]] * 4
+    check_parameters(model, _reference(5), rtol=1e-6, atol=1e-6)
+    if drops and not stay:  # nor does anybody hold the memory that was given up
+        assert [g.untyped_storage().nbytes() for g in gradients] == [g.nbytes for g in gradients]
+
+
+def _joined_meanwhile():
+    """A rank that is not there for the second step learns later what the ranks think of views."""
+    model = _net()
+    optimizer = _wrap(model)
+
+    def step(number):
+        optimizer.zero_grad()
+        _loss(model, hvd.rank(), number).backward()
+        optimizer.step()
+
+    for number in range(1 if hvd.rank() == 0 else 3):
+        step(number)
+        assert len(_flats(optimizer)) == 2
+    last = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    step(3)
+    assert not _flats(optimizer)
+    step(4)
+    values = hvd.allgather_object([p.grad.sum().item() for p in model.parameters()])
+    assert values == values[:1] * hvd.size()
 
 
 def _clip(model):
@@ -161,9 +205,11 @@ def _started_anew():
 def _use_in_every_way():
     torch.set_num_threads(1)
     hvd.init()
-    for set_to_none in (True, False):
-        for bucket_bytes in (64, 1 << 20):
-            _views(set_to_none, bucket_bytes)
+    for bucket_bytes in (64, 1 << 20):
+        _views(bucket_bytes)
+        for droppers in range(1, hvd.size() + 1):
+            _given_up(bucket_bytes, droppers)
+    _joined_meanwhile()
     _clipping_and_accumulation()
     _compressed()
     _misuse()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aiacc.torch.reducer.plan import Gradient, by_size, checked, chosen, evenly, singly
-from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_memory
+from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_memory, views_pay
 
 
 def _gradients(*sizes, dtypes=None, device_keys=None):
@@ -145,3 +145,11 @@ def test_own_memory_is_left_alone():
 )
 def test_density(shape, strides, dense):
     assert is_dense(shape, strides) is dense
+
+
+@pytest.mark.parametrize(
+    ("copied", "elements", "pay"),
+    [(0, 10, True), (5, 10, True), (6, 10, False), (10, 10, False), (0, 0, True)],
+)
+def test_views_that_are_copied_to_do_not_pay(copied, elements, pay):
+    assert views_pay(copied, elements) is pay
