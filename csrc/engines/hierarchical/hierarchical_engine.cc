@@ -72,7 +72,7 @@ class Watch {
   std::thread thread_;
 };
 
-const EngineContext& checked(const EngineContext& context) {
+EngineContext checked(EngineContext context) {
   check_hosts(context);
   return context;
 }
