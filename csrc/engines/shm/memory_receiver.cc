@@ -130,7 +130,8 @@ Socket Receiver::fetch(const std::string& name) {
         socket.close();  // strangers have crowded it out
       }
     }
-    if ((verdict_ = link_.receive())) {
+    verdict_ = link_.receive();
+    if (verdict_) {
       AIACC_CHECK(!verdict_->ok());
       throw Error(*verdict_);
     }

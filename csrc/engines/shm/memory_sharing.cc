@@ -68,6 +68,7 @@ HostMemory share_memory(Connector* connector, const MemorySharing& sharing) {
   }
   std::vector<Socket> sockets = connector->establish(specs, sharing.interrupt);
   std::vector<MemoryLink> links;
+  links.reserve(sockets.size());
   for (std::size_t i = 0; i < sockets.size(); ++i) {
     links.emplace_back(std::move(sockets[i]), specs[i].peer);
   }

@@ -69,6 +69,7 @@ ShmEngine::ShmEngine(const EngineContext& context,
                           prepare});
   for (int lane = 0; lane <= lanes(); ++lane) {
     std::vector<void*> segments;
+    segments.reserve(memory_.parts.size());
     for (std::byte* part : memory_.parts) {
       segments.push_back(part + starts[static_cast<std::size_t>(lane)]);
     }
