@@ -184,7 +184,7 @@ TEST_P(CoordinatorWireTest, AJoinedRankGivesZeros) {
     for (const WireFormat wire : kWires) {
       if (rank != 0) {
         std::vector<float> large(5000, static_cast<float>(rank));
-        float small = static_cast<float>(rank);
+        auto small = static_cast<float>(rank);
         const Handle a =
             submit(coordinator, narrow_request("a", 5000, wire), large.data(), large.data());
         const Handle b = submit(coordinator, narrow_request("b", 1, wire), &small, &small);

@@ -23,7 +23,7 @@ namespace {
 /// tcp_levels, except that `before(first rank, number of ranks)` is called before ranks share
 /// memory, and may throw.
 template <class Before>
-HierarchyLevels levels_with(Before before) {
+HierarchyLevels levels_with(const Before& before) {
   HierarchyLevels levels = tcp_levels();
   levels.inside = [before, inside = levels.inside](const EngineContext& job,
                                                    const ShmOptions& options,

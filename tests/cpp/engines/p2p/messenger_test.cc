@@ -147,6 +147,7 @@ TEST(Messenger, KeysInAnyOrderAndEqualOnesInTheirs) {
   with_ranks(2, [](int rank, Rank& self) {
     constexpr int kMany = 50;
     std::vector<std::pair<std::string, int>> order;
+    order.reserve(kMany);
     for (int i = 0; i < kMany; ++i) {
       order.emplace_back(i % 2 == 0 ? "even" : "odd", i);
     }
@@ -381,6 +382,7 @@ TEST(Messenger, ManyAtATime) {
   constexpr int kMessages = 60;
   with_ranks(kSize, [](int rank, Rank& self) {
     std::vector<std::thread> threads;
+    threads.reserve(kThreads);
     for (int thread = 0; thread < kThreads; ++thread) {
       threads.emplace_back([&, thread] {
         // The same plan everywhere: who sends how much to whom.

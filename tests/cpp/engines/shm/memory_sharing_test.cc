@@ -57,6 +57,7 @@ std::vector<Status> outcomes(int size,
     }
     std::vector<MemoryLink> links;
     std::vector<Socket> sockets = connector.establish(specs);
+    links.reserve(sockets.size());
     for (std::size_t i = 0; i < sockets.size(); ++i) {
       links.emplace_back(std::move(sockets[i]), specs[i].peer);
     }

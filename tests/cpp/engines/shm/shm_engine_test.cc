@@ -223,6 +223,7 @@ TEST(ShmSplitTest, OverlappingPartsWorkAtTheSameTime) {
   const std::vector<std::vector<int>> parts = {{0, 1}, {1, 2}};
   with_shm_engines(3, [&](int rank, Engine& engine) {
     std::vector<std::thread> threads;
+    threads.reserve(2);
     for (std::uint32_t split_id = 0; split_id < 2; ++split_id) {
       threads.emplace_back([&, split_id] {
         try {

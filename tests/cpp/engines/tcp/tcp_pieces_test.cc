@@ -37,6 +37,7 @@ TEST_P(TcpPiecesTest, OnAllLanesAtATime) {
   const int size = GetParam();
   with_engines(size, [&](int rank, Engine& engine) {
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<std::size_t>(engine.lanes()));
     for (int lane = 0; lane < engine.lanes(); ++lane) {
       threads.emplace_back([&, lane] {
         try {
