@@ -1,5 +1,6 @@
 #include "csrc/kernels/narrow.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -124,8 +125,9 @@ TEST_P(NarrowTest, EveryCountAtEveryAddress) {
     for (const std::size_t count : {0, 1, 2, 3, 15, 16, 17, 31, 33, 511, 513, 1500}) {
       for (const std::size_t offset : {0, 1, 2, 6}) {
         const std::vector<float> wide = any_elements<float>(count, 5);
-        std::vector<unsigned char> in(count * 4 + offset);
-        std::memcpy(in.data() + offset, wide.data(), count * 4);
+        std::vector<unsigned char> in(count * 4 + offset + 1);
+        std::copy_n(
+            reinterpret_cast<const unsigned char*>(wide.data()), count * 4, in.data() + offset);
         std::vector<unsigned char> narrow(count * 2 + offset + 1, 0x5a);
         level().narrow(narrow.data() + offset, in.data() + offset, count, dtype(), factor);
         std::vector<unsigned char> out(count * 4 + offset + 1, 0x5a);

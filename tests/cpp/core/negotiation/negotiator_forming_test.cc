@@ -195,7 +195,8 @@ TEST(NegotiatorForming, WhatARankSubmitsBeforeItLeavesIsDone) {
   ranks.urgent_rounds();  // the bit has lost its slot
   ranks.submit(2, request_in(id, "known"));
   ranks.submit(2, request_in(id, "new"));
-  for (const Response& response : ranks.round()[2].ready) {
+  const auto outcomes = ranks.round();
+  for (const Response& response : outcomes[2].ready) {
     EXPECT_TRUE(response.status.ok()) << response.status.message();
   }
   EXPECT_TRUE(ranks.pending(2).empty());

@@ -356,6 +356,7 @@ class InterruptTest : public testing::TestWithParam<int> {};
 /// The others do not come; another thread ends the wait.
 TEST_P(InterruptTest, EndsTheWait) {
   const int waits = GetParam();
+  std::promise<void> connected;
   std::promise<void> over;
   const std::shared_future<void> interrupted = over.get_future();
   TcpWorld world(2);
@@ -363,13 +364,17 @@ TEST_P(InterruptTest, EndsTheWait) {
     if (rank != waits) {
       const auto held =
           world.connector(rank).establish({{1 - rank, ChannelKind::kMemory, 0, rank == 1, 5}});
+      connected.set_value();
       interrupted.wait();
       return;
     }
     Cancellation cancellation;
     MemorySharing sharing = sharing_of(2, rank);
     sharing.interrupt = cancellation.fd();
-    std::thread other([&] { cancellation.set({Code::kShutdown, "stop"}); });
+    std::thread other([&] {
+      connected.get_future().wait();
+      cancellation.set({Code::kShutdown, "stop"});
+    });
     try {
       share_memory(&world.connector(rank), sharing);
       ADD_FAILURE() << "no error";

@@ -68,6 +68,13 @@ class FakeHub {
   const int numbered_;
 };
 
+/// Of no bytes as well, which have no address.
+inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) {
+    std::memmove(to, from, bytes);
+  }
+}
+
 /// Engine between threads of one process: exact, and strict about the order on every lane.
 class FakeEngine : public Engine {
  public:
@@ -91,13 +98,13 @@ class FakeEngine : public Engine {
                              name_of(dtype) + " " + name_of(op);
     run(lane, bytes, {what, send, recv}, [&](auto& calls) {
       std::vector<std::byte> result(bytes);
-      std::memcpy(result.data(), calls[0]->send, bytes);
+      copy_bytes(result.data(), calls[0]->send, bytes);
       for (std::size_t rank = 1; rank < calls.size(); ++rank) {
         reduce(result.data(), calls[rank]->send, count, dtype, op);
       }
       copy_scaled(result.data(), result.data(), count, dtype, factor);
       for (auto& call : calls) {
-        std::memcpy(call->recv, result.data(), bytes);
+        copy_bytes(call->recv, result.data(), bytes);
       }
     });
   }
@@ -107,7 +114,7 @@ class FakeEngine : public Engine {
         "broadcast of " + std::to_string(bytes) + " bytes from " + std::to_string(root);
     run(lane, bytes, {what, buffer, buffer}, [&](auto& calls) {
       for (auto& call : calls) {
-        std::memmove(call->recv, calls[static_cast<std::size_t>(root)]->send, bytes);
+        copy_bytes(call->recv, calls[static_cast<std::size_t>(root)]->send, bytes);
       }
     });
   }
@@ -127,7 +134,7 @@ class FakeEngine : public Engine {
         auto* target = static_cast<std::byte*>(call->recv);
         for (std::size_t rank = 0; rank < calls.size(); ++rank) {
           if (bytes_of[rank] > 0) {
-            std::memcpy(target, calls[rank]->send, bytes_of[rank]);
+            copy_bytes(target, calls[rank]->send, bytes_of[rank]);
           }
           target += bytes_of[rank];
         }
@@ -155,7 +162,7 @@ class FakeEngine : public Engine {
           return static_cast<const std::byte*>(calls[rank]->send) + offset;
         };
         if (!result.empty()) {
-          std::memcpy(result.data(), part_of(0), result.size());
+          copy_bytes(result.data(), part_of(0), result.size());
           for (std::size_t rank = 1; rank < calls.size(); ++rank) {
             reduce(result.data(), part_of(rank), counts[owner], dtype, op);
           }
@@ -179,7 +186,7 @@ class FakeEngine : public Engine {
         for (std::size_t from = 0; from < calls.size(); ++from) {
           const std::size_t bytes = calls[from]->send_bytes[to];
           if (bytes > 0) {
-            std::memcpy(
+            copy_bytes(
                 target, static_cast<const std::byte*>(calls[from]->send) + sent[from], bytes);
           }
           sent[from] += bytes;
