@@ -50,18 +50,16 @@ void reduce_into(
 
 void reduce_scaled(
     void* out, const void* a, const void* b, std::size_t count, const Reduction& reduction) {
-  const auto& [dtype, op, factor] = reduction;
-  if (factor == 1.0) {
-    reduce_into(out, a, b, count, dtype, op);
+  const DataType dtype = reduction.dtype;
+  if (reduction.factor == 1.0) {
+    reduce_into(out, a, b, count, dtype, reduction.op);
     return;
   }
-  in_steps(count,
-           size_of(dtype),
-           [&, dtype = dtype, op = op, factor = factor](std::size_t offset, std::size_t part) {
-             std::byte* target = after(out, offset);
-             reduce_into(target, after(a, offset), after(b, offset), part, dtype, op);
-             scale(target, target, part, dtype, factor);
-           });
+  in_steps(count, size_of(dtype), [&](std::size_t offset, std::size_t part) {
+    std::byte* target = after(out, offset);
+    reduce_into(target, after(a, offset), after(b, offset), part, dtype, reduction.op);
+    scale(target, target, part, dtype, reduction.factor);
+  });
 }
 
 void reduce_scaled_to_both(void* out,

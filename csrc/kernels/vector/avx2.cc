@@ -13,14 +13,15 @@ struct F16cBlocks {
     std::size_t i = 0;
     for (; i + 8 <= count; i += 8) {
       const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(in + i));
-      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(halves));
+      _mm256_storeu_ps(reinterpret_cast<float*>(out + i), _mm256_cvtph_ps(halves));
     }
     PlainHalfBlocks::widen(out + i, in + i, count - i);
   }
   static void narrow(Bits16* out, const Float* in, std::size_t count) {
     std::size_t i = 0;
     for (; i + 8 <= count; i += 8) {
-      const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT);
+      const __m256 wide = _mm256_loadu_ps(reinterpret_cast<const float*>(in + i));
+      const __m128i halves = _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT);
       _mm_storeu_si128(reinterpret_cast<__m128i_u*>(out + i), halves);
     }
     PlainHalfBlocks::narrow(out + i, in + i, count - i);
