@@ -119,6 +119,9 @@ def pretend_wire_formats() -> list[int]:
                 _narrow(self._wire, address, output, shape, self._prescale)
             return int(self._submission.start(outputs, outputs, stream))
 
+        def start_in_place(self, *tensors: object) -> None:
+            """Not of tensors that are on a GPU, as these seem to be."""
+
     def prepare(*arguments: Any) -> Any:
         kind, verb, name, shape, dtype, process_set, device, *rest = arguments
         op, prescale, postscale, wire, *_ = (*rest, *(1, 1.0, 1.0, 0)[len(rest) :])
