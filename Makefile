@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TENSORFLOW ?= tensorflow-cpu==2.21.0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,6 +53,10 @@ test-cpp: gtest $(STAMPS)/package  ## C++ tests
 .PHONY: test-python
 test-python: build  ## Python tests, PYTEST_ARGS are passed on
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: torch-tests
+torch-tests: build  ## torch's own tests for process groups, on aiacc and gloo; writes the counts
+	$(BIN)/python -m tests.compat.torch_distributed_tests
 
 .PHONY: asan tsan
 asan tsan: gtest $(STAMPS)/tools  ## C++ tests under sanitizers
@@ -105,12 +110,13 @@ gtest:
 clean:  ## remove what was built, keep .venv
 	rm -rf build dist *.egg-info aiacc/*.so aiacc/include
 
-# Interpreter, build tools and torch. torch comes first and pinned: whatever depends on it must not
-# choose another.
+# Interpreter, build tools, torch and TensorFlow. Those come first and pinned: whatever depends on them
+# must not choose others.
 $(STAMPS)/tools: Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(BUILD_TOOLS)
 	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q $(TENSORFLOW)
 	@mkdir -p $(@D) && touch $@
 
 # The package in place with its development tools; C++ changes only need `cmake --build`.

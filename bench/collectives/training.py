@@ -85,8 +85,11 @@ def contender(
     def prepare() -> None:
         gradients.fill()
         with torch.no_grad():
-            for parameter in parameters:
+            for parameter, given in zip(parameters, gradients.tensors, strict=True):
                 parameter.zero_()
+                kept = parameter.grad
+                if not set_to_none and kept is not None and kept.data_ptr() == given.data_ptr():
+                    parameter.grad = kept.clone()  # to be zeroed, and what is given is not
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=set_to_none)

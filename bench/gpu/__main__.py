@@ -1,4 +1,4 @@
-"""``python -m bench.gpu``: kernels, training steps and lanes on one GPU.
+"""``python -m bench.gpu``: kernels, training steps, lanes and ways to stage on one GPU.
 
 Writes one file for each into bench/results/gpu. `make gpu-check` builds what this needs.
 """
@@ -17,12 +17,13 @@ from bench.network import runs
 
 FOLDER = machine.ROOT / "bench" / "results" / "gpu"
 LANES = (1, 2, 3, 4, 6, 8)
+UNITS = ("256KiB", "1MiB", "4MiB")
 
 
 def main() -> int:
     """Measure, write the files, print the medians."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    parser.add_argument("--parts", default="kernels,step,lanes", help="(%(default)s)")
+    parser.add_argument("--parts", default="kernels,step,lanes,staged", help="(%(default)s)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="(%(default)s)")
     options = parser.parse_args()
     reason = device.missing()
@@ -62,6 +63,24 @@ def _lanes() -> list[dict[str, Any]]:
     return rows
 
 
+def _staged() -> list[dict[str, Any]]:
+    """Large units through the ranks' slots, and through buffers.
+
+    Those whose inputs are looked at take buffers: the time has one more pass of reading in it.
+    """
+    rows = []
+    for way, check in (("slots", "off"), ("buffers, inputs looked at", "warn")):
+        for unit in UNITS:
+            variables = {
+                "AIACC_GPU_ENGINE": "staged",
+                "AIACC_CHECK_FINITE": check,
+                "AIACC_UNIT_BYTES": unit,
+            }
+            found = _slowest(jobs.run(2, ["--work", "gradients"], variables))
+            rows.append({"way": way, "unit": unit, "ms": found["all-reduce"]})
+    return rows
+
+
 def _slowest(of_ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
     """A sample of all ranks lasts as long as that of the slowest."""
     return {
@@ -89,6 +108,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "kernels": kernels.measure,
     "step": _steps,
     "lanes": _lanes,
+    "staged": _staged,
 }
 
 

@@ -77,6 +77,8 @@ CudaDriver load_cuda_driver(const std::string& path) {
   bind(library, "cuMemFree_v2", driver.release);
   bind(library, "cuMemHostAlloc", driver.host_allocate);
   bind(library, "cuMemFreeHost", driver.host_release);
+  bind(library, "cuMemHostRegister_v2", driver.host_register);
+  bind(library, "cuMemHostUnregister", driver.host_unregister);
   bind(library, "cuModuleLoadData", driver.module_load);
   bind(library, "cuModuleUnload", driver.module_unload);
   library.leak();

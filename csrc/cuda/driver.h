@@ -124,6 +124,9 @@ struct CudaDriver {
   CudaResult (*release)(CudaAddress address);
   CudaResult (*host_allocate)(void** memory, std::size_t bytes, unsigned flags);
   CudaResult (*host_release)(void* memory);
+  /// Page-locks memory of the process, whole pages, which may be shared with other processes.
+  CudaResult (*host_register)(void* memory, std::size_t bytes, unsigned flags);
+  CudaResult (*host_unregister)(void* memory);
   CudaResult (*module_load)(CudaModule* module, const void* image);
   CudaResult (*module_unload)(CudaModule module);
 };

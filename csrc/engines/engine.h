@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "csrc/base/dtype.h"
 #include "csrc/base/error.h"
 #include "csrc/base/wait_mark.h"
+#include "csrc/engines/block_mover.h"
 #include "csrc/engines/engine_context.h"
 
 namespace aiacc {
@@ -56,6 +58,31 @@ class Engine {
   virtual void finish_all_reduce(int lane, int ticket) {
     static_cast<void>(lane);
     static_cast<void>(ticket);
+  }
+
+  /// Where all_reduce_moved on a lane has its data, alive as long as the engine; empty if there is
+  /// no such operation on it. Any thread.
+  virtual SharedSlots slots(int lane) const {
+    static_cast<void>(lane);
+    return {};
+  }
+
+  /// Less is not worth the waits for copies, and is refused.
+  static constexpr std::size_t kLeastMovedBytes = std::size_t{256} << 10;
+
+  /// An all_reduce of at least kLeastMovedBytes whose buffers `mover` alone can read and write: it
+  /// copies to and from `slots(lane)`. To other ranks it is an all_reduce like any other: some may
+  /// take this way, and others that one, for the same operation, with the same results. Copies are
+  /// over when it returns, and when it throws.
+  virtual void all_reduce_moved(int lane,
+                                std::size_t count,
+                                const Reduction& reduction,
+                                BlockMover& mover) {
+    static_cast<void>(lane);
+    static_cast<void>(count);
+    static_cast<void>(reduction);
+    static_cast<void>(mover);
+    throw Error(Code::kInternal, std::string("[engines] ") + name() + " has no slots");
   }
 
   /// `buffer` of `root` is copied to all ranks.

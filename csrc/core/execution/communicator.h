@@ -8,6 +8,7 @@
 #include "csrc/core/execution/device_engine_cache.h"
 #include "csrc/core/negotiation/process_set_table.h"
 #include "csrc/engines/engine.h"
+#include "csrc/engines/staged/pinned_slots.h"
 
 namespace aiacc {
 
@@ -15,10 +16,11 @@ namespace aiacc {
 /// unit keeps the communicator that it was planned for alive.
 struct Communicator {
   std::uint32_t id = 0;
-  std::vector<int> ranks;         ///< global ranks, ascending
-  int rank = 0;                   ///< index of this rank among them; -1: it is no member
-  Engine* engine = nullptr;       ///< null unless this rank is a member and the set is usable
-  std::unique_ptr<Engine> owned;  ///< behind `engine`, except that of all ranks
+  std::vector<int> ranks;              ///< global ranks, ascending
+  int rank = 0;                        ///< index of this rank among them; -1: it is no member
+  Engine* engine = nullptr;            ///< null unless this rank is a member and the set is usable
+  std::unique_ptr<Engine> owned;       ///< behind `engine`, except that of all ranks
+  std::unique_ptr<PinnedSlots> slots;  ///< of `engine`, for staged units; ends before it
   std::unique_ptr<DeviceEngine> owned_gpu;
   std::unique_ptr<DeviceEngineCache> gpu;  ///< where units on GPUs are queued: see DeviceExecutor
 

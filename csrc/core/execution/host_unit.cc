@@ -22,17 +22,6 @@ const std::byte* at(const void* base, std::uint64_t offset) {
 
 std::byte* at(void* base, std::uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
 
-/// What shall be done to the elements of a reduction.
-Reduction reduction_of(const Unit& unit) {
-  const Request& request = unit.pieces.front().request();
-  const DataType dtype = unit.pieces.front().spec().dtype;
-  const bool average = request.op == ReduceOp::kAverage;
-  return {dtype,
-          average ? ReduceOp::kSum : request.op,
-          average ? average_factor(dtype, unit.communicator->size(), request.postscale)
-                  : request.postscale};
-}
-
 /// The elements travel, and are combined, in 16 bits. The factor comes after that, where they have
 /// their own format again, so it costs no second rounding.
 void narrow_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
@@ -246,6 +235,16 @@ double average_factor(DataType dtype, int size, double postscale) {
   return is_floating(dtype) || size == 1 || reciprocal_of(factor) != 0
              ? factor
              : std::nextafter(factor, std::copysign(HUGE_VAL, factor));
+}
+
+Reduction reduction_of(const Unit& unit) {
+  const Request& request = unit.pieces.front().request();
+  const DataType dtype = unit.pieces.front().spec().dtype;
+  const bool average = request.op == ReduceOp::kAverage;
+  return {dtype,
+          average ? ReduceOp::kSum : request.op,
+          average ? average_factor(dtype, unit.communicator->size(), request.postscale)
+                  : request.postscale};
 }
 
 void execute_unit(const Unit& unit, int lane, PackBuffer& buffer) {

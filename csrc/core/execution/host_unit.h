@@ -25,6 +25,9 @@ class PackBuffer {
 /// whole results survive truncation.
 double average_factor(DataType dtype, int size, double postscale);
 
+/// What shall be done to the elements of an all-reduce or reduce-scatter, other than Adasum.
+Reduction reduction_of(const Unit& unit);
+
 /// Moves one unit with the engine of its communicator: pack and prescale, engine operation, unpack.
 /// A single slice that travels as it is is worked on in place, without the pack buffer. Blocks;
 /// throws what the engine throws. Buffers of the operations are written only while this runs.

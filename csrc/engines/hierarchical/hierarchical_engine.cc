@@ -24,6 +24,7 @@ namespace aiacc {
 namespace {
 
 /// Of a block of several hosts.
+constexpr std::size_t kMinSlotBytes = std::size_t{256} << 10;
 constexpr std::size_t kMaxSlotBytes = std::size_t{4} << 20;
 /// Large enough for the network.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
@@ -162,16 +163,22 @@ void HierarchicalEngine::connect(const Cancellation& interrupt) {
   }
 }
 
+/// What a slot holds of a buffer, 0 for a single host. Memory is taken for all slots of all lanes,
+/// and again for every part: a block of more than a unit has would only be paid for.
+std::size_t HierarchicalEngine::slot_bytes() const {
+  if (layout_.hosts() == 1) {
+    return 0;
+  }
+  const std::size_t unit = (std::min(job_.unit_bytes, kMaxSlotBytes) + 63) / 64 * 64;
+  const std::size_t pieces = levels_.piece_bytes * static_cast<std::size_t>(layout_.columns());
+  return std::min({kMaxSlotBytes, pieces, std::max(unit, kMinSlotBytes)});
+}
+
 std::string HierarchicalEngine::share_inside(const Cancellation& interrupt) {
-  const std::size_t slot_bytes =
-      layout_.hosts() == 1
-          ? 0
-          : std::min(kMaxSlotBytes,
-                     levels_.piece_bytes * static_cast<std::size_t>(layout_.columns()));
   try {
     inside_ = levels_.inside(
         job_,
-        {translated(ranks_, layout_.ranks_on(host())), split_ids_.host(host()), slot_bytes},
+        {translated(ranks_, layout_.ranks_on(host())), split_ids_.host(host()), slot_bytes()},
         interrupt);
   } catch (const Error& error) {
     if (error.code() != Code::kEngine) {
@@ -237,6 +244,18 @@ void HierarchicalEngine::all_reduce(
     }
     reduce_all(lane, send, recv, count, reduction);
   });
+}
+
+SharedSlots HierarchicalEngine::slots(int lane) const {
+  return flat_ == nullptr ? inside_->slots(lane) : SharedSlots{};
+}
+
+void HierarchicalEngine::all_reduce_moved(int lane,
+                                          std::size_t count,
+                                          const Reduction& reduction,
+                                          BlockMover& mover) {
+  AIACC_CHECK(flat_ == nullptr);
+  run(lane, [&] { inside_->all_reduce_moved(lane, count, reduction, mover); });
 }
 
 void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {

@@ -62,6 +62,12 @@ class HierarchicalEngine : public Engine {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction) override;
+  /// Of several hosts none: their blocks are as large as a unit, and would not overlap.
+  SharedSlots slots(int lane) const override;
+  void all_reduce_moved(int lane,
+                        std::size_t count,
+                        const Reduction& reduction,
+                        BlockMover& mover) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
@@ -97,6 +103,7 @@ class HierarchicalEngine : public Engine {
                      const Cancellation* interrupt);
 
   void connect(const Cancellation& interrupt);
+  std::size_t slot_bytes() const;
   /// Makes `inside_`. "" or why the ranks of this host cannot share memory.
   std::string share_inside(const Cancellation& interrupt);
   /// Blocks until all ranks have said so; whether all share memory.

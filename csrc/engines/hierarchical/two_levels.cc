@@ -53,6 +53,12 @@ PerRank at(const PerRank& values, const std::vector<int>& ranks) {
   return some;
 }
 
+/// Of a rank among `ranks`, which ascend.
+std::size_t index_of(const std::vector<int>& ranks, int rank) {
+  return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) -
+                                  ranks.begin());
+}
+
 void grow(std::vector<std::byte>& memory, std::size_t bytes) {
   if (memory.size() < bytes) {
     memory.resize(bytes);
@@ -126,7 +132,7 @@ void HierarchicalEngine::gather(int lane,
         const auto rank = static_cast<std::size_t>(there[i]);
         to[i] = recv + starts[rank] + std::min(from, bytes_of[rank]);
       }
-      const auto index = static_cast<std::size_t>(layout_.index_in_column(local(), number));
+      const std::size_t index = index_of(column, there[static_cast<std::size_t>(local())]);
       inside_->exchange(lane, arrived.data() + places[index], at(lengths, there), to);
     }
   }
@@ -160,7 +166,7 @@ void HierarchicalEngine::scatter(int lane,
           end += parts[i] * element;
         }
       }
-      const auto index = static_cast<std::size_t>(layout_.index_in_column(local(), number));
+      const std::size_t index = index_of(column, there[static_cast<std::size_t>(local())]);
       inside_->reduce_scatter(lane,
                               memory.packed.data(),
                               memory.column.data() + places[index] * element,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "csrc/engines/shm/shm_plan.h"
 #include "csrc/kernels/reduce.h"
 #include "csrc/kernels/scale.h"
 
@@ -11,8 +12,6 @@ namespace aiacc {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
-/// Up to here every rank reduces everything: one exchange of flags instead of two.
-constexpr std::size_t kSmallBytes = std::size_t{8} << 10;
 constexpr std::size_t kMinBlockBytes = std::size_t{32} << 10;
 /// On one node a buffer is cut into at least this many blocks, as far as kMinBlockBytes allows, so
 /// that copying one overlaps with waiting for another. Between nodes the latency of each counts
@@ -25,39 +24,42 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
 
 }  // namespace
 
-/// One all-reduce, cut into blocks and pieces in the same way on every rank.
-struct ShmChannel::Plan {
-  const std::byte* send;
-  std::byte* recv;
-  std::size_t count;
-  Reduction reduction;
-  bool leaves_node;         ///< another node's part is still to come when this node's is reduced
-  bool writes_recv;         ///< nobody else on the node: results go to `recv` without a slot
-  std::size_t element;      ///< bytes
-  std::size_t block_elems;  ///< of every block but the last
-  std::uint64_t blocks;
-  std::uint64_t first;  ///< sequence number of the first block
-  std::size_t owners;   ///< of pieces: the ranks of the lowest numbers
+ShmChannel::Plan::Range ShmChannel::Plan::whole(std::uint64_t block) const {
+  const std::size_t start = static_cast<std::size_t>(block - first) * block_elems;
+  const std::size_t elems = std::min(block_elems, count - start);
+  return {start * element, 0, elems, elems * element};
+}
 
-  struct Range {
-    std::size_t offset;   ///< bytes from the start of the buffer
-    std::size_t in_slot;  ///< bytes from the start of the slot
-    std::size_t elems;
-    std::size_t bytes;
-  };
-
-  Range piece(std::uint64_t block, std::size_t rank) const {
-    if (rank >= owners) {
-      return {};
-    }
-    const std::size_t start = static_cast<std::size_t>(block - first) * block_elems;
-    const std::size_t elems = std::min(block_elems, count - start);
-    const std::size_t share = round_up((elems + owners - 1) / owners, kCacheLine / element);
-    const std::size_t from = std::min(elems, share * rank);
-    const std::size_t to = std::min(elems, from + share);
-    return {(start + from) * element, from * element, to - from, (to - from) * element};
+ShmChannel::Plan::Range ShmChannel::Plan::piece(std::uint64_t block, std::size_t rank) const {
+  if (rank >= owners) {
+    return {};
   }
-};
+  const Range all = whole(block);
+  const std::size_t share = round_up((all.elems + owners - 1) / owners, kCacheLine / element);
+  const std::size_t from = std::min(all.elems, share * rank);
+  const std::size_t to = std::min(all.elems, from + share);
+  return {all.offset + from * element, from * element, to - from, (to - from) * element};
+}
+
+ShmChannel::Plan ShmChannel::cut(std::size_t count,
+                                 const Reduction& reduction,
+                                 bool leaves_node,
+                                 int owners) const {
+  const std::size_t element = size_of(reduction.dtype);
+  const std::size_t blocks_at_least = leaves_node ? 1 : kMinBlocks;
+  const std::size_t block_bytes = std::clamp(
+      round_up(count * element / blocks_at_least, kCacheLine), kMinBlockBytes, slot_bytes_);
+  Plan plan;
+  plan.count = count;
+  plan.reduction = reduction;
+  plan.leaves_node = leaves_node;
+  plan.element = element;
+  plan.block_elems = block_bytes / element;
+  plan.first = blocks_;
+  plan.end = blocks_ + (count + plan.block_elems - 1) / plan.block_elems;
+  plan.owners = owners == 0 ? segments_.size() : static_cast<std::size_t>(owners);
+  return plan;
+}
 
 std::size_t ShmChannel::segment_bytes(std::size_t slot_bytes) {
   return ShmProgress::header_bytes() + kSlots * slot_bytes;
@@ -95,29 +97,15 @@ void ShmChannel::all_reduce(const void* send,
   if (size() == 1 && cross == nullptr) {
     return copy_scaled(recv, send, count, reduction.dtype, reduction.factor);
   }
-  const std::size_t element = size_of(reduction.dtype);
-  const std::size_t bytes = count * element;
-  if (bytes <= kSmallBytes && cross == nullptr) {
+  if (count * size_of(reduction.dtype) <= kSmallBytes && cross == nullptr) {
     small_all_reduce(send, recv, count, reduction);
     return;
   }
-  const std::size_t blocks_at_least = cross == nullptr ? kMinBlocks : 1;
-  const std::size_t block_bytes =
-      std::clamp(round_up(bytes / blocks_at_least, kCacheLine), kMinBlockBytes, slot_bytes_);
-  const std::size_t block_elems = block_bytes / element;
-  const std::uint64_t blocks = (count + block_elems - 1) / block_elems;
-  const Plan plan{static_cast<const std::byte*>(send),
-                  static_cast<std::byte*>(recv),
-                  count,
-                  reduction,
-                  cross != nullptr,
-                  cross != nullptr && size() == 1,
-                  element,
-                  block_elems,
-                  blocks,
-                  blocks_,
-                  owners == 0 ? segments_.size() : static_cast<std::size_t>(owners)};
-  const std::uint64_t end = blocks_ + blocks;
+  Plan plan = cut(count, reduction, cross != nullptr, owners);
+  plan.send = static_cast<const std::byte*>(send);
+  plan.recv = static_cast<std::byte*>(recv);
+  plan.writes_recv = cross != nullptr && size() == 1;
+  const std::uint64_t end = plan.end;
   const auto mine = static_cast<std::size_t>(rank_);
   const bool owns = mine < plan.owners;
   // Each turn of the loop works on four consecutive blocks, the newest first: what a step waits for

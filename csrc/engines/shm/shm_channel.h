@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
+#include "csrc/engines/block_mover.h"
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/engine_context.h"
 #include "csrc/engines/shm/shm_progress.h"
@@ -63,6 +64,14 @@ class ShmChannel {
                   CrossHostReduce* cross,
                   int owners = 0);
 
+  /// Up to here every rank reduces everything: one exchange of flags instead of two.
+  static constexpr std::size_t kSmallBytes = std::size_t{8} << 10;
+
+  /// As Engine::all_reduce_moved, for more than kSmallBytes, between several ranks. Other ranks may
+  /// be in `all_reduce` meanwhile, with `cross` null and all as owners. All copies are over when it
+  /// returns or has thrown.
+  void all_reduce_moved(std::size_t count, const Reduction& reduction, BlockMover& mover);
+
   /// Copies `bytes_of[r]` bytes of every rank r from its `send` to `recv[r]` of all ranks.
   void exchange(const void* send, const PerRank& bytes_of, const std::vector<void*>& recv);
 
@@ -89,6 +98,10 @@ class ShmChannel {
                         void* recv,
                         std::size_t count,
                         const Reduction& reduction);
+  Plan cut(std::size_t count, const Reduction& reduction, bool leaves_node, int owners) const;
+  void move_blocks(const Plan& plan, BlockMover& mover);
+  void reduce_in_slot(const Plan& plan, std::uint64_t block);
+  void start_out(const Plan& plan, std::uint64_t block, BlockMover& mover);
   void publish(const Plan& plan, std::uint64_t block);
   void reduce_piece(const Plan& plan, std::uint64_t block);
   void gather(const Plan& plan, std::uint64_t block);

@@ -102,6 +102,21 @@ void ShmEngine::all_reduce(
   run(lane, [&](ShmChannel& on) { on.all_reduce(send, recv, count, reduction, nullptr, size()); });
 }
 
+/// Those of all lanes and ranks: a rank copies to its own, and from all.
+SharedSlots ShmEngine::slots(int lane) const {
+  AIACC_CHECK(lane >= 0 && lane <= lanes());
+  return size() == 1 ? SharedSlots{} : SharedSlots{memory_.memory.data(), memory_.memory.size()};
+}
+
+void ShmEngine::all_reduce_moved(int lane,
+                                 std::size_t count,
+                                 const Reduction& reduction,
+                                 BlockMover& mover) {
+  AIACC_CHECK(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kAdasum);
+  AIACC_CHECK(size() > 1 && count * size_of(reduction.dtype) >= kLeastMovedBytes);
+  run(lane, [&](ShmChannel& on) { on.all_reduce_moved(count, reduction, mover); });
+}
+
 void ShmEngine::all_reduce_across(int lane,
                                   const void* send,
                                   void* recv,

@@ -44,6 +44,11 @@ class ShmEngine : public Engine {
                   void* recv,
                   std::size_t count,
                   const Reduction& reduction) override;
+  SharedSlots slots(int lane) const override;
+  void all_reduce_moved(int lane,
+                        std::size_t count,
+                        const Reduction& reduction,
+                        BlockMover& mover) override;
 
   /// all_reduce whose pieces are combined with other hosts' through `across`. `owners` ranks of
   /// this host own a piece (<= size(), equal on all hosts): those with the lowest numbers; the

@@ -119,7 +119,7 @@ std::size_t ShmChannel::longest_piece(const PerRank& send_bytes, const PerRank& 
     const std::size_t expected = recv_bytes[static_cast<std::size_t>(peer)];
     if (sent != expected) {
       throw Error(Code::kInternal,
-                  "[mpi] ranks disagree on all_to_all: rank " + std::to_string(peer) + " sends " +
+                  "[shm] ranks disagree on all_to_all: rank " + std::to_string(peer) + " sends " +
                       std::to_string(sent) + " bytes to rank " + std::to_string(rank_) +
                       ", which expects " + std::to_string(expected) +
                       "; this is a bug in aiacc, please report it");

@@ -42,5 +42,7 @@
   X(release, cuMemFree, "cuMemFree_v2")                                                            \
   X(host_allocate, cuMemHostAlloc, "cuMemHostAlloc")                                               \
   X(host_release, cuMemFreeHost, "cuMemFreeHost")                                                  \
+  X(host_register, cuMemHostRegister, "cuMemHostRegister_v2")                                      \
+  X(host_unregister, cuMemHostUnregister, "cuMemHostUnregister")                                   \
   X(module_load, cuModuleLoadData, "cuModuleLoadData")                                             \
   X(module_unload, cuModuleUnload, "cuModuleUnload")

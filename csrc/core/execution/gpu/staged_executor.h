@@ -28,7 +28,9 @@ class StagedExecutor : public DeviceExecutor {
   std::uint32_t launch_lane(std::uint32_t lane) const override { return lane; }
   Device& device(int ordinal) override { return *gpus_.at(ordinal).device; }
   std::string refusal(const Request& request) const override;
-  void connect(Communicator&) override {}
+  void connect(Communicator& communicator) override {
+    communicator.slots = std::make_unique<PinnedSlots>(*communicator.engine);
+  }
   void check(const Communicator&) override {}
   /// Of all communicators alike: they share the lanes.
   void abort(const Communicator&, const Status& status) noexcept override {

@@ -161,6 +161,19 @@ void StagedUnit::run(std::size_t step, int lane, std::byte* host, PackBuffer& bu
   }
 }
 
+bool StagedUnit::fits_slots() const {
+  return kind_ == OpKind::kAllreduce && first_.request().op != ReduceOp::kAdasum &&
+         first_.request().wire == WireFormat::kTensor && unit_.finite == nullptr &&
+         unit_.plan.bytes >= Engine::kLeastMovedBytes;
+}
+
+void StagedUnit::run_moved(int lane, DeviceMover& mover) const {
+  const Reduction reduction = reduction_of(unit_);
+  mover.begin(copies_in(0), copies_out(0, 0), reduction.dtype, first_.request().prescale);
+  unit_.communicator->engine->all_reduce_moved(
+      lane, unit_.plan.bytes / size_of(reduction.dtype), reduction, mover);
+}
+
 /// As a unit of tensors in host memory that lie one after another.
 void StagedUnit::run_packed(int lane, std::byte* host, PackBuffer& buffer) const {
   Unit unit;

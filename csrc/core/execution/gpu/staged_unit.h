@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "csrc/core/execution/host_unit.h"
-#include "csrc/cuda/driver.h"
+#include "csrc/engines/staged/device_mover.h"
 
 namespace aiacc {
 
@@ -19,12 +19,8 @@ namespace aiacc {
 /// Threads: one at a time. Holds references to the unit, which outlives it.
 class StagedUnit {
  public:
-  /// A piece of memory on the GPU and its place in the host memory of the step.
-  struct Copy {
-    std::uintptr_t device = 0;
-    std::size_t host_offset = 0;
-    std::size_t bytes = 0;
-  };
+  /// Its place is one in the host memory of the step.
+  using Copy = StagedCopy;
 
   explicit StagedUnit(const Unit& unit);
 
@@ -40,6 +36,13 @@ class StagedUnit {
   /// Runs the engine on `host`, which the copies in have filled. Blocks; throws what the engine
   /// throws.
   void run(std::size_t step, int lane, std::byte* host, PackBuffer& buffer) const;
+
+  /// Whether the unit can as well go straight through the slots of an engine
+  /// (Engine::all_reduce_moved), and is large enough: an all-reduce, but not Adasum, whose elements
+  /// travel as they are and are not looked at. Ranks need not agree on it.
+  bool fits_slots() const;
+  /// Runs such a unit: copies in, engine, copies out. Blocks; throws what engine and mover throw.
+  void run_moved(int lane, DeviceMover& mover) const;
 
  private:
   /// Bytes of every member's part, and where they begin.

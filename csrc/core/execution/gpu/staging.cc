@@ -74,6 +74,9 @@ void Staging::prepare(const Unit& unit, int lane) {
     return;
   }
   const StagedUnit work(unit);
+  if (moves(unit, work, lane)) {
+    return;
+  }
   wait_for_inputs(unit, here.in, *device_);
   fill(here, *slot, work, 0);
   here.prepared.push_back({unit.communicator->id, unit.plan.seq, work.steps(), slot});
@@ -89,6 +92,9 @@ Mark Staging::run(const Unit& unit, int lane, PackBuffer& buffer) {
     gathered = static_cast<std::uintptr_t>(buffers.gathered_on_gpu->address);
   }
   Slot* slot = take_prepared(here, unit);
+  if (slot == nullptr && moves(unit, work, lane)) {
+    return move(here, unit, work, lane);
+  }
   if (slot == nullptr) {
     slot = free_slot(here);
     AIACC_CHECK(slot != nullptr);
@@ -111,6 +117,25 @@ Mark Staging::run(const Unit& unit, int lane, PackBuffer& buffer) {
     slot = following;
   }
   return device_->record(here.out);
+}
+
+/// Whether the unit goes straight through the engine's slots.
+bool Staging::moves(const Unit& unit, const StagedUnit& work, int lane) {
+  PinnedSlots* slots = unit.communicator->slots.get();
+  return work.fits_slots() && slots != nullptr && slots->usable(device_, lane);
+}
+
+/// On other streams than units that `prepare` begins with: their inputs may come later than this
+/// unit's.
+Mark Staging::move(Lane& here, const Unit& unit, const StagedUnit& work, int lane) {
+  if (here.mover == nullptr) {
+    here.mover = std::make_unique<DeviceMover>(device_);
+  }
+  DeviceMover& mover = *here.mover;
+  wait_for_inputs(unit, mover.in(), *device_);
+  mover.await_inputs(cancellation_);
+  work.run_moved(lane, mover);
+  return mover.end();
 }
 
 void Staging::fill(Lane& lane, Slot& slot, const StagedUnit& work, std::size_t step) {

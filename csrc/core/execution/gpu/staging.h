@@ -11,10 +11,14 @@
 #include "csrc/cuda/device_pool.h"
 #include "csrc/cuda/stream_signal.h"
 #include "csrc/engines/cancellation.h"
+#include "csrc/engines/staged/device_mover.h"
 
 namespace aiacc {
 
 /// Moves units of tensors on a GPU through pinned memory and the engine for host memory.
+///
+/// Large all-reduces between ranks of one host go straight through the engine's slots, block by
+/// block, and need no other memory (StagedUnit::fits_slots). What follows is about the other units.
 ///
 /// Every lane has two streams, one for copies to the host and one back, and two slots of pinned
 /// memory. While the engine works on one step, that of the next is copied to the host and that of
@@ -64,10 +68,13 @@ class Staging {
     CudaStream out = nullptr;
     std::array<Slot, 2> slots;
     std::vector<Prepared> prepared;
+    std::unique_ptr<DeviceMover> mover;  ///< null before its first unit
   };
 
   static Slot* free_slot(Lane& lane);
   static Slot* take_prepared(Lane& lane, const Unit& unit);
+  bool moves(const Unit& unit, const StagedUnit& work, int lane);
+  Mark move(Lane& here, const Unit& unit, const StagedUnit& work, int lane);
   void fill(Lane& lane, Slot& slot, const StagedUnit& work, std::size_t step);
   void grow(Lane& lane, Slot& slot, std::size_t bytes);
   void drain(Lane& lane, Slot& slot, const std::vector<StagedUnit::Copy>& copies);

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "csrc/engines/local/local_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/engines/hierarchical_engines.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
@@ -50,6 +51,35 @@ void check_lanes(Engine& engine, int rank, int size) {
 
 std::size_t lines_of(const std::string& text) {
   return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+/// What rank 0 of two hosts with two ranks each asks for.
+std::size_t slot_bytes_with_units_of(std::size_t unit_bytes) {
+  std::atomic<std::size_t> slot_bytes{0};
+  HierarchyLevels levels = tcp_levels();
+  levels.inside = [&](const EngineContext&, const ShmOptions& options, const Cancellation&) {
+    slot_bytes = options.slot_bytes;
+    return std::unique_ptr<ShmEngine>();
+  };
+  levels.across =
+      [](const EngineContext&, const std::vector<int>&, std::uint32_t, const Cancellation&) {
+        return std::make_unique<LocalEngine>(EngineContext());
+      };
+  EngineContext context;
+  context.size = 4;
+  context.host_of = {0, 0, 1, 1};
+  context.unit_bytes = unit_bytes;
+  const HierarchicalEngine engine(context, levels);
+  return slot_bytes;
+}
+
+TEST(HierarchicalMemory, HasNoMoreRoomThanUnitsNeed) {
+  constexpr std::size_t kMebibyte = std::size_t{1} << 20;
+  EXPECT_EQ(kMebibyte / 4, slot_bytes_with_units_of(256));
+  EXPECT_EQ(std::size_t{300'032}, slot_bytes_with_units_of(300'000));
+  EXPECT_EQ(kMebibyte, slot_bytes_with_units_of(kMebibyte));
+  EXPECT_EQ(2 * kMebibyte, slot_bytes_with_units_of(8 * kMebibyte));
+  EXPECT_EQ(2 * kMebibyte, slot_bytes_with_units_of(1024 * kMebibyte));
 }
 
 TEST(HierarchicalFallback, WithoutMemoryOnOneHostAllGoFlat) {

@@ -1,7 +1,5 @@
 #include "csrc/engines/shm/shm_channel.h"
 
-#include <memory>
-#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -11,56 +9,10 @@
 
 #include "csrc/kernels/reduce.h"
 #include "tests/cpp/engines/engine_checks.h"
-#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/engines/shm_node.h"
 
 namespace aiacc {
 namespace {
-
-constexpr std::size_t kSlotBytes = std::size_t{64} << 10;
-
-/// The ranks of one node as threads, which share all memory anyway.
-class Node {
- public:
-  explicit Node(int size, double spin_us = 5) : cancellations_(static_cast<std::size_t>(size)) {
-    std::vector<void*> segments;
-    for (int rank = 0; rank < size; ++rank) {
-      memory_.emplace_back(static_cast<std::byte*>(
-          ::operator new(ShmChannel::segment_bytes(kSlotBytes), kAlignment)));
-      segments.push_back(memory_.back().get());
-      ShmChannel::reset(segments.back());
-    }
-    for (int rank = 0; rank < size; ++rank) {
-      channels_.push_back(std::make_unique<ShmChannel>(
-          segments, rank, kSlotBytes, spin_us, cancellations_[static_cast<std::size_t>(rank)]));
-    }
-  }
-
-  ShmChannel& operator[](int rank) { return *channels_[static_cast<std::size_t>(rank)]; }
-
-  void abort(int rank, const Status& status) {
-    cancellations_[static_cast<std::size_t>(rank)].set(status);
-    (*this)[rank].wake();
-  }
-
-  template <class Body>
-  void run(Body body) {
-    run_as_ranks(static_cast<int>(channels_.size()), [&](int rank, RankThreads& rank_threads) {
-      const auto guard =
-          rank_threads.on_failure([this, rank](const Status& status) { abort(rank, status); });
-      body(rank, (*this)[rank]);
-    });
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
-  };
-
-  std::vector<std::unique_ptr<std::byte, Free>> memory_;
-  std::vector<Cancellation> cancellations_;
-  std::vector<std::unique_ptr<ShmChannel>> channels_;
-};
 
 /// Pretends that another node with the same numbers exists.
 class TwinNode : public CrossHostReduce {
@@ -122,7 +74,7 @@ class ShmChannelTest : public testing::TestWithParam<int> {
 };
 
 TEST_P(ShmChannelTest, AllReduceEveryTypeAndOp) {
-  Node(size()).run([&](int rank, ShmChannel& channel) {
+  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
     for (const DataType dtype : all_dtypes()) {
       for (const ReduceOp op : engine_ops()) {
         for (const std::size_t count : {1003, 20011}) {
@@ -136,7 +88,7 @@ TEST_P(ShmChannelTest, AllReduceEveryTypeAndOp) {
 }
 
 TEST_P(ShmChannelTest, AllReduceEveryCount) {
-  Node(size()).run([&](int rank, ShmChannel& channel) {
+  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
     for (const std::size_t count : {0, 1, 2, 15, 17, 2048, 2049, 8192, 8193, 65536, 100001}) {
       check<float>(channel, rank, size(), count, DataType::kFloat32, ReduceOp::kSum);
       check<std::uint8_t>(channel, rank, size(), count, DataType::kUInt8, ReduceOp::kMax);
@@ -145,7 +97,7 @@ TEST_P(ShmChannelTest, AllReduceEveryCount) {
 }
 
 TEST_P(ShmChannelTest, ReduceScatterEveryTypeAndOp) {
-  Node(size()).run([&](int rank, ShmChannel& channel) {
+  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
     for (const DataType dtype : all_dtypes()) {
       for (const ReduceOp op : engine_ops()) {
         for (const std::size_t scale : {7, 2003}) {
@@ -159,7 +111,7 @@ TEST_P(ShmChannelTest, ReduceScatterEveryTypeAndOp) {
 TEST_P(ShmChannelTest, ReduceScatterEveryCount) {
   std::vector<std::size_t> only_last(static_cast<std::size_t>(size()), 0);
   only_last.back() = 100003;
-  Node(size()).run([&](int rank, ShmChannel& channel) {
+  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
     for (const std::size_t scale : {0, 1, 15, 17, 2048, 8193}) {
       const std::vector<std::size_t> counts = uneven_counts(size(), scale);
       check_scatter(channel, rank, counts, DataType::kFloat32, ReduceOp::kSum);
@@ -170,7 +122,7 @@ TEST_P(ShmChannelTest, ReduceScatterEveryCount) {
 }
 
 TEST_P(ShmChannelTest, AllToAllOfUnequalPieces) {
-  Node(size()).run([&](int rank, ShmChannel& channel) {
+  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
     for (const std::size_t scale : {0, 1, 1000, 4096, 50021}) {
       check_pieces(channel, rank, size(), scale);
     }
@@ -179,7 +131,7 @@ TEST_P(ShmChannelTest, AllToAllOfUnequalPieces) {
 
 /// Slots are reused across calls of different kinds; a counter that is wrong by one shows here.
 TEST_P(ShmChannelTest, KindsFollowEachOtherInAnyOrder) {
-  Node(size(), 0).run([&](int rank, ShmChannel& channel) {
+  ShmNode(size(), 0).run([&](int rank, ShmChannel& channel) {
     std::mt19937 random(7);  // the same choices on every rank
     for (int i = 0; i < 100; ++i) {
       const std::size_t count = std::size_t{1} << random() % 17;
@@ -216,7 +168,7 @@ TEST_P(ShmChannelTest, KindsFollowEachOtherInAnyOrder) {
 }
 
 TEST_P(ShmChannelTest, OtherNodesJoinIn) {
-  Node(size()).run([&](int rank, ShmChannel& channel) {
+  ShmNode(size()).run([&](int rank, ShmChannel& channel) {
     TwinNode twin;
     for (const std::size_t count : {1, 100, 5000, 100001}) {
       std::vector<std::int64_t> data = rank_numbers<std::int64_t>(count, rank);
@@ -236,7 +188,7 @@ TEST_P(ShmChannelTest, OtherNodesJoinIn) {
 TEST_P(ShmChannelTest, BitsAreEqualOnAllRanks) {
   for (const std::size_t count : {500, 70001}) {
     std::vector<std::vector<float>> results(static_cast<std::size_t>(size()));
-    Node(size()).run([&](int rank, ShmChannel& channel) {
+    ShmNode(size()).run([&](int rank, ShmChannel& channel) {
       auto data = any_elements<float>(count, static_cast<unsigned>(rank));
       channel.all_reduce(
           data.data(), data.data(), count, {DataType::kFloat32, ReduceOp::kSum}, nullptr);
@@ -251,7 +203,7 @@ TEST_P(ShmChannelTest, BitsAreEqualOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Sizes, ShmChannelTest, testing::Values(1, 2, 3, 4, 7));
 
 TEST(ShmChannelAbortTest, EndsASleepingCallAndEveryLaterOne) {
-  Node node(2, 0);
+  ShmNode node(2, 0);
   std::vector<float> data(100000, 1.0f);
   const auto call = [&] {
     node[0].all_reduce(
@@ -274,7 +226,7 @@ TEST(ShmChannelAbortTest, EndsASleepingCallAndEveryLaterOne) {
 
 TEST(ShmChannelOrderTest, PiecesThatDoNotFitAreAnError) {
   std::vector<Status> seen(2);
-  Node node(2);
+  ShmNode node(2);
   node.run([&](int rank, ShmChannel& channel) {
     const std::string data(2, 'x');
     std::string out(4, ' ');

@@ -50,6 +50,13 @@ class FakeCuda {
   int synchronising_calls() const { return synchronising_; }
   int misuses() const { return misuses_; }
   int launches() const { return launches_; }
+  /// Bytes of copies to and from memory of host_allocate, and memory that was registered.
+  std::size_t copied_by_pinned() const { return copied_by_pinned_; }
+  std::size_t copied_by_registered() const { return copied_by_registered_; }
+  /// Ranges that are registered. A copy that is still to run when its range is no more is misuse.
+  std::size_t registered() const;
+  /// The next so many calls that register memory fail.
+  void refuse_to_register(int calls) { unregistrable_ = calls; }
   /// From now on everything that is queued is dropped and every call that could notice fails with
   /// `error`, as after an illegal access.
   void break_with(CudaResult error) { sticky_ = error; }
@@ -121,6 +128,10 @@ class FakeCuda {
   CudaResult push(CudaStream stream, Task task);
   CudaResult take_memory(void** memory, std::size_t bytes, bool on_host);
   CudaResult give_memory_back(std::uintptr_t address, bool on_host);
+  CudaResult copy(CudaAddress to, CudaAddress from, std::size_t bytes, CudaStream stream);
+  bool is_pinned(std::uintptr_t address) const;
+  /// Where the registered range begins that an address is in; 0: in none.
+  std::uintptr_t registered_range(std::uintptr_t address) const;
 
   const int devices_;
   CudaDriver driver_{};
@@ -136,6 +147,10 @@ class FakeCuda {
   std::vector<std::unique_ptr<Event>> events_;
   std::map<std::string, Kernel> kernels_;
   std::map<std::uintptr_t, Memory> memory_;
+  std::map<std::uintptr_t, std::size_t> registered_;
+  std::atomic<int> unregistrable_{0};
+  std::atomic<std::size_t> copied_by_pinned_{0};
+  std::atomic<std::size_t> copied_by_registered_{0};
   std::atomic<int> closed_{-1};
   std::atomic<int> loading_{0};
   std::atomic<int> synchronising_{0};

@@ -33,6 +33,10 @@ AIACC_EXPORT void fake_drain() { fake().drain(); }
 AIACC_EXPORT void fake_hold() { fake().hold(); }
 AIACC_EXPORT void fake_release() { fake().release(); }
 AIACC_EXPORT int fake_synchronising_calls() { return fake().synchronising_calls(); }
+AIACC_EXPORT unsigned long long fake_copied_by_pinned() { return fake().copied_by_pinned(); }
+AIACC_EXPORT unsigned long long fake_copied_by_registered() {
+  return fake().copied_by_registered();
+}
 AIACC_EXPORT int fake_misuses() { return fake().misuses(); }
 /// The legacy stream of a device.
 AIACC_EXPORT void fake_set_capturing(int device, int capturing) {

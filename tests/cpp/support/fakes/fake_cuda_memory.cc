@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "tests/cpp/support/fakes/fake_cuda.h"
@@ -152,6 +154,44 @@ CudaResult FakeCuda::give_memory_back(std::uintptr_t address, bool on_host) {
   return kCudaSuccess;
 }
 
+bool FakeCuda::is_pinned(std::uintptr_t address) const {
+  const auto next = memory_.upper_bound(address);
+  return next != memory_.begin() && std::prev(next)->second.on_host &&
+         address < std::prev(next)->first + std::prev(next)->second.size;
+}
+
+std::uintptr_t FakeCuda::registered_range(std::uintptr_t address) const {
+  const auto next = registered_.upper_bound(address);
+  const bool inside =
+      next != registered_.begin() && address < std::prev(next)->first + std::prev(next)->second;
+  return inside ? std::prev(next)->first : 0;
+}
+
+std::size_t FakeCuda::registered() const {
+  const std::lock_guard lock(mutex_);
+  return registered_.size();
+}
+
+CudaResult FakeCuda::copy(CudaAddress to, CudaAddress from, std::size_t bytes, CudaStream stream) {
+  std::uintptr_t range = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    range = std::max(registered_range(to), registered_range(from));
+    copied_by_registered_ += range != 0 ? bytes : 0;
+    copied_by_pinned_ += is_pinned(to) || is_pinned(from) ? bytes : 0;
+  }
+  return enqueue(stream, [this, to, from, bytes, range] {
+    if (range != 0) {
+      const std::lock_guard lock(mutex_);
+      if (registered_.count(range) == 0) {
+        ++misuses_;
+        return;
+      }
+    }
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  });
+}
+
 void FakeCuda::fill_memory_table() {
   driver_.allocate = [](CudaAddress* address, std::size_t bytes) {
     void* memory = nullptr;
@@ -166,10 +206,39 @@ void FakeCuda::fill_memory_table() {
   driver_.host_release = [](void* memory) {
     return self().give_memory_back(reinterpret_cast<std::uintptr_t>(memory), true);
   };
+  driver_.host_register = [](void* memory, std::size_t bytes, unsigned) {
+    if (!self().may("host_register")) {
+      return kCudaCaptureUnsupported;
+    }
+    ++self().synchronising_;
+    if (self().unregistrable_.fetch_sub(1) > 0) {
+      return kCudaOutOfMemory;
+    }
+    self().unregistrable_ = 0;
+    constexpr std::uintptr_t kPage = 4096;
+    const auto address = reinterpret_cast<std::uintptr_t>(memory);
+    const std::lock_guard lock(self().mutex_);
+    const bool fits = address % kPage == 0 && bytes % kPage == 0 && bytes > 0 &&
+                      self().current_device() >= 0 && self().registered_range(address) == 0 &&
+                      self().registered_range(address + bytes - 1) == 0;
+    if (!fits) {
+      return self().refuse(kCudaInvalidValue);
+    }
+    self().registered_[address] = bytes;
+    return kCudaSuccess;
+  };
+  driver_.host_unregister = [](void* memory) {
+    if (!self().may("host_unregister")) {
+      return kCudaCaptureUnsupported;
+    }
+    ++self().synchronising_;
+    const std::lock_guard lock(self().mutex_);
+    return self().registered_.erase(reinterpret_cast<std::uintptr_t>(memory)) == 1
+               ? kCudaSuccess
+               : self().refuse(kCudaInvalidValue);
+  };
   driver_.copy_async = [](CudaAddress to, CudaAddress from, std::size_t bytes, CudaStream stream) {
-    return self().enqueue(stream, [to, from, bytes] {
-      std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-    });
+    return self().copy(to, from, bytes, stream);
   };
   driver_.fill_async =
       [](CudaAddress to, unsigned char value, std::size_t bytes, CudaStream stream) {

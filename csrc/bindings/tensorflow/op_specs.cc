@@ -1,0 +1,72 @@
+#include "csrc/bindings/tensorflow/op_specs.h"
+
+// The dtypes that the core knows.
+#define AIACC_TENSOR_TYPES                                                                   \
+  "{uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16, uint32, " \
+  "uint64}"
+
+namespace aiacc::tensorflow {
+namespace {
+
+constexpr const char* kType = "T: " AIACC_TENSOR_TYPES;
+constexpr const char* kTypes = "T: list(" AIACC_TENSOR_TYPES ") >= 1";
+constexpr const char* kTokens = "tokens: token_count * int64";
+constexpr const char* kTokenCount = "token_count: int >= 0 = 0";
+// By which ranks meet; "": kind and name of the node.
+constexpr const char* kName = "wire_name: string = ''";
+constexpr const char* kProcessSet = "process_set_id: int >= 0 = 0";
+constexpr const char* kOp = "reduce_op: int";
+// The bits of a double: attributes of TensorFlow are floats.
+constexpr const char* kPrescale = "prescale_bits: int";
+constexpr const char* kPostscale = "postscale_bits: int";
+
+}  // namespace
+
+const std::vector<OpSpec>& op_specs() {
+  static const std::vector<OpSpec> specs{
+      {"AiaccToken", kToken, {}, {"token: int64"}, {}, true},
+      {"AiaccProbe", kProbe, {}, {"answer: int64"}, {}, true},
+      {"AiaccAllreduce",
+       AIACC_ALLREDUCE,
+       {"tensors: T", kTokens},
+       {"sums: T"},
+       {kTypes,
+        kTokenCount,
+        kName,
+        kProcessSet,
+        kOp,
+        kPrescale,
+        kPostscale,
+        "wire_format: int = 0"},
+       false},
+      {"AiaccAllgather",
+       AIACC_ALLGATHER,
+       {"tensors: T", kTokens},
+       {"gathered: T", "rows: int64"},
+       {kTypes, kTokenCount, kName, kProcessSet},
+       false},
+      {"AiaccBroadcast",
+       AIACC_BROADCAST,
+       {"tensor: T", kTokens},
+       {"copy: T"},
+       {kType, kTokenCount, kName, kProcessSet, "root_rank: int"},
+       false},
+      {"AiaccAlltoall",
+       AIACC_ALLTOALL,
+       {"tensor: T", "splits: int64", kTokens},
+       {"received: T", "rows: int64"},
+       {kType, kTokenCount, kName, kProcessSet},
+       false},
+      {"AiaccReducescatter",
+       AIACC_REDUCESCATTER,
+       {"tensors: T", kTokens},
+       {"parts: T"},
+       {kTypes, kTokenCount, kName, kProcessSet, kOp, kPrescale, kPostscale},
+       false},
+      {"AiaccBarrier", AIACC_BARRIER, {}, {}, {kName, kProcessSet}, true},
+      {"AiaccJoin", AIACC_JOIN, {}, {"last: int64"}, {kName, kProcessSet}, true},
+  };
+  return specs;
+}
+
+}  // namespace aiacc::tensorflow
