@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from aiacc import _core
+from aiacc.exceptions import CollectiveError
 
 
 class ProcessSet:
@@ -148,13 +150,15 @@ def leave_process_set(process_set: ProcessSet) -> None:
     """Give up a process set that was formed, on this rank.
 
     It is gone when all members have left it. What others submit meanwhile, and this rank has not,
-    fails. A set that is not registered any more stays as it is.
+    fails. A set that is not registered any more stays as it is. If the job has ended,
+    for whatever reason, nobody is told.
 
-    Collective: no.
+    Collective: no. Others may have shut down, or be lost.
     Blocks: never.
     """
     if process_set.process_set_id is not None and _core.is_initialized():
-        _core.leave_process_set(process_set.process_set_id)
+        with contextlib.suppress(CollectiveError):  # the job has ended, and its sets with it
+            _core.leave_process_set(process_set.process_set_id)
         _unregister(process_set)
 
 

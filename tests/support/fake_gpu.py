@@ -68,7 +68,10 @@ def run_ranks_and_report(
 
 def driver() -> ctypes.CDLL:
     """The fake, of this process."""
-    return ctypes.CDLL(str(LIBRARY))
+    fake = ctypes.CDLL(str(LIBRARY))
+    for function in (fake.fake_copied_by_pinned, fake.fake_copied_by_registered):
+        function.restype = ctypes.c_ulonglong
+    return fake
 
 
 def on_fake_gpu(function: Callable[..., Any], *args: Any) -> Report:

@@ -40,7 +40,7 @@ Tensors = list[torch.Tensor]
 
 def reduce_into(group: Group, tensor: torch.Tensor, target: torch.Tensor, op: Any) -> Step:
     """Reduce ``tensor`` into ``target``, which may be the same."""
-    kind = _kind_of(op)
+    kind = kind_of(op)
     if kind in _BITWISE:
         return _gather_and_combine(group, tensor, target, _BITWISE[kind])
     sent, given = tensor.detach().resolve_neg().contiguous(), target.detach()
@@ -70,7 +70,7 @@ def _gather_and_combine(
         everyones = take_output(handle, sent).reshape(group.size, *sent.shape)
         target.detach().copy_(functools.reduce(combine, everyones))
 
-    return _submit_gather(group, sent), finish, (sent,)
+    return submit_gather(group, sent), finish, (sent,)
 
 
 def broadcast_from(group: Group, tensor: torch.Tensor, root: int) -> Step:
@@ -98,10 +98,11 @@ def gather_into(group: Group, tensor: torch.Tensor, outputs: Tensors | None) -> 
         if outputs is not None:
             _distribute(received, outputs)
 
-    return _submit_gather(group, sent), finish, (sent,)
+    return submit_gather(group, sent), finish, (sent,)
 
 
-def _submit_gather(group: Group, sent: torch.Tensor) -> int:
+def submit_gather(group: Group, sent: torch.Tensor) -> int:
+    """Start to gather the elements of all ranks, which may have different numbers of them."""
     view = view_of(sent.reshape(-1), "all_gather")
     prepared = submission.allgather(
         None, *view.spec, process_set=group.process_set, verb=f"allgather@{group.series}"
@@ -115,7 +116,7 @@ def reduce_scatter_into(group: Group, output: torch.Tensor, tensor: torch.Tensor
     Raises:
         ValueError: The numbers of elements do not fit.
     """
-    kind = _kind_of(op)
+    kind = kind_of(op)
     size = group.size
     if tensor.numel() != output.numel() * size:
         raise ValueError(
@@ -204,7 +205,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
-def _kind_of(op: Any) -> Any:
+def kind_of(op: Any) -> Any:
     """The kind of a reduction, without its factor."""
     if op is None:
         return ReduceOp.SUM

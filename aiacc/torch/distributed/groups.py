@@ -95,8 +95,9 @@ def open_group(options: Any) -> tuple[Group, bool]:
             f"[torch] group of ranks {list(of_torch)} (expected them to ascend); leave out "
             "sort_ranks=False"
         )
-    # The core takes what is before a dot for a verb.
-    series = str(options.group_id).replace(".", "_")
+    # torch counts the groups that a rank has seen, so others may have the same number, but not with
+    # the same first rank. The core takes what is before a dot for a verb.
+    series = f"{options.group_id} from {ranks[0]}".replace(".", "_")
     if len(ranks) == basics.size():
         return Group(series, global_process_set, rank, ranks), owns_runtime
     return Group(series, form_process_set(series, ranks), rank, ranks), owns_runtime

@@ -10,14 +10,18 @@ group in the same order, as torch demands anyway; messages are paired by group, 
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from aiacc import basics
+from aiacc import _core, basics
 from aiacc.collectives import submission
+from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import global_process_set, leave_process_set
+from aiacc.torch.adapter import wait
 from aiacc.torch.distributed import rendezvous
 from aiacc.torch.distributed.collectives import (
     Tensors,
@@ -30,6 +34,7 @@ from aiacc.torch.distributed.collectives import (
 )
 from aiacc.torch.distributed.groups import Group, open_group
 from aiacc.torch.distributed.messages import Receive, send_to
+from aiacc.torch.distributed.sparse import reduce_sparse
 from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
 
 if TYPE_CHECKING:
@@ -41,6 +46,8 @@ else:
 
 NAME = "aiacc"
 DEVICES = ["cpu", "cuda"]
+#: Peer timeouts that others have to finish, as long as a lane waits before it is suspected.
+_PATIENCE = 15
 
 
 class ProcessGroup(_Base):
@@ -87,10 +94,13 @@ class ProcessGroup(_Base):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
         """Reduce every tensor in place."""
-        steps = [
-            reduce_into(self._group, tensor, tensor, opts.reduceOp if opts else None)
-            for tensor in tensors
-        ]
+        op = opts.reduceOp if opts else None
+        steps = []
+        for tensor in tensors:
+            if tensor.layout is torch.sparse_coo:
+                steps += reduce_sparse(self._group, tensor, op)
+            else:
+                steps.append(reduce_into(self._group, tensor, tensor, op))
         return self._work(steps, tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> CollectiveWork:
@@ -119,6 +129,13 @@ class ProcessGroup(_Base):
         pairs = zip(output_tensors, input_tensors, strict=True)
         steps = [gather_into(self._group, given, outputs) for outputs, given in pairs]
         return self._work(steps, [tensor for outputs in output_tensors for tensor in outputs])
+
+    def allgather_coalesced(
+        self, output_lists: list[Tensors], input_list: Tensors, opts: Any = None
+    ) -> CollectiveWork:
+        """Copy the inputs of all ranks; ``output_lists`` has a list for each of them."""
+        by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
+        return self.allgather(by_input, input_list, opts)
 
     def gather(
         self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any
@@ -248,15 +265,35 @@ class ProcessGroup(_Base):
     def shutdown(self) -> None:
         """Leave the group, and end the runtime if it has started that.
 
-        Called by ``destroy_process_group``. Others that still wait for this rank get an error.
+        Called by ``destroy_process_group``.
+
+        Blocks: where it ends the runtime, until the other ranks do so, too, for groups without this
+            rank end with it; at most 15 times ``AIACC_PEER_TIMEOUT_S``.
         """
+        if self._owns_runtime and self.size() > 1:
+            self._let_others_finish()
+        self.abort()
+
+    def abort(self) -> None:
+        """`shutdown` which waits for nobody. Others that still wait for this rank get an error."""
         if self._owns_runtime:
             basics.shutdown()
         elif self._group.process_set is not global_process_set:
             leave_process_set(self._group.process_set)
         self._futures.close(join=self._owns_runtime)
 
-    abort = shutdown
+    def _let_others_finish(self) -> None:
+        limit_s = _PATIENCE * float(_core.config()["peer_timeout_s"])
+        timer = threading.Timer(limit_s, basics.shutdown)
+        timer.start()
+        try:
+            verb = f"destroy_process_group@{self._group.series}"
+            # An error tells that they wait for this rank, or are gone.
+            with contextlib.suppress(CollectiveError, ValueError):
+                wait(submission.barrier(verb=verb).start(0, 0), ())
+        finally:
+            timer.cancel()
+            timer.join()
 
     def _work(self, steps: list[Step], outputs: Tensors) -> CollectiveWork:
         return CollectiveWork(steps, outputs, self._futures)

@@ -107,6 +107,29 @@ def test_the_core_starts_again():
     fake_gpu.run_ranks(2, _start_again)
 
 
+def _large_sums():
+    hvd.init()
+    fake = fake_gpu.driver()
+    for turn in range(3):
+        tensor = torch.full((1_500_000 + turn,), float(hvd.rank() + 1))
+        tensors = [torch.full((90_000 + i,), float(hvd.rank())) for i in range(8)]
+        total = hvd.allreduce(tensor, name=f"large{turn}", op=hvd.Sum)
+        assert total.eq(hvd.size() * (hvd.size() + 1) / 2).all()
+        for average in hvd.grouped_allreduce(tensors, name=f"group{turn}"):
+            assert average.eq((hvd.size() - 1) / 2).all()
+    copied = fake.fake_copied_by_pinned(), fake.fake_copied_by_registered()
+    hvd.shutdown()
+    return copied
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_large_sums_need_no_buffer(size):
+    """Ranks of one host copy straight to and from the memory that they share."""
+    assert all(pinned == 0 < shared for pinned, shared in fake_gpu.run_ranks(size, _large_sums))
+    over_sockets = fake_gpu.run_ranks(size, _large_sums, env={"AIACC_ENGINE": "tcp"})
+    assert all(shared == 0 < pinned for pinned, shared in over_sockets)
+
+
 def _trained(options):
     return bodies.trained(4, **options)
 

@@ -93,7 +93,8 @@ def _given_up(bucket_bytes, droppers):
     model = _net()
     optimizer = _wrap(model, bucket_bytes=bucket_bytes)
     drops = hvd.rank() < droppers
-    stay = 2 * droppers <= hvd.size()
+    # Those on a GPU always do: a copy costs little there.
+    stay = 2 * droppers <= hvd.size() or not model.conv.weight.is_cpu
     plans = []
     for step in range(5):
         optimizer.zero_grad(set_to_none=drops)
@@ -126,7 +127,7 @@ def _joined_meanwhile():
     last = hvd.join()
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     step(3)
-    assert not _flats(optimizer)
+    assert bool(_flats(optimizer)) != model.conv.weight.is_cpu
     step(4)
     values = hvd.allgather_object([p.grad.sum().item() for p in model.parameters()])
     assert values == values[:1] * hvd.size()

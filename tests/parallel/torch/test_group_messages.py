@@ -1,0 +1,210 @@
+"""`send` and `recv` of `torch.distributed` on the backend "aiacc", in the world and in groups."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import aiacc
+from tests.support.process_group import assert_equal, join
+from tests.support.ranks import free_port, run_ranks
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+#: Numbers of elements: none, few, and more than one write takes.
+SIZES = (0, 1, 1000, 3_000_000)
+
+
+def _values(source, target, count, dtype):
+    generator = torch.Generator().manual_seed(10 * source + target)
+    return torch.randint(0, 5, (count,), generator=generator).to(dtype)
+
+
+def _job(port, checks):
+    join(port)
+    for check in checks:
+        check()
+    dist.destroy_process_group()
+
+
+def _pairs():
+    me, size = dist.get_rank(), dist.get_world_size()
+    for count in SIZES:
+        for dtype in DTYPES if count < 10_000 else DTYPES[:1]:
+            for source in range(size):
+                for target in set(range(size)) - {source}:
+                    sent = _values(source, target, count, dtype)
+                    if me == source:
+                        dist.send(sent, target)
+                    if me == target:
+                        received = torch.empty_like(sent)
+                        assert dist.recv(received, source) == source
+                        assert_equal(received, sent)
+
+
+def _tags():
+    me, other = dist.get_rank(), 1 - dist.get_rank()
+    tensors = [torch.full((count,), float(me)) for count in (5, 6, 7)]
+    # In another order than they are received in, and before anybody receives.
+    works = [dist.isend(tensor, other, tag=tag) for tag, tensor in enumerate(tensors)]
+    works.append(dist.isend(torch.full((5,), 10.0 + me), other, tag=0))
+    for tag in (2, 0, 1):
+        received = torch.empty(5 + tag)
+        dist.recv(received, other, tag=tag)
+        assert_equal(received, torch.full((5 + tag,), float(other)))
+    # Those of the same tag stay in order.
+    received = torch.empty(5)
+    work = dist.irecv(received, other)
+    assert work.wait()
+    assert work.is_completed()
+    assert_equal(received, torch.full((5,), 10.0 + other))
+    for work in works:
+        assert work.wait()
+
+
+def _any_source():
+    me = dist.get_rank()
+    group = dist.new_group([0, 2, 3])
+    for of, members, root in ((None, [0, 1, 2, 3], 1), (group, [0, 2, 3], 2)):
+        senders = [member for member in members if member != root]
+        if me in senders:
+            dist.send(torch.full((me + 1,), me), root, group=of, tag=me)
+            dist.send(torch.tensor([me]), root, group=of, tag=9)
+        if me == root:
+            for sender in senders:  # the tag tells which
+                received = torch.empty(sender + 1, dtype=torch.int64)
+                assert dist.recv(received, group=of, tag=sender) == sender
+                assert_equal(received, torch.full((sender + 1,), sender))
+            sources = []
+            for _ in senders:  # in whatever order they come
+                received = torch.empty(1, dtype=torch.int64)
+                sources.append(dist.recv(received, group=of, tag=9))
+                assert received.item() == sources[-1]
+            assert sorted(sources) == senders
+
+
+def _same_ranks_in_two_groups():
+    """What is sent in one group is not received in another one, of the same ranks."""
+    me, other = dist.get_rank(), 1 - dist.get_rank()
+    groups = [None, dist.new_group([0, 1]), dist.new_group([0, 1])]
+    works = [
+        dist.isend(torch.tensor([number]), other, group=group)
+        for number, group in enumerate(groups)
+    ]
+    for number in (2, 0, 1):
+        received = torch.empty(1, dtype=torch.int64)
+        dist.recv(received, other, group=groups[number])
+        assert received.item() == number
+    for work in works:
+        work.wait()
+    assert me in (0, 1)
+
+
+def _by_rank_in_the_group():
+    group = dist.new_group([1, 3])
+    if dist.get_rank() == 1:
+        dist.send(torch.ones(2), group=group, group_dst=1)
+        dist.send_object_list(["one", {"two": 2}], dst=3, group=group)
+    if dist.get_rank() == 3:
+        received = torch.zeros(2)
+        dist.recv(received, group=group, group_src=0)
+        assert_equal(received, torch.ones(2))
+        objects = [None, None]
+        assert dist.recv_object_list(objects, src=1, group=group) == 1
+        assert objects == ["one", {"two": 2}]
+    dist.barrier()
+
+
+def _ring(group):
+    """Every member hands its tensor on; all at once, as pipelines do."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    sent, received = torch.full((50_000,), float(rank)), torch.empty(50_000)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % size),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),
+        ]
+    )
+    for work in works:
+        work.wait()
+    assert_equal(received, torch.full((50_000,), float((rank - 1) % size)))
+
+
+def _batches():
+    group = dist.new_group([0, 1, 3])
+    for _ in range(3):
+        _ring(dist.group.WORLD)
+        if dist.get_rank() != 2:
+            _ring(group)
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)  # between messages
+            assert total.item() == 3
+
+
+def _strided():
+    whole = torch.arange(12.0).reshape(3, 4)
+    if dist.get_rank() == 0:
+        dist.send(whole.T, 1)
+        dist.send(torch.complex(whole, -whole).T, 1)
+    else:
+        received = torch.zeros(3, 4)
+        dist.recv(received.T, 0)
+        assert_equal(received, whole)
+        received = torch.zeros(8, 3, dtype=torch.complex64)
+        dist.recv(received[::2], 0)
+        assert_equal(received[::2], torch.complex(whole, -whole).T)
+        assert_equal(received[1::2], torch.zeros(4, 3, dtype=torch.complex64))
+
+
+def _wrong_use():
+    me, other = dist.get_rank(), 1 - dist.get_rank()
+    with pytest.raises(ValueError, match=r"Invalid (destination|source) rank|same as"):
+        dist.send(torch.ones(1), me)
+    with pytest.raises(ValueError, match=r"rank 5|expected 0\.\.1|not part"):
+        dist.send(torch.ones(1), 5)
+    with pytest.raises(ValueError, match="send"):
+        dist.send(torch.ones(3).to_sparse(), other)
+    for count in (3, 200_000):
+        text = f"rank 0 sends {4 * count} bytes, rank 1 receives 8 .expected equal.; send and"
+        work = dist.isend(torch.ones(count), 1) if me == 0 else dist.irecv(torch.ones(2), 0)
+        with pytest.raises(aiacc.MismatchError, match=text):
+            work.wait()
+    if me == 0:  # the job goes on
+        dist.send(torch.ones(2), 1)
+    else:
+        received = torch.zeros(2)
+        dist.recv(received, 0)
+        assert_equal(received, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("size", "checks"),
+    [
+        (2, [_tags, _same_ranks_in_two_groups, _strided, _wrong_use]),
+        (3, [_pairs]),
+        (4, [_any_source, _by_rank_in_the_group, _batches]),
+    ],
+    ids=["two ranks", "every pair of three", "groups of four"],
+)
+def test_messages(size, checks):
+    run_ranks(size, _job, free_port(), checks)
+
+
+def _lose_the_sender(port):
+    join(port)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(3)
+    for source in (1, None):
+        with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+            dist.recv(torch.ones(1), source)
+    with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+        dist.send(torch.ones(1), 1)
+    dist.destroy_process_group()
+    return "survived"
+
+
+def test_a_lost_sender_is_an_error():
+    assert run_ranks(2, _lose_the_sender, free_port(), missing=[1])[0] == "survived"

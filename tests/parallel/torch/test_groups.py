@@ -1,0 +1,327 @@
+"""Groups of some ranks on the backend "aiacc": `new_group` and every operation in them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import aiacc
+from tests.support.process_group import assert_equal, join
+from tests.support.ranks import free_port, run_ranks
+
+#: Overlapping, disjoint, of one rank, nested, of all ranks, the same ranks twice.
+RANKS = [[0, 1, 2], [1, 2, 3], [0, 1], [2, 3], [3], [1, 2], [0, 1, 2, 3], [0, 1]]
+
+
+def _check_every_operation(group, members):
+    """Every collective of torch, among ``members``, of which this process is one."""
+    rank, size, me = dist.get_rank(group), len(members), dist.get_rank()
+    assert (dist.get_world_size(group), members[rank]) == (size, me)
+    assert dist.get_backend(group) == "aiacc"
+    assert dist.get_process_group_ranks(group) == members
+    own = torch.tensor([[me + 1.0, 2.0]])
+    everyones = torch.tensor([[member + 1.0, 2.0] for member in members])
+    root = members[-1]
+
+    for op, expected in (
+        (dist.ReduceOp.SUM, everyones.sum(0, keepdim=True)),
+        (dist.ReduceOp.MAX, everyones.amax(0, keepdim=True)),
+        (dist.ReduceOp.PRODUCT, everyones.prod(0, keepdim=True)),
+    ):
+        total = own.clone()
+        dist.all_reduce(total, op, group=group)
+        assert_equal(total, expected)
+        total = own.clone()
+        dist.reduce(total, root, op, group=group)
+        assert_equal(total, expected if me == root else own)
+    copy = own.clone()
+    dist.broadcast(copy, root, group=group)
+    assert_equal(copy, everyones[-1:])
+
+    joined = torch.empty(size, 2)
+    dist.all_gather_into_tensor(joined, own, group=group)
+    assert_equal(joined, everyones)
+    rows = [torch.empty(1, 2) for _ in members]
+    dist.all_gather(rows, own, group=group)
+    assert_equal(torch.cat(rows), everyones)
+    rows = [torch.empty(1, 2) for _ in members] if me == root else None
+    dist.gather(own, rows, root, group=group)
+    if rows is not None:
+        assert_equal(torch.cat(rows), everyones)
+
+    part = torch.empty(2)
+    dist.scatter(part, list(everyones.unbind()) if me == root else None, root, group=group)
+    assert_equal(part, everyones[rank])
+    dist.reduce_scatter_tensor(part, everyones * (rank + 1), group=group)
+    assert_equal(part, everyones[rank] * sum(range(1, size + 1)))
+    received = torch.empty(size)
+    dist.all_to_all_single(received, torch.arange(float(size)) + 10 * rank, group=group)
+    assert_equal(received, torch.arange(0, 10.0 * size, 10) + rank)
+    dist.barrier(group=group)
+    _check_objects(group, members, root)
+
+
+def _check_objects(group, members, root):
+    me, size = dist.get_rank(), len(members)
+    everyones = [None] * size
+    dist.all_gather_object(everyones, "x" * (me + 1), group=group)
+    assert everyones == ["x" * (member + 1) for member in members]
+    values = [{"from": me}, [me]] if me == root else [None, None]
+    dist.broadcast_object_list(values, root, group=group)
+    assert values == [{"from": root}, [root]]
+    at_root = [None] * size if me == root else None
+    dist.gather_object(me, at_root, root, group=group)
+    assert at_root == (members if me == root else None)
+    mine = [None]
+    everyones = [f"for {member}" for member in members] if me == root else None
+    dist.scatter_object_list(mine, everyones, root, group=group)
+    assert mine == [f"for {me}"]
+
+
+def _groups(port):
+    join(port)
+    me = dist.get_rank()
+    groups = [(dist.new_group(members), members) for members in RANKS]
+    mine = [(group, members) for group, members in groups if me in members]
+    # Members of overlapping groups take them in the same order; in both directions.
+    for group, members in [*mine, *reversed(mine)]:
+        _check_every_operation(group, members)
+    works = [
+        (dist.all_reduce(total, group=group, async_op=True), total, len(members))
+        for group, members in mine
+        for total in [torch.ones(70_000)]
+    ]
+    for work, total, size in reversed(works):
+        work.wait()
+        assert_equal(total, torch.full((70_000,), float(size)))
+    dist.destroy_process_group()
+
+
+def test_every_operation_in_groups_of_all_kinds():
+    run_ranks(4, _groups, free_port())
+
+
+def _members_alone(port):
+    """Ranks outside a group neither call nor wait, and groups of different ranks meet nowhere."""
+    join(port)
+    me = dist.get_rank()
+    for _ in range(3):
+        pair = [0, 1] if me < 2 else [2, 3]
+        group = dist.new_group(pair, use_local_synchronization=True)
+        total = torch.tensor([float(me)])
+        for _ in range(me // 2 + 1):  # the pairs do different numbers of operations
+            total = torch.tensor([float(me)])
+            dist.all_reduce(total, group=group)
+        assert total.item() == sum(pair)
+        dist.destroy_process_group(group)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_members_alone_form_a_group():
+    run_ranks(4, _members_alone, free_port())
+
+
+def _nested(port):
+    """torch gives groups of disjoint groups the same names."""
+    join(port)
+    me = dist.get_rank()
+    half, halves = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    own, owns = dist.new_subgroups(group_size=1, group=half)
+    assert len(halves) == len(owns) == 2
+    assert dist.get_process_group_ranks(own) == [me]
+    total = torch.tensor([float(me)])
+    dist.all_reduce(total, group=own)
+    assert total.item() == me
+    dist.all_reduce(total, group=half)
+    assert total.item() == 2 * (me % 2) + 2
+    dist.destroy_process_group()
+
+
+def test_groups_of_groups():
+    run_ranks(4, _nested, free_port())
+
+
+def _destroyed(port, other_port):
+    join(port)
+    me = dist.get_rank()
+    for number in range(4):
+        group = dist.new_group([1, 2])
+        if me > 0:
+            total = torch.full((number + 1,), 1.0)
+            dist.all_reduce(total, group=group)
+            assert_equal(total, torch.full((number + 1,), 2.0))
+            dist.destroy_process_group(group)
+            with pytest.raises(ValueError, match="not initialized in the world group map"):
+                dist.all_reduce(total, group=group)
+            with pytest.raises(ValueError, match="Invalid process group"):
+                dist.destroy_process_group(group)
+    total = torch.ones(1)
+    dist.all_reduce(total)  # the job goes on
+    assert total.item() == 3
+    left = dist.new_group([0, 2])
+    if me == 0:
+        dist.destroy_process_group(left)  # alone
+    dist.destroy_process_group()
+    join(other_port)
+    group = dist.new_group([0, 1])  # by the name of an earlier one
+    if me < 2:
+        dist.all_reduce(total, group=group)
+        assert total.item() == 6
+    dist.destroy_process_group()
+
+
+def test_a_group_is_destroyed_and_others_stay():
+    run_ranks(3, _destroyed, free_port(), free_port())
+
+
+def _leave_early(port):
+    """Rank 0 is done long before the others are, with a group in which it is not."""
+    join(port)
+    group = dist.new_group([1, 2])
+    for number in range(200 if dist.get_rank() > 0 else 0):
+        total = torch.full((100,), float(number))
+        dist.all_reduce(total, group=group)
+        assert_equal(total, torch.full((100,), 2.0 * number))
+        if dist.get_rank() == 1:
+            dist.send(total, 2, group=group)
+        else:
+            dist.recv(total, 1, group=group)
+    dist.destroy_process_group()
+    assert not aiacc.is_initialized()
+
+
+def test_a_rank_that_is_done_waits_for_groups_of_others():
+    run_ranks(3, _leave_early, free_port())
+
+
+def _leave_too_early(port):
+    join(port)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dist.destroy_process_group()
+        return
+    with pytest.raises(aiacc.CollectiveError, match=r"rank 0.*destroy_process_group"):
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+
+def test_operations_with_a_rank_that_has_left_are_an_error():
+    run_ranks(3, _leave_too_early, free_port())
+
+
+def _leave_a_receiver(port):
+    join(port)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        with pytest.raises(aiacc.ShutdownError, match="rank 0 has shut down"):
+            dist.recv(torch.ones(1), 0)
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_leaves_does_not_wait_for_ever():
+    run_ranks(2, _leave_a_receiver, free_port(), env={"AIACC_PEER_TIMEOUT_S": "0.5"})
+
+
+def _not_sorted(port):
+    join(port)
+    group = dist.new_group([2, 0, 1])
+    assert dist.get_process_group_ranks(group) == [0, 1, 2]
+    dist.barrier(group=group)
+    with pytest.raises(ValueError, match=r"ranks \[2, 0, 1\] \(expected them to ascend\)"):
+        dist.new_group([2, 0, 1], sort_ranks=False)
+    dist.destroy_process_group()
+
+
+def test_ranks_in_another_order():
+    run_ranks(3, _not_sorted, free_port())
+
+
+def _wrong_use(port):
+    join(port)
+    me = dist.get_rank()
+    with pytest.raises((ValueError, RuntimeError), match="rank"):
+        dist.new_group([0, 7])
+    group = dist.new_group([0, 1])
+    if me == 2:
+        with pytest.warns(UserWarning, match="does not belong to the given group"):
+            assert dist.all_reduce(torch.ones(1), group=group) is None
+        assert dist.get_rank(group) == -1
+    else:
+        with pytest.raises(aiacc.MismatchError, match="shape"):
+            dist.all_reduce(torch.ones(2 + me), group=group)
+        dtype = torch.float32 if me == 0 else torch.int64
+        with pytest.raises(aiacc.MismatchError, match=r"float32.*int64|int64.*float32"):
+            dist.all_reduce(torch.ones(2, dtype=dtype), group=group)
+        with pytest.raises(aiacc.MismatchError, match="root"):
+            dist.broadcast(torch.ones(2), me, group=group)
+        with pytest.raises(ValueError, match="not part of"):
+            dist.broadcast(torch.ones(2), 2, group=group)
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)  # the group goes on
+        assert total.item() == 2
+    with pytest.raises(ValueError, match="only implemented for GLOO"):
+        dist.monitored_barrier()
+    with pytest.raises(RuntimeError, match="not safe to split"):
+        dist.split_group(split_ranks=[[0, 1, 2]])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_wrong_use_is_an_error_on_every_rank():
+    run_ranks(3, _wrong_use, free_port())
+
+
+def _lose_a_rank(port):
+    join(port)
+    group = dist.new_group([0, 1])
+    other = dist.new_group([0, 2])
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(3)
+    if dist.get_rank() == 0:
+        with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+            dist.all_reduce(torch.ones(1), group=group)
+    with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+        dist.all_reduce(torch.ones(1), group=other)
+    dist.destroy_process_group(other)
+    dist.destroy_process_group()
+    return "survived"
+
+
+def test_a_lost_member_is_an_error():
+    assert run_ranks(3, _lose_a_rank, free_port(), missing=[1])[::2] == ["survived"] * 2
+
+
+def _sparse(port):
+    join(port)
+    me = dist.get_rank()
+    group = dist.new_group([1, 2])
+    for shape, sparse_dim in (((5,), 1), ((4, 3), 2), ((4, 3), 1), ((2, 3, 2), 2)):
+        dense = [torch.zeros(shape) for _ in range(3)]
+        for rank, tensor in enumerate(dense):
+            tensor[: rank + 1] = rank + 1.0
+        dense[0].zero_()  # no elements at all
+        for of, members in ((None, [0, 1, 2]), (group, [1, 2])):
+            if me not in members:
+                continue
+            total = dense[me].to_sparse(sparse_dim)
+            dist.all_reduce(total, group=of)
+            assert total.is_sparse
+            assert_equal(total.to_dense(), sum(dense[member] for member in members))
+            dist.all_reduce(total, dist.ReduceOp.AVG, group=of)  # of equal ones
+            assert_equal(total.to_dense(), sum(dense[member] for member in members))
+    with pytest.raises(ValueError, match=r"sparse tensor \(expected SUM or AVG\)"):
+        dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX)
+    shape = (3, 2) if me == 2 else (4, 2)
+    with pytest.raises(ValueError, match=r"expected equal.*same shape"):
+        dist.all_reduce(torch.ones(shape).to_sparse())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_sparse_tensors_of_different_numbers_of_elements():
+    run_ranks(3, _sparse, free_port())
