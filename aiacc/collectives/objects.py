@@ -66,9 +66,18 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     Raises:
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
+    return gather_objects(obj, name, global_process_set)
+
+
+def gather_objects(obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
+    """`allgather_object` among the ranks of a process set.
+
+    Collective: every rank of the set, with the same name.
+    Blocks: until all objects are there.
+    """
     data = _pickled(obj)
-    sizes = _allgather(np.array([data.size], np.int64), name and name + ".sz")
-    everyones = _allgather(data, name and name + ".t")
+    sizes = _allgather(np.array([data.size], np.int64), name and name + ".sz", process_set)
+    everyones = _allgather(data, name and name + ".t", process_set)
     return [pickle.loads(one.data) for one in np.split(everyones, np.cumsum(sizes)[:-1])]
 
 
@@ -89,8 +98,11 @@ def _broadcast(
     _finish(prepared.start(address, address), array)
 
 
-def _allgather(array: npt.NDArray[Any], name: str | None) -> npt.NDArray[Any]:
-    prepared = submission.allgather(name, array.shape, DTYPE_CODES[array.dtype.name], -1)
+def _allgather(
+    array: npt.NDArray[Any], name: str | None, process_set: ProcessSet
+) -> npt.NDArray[Any]:
+    code = DTYPE_CODES[array.dtype.name]
+    prepared = submission.allgather(name, array.shape, code, -1, process_set)
     handle = prepared.start(array.ctypes.data, 0)
     _finish(handle, array)
     data, shape = _core.take_output(handle)

@@ -56,6 +56,10 @@ PACKAGES = {
     "torch/reducer": {"collectives", "autotune", "torch", "torch/ops", "torch/compression"},
     "torch/distributed": {"collectives", "bootstrap", "bootstrap/providers", "torch"},
     "torch/elastic": {"collectives", "torch"},
+    "tensorflow": {"collectives", "tensorflow/ops", "tensorflow/keras"},
+    "tensorflow/ops": {"collectives", "tensorflow"},
+    "tensorflow/keras": {"collectives", "tensorflow", "tensorflow/ops"},
+    "keras": {"tensorflow", "tensorflow/keras"},
     "compat": {"torch"},
 }
 #: What the modules at the top of aiacc may import.
@@ -241,6 +245,8 @@ def test_few_modules_prepare_submissions_themselves():
         ("array", "import aiacc.torch.ops.allgather"),
         ("torch/ops", "from aiacc.torch.reducer.reducer import GradientReducer"),
         ("bootstrap", "from aiacc.run import local"),
+        ("torch", "import aiacc.tensorflow"),
+        ("tensorflow", "from aiacc.torch import adapter"),
         (None, "import aiacc.torch"),
     ],
 )

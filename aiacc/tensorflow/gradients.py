@@ -1,0 +1,125 @@
+"""Reduction of the gradients of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from aiacc.collectives.reduce_ops import Adasum, Average, name_of_op
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.tensorflow.compression import Compression, Compressor
+from aiacc.tensorflow.ops.allreduce import allreduce, grouped_allreduce
+
+
+@dataclass(frozen=True)
+class GradientReduction:
+    """How gradients are reduced; what tape and optimizers have in common."""
+
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    #: A number of groups, or lists of variables; None: each gradient by itself.
+    groups: int | list[list[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+    #: Divide gradients of local variables by the number of ranks.
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what does not fit together."""
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError(
+                f"gradient_predivide_factor={self.gradient_predivide_factor} with "
+                f"op={name_of_op(self.op)} (expected op=Average); leave out one of them"
+            )
+        if isinstance(self.groups, int) and self.groups <= 0:
+            raise ValueError(
+                f"groups={self.groups} (expected a positive number or a list of lists of variables)"
+            )
+        if self.groups is not None and self.op == Adasum:
+            raise ValueError(
+                f"groups={self.groups!r:.100} with op=Adasum (expected None, for gradients are "
+                "combined one by one); leave them out"
+            )
+
+    def __call__(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
+        """Reduce gradients over the ranks; None stays None, and must be None on all ranks.
+
+        In a graph an operation starts as soon as its gradients are there. Outside of graphs all
+        travel as one.
+
+        Collective: every rank, with gradients of the same shapes and dtypes in the same order.
+        Blocks: until the results are there, outside of graphs. In a graph it blocks nothing.
+
+        Args:
+            grads: Tensors, `tf.IndexedSlices` or None.
+            variables: Of the gradients; needed for groups of variables.
+        """
+        results = [self._dense(grad) for grad in grads]
+        present = [i for i, grad in enumerate(results) if grad is not None]
+        for group in self._grouped(present, variables):
+            reduced = self._reduce([results[i] for i in group])
+            for i, result in zip(group, reduced, strict=True):
+                results[i] = result
+        return results
+
+    def scaled_local(self, grad: Any) -> Any:
+        """The gradient of a variable that each rank has for itself."""
+        if grad is None or not self.scale_local_gradients:
+            return grad
+        size = self.process_set.size()
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(grad.values / size, grad.indices, grad.dense_shape)
+        return grad / size
+
+    def _dense(self, grad: Any) -> Any:
+        if self.sparse_as_dense and isinstance(grad, tf.IndexedSlices):
+            return tf.convert_to_tensor(grad)
+        return grad
+
+    def _grouped(
+        self, present: Sequence[int], variables: Sequence[Any] | None
+    ) -> list[Sequence[int]]:
+        """Positions of the gradients that form an operation each."""
+        if not present:
+            return []
+        if isinstance(self.groups, int):
+            count = min(self.groups, len(present))
+            ends = [len(present) * i // count for i in range(count + 1)]
+            return [present[ends[i] : ends[i + 1]] for i in range(count)]
+        if self.groups is not None and variables is not None:
+            number_of = {id(v): n for n, group in enumerate(self.groups) for v in group}
+            groups: dict[int, list[int]] = {}
+            for i in present:  # those in no group are numbered from below
+                groups.setdefault(number_of.get(id(variables[i]), -1 - i), []).append(i)
+            return list(groups.values())
+        if tf.executing_eagerly() and self.op != Adasum:
+            return [present]
+        return [[i] for i in present]
+
+    def _reduce(self, grads: list[Any]) -> list[Any]:
+        factors = {}
+        if self.gradient_predivide_factor != 1.0:
+            factors = {
+                "prescale_factor": 1.0 / self.gradient_predivide_factor,
+                "postscale_factor": self.gradient_predivide_factor,
+            }
+        arguments: dict[str, Any] = {
+            "compression": self.compression,
+            "op": self.op,
+            "process_set": self.process_set,
+            **factors,
+        }
+        if len(grads) == 1:
+            return [allreduce(grads[0], **arguments)]
+        return grouped_allreduce(grads, **arguments)
+
+
+def resolve_groups(
+    num_groups: int, groups: int | list[list[Any]] | None
+) -> int | list[list[Any]] | None:
+    """``groups``, or the deprecated ``num_groups``; both 0 and None mean none."""
+    return groups if groups is not None else num_groups or None

@@ -1,0 +1,224 @@
+"""What ranks do together in the course of `keras.Model.fit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from aiacc import tensorflow as hvd
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Copies the variables of model and optimizer from one rank to all, after the first batch.
+
+    Not before it, for only then does the optimizer have all its variables.
+
+    Collective: every rank, in the same place of its list of callbacks.
+    """
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: list[Any] | None = None
+    ) -> None:
+        """Copy from ``root_rank`` all but ``local_variables``; ``device`` is not used."""
+        super().__init__()
+        del device
+        self._root_rank = root_rank
+        self._local = {id(variable) for variable in local_variables or ()}
+        self._done = False
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leave a variable to each rank."""
+        self._local.add(id(variable))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Copy, once. Blocks: until all ranks are here."""
+        del batch, logs
+        if self._done:
+            return
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        hvd.broadcast_variables([v for v in variables if id(v) not in self._local], self._root_rank)
+        self._done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages the metrics of an epoch over the ranks, in place.
+
+    It has to stand before callbacks that use metrics, such as `ReduceLROnPlateau`.
+
+    Collective: every rank, in the same place of its list of callbacks.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        """Average all numbers of the logs; ``device`` is not used."""
+        super().__init__()
+        del device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace every number in ``logs`` by its average. Blocks: until all ranks are here."""
+        del epoch
+        if not logs:
+            return
+        names = sorted(name for name, value in logs.items() if isinstance(value, int | float))
+        values = [float(logs[name]) for name in names]
+        averages = hvd.allreduce(values, name="metrics", op=hvd.Average)
+        logs.update(zip(names, averages.numpy().tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Multiplies a learning rate by what depends on the epoch.
+
+    Collective: no.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Describe the schedule.
+
+        Args:
+            initial_lr: Learning rate that is multiplied.
+            multiplier: Constant, or function of the epoch.
+            start_epoch: First epoch that it is for.
+            end_epoch: First that it is not for any more.
+            staircase: Change it per epoch; otherwise per batch, with fractions of an epoch.
+            momentum_correction: Accepted because Horovod has it: Keras 3 compiles the momentum into
+                the step, where it cannot be changed for a while.
+            steps_per_epoch: Batches of an epoch, where Keras does not know them.
+        """
+        super().__init__()
+        del momentum_correction
+        self._initial_lr = initial_lr
+        self._multiplier = multiplier
+        self._start_epoch = start_epoch
+        self._end_epoch = math.inf if end_epoch is None else end_epoch
+        self._staircase = staircase
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Find out how many batches an epoch has."""
+        del logs
+        if not self._staircase and not self._steps_per_epoch:
+            self._steps_per_epoch = self.params.get("steps")
+            if not self._steps_per_epoch:
+                raise ValueError(
+                    "steps_per_epoch=None, and Keras does not know it (expected a number); give "
+                    f"steps_per_epoch to {type(self).__name__}"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set the learning rate of the epoch."""
+        del logs
+        self._epoch = epoch
+        if self._staircase:
+            self._adjust(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set the learning rate of the batch."""
+        del logs
+        if not self._staircase and self._steps_per_epoch:
+            self._adjust(self._epoch + batch / self._steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tell the learning rate as ``lr``, as Horovod does."""
+        del epoch
+        if logs is not None:
+            logs["lr"] = _learning_rate(self.model)
+
+    def _adjust(self, epoch: float) -> None:
+        if self._start_epoch <= epoch < self._end_epoch:
+            factor = self._multiplier(epoch) if callable(self._multiplier) else self._multiplier
+            self.model.optimizer.learning_rate = self._initial_lr * factor
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from that of one rank to ``initial_lr``, batch by batch.
+
+    Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2.
+
+    Collective: no.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """Describe the warm-up.
+
+        Args:
+            initial_lr: Learning rate at its end, which begins as this divided by the ranks.
+            warmup_epochs: How long it lasts.
+            momentum_correction: See `LearningRateScheduleCallback`.
+            steps_per_epoch: See `LearningRateScheduleCallback`.
+            verbose: 1: print the learning rate at its end.
+        """
+        self._warmup_epochs = warmup_epochs
+        self._verbose = verbose
+        super().__init__(
+            initial_lr,
+            self._factor,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+    def _factor(self, epoch: float) -> float:
+        # The last batch of the warm-up has the whole learning rate.
+        reached = min(1.0, (epoch + 1.0 / (self._steps_per_epoch or 1)) / self._warmup_epochs)
+        return 1.0 / hvd.size() * (1.0 + reached * (hvd.size() - 1.0))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tell that the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if epoch == self._warmup_epochs - 1 and self._verbose:
+            rate = _learning_rate(self.model)
+            keras.utils.io_utils.print_msg(
+                f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}."
+            )
+
+
+def _learning_rate(model: keras.Model) -> float:
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """`keras.callbacks.ModelCheckpoint` of the best model, to best.keras or best.weights.h5.
+
+    Set its ``filepath`` for another place. Give it to one rank alone.
+
+    Collective: no.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str = "epoch",
+    ) -> None:
+        """See `keras.callbacks.ModelCheckpoint`."""
+        super().__init__(
+            "best.weights.h5" if save_weights_only else "best.keras",
+            monitor,
+            verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )

@@ -1,0 +1,169 @@
+"""How an op of the library is run: at once, or as a node of a graph.
+
+A node of a graph needs a name that is the same on every rank each time it runs, also where one rank
+has traced a function again and another has not. So unnamed nodes are called after the function and
+the kind of the operation, whatever name scopes they are in, and TensorFlow numbers them in the
+order of the graph. Operations that run at once are over when they return, so all of a kind can have
+one name. (TensorFlow keeps a kernel for each name that an op was ever run with.)
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import tensorflow as tf
+
+from aiacc.collectives.dtypes import DTYPE_CODES
+from aiacc.collectives.labels import label_of
+from aiacc.process_sets import ProcessSet, set_id
+from aiacc.tensorflow import op_library
+
+#: The rest of the names of operations without a name that run at once; begins as in the core.
+_UNNAMED = "noname.tensorflow"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def plain(function: _Function) -> _Function:
+    """Decorator: `tf.function` calls it as it is, and does not rewrite its Python."""
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
+
+
+def gradient_of(op: str) -> Callable[[_Function], _Function]:
+    """Decorator: the function is the gradient of an op."""
+    return cast(Callable[[_Function], _Function], tf.RegisterGradient(op))
+
+
+def run(
+    op: str,
+    verb: str,
+    name: str | None,
+    process_set: ProcessSet | int,
+    inputs: Sequence[Any],
+    **attributes: Any,
+) -> Any:
+    """Run a collective op, or add it to the graph that is being built, and return its outputs.
+
+    Args:
+        op: Name of the op's function in the library.
+        verb: Begins the name that the ranks meet by.
+        name: The rest of it, None for an automatic one.
+        process_set: The set or its number.
+        inputs: All but the tokens.
+        **attributes: Of the op, besides those of all.
+
+    Raises:
+        ValueError: The process set is not registered.
+        NotImplementedError: The graph is to be compiled by XLA.
+    """
+    function = getattr(op_library.checked(), op)
+    number = process_set if isinstance(process_set, int) else set_id(process_set)
+    if tf.executing_eagerly():
+        wire_name = f"{verb}.{name or _UNNAMED}"
+        return function(*inputs, [], wire_name=wire_name, process_set_id=number, **attributes)
+    graph = tf.compat.v1.get_default_graph()
+    refuse_xla(graph, label_of(verb, name))
+    token = _token_of(graph)
+    with graph.name_scope(None):
+        return function(
+            *inputs,
+            [token],
+            wire_name=f"{verb}.{name}" if name else "",
+            process_set_id=number,
+            name=node_name(graph, verb),
+            **attributes,
+        )
+
+
+def node_name(graph: Any, verb: str) -> str:
+    """What an unnamed node is called before TensorFlow numbers it. Pure.
+
+    The graph of a function has the function's name, and that of a branch or of the body of a loop
+    one with a number, which is not the same on all ranks.
+    """
+    function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))
+    function = re.sub(r"[^A-Za-z0-9_.\-]", "", function).lstrip("_-")
+    return f"{function}.{verb}" if function else verb
+
+
+def name_given_to(op: Any) -> str | None:
+    """The name that the caller gave to a node or an op that was run; None if it was automatic."""
+    wire_name = op.get_attr("wire_name").decode()
+    _, _, name = wire_name.partition(".")
+    return None if name.endswith(_UNNAMED) else name or None
+
+
+def refuse_xla(graph: Any, what: str) -> None:
+    """Raise NotImplementedError if ``graph``, or one that it is part of, is compiled by XLA."""
+    while graph is not None:
+        # The context has no public name in TensorFlow; without it XLA says that it has no kernel.
+        context = getattr(graph, "_control_flow_context", None)
+        while context is not None:
+            if context.IsXLAContext():
+                raise NotImplementedError(
+                    f"[tensorflow] {what} in a function with jit_compile=True (expected no "
+                    "compilation by XLA, which cannot communicate); pass jit_compile=False to "
+                    "tf.function or model.compile"
+                )
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+
+
+def _token_of(graph: Any) -> Any:
+    """An input without meaning that no optimisation of ``graph`` can foresee.
+
+    Collectives are not stateful, or TensorFlow would run them one after the other. This keeps it
+    from computing those whose inputs are constants while it optimises the graph.
+    """
+    token = getattr(graph, "_aiacc_token", None)
+    if token is None:
+        with tf.control_dependencies(None), graph.name_scope(None):
+            token = op_library.load().aiacc_token(name="aiacc_token")
+        graph._aiacc_token = token
+    return token
+
+
+def zeros_after(tensor: Any) -> Any:
+    """Zeros like ``tensor``, so that no optimisation of a graph finds that nobody needs it."""
+    zeros = tf.zeros_like(tensor)
+    if tf.executing_eagerly():
+        return zeros
+    token = _token_of(tf.compat.v1.get_default_graph())
+    return tf.where(tf.equal(token, 0), zeros, tensor)
+
+
+def bits_of(factor: float) -> int:
+    """A factor as an attribute of an op, whose own floats have 32 bits. Pure."""
+    (bits,) = struct.unpack("q", struct.pack("d", factor))
+    return int(bits)
+
+
+def factor_from(bits: int) -> float:
+    """The inverse of `bits_of`."""
+    (factor,) = struct.unpack("d", struct.pack("q", bits))
+    return float(factor)
+
+
+def tensor_of(value: Any, what: str) -> Any:
+    """``value`` as a dense tensor of a dtype that the core knows.
+
+    Raises:
+        ValueError: Its dtype is another.
+    """
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype.name not in DTYPE_CODES:
+        raise ValueError(
+            f"[tensorflow] {what}: dtype {tensor.dtype.name} (expected one of "
+            f"{', '.join(DTYPE_CODES)}); cast it"
+        )
+    return tensor
+
+
+def rows_unknown(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Tell the shapes of nodes whose outputs are like their inputs but in the first dimension."""
+    for output, given in zip(outputs, inputs, strict=True):
+        if not tf.executing_eagerly() and given.shape.rank:
+            output.set_shape([None, *given.shape[1:]])

@@ -1,0 +1,1 @@
+"""Operations on tensors, a module for each."""

@@ -1,0 +1,64 @@
+"""All-to-all: every rank sends a part of its rows to every other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from aiacc.collectives.labels import label_of
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.tensorflow import node
+
+
+@node.plain
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send rows to every rank, and concatenate those that come, in rank order.
+
+    Differentiable: gradients go back where the rows came from.
+
+    Collective: every rank, with the same name, dtype and shape except the first dimension.
+    Blocks: until the result is there, outside of graphs. In a graph it blocks nothing.
+
+    Args:
+        tensor: Tensor of at least one dimension, of a dtype in `dtypes.DTYPE_CODES`.
+        splits: Rows for each rank, whole numbers; None divides the rows evenly.
+        name: Pairs this call with those of the other ranks; see `allreduce`.
+        ignore_name_scope: Accepted because Horovod has it: name scopes never matter.
+        process_set: Ranks that take part.
+
+    Returns:
+        New tensor; with ``splits`` a pair of it and the rows that came from each rank (int32).
+
+    Raises:
+        ValueError: Bad argument.
+        NotImplementedError: In a function that XLA compiles.
+        tf.errors.OpError: The operation failed: InvalidArgumentError for splits that do not fit,
+            FailedPreconditionError if the ranks disagree about it.
+    """
+    del ignore_name_scope
+    given = node.tensor_of(tensor, label_of("alltoall", name))
+    whole = tf.zeros([0], tf.int64) if splits is None else tf.cast(splits, tf.int64)
+    received, rows = node.run("aiacc_alltoall", "alltoall", name, process_set, [given, whole])
+    node.rows_unknown([received], [given])
+    return received if splits is None else (received, tf.cast(rows, tf.int32))
+
+
+@node.gradient_of("AiaccAlltoall")
+def _gradient(op: Any, grad: Any, grad_of_rows: Any) -> list[Any]:
+    del grad_of_rows
+    name = node.name_given_to(op)
+    back, _ = node.run(
+        "aiacc_alltoall",
+        "alltoall.grad",
+        name,
+        op.get_attr("process_set_id"),
+        [tf.convert_to_tensor(grad), op.outputs[1]],
+    )
+    return [back, None, *[None] * op.get_attr("token_count")]

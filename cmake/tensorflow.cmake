@@ -1,0 +1,11 @@
+# A library without contents that is called like TensorFlow's. What is linked to it resolves its TF_
+# symbols against the TensorFlow that the process has loaded, whose own name is the same since 2.0.
+set(AIACC_TENSORFLOW_NAME_SOURCE ${CMAKE_BINARY_DIR}/tensorflow_name.c)
+file(CONFIGURE OUTPUT ${AIACC_TENSORFLOW_NAME_SOURCE} CONTENT "")
+add_library(aiacc_tensorflow_name SHARED ${AIACC_TENSORFLOW_NAME_SOURCE})
+set_target_properties(aiacc_tensorflow_name PROPERTIES
+  OUTPUT_NAME tensorflow_framework
+  SUFFIX .so.2
+  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tensorflow_name
+)
+target_link_options(aiacc_tensorflow_name INTERFACE LINKER:--no-as-needed)

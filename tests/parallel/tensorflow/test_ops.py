@@ -1,0 +1,347 @@
+"""Operations of `aiacc.tensorflow`, at once and in functions, on two ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import aiacc.tensorflow as hvd
+from aiacc.collectives.dtypes import DTYPE_CODES
+from tests.support.ranks import run_ranks
+
+SIZE = 2
+TIMEOUT_S = 110.0
+#: TensorFlow without its advertisements, and with one thread for ops, so that none may block it.
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTEROP_THREADS": "1"}
+
+
+def _run(function, *args, **kwargs):
+    return run_ranks(SIZE, function, *args, timeout=TIMEOUT_S, env=ENV, **kwargs)
+
+
+def _values(dtype, rank, rows):
+    """A matrix of small numbers, or of truth values."""
+    numbers = np.arange(rows * 3).reshape(rows, 3) % 5 + rank
+    return tf.cast(numbers % 2 if dtype == "bool" else numbers, dtype)
+
+
+def _equal(tensor, expected, dtype):
+    assert tensor.dtype.name == dtype
+    np.testing.assert_array_equal(tf.cast(tensor, tf.float64), tf.cast(expected, tf.float64))
+
+
+def _everything(dtype):
+    """All operations on tensors of a dtype, and what they should give."""
+    rank, size = hvd.rank(), hvd.size()
+    mine = _values(dtype, rank, 4)
+    all_of_four = [_values(dtype, other, 4) for other in range(size)]
+    all_uneven = [_values(dtype, other, other + 1) for other in range(size)]
+    # Bools are added up as logical or, which the largest is, too.
+    total = tf.cast(sum(tf.cast(v, tf.float64) for v in all_of_four), dtype)
+    ways = {"Sum": hvd.Sum, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
+    stacked = tf.stack([tf.cast(v, tf.float64) for v in all_of_four])
+    pick = {
+        "Min": tf.reduce_min(stacked, 0),
+        "Max": tf.reduce_max(stacked, 0),
+        "Product": tf.reduce_prod(stacked, 0),
+        "Sum": total,
+    }
+    for name, op in ways.items():
+        yield hvd.allreduce(mine, op=op), tf.cast(pick[name], dtype)
+    yield hvd.allgather(all_uneven[rank]), tf.concat(all_uneven, 0)
+    yield hvd.broadcast(mine, size - 1), all_of_four[size - 1]
+    sent = [v[rank * 2 : rank * 2 + 2] for v in all_of_four]
+    yield hvd.alltoall(mine), tf.concat(sent, 0)
+    received, counts = hvd.alltoall(mine, splits=[1, 2])
+    yield received, tf.concat([v[:1] if rank == 0 else v[1:3] for v in all_of_four], 0)
+    yield tf.cast(counts, dtype), tf.cast([rank + 1] * size, dtype)
+    if dtype != "bool":
+        yield hvd.reducescatter(mine[:3], op=hvd.Sum), total[:2] if rank == 0 else total[2:3]
+    group = hvd.grouped_allreduce([mine, all_of_four[rank][0]], op=hvd.Max)
+    yield group[0], tf.cast(pick["Max"], dtype)
+    yield group[1], tf.cast(pick["Max"], dtype)[0]
+    yield hvd.grouped_allgather([mine, all_uneven[rank]])[1], tf.concat(all_uneven, 0)
+
+
+def _all_dtypes():
+    hvd.init()
+    for dtype in DTYPE_CODES:
+        for result, expected in _everything(dtype):
+            _equal(result, expected, dtype)
+    hvd.shutdown()
+
+
+def test_every_operation_and_dtype_at_once():
+    _run(_all_dtypes)
+
+
+def _in_a_function():
+    hvd.init()
+    for dtype in ("float32", "bfloat16", "int64", "bool"):
+        for result, expected in tf.function(lambda dtype=dtype: list(_everything(dtype)))():
+            _equal(result, expected, dtype)
+
+    @tf.function
+    def reduced_constant():  # TensorFlow must not compute it while it optimises the graph
+        return hvd.allreduce(tf.constant([1.0]) * hvd.rank(), op=hvd.Sum)
+
+    for _ in range(2):
+        assert reduced_constant().numpy().tolist() == [1.0]
+
+    shapes = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def look(rows):
+        results = [
+            *(hvd.allreduce(rows), hvd.broadcast(rows, 0), hvd.alltoall(rows)),
+            *(hvd.allgather(rows[:1]), hvd.grouped_reducescatter([rows])[0]),
+        ]
+        shapes.extend(result.shape.as_list() for result in results)
+
+    look.get_concrete_function()
+    assert shapes == [[None, 2]] * 5
+    hvd.shutdown()
+
+
+def test_in_a_function():
+    _run(_in_a_function)
+
+
+def _factors_and_forms():
+    hvd.init()
+    rank = hvd.rank()
+    ones = tf.ones([2], tf.float64)
+    third = hvd.allreduce(ones, op=hvd.Sum, prescale_factor=1 / 3, postscale_factor=0.1)
+    assert third.numpy().tolist() == [(1 / 3 + 1 / 3) * 0.1] * 2  # factors are doubles
+    exact = tf.constant([1.0 + 2.0**-5, 2.0**-30]) * (rank + 1)
+    narrowed = hvd.allreduce(exact, compression=hvd.Compression.fp16, op=hvd.Sum)
+    assert narrowed.numpy().tolist() == [3.0 + 3 * 2.0**-5, 0.0]
+    assert narrowed.dtype == tf.float32
+    wide = tf.constant([1.0 + 2.0**-12], tf.float64)
+    for reduced in (
+        hvd.allreduce(wide, compression=hvd.Compression.bf16),
+        hvd.reducescatter(tf.concat([wide, wide], 0), compression=hvd.Compression.bf16),
+    ):
+        assert reduced.dtype == tf.float64
+        assert reduced.numpy().tolist() == [1.0]
+    assert hvd.allreduce([rank, 5], op=hvd.Average).numpy().tolist() == [0, 5]
+    with pytest.warns(DeprecationWarning, match="average"):
+        assert hvd.allreduce(1.0, average=False).numpy() == 2.0
+    assert hvd.grouped_allreduce([]) == hvd.grouped_allgather([]) == []
+    assert hvd.allreduce(tf.zeros([0, 3])).shape == [0, 3]
+    assert hvd.allreduce(tf.constant([1.0, 0.0]), op=hvd.Adasum).numpy().tolist() == [1.0, 0.0]
+
+    slices = tf.IndexedSlices(tf.ones([rank + 1, 2]) * 4, tf.range(rank + 1), [3, 2])
+    for op, expected in ((hvd.Sum, [8, 4, 0]), (hvd.Average, [4, 2, 0])):
+        reduced = hvd.allreduce(slices, op=op)
+        assert isinstance(reduced, tf.IndexedSlices)
+        assert tf.convert_to_tensor(reduced)[:, 0].numpy().tolist() == expected
+        _, again = hvd.grouped_allreduce([1.0, slices], op=op, name="with.slices")
+        assert tf.convert_to_tensor(again)[:, 1].numpy().tolist() == expected
+    with pytest.raises(NotImplementedError, match="op=Max"):
+        hvd.allreduce(slices, op=hvd.Max)
+    with pytest.raises(NotImplementedError, match=r"prescale_factor=2\.0"):
+        hvd.allreduce(slices, prescale_factor=2.0)
+
+    variables = [tf.Variable(float(rank)), tf.Variable([rank, rank])]
+    hvd.broadcast_variables(variables, root_rank=1)
+    assert [v.numpy().tolist() for v in variables] == [1.0, [1, 1]]
+    assert hvd.allgather_object({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
+    assert hvd.broadcast_object_fn(root_rank=1)(rank) == 1
+    hvd.shutdown()
+
+
+def test_factors_compression_slices_and_variables():
+    _run(_factors_and_forms)
+
+
+def _gradients():
+    """Of a weighted sum of each result, with weights that differ by rank, as Horovod has them."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    x = tf.reshape(tf.range(8.0), [4, 2])
+
+    def gradient(result):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(result(x)) * (rank + 1)
+        return tape.gradient(loss, x)
+
+    mean = 1.5
+    rows = tf.ones([4, 2])
+    expected = {
+        "allreduce": (lambda x: hvd.allreduce(x, name="g"), rows * mean),
+        "sum": (lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0), rows * 6),
+        "grouped": (lambda x: hvd.grouped_allreduce([x, 3 * x])[1], rows * 3 * mean),
+        "allgather": (lambda x: hvd.allgather(x[: rank + 1]) * 2, None),
+        "broadcast": (lambda x: hvd.broadcast(x, 1), rows * (mean if rank == 1 else 0)),
+        "alltoall": (lambda x: hvd.alltoall(x), None),
+        "reducescatter": (lambda x: hvd.reducescatter(x, op=hvd.Sum), None),
+    }
+    own = np.zeros([4, 2])
+    own[: rank + 1] = 2 * mean
+    halves = np.repeat([1.0, 2.0], 2)[:, None] * np.ones([4, 2])
+    others = {"allgather": own, "alltoall": halves, "reducescatter": halves * size}
+    for wrap in (lambda f: f, tf.function):
+        for name, (result, wanted) in expected.items():
+            found = wrap(lambda result=result: gradient(result))()
+            np.testing.assert_allclose(
+                found, others[name] if wanted is None else wanted, err_msg=name
+            )
+    hvd.shutdown()
+
+
+def test_gradients():
+    _run(_gradients)
+
+
+def _in_any_order():
+    hvd.init()
+    rank, count = hvd.rank(), 500
+    order = np.random.default_rng(rank).permutation(count).tolist()
+
+    @tf.function
+    def step(x):
+        results = {i: hvd.allreduce(x * i, op=hvd.Sum, name=f"n{i}") for i in order}
+        return [results[i] for i in range(count)]
+
+    assert tf.config.threading.get_inter_op_parallelism_threads() in (0, 1)
+    for _ in range(2):
+        sums = step(tf.constant([1.0, rank]))
+        assert np.stack(sums).tolist() == [[2.0 * i, 1.0 * i] for i in range(count)]
+    hvd.shutdown()
+
+
+def test_a_function_may_submit_in_any_order():
+    _run(_in_any_order)
+
+
+def _retraced_on_one_rank():
+    """Automatic names of nodes do not depend on how often a function was traced."""
+    hvd.init()
+
+    @tf.function
+    def step(x):
+        total = tf.constant(0.0)
+        for _ in tf.range(3):
+            total += hvd.allreduce(tf.reduce_sum(x))
+        if tf.reduce_sum(x) > 100.0:
+            total += hvd.allreduce(1.0)
+        return total
+
+    batches = [4, 4, 4] if hvd.rank() else [4, 3, 2]
+    sums = [float(step(tf.ones([rows]))) for rows in batches]
+    assert sums == [12.0, 10.5, 9.0]
+    hvd.shutdown()
+
+
+def test_a_function_that_one_rank_traces_again():
+    _run(_retraced_on_one_rank)
+
+
+def _errors():
+    hvd.init()
+    rank = hvd.rank()
+    with pytest.raises(tf.errors.FailedPreconditionError, match=r"allreduce\.shapes.*\[2\].*\[3\]"):
+        hvd.allreduce(tf.ones([2 + rank]), name="shapes")
+    with pytest.raises(tf.errors.FailedPreconditionError, match="float32"):
+        tf.function(lambda: hvd.allgather(tf.zeros([1], ["float32", "int32"][rank]), name="t"))()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"splits \[5, 0\]"):
+        hvd.alltoall(tf.ones([4]), splits=[5, 0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="3 rows for 2 ranks"):
+        hvd.alltoall(tf.ones([3]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="without dimensions"):
+        hvd.allgather(1.0)
+    with pytest.raises(ValueError, match="complex64"):
+        hvd.allreduce(tf.zeros([1], tf.complex64))
+    with pytest.raises(hvd.HorovodInternalError, match="op=Max"):
+        hvd.reducescatter(tf.ones([2]), op=hvd.Max)
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        tf.function(lambda: hvd.allreduce(1.0), jit_compile=True)()
+    assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0  # the job is alive
+    hvd.shutdown()
+    with pytest.raises(tf.errors.AbortedError, match=r"hvd\.init\(\)"):
+        hvd.allreduce(1.0)
+
+
+def test_errors():
+    _run(_errors)
+
+
+def _lost():
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(tf.errors.UnknownError, match="rank 1"):
+        hvd.allreduce(1.0)
+    hvd.shutdown()
+
+
+def test_a_lost_rank():
+    _run(_lost, missing={1})
+
+
+def _join_sets_and_restart():
+    hvd.init()
+    rank = hvd.rank()
+    for _ in range(rank + 1):  # rank 1 has more data
+        total = hvd.allreduce(1.0, op=hvd.Sum)
+    assert total.numpy() == (1.0 if rank else 2.0)
+    assert hvd.join().numpy() == 1
+    assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0
+    for _ in range(rank):
+        hvd.allreduce(1.0)
+    assert tf.function(hvd.join)().numpy() == 1
+    assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0
+
+    alone = [hvd.add_process_set([number]) for number in range(hvd.size())]
+    mine = alone[rank]
+    assert hvd.allreduce(float(rank), op=hvd.Sum, process_set=mine).numpy() == rank
+    assert hvd.allgather([rank], process_set=mine).numpy().tolist() == [rank]
+    assert hvd.reducescatter([1.0, 2.0], process_set=mine).numpy().tolist() == [1.0, 2.0]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="process set"):
+        hvd.allreduce(1.0, process_set=alone[1 - rank])
+    tf.function(hvd.barrier)()
+    hvd.shutdown()
+    hvd.init()
+    if rank == 0:  # what one rank alone submits in vain must not part the names of later calls
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            hvd.allgather(1.0)
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0
+    hvd.shutdown()
+
+
+def test_join_process_sets_and_a_second_start():
+    _run(_join_sets_and_restart)
+
+
+def _with_torch():
+    import torch
+
+    import aiacc.torch
+
+    hvd.init()
+    rank = hvd.rank()
+    assert aiacc.torch.is_initialized()
+    for turn in range(3):
+        assert hvd.allreduce(1.0, op=hvd.Sum).numpy() == 2.0
+        assert aiacc.torch.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
+        if rank == turn % 2:  # they even meet each other by name
+            total = float(hvd.allreduce(1.0, op=hvd.Sum, name="mixed"))
+        else:
+            total = aiacc.torch.allreduce(torch.tensor(2.0), op=hvd.Sum, name="mixed").item()
+        assert total == 3.0
+    hvd.shutdown()
+    assert not aiacc.torch.is_initialized()
+
+
+def test_with_torch_in_one_process():
+    _run(_with_torch)

@@ -1,0 +1,140 @@
+"""What `aiacc.tensorflow` decides without other ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from aiacc.tensorflow import node, op_library
+from aiacc.tensorflow.compression import Compression, FP16Compressor, restored, to_send
+from aiacc.tensorflow.gradients import GradientReduction
+
+
+class _Graph:
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("graph", "name"),
+    [
+        (_Graph("train_step"), "train_step.allreduce"),
+        (_Graph("cond_true_1234"), "cond_true.allreduce"),
+        (_Graph("<lambda>"), "lambda.allreduce"),
+        (_Graph("__inner"), "inner.allreduce"),
+        (_Graph(""), "allreduce"),
+        (object(), "allreduce"),
+    ],
+)
+def test_nodes_are_called_after_their_function(graph, name):
+    assert node.node_name(graph, "allreduce") == name
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 / 3, -0.0, 5e-324, float("inf")])
+def test_factors_keep_their_bits(factor):
+    assert node.factor_from(node.bits_of(factor)).hex() == factor.hex()
+
+
+def test_float32_is_narrowed_by_the_core_and_others_by_a_cast():
+    narrow, wide = tf.constant([1.0]), tf.constant([1.0], tf.float64)
+    sent, contexts, wire = to_send(Compression.fp16, [narrow], op=1)
+    assert (sent[0] is narrow, contexts, wire) == (True, [None], 1)
+    sent, contexts, wire = to_send(Compression.fp16, [narrow, wide], op=1)
+    assert ([t.dtype for t in sent], wire) == ([tf.float16] * 2, 0)
+    back = restored(Compression.fp16, sent, contexts, wire)
+    assert [t.dtype for t in back] == [tf.float32, tf.float64]
+
+    class Own(FP16Compressor):
+        pass
+
+    assert to_send(Own, [narrow], op=1)[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [(2, [[0], [2, 3]]), (9, [[0], [2], [3]]), ([["b", "d"]], [[0], [2], [3]])],
+)
+def test_gradients_without_value_are_in_no_group(groups, expected):
+    reduction = GradientReduction(groups=groups)
+    grouped = [list(group) for group in reduction._grouped([0, 2, 3], ["a", "b", "c", "d"])]
+    assert grouped == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"op": 1, "gradient_predivide_factor": 2.0}, {"groups": 0}, {"groups": 2, "op": 2}],
+)
+def test_what_does_not_fit_together_is_refused(arguments):
+    with pytest.raises(ValueError, match="expected"):
+        GradientReduction(**arguments)
+
+
+def _python(program, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
+    )
+    return done.stdout + done.stderr
+
+
+def test_importing_leaves_tensorflow_to_be_configured():
+    program = (
+        "import tensorflow as tf, aiacc.tensorflow\n"
+        "tf.config.threading.set_inter_op_parallelism_threads(3)\n"
+        "print('threads', tf.config.threading.get_inter_op_parallelism_threads())"
+    )
+    assert "threads 3" in _python(program)
+
+
+def test_keras_on_another_backend_is_refused():
+    found = _python("import aiacc.keras", KERAS_BACKEND="torch")
+    assert "Keras runs on torch (expected tensorflow)" in found
+    assert "use aiacc.torch" in found
+
+
+def test_the_library_is_found_missing(tmp_path):
+    with pytest.raises(ImportError, match=r"none\.so is missing .*make build"):
+        op_library.load(tmp_path / "none.so")
+
+
+def test_what_is_no_library_is_refused(tmp_path):
+    file = tmp_path / "broken.so"
+    file.write_text("no library")
+    with pytest.raises(ImportError, match=r"does not run .*broken\.so.*2\.16 to 2\.21"):
+        op_library.load(file)
+
+
+def test_a_wrong_answer_of_the_probe_is_refused(monkeypatch):
+    monkeypatch.setattr(op_library, "_PROBE_ANSWER", 1)
+    with pytest.raises(ImportError, match="its probe gave 1095319875, not 1"):
+        op_library.checked.__wrapped__(op_library.LIBRARY)
+
+
+def test_the_library_needs_nothing_of_cpp_from_tensorflow():
+    symbols = subprocess.run(
+        ["nm", "-D", "--undefined-only", "--demangle", str(op_library.LIBRARY)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "TF_NewAsyncKernelBuilder" in symbols
+    assert [line for line in symbols.splitlines() if "tensorflow::" in line or "absl" in line] == []
+
+
+def test_the_library_has_no_core_of_its_own():
+    defined = subprocess.run(
+        ["nm", "-D", "--defined-only", str(op_library.LIBRARY)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert defined.split() == []
+    assert Path(op_library.LIBRARY).stat().st_size < 2**20
