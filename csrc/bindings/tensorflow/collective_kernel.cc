@@ -108,8 +108,8 @@ Constants constants_from(int kind, const Attributes& attributes) {
 /// One run, from its start to the callback.
 class Run {
  public:
-  Run(const Constants& constants, std::unique_ptr<Execution> execution)
-      : constants_(constants),
+  Run(Constants constants, std::unique_ptr<Execution> execution)
+      : constants_(std::move(constants)),
         execution_(std::move(execution)),
         name_(constants_.automatic ? constants_.name + execution_->iteration() : constants_.name) {}
 
