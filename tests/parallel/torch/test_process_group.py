@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
+from tests.support.process_group import assert_equal, join
 from tests.support.ranks import free_port, run_ranks
 
 REDUCTIONS = {
@@ -28,22 +29,6 @@ REDUCTIONS = {
     dist.ReduceOp.BOR: torch.bitwise_or,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
 }
-
-
-def _equal(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-
-
-def _join(port, backend="aiacc"):
-    """As torchrun would have it: everything is in the environment."""
-    torch.set_num_threads(1)
-    os.environ.update(
-        RANK=os.environ["AIACC_RANK"],
-        WORLD_SIZE=os.environ["AIACC_SIZE"],
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    dist.init_process_group(backend)
 
 
 def _input(rank, shape, dtype, seed=0):
@@ -60,16 +45,16 @@ def _reduce(rank, size):
                 expected = functools.reduce(combine, inputs)
                 mine = inputs[rank].clone()
                 dist.all_reduce(mine, op)
-                _equal(mine, expected)
+                assert_equal(mine, expected)
                 mine = inputs[rank].clone()
                 dist.reduce(mine, size - 1, op)
-                _equal(mine, expected if rank == size - 1 else inputs[rank])
+                assert_equal(mine, expected if rank == size - 1 else inputs[rank])
     average = torch.full((2,), float(rank))
     dist.all_reduce(average, dist.ReduceOp.AVG)
     torch.testing.assert_close(average, torch.full((2,), (size - 1) / 2))
     columns = torch.arange(6.0).reshape(2, 3).T  # not contiguous
     dist.all_reduce(columns)
-    _equal(columns, torch.arange(6.0).reshape(2, 3).T * size)
+    assert_equal(columns, torch.arange(6.0).reshape(2, 3).T * size)
 
 
 def _move(rank, size):
@@ -78,42 +63,42 @@ def _move(rank, size):
         mine = inputs[rank]
         gathered = [torch.empty_like(mine) for _ in range(size)]
         dist.all_gather(gathered, mine)
-        _equal(torch.stack(gathered), torch.stack(inputs))
+        assert_equal(torch.stack(gathered), torch.stack(inputs))
         joined = torch.empty((2 * size, 3), dtype=dtype)
         dist.all_gather_into_tensor(joined, mine)
-        _equal(joined, torch.cat(inputs))
+        assert_equal(joined, torch.cat(inputs))
         for root in range(size):
             copy = mine.clone()
             dist.broadcast(copy, root)
-            _equal(copy, inputs[root])
+            assert_equal(copy, inputs[root])
             at_root = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
             dist.gather(mine, at_root, root)
             if at_root is not None:
-                _equal(torch.stack(at_root), torch.stack(inputs))
+                assert_equal(torch.stack(at_root), torch.stack(inputs))
 
 
 def _scatter(rank, size):
     whole = torch.arange(2.0 * size).reshape(size, 2)
     part = torch.empty(2)
     dist.reduce_scatter_tensor(part, whole * (rank + 1))
-    _equal(part, whole[rank] * sum(range(1, size + 1)))
+    assert_equal(part, whole[rank] * sum(range(1, size + 1)))
     dist.reduce_scatter(part, list(whole.unbind()), dist.ReduceOp.MAX)
-    _equal(part, whole[rank])
+    assert_equal(part, whole[rank])
     with pytest.raises(ValueError, match=f"expected {2 * size} in the input"):
         dist.reduce_scatter_tensor(part, torch.ones(2 * size + 1))
     for root in range(size):
         rows = list((whole + root).unbind()) if rank == root else None
         dist.scatter(part, rows, root)
-        _equal(part, whole[rank] + root)
+        assert_equal(part, whole[rank] + root)
     # Rank r sends r + 1 elements to everybody.
     sent = torch.full((size * (rank + 1),), float(rank))
     expected = torch.cat([torch.full((r + 1,), float(r)) for r in range(size)])
     received = torch.empty_like(expected)
     dist.all_to_all_single(received, sent, [r + 1 for r in range(size)], [rank + 1] * size)
-    _equal(received, expected)
+    assert_equal(received, expected)
     lists = [torch.empty(r + 1) for r in range(size)]
     dist.all_to_all(lists, list(sent.split(rank + 1)))
-    _equal(torch.cat(lists), expected)
+    assert_equal(torch.cat(lists), expected)
 
 
 def _objects(rank, size):
@@ -141,10 +126,10 @@ def _asynchronous(rank, size):
         assert work.wait(timedelta(seconds=30))
         assert work.is_completed()
         assert work.is_success()
-        _equal(tensor, torch.full((1000,), float(number * size)))
+        assert_equal(tensor, torch.full((1000,), float(number * size)))
     tensor = torch.ones(3)
     doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
-    _equal(doubled.wait(), torch.full((3,), 2.0 * size))
+    assert_equal(doubled.wait(), torch.full((3,), 2.0 * size))
     # Nobody waits for this one, and its tensor is forgotten.
     dist.all_reduce(torch.ones(100_000), async_op=True)
     gc.collect()
@@ -159,7 +144,7 @@ def _callbacks_that_wait(rank, size):
         return dist.all_reduce(total + rank, async_op=True).get_future().wait()
 
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(reduce_again)
-    _equal(future.wait()[0], torch.full((1,), float(size * size + sum(range(size)))))
+    assert_equal(future.wait()[0], torch.full((1,), float(size * size + sum(range(size)))))
 
 
 def _nobody_waits():
@@ -207,7 +192,7 @@ def _disagree(rank, size):
 
 
 def _everything(port):
-    _join(port)
+    join(port)
     rank, size = dist.get_rank(), dist.get_world_size()
     assert dist.get_backend() == "aiacc"
     assert (hvd.rank(), hvd.size()) == (rank, size)
@@ -231,7 +216,7 @@ def test_every_operation(size):
 
 
 def _train(backend, port, steps=4):
-    _join(port, backend)
+    join(port, backend)
     rank = dist.get_rank()
     torch.manual_seed(rank)  # DDP copies the parameters of rank 0
     model = torch.nn.Sequential(
@@ -283,7 +268,7 @@ def test_torchrun_and_twice():
 
 
 def _two_groups(port):
-    _join(port)
+    join(port)
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.group.WORLD, dist.new_group(list(range(size)), backend="aiacc")]
     under_way = []
@@ -298,7 +283,7 @@ def _two_groups(port):
         work.wait()
         expected = [torch.full((3,), 10.0 * number)] * size
         expected = torch.full((3,), size * 10.0**number) if torch.is_tensor(result) else expected
-        _equal(result, expected)
+        assert_equal(result, expected)
     dist.destroy_process_group()
 
 
@@ -307,7 +292,7 @@ def test_order_matters_within_a_group_only():
 
 
 def _negated(port):
-    _join(port)
+    join(port)
     view = torch.complex(torch.ones(1), torch.full((1,), dist.get_rank() + 2.0)).conj().imag
     assert view.is_contiguous()
     assert view.is_neg()
@@ -315,9 +300,9 @@ def _negated(port):
     dist.all_reduce(total)
     received = [torch.empty(1) for _ in range(2)]
     dist.all_gather(received, view)
-    _equal(received, [torch.full((1,), -2.0), torch.full((1,), -3.0)])
+    assert_equal(received, [torch.full((1,), -2.0), torch.full((1,), -3.0)])
     dist.all_reduce(view)
-    _equal(view, torch.full((1,), -5.0))
+    assert_equal(view, torch.full((1,), -5.0))
     with pytest.raises(ValueError, match=r"negated values.*resolve_neg\(\)"):
         hvd.allreduce(view)
     with pytest.raises(ValueError, match=r"negated values.*resolve_neg\(\)"):
@@ -331,12 +316,12 @@ def test_views_of_negated_memory():
 
 def _with_the_runtime_there(port):
     hvd.init()
-    _join(port)
+    join(port)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     dist.destroy_process_group()
     assert hvd.is_initialized()  # it was not the group's
-    _equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1,), 4.0))
+    assert_equal(hvd.allreduce(tensor, op=hvd.Sum), torch.full((1,), 4.0))
     hvd.shutdown()
 
 
@@ -345,7 +330,7 @@ def test_shares_the_runtime_of_hvd():
 
 
 def _lose_a_rank(port):
-    _join(port)
+    join(port)
     dist.barrier()
     if dist.get_rank() == 1:
         os._exit(3)
@@ -371,7 +356,7 @@ def _by_launcher(before):
         dist.init_process_group("aiacc")
         total = torch.ones(3)
         dist.all_reduce(total)
-        _equal(total, torch.full((3,), float(dist.get_world_size())))
+        assert_equal(total, torch.full((3,), float(dist.get_world_size())))
         pair = dist.new_group([0, 1], backend="gloo")
         dist.barrier(group=pair)
         engine = aiacc.basics.engine()
