@@ -29,6 +29,8 @@ from aiacc.array.ops import (
     broadcast_async_,
 )
 from aiacc.collectives import names
+from aiacc.collectives.barrier_join import barrier, join
+from aiacc.collectives.handles import poll, synchronize
 from aiacc.collectives.names import *  # noqa: F403
 from aiacc.collectives.objects import allgather_object, broadcast_object
 from aiacc.exceptions import CollectiveError
@@ -44,6 +46,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -57,7 +60,10 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "join",
+    "poll",
     "reducescatter",
     "reducescatter_async",
+    "synchronize",
 ]
 __all__ += names.__all__

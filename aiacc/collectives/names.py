@@ -28,8 +28,6 @@ from aiacc.capabilities import (
     nccl_built,
     rocm_built,
 )
-from aiacc.collectives.barrier_join import barrier, join
-from aiacc.collectives.handles import poll, synchronize
 from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from aiacc.exceptions import HorovodInternalError
 from aiacc.process_sets import (
@@ -49,7 +47,6 @@ __all__ = [
     "Product",
     "Sum",
     "add_process_set",
-    "barrier",
     "ccl_built",
     "cross_rank",
     "cross_size",
@@ -61,14 +58,12 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
-    "join",
     "local_rank",
     "local_size",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
-    "poll",
     "rank",
     "remove_process_set",
     "rocm_built",
@@ -76,5 +71,4 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
-    "synchronize",
 ]

@@ -6,41 +6,10 @@ tensors, in `tf.function`, and in graphs of `tf.compat.v1`.
 
 from __future__ import annotations
 
-from aiacc.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from aiacc.capabilities import (
-    ccl_built,
-    check_extension,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from aiacc.collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
-from aiacc.exceptions import CollectiveError, HorovodInternalError
-from aiacc.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from aiacc.capabilities import check_extension
+from aiacc.collectives import names
+from aiacc.collectives.names import *  # noqa: F403
+from aiacc.exceptions import CollectiveError
 from aiacc.tensorflow.compression import Compression
 from aiacc.tensorflow.functions import (
     allgather_object,
@@ -64,20 +33,11 @@ from aiacc.tensorflow.optimizer import DistributedOptimizer
 _load()
 
 __all__ = [
-    "Adasum",
-    "Average",
     "CollectiveError",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
     "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -88,34 +48,11 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
     "check_extension",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += names.__all__

@@ -8,6 +8,8 @@ paired by counting them, so those need the same order everywhere.
 from __future__ import annotations
 
 from aiacc.collectives import names
+from aiacc.collectives.barrier_join import barrier, join
+from aiacc.collectives.handles import poll, synchronize
 from aiacc.collectives.names import *  # noqa: F403
 from aiacc.torch.compression.compressors import Compression
 from aiacc.torch.ops.allgather import allgather, allgather_async
@@ -38,6 +40,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -50,8 +53,11 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "join",
+    "poll",
     "reducescatter",
     "reducescatter_async",
     "sparse_allreduce_async",
+    "synchronize",
 ]
 __all__ += names.__all__
