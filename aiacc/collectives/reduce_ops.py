@@ -71,3 +71,19 @@ def check_scatter_op(op: int) -> int:
 def name_of_op(op: int) -> str:
     """``"Average"``, ``"Sum"``, ..."""
     return _NAMES[op]
+
+
+def gradient_factors(op: int, gradient_predivide_factor: float) -> tuple[float, float]:
+    """Prescale and postscale factor of the all-reduce of gradients. Pure.
+
+    Raises:
+        ValueError: Divided before the sum, but not an average.
+    """
+    if gradient_predivide_factor == 1.0:
+        return 1.0, 1.0
+    if op != Average:
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor} with op={name_of_op(op)} "
+            "(expected op=Average); leave out one of them"
+        )
+    return 1.0 / gradient_predivide_factor, gradient_predivide_factor

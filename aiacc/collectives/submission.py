@@ -34,8 +34,9 @@ Dtypes: TypeAlias = "int | tuple[int, ...]"
 #: Shape, dtype and device, in the order of the arguments below.
 Spec: TypeAlias = tuple[Shapes, Dtypes, int]
 
-#: The wire format of tensors that travel as they are.
-AS_THEY_ARE = 0
+#: The core's wire formats (csrc/base/dtype.h): of tensors that travel as they are, and of float32
+#: that it narrows.
+AS_THEY_ARE, AS_FLOAT16, AS_BFLOAT16, AS_FLOAT8_E4M3, AS_FLOAT8_E5M2 = range(5)
 
 #: The core's number of an operation, by what its op name begins with.
 _KINDS = {

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from aiacc.collectives.reduce_ops import Adasum
-from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.collectives.submission import AS_BFLOAT16, AS_FLOAT16, AS_THEY_ARE
 
 
 class Compressor(Protocol):
@@ -38,43 +38,35 @@ class NoneCompressor:
         return tensor
 
 
-def _cast(tensor: Any, dtype: Any) -> tuple[Any, Any]:
-    tensor = tf.convert_to_tensor(tensor)
-    if not tensor.dtype.is_floating:
-        return tensor, None
-    return tf.cast(tensor, dtype), tensor.dtype
+class _Casting:
+    """Sends floating-point tensors as ``dtype``. Other tensors pass unchanged."""
+
+    dtype: tf.DType
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """``tensor`` rounded to ``dtype``, and the dtype that it had."""
+        tensor = tf.convert_to_tensor(tensor)
+        if not tensor.dtype.is_floating:
+            return tensor, None
+        return tf.cast(tensor, cls.dtype), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """``tensor`` in the dtype that it had."""
+        return tensor if ctx is None else tf.cast(tensor, ctx)
 
 
-def _restore(tensor: Any, ctx: Any) -> Any:
-    return tensor if ctx is None else tf.cast(tensor, ctx)
-
-
-class FP16Compressor:
+class FP16Compressor(_Casting):
     """Sends floating-point tensors as float16. Other tensors pass unchanged."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """``tensor`` rounded to float16, and its dtype."""
-        return _cast(tensor, tf.float16)
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """``tensor`` in the dtype that it had."""
-        return _restore(tensor, ctx)
+    dtype = tf.float16
 
 
-class BF16Compressor:
+class BF16Compressor(_Casting):
     """Sends floating-point tensors as bfloat16: the range of float32, 8 bits of precision."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """``tensor`` rounded to bfloat16, and its dtype."""
-        return _cast(tensor, tf.bfloat16)
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """``tensor`` in the dtype that it had."""
-        return _restore(tensor, ctx)
+    dtype = tf.bfloat16
 
 
 class Compression:
@@ -85,8 +77,8 @@ class Compression:
     bf16 = BF16Compressor
 
 
-#: Numbers of the core's wire formats, into which it narrows float32 itself (csrc/base/dtype.h).
-_WIRE_FORMATS: dict[type, int] = {FP16Compressor: 1, BF16Compressor: 2}
+#: Into these the core narrows float32 itself.
+_WIRE_FORMATS: dict[type, int] = {FP16Compressor: AS_FLOAT16, BF16Compressor: AS_BFLOAT16}
 
 
 def to_send(

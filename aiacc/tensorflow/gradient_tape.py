@@ -198,11 +198,7 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
         grads = self._inner.gradient(target, sources, output_gradients, **arguments)
         flat, variables = _flat(grads), _flat(sources)
         local = [_identity(variable) in self._local for variable in variables]
-        shared = [None if is_local else g for is_local, g in zip(local, flat, strict=True)]
-        reduced = self._reduction(shared, variables)
-        for i, is_local in enumerate(local):
-            if is_local:
-                reduced[i] = self._reduction.scaled_local(flat[i])
+        reduced = self._reduction.but_local(flat, variables, local)
         return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from aiacc.collectives.reduce_ops import Adasum, Average, name_of_op
+from aiacc.collectives.reduce_ops import Adasum, Average, gradient_factors
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.ops.allreduce import allreduce, grouped_allreduce
@@ -30,11 +30,7 @@ class GradientReduction:
 
     def __post_init__(self) -> None:
         """Raise ValueError for what does not fit together."""
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError(
-                f"gradient_predivide_factor={self.gradient_predivide_factor} with "
-                f"op={name_of_op(self.op)} (expected op=Average); leave out one of them"
-            )
+        gradient_factors(self.op, self.gradient_predivide_factor)
         if isinstance(self.groups, int) and self.groups <= 0:
             raise ValueError(
                 f"groups={self.groups} (expected a positive number or a list of lists of variables)"
@@ -66,8 +62,18 @@ class GradientReduction:
                 results[i] = result
         return results
 
-    def scaled_local(self, grad: Any) -> Any:
-        """The gradient of a variable that each rank has for itself."""
+    def but_local(
+        self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[bool]
+    ) -> list[Any]:
+        """Like a call, except that each rank has the gradients of some variables for itself."""
+        shared = [None if is_local else g for is_local, g in zip(local, grads, strict=True)]
+        reduced = self(shared, variables)
+        for i, is_local in enumerate(local):
+            if is_local:
+                reduced[i] = self._scaled_local(grads[i])
+        return reduced
+
+    def _scaled_local(self, grad: Any) -> Any:
         if grad is None or not self.scale_local_gradients:
             return grad
         size = self.process_set.size()
@@ -101,17 +107,13 @@ class GradientReduction:
         return [[i] for i in present]
 
     def _reduce(self, grads: list[Any]) -> list[Any]:
-        factors = {}
-        if self.gradient_predivide_factor != 1.0:
-            factors = {
-                "prescale_factor": 1.0 / self.gradient_predivide_factor,
-                "postscale_factor": self.gradient_predivide_factor,
-            }
+        prescale, postscale = gradient_factors(self.op, self.gradient_predivide_factor)
         arguments: dict[str, Any] = {
             "compression": self.compression,
             "op": self.op,
             "process_set": self.process_set,
-            **factors,
+            "prescale_factor": prescale,
+            "postscale_factor": postscale,
         }
         if len(grads) == 1:
             return [allreduce(grads[0], **arguments)]

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from aiacc import basics
-from aiacc.collectives.reduce_ops import Adasum, Average, check_op, name_of_op
+from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
@@ -95,7 +95,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: A bad argument, or aiacc is not initialised.
     """
-    prescale_factor, postscale_factor = _factors(check_op(op), gradient_predivide_factor)
+    prescale_factor, postscale_factor = gradient_factors(check_op(op), gradient_predivide_factor)
     set_id(process_set)  # refuses one that is not registered
     passes = check_passes(backward_passes_per_step)
     if isinstance(optimizer, DistributedOptimizerMixin | AdasumDistributed):
@@ -124,17 +124,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         codec=partial(compressing, compression),
     )
     return distribute(optimizer, GradientReducer(named, options, passes))
-
-
-def _factors(op: int, gradient_predivide_factor: float) -> tuple[float, float]:
-    if gradient_predivide_factor == 1.0:
-        return 1.0, 1.0
-    if op != Average:
-        raise ValueError(
-            f"gradient_predivide_factor={gradient_predivide_factor} with op={name_of_op(op)} "
-            "(expected op=Average); leave out one of them"
-        )
-    return 1.0 / gradient_predivide_factor, gradient_predivide_factor
 
 
 def _resolve_groups(

@@ -138,12 +138,7 @@ class _Parts:
     def reduced(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Gradients of all ranks, those of local variables aside."""
         local = [id(variable) in self.local for variable in variables]
-        shared = [None if is_local else g for is_local, g in zip(local, grads, strict=True)]
-        reduced = self.reduction(shared, variables)
-        for i, is_local in enumerate(local):
-            if is_local:
-                reduced[i] = self.reduction.scaled_local(grads[i])
-        return reduced
+        return self.reduction.but_local(grads, variables, local)
 
 
 class _Distributed:

@@ -7,12 +7,20 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from aiacc.collectives.reduce_ops import Adasum
-from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.collectives.submission import (
+    AS_BFLOAT16,
+    AS_FLOAT8_E4M3,
+    AS_FLOAT8_E5M2,
+    AS_FLOAT16,
+    AS_THEY_ARE,
+)
 from aiacc.torch.compression.compressors import Compression, Compressor
 
-#: Numbers of the core's wire formats (csrc/base/dtype.h).
-_CASTS: dict[type, int] = {Compression.fp16: 1, Compression.bf16: 2}
-_WITHOUT_CAST: dict[type, int] = {Compression.fp8_e4m3: 3, Compression.fp8_e5m2: 4}
+_CASTS: dict[type, int] = {Compression.fp16: AS_FLOAT16, Compression.bf16: AS_BFLOAT16}
+_WITHOUT_CAST: dict[type, int] = {
+    Compression.fp8_e4m3: AS_FLOAT8_E4M3,
+    Compression.fp8_e5m2: AS_FLOAT8_E5M2,
+}
 
 
 def choose(compression: object, dtypes: Iterable[torch.dtype], op: int) -> int | None:
