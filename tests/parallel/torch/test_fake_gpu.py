@@ -30,7 +30,7 @@ from tests.parallel.torch import (
     test_process_group,
     test_sync_batch_norm,
 )
-from tests.support import fake_gpu
+from tests.support import fake_gpu, process_group
 from tests.support.device_array import DeviceArray
 from tests.support.ranks import free_port
 
@@ -165,7 +165,7 @@ def test_two_ranks_as_on_the_cpu(body):
 
 
 def _process_group(port):
-    test_process_group._join(port)
+    process_group.join(port)
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     test_process_group._reduce(rank, size)
     test_process_group._move(rank, size)
