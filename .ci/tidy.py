@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# The one that `make build/stamps/tidy` installs beside this interpreter, else the first on PATH.
+TIDY = shutil.which("clang-tidy", path=str(Path(sys.executable).parent)) or "clang-tidy"
 
 
 def main() -> int:
@@ -30,7 +33,7 @@ def main() -> int:
 
     def check(path: Path) -> tuple[Path, int, str]:
         done = subprocess.run(
-            ["clang-tidy", "--quiet", "-p", str(options.build), str(path)],
+            [TIDY, "--quiet", "-p", str(options.build), str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
