@@ -90,11 +90,19 @@ format: $(STAMPS)/package  ## rewrite the files as the formatters want them
 tidy: $(STAMPS)/tidy build  ## clang-tidy over the C++ sources
 	$(BIN)/python .ci/tidy.py --jobs $(JOBS)
 
+# A built checkout of an earlier commit, whose jobs of more ranks than cores alternate with this one's.
+AGAINST ?=
+
 .PHONY: bench
 bench: gtest build  ## measure against the peers, write bench/results and the tables
 	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/configure.log
 	$(BIN)/cmake --build --preset dev --target submit_bench negotiation_bench
 	$(BIN)/python -m bench.collectives --submit-binary build/dev/bench/micro/submit_bench
+	$(BIN)/python -m bench.collectives -np 3 --rows process_set --json bench/results/process_set.json
+	for ranks in 4 8; do \
+	  $(BIN)/python -m bench.collectives -np $$ranks --jobs mpirun --iterations 5 $(AGAINST:%=--against %) \
+	    --rows resnet50,small,latency_4B,latency_4M,step --json bench/results/ranks_$$ranks.json || exit 1; \
+	done
 	$(BIN)/python -m bench.report --write
 	$(BIN)/python -m bench.negotiation
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.collectives.rows import BARS, CONTENDERS, ROWS, Bar, Row, row_of
+from bench.collectives.jobs import engine_of
+from bench.collectives.rows import BARS, CONTENDERS, ROWS, Bar, Row, bar_of, row_of
 from bench.machine import ROOT
 from bench.network.runs import load
 from bench.network.tables import caps_text, step_s
@@ -18,10 +19,17 @@ from bench.network.tables import caps_text, step_s
 FOLDER = ROOT / "bench" / "results"
 RESULTS = FOLDER / "collectives.json"
 _BENCHMARKS = ROOT / "docs" / "benchmarks.md"
-_ENGINES = ("shm", "tcp", "mpi")
 _MARK = "bench:collectives"
-#: Rows and engines of the short table.
-_HIGHLIGHTS = (("resnet50", "tcp"), ("small", "tcp"), ("latency_4B", "mpi"), ("step", "tcp"))
+#: Rows and kinds of jobs of the short table.
+_HIGHLIGHTS = (
+    ("resnet50", "aiaccrun"),
+    ("small", "aiaccrun"),
+    ("latency_4B", "aiaccrun"),
+    ("step", "aiaccrun"),
+    ("step", "aiaccrun:tcp"),
+)
+#: Result files whose summaries docs/benchmarks.md has below that of RESULTS.
+_OTHERS = ("ranks_4", "ranks_8", "process_set")
 _UNITS = {"ms": "ms", "us": "µs"}
 
 Results = dict[tuple[str, str, str], dict[str, Any]]
@@ -31,20 +39,22 @@ def summary(report: dict[str, Any]) -> str:
     """Markdown: each row against the peer that its bar names, and whether the bar is reached."""
     results = _by_key(report)
     lines = [
-        "| work | engine | aiacc (p95) | peer (p95) | ratio (per job) | to reach | reached |",
+        "| work | job | aiacc (p95) | peer (p95) | ratio (per job) | to reach | reached |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in ROWS:
-        for engine in _ENGINES:
-            ours = results.get((row.key, engine, "aiacc"))
+        for kind in dict.fromkeys(kind for _, kind, _ in results):
+            ours = results.get((row.key, kind, "aiacc"))
             if ours is not None:
-                lines.append(_line(row, engine, ours, results))
+                lines.append(_line(row, kind, report["ranks"], results))
     if report.get("submit_cpp"):
         bar = next(bar for bar in BARS if bar.row == "submit_cpp")
         value = float(report["submit_cpp"]["median_us"])
         reached = _yes(value <= bar.limit)
         limit = f"<= {bar.limit:g} µs"
         lines.append(f"| submit in C++, per tensor | | {value:.2f} µs | | | {limit} | {reached} |")
+    if "against" in report:
+        lines += ["", *_against(report)]
     return "\n".join([*lines, "", *_idle(report), *_floor(report, results), _provenance(report)])
 
 
@@ -60,16 +70,12 @@ def highlights(report: dict[str, Any], training: list[dict[str, Any]]) -> str:
         f"| {ours:.2f} s | DDP/gloo: {peer:.2f} s; its interface listed 4 times: {tuned:.2f} s "
         f"| {ours / peer:.2f}x; {ours / tuned:.2f}x |"
     )
-    for key, engine in _HIGHLIGHTS:
+    for key, kind in _HIGHLIGHTS:
         row = row_of(key)
-        bar = _bar(key, engine)
-        peer_name = bar.peer if bar else "gloo"
-        ours, peer = (
-            results[key, engine, "aiacc"]["median"],
-            results[key, engine, peer_name]["median"],
-        )
+        peer_name = _peer(bar_of(key, engine_of(kind), report["ranks"]))
+        ours, peer = (results[key, kind, name]["median"] for name in ("aiacc", peer_name))
         lines.append(
-            f"| {row.title} | one machine, `{engine}` | {_time(ours, row.unit)} "
+            f"| {row.title} | one machine, `{kind}` | {_time(ours, row.unit)} "
             f"| {CONTENDERS[peer_name]}: {_time(peer, row.unit)} | {ours / peer:.2f}x |"
         )
     return "\n".join(lines)
@@ -82,37 +88,18 @@ def everything(report: dict[str, Any]) -> str:
         "| work | job | contender | median | p95 | CPU, all ranks | aiacc / contender |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for (key, engine, name), found in results.items():
+    for (key, kind, name), found in results.items():
         row = row_of(key)
-        ours = results.get((key, engine, "aiacc"))
+        ours = results.get((key, kind, "aiacc"))
         ratio = (
             "" if ours is None or name == "aiacc" else f"{ours['median'] / found['median']:.2f}x"
         )
         unit = row.unit
         cpu = found["cpu_ms"] * (1 if unit == "ms" else 1000)
         lines.append(
-            f"| {row.title} | {engine} | {CONTENDERS[name]} | {_time(found['median'], unit)} "
+            f"| {row.title} | {kind} | {CONTENDERS[name]} | {_time(found['median'], unit)} "
             f"| {_time(found['p95'], unit)} | {_time(cpu, unit)} | {ratio} |"
         )
-    return "\n".join([*lines, "", _provenance(report)])
-
-
-def against(report: dict[str, Any]) -> str:
-    """Markdown: every contender of aiacc here and in the other checkout, whose jobs alternated."""
-    other = report["against"]
-    before = _by_key(other)
-    lines = [
-        f"| work | engine | contender | {other['commit'][:9]} | here | ratio (per job) |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for key, found in _by_key(report).items():
-        row, name = row_of(key[0]), key[2]
-        if name.startswith("aiacc") and key in before:
-            old = before[key]
-            lines.append(
-                f"| {row.title} | {key[1]} | {CONTENDERS[name]} | {_with_p95(old, row)} "
-                f"| {_with_p95(found, row)} | {_ratio(found, old)} |"
-            )
     return "\n".join([*lines, "", _provenance(report)])
 
 
@@ -128,8 +115,6 @@ def main() -> int:
     report = json.loads(options.json.read_text())
     if not options.write and not options.check:
         print(everything(report) if options.all else summary(report))
-        if "against" in report:
-            print(against(report))
         return 0
     stale = []
     for path, tables in documents(report).items():
@@ -153,7 +138,7 @@ def documents(report: dict[str, Any]) -> dict[Path, dict[str, str]]:
         f"bench:{name.replace('_', '-')}": summary(
             json.loads((FOLDER / f"{name}.json").read_text())
         )
-        for name in ("collectives_xeon", "process_set")
+        for name in _OTHERS
     }
     training = load(FOLDER / "network_training.json")
     return {
@@ -177,17 +162,36 @@ def between_markers(text: str, table: str, where: str, mark: str = _MARK) -> str
     return f"{head}{start}\n{table}\n{end}{tail}"
 
 
-def _line(row: Row, engine: str, ours: dict[str, Any], results: Results) -> str:
+def _line(row: Row, kind: str, ranks: int, results: Results) -> str:
     """One line of the summary."""
-    bar = _bar(row.key, engine)
-    peer_name = bar.peer if bar and bar.peer else "gloo"
-    peer = results[row.key, engine, peer_name]
+    bar = bar_of(row.key, engine_of(kind), ranks)
+    ours, peer_name = results[row.key, kind, "aiacc"], _peer(bar)
+    peer = results[row.key, kind, peer_name]
     limit, reached = _judge(bar, row, ours["median"] / peer["median"], ours["median"])
     return (
-        f"| {row.title} | {engine} | {_with_p95(ours, row)} "
+        f"| {row.title} | {kind} | {_with_p95(ours, row)} "
         f"| {CONTENDERS[peer_name]}: {_with_p95(peer, row)} "
         f"| {_ratio(ours, peer)} | {limit} | {reached} |"
     )
+
+
+def _against(report: dict[str, Any]) -> list[str]:
+    """Every contender of aiacc here and in the other checkout, whose jobs alternated."""
+    other = report["against"]
+    before = _by_key(other)
+    lines = [
+        f"| work | job | contender | {other['commit'][:9]} | here | ratio (per job) |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for key, found in _by_key(report).items():
+        row, name = row_of(key[0]), key[2]
+        if name.startswith("aiacc") and key in before:
+            old = before[key]
+            lines.append(
+                f"| {row.title} | {key[1]} | {CONTENDERS[name]} | {_with_p95(old, row)} "
+                f"| {_with_p95(found, row)} | {_ratio(found, old)} |"
+            )
+    return lines
 
 
 def _ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
@@ -200,8 +204,8 @@ def _ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return f"{ours['median'] / theirs['median']:.2f}x{spread}"
 
 
-def _bar(row: str, engine: str) -> Bar | None:
-    return next((bar for bar in BARS if (bar.row, bar.engine) == (row, engine)), None)
+def _peer(bar: Bar | None) -> str:
+    return bar.peer if bar and bar.peer else "gloo"
 
 
 def _judge(bar: Bar | None, row: Row, ratio: float, value: float) -> tuple[str, str]:
@@ -218,8 +222,8 @@ def _idle(report: dict[str, Any]) -> list[str]:
     lines = []
     for entry in report["idle"]:
         cpu = ", ".join(f"{value:.2f}" for value in entry["cpu_ms"])
-        text = f"Idle for {entry['seconds']:g} s, `{entry['engine']}` used {cpu} ms of CPU per rank"
-        if entry["engine"] != "gloo":
+        text = f"Idle for {entry['seconds']:g} s, `{entry['job']}` used {cpu} ms of CPU per rank"
+        if entry["job"] != "gloo":
             text += f" and exchanged {max(entry['rounds']):g} rounds"
         lines.append(f"{text}.")
     return [" ".join(lines), ""] if lines else []
@@ -227,11 +231,12 @@ def _idle(report: dict[str, Any]) -> list[str]:
 
 def _floor(report: dict[str, Any], results: Results) -> list[str]:
     """What a step over TCP cannot be faster than when all cores are busy, if it was measured."""
-    alone = results.get(("step", "tcp", "none"))
-    carried = results.get(("resnet50", "tcp", "sockets"))
+    kind = "aiaccrun:tcp"
+    alone = results.get(("step", kind, "none"))
+    carried = results.get(("resnet50", kind, "sockets"))
     if alone is None or carried is None:
         return []
-    ours, ddp = results["step", "tcp", "aiacc"], results["step", "tcp", "ddp"]
+    ours, ddp = results["step", kind, "aiacc"], results["step", kind, "ddp"]
     cores = report["machine"]["cores"]
     floor = (alone["cpu_ms"] + carried["cpu_ms"]) / cores
     return [
@@ -254,12 +259,12 @@ def _provenance(report: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
         f"torch {versions['torch']}, mpich {versions['mpich']}; load average "
         f"{load['before'][0]} before, {load['after'][0]} after; medians over {report['repeats']} "
-        f"jobs per engine. Samples: `bench/results`; command: `{' '.join(report['command'])}`."
+        f"jobs of each kind. Samples: `bench/results`; command: `{' '.join(report['command'])}`."
     )
 
 
 def _by_key(report: dict[str, Any]) -> Results:
-    return {(item["row"], item["engine"], item["contender"]): item for item in report["results"]}
+    return {(item["row"], item["job"], item["contender"]): item for item in report["results"]}
 
 
 def _with_p95(found: dict[str, Any], row: Row) -> str:

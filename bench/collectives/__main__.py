@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from bench import machine
-from bench.collectives.jobs import Job, JobError, run
+from bench.collectives.jobs import LAUNCHERS, PEERS_ALONE, Job, JobError, engine_of, run
 from bench.collectives.measure import (
     Record,
     caller_cpu_ms,
@@ -25,16 +25,18 @@ from bench.collectives.measure import (
 from bench.collectives.rows import IDLE, KEYS, row_of
 
 RESULTS = machine.ROOT / "bench" / "results" / "collectives.json"
-ENGINES = ("shm", "tcp", "mpi")
+#: Every launcher, which takes shared memory, and sockets for comparison.
+KINDS = ("aiaccrun", "torchrun", "mpirun", "aiaccrun:tcp")
+_ENGINES = ("auto", "shm", "tcp", "mpi")
 
-#: Records of the ranks of each job, by row, engine and contender.
+#: Records of the ranks of each job, by row, kind of job and contender.
 Pool = dict[tuple[str, str, str], list[list[Record]]]
 
 _NUMBERS = re.compile(r"\[\s+(-?\d[-\d.,e\s]*?)\s+\]")
 
 
 def main() -> int:
-    """Run the jobs of all engines in turn, write the file, print a summary."""
+    """Run the jobs of all kinds in turn, write the file, print a summary."""
     options = _options()
     rows = [key for key in options.rows if key != IDLE and row_of(key).ranks <= options.ranks]
     began = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -46,13 +48,13 @@ def main() -> int:
     try:
         if rows:
             for repeat in range(options.repeats):
-                for engine in options.engine:
+                for kind in options.jobs:
                     for checkout in checkouts[:: -1 if repeat % 2 else 1]:
-                        job = replace(_job(options, engine, rows), checkout=checkout)
+                        job = replace(_job(options, kind, rows), checkout=checkout)
                         jobs[checkout].append(_measure(job, repeat, pooled[checkout]))
         if IDLE in options.rows:
-            for engine in dict.fromkeys((*options.engine, "none")):
-                idle.append(_idle(options, engine))
+            for kind in dict.fromkeys((*options.jobs, PEERS_ALONE)):
+                idle.append(_idle(options, kind))
     except JobError as error:
         print(error, file=sys.stderr)
         return 1
@@ -86,7 +88,7 @@ def main() -> int:
     options.json.write_text(_dump(report))
     for result in report["results"]:
         print(
-            f"{result['row']:13} {result['engine']:4} {result['contender']:15}"
+            f"{result['row']:13} {result['job']:12} {result['contender']:15}"
             f" median {result['median']:9.3f} p95 {result['p95']:9.3f} {result['unit']}"
             f"  cpu {result['cpu_ms']:9.4f} ms"
         )
@@ -96,9 +98,9 @@ def main() -> int:
     return 0
 
 
-def _job(options: argparse.Namespace, engine: str, rows: list[str]) -> Job:
+def _job(options: argparse.Namespace, kind: str, rows: list[str]) -> Job:
     return Job(
-        engine=engine,
+        kind=kind,
         rows=rows,
         ranks=options.ranks,
         iterations=options.iterations,
@@ -115,9 +117,9 @@ def _measure(job: Job, repeat: int, pool: Pool) -> dict[str, Any]:
     for key in job.rows:
         for name in ranks[0]["rows"][key]:
             records = [Record(**rank["rows"][key][name]) for rank in ranks]
-            pool[key, job.engine, name].append(records)
+            pool[key, job.kind, name].append(records)
     return {
-        "engine": job.engine,
+        "job": job.kind,
         "repeat": repeat,
         "wall_s": round(time.monotonic() - began, 2),
         "load_average": {"before": load, "after": machine.load()},
@@ -126,25 +128,25 @@ def _measure(job: Job, repeat: int, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _idle(options: argparse.Namespace, engine: str) -> dict[str, Any]:
+def _idle(options: argparse.Namespace, kind: str) -> dict[str, Any]:
     """CPU time of all ranks, and rounds exchanged, over a stretch without work."""
-    ranks = run(_job(options, engine, [IDLE]))
+    ranks = run(_job(options, kind, [IDLE]))
     return {
-        "engine": "gloo" if engine == "none" else engine,
+        "job": "gloo" if kind == PEERS_ALONE else kind,
         "seconds": options.idle_seconds,
         "cpu_ms": [rank[IDLE]["cpu_ms"] for rank in ranks],
         "rounds": [rank[IDLE]["rounds"] for rank in ranks],
     }
 
 
-def _result(key: str, engine: str, name: str, parts: list[list[Record]]) -> dict[str, Any]:
+def _result(key: str, kind: str, name: str, parts: list[list[Record]]) -> dict[str, Any]:
     """Samples of one contender over all jobs, and what they amount to."""
     row = row_of(key)
     by_job = [samples(row, part) for part in parts]
     values = [value for job in by_job for value in job]
     return {
         "row": key,
-        "engine": engine,
+        "job": kind,
         "contender": name,
         "unit": row.unit,
         "median": round(median(values), 5),
@@ -174,10 +176,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.collectives", description=__doc__)
     parser.add_argument("--json", type=Path, default=RESULTS, help="file to write (%(default)s)")
     parser.add_argument(
-        "--engine",
-        type=_among("engine", (*ENGINES, "none")),
-        default=list(ENGINES),
-        help="engines of aiacc, by commas; none measures the peers alone (shm,tcp,mpi)",
+        "--jobs",
+        type=_kinds,
+        default=list(KINDS),
+        help=f"kinds of jobs, by commas: launcher or launcher:engine ({','.join(KINDS)}); none "
+        "measures the peers alone",
     )
     parser.add_argument(
         "--rows", type=_among("row", KEYS), default=list(KEYS), help=f"of {','.join(KEYS)} (all)"
@@ -186,7 +189,7 @@ def _options() -> argparse.Namespace:
         "--iterations", type=_positive, default=10, help="rounds of each job (%(default)s)"
     )
     parser.add_argument(
-        "--repeats", type=_positive, default=3, help="jobs of each engine (%(default)s)"
+        "--repeats", type=_positive, default=3, help="jobs of each kind (%(default)s)"
     )
     parser.add_argument("-np", dest="ranks", type=_positive, default=2, help="ranks (%(default)s)")
     parser.add_argument(
@@ -224,6 +227,16 @@ def _among(what: str, known: tuple[str, ...]) -> Any:
         return chosen
 
     return parse
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    for kind in kinds:
+        known = kind.partition(":")[0] in LAUNCHERS and engine_of(kind) in _ENGINES
+        if kind != PEERS_ALONE and not known:
+            expected = f"{', '.join(LAUNCHERS)}, one of them with :{'|'.join(_ENGINES)}, or none"
+            raise argparse.ArgumentTypeError(f"unknown kind of job: {kind} (expected {expected})")
+    return kinds
 
 
 def _checkout(text: str) -> Path:

@@ -21,12 +21,22 @@ _GRACE_S = 5.0
 _PREFIXES = ("AIACC_", "HOROVOD_", "GLOO_", "TORCH_GLOO_", "MPIR_CVAR_", "OMP_", "MKL_")
 
 
+#: Who starts the ranks of a job, and the options that say how many.
+LAUNCHERS = {
+    "aiaccrun": ("-np", "{ranks}"),
+    "torchrun": ("--standalone", "--nproc-per-node", "{ranks}", "--no-python"),
+    "mpirun": ("-np", "{ranks}"),
+}
+#: Kind of a job without aiacc.
+PEERS_ALONE = "none"
+
+
 @dataclass(frozen=True)
 class Job:
     """Ranks that run together.
 
     Attributes:
-        engine: "shm", "tcp" or "mpi", or "none" for the peers alone.
+        kind: A launcher, or ``launcher:engine``, or "none" for the peers alone.
         rows: Keys of the rows to measure.
         ranks: Number of processes, all on this machine.
         iterations: Rounds of each row.
@@ -36,7 +46,7 @@ class Job:
         checkout: Whose aiacc is measured, in its virtual environment.
     """
 
-    engine: str
+    kind: str
     rows: Sequence[str]
     ranks: int
     iterations: int
@@ -50,6 +60,11 @@ class Job:
         """The interpreter of its ranks."""
         here = self.checkout == ROOT
         return Path(sys.executable) if here else self.checkout / ".venv" / "bin" / "python"
+
+
+def engine_of(kind: str) -> str:
+    """``AIACC_ENGINE`` of a job of this kind: "auto", unless the kind names one."""
+    return kind.partition(":")[2] or "auto"
 
 
 class JobError(RuntimeError):
@@ -70,7 +85,7 @@ def run(job: Job) -> list[dict[str, Any]]:
         processes = []
         with log.open("wb") as stream:
             try:
-                for command, environment in _commands(job, out):
+                for command, environment in commands(job, out):
                     processes.append(_start(command, environment, out, stream))
                 _wait(processes, job, log)
             finally:
@@ -78,41 +93,33 @@ def run(job: Job) -> list[dict[str, Any]]:
         files = [out / f"rank{rank}.json" for rank in range(job.ranks)]
         missing = [file.stem for file in files if not file.exists()]
         if missing:
-            raise JobError(f"{job.engine}: no result from {', '.join(missing)}\n{_tail(log)}")
+            raise JobError(f"{job.kind}: no result from {', '.join(missing)}\n{_tail(log)}")
         return [json.loads(file.read_text()) for file in files]
 
 
-def mpirun(python: Path) -> Path:
-    """The launcher that the mpich wheel puts beside the interpreter."""
-    found = python.parent / "mpirun"
-    if not found.exists():
-        raise JobError(f"{found} does not exist; install the wheel: pip install 'aiacc[mpi]'")
-    return found
+def commands(job: Job, out: Path) -> list[tuple[list[str], dict[str, str]]]:
+    """Command line and environment of each process to start: one launcher, or the ranks.
 
-
-def _commands(job: Job, out: Path) -> list[tuple[list[str], dict[str, str]]]:
-    """Command line and environment of each process to start: the ranks, or one mpirun."""
+    Raises:
+        JobError: If the launcher is not installed beside the interpreter.
+    """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(_PREFIXES)
     }
     environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **job.variables}
-    worker = [str(job.python), "-m", "bench.collectives.worker", "--engine", job.engine]
+    worker = [str(job.python), "-m", "bench.collectives.worker"]
     worker += ["--rows", ",".join(job.rows), "--size", str(job.ranks)]
     worker += ["--iterations", str(job.iterations), "--idle-seconds", str(job.idle_seconds)]
     worker += ["--timeout", str(job.timeout_s), "--out", str(out)]
-    if job.engine == "mpi":
-        environment["AIACC_ENGINE"] = "mpi"
-        return [([str(mpirun(job.python)), "-np", str(job.ranks), *worker], environment)]
-    if job.engine != "none":
-        environment |= {
-            "AIACC_ENGINE": job.engine,
-            "AIACC_RENDEZVOUS_FILE": str(out / "rendezvous"),
-            "AIACC_SIZE": str(job.ranks),
-        }
-    return [
-        ([*worker, "--rank", str(rank)], environment | {"AIACC_RANK": str(rank)})
-        for rank in range(job.ranks)
-    ]
+    if job.kind == PEERS_ALONE:
+        return [([*worker, "--rank", str(rank)], environment) for rank in range(job.ranks)]
+    name = job.kind.partition(":")[0]
+    launcher = job.python.parent / name
+    if not launcher.exists():
+        raise JobError(f"{launcher} does not exist; install it: pip install 'aiacc[torch,mpi]'")
+    options = [option.format(ranks=job.ranks) for option in LAUNCHERS[name]]
+    environment["AIACC_ENGINE"] = engine_of(job.kind)
+    return [([str(launcher), *options, *worker], environment)]
 
 
 def _start(
@@ -125,7 +132,7 @@ def _start(
         stdin=subprocess.DEVNULL,
         stdout=stream,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that killing the group takes mpirun's children along
+        start_new_session=True,  # so that killing the group takes the launcher's children along
     )
 
 
@@ -140,18 +147,18 @@ def _wait(processes: list[subprocess.Popen[bytes]], job: Job, log: Path) -> None
         while selector.get_map():
             ended = selector.select(max(0.0, end - time.monotonic()))
             if not ended:
-                text = f"{job.engine}: not finished after {job.timeout_s:g} s"
+                text = f"{job.kind}: not finished after {job.timeout_s:g} s"
                 raise JobError(f"{text}\n{_tail(log)}")
             for key, _ in ended:
                 selector.unregister(key.fileobj)
                 status = processes[key.data].wait()
                 if status != 0:
-                    text = f"{job.engine}: process {key.data} ended with {status}"
+                    text = f"{job.kind}: process {key.data} ended with {status}"
                     raise JobError(f"{text}\n{_tail(log)}")
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Stop what still runs; mpirun gets the time to stop its ranks."""
+    """Stop what still runs; a launcher gets the time to stop its ranks."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         os.killpg(process.pid, signal.SIGTERM)

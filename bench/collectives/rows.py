@@ -1,6 +1,6 @@
 """The rows that are measured and the bars that they are held to. Imports nothing heavy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit that a row must reach.
+    """A limit that a row must reach with two ranks.
 
     Attributes:
         row: Key of the row.
-        engine: Engine of aiacc that it holds for.
+        engine: Setting of ``AIACC_ENGINE`` that it holds for, under every launcher.
         limit: Highest ratio to ``peer``, or highest value in the row's unit when ``peer`` is "".
         peer: Contender that is divided by.
     """
@@ -76,37 +76,27 @@ IDLE = "idle"
 KEYS = (*(row.key for row in ROWS), IDLE)
 
 BARS = (
-    Bar("resnet50", "shm", 0.2, "gloo"),
-    Bar("resnet50", "mpi", 0.2, "gloo"),
+    Bar("resnet50", "auto", 0.2, "gloo"),
     Bar("resnet50", "tcp", 0.7, "gloo"),
-    Bar("small", "shm", 0.45, "gloo_coalesced"),
-    Bar("small", "mpi", 0.5, "gloo_coalesced"),
+    Bar("small", "auto", 0.45, "gloo_coalesced"),
     Bar("small", "tcp", 0.5, "gloo_coalesced"),
-    Bar("latency_4B", "shm", 0.02, ""),
-    Bar("latency_4B", "mpi", 0.2, "gloo"),
+    Bar("latency_4B", "auto", 0.02, ""),
     Bar("latency_4B", "tcp", 0.6, "gloo"),
-    Bar("latency_4M", "shm", 0.3, "gloo"),
-    Bar("latency_4M", "mpi", 0.3, "gloo"),
+    Bar("latency_4M", "auto", 0.3, "gloo"),
     Bar("latency_4M", "tcp", 0.9, "gloo"),
-    Bar("grouped", "shm", 1.0, "gloo_coalesced"),
-    Bar("grouped", "mpi", 1.0, "gloo_coalesced"),
+    Bar("grouped", "auto", 1.0, "gloo_coalesced"),
     Bar("grouped", "tcp", 1.0, "gloo_coalesced"),
-    Bar("alltoall", "shm", 1.0, "gloo"),
-    Bar("alltoall", "mpi", 1.0, "gloo"),
+    Bar("alltoall", "auto", 1.0, "gloo"),
     Bar("alltoall", "tcp", 1.0, "gloo"),
-    Bar("reducescatter", "shm", 1.0, "gloo"),
-    Bar("reducescatter", "mpi", 1.0, "gloo"),
+    Bar("reducescatter", "auto", 1.0, "gloo"),
     Bar("reducescatter", "tcp", 1.0, "gloo"),
-    Bar("process_set", "shm", 1.0, "gloo"),
-    Bar("process_set", "mpi", 1.0, "gloo"),
+    Bar("process_set", "auto", 1.0, "gloo"),
     Bar("process_set", "tcp", 1.0, "gloo"),
-    Bar("step", "shm", 0.45, "ddp"),
-    Bar("step", "mpi", 0.42, "ddp"),
+    Bar("step", "auto", 0.45, "ddp"),
     Bar("step", "tcp", 0.42, "ddp"),
-    Bar("step_bf16", "mpi", 1.0, "aiacc_fp32"),
+    Bar("step_bf16", "auto", 1.0, "aiacc_fp32"),
     Bar("step_bf16", "tcp", 1.0, "aiacc_fp32"),
-    Bar("submit", "shm", 2.5, ""),
-    Bar("submit", "mpi", 2.5, ""),
+    Bar("submit", "auto", 2.5, ""),
     Bar("submit", "tcp", 2.5, ""),
     Bar("submit_cpp", "", 2.0, ""),
 )
@@ -136,3 +126,11 @@ CONTENDERS = {
 def row_of(key: str) -> Row:
     """The row with this key."""
     return next(row for row in ROWS if row.key == key)
+
+
+def bar_of(row: str, engine: str, ranks: int) -> Bar | None:
+    """The bar of a row; with more ranks than two, to be no slower than the peer of that bar."""
+    bar = next((bar for bar in BARS if (bar.row, bar.engine) == (row, engine)), None)
+    if bar is None or ranks == 2:
+        return bar
+    return replace(bar, limit=1.0) if bar.peer else None

@@ -32,7 +32,8 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     rank, size = options.rank, options.size
-    if options.engine != "none":
+    with_aiacc = rank is None
+    if with_aiacc:
         import aiacc.torch as hvd
 
         hvd.init()
@@ -41,20 +42,20 @@ def main() -> None:
             raise RuntimeError(f"launched as one of {options.size} ranks, but aiacc has {size}")
     found: dict[str, object] = {"rank": rank}
     if IDLE in options.rows:
-        found[IDLE] = _idle(options, rank)
+        found[IDLE] = _idle(options, with_aiacc, rank)
     rows = [row for row in ROWS if row.key in options.rows]
     if rows:
         gloo = peers.Gloo(rank, size, options.out / "gloo", options.timeout)
         records: dict[str, dict[str, object]] = {}
         for row in rows:
-            contenders = _contenders(row.key, options.engine != "none", gloo, rank, size, row.calls)
+            contenders = _contenders(row.key, with_aiacc, gloo, rank, size, row.calls)
             seen = interleave(row, contenders, options.iterations, gloo.align)
             records[row.key] = {name: asdict(record) for name, record in seen.items()}
             del contenders
         found["rows"] = records
         gloo.align()
         gloo.close()
-    if options.engine != "none":
+    if with_aiacc:
         found["engine"] = _engine()
         found["stats"] = _stats()
         hvd.shutdown()
@@ -113,10 +114,10 @@ def _contenders(
     return mine + theirs
 
 
-def _idle(options: argparse.Namespace, rank: int) -> dict[str, float]:
+def _idle(options: argparse.Namespace, with_aiacc: bool, rank: int) -> dict[str, float]:
     """CPU time and rounds of a rank that has nothing to do after its first collective."""
     rounds: Callable[[], float]
-    if options.engine != "none":
+    if with_aiacc:
         import aiacc.torch as hvd
 
         hvd.allreduce(torch.ones(1), name="before idling")
@@ -130,7 +131,7 @@ def _idle(options: argparse.Namespace, rank: int) -> dict[str, float]:
     time.sleep(options.idle_seconds)
     cpu = time.process_time_ns() - cpu
     exchanged = rounds() - before
-    if options.engine == "none":
+    if not with_aiacc:
         gloo.close()
     return {"cpu_ms": round(cpu / 1e6, 4), "rounds": exchanged}
 
@@ -151,9 +152,8 @@ def _stats() -> dict[str, int | float]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", required=True)
     parser.add_argument("--rows", required=True, type=lambda text: text.split(","))
-    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--rank", type=int, help="of a job without aiacc, which has no launcher")
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--idle-seconds", type=float, required=True)

@@ -9,7 +9,7 @@ import pytest
 
 from bench import report
 from bench.collectives import jobs, measure
-from bench.collectives.rows import BARS, CONTENDERS, ROWS, row_of
+from bench.collectives.rows import BARS, CONTENDERS, ROWS, bar_of, row_of
 from bench.shapes import elements, resnet50
 
 
@@ -73,7 +73,7 @@ def _report(ours, theirs):
     def result(name, median):
         return {
             "row": "resnet50",
-            "engine": "mpi",
+            "job": "mpirun",
             "contender": name,
             "median": median,
             "p95": 2 * median,
@@ -83,7 +83,7 @@ def _report(ours, theirs):
 
     return {
         "results": [result("aiacc", ours), result("gloo", theirs)],
-        "idle": [{"engine": "mpi", "seconds": 5.0, "cpu_ms": [0.1, 0.2], "rounds": [0, 0]}],
+        "idle": [{"job": "mpirun", "seconds": 5.0, "cpu_ms": [0.1, 0.2], "rounds": [0, 0]}],
         "machine": {"cpu": "cpu", "cores": 2, "kernel": "6"},
         "versions": {"torch": "2", "mpich": "5"},
         "load_average": {"before": [0.1], "after": [0.2]},
@@ -99,7 +99,7 @@ def _report(ours, theirs):
 @pytest.mark.parametrize(("ours", "verdict"), [(20.0, "| yes |"), (21.0, "| **no** |")])
 def test_the_summary_judges_the_ratio(ours, verdict):
     table = report.summary(json.loads(json.dumps(_report(ours, 100.0))))
-    line = next(line for line in table.splitlines() if "| mpi |" in line)
+    line = next(line for line in table.splitlines() if "| mpirun |" in line)
     assert f"{ours / 100:.2f}x" in line
     assert line.endswith(verdict)
     assert "exchanged 0 rounds" in table
@@ -109,15 +109,53 @@ def test_another_checkout_is_compared_without_the_peers():
     both = _report(30.0, 100.0)
     other = _report(20.0, 100.0)
     both["against"] = {"commit": "fedcba98765", "results": other["results"]}
-    line = next(line for line in report.against(both).splitlines() if "| mpi |" in line)
-    assert line.endswith("| 20.0 ms (40.0 ms) | 30.0 ms (60.0 ms) | 1.50x (1.50-1.50) |")
-    assert report.against(both).count("| mpi |") == 1
+    lines = report.summary(both).splitlines()
+    start = next(i for i, line in enumerate(lines) if "| fedcba987 | here |" in line)
+    compared = [line for line in lines[start:] if "| mpirun |" in line]
+    assert len(compared) == 1
+    assert compared[0].endswith("| 20.0 ms (40.0 ms) | 30.0 ms (60.0 ms) | 1.50x (1.50-1.50) |")
 
 
 def test_a_checkout_runs_in_its_own_environment(tmp_path):
-    job = jobs.Job("tcp", ["submit"], 2, 1, 1.0, 1.0, {}, checkout=tmp_path)
+    job = _job("mpirun", tmp_path)
     assert job.python == tmp_path / ".venv" / "bin" / "python"
     assert replace(job, checkout=jobs.ROOT).python == Path(sys.executable)
+
+
+def _job(kind, checkout):
+    return jobs.Job(kind, ["submit"], 2, 1, 1.0, 1.0, {}, checkout=checkout)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "engine"),
+    [
+        ("aiaccrun", ["-np", "2"], "auto"),
+        ("mpirun", ["-np", "2"], "auto"),
+        ("torchrun:tcp", ["--standalone", "--nproc-per-node", "2", "--no-python"], "tcp"),
+    ],
+)
+def test_a_launcher_starts_the_ranks(tmp_path, kind, options, engine):
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    launcher = binaries / kind.partition(":")[0]
+    with pytest.raises(jobs.JobError, match=f"{launcher} does not exist"):
+        jobs.commands(_job(kind, tmp_path), tmp_path)
+    launcher.touch()
+    [(command, environment)] = jobs.commands(_job(kind, tmp_path), tmp_path)
+    worker = [str(binaries / "python"), "-m", "bench.collectives.worker"]
+    assert command[: len(options) + 4] == [str(launcher), *options, *worker]
+    assert environment["AIACC_ENGINE"] == engine
+
+
+def test_ranks_without_aiacc_have_no_launcher(tmp_path):
+    commands = [command for command, _ in jobs.commands(_job("none", tmp_path), tmp_path)]
+    assert [command[-2:] for command in commands] == [["--rank", "0"], ["--rank", "1"]]
+
+
+def test_more_ranks_are_held_to_the_peer():
+    assert bar_of("step", "auto", 2).limit == 0.45
+    assert bar_of("step", "auto", 4).limit == 1.0
+    assert bar_of("latency_4B", "auto", 4) is None
 
 
 def test_the_table_replaces_what_is_between_the_markers():
