@@ -59,6 +59,7 @@ HostMemory Giver::make() {
   std::generate(
       std::begin(nonce), std::end(nonce), [&] { return static_cast<std::uint8_t>(random()); });
   parts_.set_nonce(nonce);
+  parts_.require_room(0);
   auto [memory, descriptor] = SharedMemory::create(parts_.total_bytes());
   parts_.take(memory, descriptor, 0);
   if (!links_.empty()) {

@@ -79,6 +79,7 @@ SharedMemory Receiver::take() {
   const Socket descriptor = fetch(invitation.name);
   SharedMemory memory = SharedMemory::map(descriptor, parts_.total_bytes());
   parts_.check(memory, 0);
+  parts_.require_room(index_);
   parts_.take(memory, descriptor, index_);
   return memory;
 }

@@ -3,13 +3,14 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "csrc/base/error.h"
 #include "csrc/engines/members.h"
+#include "csrc/engines/shm/memory_room.h"
 
 namespace aiacc {
-
 MemoryParts::MemoryParts(const MemorySharing& what)
     : what_(what),
       page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))),
@@ -24,6 +25,18 @@ MemoryMark MemoryParts::mark_of(std::size_t index) const {
   std::memcpy(mark.nonce, nonce_, sizeof nonce_);
   mark.rank = static_cast<std::uint32_t>(what_.ranks[index]);
   return mark;
+}
+
+void MemoryParts::require_room(std::size_t index) const {
+  // The first looks for all, since the others take theirs at the same time.
+  const std::size_t bytes = index == 0 ? total_bytes() : stride_;
+  const MemoryRoom room = memory_room();
+  if (bytes > room.bytes) {
+    throw Error(Code::kEngine,
+                "[shm] the ranks of this host are to share " + std::to_string(bytes >> 20) +
+                    " MiB of memory, but only " + std::to_string(room.bytes >> 20) +
+                    " MiB are left (" + room.limit + "); raise the limit, or lower AIACC_LANES");
+  }
 }
 
 void MemoryParts::take(SharedMemory& memory, const Socket& descriptor, std::size_t index) const {

@@ -66,6 +66,9 @@ class MemoryParts {
   void set_nonce(const std::uint8_t (&nonce)[16]);
   MemoryMark mark_of(std::size_t index) const;
 
+  /// Throws Error(kEngine) if the machine or a cgroup has no room for what the rank of that index
+  /// is about to take.
+  void require_room(std::size_t index) const;
   /// Takes and prepares the part of the rank of that index.
   void take(SharedMemory& memory, const Socket& descriptor, std::size_t index) const;
   /// Throws Error(kEngine) unless that rank's mark is seen there.

@@ -136,6 +136,24 @@ TEST(MemorySharingTest, OneRankNeedsNoConnector) {
 }
 
 /// Only some of the job, twice at the same time.
+/// Taking it would end a process.
+TEST(MemorySharingTest, MoreThanTheMachineHasIsAnErrorOnAllRanks) {
+  TcpWorld world(2);
+  run_as_ranks(2, [&](int rank) {
+    MemorySharing sharing = sharing_of(2, rank);
+    sharing.bytes = std::size_t{1} << 50;
+    sharing.prepare = [](std::byte*) { ADD_FAILURE() << "there is memory"; };
+    try {
+      share_memory(&world.connector(rank), sharing);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(Code::kEngine, error.code());
+      EXPECT_NE(std::string::npos, std::string(error.what()).find("MiB are left ("))
+          << error.what();
+    }
+  });
+}
+
 TEST(MemorySharingTest, PartsOfAJobDoNotMeetEachOther) {
   TcpWorld world(4);
   run_as_ranks(4, [&](int rank) {
