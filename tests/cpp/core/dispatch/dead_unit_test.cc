@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
+#include "csrc/engines/shm/shm_engine.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/deserter.h"
 #include "tests/cpp/support/desertion.h"
@@ -148,9 +149,11 @@ TEST(DeadUnit, WhatRanksOfALargeJobSayAlikeIsSaidOnce) {
 struct Watched {
   const char* name;
   Transport transport;
-  std::vector<int> hosts;  ///< of the ranks, for the hierarchical engine; none: a flat one
+  std::vector<int> hosts;  ///< of the ranks; if all are one they share memory; none: sockets
   bool staged = false;     ///< tensors on GPUs pass through the host
 };
+
+const std::vector<int> kOneHost{0, 0, 0};
 
 class DeadUnitTest : public testing::TestWithParam<Watched> {
  protected:
@@ -166,6 +169,8 @@ class DeadUnitTest : public testing::TestWithParam<Watched> {
         engine = std::make_unique<FakeEngine>(std::move(hub), rank);
       } else if (GetParam().hosts.empty()) {
         engine = std::make_unique<TcpEngine>(*context);
+      } else if (GetParam().hosts == kOneHost) {
+        engine = std::make_unique<ShmEngine>(*context);
       } else {
         context->host_of = GetParam().hosts;
         engine = create_hierarchical_engine(*context);
@@ -204,7 +209,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Watched{"Tcp", Transport::kTcp, {}},
                     Watched{"HierarchicalBetweenHosts", Transport::kTcp, {0, 0, 1}},
                     Watched{"HierarchicalInsideAHost", Transport::kTcp, {0, 1, 1}},
+                    Watched{"SharedMemory", Transport::kTcp, kOneHost},
                     Watched{"Staged", Transport::kTcp, {}, true},
+                    Watched{"StagedSharedMemory", Transport::kTcp, kOneHost, true},
                     Watched{"StagedHierarchical", Transport::kTcp, {0, 0, 1}, true}),
     [](const auto& test) { return std::string(test.param.name); });
 
