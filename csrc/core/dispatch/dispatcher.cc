@@ -164,6 +164,9 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
   auto& [next_seq, loads] =
       numbering_.try_emplace(communicator->id, Numbering{0, LaneLoads(communicator->id)})
           .first->second;
+  if (communicator->engine->slots(0).data != nullptr) {
+    drop_wire_formats(of_communicator_, gpus_.queues());
+  }
   fill_planner_input(of_communicator_, gpus_.queues(), planner_input_);
   plan_units(planner_input_.tensors,
              parameters,

@@ -67,6 +67,14 @@ bool is_empty(Operation& operation) {
   return true;
 }
 
+void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine) {
+  for (Operation* operation : operations) {
+    if (!(gpu_engine && operation->request.on_gpu())) {
+      operation->request.wire = WireFormat::kTensor;
+    }
+  }
+}
+
 void fill_planner_input(const std::vector<Operation*>& operations,
                         bool gpu_engine,
                         PlannerInput& plan) {

@@ -20,6 +20,10 @@ struct PlannerInput {
   std::vector<Piece> classes;          ///< scratch: the first tensor of every pack class
 };
 
+/// For ranks that share memory: nothing travels, and to narrow and widen would cost more than the
+/// bytes that it saves. What an engine for GPUs moves keeps its wire format. Pure, as the next.
+void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine);
+
 /// `gpu_engine`: whether tensors on GPUs have an engine of their own. Pure: equal on all members
 /// for equal operations.
 void fill_planner_input(const std::vector<Operation*>& operations,

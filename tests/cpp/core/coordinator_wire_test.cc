@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/core/coordinator.h"
+#include "csrc/engines/shm/shm_engine.h"
 #include "csrc/kernels/half.h"
 #include "tests/cpp/support/coordinators.h"
 
@@ -130,6 +132,35 @@ TEST_P(CoordinatorWireTest, AllRanksHaveTheSameBitsRoundedFromTheirInputs) {
       ASSERT_NEAR(exact / ranks, results[0][i], epsilon * magnitude) << i;
     }
   }
+}
+
+/// Nothing travels there, and float32 in memory is faster than 16 bits.
+TEST(SharedMemoryWireTest, TensorsKeepTheirFormat) {
+  CoordinatorWorld world;
+  world.transport = Transport::kTcp;
+  world.make_engine = [](int, EngineContext* context, const std::shared_ptr<FakeHub>&) {
+    return std::make_unique<ShmEngine>(*context);
+  };
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    for (const std::int64_t count : {7, 300'001}) {
+      const auto reduced = [&](WireFormat wire) {
+        std::vector<float> values(static_cast<std::size_t>(count));
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          values[i] = std::sin(static_cast<float>(i)) * static_cast<float>(rank + 1) * 1e5F;
+        }
+        const std::uint64_t before = coordinator.stats().data_bytes;
+        const Request request = narrow_request("x", count, wire);
+        finish(coordinator, submit(coordinator, request, values.data(), values.data()));
+        EXPECT_EQ(coordinator.stats().data_bytes - before, values.size() * sizeof(float));
+        return values;
+      };
+      const std::vector<float> exact = reduced(WireFormat::kTensor);
+      for (const WireFormat wire : kWires) {
+        EXPECT_EQ(reduced(wire), exact) << name_of(wire);
+      }
+    }
+  });
 }
 
 TEST_P(CoordinatorWireTest, HalfTheBytesTravelInHalfTheUnits) {

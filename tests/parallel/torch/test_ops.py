@@ -115,7 +115,10 @@ def _average_scale_and_compress():
     # bfloat16 keeps the range of float32, float16 does not.
     large = torch.tensor([2.0**20])
     _equal(hvd.allreduce(large, compression=hvd.Compression.bf16), large)
-    assert hvd.allreduce(large, compression=hvd.Compression.fp16).isinf().all()
+    # Ranks that share memory send nothing.
+    sends = size == 1 or aiacc.engine() == "tcp"
+    narrowed = torch.full_like(large, torch.inf) if sends else large
+    _equal(hvd.allreduce(large, compression=hvd.Compression.fp16), narrowed)
     # 16-bit numbers are added in 32 bits, and rounded once per addition.
     third = torch.full((100,), 1 / 3, dtype=torch.bfloat16)
     if size == 2:
