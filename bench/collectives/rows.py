@@ -61,7 +61,7 @@ ROWS = (
     Row("resnet50", "161 gradients of ResNet-50, 97.5 MiB, averaged"),
     Row("small", f"{SMALL_TENSORS} tensors of 1 KB, one by one"),
     Row("small_async", f"{SMALL_TENSORS} tensors of 1 KB, one by one on both sides"),
-    Row("latency_4B", "one blocking all-reduce, 4 B", calls=50, rounds=2),
+    Row("latency_4B", "one blocking all-reduce, 4 B", calls=40, rounds=2),
     Row("latency_256K", "one blocking all-reduce, 256 KB", calls=20, rounds=2),
     Row("latency_4M", "one blocking all-reduce, 4 MB", calls=5, rounds=2),
     Row("grouped", f"{GROUPED_TENSORS} tensors of 64 KB as one group, averaged"),

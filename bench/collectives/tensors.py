@@ -33,7 +33,7 @@ class Tensors:
         self.size = size
         count = sum(tensor.numel() for tensor in self.tensors)
         ranks_sum = size * (size + 1) // 2
-        pattern = (torch.arange(count) % _PERIOD).float()
+        pattern = (torch.arange(1, count + 1) % _PERIOD).float()
         if largest_sum > 0:
             pattern %= largest_sum // ranks_sum + 1
         self._inputs = self._views(pattern * (rank + 1))
