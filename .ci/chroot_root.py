@@ -1,6 +1,6 @@
 """A folder with a system of its own, in which commands run as in a container.
 
-They have their own processes, mounts and name; the network is this machine's unless another is named.
+They have their own processes, mounts and name, and this machine's network unless given one.
 Needs the superuser, unshare, chroot, debootstrap and iproute2 (Debian and Ubuntu have them).
 """
 

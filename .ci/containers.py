@@ -1,6 +1,6 @@
 """Runs the services of docker/compose.yaml as docker compose would, without docker.
 
-Each has the image's system, a network namespace, a name, and the volumes; a bridge joins the networks.
+Each has the image's system, a name, the volumes and a network namespace; a bridge joins these.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check(image: System, compose: Path) -> None:
 
 
 def words_of(service: Mapping[str, Any], image: System) -> list[str]:
-    """What a container of a service runs: its entry point and command, or those of its image. Pure."""
+    """What a service's container runs: its entry point and command, or its image's. Pure."""
     entrypoint = service.get("entrypoint")
     # As docker: who replaces the entry point drops the image's command.
     command = service.get("command", image.command if entrypoint is None else [])
@@ -111,7 +111,8 @@ def networks(hosts: list[str]) -> Iterator[dict[str, str]]:
         ip("-n", switch, "link", "set", "bridge", "up")
         for number, name in enumerate(names.values(), 1):
             port = f"port{number}"
-            ip("-n", name, *"link add eth0 type veth peer".split(), port, "netns", switch)
+            pair = ("link", "add", "eth0", "type", "veth", "peer", port, "netns", switch)
+            ip("-n", name, *pair)
             ip("-n", switch, "link", "set", port, "master", "bridge", "up")
             ip("-n", name, "addr", "add", f"{PREFIX}{number}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")

@@ -156,7 +156,7 @@ def copy(
     stage = instruction.flags.get("from")
     origin = systems[stage].root if stage else ROOT
     folder = target.endswith("/") or len(sources) > 1
-    place = system.root / os.path.normpath(os.path.join(system.workdir, target)).lstrip("/")
+    place = system.root / os.path.normpath(Path(system.workdir) / target).lstrip("/")
     for name in sources:
         path = origin / name.lstrip("/")
         if path.is_dir():
@@ -214,7 +214,7 @@ def call(
 
 
 def package_index() -> tuple[dict[str, str], list[tuple[Path, str]]]:
-    """How pip reaches an index from here: variables, and files to bind, as this machine has them."""
+    """How pip reaches an index from here: variables, and files of this machine to bind."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout

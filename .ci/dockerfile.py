@@ -1,4 +1,4 @@
-"""Reads a Dockerfile as far as those of docker/ go. Pure: docker_check.py executes what this reads."""
+"""Reads a Dockerfile as far as those of docker/ go. Pure: docker_check.py executes it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-KEYWORDS = frozenset(
-    "ARG CMD COPY ENTRYPOINT ENV EXPOSE FROM HEALTHCHECK RUN USER WORKDIR".split()
-)
+KEYWORDS = {
+    *("ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE"),
+    *("FROM", "HEALTHCHECK", "RUN", "USER", "WORKDIR"),
+}
 _FLAG = re.compile(r"--([a-z-]+)=(\S+)\s+")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 
@@ -140,9 +141,7 @@ def assignments(instruction: Instruction, variables: Mapping[str, str]) -> dict[
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """$NAME, ${NAME} and ${NAME:-default} replaced; what is unknown is empty."""
-    return _VARIABLE.sub(
-        lambda found: variables.get(found[1] or found[2]) or found[3] or "", text
-    )
+    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2]) or found[3] or "", text)
 
 
 def _instructions(text: str) -> list[Instruction]:

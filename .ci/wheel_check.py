@@ -1,7 +1,7 @@
 """`make wheel-check`: each wheel of dist/ in an empty virtual environment, without a compiler.
 
-There it is asked what it can do, and trains the examples on two ranks, by aiaccrun and, if it has the
-plug-in, by mpirun; that for Keras where TensorFlow exists for that Python.
+There it is asked what it can do, and trains the examples on two ranks, by aiaccrun and, if it
+has the plug-in, by mpirun; that for Keras where TensorFlow exists for that Python.
 """
 
 from __future__ import annotations
