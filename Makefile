@@ -106,6 +106,23 @@ bench: gtest build  ## measure against the peers, write bench/results and the ta
 	$(BIN)/python -m bench.report --write
 	$(BIN)/python -m bench.negotiation
 
+.PHONY: wheel
+wheel: $(STAMPS)/release  ## manylinux wheels in dist/, for each CPython from 3.11 to 3.13 that is here
+	CMAKE_ARGS="$(CMAKE_FLAGS)" $(BIN)/python .ci/wheels.py
+
+.PHONY: wheel-check
+wheel-check: $(STAMPS)/tools  ## install and run the wheels of dist/ where there is no compiler
+	$(BIN)/python .ci/wheel_check.py --torch '$(TORCH)' --tensorflow '$(TENSORFLOW)'
+
+DOCKER_CHECK_ARGS ?=
+
+.PHONY: docker-check
+docker-check: $(STAMPS)/release  ## lint docker/, execute the Dockerfiles without docker (superuser)
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+	$(BIN)/hadolint docker/*.Dockerfile
+	.ci/apt_install debootstrap iproute2
+	$(BIN)/python .ci/docker_check.py $(DOCKER_CHECK_ARGS)
+
 .PHONY: docs
 docs: build  ## regenerate the generated pages
 	$(BIN)/python -m aiacc.run.help_env --markdown >docs/environment.md
@@ -130,6 +147,10 @@ $(STAMPS)/tools: Makefile
 # The package in place with its development tools; C++ changes only need `cmake --build`.
 $(STAMPS)/package: $(STAMPS)/tools pyproject.toml setup.py
 	AIACC_SKIP_CMAKE=1 $(BIN)/python -m pip install -q --no-build-isolation -e '.[dev,examples,mpi]'
+	@touch $@
+
+$(STAMPS)/release: $(STAMPS)/package
+	AIACC_SKIP_CMAKE=1 $(BIN)/python -m pip install -q --no-build-isolation -e '.[release]'
 	@touch $@
 
 $(STAMPS)/tidy: $(STAMPS)/package

@@ -1,6 +1,7 @@
 """Drives CMake; everything that can be declared is in pyproject.toml."""
 
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -49,6 +50,7 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DAIACC_OUTPUT_DIR={package}",
             f"-DAIACC_MPICC_LAST={wheel_mpi_compiler()}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)
