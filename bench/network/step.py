@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.collectives.rows import BFLOAT16_EXACT
 from bench.collectives.tensors import Tensors
 from bench.collectives.training import FreeModel
 from bench.network.workloads import Workload, workload
@@ -59,12 +60,14 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--groups", type=int, default=0)
+    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, size = int(os.environ["AIACC_RANK"]), int(os.environ["AIACC_SIZE"])
     work = workload(options.workload)
-    gradients = Tensors(work.shapes, rank, size)
+    largest_sum = 0 if options.compression == "none" else BFLOAT16_EXACT
+    gradients = Tensors(work.shapes, rank, size, largest_sum)
     gradients.fill()  # once: averages of averages are the same
     device = _Device(work)
     model = FreeModel(gradients, device.gradient)
@@ -76,7 +79,10 @@ def main() -> None:
 
         hvd.init()
         optimizer = hvd.DistributedOptimizer(
-            optimizer, model.named_parameters(), groups=options.groups or None
+            optimizer,
+            model.named_parameters(),
+            groups=options.groups or None,
+            compression=getattr(hvd.Compression, options.compression),
         )
     elif options.contender == "ddp":
         dist.init_process_group(

@@ -31,6 +31,7 @@ class Contender:
         variables: Environment of its ranks.
         warmup: Steps before those that count.
         groups: Groups of gradients that are reduced together, 0 for each by itself.
+        compression: Attribute of ``aiacc.torch.Compression``.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Contender:
     variables: dict[str, str]
     warmup: int = 1
     groups: int = 0
+    compression: str = "none"
 
 
 def contenders() -> list[Contender]:
@@ -51,6 +53,8 @@ def contenders() -> list[Contender]:
     repeated = ",".join(["eth0"] * GLOO_CONTEXTS)
     return [
         *ours,
+        Contender("bf16", f"aiacc, {LANES[-1]} lanes, bfloat16", "aiacc",
+                  {"AIACC_LANES": str(LANES[-1]), "AIACC_ENGINE": "tcp"}, compression="bf16"),
         Contender("auto", "aiacc, AIACC_AUTOTUNE", "aiacc",
                   {"AIACC_AUTOTUNE": "1", "AIACC_ENGINE": "tcp"}, _SEARCH_STEPS),
         Contender("ddp", "DDP/gloo", "ddp", {"GLOO_SOCKET_IFNAME": "eth0"}),
@@ -135,6 +139,7 @@ def job(
         command = [sys.executable, "-m", "bench.network.step", "--workload", name]
         command += ["--contender", contender.program, "--warmup", str(contender.warmup)]
         command += ["--steps", str(steps), "--groups", str(contender.groups)]
+        command += ["--compression", contender.compression]
         command += ["--output", str(output)]
         bed.reset()
         code = launch.run(
