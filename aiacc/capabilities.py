@@ -75,6 +75,11 @@ def rocm_built() -> bool:
     return False
 
 
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether Adasum is possible among so many ranks: a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """Does nothing. In Horovod it looks for the compiled part of a front-end; here all share one.
 

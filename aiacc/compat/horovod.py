@@ -1,4 +1,4 @@
-"""Makes ``import horovod.torch as hvd`` find aiacc, in scripts that are not to be changed.
+"""Makes ``import horovod.torch as hvd`` and its like find aiacc, in scripts that shall not change.
 
 Call `install` before anything imports horovod, or start the script by ``aiaccrun --as-horovod``.
 Every name below ``horovod`` stands for a module of aiacc, the very same object: a class that one
@@ -23,13 +23,20 @@ VERSION = "0.28.1"
 #: Horovod's modules and ours. What lies below a name on the left lies below that on the right too.
 _MODULES = {
     "horovod.torch": "aiacc.torch",
+    "horovod.tensorflow": "aiacc.tensorflow",
+    "horovod.keras": "aiacc.keras",
+    "horovod.keras.callbacks": "aiacc.tensorflow.keras.callbacks",
+    "horovod.keras.elastic": "aiacc.tensorflow.keras.elastic",
     "horovod.common.basics": "aiacc.basics",
     "horovod.common.exceptions": "aiacc.exceptions",
     "horovod.common.process_sets": "aiacc.process_sets",
     "horovod.common.util": "aiacc.capabilities",
 }
 
-_WHAT_THERE_IS = "aiacc stands in for horovod here, and has horovod.torch and horovod.common only"
+_WHAT_THERE_IS = (
+    "aiacc stands in for horovod here, and has horovod.torch, horovod.tensorflow, horovod.keras "
+    "and horovod.common only"
+)
 
 #: Horovod's packages that have no counterpart, and only hold the modules above.
 _PACKAGES = ("horovod", "horovod.common")

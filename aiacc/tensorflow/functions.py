@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import tensorflow as tf
+
 from aiacc.collectives import objects
 from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.tensorflow import node
 from aiacc.tensorflow.ops.broadcast import broadcast_
 
 
@@ -15,7 +18,7 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> list[Any]:
+) -> Any:
     """Assign the values that variables have on ``root_rank`` to them, on all ranks.
 
     Collective: every rank, with variables of the same shapes and dtypes in the same order.
@@ -28,14 +31,38 @@ def broadcast_variables(
         inplace: Accepted because Horovod has it.
 
     Returns:
-        The variables.
+        The variables; in a graph for a session the node that assigns them.
 
     Raises:
         ValueError: Bad argument.
         tf.errors.OpError: The operation failed.
     """
     del inplace
-    return broadcast_(variables, root_rank, process_set=process_set)
+    assigned = broadcast_(variables, root_rank, process_set=process_set)
+    return tf.group(*assigned) if node.in_session_graph() else assigned
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """A node that assigns the values that all variables of the graph have on ``root_rank``.
+
+    For graphs and sessions of `tf.compat.v1`. Run it once they are initialised; so does
+    `BroadcastGlobalVariablesHook`.
+
+    Collective: every rank runs it, with graphs that have the same variables in the same order.
+    Blocks: never; running the node blocks until all have their values.
+
+    Args:
+        root_rank: Global rank to copy from.
+
+    Raises:
+        RuntimeError: Outside of such a graph, where no list of all variables exists.
+    """
+    if not node.in_session_graph():
+        raise RuntimeError(
+            "broadcast_global_variables with eager execution or in a tf.function (expected a graph "
+            "of tf.compat.v1); use broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 def broadcast_object(

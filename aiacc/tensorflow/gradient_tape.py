@@ -10,7 +10,7 @@ from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
 from aiacc.tensorflow.compression import Compression, Compressor
-from aiacc.tensorflow.gradients import GradientReduction, resolve_groups
+from aiacc.tensorflow.gradients import GradientReduction, resolve_groups, variables_of
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
@@ -90,7 +90,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 ) -> tf.GradientTape:
     """`DistributedGradientTape` that leaves the variables of some layers to each rank.
 
-    Other arguments and errors are those of `DistributedGradientTape`.
+    Other arguments are those of `DistributedGradientTape`.
 
     Args:
         gradtape: See there.
@@ -103,8 +103,11 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         num_groups: See there.
         groups: See there.
         process_set: See there.
-        local_layers: A Keras layer, or several, whose gradients are not reduced.
+        local_layers: A built Keras layer, or several, whose gradients are not reduced.
         scale_local_gradients: See there.
+
+    Raises:
+        ValueError: A bad argument; a layer without its variables.
     """
     tape: Any = DistributedGradientTape(
         gradtape,
@@ -119,10 +122,8 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         process_set,
         scale_local_gradients,
     )
-    layers = [] if local_layers is None else local_layers
-    for layer in layers if isinstance(layers, list | tuple) else [layers]:
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    for variable in variables_of(local_layers):
+        tape.register_local_source(variable)
     return tape
 
 

@@ -125,3 +125,22 @@ def resolve_groups(
 ) -> int | list[list[Any]] | None:
     """``groups``, or the deprecated ``num_groups``; both 0 and None mean none."""
     return groups if groups is not None else num_groups or None
+
+
+def variables_of(local_layers: Any) -> list[Any]:
+    """Trainable variables of a Keras layer, or of several.
+
+    Raises:
+        ValueError: One is no layer, or has no variables yet.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, list | tuple) else [layers]
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise ValueError(f"local_layers has {layer!r:.100} (expected layers of Keras)")
+        if not getattr(layer, "built", True):
+            raise ValueError(
+                f"local_layers has {layer.name!r}, which is not built (expected a layer that has "
+                "its variables); call the model on data, or model.build, before"
+            )
+    return [variable for layer in layers for variable in layer.trainable_weights]

@@ -89,6 +89,11 @@ def node_name(graph: Any, verb: str) -> str:
     return f"{function}.{verb}" if function else verb
 
 
+def in_session_graph() -> bool:
+    """Whether a graph is being built that a session of `tf.compat.v1` runs, not `tf.function`."""
+    return not (tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function)
+
+
 def name_given_to(op: Any) -> str | None:
     """The name that the caller gave to a node or an op that was run; None if it was automatic."""
     wire_name = op.get_attr("wire_name").decode()

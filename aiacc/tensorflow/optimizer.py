@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
+from aiacc.tensorflow.gradients import GradientReduction, resolve_groups
+from aiacc.tensorflow.session import SessionOptimizer
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -26,21 +30,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer of Keras 3 that applies the gradients of all ranks.
+    """An optimizer of Keras 3, or of `tf.compat.v1.train`, that applies the gradients of all ranks.
 
-    It is `aiacc.tensorflow.keras.DistributedOptimizer`, with the arguments in another order; see
-    there for all but these.
+    For one of Keras it is `aiacc.tensorflow.keras.DistributedOptimizer`, with the arguments in
+    another order; see there for all but these.
+
+    For one of `tf.compat.v1.train` (graphs and sessions) it has its methods; ``compute_gradients``
+    gives gradients that are reduced over the ranks, and ``minimize`` applies them.
 
     Args:
-        optimizer: See there.
+        optimizer: The optimizer.
         name: See there.
-        use_locking: Accepted because Horovod has it.
+        use_locking: Of the new optimizer of `tf.compat.v1.train`.
         device_dense: See there.
         device_sparse: See there.
         compression: See there.
         sparse_as_dense: See there.
-        backward_passes_per_step: See there.
-        op: See there.
+        backward_passes_per_step: See there; 1 for `tf.compat.v1.train`.
+        op: See there; for `tf.compat.v1.train` Adasum, too.
         gradient_predivide_factor: See there.
         average_aggregated_gradients: See there.
         num_groups: See there.
@@ -51,7 +58,27 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: A bad argument.
     """
-    del use_locking
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if isinstance(optimizer, SessionOptimizer):
+            raise ValueError(
+                f"optimizer is a DistributedOptimizer ({optimizer.get_name()}) already (expected "
+                "one of tf.compat.v1.train); wrap it once"
+            )
+        if backward_passes_per_step != 1:
+            raise ValueError(
+                f"backward_passes_per_step={backward_passes_per_step} with an optimizer of "
+                "tf.compat.v1.train (expected 1); add gradients up yourself, or use one of Keras"
+            )
+        reduction = GradientReduction(
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            groups=resolve_groups(num_groups, groups),
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
+        return SessionOptimizer(optimizer, name, use_locking, reduction)
     from aiacc.tensorflow.keras import optimizer as for_keras  # imports Keras
 
     return for_keras.DistributedOptimizer(

@@ -1,4 +1,4 @@
-"""`import horovod.torch` finds aiacc: in a process of its own, because imports stay."""
+"""`import horovod.torch` and its like find aiacc: in own processes, because imports stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for call in (run, horovod.run):
         assert "aiaccrun --as-horovod -np N" in str(error)
     else:
         raise AssertionError(call)
-for package, name in [(horovod, "init"), (horovod, "keras"), (horovod.common, "nothing")]:
+for package, name in [(horovod, "init"), (horovod, "mxnet"), (horovod.common, "nothing")]:
     assert not hasattr(package, name)
     try:
         getattr(package, name)
@@ -49,7 +49,7 @@ assert HorovodInternalError is aiacc.exceptions.CollectiveError
 assert importlib.util.find_spec("horovod.torch") is not None
 assert pickle.loads(pickle.dumps(Compression.fp16)) is Compression.fp16
 importlib.reload(aiacc.torch.compression.compressors)
-for missing in ("horovod.tensorflow", "horovod.keras", "horovod.runner", "horovod.torch.nothing"):
+for missing in ("horovod.mxnet", "horovod.spark", "horovod.runner", "horovod.torch.nothing"):
     try:
         importlib.import_module(missing)
     except ModuleNotFoundError as error:
@@ -57,6 +57,33 @@ for missing in ("horovod.tensorflow", "horovod.keras", "horovod.runner", "horovo
         assert "aiacc stands in for horovod" in str(error)
     else:
         raise AssertionError(missing)
+print("good")
+"""
+
+
+OF_TENSORFLOW = """
+import importlib, pickle, sys
+import horovod.tensorflow as hvd
+import aiacc.tensorflow
+assert hvd is aiacc.tensorflow is sys.modules["horovod.tensorflow"]
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.mpi_ops import rank_op, allreduce
+assert Compression is hvd.Compression and rank_op is hvd.rank_op
+
+import horovod.tensorflow.keras as of_tf_keras, horovod.keras as of_keras, horovod.keras.callbacks
+import aiacc.keras, aiacc.tensorflow.keras
+assert of_tf_keras is aiacc.tensorflow.keras
+assert of_keras is aiacc.keras
+assert horovod.keras.callbacks is of_tf_keras.callbacks is of_keras.callbacks
+from horovod.keras.elastic import KerasState
+from horovod.tensorflow.keras.callbacks import MetricAverageCallback
+assert KerasState is of_tf_keras.elastic.KerasState
+ours = [name for name in sys.modules if name.startswith(("aiacc.tensorflow.", "aiacc.keras."))]
+for name in ours:
+    theirs = name.replace("aiacc", "horovod")
+    assert importlib.import_module(theirs) is sys.modules[name], theirs
+    assert sys.modules[name].__spec__.name == sys.modules[name].__name__ == name
+assert pickle.loads(pickle.dumps(Compression.fp16)) is Compression.fp16
 print("good")
 """
 
@@ -78,6 +105,10 @@ def run(program, **environment):
 def test_installed_by_a_call():
     install = "from aiacc.compat.horovod import install; install(); install()"
     assert run(f"{install}\n{CHECKS}") == ["good"]
+
+
+def test_tensorflow_and_keras():
+    assert run(OF_TENSORFLOW, **as_horovod({"PYTHONPATH": str(ROOT)})) == ["good"]
 
 
 def test_installed_by_the_environment():
@@ -146,8 +177,12 @@ print("good")
         ("horovod.torch.mpi_ops", "aiacc.torch.mpi_ops"),
         ("horovod.torch.elastic.state", "aiacc.torch.elastic.state"),
         ("horovod.common.util", "aiacc.capabilities"),
+        ("horovod.tensorflow", "aiacc.tensorflow"),
+        ("horovod.tensorflow.keras.callbacks", "aiacc.tensorflow.keras.callbacks"),
+        ("horovod.keras", "aiacc.keras"),
+        ("horovod.keras.callbacks", "aiacc.tensorflow.keras.callbacks"),
         ("horovod.torches", None),
-        ("horovod.tensorflow", None),
+        ("horovod.mxnet", None),
         ("horovod", None),
     ],
 )
@@ -162,21 +197,55 @@ def test_paths_are_not_repeated():
     assert [path.name for path in Path(SITE).glob("*.py")] == ["sitecustomize.py"]
 
 
-def test_aiaccrun_runs_an_unchanged_script(tmp_path):
+SCRIPTS = {
+    "torch": """
+import torch
+import horovod.torch as hvd
+hvd.init()
+assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
+""",
+    "tensorflow": """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+weight = tf.Variable(float(hvd.rank()))
+hvd.broadcast_variables([weight], root_rank=0)
+with tf.GradientTape() as tape:
+    loss = weight * (hvd.rank() + 1.0)
+gradient = hvd.DistributedGradientTape(tape).gradient(loss, weight)
+assert (weight.numpy(), gradient.numpy(), hvd.size_op().numpy()) == (0.0, 1.5, 2)
+""",
+    "keras": """
+import keras, numpy
+import horovod.keras as hvd
+hvd.init()
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+model.compile(optimizer=optimizer, loss=lambda y, x: x)
+copy = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+x = numpy.full((1, 1), hvd.rank() + 1.0)
+model.fit(x, x, verbose=0, callbacks=[copy])
+before = model.get_weights()[0]
+model.fit(x, x, verbose=0)
+numpy.testing.assert_allclose(model.get_weights()[0], before - 0.15, rtol=1e-5)
+""",
+}
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_aiaccrun_runs_an_unchanged_script(framework, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        "import os, torch\n"
-        "import horovod.torch as hvd\n"
-        "hvd.init()\n"
+        f"import os\n{SCRIPTS[framework]}"
         "assert int(os.environ['HOROVOD_RANK']) == hvd.rank()\n"
         "assert int(os.environ['HOROVOD_LOCAL_SIZE']) == hvd.local_size() == 2\n"
-        "assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]\n"
         f"open({str(tmp_path)!r} + f'/{{hvd.rank()}}', 'w').close()\n"
+        "hvd.shutdown()\n"
     )
     launcher = launch_command("aiaccrun", 2, [])[:-1]
     subprocess.run(
         [*launcher, "--as-horovod", sys.executable, str(script)],
-        env=rank_environment({}),
+        env=rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}),
         timeout=60,
         check=True,
     )

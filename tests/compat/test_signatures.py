@@ -7,7 +7,6 @@ arguments where those are keyword-only.
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 from pathlib import Path
 
@@ -16,44 +15,12 @@ import pytest
 import aiacc.array as array
 import aiacc.torch as hvd
 from aiacc import exceptions
-from aiacc.collectives.reduce_ops import name_of_op
 from aiacc.process_sets import ProcessSet
+from tests.support.signatures import look_up, text_of
 
 TABLE = json.loads(Path(__file__).with_name("horovod_torch_signatures.json").read_text())
 SIGNATURES, MEMBERS, MODULES = TABLE["signatures"], TABLE["members"], TABLE["modules"]
 CONSTANTS, OBJECTS = TABLE["constants"], TABLE["objects"]
-
-
-def text_of(function):
-    """The signature as the table writes it, without what is keyword-only."""
-    kinds = inspect.Parameter
-    parts = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is kinds.KEYWORD_ONLY:
-            assert parameter.default is not kinds.empty, f"{parameter.name} must be optional"
-            continue
-        assert parameter.kind is not kinds.POSITIONAL_ONLY, parameter.name
-        star = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        default = "" if parameter.default is kinds.empty else f"={shown(parameter)}"
-        parts.append(f"{star}{parameter.name}{default}")
-    return f"({', '.join(parts)})"
-
-
-def shown(parameter):
-    """The default as the table writes it."""
-    if parameter.default is hvd.global_process_set:
-        return "global_process_set"
-    if parameter.default is hvd.Compression.none:
-        return "Compression.none"
-    if parameter.name == "op" and parameter.default is not None:
-        return name_of_op(parameter.default)
-    return repr(parameter.default)
-
-
-def look_up(module, path):
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
 
 
 def test_table_has_every_public_name():

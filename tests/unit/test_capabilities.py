@@ -35,3 +35,8 @@ def test_what_is_built():
     for absent in ("ddl", "ccl", "rocm"):
         assert getattr(capabilities, f"{absent}_built")() is False
     capabilities.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+
+
+def test_numbers_of_ranks_for_adasum():
+    powers = [count for count in range(-2, 10) if capabilities.num_rank_is_power_2(count)]
+    assert powers == [1, 2, 4, 8]

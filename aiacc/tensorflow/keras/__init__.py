@@ -8,9 +8,7 @@ from __future__ import annotations
 import keras as _keras
 
 if _keras.backend.backend() != "tensorflow":
-    _REMEDY = {
-        "torch": "; use aiacc.torch, whose DistributedOptimizer takes the model's parameters"
-    }
+    _REMEDY = {"torch": "; use aiacc.torch, as docs/tensorflow.md says under 'Keras on torch'"}
     raise ImportError(
         f"Keras runs on {_keras.backend.backend()} (expected tensorflow): set KERAS_BACKEND="
         f"tensorflow{_REMEDY.get(_keras.backend.backend(), '')}"
@@ -23,6 +21,7 @@ from aiacc.tensorflow import (
     ProcessSet,
     Sum,
     add_process_set,
+    broadcast_global_variables,
     broadcast_object,
     broadcast_variables,
     ccl_built,
@@ -50,7 +49,7 @@ from aiacc.tensorflow import (
     start_timeline,
     stop_timeline,
 )
-from aiacc.tensorflow.keras import callbacks
+from aiacc.tensorflow.keras import callbacks, elastic
 from aiacc.tensorflow.keras.functions import (
     allgather,
     allreduce,
@@ -59,18 +58,23 @@ from aiacc.tensorflow.keras.functions import (
     reducescatter,
 )
 from aiacc.tensorflow.keras.optimizer import DistributedOptimizer
+from aiacc.tensorflow.keras.partial_optimizer import PartialDistributedOptimizer
+from aiacc.tensorflow.keras.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
     "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allreduce",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
@@ -79,6 +83,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

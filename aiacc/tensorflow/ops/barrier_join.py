@@ -22,7 +22,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     Blocks: until every rank has called it, outside of graphs. In a graph it blocks nothing.
 
     Returns:
-        None; the node in a graph that is no function's.
+        None; in a graph for a session the node.
 
     Raises:
         NotImplementedError: In a function that XLA compiles.
@@ -33,7 +33,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     graph = tf.compat.v1.get_default_graph()
     node.refuse_xla(graph, "barrier")
     barrier_node = op_library.checked().aiacc_barrier(process_set_id=set_id(process_set))
-    return None if hasattr(graph, "outer_graph") else barrier_node
+    return barrier_node if node.in_session_graph() else None
 
 
 @node.plain

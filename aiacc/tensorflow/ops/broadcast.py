@@ -72,17 +72,19 @@ def broadcast_(
         process_set: Ranks that take part.
 
     Returns:
-        The variables.
+        The variables; in a graph for a session their values once they are assigned.
 
     Raises:
         ValueError: Bad argument.
         tf.errors.OpError: The operation failed.
     """
     listed = list(variables)
+    assigned = []
     for number, variable in enumerate(listed):
         part = name and f"{name}.{number}"
-        variable.assign(broadcast(variable, root_rank, part, process_set=process_set))
-    return listed
+        copy = broadcast(variable, root_rank, part, process_set=process_set)
+        assigned.append(variable.assign(copy))
+    return assigned if node.in_session_graph() else listed
 
 
 @node.gradient_of("AiaccBroadcast")

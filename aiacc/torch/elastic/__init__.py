@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiacc.torch.elastic.not_yet import run
+from aiacc.collectives.elastic import run
 from aiacc.torch.elastic.sampler import ElasticSampler
 from aiacc.torch.elastic.state import TorchState
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aiacc.torch.elastic.not_yet import refusal
+from aiacc.collectives.elastic import refusal
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):

@@ -39,6 +39,14 @@ void check(std::int32_t code) {
   }
 }
 
+std::vector<std::int32_t> members_of(std::uint32_t process_set) {
+  std::int32_t size = 0;
+  check(aiacc_process_set_size(process_set, &size));
+  std::vector<std::int32_t> ranks(size);
+  check(aiacc_process_set_ranks(process_set, ranks.data(), ranks.size()));
+  return ranks;
+}
+
 /// What is the same in every run of a node.
 struct Constants {
   int kind = 0;
@@ -186,16 +194,8 @@ class Run {
     tensors_.push_back(tensor);
   }
 
-  std::vector<std::int32_t> members() const {
-    std::int32_t size = 0;
-    check(aiacc_process_set_size(constants_.process_set, &size));
-    std::vector<std::int32_t> ranks(size);
-    check(aiacc_process_set_ranks(constants_.process_set, ranks.data(), ranks.size()));
-    return ranks;
-  }
-
   std::int64_t rows_of_this_rank(std::int64_t rows) const {
-    const std::vector<std::int32_t> ranks = members();
+    const std::vector<std::int32_t> ranks = members_of(constants_.process_set);
     std::int32_t rank = 0;
     check(aiacc_rank(&rank));
     const auto number = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
@@ -205,7 +205,7 @@ class Run {
 
   /// Rows that come from each member, and of an all-to-all those that go to each.
   void describe_rows() {
-    const auto size = static_cast<std::int64_t>(members().size());
+    const auto size = static_cast<std::int64_t>(members_of(constants_.process_set).size());
     if (constants_.kind == AIACC_ALLGATHER) {
       const std::vector<std::int64_t> shape{constants_.tensors, size};
       submission_.received =
@@ -302,6 +302,48 @@ class NumberKernel final : public Kernel {
   const bool elsewhere_;
 };
 
+/// Gives what the job that runs at the moment says about this rank.
+class TopologyKernel final : public Kernel {
+ public:
+  TopologyKernel(std::string quantity, std::int64_t process_set)
+      : quantity_(std::move(quantity)), process_set_(static_cast<std::uint32_t>(process_set)) {}
+
+  void start(std::unique_ptr<Execution> execution) const noexcept override {
+    try {
+      *static_cast<std::int32_t*>(execution->allocate(0, kInt32, {})) = value();
+    } catch (const OpError& error) {
+      execution->finish(error.code, error.message.c_str());
+      return;
+    } catch (const std::exception& error) {
+      execution->finish(kResourceExhausted, error.what());
+      return;
+    }
+    execution->finish(kOk, "");
+  }
+
+ private:
+  std::int32_t value() const {
+    std::int32_t value = 0;
+    if (quantity_ == "size") {
+      check(aiacc_process_set_size(process_set_, &value));
+    } else if (quantity_ == "local_rank") {
+      check(aiacc_local_rank(&value));
+    } else if (quantity_ == "local_size") {
+      check(aiacc_local_size(&value));
+    } else {
+      check(aiacc_rank(&value));
+    }
+    if (quantity_ == "process_set_included") {
+      const std::vector<std::int32_t> members = members_of(process_set_);
+      return std::find(members.begin(), members.end(), value) != members.end() ? 1 : 0;
+    }
+    return value;
+  }
+
+  const std::string quantity_;
+  const std::uint32_t process_set_;
+};
+
 }  // namespace
 
 std::unique_ptr<Kernel> make_kernel(const OpSpec& spec, const Attributes& attributes) {
@@ -310,6 +352,10 @@ std::unique_ptr<Kernel> make_kernel(const OpSpec& spec, const Attributes& attrib
   }
   if (spec.kind == kProbe) {
     return std::make_unique<NumberKernel>(kProbeAnswer, true);
+  }
+  if (spec.kind == kTopology) {
+    return std::make_unique<TopologyKernel>(attributes.text("quantity"),
+                                            attributes.number("process_set_id"));
   }
   return std::make_unique<CollectiveKernel>(constants_from(spec.kind, attributes));
 }

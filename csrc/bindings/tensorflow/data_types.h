@@ -8,6 +8,7 @@
 
 namespace aiacc::tensorflow {
 
+inline constexpr int kInt32 = 3;
 inline constexpr int kInt64 = 9;
 
 /// The core's dtype; -1 for one that it does not know.
@@ -17,7 +18,7 @@ inline std::int32_t core_dtype(int dtype) {
       return AIACC_FLOAT32;
     case 2:
       return AIACC_FLOAT64;
-    case 3:
+    case kInt32:
       return AIACC_INT32;
     case 4:
       return AIACC_UINT8;

@@ -26,6 +26,13 @@ const std::vector<OpSpec>& op_specs() {
   static const std::vector<OpSpec> specs{
       {"AiaccToken", kToken, {}, {"token: int64"}, {}, true},
       {"AiaccProbe", kProbe, {}, {"answer: int64"}, {}, true},
+      {"AiaccTopology",
+       kTopology,
+       {},
+       {"value: int32"},
+       {"quantity: {'rank', 'size', 'local_rank', 'local_size', 'process_set_included'}",
+        kProcessSet},
+       true},
       {"AiaccAllreduce",
        AIACC_ALLREDUCE,
        {"tensors: T", kTokens},

@@ -11,6 +11,7 @@ namespace aiacc::tensorflow {
 /// Ops that are none of the core's operations.
 inline constexpr int kToken = -1;
 inline constexpr int kProbe = -2;
+inline constexpr int kTopology = -3;
 
 struct OpSpec {
   const char* name;

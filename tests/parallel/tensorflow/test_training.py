@@ -181,6 +181,15 @@ def _optimizers(folder):
     everyones = hvd.allgather(model.trainable_variables[1].numpy()[None])
     np.testing.assert_array_equal(everyones[0], everyones[1])
 
+    model = _model()
+    options = {"local_layers": model.layers[0], "scale_local_gradients": False}
+    partial = hvd_keras.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), **options)
+    model.compile(optimizer=partial, loss="mse")
+    model.fit(inputs[0], targets[0], verbose=0)
+    for number, variable in enumerate(model.trainable_variables):
+        everyones = hvd.allgather(variable.numpy()[None])
+        assert np.array_equal(everyones[0], everyones[1]) == (number >= 2)
+
     # Loss scaling: all ranks skip the step in which one of them has no finite gradients.
     scaled = hvd.DistributedOptimizer(
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0)

@@ -1,0 +1,70 @@
+"""The optimizer of `aiacc.keras`, whose arguments have another order than elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.tensorflow import Average, Compression
+from aiacc.tensorflow.compression import Compressor
+from aiacc.tensorflow.keras import optimizer as for_tensorflow
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: keras.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    num_groups: int = 0,
+    groups: int | list[list[Any]] | None = None,
+    *,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> keras.Optimizer:
+    """`aiacc.tensorflow.keras.DistributedOptimizer`, with the arguments in another order.
+
+    See there for all of them.
+
+    Args:
+        optimizer: See there.
+        name: See there.
+        device_dense: See there.
+        device_sparse: See there.
+        compression: See there.
+        sparse_as_dense: See there.
+        gradient_predivide_factor: See there.
+        op: See there.
+        num_groups: See there.
+        groups: See there.
+        backward_passes_per_step: See there.
+        average_aggregated_gradients: See there.
+        process_set: See there.
+        scale_local_gradients: See there.
+
+    Raises:
+        ValueError: A bad argument.
+    """
+    return for_tensorflow.DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )

@@ -1,0 +1,90 @@
+"""Graphs and sessions of `tf.compat.v1`, on two ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import aiacc.tensorflow as hvd
+from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
+from tests.support.ranks import run_ranks
+
+v1 = tf.compat.v1
+
+
+def _train():
+    hvd.init()
+    rank = hvd.rank()
+    with tf.Graph().as_default():
+        weight = v1.get_variable("w", initializer=tf.constant([1.0 + rank, 2.0 + rank]))
+        rows = v1.get_variable("rows", initializer=tf.zeros([3, 1]) + rank, use_resource=False)
+        local = v1.get_variable("local", initializer=0.0)
+        factor = v1.placeholder(tf.float32, [])
+        loss = tf.reduce_sum(weight) * factor + tf.reduce_sum(tf.gather(rows, [rank])) + local
+        optimizer = hvd.DistributedOptimizer(v1.train.MomentumOptimizer(0.1, 0.5))
+        assert isinstance(optimizer, v1.train.Optimizer)
+        optimizer.register_local_var(local)
+        step = v1.train.get_or_create_global_step()
+        train = optimizer.minimize(loss, global_step=step)
+        assert optimizer.get_slot_names() == ["momentum"]
+        assert len(optimizer.variables()) == 3
+        assert optimizer.get_slot(weight, "momentum") is not None
+
+        hook = hvd.BroadcastGlobalVariablesHook(1)
+        with v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+            assert session.run(weight).tolist() == [2.0, 3.0]
+            for _ in range(2):  # the mean of 1 and 3
+                session.run(train, {factor: 1.0 + 2 * rank})
+            found = session.run([weight, rows, local, step])
+    assert found[3] == 2
+    np.testing.assert_allclose(found[0], np.array([2.0, 3.0]) - 0.2 * 2.5, rtol=1e-6)
+    np.testing.assert_allclose(found[1][:, 0], 1.0 - 0.05 * np.array([2.5, 2.5, 0]), rtol=1e-6)
+    np.testing.assert_allclose(found[2], -0.05 * 2.5, rtol=1e-6)  # divided by the ranks
+    hvd.shutdown()
+
+
+def test_optimizer_and_hook():
+    run_ranks(SIZE, _train, timeout=TIMEOUT_S, env=ENV)
+
+
+def _broadcasts():
+    hvd.init()
+    with tf.Graph().as_default():
+        variables = [v1.get_variable(f"v{i}", initializer=float(hvd.rank())) for i in range(3)]
+        everything = hvd.broadcast_global_variables(1)
+        first = hvd.broadcast_variables(variables[:1], root_rank=0)
+        values = hvd.broadcast_(variables[1:], root_rank=0)
+        size = hvd.size_op()
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(everything)
+            assert session.run(variables) == [1.0, 1.0, 1.0]
+            session.run([variable.initializer for variable in variables])
+            session.run(first)
+            assert session.run(variables) == [0.0, hvd.rank(), hvd.rank()]
+            assert session.run(values) == [0.0, 0.0]
+            assert session.run(variables) == [0.0, 0.0, 0.0]
+            assert session.run(size) == SIZE
+            assert session.run(hvd.barrier()) is None
+    hvd.shutdown()
+
+
+def test_broadcasts():
+    run_ranks(SIZE, _broadcasts, timeout=TIMEOUT_S, env=ENV)
+
+
+def test_what_needs_a_graph_is_refused():
+    for call in (hvd.broadcast_global_variables, tf.function(hvd.broadcast_global_variables)):
+        with pytest.raises(RuntimeError, match="use broadcast_variables"):
+            call(0)
+
+
+def test_optimizers_that_do_not_fit_are_refused():
+    plain = v1.train.GradientDescentOptimizer(0.1)
+    with pytest.raises(ValueError, match=r"backward_passes_per_step=2 .*expected 1"):
+        hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
+    with pytest.raises(ValueError, match="gradient_predivide_factor"):
+        hvd.DistributedOptimizer(plain, op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="wrap it once"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain))

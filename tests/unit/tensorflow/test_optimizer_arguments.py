@@ -1,0 +1,34 @@
+"""What optimizers make of their arguments, without other ranks."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+import aiacc.keras as for_keras
+import aiacc.tensorflow as hvd
+from aiacc.tensorflow.gradients import variables_of
+
+
+def test_local_layers_have_to_be_built():
+    built, other, unbuilt = (keras.layers.Dense(1, name=name) for name in ("a", "b", "c"))
+    built.build([None, 2])
+    other.build([None, 2])
+    assert variables_of(None) == []
+    assert variables_of(built) == built.trainable_weights
+    assert variables_of((other, built)) == other.trainable_weights + built.trainable_weights
+    with pytest.raises(ValueError, match=r"'c', which is not built .*model\.build"):
+        variables_of([built, unbuilt])
+    with pytest.raises(ValueError, match="expected layers of Keras"):
+        variables_of(["dense"])
+
+
+def test_the_order_of_arguments_of_horovod_keras():
+    # The ninth is num_groups, where that of horovod.tensorflow.keras is backward_passes_per_step.
+    before = ["name", "", "", hvd.Compression.none, False, 1.0, hvd.Average]
+    for function, argument in (
+        (for_keras.DistributedOptimizer, "groups=-1"),
+        (hvd.keras.DistributedOptimizer, "backward_passes_per_step=-1"),
+    ):
+        with pytest.raises(ValueError, match=argument):
+            function(keras.optimizers.SGD(), *before, -1)
