@@ -32,8 +32,8 @@ DIFFERENT = {
 }
 
 
-def ours(front_end):
-    return importlib.import_module(front_end.replace("horovod", "aiacc"))
+#: Loaded with this file: TensorFlow changes the environment, which tests must not.
+OURS = {name: importlib.import_module(name.replace("horovod", "aiacc")) for name in FRONT_ENDS}
 
 
 def cases(part):
@@ -49,19 +49,19 @@ def expected(front_end, part, name):
 
 @pytest.mark.parametrize(("front_end", "name"), cases("signatures"))
 def test_signature_is_horovods(front_end, name):
-    module = ours(front_end)
+    module = OURS[front_end]
     assert name in module.__all__
     assert text_of(getattr(module, name)) == expected(front_end, "signatures", name)
 
 
 @pytest.mark.parametrize(("front_end", "path"), cases("members"))
 def test_member_is_horovods(front_end, path):
-    assert text_of(look_up(ours(front_end), path)) == expected(front_end, "members", path)
+    assert text_of(look_up(OURS[front_end], path)) == expected(front_end, "members", path)
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_constants_and_objects_are_horovods(front_end):
-    module, constants = ours(front_end), TABLE[front_end]["constants"]
+    module, constants = OURS[front_end], TABLE[front_end]["constants"]
     assert {name: getattr(module, name) for name in constants} == constants
     kinds = {"class": type, "ProcessSet": ProcessSet}
     for name, kind in TABLE[front_end]["objects"].items():
@@ -70,7 +70,7 @@ def test_constants_and_objects_are_horovods(front_end):
 
 @pytest.mark.parametrize(("front_end", "submodule"), cases("modules"))
 def test_submodule_is_imported_and_has_its_names(front_end, submodule):
-    module, names = ours(front_end), TABLE[front_end]["modules"][submodule]
+    module, names = OURS[front_end], TABLE[front_end]["modules"][submodule]
     found = getattr(module, submodule)
     assert [name for name in names if not hasattr(found, name)] == []
     for name in set(names) & set(dir(module)):
@@ -79,14 +79,14 @@ def test_submodule_is_imported_and_has_its_names(front_end, submodule):
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_everything_public_exists(front_end):
-    module = ours(front_end)
+    module = OURS[front_end]
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
     assert [name for name in TABLE[front_end]["left out"] if hasattr(module, name)] == []
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_elastic_says_what_to_do(front_end):
-    elastic = ours(front_end).elastic
+    elastic = OURS[front_end].elastic
     for name in TABLE[front_end]["modules"]["elastic"]:
         arguments = [None] * (name != "TensorFlowState")
         with pytest.raises(NotImplementedError, match=rf"elastic\.{name} .*--max-restarts"):
