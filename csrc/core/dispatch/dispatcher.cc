@@ -165,7 +165,7 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
       numbering_.try_emplace(communicator->id, Numbering{0, LaneLoads(communicator->id)})
           .first->second;
   if (communicator->engine->slots(0).data != nullptr) {
-    drop_wire_formats(of_communicator_, gpus_.queues());
+    drop_wire_formats(of_communicator_);
   }
   fill_planner_input(of_communicator_, gpus_.queues(), planner_input_);
   plan_units(planner_input_.tensors,

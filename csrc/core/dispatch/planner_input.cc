@@ -67,9 +67,9 @@ bool is_empty(Operation& operation) {
   return true;
 }
 
-void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine) {
+void drop_wire_formats(const std::vector<Operation*>& operations) {
   for (Operation* operation : operations) {
-    if (!(gpu_engine && operation->request.on_gpu())) {
+    if (!operation->request.on_gpu()) {
       operation->request.wire = WireFormat::kTensor;
     }
   }

@@ -21,8 +21,8 @@ struct PlannerInput {
 };
 
 /// For ranks that share memory: nothing travels, and to narrow and widen would cost more than the
-/// bytes that it saves. What an engine for GPUs moves keeps its wire format. Pure, as the next.
-void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine);
+/// bytes that it saves. Tensors on GPUs keep their wire formats. Pure, as the next.
+void drop_wire_formats(const std::vector<Operation*>& operations);
 
 /// `gpu_engine`: whether tensors on GPUs have an engine of their own. Pure: equal on all members
 /// for equal operations.
