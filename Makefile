@@ -121,7 +121,7 @@ docker-check: $(STAMPS)/release  ## lint docker/, execute the Dockerfiles withou
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 	$(BIN)/hadolint docker/*.Dockerfile
 	.ci/apt_install debootstrap iproute2
-	$(BIN)/python .ci/docker_check.py $(DOCKER_CHECK_ARGS)
+	PYTHONPATH=. $(BIN)/python .ci/docker_check.py $(DOCKER_CHECK_ARGS)
 
 .PHONY: docs
 docs: build  ## regenerate the generated pages

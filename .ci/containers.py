@@ -1,27 +1,27 @@
 """Runs the services of docker/compose.yaml as docker compose would, without docker.
 
-Each has the image's system, a name, the volumes and a network namespace; a bridge joins these.
+Each has the image's system, a name, the volumes and a virtual host of `bench.network`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import chroot_root
 
+from bench.network.bed import bed_for
+from bench.network.plan import Spec
+
 #: How often and how long a health check is tried.
 INTERVAL_S, RETRIES = 1.0, 30
 LAUNCH_LIMIT_S = 300.0
-#: Of the services' network; nothing else of this machine is reached from there.
-PREFIX = "10.213.77."
 
 
 @dataclass
@@ -48,13 +48,14 @@ def check(image: System, compose: Path) -> None:
 
     services = YAML(typ="safe").load(compose.read_text())["services"]
     hosts = ["worker", "launcher"]
-    with networks(hosts) as names, tempfile.TemporaryDirectory() as folder:
+    spec = Spec("compose", len(hosts), flow_mbit=0, nic_mbit=0)
+    names = {host: spec.namespace(number) for number, host in enumerate(hosts)}
+    with bed_for(spec), tempfile.TemporaryDirectory() as folder:
         keys, table = Path(folder) / "keys", Path(folder) / "hosts"
         keys.mkdir(mode=0o700)
         shutil.chown(keys, 1000, 1000)
-        addresses = {host: f"{PREFIX}{number}" for number, host in enumerate(hosts, 1)}
-        lines = ["127.0.0.1 localhost", *(f"{addresses[host]} {host}" for host in hosts)]
-        table.write_text("\n".join(lines) + "\n")
+        entries = [f"{spec.addresses(number)[0]} {host}" for number, host in enumerate(hosts)]
+        table.write_text("\n".join(["127.0.0.1 localhost", *entries]) + "\n")
         binds = [(keys, "/home/mpiuser/.ssh"), (table, "/etc/hosts")]
 
         def line(service: str, words: list[str]) -> list[str]:
@@ -94,37 +95,6 @@ def words_of(service: Mapping[str, Any], image: System) -> list[str]:
     # As docker: who replaces the entry point drops the image's command.
     command = service.get("command", image.command if entrypoint is None else [])
     return [*(image.entrypoint if entrypoint is None else entrypoint), *command]
-
-
-@contextlib.contextmanager
-def networks(hosts: list[str]) -> Iterator[dict[str, str]]:
-    """A network namespace for each host, joined by a bridge in one more; removed at the end."""
-    switch = "aiacc-compose"
-    names = {host: f"{switch}-{host}" for host in hosts}
-    made = []
-    try:
-        for name in (switch, *names.values()):
-            ip("netns", "add", name)
-            made.append(name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        ip("-n", switch, "link", "set", "bridge", "up")
-        for number, name in enumerate(names.values(), 1):
-            port = f"port{number}"
-            pair = ("link", "add", "eth0", "type", "veth", "peer", port, "netns", switch)
-            ip("-n", name, *pair)
-            ip("-n", switch, "link", "set", port, "master", "bridge", "up")
-            ip("-n", name, "addr", "add", f"{PREFIX}{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-        yield names
-    finally:
-        for name in made:
-            ip("netns", "delete", name)
-
-
-def ip(*words: str) -> None:
-    """Run `ip`, which must succeed."""
-    subprocess.run(["ip", *words], check=True)
 
 
 def demand(done: subprocess.CompletedProcess[Any]) -> None:
