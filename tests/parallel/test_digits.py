@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,18 +12,13 @@ import torch
 
 import aiacc.torch as hvd
 from examples import digits
-from tests.support.ranks import ROOT, launch_command, rank_environment, run_ranks
+from tests.support.ranks import run_example, run_ranks
 
 SUMMARY = re.compile(r"test accuracy ([\d.]+)%  \d+ images/s on (\d) rank\(s\)  waited [\d.]+ s")
 
 
 def _run(launcher, size, *options):
-    command = launch_command(launcher, size, ["examples/digits.py", *options])
-    env = rank_environment({})
-    env.pop("PYTHONPATH")  # aiacc is installed
-    return subprocess.run(
-        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
-    )
+    return run_example(launcher, size, "digits.py", *options)
 
 
 @pytest.mark.parametrize(

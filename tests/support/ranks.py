@@ -143,6 +143,18 @@ def launch_command(launcher: str, size: int, program: list[str]) -> list[str]:
     )
 
 
+def run_example(
+    launcher: str, size: int, example: str, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a file of examples/, unchanged, with the aiacc that is installed."""
+    env = rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"})
+    env.pop("PYTHONPATH")
+    command = launch_command(launcher, size, [f"examples/{example}", *options])
+    return subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
 def mpirun(flavour: str) -> list[str]:
     """Command of the mpirun of this MPI; `missing` where there is none."""
     launchers = [launcher for launcher in mpi_launchers() if launcher.flavour == flavour]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 import aiacc.tensorflow as hvd
 from examples import tf_custom_loop
 from tests.parallel.tensorflow.test_ops import ENV, TIMEOUT_S
-from tests.support.ranks import ROOT, launch_command, rank_environment, run_ranks
+from tests.support.ranks import run_example, run_ranks
 
 SUMMARY = re.compile(r"test accuracy ([\d.]+)% on (\d) rank\(s\)")
 
@@ -20,17 +19,7 @@ SUMMARY = re.compile(r"test accuracy ([\d.]+)% on (\d) rank\(s\)")
 def test_two_ranks_learn_digits(launcher):
     # All of it once, the start elsewhere.
     options = [] if launcher == "aiaccrun" else ["--epochs", "1"]
-    env = rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"})
-    env.pop("PYTHONPATH")  # aiacc is installed
-    ended = subprocess.run(
-        launch_command(launcher, 2, ["examples/tf_custom_loop.py", *options]),
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    ended = run_example(launcher, 2, "tf_custom_loop.py", *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     ((accuracy, ranks),) = SUMMARY.findall(ended.stdout)
     assert ranks == "2"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 
-from tests.support.ranks import ROOT, launch_command, rank_environment
+from tests.support.ranks import run_example
 
 SUMMARY = re.compile(r"test accuracy ([\d.]+)% on (\d) rank\(s\)")
 
@@ -16,18 +15,7 @@ SUMMARY = re.compile(r"test accuracy ([\d.]+)% on (\d) rank\(s\)")
 def test_two_ranks_learn_digits(launcher):
     # All of it once, the start elsewhere.
     options = [] if launcher == "aiaccrun" else ["--epochs", "1"]
-    program = ["examples/keras_digits.py", "--verbose", "2", *options]
-    env = rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"})
-    env.pop("PYTHONPATH")  # aiacc is installed
-    ended = subprocess.run(
-        launch_command(launcher, 2, program),
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    ended = run_example(launcher, 2, "keras_digits.py", "--verbose", "2", *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     ((accuracy, ranks),) = SUMMARY.findall(ended.stdout)
     assert ranks == "2"
