@@ -52,19 +52,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: A bad argument.
     """
-    return for_tensorflow.DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    arguments = locals()
+    return for_tensorflow.DistributedOptimizer(**arguments)

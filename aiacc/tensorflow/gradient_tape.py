@@ -109,20 +109,10 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: A bad argument; a layer without its variables.
     """
-    tape: Any = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
-    for variable in variables_of(local_layers):
+    arguments = locals()
+    local = variables_of(arguments.pop("local_layers"))
+    tape: Any = DistributedGradientTape(**arguments)
+    for variable in local:
         tape.register_local_source(variable)
     return tape
 

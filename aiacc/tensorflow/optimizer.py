@@ -58,6 +58,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: A bad argument.
     """
+    arguments = locals()
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if isinstance(optimizer, SessionOptimizer):
             raise ValueError(
@@ -81,19 +82,5 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return SessionOptimizer(optimizer, name, use_locking, reduction)
     from aiacc.tensorflow.keras import optimizer as for_keras  # imports Keras
 
-    return for_keras.DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    del arguments["use_locking"]
+    return for_keras.DistributedOptimizer(**arguments)

@@ -56,22 +56,9 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: A bad argument; a layer without its variables.
     """
-    local = variables_of(local_layers)
-    distributed: Any = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    arguments = locals()
+    local = variables_of(arguments.pop("local_layers"))
+    distributed: Any = DistributedOptimizer(**arguments)
     for variable in local:
         distributed.register_local_var(variable)
     return distributed
