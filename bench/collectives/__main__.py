@@ -182,9 +182,7 @@ def _options() -> argparse.Namespace:
         help=f"kinds of jobs, by commas: launcher or launcher:engine ({','.join(KINDS)}); none "
         "measures the peers alone",
     )
-    parser.add_argument(
-        "--rows", type=_among("row", KEYS), default=list(KEYS), help=f"of {','.join(KEYS)} (all)"
-    )
+    parser.add_argument("--rows", type=_rows, default=list(KEYS), help=f"of {','.join(KEYS)} (all)")
     parser.add_argument(
         "--iterations", type=_positive, default=10, help="rounds of each job (%(default)s)"
     )
@@ -217,16 +215,13 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _among(what: str, known: tuple[str, ...]) -> Any:
-    def parse(text: str) -> list[str]:
-        chosen = text.split(",")
-        unknown = [item for item in chosen if item not in known]
-        if unknown:
-            message = f"unknown {what}: {', '.join(unknown)} (expected some of {', '.join(known)})"
-            raise argparse.ArgumentTypeError(message)
-        return chosen
-
-    return parse
+def _rows(text: str) -> list[str]:
+    chosen = text.split(",")
+    unknown = [key for key in chosen if key not in KEYS]
+    if unknown:
+        message = f"unknown row: {', '.join(unknown)} (expected some of {', '.join(KEYS)})"
+        raise argparse.ArgumentTypeError(message)
+    return chosen
 
 
 def _kinds(text: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
 #include <fstream>
 #include <initializer_list>
 #include <limits>

@@ -11,6 +11,7 @@
 #include "csrc/engines/shm/memory_room.h"
 
 namespace aiacc {
+
 MemoryParts::MemoryParts(const MemorySharing& what)
     : what_(what),
       page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))),
