@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,7 +64,12 @@ def seconds_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def measure(
-    bed: Bed, engine: str, per_host: int, lanes: int, options: argparse.Namespace
+    bed: Bed,
+    engine: str,
+    per_host: int,
+    lanes: int,
+    compression: str,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Run one job and return its row. Raises BedError if it fails."""
     bed.reset()
@@ -72,6 +78,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="aiacc-bench-") as folder:
         command = [sys.executable, "-m", "bench.network.allreduce_worker", "--out", folder]
         command += ["--bytes", str(tensor_bytes), "--iterations", str(options.iterations)]
+        command += ["--compression", compression]
         variables = dict(text.split("=", 1) for text in options.env)
         code = launch.run(
             bed,
@@ -88,10 +95,11 @@ def measure(
         files = [Path(folder) / f"rank{rank}.json" for rank in range(hosts * per_host)]
         ranks = [json.loads(file.read_text()) for file in files]
     seconds = seconds_of(ranks)
+    wire_bytes = tensor_bytes // (1 if compression == "none" else 2)
     # The warm-up counts for the flows: every host sends the same bytes as on the bus, if it has one
     # rank, or a hierarchy. A flat ring sends more, which its rate does not count.
-    sent = tensor_bytes * (1 + options.iterations) * 2 * (hosts - 1) / hosts
-    rate = bus_mbit(tensor_bytes, hosts, median(seconds))
+    sent = wire_bytes * (1 + options.iterations) * 2 * (hosts - 1) / hosts
+    rate = bus_mbit(wire_bytes, hosts, median(seconds))
     limit = limit_mbit(bed.spec, lanes, columns_of(engine, per_host))
     flat_of_many = per_host > 1 and columns_of(engine, per_host) == 1
     row = {
@@ -99,6 +107,7 @@ def measure(
         "hosts": hosts,
         "per_host": per_host,
         "lanes": lanes,
+        "compression": compression,
         "bed": asdict(bed.spec),
         "variables": variables,
         "busbw_mbit": round(rate, 1),
@@ -156,9 +165,9 @@ def main() -> int:
             jobs += [(replace(spec, hosts=hosts, slow=0.25), lanes) for lanes in options.slow_lanes]
             for bed_spec, lanes in jobs:
                 for engine in options.engine:
-                    for per_host in options.per_host:
+                    for per_host, compression in product(options.per_host, options.compression):
                         with bed_for(bed_spec) as bed:
-                            row = measure(bed, engine, per_host, lanes, options)
+                            row = measure(bed, engine, per_host, lanes, compression, options)
                         run["rows"].append(row)
                         missed = not _judge(row) or missed
     except BedError as error:
@@ -178,8 +187,9 @@ def _judge(row: dict[str, Any]) -> bool:
     wanted = promised(engine, hosts, row["per_host"], lanes)
     right = row["shaped_flows"] in (None, flows) and (wanted is None or set(flows) == {wanted})
     slow = f", one at {row['bed']['slow']:g}" if row["bed"]["slow"] else ""
+    form = "" if row["compression"] == "none" else f", {row['compression']}"
     print(
-        f"| {engine} | {hosts} x {row['per_host']} | {lanes}{slow} | {row['limit_mbit']:g} "
+        f"| {engine}{form} | {hosts} x {row['per_host']} | {lanes}{slow} | {row['limit_mbit']:g} "
         f"| {row['busbw_mbit']:g} "
         f"| {row['share']:.3f} | {row['bar'] or ''}{'' if reached else ' missed'} "
         f"| {', '.join(map(str, sorted(set(flows))))}{'' if right else ' unexpected'} |",
@@ -216,6 +226,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lanes", type=numbers, default=[1, 2, 4, 8], metavar="K,K")
     parser.add_argument(
         "--slow-lanes", type=numbers, default=[4], metavar="K,K", help="with one flow at a quarter"
+    )
+    parser.add_argument(
+        "--compression",
+        type=lambda text: text.split(","),
+        default=["none"],
+        metavar="FORM,FORM",
+        help="on the wire: none, fp16 or bf16 (none); rates count the bytes sent",
     )
     parser.add_argument("--mib", type=int, default=64, help="size of the tensor (%(default)s)")
     parser.add_argument("--iterations", type=int, default=5, help="of each job (%(default)s)")

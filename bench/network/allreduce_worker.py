@@ -3,13 +3,19 @@
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import aiacc.array as hvd
+from bench.collectives.rows import BFLOAT16_EXACT
 from bench.network import sockets
+
+Array = npt.NDArray[Any]
 
 #: Period of the inputs, so that data which moved to a wrong offset is noticed.
 _PERIOD = 1021
@@ -20,11 +26,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--iterations", type=int, required=True)
+    parser.add_argument("--compression", choices=("none", "fp16", "bf16"), default="none")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     hvd.init()
     size = hvd.size()
-    pattern = np.resize(np.arange(_PERIOD, dtype=np.float32), options.bytes // 4)
+    narrow = options.compression != "none"
+    # An odd period: of what is exact in 16 bits as a sum.
+    period = (BFLOAT16_EXACT // size - size) // 2 * 2 - 1 if narrow else _PERIOD
+    pattern = np.resize(np.arange(period, dtype=np.float32), options.bytes // 4)
+    allreduce_ = _compressing(options.compression) if narrow else _plain
     tensor = np.empty_like(pattern)
     starts, ends, cpu = [], [], []
     for iteration in range(1 + options.iterations):  # the first one warms up
@@ -32,7 +43,7 @@ def main() -> None:
         hvd.barrier()
         before = time.process_time_ns()
         starts.append(time.monotonic_ns())
-        hvd.allreduce_(tensor, op=hvd.Sum, name="tensor")
+        allreduce_(tensor)
         ends.append(time.monotonic_ns())
         cpu.append(time.process_time_ns() - before)
         hvd.barrier()  # the first one's check takes no core from the last one's all-reduce
@@ -56,6 +67,25 @@ def main() -> None:
     hvd.barrier()  # others count their connections too
     hvd.shutdown()
     (options.out / f"rank{found['rank']}.json").write_text(json.dumps(found))
+
+
+def _plain(tensor: Array) -> None:
+    hvd.allreduce_(tensor, op=hvd.Sum, name="tensor")
+
+
+def _compressing(compression: str) -> Callable[[Array], None]:
+    """The same through the front-end that narrows."""
+    import torch
+
+    import aiacc.torch
+
+    form = getattr(aiacc.torch.Compression, compression)
+
+    def allreduce_(tensor: Array) -> None:
+        whole = torch.from_numpy(tensor)
+        aiacc.torch.allreduce_(whole, op=hvd.Sum, name="tensor", compression=form)
+
+    return allreduce_
 
 
 if __name__ == "__main__":

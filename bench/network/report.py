@@ -12,6 +12,7 @@ from bench.network.tables import (
     Run,
     allreduce_table,
     caps_text,
+    compression_table,
     faults_table,
     faults_text,
     lines_of,
@@ -27,6 +28,7 @@ from bench.report import between_markers
 RESULTS = ROOT / "bench" / "results"
 TRAINING = RESULTS / "network_training.json"
 ALLREDUCE = RESULTS / "network_allreduce.json"
+ENGINES = RESULTS / "network_engines.json"
 FAULTS = RESULTS / "network_faults.json"
 WAN = RESULTS / "network_wan.json"
 PAGE = ROOT / "docs" / "network.md"
@@ -39,9 +41,12 @@ def main() -> int:
     options = parser.parse_args()
     training = load(TRAINING)
     bandwidth = load(ALLREDUCE)
+    engines = load(ENGINES)
     faults = load(FAULTS)
     sections = {
         "bench:network-allreduce": [allreduce_table(bandwidth), provenance(bandwidth)],
+        "bench:network-engines": [allreduce_table(engines), compression_table(engines),
+                                  provenance(engines)],
         "bench:network-training": [
             training_table(training), ratio_table(training), provenance(training)
         ],

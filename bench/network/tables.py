@@ -14,6 +14,8 @@ OVER_ONE_LANE = {"resnet50": 1.69, "vgg16": 1.77}
 OVER_DDP = 3.0
 #: How much slower than one lane the tuned number may be where flows are not capped.
 TUNED_LOSS = 1.03
+#: How much faster half the bytes have to be.
+NARROW_BAR = 1.9
 
 Run = Mapping[str, Any]
 
@@ -84,6 +86,27 @@ def _ratios(run: Run) -> list[tuple[str, float, str, bool | None]]:
     return rows
 
 
+def compression_table(runs: list[Run]) -> str:
+    """Markdown: a line per case that was measured in 32 bits and in fewer."""
+    lines = ["| engine | hosts | form | float32 | in that form | faster | to reach | reached |",
+             "| --- " * 8 + "|"]  # fmt: skip
+    whole: dict[tuple[Any, ...], float] = {}
+    for run in runs:
+        for row in run["rows"]:
+            case = row["engine"], row["hosts"], row["per_host"], row["lanes"], run["tensor_bytes"]
+            seconds = median(row["seconds"])
+            if row["compression"] == "none":
+                whole[case] = seconds
+            elif case in whole:
+                ratio = whole[case] / seconds
+                lines.append(
+                    f"| {row['engine']} | {row['hosts']} of {row['per_host']} ranks "
+                    f"| {row['compression']} | {whole[case]:.3f} s | {seconds:.3f} s "
+                    f"| {ratio:.2f}x | >= {NARROW_BAR:g}x | {_reached(ratio >= NARROW_BAR)} |"
+                )
+    return "\n".join(lines)
+
+
 def allreduce_table(runs: list[Run]) -> str:
     """Markdown: a line per engine, number of hosts and bed, a column per number of lanes."""
     lines = ["| engine | hosts | flow / interface | " + " | ".join(map(_lanes_text, LANES))
@@ -94,7 +117,8 @@ def allreduce_table(runs: list[Run]) -> str:
         caps = caps_text(first) + (f", one flow at {slow:g} of it" if slow else "")
         per_host = first.get("per_host", 1)
         hosts = str(first["hosts"]) + (f" of {per_host} ranks" if per_host > 1 else "")
-        cells = [first["engine"], hosts, caps]
+        form = first.get("compression", "none")
+        cells = [first["engine"] + ("" if form == "none" else f", {form}"), hosts, caps]
         for lanes in LANES:
             row = next((row for row in rows if row["lanes"] == lanes), None)
             cells.append("" if row is None else
@@ -169,7 +193,8 @@ def lines_of(runs: list[Run]) -> list[list[Run]]:
         for row in run["rows"]:
             bed, variables = row["bed"], sorted(row.get("variables", {}).items())
             caps = (-bed["nic_mbit"], -bed["flow_mbit"], bed["slow"], bed["loss"])
-            case = (row["engine"], row["hosts"], row.get("per_host", 1), *caps, run["tensor_bytes"])
+            case = (row["engine"], row["hosts"], row.get("per_host", 1), *caps, run["tensor_bytes"],
+                    row.get("compression", "none").replace("none", ""))  # fmt: skip
             line = lines.setdefault((*case, str(variables)), {})
             line[row["lanes"]] = {**row, "tensor_bytes": run["tensor_bytes"]}
     ordered = sorted(lines.items(), key=lambda line: line[0][1:])

@@ -10,6 +10,7 @@ import pytest
 from bench.network.ablation import Setting, ablation_table, settings
 from bench.network.tables import (
     allreduce_table,
+    compression_table,
     ratio_table,
     step_s,
     training_table,
@@ -97,6 +98,22 @@ def test_table_of_bandwidths():
     assert allreduce_table(runs).splitlines()[2].endswith("| **no** |")
     runs[1]["rows"].append({**_row(4, 900.0), "per_host": 2})
     assert "| tcp | 4 of 2 ranks | 250 / 1000 Mbit/s |" in allreduce_table(runs)
+
+
+def test_table_of_sixteen_bits():
+    rows = [
+        {**_row(4, 240.0), "per_host": 2, "compression": form, "seconds": seconds}
+        for form, seconds in (("none", [2.0, 2.2, 9.0]), ("bf16", [1.1, 1.0, 1.3]))
+    ]
+    runs = [{"tensor_bytes": 64 << 20, "rows": rows}]
+    line = compression_table(runs).splitlines()[2]
+    assert line == ("| tcp | 4 of 2 ranks | bf16 | 2.200 s | 1.100 s | 2.00x | >= 1.9x | yes |")
+    rows[1]["seconds"] = [1.3]
+    assert compression_table(runs).endswith("| 1.69x | >= 1.9x | **no** |")
+    assert [line.split(" |")[0] for line in allreduce_table(runs).splitlines()[2:]] == [
+        "| tcp",
+        "| tcp, bf16",
+    ]
 
 
 def _far(lanes, busbw, loss, unit):
