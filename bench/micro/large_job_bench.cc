@@ -87,16 +87,19 @@ struct Cost {
 class Job {
  public:
   Job(int size, int gpus, std::size_t capacity, std::vector<Request> tensors)
-      : size_(size), gpus_(gpus), capacity_(capacity), tensors_(std::move(tensors)) {
+      : size_(size),
+        gpus_(gpus),
+        capacity_(capacity),
+        tensors_(std::move(tensors)),
+        of_others_(tensors_) {
     baseline_ = heap;
     rank0_ = std::make_unique<Negotiator>(0, size, capacity, aiacc::Parameters{});
-    set_devices(0);
+    set_devices(tensors_, 0);
   }
 
   Cost step() {
     Cost cost;
-    set_devices(0);
-    submit(*rank0_);
+    submit(*rank0_, tensors_);
     Bytes own;
     auto start = SteadyClock::now();
     rank0_->contribute(own);
@@ -139,14 +142,14 @@ class Job {
     return bytes.size();
   }
 
-  void set_devices(int rank) {
-    for (Request& request : tensors_) {
+  void set_devices(std::vector<Request>& tensors, int rank) const {
+    for (Request& request : tensors) {
       request.device = gpus_ == 0 ? -1 : rank % gpus_;
     }
   }
-  void submit(Negotiator& negotiator) {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      negotiator.submit(tensors_[i], i + 1);
+  static void submit(Negotiator& negotiator, const std::vector<Request>& tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      negotiator.submit(tensors[i], i + 1);
     }
   }
 
@@ -175,8 +178,8 @@ class Job {
     Bytes share;
     if (first_) {
       Negotiator other(rank, size_, capacity_, aiacc::Parameters{});
-      set_devices(rank);
-      submit(other);
+      set_devices(of_others_, rank);
+      submit(other, of_others_);
       other.contribute(share);
     } else {
       share = own;
@@ -207,7 +210,8 @@ class Job {
   const int size_;
   const int gpus_;
   const std::size_t capacity_;
-  std::vector<Request> tensors_;
+  std::vector<Request> tensors_;    ///< of rank 0, whose negotiator refers to them
+  std::vector<Request> of_others_;  ///< of the rank whose share is made
   std::size_t baseline_ = 0;
   std::unique_ptr<Negotiator> rank0_;
   Bytes block_;
