@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import needed  # noqa: F401  reads its variable before they are cleared
+from tests.support import (
+    needed,  # noqa: F401  reads its variable before they are cleared
+    rank_forks,
+)
 
 # Settings of whoever runs the tests would change what is tested.
 for _name in [name for name in os.environ if name.startswith(("AIACC_", "HOROVOD_"))]:
@@ -25,7 +28,10 @@ def _environment() -> dict[str, str]:
 
 def _sockets() -> set[str]:
     targets = set()
+    kept = rank_forks.descriptors()
     for entry in Path("/proc/self/fd").iterdir():
+        if int(entry.name) in kept:
+            continue
         try:
             targets.add(str(entry.readlink()))
         except OSError:  # the descriptor of the listing itself
@@ -34,7 +40,8 @@ def _sockets() -> set[str]:
 
 
 def _children() -> set[str]:
-    return set(Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split())
+    ours = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    return set(ours) - rank_forks.processes()
 
 
 @pytest.fixture(autouse=True)

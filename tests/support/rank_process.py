@@ -1,10 +1,17 @@
-"""One rank of `tests.support.ranks.run_ranks`: python -m tests.support.rank_process ADDRESS."""
+"""One rank of `tests.support.ranks.run_ranks`.
+
+python -m tests.support.rank_process ADDRESS         # runs the function that is sent there
+python -m tests.support.rank_process --fork SOCKET   # forks such ranks, see rank_forks.py
+"""
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
+import selectors
 import signal
+import socket
 import sys
 import traceback
 from multiprocessing.connection import Client
@@ -12,6 +19,8 @@ from typing import Any
 
 #: Variables in which launchers tell a process its rank, in the order in which they are believed.
 _RANK_VARIABLES = ("AIACC_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+#: Of a message between rank_forks.py and the process that forks ranks.
+MESSAGE_BYTES = 1 << 17
 
 
 def main(address: str) -> int:
@@ -32,5 +41,53 @@ def main(address: str) -> int:
     return 0 if outcome[0] == "result" else 1
 
 
+def fork_ranks(control: socket.socket) -> int:
+    """Import torch, then fork a rank for each request, and tell how it ended; 0 at the end of both.
+
+    Requests are pickled (environment, address) with the rank's standard streams, replies pickled
+    (pid, None) once it is the leader of a session, and (pid, status of waitpid) when it has ended.
+    """
+    import numpy
+    import torch  # noqa: F401  what takes the time of a rank's start
+
+    ranks: dict[int, int] = {}  # by descriptor
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd in ranks:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    control.send(pickle.dumps(os.waitpid(ranks.pop(key.fd), 0)))
+                    continue
+                message, streams, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
+                if not message:
+                    return 0
+                environment, address = pickle.loads(message)
+                leads, tell = os.pipe()
+                pid = os.fork()
+                if pid == 0:
+                    os.setsid()
+                    for number, stream in enumerate(streams):
+                        os.dup2(stream, number)
+                    for descriptor in (*ranks, *streams, leads, tell):
+                        os.close(descriptor)
+                    control.close()
+                    os.environ.clear()
+                    os.environ.update(environment)
+                    numpy.random.seed()
+                    return main(address)
+                for descriptor in (*streams, tell):
+                    os.close(descriptor)
+                os.read(leads, 1)
+                os.close(leads)
+                descriptor = os.pidfd_open(pid)
+                ranks[descriptor] = pid
+                selector.register(descriptor, selectors.EVENT_READ)
+                control.send(pickle.dumps((pid, None)))
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--fork":
+        sys.exit(fork_ranks(socket.socket(fileno=int(sys.argv[2]))))
     sys.exit(main(sys.argv[1]))

@@ -12,6 +12,7 @@ result picklable. Do not catch `Exception` in it: use `pytest.raises`, and let t
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import selectors
@@ -29,9 +30,14 @@ from typing import Any, NamedTuple
 
 from aiacc.run.programs import mpi_launchers
 from tests.support.needed import missing
+from tests.support.rank_forks import ForkedRank, fork, imports_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TIMEOUT_S = 60.0
+
+#: Below those of the kernel: /proc/sys/net/ipv4/ip_local_port_range.
+_PORTS_FROM = 16000
+_port_numbers = itertools.count()
 
 _FOREIGN = (
     *("AIACC_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "HYDRA_", "TORCHELASTIC_"),
@@ -106,10 +112,14 @@ def rank_environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listened on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on now.
+
+    Not one of those that the kernel gives to whoever asks for any: between this call and its use
+    somebody would be given it. Test processes that run at a time choose from different ranges.
+    """
+    while not is_free(port := _PORTS_FROM + os.getpid() % 160 * 100 + next(_port_numbers) % 100):
+        pass
+    return port
 
 
 def is_free(port: int) -> bool:
@@ -194,7 +204,7 @@ class _Run:
         self._ranks: dict[int, _Rank] = {}
         self._results: dict[int, Any] = {}
         #: Direct children by file descriptor: ranks, or a launcher as number -1.
-        self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._children: dict[int, tuple[int, subprocess.Popen[bytes] | ForkedRank]] = {}
         self._selector = selectors.DefaultSelector()
 
     def start(self, launcher: str, address: str, env: dict[str, str]) -> None:
@@ -204,16 +214,23 @@ class _Run:
             self._spawn(-1, launch_command(launcher, self._size, program), env)
             return
         port = free_port()
+        forks = imports_torch(self._task[0])
         for number in range(self._size):
             place = {
                 "AIACC_RANK": str(number),
                 "AIACC_SIZE": str(self._size),
                 "AIACC_ADDR": f"127.0.0.1:{port}",
             }
-            self._spawn(number, [sys.executable, *program], {**place, **env})
+            if forks:
+                self._watch(number, fork(number, {**place, **env}, address))
+            else:
+                self._spawn(number, [sys.executable, *program], {**place, **env})
 
     def _spawn(self, number: int, command: list[str], env: dict[str, str]) -> None:
         child = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
+        self._watch(number, child)
+
+    def _watch(self, number: int, child: subprocess.Popen[bytes] | ForkedRank) -> None:
         descriptor = os.pidfd_open(child.pid)
         self._children[descriptor] = (number, child)
         self._selector.register(descriptor, selectors.EVENT_READ)

@@ -1,0 +1,130 @@
+"""Ranks that are forked from processes which have imported torch, in a tenth of the time.
+
+A process forks ranks of one environment, but for the variables that are read after that import.
+There are two of them, so that neighbouring ranks differ in the seed of Python's hashes, as ranks
+that are started one by one do: what depends on the order of a set differs between them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.support.rank_process import MESSAGE_BYTES
+
+#: Variables that only our code and a rank's function read.
+_READ_LATE = ("AIACC_", "HOROVOD_")
+_SEEDS = 2
+
+
+class ForkedRank:
+    """As much of `subprocess.Popen` as `tests.support.ranks` needs."""
+
+    def __init__(self, pid: int, parent: _Parent) -> None:
+        """Take the process ``pid`` that ``parent`` has forked."""
+        self.pid = pid
+        self._parent = parent
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        self._parent.listen()
+        return self._parent.codes.get(self.pid)
+
+    def wait(self) -> int:
+        """The same. Blocks until the process has ended."""
+        while self.pid not in self._parent.codes:
+            self._parent.receive()
+        return self._parent.codes[self.pid]
+
+
+class _Parent:
+    """A process that forks ranks."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = ["-m", "tests.support.rank_process", "--fork", str(theirs.fileno())]
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.codes: dict[int, int] = {}
+
+    def fork(self, environment: Mapping[str, str], address: str) -> ForkedRank:
+        request = pickle.dumps((dict(environment), address))
+        socket.send_fds(self.control, [request], [0, 1, 2])
+        while True:
+            pid, status = self.receive()
+            if status is None:
+                self.codes.pop(pid, None)  # of an earlier process with this number
+                return ForkedRank(pid, self)
+
+    def receive(self) -> tuple[int, int | None]:
+        message = self.control.recv(MESSAGE_BYTES)
+        assert message, "the process that forks ranks has ended"
+        pid, status = pickle.loads(message)
+        if status is not None:
+            self.codes[pid] = os.waitstatus_to_exitcode(status)
+        return pid, status
+
+    def listen(self) -> None:
+        self.control.setblocking(False)
+        try:
+            while True:
+                self.receive()
+        except BlockingIOError:
+            pass
+        finally:
+            self.control.setblocking(True)
+
+    def end(self) -> None:
+        self.control.close()
+        self.process.wait()
+
+
+_parents: dict[tuple[int, frozenset[tuple[str, str]]], _Parent] = {}
+
+
+def fork(number: int, environment: Mapping[str, str], address: str) -> ForkedRank:
+    """Start rank ``number`` as the leader of a session, with this process's standard streams."""
+    early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
+    # What pytest changes from test to test is of no importance to a rank.
+    early = {name: value for name, value in early.items() if not name.startswith("PYTEST_")}
+    key = number % _SEEDS, frozenset(early.items())
+    if key not in _parents:
+        _parents[key] = _Parent(early)
+    return _parents[key].fork(environment, address)
+
+
+def imports_torch(function: Callable[..., Any]) -> bool:
+    """Whether the module of ``function`` does, and not TensorFlow, which would come second then."""
+    modules = {
+        getattr(value, "__name__", "").partition(".")[0]
+        for value in vars(sys.modules[function.__module__]).values()
+        if isinstance(value, type(sys))
+    }
+    return "torch" in modules and not modules & {"tensorflow", "keras"}
+
+
+def processes() -> set[str]:
+    """Of this module, which stay from test to test."""
+    return {str(parent.process.pid) for parent in _parents.values()}
+
+
+def descriptors() -> set[int]:
+    """Of this module, which stay from test to test."""
+    return {parent.control.fileno() for parent in _parents.values()}
+
+
+@atexit.register
+def _end() -> None:
+    for parent in _parents.values():
+        parent.end()
