@@ -98,6 +98,8 @@ bench: gtest build  ## measure against the peers, write bench/results and the ta
 	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/configure.log
 	$(BIN)/cmake --build --preset dev --target submit_bench negotiation_bench
 	$(BIN)/python -m bench.collectives --submit-binary build/dev/bench/micro/submit_bench
+	$(BIN)/python -m bench.collectives --rows submit,latency_4B,step_bf16 --repeats 6 \
+	  --json bench/results/repeated.json
 	$(BIN)/python -m bench.collectives -np 3 --rows process_set --json bench/results/process_set.json
 	for ranks in 4 8; do \
 	  $(BIN)/python -m bench.collectives -np $$ranks --jobs mpirun --iterations 5 $(AGAINST:%=--against %) \

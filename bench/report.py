@@ -29,7 +29,7 @@ _HIGHLIGHTS = (
     ("step", "aiaccrun:tcp"),
 )
 #: Result files whose summaries docs/benchmarks.md has below that of RESULTS.
-_OTHERS = ("ranks_4", "ranks_8", "process_set")
+_OTHERS = ("repeated", "ranks_4", "ranks_8", "process_set")
 _UNITS = {"ms": "ms", "us": "µs"}
 
 Results = dict[tuple[str, str, str], dict[str, Any]]
