@@ -88,7 +88,8 @@ class ControlPlane {
   /// Ends a `wait`; remembered when nobody waits. Any thread, async-signal-safe.
   virtual void wake() noexcept = 0;
 
-  /// Makes one `wait` return at `deadline`; a later deadline replaces nothing. Any thread.
+  /// Makes one `wait` return at the earliest deadline given since the last one that did. Any
+  /// thread.
   virtual void wake_at(Clock::time_point deadline) noexcept = 0;
 
   /// While claimed, messages end only `wait_claimed`; `wait` ends on `wake` and when the grace

@@ -22,26 +22,6 @@ void watch(int epoll, int fd) {
   }
 }
 
-/// Sets a one-shot timer unless it is running already.
-void arm(int timer, std::atomic<bool>& armed, long long nanoseconds) noexcept {
-  if (armed.exchange(true)) {
-    return;
-  }
-  itimerspec when{};
-  when.it_value.tv_sec = nanoseconds / 1'000'000'000;
-  when.it_value.tv_nsec = nanoseconds % 1'000'000'000;
-  timerfd_settime(timer, 0, &when, nullptr);
-}
-
-/// Makes an expired timer unreadable again.
-void expire(int timer, std::atomic<bool>& armed) noexcept {
-  std::uint64_t expirations = 0;
-  if (read(timer, &expirations, sizeof expirations) > 0) {
-    // An exchange, to see what was done before an `arm` that found the timer running.
-    armed.exchange(false);
-  }
-}
-
 void sleep_on(int epoll, Clock::time_point deadline) {
   int timeout_ms = -1;
   if (deadline != Clock::time_point::max()) {
@@ -54,27 +34,54 @@ void sleep_on(int epoll, Clock::time_point deadline) {
 
 }  // namespace
 
+Alarm::Alarm() : fd_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
+  if (fd_ < 0) {
+    throw system_error(Code::kEngine, "[control] timerfd", errno);
+  }
+}
+
+Alarm::~Alarm() { close(fd_); }
+
+void Alarm::set(Clock::time_point time) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (time >= time_) {
+    return;
+  }
+  time_ = time;
+  const auto left = std::chrono::nanoseconds(time - Clock::now()).count();
+  const auto nanoseconds = std::max<long long>(left, 1);  // 0 would stop it
+  itimerspec when{};
+  when.it_value.tv_sec = nanoseconds / 1'000'000'000;
+  when.it_value.tv_nsec = nanoseconds % 1'000'000'000;
+  timerfd_settime(fd_, 0, &when, nullptr);
+}
+
+void Alarm::clear() noexcept {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t expirations = 0;
+  if (read(fd_, &expirations, sizeof expirations) > 0) {
+    time_ = Clock::time_point::max();
+  }
+}
+
 ControlPoller::ControlPoller()
-    : timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
-      grace_timer_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
-      inner_(epoll_create1(EPOLL_CLOEXEC)),
-      outer_(epoll_create1(EPOLL_CLOEXEC)) {
-  if (timer_ < 0 || grace_timer_ < 0 || inner_ < 0 || outer_ < 0) {
+    : inner_(epoll_create1(EPOLL_CLOEXEC)), outer_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (inner_ < 0 || outer_ < 0) {
     const int error = errno;
     close_descriptors();
-    throw system_error(Code::kEngine, "[control] epoll or timerfd", error);
+    throw system_error(Code::kEngine, "[control] epoll", error);
   }
   watch(inner_, event_.fd());
-  watch(inner_, timer_);
+  watch(inner_, timer_.fd());
   watch(outer_, inner_);
-  watch(outer_, grace_timer_);
+  watch(outer_, grace_timer_.fd());
   watch(outer_, event_.fd());
 }
 
 ControlPoller::~ControlPoller() { close_descriptors(); }
 
 void ControlPoller::close_descriptors() noexcept {
-  for (const int fd : {timer_, grace_timer_, inner_, outer_}) {
+  for (const int fd : {inner_, outer_}) {
     if (fd >= 0) {
       close(fd);
     }
@@ -96,7 +103,7 @@ void ControlPoller::want_room(int socket, bool wanted) noexcept {
 
 void ControlPoller::wait(Clock::time_point deadline) {
   sleep_on(outer_, deadline);
-  expire(grace_timer_, grace_armed_);
+  grace_timer_.clear();
 }
 
 void ControlPoller::wait_claimed(Clock::time_point deadline) {
@@ -106,13 +113,10 @@ void ControlPoller::wait_claimed(Clock::time_point deadline) {
 
 void ControlPoller::take_wakes() noexcept {
   event_.clear();
-  expire(timer_, timer_armed_);
+  timer_.clear();
 }
 
-void ControlPoller::wake_at(Clock::time_point deadline) noexcept {
-  const auto left = std::chrono::nanoseconds(deadline - Clock::now()).count();
-  arm(timer_, timer_armed_, std::max<long long>(left, 1));
-}
+void ControlPoller::wake_at(Clock::time_point deadline) noexcept { timer_.set(deadline); }
 
 void ControlPoller::watch_inner(bool enabled) noexcept {
   epoll_event event{};
@@ -136,7 +140,7 @@ void ControlPoller::unclaim() noexcept {
 }
 
 void ControlPoller::unclaim_after(std::chrono::microseconds grace) noexcept {
-  arm(grace_timer_, grace_armed_, std::chrono::nanoseconds(grace).count());
+  grace_timer_.set(Clock::now() + grace);
 }
 
 }  // namespace aiacc

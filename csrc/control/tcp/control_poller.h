@@ -1,12 +1,33 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
+#include <mutex>
 
 #include "csrc/base/event.h"
 #include "csrc/base/socket.h"
 
 namespace aiacc {
+
+/// A timer that is set to the earliest of the times it was given since it last went off. Any
+/// thread.
+class Alarm {
+ public:
+  Alarm();
+  ~Alarm();
+  Alarm(const Alarm&) = delete;
+  Alarm& operator=(const Alarm&) = delete;
+
+  /// Readable from then on, until `clear`.
+  int fd() const { return fd_; }
+  void set(Clock::time_point time) noexcept;
+  /// After this, one that has gone off is not set.
+  void clear() noexcept;
+
+ private:
+  int fd_;
+  std::mutex mutex_;
+  Clock::time_point time_ = Clock::time_point::max();  ///< max: not set
+};
 
 /// What the threads of a control plane sleep on: its connections, an event and two timers.
 /// Functions named as those of ControlPlane do what it says there.
@@ -37,11 +58,9 @@ class ControlPoller {
   void watch_inner(bool enabled) noexcept;
 
   Event event_;
-  int timer_;
-  std::atomic<bool> timer_armed_{false};
+  Alarm timer_;
+  Alarm grace_timer_;
   bool claimed_ = false;
-  int grace_timer_;
-  std::atomic<bool> grace_armed_{false};
   int inner_;  ///< epoll over connections, event and timer: what a progress thread sleeps on
   int outer_;  ///< epoll over event, grace timer and, unless claimed, `inner_`: for `wait`
 };

@@ -218,6 +218,19 @@ TEST_P(ControlPlaneTest, ATimerEndsAWait) {
   });
 }
 
+/// A timer that kept its first time would end these waits an hour late.
+TEST_P(ControlPlaneTest, AnEarlierTimeReplacesALaterOne) {
+  with_planes([&](int, ControlPlane& plane) {
+    for (int i = 0; i < 20; ++i) {
+      plane.wake_at(Clock::now() + std::chrono::hours(1));
+      plane.wake_at(Clock::now() + std::chrono::milliseconds(1));
+      plane.wake_at(Clock::now() + std::chrono::hours(1));
+      plane.wait(never());
+      plane.take_wakes();
+    }
+  });
+}
+
 TEST_P(ControlPlanesTest, AClaimHidesMessagesFromTheWaiter) {
   with_planes([&](int rank, ControlPlane& plane) {
     Bytes message = {static_cast<std::uint8_t>(rank)};
