@@ -129,15 +129,7 @@ class CExecution final : public Execution {
     return TF_TensorData(tensor.get());
   }
 
-  std::string iteration() const override {
-    const std::uint64_t frame = TF_GetFrameId(context_);
-    // Numbered anew from time to time, so that long loops use their names again; 10 iterations run
-    // at a time unless the user wants more.
-    constexpr int kNumbers = 64;
-    return frame == 0 ? ""
-                      : '.' + std::to_string(frame) + '.' +
-                            std::to_string(TF_GetIterId(context_) % kNumbers);
-  }
+  Iteration iteration() const override { return {TF_GetFrameId(context_), TF_GetIterId(context_)}; }
 
   void finish(int code, const char* message) noexcept override {
     if (code != kOk) {

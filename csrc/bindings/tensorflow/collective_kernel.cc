@@ -51,7 +51,6 @@ std::vector<std::int32_t> members_of(std::uint32_t process_set) {
 struct Constants {
   int kind = 0;
   std::string name;
-  bool automatic = false;  ///< Whether the name is the node's.
   std::uint32_t process_set = 0;
   int tensors = 0;
   std::int32_t op = AIACC_SUM;
@@ -90,8 +89,10 @@ Constants constants_from(int kind, const Attributes& attributes) {
   constants.kind = kind;
   constants.process_set = static_cast<std::uint32_t>(attributes.number("process_set_id"));
   constants.name = attributes.text("wire_name");
-  if (constants.name.empty() && *verb_of(kind) != '\0') {
-    constants.automatic = true;
+  if (*verb_of(kind) == '\0') {
+    return constants;
+  }
+  if (constants.name.empty()) {
     constants.name = std::string(verb_of(kind)) + ".node." + attributes.node_name();
   }
   if (kind == AIACC_ALLREDUCE || kind == AIACC_REDUCESCATTER) {
@@ -105,12 +106,21 @@ Constants constants_from(int kind, const Attributes& attributes) {
   if (kind == AIACC_BROADCAST) {
     constants.root = static_cast<std::int32_t>(attributes.number("root_rank"));
   }
-  if (kind == AIACC_BROADCAST || kind == AIACC_ALLTOALL) {
-    constants.tensors = 1;
-  } else if (*verb_of(kind) != '\0') {
-    constants.tensors = attributes.length("T");
-  }
+  constants.tensors =
+      kind == AIACC_BROADCAST || kind == AIACC_ALLTOALL ? 1 : attributes.length("T");
   return constants;
+}
+
+/// By which ranks meet: iterations of a loop run at the same time, so each has its own names.
+std::string name_of(const Constants& constants, const Iteration& iteration) {
+  if (constants.name.empty() || iteration.loop == 0) {
+    return constants.name;
+  }
+  // Numbered anew from time to time, so that long loops use their names again; 10 iterations run at
+  // a time unless the user wants more.
+  constexpr int kNumbers = 64;
+  return constants.name + '.' + std::to_string(iteration.loop) + '.' +
+         std::to_string(iteration.number % kNumbers);
 }
 
 /// One run, from its start to the callback.
@@ -119,7 +129,7 @@ class Run {
   Run(Constants constants, std::unique_ptr<Execution> execution)
       : constants_(std::move(constants)),
         execution_(std::move(execution)),
-        name_(constants_.automatic ? constants_.name + execution_->iteration() : constants_.name) {}
+        name_(name_of(constants_, execution_->iteration())) {}
 
   /// Submits it. Takes itself: it is deleted when it is over.
   static void start(std::unique_ptr<Run> run) noexcept {

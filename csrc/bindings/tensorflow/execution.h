@@ -46,6 +46,11 @@ struct Input {
   const void* data;
 };
 
+struct Iteration {
+  std::uint64_t loop;  ///< 0 outside of loops; another one in each iteration of the loops around it
+  std::int64_t number;
+};
+
 /// One run of a node, until `finish`. Functions throw OpError unless they say otherwise; one thread
 /// at a time.
 class Execution {
@@ -62,9 +67,8 @@ class Execution {
   /// Memory for output `index`, of dtype and shape of input `index`: that of the input if nobody
   /// else reads it.
   virtual void* reuse(int index, const std::vector<std::int64_t>& shape) = 0;
-  /// Tells runs of the node apart that loops make at the same time, alike on every rank: the loop
-  /// and its iteration; "" outside of loops.
-  virtual std::string iteration() const = 0;
+  /// The loop that it is part of, and its iteration there: the same on every rank.
+  virtual Iteration iteration() const = 0;
   /// The end: all outputs are there, or there is an error. Called once, the last call. Never
   /// throws.
   virtual void finish(int code, const char* message) noexcept = 0;
