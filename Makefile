@@ -135,7 +135,7 @@ gtest:
 
 .PHONY: clean
 clean:  ## remove what was built, keep .venv
-	rm -rf build dist *.egg-info aiacc/*.so aiacc/include
+	rm -rf build dist *.egg-info aiacc/*.so aiacc/include aiacc/sources
 
 # Interpreter, build tools, torch and TensorFlow. Those come first and pinned: whatever depends on them
 # must not choose others.

@@ -7,9 +7,11 @@ launchers leave behind, and builds the environment of child processes.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 MpiFlavour = Literal["openmpi", "mpich"]
@@ -129,6 +131,19 @@ def search_directories() -> list[str]:
 def executable_path() -> str:
     """`search_directories` in the form of the variable ``PATH``."""
     return os.pathsep.join(search_directories())
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this user keeps what can be made again; it may not exist yet."""
+    caches = (os.environ if environ is None else environ).get("XDG_CACHE_HOME", "")
+    # A relative one counts as unset, by the convention that the variable comes from.
+    base = Path(caches) if Path(caches).is_absolute() else Path.home() / ".cache"
+    return base / "aiacc"
+
+
+def chosen_compiler(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Command of the C++ compiler that the user chose by ``CXX``; [] for none."""
+    return shlex.split((os.environ if environ is None else environ).get("CXX", ""))
 
 
 def _torchrun(variables: Mapping[str, str]) -> TorchrunEnvironment | None:

@@ -9,3 +9,18 @@ set_target_properties(aiacc_tensorflow_name PROPERTIES
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tensorflow_name
 )
 target_link_options(aiacc_tensorflow_name INTERFACE LINKER:--no-as-needed)
+
+# What aiacc/tensorflow/op_build.py compiles where TensorFlow does not run the library: shipped with the
+# package, in folders of the same names.
+foreach(source IN ITEMS
+  csrc/bindings/c_api.h
+  csrc/bindings/tensorflow/collective_kernel.cc
+  csrc/bindings/tensorflow/collective_kernel.h
+  csrc/bindings/tensorflow/cpp_kernels.cc
+  csrc/bindings/tensorflow/data_types.h
+  csrc/bindings/tensorflow/execution.h
+  csrc/bindings/tensorflow/op_specs.cc
+  csrc/bindings/tensorflow/op_specs.h
+)
+  configure_file(${source} ${AIACC_OUTPUT_DIR}/sources/${source} COPYONLY)
+endforeach()

@@ -128,6 +128,10 @@ const std::vector<Variable>& table() {
          "File to which stall reports are written as JSON, in addition to the log."),
     text("MPI_LIBRARY", "", &Config::mpi_library, "",
          "Path of the MPI library to load, of the MPI whose mpirun is used; empty: the one beside mpirun, else the wheel's, else the system's."),
+    {"TENSORFLOW_OPS", "", &Config::tensorflow_ops, "auto", 0, 0, "auto library build",
+     "Where the ops for TensorFlow come from. library: libaiacc_tensorflow.so, which needs no TensorFlow of a certain "
+     "version; build: compiled on this host for the TensorFlow that is installed, once, and kept in "
+     "$XDG_CACHE_HOME/aiacc (~/.cache/aiacc). auto: library, or build where TensorFlow does not run it."},
     {"TEST_PACE_BYTES", "", &Config::test_pace_bytes, "0", 0, kGiB, "",
      "For tests: bytes per second that each connection of engine tcp sends at most; 0: no limit."},
   };

@@ -46,6 +46,7 @@ struct Config {
   double stall_fail_s = 0;
   std::string stall_file;
   std::string mpi_library;
+  std::string tensorflow_ops;
   std::size_t test_pace_bytes = 0;
 
   /// Reads the environment of the process. A variable that is not set, or is empty, falls back to

@@ -102,20 +102,29 @@ def test_keras_on_another_backend_is_refused():
 
 def test_the_library_is_found_missing(tmp_path):
     with pytest.raises(ImportError, match=r"none\.so is missing .*make build"):
-        op_library.load(tmp_path / "none.so")
+        op_library.load_file(tmp_path / "none.so")
 
 
 def test_what_is_no_library_is_refused(tmp_path):
     file = tmp_path / "broken.so"
     file.write_text("no library")
     with pytest.raises(ImportError, match=r"does not run .*broken\.so.*2\.16 to 2\.21"):
-        op_library.load(file)
+        op_library.load_file(file)
 
 
 def test_a_wrong_answer_of_the_probe_is_refused(monkeypatch):
     monkeypatch.setattr(op_library, "_PROBE_ANSWER", 1)
+    monkeypatch.setenv("AIACC_TENSORFLOW_OPS", "library")
     with pytest.raises(ImportError, match="its probe gave 1095319875, not 1"):
-        op_library.checked.__wrapped__(op_library.LIBRARY)
+        op_library.checked.__wrapped__()
+
+
+def test_nothing_is_compiled_because_the_package_is_broken(monkeypatch):
+    monkeypatch.setattr(op_library, "LIBRARY", op_library.LIBRARY.with_name("none.so"))
+    for choice in ("library", "auto"):
+        monkeypatch.setenv("AIACC_TENSORFLOW_OPS", choice)
+        with pytest.raises(ImportError, match=r"none\.so is missing"):
+            op_library._chosen.__wrapped__()
 
 
 def test_the_library_needs_nothing_of_cpp_from_tensorflow():
