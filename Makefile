@@ -58,6 +58,12 @@ test-python: build  ## Python tests, PYTEST_ARGS are passed on
 torch-tests: build  ## torch's own tests for process groups, on aiacc and gloo; writes the counts
 	$(BIN)/python -m tests.compat.torch_distributed_tests
 
+TENSORFLOW_VERSIONS ?=
+
+.PHONY: tf-versions
+tf-versions: build  ## tests on every TensorFlow (TENSORFLOW_VERSIONS="2.16.2"); writes the counts
+	$(BIN)/python -m tests.compat.tensorflow_versions $(TENSORFLOW_VERSIONS)
+
 .PHONY: asan tsan
 asan tsan: gtest $(STAMPS)/tools  ## C++ tests under sanitizers
 	$(call cmake,$@)

@@ -1,0 +1,27 @@
+"""What `make tf-versions` makes of reports; it runs the tests on every TensorFlow itself."""
+
+from __future__ import annotations
+
+from tests.compat.tensorflow_versions import main, outcomes_in, summary, table
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.a" name="test_good"/>
+<testcase classname="tests.a" name="test_bad"><failure message="assert 1 == 2
+ where"/></testcase>
+<testcase classname="tests.a" name="test_left_out"><skipped message="no GPU"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_report_is_summed_up():
+    found = summary(outcomes_in(REPORT))
+    # What was skipped has not passed.
+    problems = {"tests.a.test_bad": "assert 1 == 2", "tests.a.test_left_out": "no GPU"}
+    assert found == {"passed": 1, "failed": problems}
+    versions = {"keras": "3.4.1", "numpy": "1.26.4", "protobuf": "4.25.8"}
+    lines = table({"2.16.2": {"versions": versions, **found}}).splitlines()
+    assert lines[1].split() == ["2.16.2", "3.4.1", "1.26.4", "4.25.8", "1", "2"]
+
+
+def test_an_unknown_version_is_named(capsys):
+    assert main(["1.15.0"]) == 2
+    assert "1.15.0 (expected one of 2.16.2" in capsys.readouterr().err
