@@ -95,12 +95,12 @@ def compression_table(runs: list[Run]) -> str:
         for row in run["rows"]:
             case = row["engine"], row["hosts"], row["per_host"], row["lanes"], run["tensor_bytes"]
             seconds = median(row["seconds"])
-            if row["compression"] == "none":
+            if row.get("compression", "none") == "none":
                 whole[case] = seconds
             elif case in whole:
                 ratio = whole[case] / seconds
                 lines.append(
-                    f"| {row['engine']} | {row['hosts']} of {row['per_host']} ranks "
+                    f"| {row['engine']} | {_hosts_text(row)} "
                     f"| {row['compression']} | {whole[case]:.3f} s | {seconds:.3f} s "
                     f"| {ratio:.2f}x | >= {NARROW_BAR:g}x | {_reached(ratio >= NARROW_BAR)} |"
                 )
@@ -115,10 +115,12 @@ def allreduce_table(runs: list[Run]) -> str:
         first = rows[0]
         slow = first["bed"]["slow"]
         caps = caps_text(first) + (f", one flow at {slow:g} of it" if slow else "")
-        per_host = first.get("per_host", 1)
-        hosts = str(first["hosts"]) + (f" of {per_host} ranks" if per_host > 1 else "")
         form = first.get("compression", "none")
-        cells = [first["engine"] + ("" if form == "none" else f", {form}"), hosts, caps]
+        cells = [
+            first["engine"] + ("" if form == "none" else f", {form}"),
+            _hosts_text(first),
+            caps,
+        ]
         for lanes in LANES:
             row = next((row for row in rows if row["lanes"] == lanes), None)
             cells.append("" if row is None else
@@ -200,6 +202,11 @@ def lines_of(runs: list[Run]) -> list[list[Run]]:
     ordered = sorted(lines.items(), key=lambda line: line[0][1:])
     ordered.sort(key=lambda line: line[0][0], reverse=True)
     return [list(rows.values()) for _, rows in ordered]
+
+
+def _hosts_text(row: Run) -> str:
+    per_host = row.get("per_host", 1)
+    return str(row["hosts"]) + (f" of {per_host} ranks" if per_host > 1 else "")
 
 
 def _lanes_text(lanes: int) -> str:
