@@ -22,7 +22,7 @@ from bench.collectives.measure import (
     percentile,
     samples,
 )
-from bench.collectives.rows import IDLE, KEYS, row_of
+from bench.collectives.rows import IDLE, KEYS, TENSORFLOW, row_of
 
 RESULTS = machine.ROOT / "bench" / "results" / "collectives.json"
 #: Every launcher, which takes shared memory, and sockets for comparison.
@@ -182,7 +182,12 @@ def _options() -> argparse.Namespace:
         help=f"kinds of jobs, by commas: launcher or launcher:engine ({','.join(KINDS)}); none "
         "measures the peers alone",
     )
-    parser.add_argument("--rows", type=_rows, default=list(KEYS), help=f"of {','.join(KEYS)} (all)")
+    parser.add_argument(
+        "--rows",
+        type=_rows,
+        default=[key for key in KEYS if key not in TENSORFLOW],
+        help=f"of {','.join(KEYS)} (all but {', '.join(TENSORFLOW)})",
+    )
     parser.add_argument(
         "--iterations", type=_positive, default=10, help="rounds of each job (%(default)s)"
     )

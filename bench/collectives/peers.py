@@ -32,6 +32,7 @@ class Gloo:
         self.plain: dist.ProcessGroup | None = dist.group.WORLD
         self.multi = multi
         self.size = size
+        self.folder = store.parent
 
     def close(self) -> None:
         """Disconnect."""

@@ -70,10 +70,16 @@ ROWS = (
     Row("process_set", "all-reduce of 4 MB in a process set of all ranks but one", ranks=3),
     Row("step", "training step, ResNet-50's shapes, free backward"),
     Row("step_bf16", "the same step, gradients as bfloat16 on their way"),
+    # First of the two: tf.distribute wants to be there before TensorFlow does anything.
+    Row("tf_step", "training step of Keras, ResNet-50's shapes"),
+    Row("tf_gradients", "the 161 gradients through a tf.function"),
     Row("submit", "submit from Python, per tensor", "caller", "us", SMALL_TENSORS, rounds=2),
 )
 IDLE = "idle"
 KEYS = (*(row.key for row in ROWS), IDLE)
+#: Rows for which TensorFlow is imported: measured when they are asked for, and by themselves, since
+#: its threads would be there for the others too.
+TENSORFLOW = ("tf_step", "tf_gradients")
 
 BARS = (
     Bar("resnet50", "auto", 0.2, "gloo"),
@@ -96,6 +102,10 @@ BARS = (
     Bar("step", "tcp", 0.42, "ddp"),
     Bar("step_bf16", "auto", 1.0, "aiacc_fp32"),
     Bar("step_bf16", "tcp", 1.0, "aiacc_fp32"),
+    Bar("tf_gradients", "auto", 1.1, "aiacc_torch"),
+    Bar("tf_gradients", "tcp", 1.1, "aiacc_torch"),
+    Bar("tf_step", "auto", 1.0, "tf_distribute"),
+    Bar("tf_step", "tcp", 1.0, "tf_distribute"),
     Bar("submit", "auto", 2.5, ""),
     Bar("submit", "tcp", 2.5, ""),
     Bar("submit_cpp", "", 2.0, ""),
@@ -109,6 +119,8 @@ CONTENDERS = {
     "aiacc_fp32": "aiacc, float32",
     "aiacc_zeroed": "aiacc, zero_grad(set_to_none=False)",
     "aiacc_view_zeroed": "aiacc, gradient_as_bucket_view, zero_grad(set_to_none=False)",
+    "aiacc_torch": "aiacc, from torch",
+    "tf_distribute": "tf.distribute, RING, custom loop",
     "gloo": "torch gloo",
     "gloo_multi": "torch gloo, 4 contexts",
     "gloo_coalesced": "torch gloo, coalesced call",

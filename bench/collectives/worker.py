@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from bench.collectives.rows import (
     ROWS,
     SMALL_BYTES,
     SMALL_TENSORS,
+    TENSORFLOW,
 )
 from bench.collectives.tensors import Tensors
 from bench.shapes import Shape, resnet50
@@ -70,6 +71,8 @@ def _contenders(
     def data(shapes: Sequence[tuple[str, Shape]]) -> Tensors:
         return Tensors(shapes, rank, size)
 
+    if key in TENSORFLOW:
+        return _in_graphs(key, with_aiacc, gloo, rank, size)
     if key in EXCHANGE:
         return exchange.contenders(key, with_aiacc, gloo, rank, size)
     if with_aiacc:
@@ -112,6 +115,26 @@ def _contenders(
         mine = [ours.submit(tensors)] if with_aiacc else []
         theirs = [peers.submit(gloo, tensors)]
     return mine + theirs
+
+
+def _in_graphs(
+    key: str, with_aiacc: bool, gloo: peers.Gloo, rank: int, size: int
+) -> list[Contender]:
+    from bench.collectives import graphs
+
+    data = Tensors(resnet50(), rank, size)
+    if key == "tf_gradients":
+        if not with_aiacc:
+            return []
+        from bench.collectives import ours
+
+        return [
+            graphs.gradients(data),
+            replace(ours.one_by_one(data, True, key), name="aiacc_torch"),
+        ]
+    distributed = graphs.Distributed(rank, size, gloo.folder, gloo.align)
+    mine = [graphs.step(data)] if with_aiacc else []
+    return [*mine, distributed.step(data), graphs.alone(data, rank)]
 
 
 def _idle(options: argparse.Namespace, with_aiacc: bool, rank: int) -> dict[str, float]:
