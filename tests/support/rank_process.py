@@ -73,6 +73,7 @@ def fork_ranks(control: socket.socket) -> int:
                     for descriptor in (*ranks, *streams, leads, tell):
                         os.close(descriptor)
                     control.close()
+                    sys.argv[1:] = [address]
                     os.environ.clear()
                     os.environ.update(environment)
                     numpy.random.seed()
