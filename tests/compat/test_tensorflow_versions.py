@@ -6,7 +6,8 @@ from tests.compat.tensorflow_versions import main, outcomes_in, summary, table
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a" name="test_good"/>
-<testcase classname="tests.a" name="test_bad"><failure message="assert 1 == 2&#10; where"/></testcase>
+<testcase classname="tests.a" name="test_bad"><failure
+message="assert 1 == 2&#10; where"/></testcase>
 <testcase classname="tests.a" name="test_left_out"><skipped message="no GPU"/></testcase>
 </testsuite></testsuites>"""
 
