@@ -11,6 +11,13 @@
 #include "csrc/engines/shm/memory_room.h"
 
 namespace aiacc {
+namespace {
+
+/// Left to the program whose ranks these are: a cgroup that has given its last memory away kills
+/// them at their next allocation, where sockets would have done.
+constexpr std::size_t kSpareBytes = std::size_t{64} << 20;
+
+}  // namespace
 
 MemoryParts::MemoryParts(const MemorySharing& what)
     : what_(what),
@@ -32,11 +39,13 @@ void MemoryParts::require_room(std::size_t index) const {
   // The first looks for all, since the others take theirs at the same time.
   const std::size_t bytes = index == 0 ? total_bytes() : stride_;
   const MemoryRoom room = memory_room();
-  if (bytes > room.bytes) {
+  if (bytes + kSpareBytes > room.bytes) {
     throw Error(Code::kEngine,
                 "[shm] the ranks of this host are to share " + std::to_string(bytes >> 20) +
                     " MiB of memory, but only " + std::to_string(room.bytes >> 20) +
-                    " MiB are left (" + room.limit + "); raise the limit, or lower AIACC_LANES");
+                    " MiB are left (" + room.limit + "), of which " +
+                    std::to_string(kSpareBytes >> 20) +
+                    " are the program's own; raise the limit, or lower AIACC_LANES");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -20,6 +21,9 @@ constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr const char* kFolder = "/dev/shm";
 /// Of newer kernels.
 constexpr int kPopulateForWriting = 23;
+/// Some kernels undo what they have done when a signal comes: a process with a timer would never get
+/// all of it at once.
+constexpr std::size_t kAtOnce = std::size_t{1} << 20;
 
 std::string mebibytes(std::size_t bytes) {
   return std::to_string(((bytes - 1) >> 20) + 1) + " MiB";
@@ -31,9 +35,12 @@ int allocate_file(int descriptor, std::size_t offset, std::size_t bytes) {
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && offset + bytes > limit.rlim_cur) {
     return EFBIG;  // asking would bring SIGXFSZ, which ends a process that does not ignore it
   }
-  int error = EINTR;
-  while (error == EINTR) {
-    error = posix_fallocate(descriptor, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  const std::size_t end = offset + bytes;
+  int error = 0;
+  while (offset < end && (error == 0 || error == EINTR)) {
+    const std::size_t piece = std::min(kAtOnce, end - offset);
+    error = posix_fallocate(descriptor, static_cast<off_t>(offset), static_cast<off_t>(piece));
+    offset += error == 0 ? piece : 0;
   }
   return error;
 }
