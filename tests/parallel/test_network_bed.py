@@ -19,6 +19,7 @@ from bench.network.bed import Bed, BedError, bed_for, put_up, require_root, take
 from bench.network.faults.__main__ import one
 from bench.network.faults.plan import choose
 from bench.network.plan import Spec
+from tests.support.needed import needs
 from tests.support.ranks import ROOT
 
 try:
@@ -27,7 +28,7 @@ try:
 except BedError as error:
     _WHY_NOT = str(error)
 
-pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
+_needed = needs(_WHY_NOT)
 
 _TIMEOUT_S = 60.0
 _SERVER = """

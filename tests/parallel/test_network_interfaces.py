@@ -14,6 +14,7 @@ import pytest
 from bench.network import launch
 from bench.network.bed import BedError, bed_for, require_root, take_down
 from bench.network.plan import Spec
+from tests.support.needed import needs
 from tests.support.ranks import ROOT
 
 try:
@@ -22,7 +23,7 @@ try:
 except BedError as error:
     _WHY_NOT = str(error)
 
-pytestmark = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
+_needed = needs(_WHY_NOT)
 
 _TIMEOUT_S = 90.0
 #: Lanes, the express lane, and the pairs of an all-to-all.

@@ -15,9 +15,10 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from bench.network import native
+from tests.support.needed import needs
 from tests.support.ranks import ROOT, run_ranks
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
+_needed = needs("" if shutil.which("cc") else "no cc on PATH")
 
 _BYTES = 300_000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,3 +16,14 @@ def missing(what: str) -> NoReturn:
     if IN_CI:
         pytest.fail(f"{what} (expected here: .ci/run builds and installs it)", pytrace=False)
     pytest.skip(what)
+
+
+def needs(why_not: str) -> Any:
+    """For a module: ``_needed = needs(what is missing)``, "" if nothing is; see `missing`."""
+
+    @pytest.fixture(autouse=True)
+    def needed() -> None:
+        if why_not:
+            missing(why_not)
+
+    return needed

@@ -12,9 +12,10 @@ import pytest
 
 import aiacc
 import aiacc.array as hvd
+from tests.support.needed import needs
 from tests.support.ranks import ROOT, run_ranks
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
+_needed = needs("" if shutil.which("cc") else "no cc on PATH")
 
 _LANES = 2
 #: What `init` reserves for itself: background thread, lanes and express lane.

@@ -22,7 +22,7 @@ from tests.support.ranks import ROOT, rank_environment, run_ranks
 
 
 def _open_things():
-    """Threads, descriptors by kind and shared memory of this process."""
+    """Threads, descriptors by kind, shared memory by name and by mapping of this process."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     descriptors = []
     for entry in Path("/proc/self/fd").iterdir():
@@ -30,7 +30,9 @@ def _open_things():
             descriptors.append(str(entry.readlink()).partition(":")[0])
         except OSError:  # that of the listing
             continue
-    return threads, sorted(descriptors), sorted(p.name for p in Path("/dev/shm").glob("*aiacc*"))
+    files = sorted(path.name for path in Path("/dev/shm").glob("*aiacc*"))
+    mapped = Path("/proc/self/maps").read_text().count("memfd:aiacc")
+    return threads, sorted(descriptors), files, mapped
 
 
 def _init_and_shut_down(times):

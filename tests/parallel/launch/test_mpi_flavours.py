@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from aiacc import mpi_library
+from aiacc.bootstrap.job_plan import default_lanes
 from aiacc.run.programs import mpi_launchers
 from tests.support.ranks import ROOT, mpirun, rank_environment
 
@@ -165,3 +166,6 @@ def test_check_build_names_what_is_served():
     for launcher in mpi_launchers():
         mark = "X" if launcher.flavour in served else " "
         assert f"[{mark}] mpirun       {launcher.program} (" in done.stdout
+    lanes = [*(default_lanes(hosts, tuned=False) for hosts in (1, 2)), default_lanes(2, tuned=True)]
+    said = "  lanes: {} on one host, {} on several, up to {} with --autotune".format(*lanes)
+    assert said in done.stdout

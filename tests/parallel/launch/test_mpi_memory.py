@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.needed import missing
 from tests.support.ranks import ROOT, mpirun, rank_environment
 
 pytestmark = pytest.mark.mpi
@@ -29,7 +30,7 @@ def _run(flavour, ranks, mib, env, program=PROGRAM):
     mount = f"mount -t tmpfs -o size={mib}m tmpfs /dev/shm"
     probe = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False)
     if probe.returncode != 0:
-        pytest.skip(f"no mount namespace here: {probe.stderr!r}")
+        missing(f"no mount namespace here: {probe.stderr!r}")
     command = [*mpirun(flavour), "-np", str(ranks), sys.executable, "-c", program, flavour]
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command],

@@ -136,6 +136,17 @@ TEST(MemorySharingTest, OneRankNeedsNoConnector) {
 }
 
 /// Only some of the job, twice at the same time.
+/// So it lies on the NUMA node of its rank.
+TEST(MemorySharingTest, ARankTakesItsOwnPartAndNoOther) {
+  const MemorySharing sharing = sharing_of(3, 1);
+  const MemoryParts parts(sharing);
+  auto [memory, descriptor] = SharedMemory::create(parts.total_bytes());
+  parts.take(memory, descriptor, 1);
+  struct stat status{};
+  ASSERT_EQ(0, fstat(descriptor.fd(), &status));
+  EXPECT_EQ(parts.total_bytes() / 3, static_cast<std::size_t>(status.st_blocks) * 512);
+}
+
 /// Taking it would end a process.
 TEST(MemorySharingTest, MoreThanTheMachineHasIsAnErrorOnAllRanks) {
   TcpWorld world(2);
