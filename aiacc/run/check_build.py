@@ -44,7 +44,7 @@ def report() -> str:
     for launcher in launchers:
         fits = launcher.flavour in served
         text = f"{launcher.program} ({launcher.flavour} {launcher.version})"
-        lines.append(_line(fits, "mpirun", text + ("" if fits else "; its jobs use engine tcp")))
+        lines.append(_line(fits, "mpirun", text + ("" if fits else "; its jobs do without MPI")))
     if not launchers:
         lines.append(_line(False, "mpirun", "none on PATH; pip install 'aiacc[mpi]'"))
     lines += ["", "CUDA", _line(bool(info["cuda_architectures"]), "cuda", info["cuda"])]
