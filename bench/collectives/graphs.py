@@ -17,30 +17,56 @@ from bench.collectives.tensors import Tensors
 _PORTS = "tf-ports"
 
 
-def gradients(data: Tensors) -> Contender:
-    """All tensors averaged by nodes of one `tf.function`, into new tensors."""
+def gradients(data: Tensors) -> list[Contender]:
+    """Gradients that are computed, by one addition, and averaged: by a `tf.function`, and in torch.
+
+    Neither has the memory of the result before, and both may reduce where the gradient lies.
+    """
     import aiacc.tensorflow as hvd
+    import aiacc.torch as of_torch
 
     data.fill()
-    inputs = [tf.constant(tensor.numpy()) for tensor in data.tensors]
+    average = (data.size + 1) / 2
+    names = data.names[::-1]
+    given = data.tensors[::-1]
+    results: list[torch.Tensor] = []
+
+    def check() -> None:
+        data.check(results[::-1], average)
+        results.clear()
+
+    inputs, zero = [tf.constant(tensor.numpy()) for tensor in given], tf.constant(0.0)
     outputs: list[Any] = []
 
     @tf.function  # type: ignore[untyped-decorator]
-    def average(tensors: list[Any]) -> list[Any]:
+    def step(tensors: list[Any], zero: Any) -> list[Any]:
         return [
-            hvd.allreduce(tensor, op=hvd.Average, name=f"tf.{name}")
-            for name, tensor in zip(reversed(data.names), reversed(tensors), strict=True)
+            hvd.allreduce(tensor + zero, op=hvd.Average, name=f"tf.{name}")
+            for name, tensor in zip(names, tensors, strict=True)
         ]
 
     def run() -> None:
-        outputs[:] = average(inputs)
+        outputs[:] = step(inputs, zero)
 
-    def check() -> None:
-        found = [torch.from_numpy(np.asarray(output)) for output in reversed(outputs)]
-        data.check(found, (data.size + 1) / 2)
+    def check_outputs() -> None:
+        results[:] = [torch.from_numpy(np.asarray(output)) for output in outputs]
         outputs.clear()
+        check()
 
-    return Contender("aiacc", run, check=check)
+    nothing = torch.zeros(())
+    start, finish = of_torch.allreduce_async_, of_torch.synchronize
+
+    def run_torch() -> None:
+        handles = [
+            start(tensor + nothing, name=f"torch.{name}", op=of_torch.Average)
+            for name, tensor in zip(names, given, strict=True)
+        ]
+        results[:] = [finish(handle) for handle in handles]
+
+    return [
+        Contender("aiacc", run, check=check_outputs),
+        Contender("aiacc_torch", run_torch, check=check),
+    ]
 
 
 class Distributed:

@@ -72,7 +72,7 @@ ROWS = (
     Row("step_bf16", "the same step, gradients as bfloat16 on their way"),
     # First of the two: tf.distribute wants to be there before TensorFlow does anything.
     Row("tf_step", "training step of Keras, ResNet-50's shapes"),
-    Row("tf_gradients", "the 161 gradients through a tf.function"),
+    Row("tf_gradients", "the 161 gradients, computed and averaged in a tf.function"),
     Row("submit", "submit from Python, per tensor", "caller", "us", SMALL_TENSORS, rounds=2),
 )
 IDLE = "idle"

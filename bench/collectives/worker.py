@@ -4,7 +4,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -124,14 +124,7 @@ def _in_graphs(
 
     data = Tensors(resnet50(), rank, size)
     if key == "tf_gradients":
-        if not with_aiacc:
-            return []
-        from bench.collectives import ours
-
-        return [
-            graphs.gradients(data),
-            replace(ours.one_by_one(data, True, key), name="aiacc_torch"),
-        ]
+        return graphs.gradients(data) if with_aiacc else []
     distributed = graphs.Distributed(rank, size, gloo.folder, gloo.align)
     mine = [graphs.step(data)] if with_aiacc else []
     return [*mine, distributed.step(data), graphs.alone(data, rank)]
