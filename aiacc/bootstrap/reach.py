@@ -153,7 +153,7 @@ class Reach:
         )
 
     def unclear(self) -> dict[int, int]:
-        """Who has to look which address of whom answers, as nothing tells: owners by viewer.
+        """Which ranks must probe whose addresses, where none is known to answer: owners by viewer.
 
         One rank of every host looks at one of the next that has a listener.
         """

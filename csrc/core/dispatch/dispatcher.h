@@ -28,15 +28,15 @@ namespace aiacc {
 ///
 /// Threads: the progress thread's, except where it says so.
 ///
-/// Order: units of all process sets run on the same lanes, in the order of their agreement, which
+/// Order: units of all process sets run on the same lanes, in the order of their responses, which
 /// is the same on all ranks. The lane of a unit follows from what its set alone has agreed on and
 /// from the rounds, in which all ranks take part: so all members put it into the same lane,
 /// whatever else each of them runs there. Of the units that are not done take the first in the
-/// order of agreement: on none of its members another one is before it in its lane, so all of them
+/// order of responses: on none of its members another one is before it in its lane, so all of them
 /// come to run it, and it ends. Hence ranks cannot deadlock across lanes.
 ///
 /// Units of tensors on GPUs that are queued on streams (DeviceExecutor) are issued by one launching
-/// thread in the order of their agreement. Units on GPUs are finished here when they are queued.
+/// thread in the order of their responses. Units on GPUs are finished here when they are queued.
 class Dispatcher {
  public:
   /// `engine`: that of all ranks for host memory. `finite`, what looks at inputs, or null.

@@ -10,7 +10,7 @@ namespace aiacc {
 /// Stores in the operation what was agreed on about it, besides its status.
 void take_response(Operation& operation, const Response& response);
 
-/// Whether no bytes move: agreement is all there is to it.
+/// Whether no bytes move: the response is all there is to it.
 bool is_empty(Operation& operation);
 
 /// Operations of one process set as the planner sees them. Reused for its memory.

@@ -26,7 +26,7 @@ struct Communicator {
 
   int size() const { return static_cast<int>(ranks.size()); }
   /// How many places behind this rank the one is that it waits for; 0 if that is not known.
-  std::uint32_t places_to(const LaneWait& wait) const {
+  std::uint32_t distance_to(const LaneWait& wait) const {
     const int awaited = index_in(ranks, wait.for_rank);
     return awaited < 0 ? 0 : static_cast<std::uint32_t>((awaited - rank + size()) % size());
   }

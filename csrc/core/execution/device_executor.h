@@ -17,12 +17,12 @@ struct UnitWait {
   UnitId id;
   std::string name;         ///< of its tensors
   double seconds = 0;       ///< see LaneWait
-  std::uint32_t ahead = 0;  ///< see Communicator::places_to
+  std::uint32_t ahead = 0;  ///< see Communicator::distance_to
 };
 
 /// How units of tensors on GPUs are moved: *queued* on streams for an engine for GPUs, or *staged*
 /// through pinned memory and the engine for host memory. A job has one of the two, chosen when its
-/// engines are made; whoever uses it need not know which.
+/// engines are made; `queues` is all that the dispatcher asks about it.
 ///
 /// Threads: any, except where it says so.
 class DeviceExecutor {
@@ -37,7 +37,7 @@ class DeviceExecutor {
   virtual ~DeviceExecutor() = default;
 
   /// Whether units have the size for GPUs and are run by one launching thread, in the order of
-  /// their agreement; else they are units like those in host memory, and run by the threads of
+  /// their responses; else they are units like those in host memory, and run by the threads of
   /// their lanes.
   virtual bool queues() const = 0;
   /// Where units on a lane of the plan are issued: those of one such lane follow each other.

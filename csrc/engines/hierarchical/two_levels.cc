@@ -34,7 +34,7 @@ PerRank starts_of(const PerRank& lengths) {
   return starts;
 }
 
-/// What each of `totals` has from `from` on, up to `most`.
+/// Elements of each of `totals` in the block of `most` that begins at `from`.
 PerRank block_of(const PerRank& totals, std::size_t from, std::size_t most) {
   PerRank lengths;
   lengths.reserve(totals.size());

@@ -47,7 +47,7 @@ struct Meeting {
   std::vector<Offer> theirs;
 };
 
-/// What a process number means something in: a boot of a machine, and a namespace there.
+/// Identifies where process numbers are unique: a boot of a machine, and a PID namespace there.
 std::string process_space() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;

@@ -30,9 +30,9 @@ class Giver {
     try {
       return make();
     } catch (...) {
-      const Status verdict = current_exception_status();
-      tell(verdict);
-      throw Error(verdict);
+      const Status outcome = current_exception_status();
+      tell(outcome);
+      throw Error(outcome);
     }
   }
 
@@ -43,7 +43,7 @@ class Giver {
   void greet(const Socket& descriptor);
   bool is_invited(const MemoryMark& mark) const;
   void hear(std::size_t link);
-  void tell(const Status& verdict) noexcept;
+  void tell(const Status& outcome) noexcept;
   [[noreturn]] void give_up() const;
 
   MemoryParts parts_;
@@ -173,16 +173,16 @@ void Giver::give_up() const {
 
 /// Makes every rank throw the same. A connection that is closed with something unread in it might
 /// lose what was sent, so what the others have on their way is read first.
-void Giver::tell(const Status& verdict) noexcept {
+void Giver::tell(const Status& outcome) noexcept {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     try {
-      links_[i].send(verdict, patience_.until());
+      links_[i].send(outcome, patience_.until());
     } catch (const Error&) {
       reported_[i] = true;  // it has gone
     }
   }
   try {
-    for (std::size_t i = 0; i < links_.size() && verdict.code() != Code::kShutdown; ++i) {
+    for (std::size_t i = 0; i < links_.size() && outcome.code() != Code::kShutdown; ++i) {
       while (!reported_[i] && !links_[i].receive() && patience_.sleep({links_[i].readable()})) {
       }
     }

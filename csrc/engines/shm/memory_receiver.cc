@@ -14,7 +14,7 @@ namespace {
 /// How soon a connection that found no room is opened again.
 constexpr std::chrono::milliseconds kReopenAfter{20};
 constexpr std::chrono::milliseconds kLong{60'000};
-/// So many times as long as the lowest rank, whose verdict names who is late.
+/// Waits longer than the lowest rank by this factor: that rank names the one that is late.
 constexpr double kPatience = 1.5;
 
 class Receiver {
@@ -37,7 +37,7 @@ class Receiver {
   const Patience patience_;
   const std::size_t index_;
   MemoryLink link_;
-  std::optional<Status> verdict_;  ///< once the lowest rank has told it
+  std::optional<Status> outcome_;  ///< once the lowest rank has told it
 };
 
 HostMemory Receiver::run() {
@@ -49,7 +49,7 @@ HostMemory Receiver::run() {
     report = current_exception_status();
   }
   const bool over =
-      verdict_ || report.code() == Code::kPeerLost || report.code() == Code::kShutdown;
+      outcome_ || report.code() == Code::kPeerLost || report.code() == Code::kShutdown;
   try {
     link_.send(report, patience_.until());
   } catch (const Error&) {
@@ -58,17 +58,17 @@ HostMemory Receiver::run() {
     }
   }
   if (over) {
-    throw Error(verdict_.value_or(report));
+    throw Error(outcome_.value_or(report));
   }
-  Status verdict;
+  Status outcome;
   try {
-    verdict = await_message("said whether all ranks have the memory of their host");
+    outcome = await_message("said whether all ranks have the memory of their host");
   } catch (const Error& error) {
     // That the lowest rank has not answered is no more than what has failed here before.
     throw error.code() == Code::kTimeout && !report.ok() ? Error(report) : error;
   }
-  if (!verdict.ok()) {
-    throw Error(verdict);
+  if (!outcome.ok()) {
+    throw Error(outcome);
   }
   return parts_.divide(std::move(memory));
 }
@@ -87,7 +87,7 @@ SharedMemory Receiver::take() {
 MemoryInvitation Receiver::await_invitation() {
   const Status message = await_message("made the memory of its host");
   if (!message.ok()) {
-    verdict_ = message;
+    outcome_ = message;
     throw Error(message);
   }
   MemoryInvitation invitation{};
@@ -109,7 +109,7 @@ MemoryInvitation Receiver::await_invitation() {
   return invitation;
 }
 
-/// The descriptor of the memory, from the lowest rank's Unix socket. Throws the verdict if that
+/// The descriptor of the memory, from the lowest rank's Unix socket. Throws the outcome if that
 /// comes first.
 Socket Receiver::fetch(const std::string& name) {
   const MemoryMark mark = parts_.mark_of(index_);
@@ -131,10 +131,10 @@ Socket Receiver::fetch(const std::string& name) {
         socket.close();  // strangers have crowded it out
       }
     }
-    verdict_ = link_.receive();
-    if (verdict_) {
-      AIACC_CHECK(!verdict_->ok());
-      throw Error(*verdict_);
+    outcome_ = link_.receive();
+    if (outcome_) {
+      AIACC_CHECK(!outcome_->ok());
+      throw Error(*outcome_);
     }
     if (!patience_.sleep({link_.readable(), {socket.fd(), POLLIN, 0}},
                          socket.valid() ? kLong : kReopenAfter)) {

@@ -104,13 +104,13 @@ std::unique_ptr<DeviceEngine> HostStagedEngine::split(const std::vector<int>& me
                                                             threads_));
 }
 
-int HostStagedEngine::host_lane(int lane) const {
+int HostStagedEngine::between_lane(int lane) const {
   return lane == express_lane() ? host_->express_lane() : lane % host_->lanes();
 }
 
-std::vector<int> HostStagedEngine::host_lanes(int lane, std::size_t bytes) const {
+std::vector<int> HostStagedEngine::between_lanes(int lane, std::size_t bytes) const {
   if (lane == express_lane()) {
-    return {host_lane(lane)};
+    return {between_lane(lane)};
   }
   const auto most = static_cast<std::size_t>(host_->lanes());
   std::vector<int> lanes(std::clamp<std::size_t>(bytes / kLeastPart, 1, most));
@@ -150,7 +150,7 @@ void HostStagedEngine::all_reduce(
   }
   const Reduction sum{dtype_on_wire(reduction.dtype, reduction.wire), reduction.op};
   const std::size_t element = size_of(sum.dtype);
-  const std::vector<int> lanes = host_lanes(lane, count * element);
+  const std::vector<int> lanes = between_lanes(lane, count * element);
   const std::size_t share = aligned((count * element + lanes.size() - 1) / lanes.size()) / element;
   std::vector<Part> parts;
   for (const int used : lanes) {
@@ -175,7 +175,7 @@ void HostStagedEngine::broadcast(int lane, void* buffer, std::size_t bytes, int 
     return;
   }
   const bool mine = root == rank_;
-  const std::vector<int> lanes = host_lanes(lane, bytes);
+  const std::vector<int> lanes = between_lanes(lane, bytes);
   const std::size_t share = aligned((bytes + lanes.size() - 1) / lanes.size());
   std::vector<Part> parts;
   for (const int used : lanes) {
@@ -192,7 +192,7 @@ void HostStagedEngine::broadcast(int lane, void* buffer, std::size_t bytes, int 
 }
 
 void HostStagedEngine::all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) {
-  const int used = host_lane(lane);
+  const int used = between_lane(lane);
   const std::size_t mine = bytes_of[static_cast<std::size_t>(rank_)];
   const auto gather = [=](std::byte* memory) {
     host_->all_gather(used, memory, memory + aligned(mine), bytes_of);
@@ -207,7 +207,7 @@ void HostStagedEngine::reduce_scatter(int lane,
                                       const DeviceReduction& reduction) {
   AIACC_CHECK(reduction.wire == WireFormat::kTensor);
   const Reduction sum{reduction.dtype, reduction.op};
-  const int used = host_lane(lane);
+  const int used = between_lane(lane);
   const std::size_t element = size_of(reduction.dtype);
   const std::size_t sent = sum_of(counts) * element;
   const std::size_t received = counts[static_cast<std::size_t>(rank_)] * element;
@@ -219,7 +219,7 @@ void HostStagedEngine::reduce_scatter(int lane,
 
 void HostStagedEngine::all_to_all(
     int lane, const void* send, void* recv, const PerRank& send_bytes, const PerRank& recv_bytes) {
-  const int used = host_lane(lane);
+  const int used = between_lane(lane);
   const std::size_t sent = sum_of(send_bytes);
   const auto exchange = [=](std::byte* memory) {
     host_->all_to_all(used, memory, memory + aligned(sent), send_bytes, recv_bytes);

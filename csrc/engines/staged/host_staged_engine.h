@@ -86,9 +86,9 @@ class HostStagedEngine : public DeviceEngine {
   /// will be.
   void run(int lane, std::vector<Part> parts);
   /// The lane of the host's engine for operations that use one.
-  int host_lane(int lane) const;
+  int between_lane(int lane) const;
   /// Those that share an operation of so many bytes.
-  std::vector<int> host_lanes(int lane, std::size_t bytes) const;
+  std::vector<int> between_lanes(int lane, std::size_t bytes) const;
 
   const std::unique_ptr<Engine> host_;
   const std::unique_ptr<DeviceEngine> own_;

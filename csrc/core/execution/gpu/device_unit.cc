@@ -237,7 +237,7 @@ void DeviceUnit::prepare() {
     case OpKind::kLeaveProcessSet:
     case OpKind::kSend:
     case OpKind::kReceive:
-      return;  // The agreement is all; it never becomes a unit.
+      return;  // The response is all; it never becomes a unit.
   }
 }
 

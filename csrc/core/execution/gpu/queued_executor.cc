@@ -121,7 +121,7 @@ std::optional<UnitWait> QueuedExecutor::issuing() {
   }
   const Unit& unit = issuing_->unit;
   const LaneWait wait = issuing_->engine->issue_waits();
-  return UnitWait{id_of(unit), name_of(unit), wait.seconds, unit.communicator->places_to(wait)};
+  return UnitWait{id_of(unit), name_of(unit), wait.seconds, unit.communicator->distance_to(wait)};
 }
 
 /// After an error: the operations of the group end with the job.

@@ -72,7 +72,7 @@ std::optional<UnitWait> UnitsOnGpu::first() {
   if (communicator != nullptr && oldest.mover.engine != nullptr) {
     const LaneWait wait = oldest.mover.engine->waits(oldest.mover.lane);
     first.seconds = wait.seconds;
-    first.ahead = communicator->places_to(wait);
+    first.ahead = communicator->distance_to(wait);
   }
   return first;
 }
