@@ -233,9 +233,54 @@ def test_imports_point_downwards(path):
 
 
 def test_few_modules_prepare_submissions_themselves():
-    found = [name_of(path) for path in MODULES if "_core.prepare\n" in path.read_text()]
-    found += [name_of(path) for path in MODULES if "_core.prepare(" in path.read_text()]
+    found = [name_of(path) for path in MODULES if submits(ast.parse(path.read_text()))]
     assert sorted(found) == PREPARING
+
+
+def submits(tree):
+    """Whether a module uses what the core offers for submitting."""
+    offered = {"prepare", "allreduce_in_place"}
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("_core"):
+            used.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_core"):
+            used |= {alias.name for alias in node.names}
+    return bool(offered & used)
+
+
+@pytest.mark.parametrize(
+    "text", ["f = _core.prepare", "from aiacc._core import prepare", "aiacc._core.prepare(1)"]
+)
+def test_the_rule_for_submissions_notices(text):
+    assert submits(ast.parse(text))
+
+
+def at_import(tree):
+    """Statements that run when a module is imported."""
+    for node in tree:
+        yield node
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        if not for_types and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for part in ("body", "orelse", "finalbody", "handlers"):
+                yield from at_import(getattr(node, part, []))
+
+
+def test_no_module_imports_itself_through_others():
+    names = {
+        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for path in MODULES
+    }
+    imports = {}
+    for name, path in names.items():
+        imports[name] = set()
+        for node in at_import(ast.parse(path.read_text()).body):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for module in imported(node):
+                    known = module if module in names else module.rpartition(".")[0]
+                    if known in names and not name.startswith(known):  # itself, or its package
+                        imports[name].add(known)
+    assert circles(imports) == []
 
 
 @pytest.mark.parametrize(
