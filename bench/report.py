@@ -26,10 +26,9 @@ _HIGHLIGHTS = (
     ("small", "aiaccrun"),
     ("latency_4B", "aiaccrun"),
     ("step", "aiaccrun"),
-    ("step", "aiaccrun:tcp"),
 )
 #: Result files whose summaries docs/benchmarks.md has below that of RESULTS.
-_OTHERS = ("repeated", "ranks_4", "ranks_8", "process_set")
+_OTHERS = ("repeated", "before_after", "ranks_4", "ranks_8", "process_set")
 _UNITS = {"ms": "ms", "us": "µs"}
 
 Results = dict[tuple[str, str, str], dict[str, Any]]
