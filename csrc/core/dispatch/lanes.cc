@@ -74,8 +74,10 @@ std::vector<LaneReport> Lanes::reports(const TensorTable& table, double limit_s)
     const Communicator& communicator = *current->communicator;
     const LaneWait wait =
         current->running ? communicator.engine->waits(static_cast<int>(lane)) : LaneWait{};
-    const UnitWait unit{
-        current->id, table.labels(current->operations), wait.seconds, communicator.distance_to(wait)};
+    const UnitWait unit{current->id,
+                        table.labels(current->operations),
+                        wait.seconds,
+                        communicator.distance_to(wait)};
     reports.push_back(report_of(lane, unit, limit_s));
   }
   return reports;

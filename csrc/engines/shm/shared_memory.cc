@@ -21,8 +21,8 @@ constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 constexpr const char* kFolder = "/dev/shm";
 /// Of newer kernels.
 constexpr int kPopulateForWriting = 23;
-/// Some kernels undo what they have done when a signal comes: a process with a timer would never get
-/// all of it at once.
+/// Some kernels undo what they have done when a signal comes: a process with a timer would never
+/// get all of it at once.
 constexpr std::size_t kAtOnce = std::size_t{1} << 20;
 
 std::string mebibytes(std::size_t bytes) {

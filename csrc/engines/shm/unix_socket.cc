@@ -161,9 +161,10 @@ UnixMessage receive_message(const Socket& socket, void* data, std::size_t bytes)
     std::memcpy(&descriptor, CMSG_DATA(header), sizeof descriptor);
     result.descriptor = Socket(descriptor);
   } else if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    throw Error(Code::kEngine,
-                "[shm] the system did not hand over the memory of another rank (too many open files, "
-                "ulimit -n, or a security policy)");
+    throw Error(
+        Code::kEngine,
+        "[shm] the system did not hand over the memory of another rank (too many open files, "
+        "ulimit -n, or a security policy)");
   }
   return result;
 }
