@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from aiacc.collectives.reduce_ops import Adasum, Average, gradient_factors
+from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.ops.allreduce import allreduce, grouped_allreduce
@@ -73,6 +74,22 @@ class GradientReduction:
                 reduced[i] = self._scaled_local(grads[i])
         return reduced
 
+    def alike_finite(self, grads: Sequence[Any], local: Sequence[bool]) -> list[Any]:
+        """Make local gradients NaN where those of any rank are not finite.
+
+        Collective: every rank. Blocks: as a call does.
+        """
+        own = [grad for is_local, grad in zip(local, grads, strict=True) if is_local]
+        own = [_values(grad) for grad in own if grad is not None]
+        wrong = [tf.logical_not(tf.reduce_all(tf.math.is_finite(values))) for values in own]
+        count = tf.add_n([tf.constant(0.0), *(tf.cast(flag, tf.float32) for flag in wrong)])
+        count = allreduce(count, op=Sum, process_set=self.process_set)
+        poison = tf.where(count > 0, math.nan, 0.0)
+        return [
+            _plus(grad, poison) if is_local and grad is not None else grad
+            for is_local, grad in zip(local, grads, strict=True)
+        ]
+
     def _scaled_local(self, grad: Any) -> Any:
         if grad is None or not self.scale_local_gradients:
             return grad
@@ -118,6 +135,18 @@ class GradientReduction:
         if len(grads) == 1:
             return [allreduce(grads[0], **arguments)]
         return grouped_allreduce(grads, **arguments)
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
+
+
+def _plus(grad: Any, number: Any) -> Any:
+    values = _values(grad)
+    values += tf.cast(number, values.dtype)
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return values
 
 
 def resolve_groups(

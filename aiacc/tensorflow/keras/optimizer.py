@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import keras
@@ -40,9 +41,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     ``fit``, each gradient travels as soon as it is there, while the others are computed.
     ``register_local_var`` excepts a variable. A saved model has an optimizer of the original class.
 
-    With `keras.optimizers.LossScaleOptimizer` (which ``model.compile`` puts around an optimizer if
-    the policy is mixed_float16), wrap that one: the ranks have to agree whether gradients are
-    finite.
+    It may be around a `keras.optimizers.LossScaleOptimizer` or in one, such as ``model.compile``
+    puts around an optimizer if the policy is mixed_float16. Gradients are reduced while the loss
+    scale is in them, so that the ranks agree whether they are finite.
 
     Collective: no.
     Blocks: never.
@@ -111,20 +112,22 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 def _distribute(
     optimizer: Any, name: str | None, reduction: GradientReduction, passes: LocalAggregation
 ) -> Any:
-    base = type(optimizer)
-    # A saved model names module and class: they are those that can load it.
-    members = {"__module__": base.__module__, "__doc__": base.__doc__}
-    derived: Any = type(base.__name__, (_Distributed, base), members)
     config = optimizer.get_config()
     if name is not None:
         config["name"] = name
-    distributed = derived.from_config(config)
+    distributed = _derived(type(optimizer)).from_config(config)
     distributed._aiacc = _Parts(reduction, passes)
     if optimizer.built:
         distributed.build(optimizer._trainable_variables)
         for new, old in zip(distributed.variables, optimizer.variables, strict=True):
             new.assign(old)
     return distributed
+
+
+def _derived(base: Any) -> Any:
+    # A saved model names module and class: they are those that can load it.
+    members = {"__module__": base.__module__, "__doc__": base.__doc__}
+    return type(base.__name__, (_Distributed, base), members)
 
 
 class _Parts:
@@ -134,10 +137,17 @@ class _Parts:
         self.reduction = reduction
         self.passes = passes
         self.local: set[int] = set()
+        #: Gradients are being applied that a LossScaleOptimizer around this one has reduced.
+        self.reduced_already = False
 
-    def reduced(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Gradients of all ranks, those of local variables aside."""
+    def reduced(self, grads: Sequence[Any], variables: Sequence[Any], scaled: bool) -> list[Any]:
+        """Gradients of all ranks, those of local variables aside.
+
+        With ``scaled`` these, too, are finite on all ranks or on none.
+        """
         local = [id(variable) in self.local for variable in variables]
+        if scaled and any(local):
+            grads = self.reduction.alike_finite(grads, local)
         return self.reduction.but_local(grads, variables, local)
 
 
@@ -145,6 +155,17 @@ class _Distributed:
     """What the subclass adds to the class of the optimizer that was wrapped."""
 
     _aiacc: _Parts
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Also notice a LossScaleOptimizer: it sets this when it is put around an optimizer."""
+        super().__setattr__(name, value)
+        if name == "loss_scale_factor":
+            outer = _loss_scale_around(self)
+            inner = getattr(outer, "inner_optimizer", None)
+            if inner is self and not isinstance(outer, _Distributed):
+                # It would see for itself whether this rank's gradients are finite. So it reduces.
+                outer.__class__ = _derived(type(outer))
+                outer._aiacc = self._aiacc
 
     def register_local_var(self, variable: Any) -> None:
         """Leave the gradient of a Keras variable to each rank."""
@@ -162,23 +183,43 @@ class _Distributed:
             trainable_variables: Of the gradients; None: those that the optimizer was built with.
 
         Raises:
-            ValueError: Called by a LossScaleOptimizer.
+            ValueError: Called by a LossScaleOptimizer that was not noticed when it was made.
             tf.errors.OpError: The operation failed: FailedPreconditionError if the ranks disagree.
         """
         base: Any = super()
         this: Any = self
+        parts = self._aiacc
+        if parts.reduced_already:
+            base.apply(grads, trainable_variables)
+            return
         _refuse_loss_scale(self)
         grads = list(grads)
         variables = list(trainable_variables or this._trainable_variables)
         if grads and not this.built:
             with tf.init_scope():
                 this.build(variables)
-        parts = self._aiacc
 
         def update(grads: list[Any]) -> None:
-            base.apply(parts.reduced(grads, variables), variables)
+            scaled = isinstance(self, keras.optimizers.LossScaleOptimizer)
+            reduced = parts.reduced(grads, variables, scaled)
+            parts.reduced_already = True
+            try:
+                base.apply(reduced, variables)
+            finally:
+                parts.reduced_already = False
 
         parts.passes.run(grads, update)
+
+
+def _loss_scale_around(optimizer: object) -> Any:
+    """The LossScaleOptimizer around ``optimizer`` that has called the caller, None if none has."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller is not optimizer:
+            return caller
+        frame = frame.f_back
+    return None
 
 
 def _refuse_loss_scale(optimizer: object) -> None:
@@ -187,13 +228,9 @@ def _refuse_loss_scale(optimizer: object) -> None:
     It does so only where gradients are finite, which each rank would see for itself: those that do
     would wait for those that do not.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller is not optimizer:
-            raise ValueError(
-                "a DistributedOptimizer in a LossScaleOptimizer (expected it around that one, so "
-                "that the ranks agree whether gradients are finite); use DistributedOptimizer("
-                "LossScaleOptimizer(optimizer)), and compile with auto_scale_loss=False"
-            )
-        frame = frame.f_back  # type: ignore[assignment]
+    if _loss_scale_around(optimizer) is not None:
+        raise ValueError(
+            "a DistributedOptimizer that was put into a LossScaleOptimizer later (expected one "
+            "that LossScaleOptimizer(optimizer) was called with, so that the ranks agree whether "
+            "gradients are finite); make a new LossScaleOptimizer around it"
+        )

@@ -189,20 +189,6 @@ def _optimizers(folder):
     for number, variable in enumerate(model.trainable_variables):
         everyones = hvd.allgather(variable.numpy()[None])
         assert np.array_equal(everyones[0], everyones[1]) == (number >= 2)
-
-    # Loss scaling: all ranks skip the step in which one of them has no finite gradients.
-    scaled = hvd.DistributedOptimizer(
-        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0)
-    )
-    variable = keras.Variable([1.0])
-    scaled.build([variable])
-    for value in (np.inf if rank else 1.0, 8.0 * (rank + 1)):
-        tf.function(lambda grad: scaled.apply([grad], [variable]))(tf.constant([value]))
-    assert variable.numpy() == pytest.approx(1.0 - 0.1 * 12 / 2)  # the scale is halved meanwhile
-    wrong = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD()))
-    wrong.build([variable])
-    with pytest.raises(ValueError, match="around that one"):
-        wrong.apply([tf.constant([1.0])], [variable])
     hvd.shutdown()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import pytest
+import tensorflow as tf
 
 import aiacc.keras as for_keras
 import aiacc.tensorflow as hvd
@@ -32,3 +33,21 @@ def test_the_order_of_arguments_of_horovod_keras():
     ):
         with pytest.raises(ValueError, match=argument):
             function(keras.optimizers.SGD(), *before, -1)
+
+
+def test_a_loss_scale_optimizer_has_to_know_of_it_when_it_is_made():
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    scaled.inner_optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    variable = keras.Variable([1.0])
+    with pytest.raises(ValueError, match="make a new LossScaleOptimizer around it"):
+        scaled.apply([tf.constant([1.0])], [variable])
+
+
+def test_a_loss_scale_optimizer_is_distributed_by_what_is_in_it():
+    scaled = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+    assert type(scaled).__name__ == "LossScaleOptimizer"
+    with pytest.raises(ValueError, match="wrap it once"):
+        hvd.DistributedOptimizer(scaled)
+    plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    assert type(plain) is keras.optimizers.LossScaleOptimizer
