@@ -4,6 +4,8 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TENSORFLOW ?= tensorflow-cpu==2.21.0
+# Without what it depends on: that is tensorflow, which tensorflow-cpu stands for.
+TF_KERAS ?= tf_keras==2.21.0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -150,6 +152,7 @@ $(STAMPS)/tools: Makefile
 	$(BIN)/python -m pip install -q $(BUILD_TOOLS)
 	$(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q $(TENSORFLOW)
+	$(BIN)/python -m pip install -q --no-deps $(TF_KERAS)
 	@mkdir -p $(@D) && touch $@
 
 # The package in place with its development tools; C++ changes only need `cmake --build`.

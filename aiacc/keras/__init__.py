@@ -1,4 +1,4 @@
-"""Data-parallel training with Keras 3 on TensorFlow: ``import aiacc.keras as hvd``.
+"""Data-parallel training with Keras on TensorFlow: ``import aiacc.keras as hvd``.
 
 The same as `aiacc.tensorflow.keras`, under the name that ``horovod.keras`` has, and with the order
 of the arguments of its ``DistributedOptimizer``.

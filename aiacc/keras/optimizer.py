@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import Average, Compression
 from aiacc.tensorflow.compression import Compressor
@@ -13,7 +11,7 @@ from aiacc.tensorflow.keras import optimizer as for_tensorflow
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: keras.Optimizer,
+    optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -28,7 +26,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> keras.Optimizer:
+) -> Any:
     """`aiacc.tensorflow.keras.DistributedOptimizer`, with the arguments in another order.
 
     See there for all of them.

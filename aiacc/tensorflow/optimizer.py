@@ -30,10 +30,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer of Keras 3, or of `tf.compat.v1.train`, that applies the gradients of all ranks.
+    """An optimizer of Keras or `tf.compat.v1.train` that applies the gradients of all ranks.
 
-    For one of Keras it is `aiacc.tensorflow.keras.DistributedOptimizer`, with the arguments in
-    another order; see there for all but these.
+    For one of Keras (Keras 3 or tf_keras) it is `aiacc.tensorflow.keras.DistributedOptimizer`, with
+    the arguments in another order; see there for all but these.
 
     For one of `tf.compat.v1.train` (graphs and sessions) it has its methods; ``compute_gradients``
     gives gradients that are reduced over the ranks, and ``minimize`` applies them.

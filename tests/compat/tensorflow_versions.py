@@ -30,6 +30,8 @@ VERSIONS = {
     "2.20.0": ("keras==3.11.3",),
     "2.21.0": ("keras==3.15.1",),
 }
+#: tf_keras for each; without what it depends on, that is tensorflow, not tensorflow-cpu.
+TF_KERAS = {"2.16.2": "2.16.0", "2.18.1": "2.18.0", "2.20.0": "2.20.1", "2.21.0": "2.21.0"}
 TOOLS = ("pytest==8.4.2", "pytest-timeout==2.4.0", "scikit-learn==1.7.2", "mpich==5.0.2")
 #: Two tests need torch, which is not installed there. They run with the newest in `make test`.
 WITHOUT = {
@@ -43,16 +45,18 @@ def environment_of(version: str) -> Path:
     folder = ENVIRONMENTS / version
     python = folder / "bin" / "python"
     wanted = [f"tensorflow-cpu=={version}", *VERSIONS[version], *TOOLS]
+    alone = [f"tf_keras=={TF_KERAS[version]}"]
     stamp = folder / "installed.json"
-    if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
-        sys.stdout.write(f"installing {' '.join(wanted)}\n")
+    if not stamp.exists() or json.loads(stamp.read_text()) != wanted + alone:
+        sys.stdout.write(f"installing {' '.join(wanted + alone)}\n")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         subprocess.run([*pip, *wanted], check=True)
+        subprocess.run([*pip, "--no-deps", *alone], check=True)
         # The aiacc of this checkout, also for programs that run elsewhere.
         packages = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
         (packages / "aiacc.pth").write_text(f"{ROOT}\n")
-        stamp.write_text(json.dumps(wanted))
+        stamp.write_text(json.dumps(wanted + alone))
     return python
 
 

@@ -74,7 +74,7 @@ IMPURE_HEADER = re.compile(
 PREPARING = ["aiacc/collectives/submission.py", "aiacc/torch/ops/allreduce.py"]
 #: At the top of a folder: a header with its source is one.
 MOST_UNITS = 20
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "tf_keras", "jax", "mxnet")
 FRAMEWORK_HEADER = re.compile(r"^(torch|ATen|c10|tensorflow|pybind11|Python\.h|numpy)")
 CUDA_HEADER = re.compile(r"^(cuda|nccl)[a-z0-9_]*\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)

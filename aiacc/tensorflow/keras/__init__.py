@@ -1,18 +1,10 @@
-"""Data-parallel training with Keras 3 on TensorFlow: ``import aiacc.tensorflow.keras as hvd``.
+"""Data-parallel training with Keras on TensorFlow: ``import aiacc.tensorflow.keras as hvd``.
 
-Names, argument order and defaults are those of ``horovod.tensorflow.keras``.
+Names, argument order and defaults are those of ``horovod.tensorflow.keras``. Keras is that of
+`tf.keras`: Keras 3, or tf_keras with TF_USE_LEGACY_KERAS=1.
 """
 
 from __future__ import annotations
-
-import keras as _keras
-
-if _keras.backend.backend() != "tensorflow":
-    _REMEDY = {"torch": "; use aiacc.torch, as docs/tensorflow.md says under 'Keras on torch'"}
-    raise ImportError(
-        f"Keras runs on {_keras.backend.backend()} (expected tensorflow): set KERAS_BACKEND="
-        f"tensorflow{_REMEDY.get(_keras.backend.backend(), '')}"
-    )
 
 from aiacc.tensorflow import (
     Adasum,

@@ -18,15 +18,22 @@ class LocalAggregation:
         self._sums: list[tf.Variable | None] = []
         self._count: tf.Variable | None = None
 
-    def run(self, grads: Sequence[Any], update: Callable[[list[Any]], None]) -> None:
+    @property
+    def several(self) -> bool:
+        """Whether it is more than one pass."""
+        return self._passes > 1
+
+    def run(self, grads: Sequence[Any], update: Callable[[list[Any]], Any]) -> Any:
         """Call ``update`` with the sums, in every ``passes``-th call; works in graphs, too.
 
         Collective: as ``update`` is, for every rank counts for itself.
         Blocks: as ``update`` does.
+
+        Returns:
+            What ``update`` gave, of one pass; None of several.
         """
         if self._passes == 1 or not grads:
-            update(list(grads))
-            return
+            return update(list(grads))
         dense = [None if grad is None else tf.convert_to_tensor(grad) for grad in grads]
         if self._count is None:
             self._make_variables(dense)
@@ -35,8 +42,9 @@ class LocalAggregation:
                 total.assign_add(grad)
         count = self._count.assign_add(1)  # type: ignore[union-attr]
         tf.cond(tf.equal(count % self._passes, 0), lambda: self._finish(update), lambda: None)
+        return None
 
-    def _finish(self, update: Callable[[list[Any]], None]) -> None:
+    def _finish(self, update: Callable[[list[Any]], Any]) -> None:
         divisor = self._passes if self._average else 1
         sums = [total if total is None else total / divisor for total in self._sums]
         update(sums)

@@ -1,14 +1,16 @@
-"""What ranks do together in the course of `keras.Model.fit`."""
+"""What ranks do together in the course of `keras.Model.fit`, with the Keras of `choice`."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import keras
+import numpy as np
 
 from aiacc import tensorflow as hvd
+from aiacc.tensorflow.keras.choice import keras
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -38,7 +40,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         del batch, logs
         if self._done:
             return
-        variables = [*self.model.variables, *self.model.optimizer.variables]
+        state = self.model.optimizer.variables
+        variables = [*self.model.variables, *(state() if callable(state) else state)]
         hvd.broadcast_variables([v for v in variables if id(v) not in self._local], self._root_rank)
         self._done = True
 
@@ -187,13 +190,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         super().on_epoch_end(epoch, logs)
         if epoch == self._warmup_epochs - 1 and self._verbose:
             rate = _learning_rate(self.model)
-            keras.utils.io_utils.print_msg(
-                f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}."
+            sys.stdout.write(
+                f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n"
             )
 
 
 def _learning_rate(model: keras.Model) -> float:
-    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    return float(np.asarray(model.optimizer.learning_rate))
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]

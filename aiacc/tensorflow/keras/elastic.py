@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from aiacc.collectives.elastic import refusal, run
+from aiacc.tensorflow.keras.choice import keras
 
 __all__ = [
     "CommitStateCallback",

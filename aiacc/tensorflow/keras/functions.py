@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
-
 from aiacc import tensorflow as hvd
 from aiacc.collectives.reduce_ops import Average
 from aiacc.tensorflow.compression import Compression, Compressor
+from aiacc.tensorflow.keras.choice import keras
 from aiacc.tensorflow.keras.optimizer import DistributedOptimizer
 
 
@@ -105,4 +104,8 @@ def load_model(
     model = keras.models.load_model(filepath, {**objects, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        if keras.__name__ == "tf_keras":
+            from aiacc.tensorflow.keras.tf_keras_optimizer import take_state
+
+            take_state(model.optimizer, model.trainable_variables)
     return model

@@ -1,10 +1,8 @@
-"""An optimizer of Keras 3 that applies the gradients of all ranks, except those of some layers."""
+"""An optimizer of Keras that applies the gradients of all ranks, except those of some layers."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import keras
 
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -14,7 +12,7 @@ from aiacc.tensorflow.keras.optimizer import DistributedOptimizer
 
 
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: keras.Optimizer,
+    optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -29,7 +27,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-) -> keras.Optimizer:
+) -> Any:
     """`DistributedOptimizer` that leaves the variables of some layers to each rank.
 
     Other arguments are those of `DistributedOptimizer`.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
+from aiacc.tensorflow.keras.choice import keras
 from aiacc.tensorflow.ops.allreduce import allreduce
 
 
@@ -40,19 +40,27 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         Args:
             fused: False; Horovod has it.
             process_set: Ranks that take part. It is not saved with a model.
-            **kwargs: Those of `keras.layers.BatchNormalization`, except renorm.
+            **kwargs: Those of `keras.layers.BatchNormalization`, except renorm and, of tf_keras,
+                several axes, virtual_batch_size and adjustment.
 
         Raises:
-            ValueError: ``fused`` or ``renorm``.
+            ValueError: One that is excepted, or ``fused``.
         """
         if fused:
             raise ValueError(f"[tensorflow] SyncBatchNormalization: fused={fused} (expected False)")
-        if kwargs.get("renorm"):
-            raise ValueError(
-                f"[tensorflow] SyncBatchNormalization: renorm={kwargs['renorm']} (expected False); "
-                "use keras.layers.BatchNormalization for it"
-            )
+        for name in ("renorm", "virtual_batch_size", "adjustment"):
+            if kwargs.get(name):
+                raise ValueError(
+                    f"[tensorflow] SyncBatchNormalization: {name}={kwargs[name]} (expected "
+                    f"{'False' if name == 'renorm' else 'None'}); use "
+                    "keras.layers.BatchNormalization for it"
+                )
         super().__init__(**kwargs)
+        if not isinstance(self.axis, int) and len(self.axis) != 1:
+            raise ValueError(
+                f"[tensorflow] SyncBatchNormalization: axis={list(self.axis)} (expected one "
+                "axis); use keras.layers.BatchNormalization for several"
+            )
         self._process_set = process_set
 
     @node.plain
@@ -80,23 +88,25 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         # As in Keras: 16 bits are too few for what follows.
         precise = tf.cast(inputs, tf.float64 if inputs.dtype == "float64" else tf.float32)
         dimensions = len(precise.shape)
-        axes = [axis for axis in range(dimensions) if axis != self.axis % dimensions]
+        axis = self.axis if isinstance(self.axis, int) else self.axis[0]  # tf_keras makes it a list
+        axes = [other for other in range(dimensions) if other != axis % dimensions]
         sums = local_sums(precise, axes, mask)
         total = allreduce(sums, op=Sum, process_set=self._process_set)
         mean, variance = (tf.cast(value, precise.dtype) for value in statistics_of(total))
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            update = keras.ops.cast(value, moving.dtype)
+            update = tf.cast(value, moving.dtype)
             moving.assign(moving * self.momentum + update * (1.0 - self.momentum))
-        outputs = keras.ops.batch_normalization(
-            x=precise,
-            mean=mean,
-            variance=variance,
-            axis=self.axis,
-            offset=keras.ops.cast(self.beta, precise.dtype) if self.center else None,
-            scale=keras.ops.cast(self.gamma, precise.dtype) if self.scale else None,
-            epsilon=self.epsilon,
+        shape = [-1 if other == axis % dimensions else 1 for other in range(dimensions)]
+        beta, gamma = self.beta if self.center else None, self.gamma if self.scale else None
+        outputs = tf.nn.batch_normalization(
+            precise,
+            *(
+                None if value is None else tf.reshape(tf.cast(value, precise.dtype), shape)
+                for value in (mean, variance, beta, gamma)
+            ),
+            self.epsilon,
         )
-        return keras.ops.cast(outputs, self.compute_dtype)
+        return tf.cast(outputs, self.compute_dtype)
 
 
 def local_sums(batch: Any, axes: Sequence[int], mask: Any = None) -> Any:

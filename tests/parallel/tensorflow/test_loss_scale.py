@@ -11,6 +11,9 @@ import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from tests.parallel.tensorflow.test_ops import ENV, SIZE, TIMEOUT_S
 from tests.support.ranks import run_ranks
+from tests.unit.tensorflow.test_optimizer_arguments import TELLS
+
+pytestmark = pytest.mark.skipif(not TELLS, reason="Keras tells nothing of it before 3.10")
 
 #: Of each step that of rank 0 and that of rank 1: the second and the fourth are to be skipped.
 GRADIENTS = [(1.0, 5.0), (2.0, np.inf), (4.0, 8.0), (np.nan, 1.0), (1.0, 1.0), (3.0, 1.0)]

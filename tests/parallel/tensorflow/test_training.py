@@ -219,7 +219,7 @@ def _callbacks(folder):
     callbacks = [
         hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[kept]),
         hvd_keras.callbacks.MetricAverageCallback(),
-        hvd_keras.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2),
+        hvd_keras.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=1),
         hvd_keras.callbacks.LearningRateScheduleCallback(0.4, 0.1, start_epoch=2, end_epoch=3),
         hvd_keras.callbacks.LearningRateScheduleCallback(0.4, lambda e: 0.5**e, start_epoch=3),
         rates,

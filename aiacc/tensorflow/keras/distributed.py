@@ -1,0 +1,119 @@
+"""What all distributed optimizers of Keras have besides the class of the optimizer in them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, ClassVar
+
+from aiacc.tensorflow.gradients import GradientReduction
+from aiacc.tensorflow.keras.aggregation import LocalAggregation
+
+
+class Parts:
+    """What they have; an object of its own, so that Keras does not track it."""
+
+    def __init__(self, reduction: GradientReduction, passes: LocalAggregation) -> None:
+        self.reduction = reduction
+        self.passes = passes
+        self.local: set[int] = set()
+        #: Gradients are being applied that are reduced, perhaps by a LossScaleOptimizer around.
+        self.reduced_already = False
+        #: Whose state is to be copied when there are variables for it.
+        self.origin: Any = None
+
+    def run(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        scaled: bool,
+        apply: Callable[[list[Any]], Any],
+    ) -> Any:
+        """Call ``apply`` with the gradients of all ranks, if this is the last of the passes.
+
+        Collective: every rank. Blocks: until it is done, outside of graphs.
+
+        Args:
+            grads: Of this rank.
+            variables: Of the gradients.
+            scaled: Also the gradients of local variables shall be finite on all ranks or on none.
+            apply: Updates the variables.
+
+        Returns:
+            What ``apply`` gave; None with several passes.
+        """
+
+        def update(grads: list[Any]) -> Any:
+            local = [id(variable) in self.local for variable in variables]
+            if scaled and any(local):
+                grads = self.reduction.alike_finite(grads, local)
+            reduced = self.reduction.but_local(grads, variables, local)
+            self.reduced_already = True
+            try:
+                return apply(reduced)
+            finally:
+                self.reduced_already = False
+
+        return self.passes.run(grads, update)
+
+
+class Distributed:
+    """The first base of every distributed optimizer.
+
+    A LossScaleOptimizer would see for itself whether this rank's gradients are finite, and run the
+    optimizer in it only then. So one that is put around a distributed optimizer becomes one, too,
+    and reduces the gradients before it looks at them.
+    """
+
+    _aiacc: Parts
+    #: LossScaleOptimizer of this Keras, and what it sets on an optimizer when it is put around it.
+    _aiacc_scaling: ClassVar[Any]
+    _aiacc_mark: ClassVar[str]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Also notice a LossScaleOptimizer."""
+        super().__setattr__(name, value)
+        if name == self._aiacc_mark:
+            self._aiacc_share(self._aiacc_around())
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leave the gradient of a variable of Keras to each rank."""
+        self._aiacc.local.add(id(variable))
+
+    def _aiacc_around(self) -> Any:
+        """The LossScaleOptimizer that has called the caller, None if none has."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, self._aiacc_scaling) and caller is not self:
+                return caller
+            frame = frame.f_back
+        return None
+
+    def _aiacc_share(self, outer: Any) -> None:
+        """Make ``outer`` a distributed optimizer if it is a LossScaleOptimizer around this one."""
+        inner = getattr(outer, "inner_optimizer", None)
+        if inner is self and not isinstance(outer, Distributed):
+            mixin = next(cls for cls in type(self).__mro__ if Distributed in cls.__bases__)
+            object.__setattr__(outer, "__class__", derived(mixin, type(outer)))
+            outer.__dict__["_aiacc"] = self._aiacc
+
+    def _aiacc_refuse_around(self) -> None:
+        """Raise ValueError if a LossScaleOptimizer that was not noticed applies gradients."""
+        if self._aiacc_around() is not None:
+            raise ValueError(
+                "a DistributedOptimizer in a LossScaleOptimizer that it was put into later, or of "
+                "Keras before 3.10 (expected one that was made around it, so that the ranks agree "
+                "whether gradients are finite); use DistributedOptimizer(LossScaleOptimizer("
+                "optimizer)), with auto_scale_loss=False in model.compile of Keras 3"
+            )
+
+
+def derived(mixin: type[Distributed], base: Any) -> Any:
+    """Subclass of ``base``, with its name and module.
+
+    A saved model names module and class: they are those that can load it.
+    """
+    members = {"__module__": base.__module__, "__doc__": base.__doc__}
+    return type(base.__name__, (mixin, base), members)

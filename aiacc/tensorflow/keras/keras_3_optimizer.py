@@ -1,0 +1,70 @@
+"""Distributed optimizers of Keras 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from aiacc.tensorflow import node
+from aiacc.tensorflow.keras.choice import keras_3
+from aiacc.tensorflow.keras.distributed import Distributed, Parts, derived
+
+_keras = keras_3()
+
+
+def distribute(optimizer: Any, name: str | None, parts: Parts) -> Any:
+    """A distributed optimizer like ``optimizer``, with a copy of its state."""
+    config = optimizer.get_config()
+    if name is not None:
+        config["name"] = name
+    distributed = derived(_Distributed, type(optimizer)).from_config(config)
+    distributed._aiacc = parts
+    if optimizer.built:
+        distributed.build(optimizer._trainable_variables)
+        for new, old in zip(distributed.variables, optimizer.variables, strict=True):
+            new.assign(old)
+    return distributed
+
+
+class _Distributed(Distributed):
+    """What the subclass adds to the class of the optimizer that was wrapped."""
+
+    _aiacc_scaling = _keras.optimizers.LossScaleOptimizer
+    _aiacc_mark = "loss_scale_factor"
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Also notice a LossScaleOptimizer that has told nothing when it was made."""
+        self._aiacc_share(self._aiacc_around())
+        base: Any = super()
+        base.build(variables)
+
+    @node.plain
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Reduce gradients over the ranks, and update the variables with them.
+
+        Collective: every rank, with gradients of the same shapes and dtypes in the same order.
+        Blocks: until it is done, outside of graphs. In a graph it blocks nothing.
+
+        Args:
+            grads: Tensors, `tf.IndexedSlices` or None, which must be None on all ranks.
+            trainable_variables: Of the gradients; None: those that the optimizer was built with.
+
+        Raises:
+            ValueError: Called by a LossScaleOptimizer that was not noticed.
+            tf.errors.OpError: The operation failed: FailedPreconditionError if the ranks disagree.
+        """
+        base: Any = super()
+        this: Any = self
+        if self._aiacc.reduced_already:
+            base.apply(grads, trainable_variables)
+            return
+        self._aiacc_refuse_around()
+        grads = list(grads)
+        variables = list(trainable_variables or this._trainable_variables)
+        if grads and not this.built:
+            with tf.init_scope():
+                this.build(variables)
+        scaled = isinstance(self, self._aiacc_scaling)
+        self._aiacc.run(grads, variables, scaled, lambda reduced: base.apply(reduced, variables))

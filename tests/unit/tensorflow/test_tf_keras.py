@@ -1,0 +1,143 @@
+"""What becomes of optimizers of tf_keras, and which Keras is chosen, without other ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import aiacc.tensorflow as hvd
+import aiacc.tensorflow.keras as hvd_keras
+from aiacc.tensorflow.keras.tf_keras_optimizer import take_state
+
+LEGACY = tf_keras.optimizers.legacy
+LSO = tf_keras.mixed_precision.LossScaleOptimizer
+OPTIMIZERS = [
+    lambda: tf_keras.optimizers.SGD(0.5, momentum=0.9, name="other"),
+    lambda: tf_keras.optimizers.AdamW(0.25, clipnorm=1.0),
+    lambda: LEGACY.Adam(0.5, beta_1=0.75, name="other"),
+    lambda: LSO(tf_keras.optimizers.SGD(0.5), initial_scale=8.0),
+    lambda: LSO(LEGACY.SGD(0.5, momentum=0.5), dynamic=False, initial_scale=8.0),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_distributed_optimizer_is_like_the_one_in_it(make):
+    plain = make()
+    base = type(plain)
+    wrapped = hvd.DistributedOptimizer(plain)
+    assert isinstance(wrapped, base)
+    assert type(plain) is base is not type(wrapped)
+    assert (type(wrapped).__name__, type(wrapped).__module__) == (base.__name__, base.__module__)
+    assert wrapped.get_config() == plain.get_config()
+    assert float(wrapped.learning_rate) == float(plain.learning_rate)
+    again = tf_keras.optimizers.deserialize(
+        tf_keras.optimizers.serialize(wrapped),
+        use_legacy_optimizer=isinstance(plain, LEGACY.Optimizer),
+    )
+    assert type(again) is base
+    with pytest.raises(ValueError, match="wrap it once"):
+        hvd_keras.DistributedOptimizer(wrapped)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_it_gets_the_state(make):
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable(3.0)]
+    plain = make()
+    for value in (1.0, 2.0):
+        plain.apply_gradients([(tf.fill(v.shape, value), v) for v in variables])
+    wrapped = hvd.DistributedOptimizer(plain)
+    take_state(wrapped, variables)
+    assert int(wrapped.iterations) == 2
+    for new, old in zip(wrapped.variables(), plain.variables(), strict=True):
+        assert new is not old
+        assert new.numpy().tolist() == old.numpy().tolist()
+
+
+def test_state_for_other_variables_is_refused():
+    plain = tf_keras.optimizers.Adam()
+    plain.build([tf.Variable([1.0])])
+    wrapped = hvd.DistributedOptimizer(plain)
+    with pytest.raises(ValueError, match=r"3 variables of shapes .*expected the 3 of shapes"):
+        take_state(wrapped, [tf.Variable([1.0, 2.0])])
+
+
+@pytest.mark.parametrize("make", [tf_keras.optimizers.SGD, LEGACY.SGD])
+def test_a_loss_scale_optimizer_is_distributed_by_what_is_in_it(make):
+    scaled = LSO(hvd.DistributedOptimizer(make()))
+    assert isinstance(scaled, LSO)
+    with pytest.raises(ValueError, match="wrap it once"):
+        hvd.DistributedOptimizer(scaled)
+    other = LSO(make())
+    assert type(other).__mro__.index(LSO) == type(scaled).__mro__.index(LSO) - 3
+    other._optimizer = hvd.DistributedOptimizer(make())  # it was not told of this one
+    variable = tf.Variable([1.0])
+    with pytest.raises(ValueError, match="that it was put into later"):
+        other.apply_gradients([(tf.constant([1.0]), variable)])
+
+
+def test_names():
+    wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), name="mine")
+    assert wrapped.name == "mine"
+    scaled = hvd.DistributedOptimizer(LSO(tf_keras.optimizers.SGD()), name="mine")
+    assert scaled.inner_optimizer.name == "mine"
+
+
+def _python(program, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+_CHOICE = """
+import sys, tensorflow as tf, aiacc.keras, aiacc.tensorflow as for_tensorflow
+import aiacc.tensorflow.keras as hvd
+print(hvd.DistributedOptimizer(tf.keras.optimizers.SGD()).__module__)
+for base, ours in (
+    (tf.keras.callbacks.Callback, hvd.callbacks.MetricAverageCallback),
+    (tf.keras.callbacks.Callback, aiacc.keras.callbacks.BestModelCheckpoint),
+    (tf.keras.layers.BatchNormalization, hvd.SyncBatchNormalization),
+    (tf.keras.layers.BatchNormalization, for_tensorflow.SyncBatchNormalization),
+):
+    assert issubclass(ours, base), ours.__mro__
+print(*(name for name in ("keras", "tf_keras") if name in sys.modules))
+"""
+
+
+def test_the_keras_of_tensorflow_is_chosen():
+    assert _python(_CHOICE) == ["keras.src.optimizers.sgd", "keras"]
+    found = _python(_CHOICE, TF_USE_LEGACY_KERAS="1", KERAS_BACKEND="torch")
+    assert found == ["tf_keras.src.optimizers.sgd", "tf_keras"]
+
+
+_LEGACY_LAYER = """
+import aiacc.tensorflow.keras as hvd
+for arguments in ({"renorm": True}, {"virtual_batch_size": 2}, {"axis": [1, 2]}):
+    try:
+        hvd.SyncBatchNormalization(**arguments)
+    except ValueError as error:
+        print(str(error).split()[2])
+"""
+
+
+def test_what_synchronised_normalisation_cannot_do_is_refused():
+    found = _python(_LEGACY_LAYER, TF_USE_LEGACY_KERAS="1")
+    assert found == ["renorm=True", "virtual_batch_size=2", "axis=[1,"]
+
+
+def test_optimizers_of_both_in_one_process():
+    for wanted in (keras.optimizers.SGD, tf_keras.optimizers.SGD, LEGACY.SGD):
+        assert isinstance(hvd.DistributedOptimizer(wanted()), wanted)
+    with pytest.raises(ValueError, match=r"builtins\.str \(expected an optimizer of Keras 3"):
+        hvd.DistributedOptimizer("sgd")
