@@ -6,40 +6,13 @@ Names, argument order and defaults are those of ``horovod.tensorflow.keras``. Ke
 
 from __future__ import annotations
 
-from aiacc.tensorflow import (
-    Adasum,
-    Average,
-    Compression,
-    ProcessSet,
-    Sum,
-    add_process_set,
+from aiacc.collectives import names
+from aiacc.collectives.names import *  # noqa: F403
+from aiacc.tensorflow.compression import Compression
+from aiacc.tensorflow.functions import (
     broadcast_global_variables,
     broadcast_object,
     broadcast_variables,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
 from aiacc.tensorflow.keras import callbacks, elastic
 from aiacc.tensorflow.keras.functions import (
@@ -54,15 +27,10 @@ from aiacc.tensorflow.keras.partial_optimizer import PartialDistributedOptimizer
 from aiacc.tensorflow.keras.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Sum",
     "SyncBatchNormalization",
-    "add_process_set",
     "allgather",
     "allreduce",
     "broadcast",
@@ -70,31 +38,8 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += names.__all__
