@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -49,13 +50,19 @@ class Parts:
             if scaled and any(local):
                 grads = self.reduction.alike_finite(grads, local)
             reduced = self.reduction.but_local(grads, variables, local)
-            self.reduced_already = True
-            try:
+            with self.applying():
                 return apply(reduced)
-            finally:
-                self.reduced_already = False
 
         return self.passes.run(grads, update)
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """Meanwhile gradients are not reduced again."""
+        self.reduced_already = True
+        try:
+            yield
+        finally:
+            self.reduced_already = False
 
 
 class Distributed:

@@ -90,7 +90,8 @@ class _Distributed(Distributed):
         if kwargs.get("skip_gradients_aggregation") or not kwargs.get(
             "experimental_aggregate_gradients", True
         ):
-            return base.apply_gradients(pairs, *args, **kwargs)
+            with parts.applying():
+                return base.apply_gradients(pairs, *args, **kwargs)
 
         def apply(reduced: list[Any]) -> Any:
             return base.apply_gradients(zip(reduced, variables, strict=True), *args, **kwargs)

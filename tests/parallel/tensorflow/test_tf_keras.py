@@ -239,6 +239,9 @@ def _loss_scales():
                 step(tf.constant([1.0]), tf.constant([np.inf if rank else 1.0]))
                 assert float(optimizer.loss_scale) == 2.0  # on both ranks
                 np.testing.assert_allclose(shared.numpy(), [-0.2], atol=1e-6)
+                own = tf.constant([1.0 + rank])
+                optimizer.apply_gradients([(own, shared)], experimental_aggregate_gradients=False)
+                np.testing.assert_allclose(shared.numpy(), [-0.3 - 0.1 * rank], atol=1e-6)
                 optimizer.learning_rate = 0.5
                 assert float(optimizer.inner_optimizer.learning_rate) == 0.5
 
