@@ -109,6 +109,8 @@ bench: gtest build  ## measure against the peers, write bench/results and the ta
 	$(BIN)/python -m bench.collectives --rows submit,latency_4B,step_bf16 --repeats 6 \
 	  --json bench/results/repeated.json
 	$(BIN)/python -m bench.collectives -np 3 --rows process_set --json bench/results/process_set.json
+	$(BIN)/python -m bench.collectives --jobs aiaccrun,aiaccrun:tcp --rows tf_step,tf_gradients \
+	  --json bench/results/tensorflow.json
 	for ranks in 4 8; do \
 	  $(BIN)/python -m bench.collectives -np $$ranks --jobs mpirun --iterations 5 $(AGAINST:%=--against %) \
 	    --rows resnet50,small,latency_4B,latency_4M,step --json bench/results/ranks_$$ranks.json || exit 1; \

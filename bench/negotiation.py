@@ -201,7 +201,7 @@ def table(report: dict[str, Any]) -> str:
         "| largest message | peak of memory | time |",
         "| --- " * 8 + "|",
     ]
-    for job in report["large"]["jobs"]:
+    for job in [*report["large"]["earlier"], *report["large"]["jobs"]]:
         memory = f"{job['gpus_per_host']} GPUs per host" if job["gpus_per_host"] else "host"
         for step in (0, 1, len(job["steps"]) - 1):
             cost = job["steps"][step]
@@ -231,7 +231,8 @@ def main() -> int:
         action="append",
         default=[],
         metavar=("BINARY", "COMMIT"),
-        help="large_job_bench of another commit, to compare with",
+        help="large_job_bench of another commit, to compare with; without it what the file has of "
+        "one stays",
     )
     parser.add_argument("--rank-of-job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -245,8 +246,10 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 2
-    jobs = [job for path, name in options.earlier for job in large(Path(path), name)]
-    jobs += large(options.large_binary, str(commit()["commit"]))
+    earlier = [job for path, name in options.earlier for job in large(Path(path), name)]
+    if not earlier and options.json.exists():
+        earlier = json.loads(options.json.read_text())["large"]["earlier"]
+    jobs = large(options.large_binary, str(commit()["commit"]))
     report = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "machine": describe(),
@@ -256,7 +259,12 @@ def main() -> int:
         "tensors": len(tensors()),
         "measured": [measure(ranks) for ranks in MEASURED],
         "simulated": simulate(options.binary),
-        "large": {"ranks": LARGE_RANKS, "tensors": len(large_model()), "jobs": jobs},
+        "large": {
+            "ranks": LARGE_RANKS,
+            "tensors": len(large_model()),
+            "earlier": earlier,
+            "jobs": jobs,
+        },  # fmt: skip
     }
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     text = PAGE.read_text()

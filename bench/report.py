@@ -28,7 +28,15 @@ _HIGHLIGHTS = (
     ("step", "aiaccrun"),
 )
 #: Result files whose summaries docs/benchmarks.md has below that of RESULTS.
-_OTHERS = ("repeated", "before_after", "ranks_4", "ranks_8", "process_set")
+_OTHERS = (
+    "repeated",
+    "before_after",
+    "ranks_4",
+    "ranks_8",
+    "ranks_8_4M",
+    "process_set",
+    "tensorflow",
+)
 _UNITS = {"ms": "ms", "us": "µs"}
 
 Results = dict[tuple[str, str, str], dict[str, Any]]
@@ -134,7 +142,7 @@ def main() -> int:
 def documents(report: dict[str, Any]) -> dict[Path, dict[str, str]]:
     """The documents and, by their marks, the tables in them."""
     others = {
-        f"bench:{name.replace('_', '-')}": summary(
+        f"bench:{name.replace('_', '-').lower()}": summary(
             json.loads((FOLDER / f"{name}.json").read_text())
         )
         for name in _OTHERS

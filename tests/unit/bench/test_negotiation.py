@@ -49,6 +49,7 @@ def test_table_compares_the_busiest_ranks_and_leaves_the_first_step_out():
     report["large"] = {
         "ranks": 1024,
         "tensors": 6200,
+        "earlier": [],
         "jobs": [job | {"steps": [cost | times] * 4}],
     }
     text = negotiation.table(report)
