@@ -264,7 +264,7 @@ def main() -> int:
             "tensors": len(large_model()),
             "earlier": earlier,
             "jobs": jobs,
-        },  # fmt: skip
+        },
     }
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     text = PAGE.read_text()
