@@ -33,9 +33,10 @@ VERSIONS = {
 #: tf_keras for each; without what it depends on, that is tensorflow, not tensorflow-cpu.
 TF_KERAS = {"2.16.2": "2.16.0", "2.18.1": "2.18.0", "2.20.0": "2.20.1", "2.21.0": "2.21.0"}
 TOOLS = ("pytest==8.4.2", "pytest-timeout==2.4.0", "scikit-learn==1.7.2", "mpich==5.0.2")
-#: Two tests need torch, which is not installed there. They run with the newest in `make test`.
+#: Three tests need torch, which is not installed there. They run with the newest in `make test`.
 WITHOUT = {
     "test_with_torch_in_one_process": "needs torch",
+    "test_the_recipe_finds_what_suits_the_data_of_all_ranks": "needs torch",
     "test_keras_on_another_backend_is_refused": "needs torch",
 }
 

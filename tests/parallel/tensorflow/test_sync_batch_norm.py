@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -122,7 +124,8 @@ def _fit(folder):
     for ours, theirs in zip(model.variables, alone.variables, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
-    path = f"{folder}/{hvd.rank()}.keras"
+    path = Path(folder) / str(hvd.rank()) / "model.keras"
+    path.parent.mkdir()  # Keras 3.4 writes files of fixed names beside it
     model.save(path)
     again = keras.models.load_model(path)
     assert isinstance(again.layers[1], hvd.SyncBatchNormalization)
