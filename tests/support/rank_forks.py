@@ -18,8 +18,8 @@ from typing import Any
 
 from tests.support.rank_process import MESSAGE_BYTES
 
-#: Variables that only our code and a rank's function read.
-_READ_LATE = ("AIACC_", "HOROVOD_")
+#: Read after that import: what is for our code or a rank's function; and what pytest changes.
+_READ_LATE = ("AIACC_", "HOROVOD_", "PYTEST_")
 _SEEDS = 2
 
 
@@ -96,8 +96,6 @@ _parents: dict[tuple[int, frozenset[tuple[str, str]]], _Parent] = {}
 def fork(number: int, environment: Mapping[str, str], address: str) -> ForkedRank:
     """Start rank ``number`` as the leader of a session, with this process's standard streams."""
     early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
-    # What pytest changes from test to test is of no importance to a rank.
-    early = {name: value for name, value in early.items() if not name.startswith("PYTEST_")}
     key = number % _SEEDS, frozenset(early.items())
     if key not in _parents:
         _parents[key] = _Parent(early)

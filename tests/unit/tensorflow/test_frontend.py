@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import tensorflow as tf
 from aiacc.tensorflow import node, op_library
 from aiacc.tensorflow.compression import Compression, FP16Compressor, restored, to_send
 from aiacc.tensorflow.gradients import GradientReduction
+from tests.support.python import run_python
 
 
 class _Graph:
@@ -74,14 +74,7 @@ def test_what_does_not_fit_together_is_refused(arguments):
 
 
 def _python(program, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
-    )
+    done = run_python(program, **environment)
     return done.stdout + done.stderr
 
 

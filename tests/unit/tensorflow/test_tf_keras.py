@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import keras
 import pytest
 import tensorflow as tf
@@ -13,6 +10,7 @@ import tf_keras
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from aiacc.tensorflow.keras.tf_keras_optimizer import take_state
+from tests.support.python import run_python
 
 LEGACY = tf_keras.optimizers.legacy
 LSO = tf_keras.mixed_precision.LossScaleOptimizer
@@ -88,14 +86,7 @@ def test_names():
 
 
 def _python(program, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
-    )
+    done = run_python(program, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
