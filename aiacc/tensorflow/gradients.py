@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,9 @@ class GradientReduction:
         count = allreduce(count, op=Sum, process_set=self.process_set)
         poison = tf.where(count > 0, math.nan, 0.0)
         return [
-            _plus(grad, poison) if is_local and grad is not None else grad
+            _mapped(grad, lambda values: values + tf.cast(poison, values.dtype))
+            if is_local and grad is not None
+            else grad
             for is_local, grad in zip(local, grads, strict=True)
         ]
 
@@ -94,9 +96,7 @@ class GradientReduction:
         if grad is None or not self.scale_local_gradients:
             return grad
         size = self.process_set.size()
-        if isinstance(grad, tf.IndexedSlices):
-            return tf.IndexedSlices(grad.values / size, grad.indices, grad.dense_shape)
-        return grad / size
+        return _mapped(grad, lambda values: values / size)
 
     def _dense(self, grad: Any) -> Any:
         if self.sparse_as_dense and isinstance(grad, tf.IndexedSlices):
@@ -141,9 +141,9 @@ def _values(grad: Any) -> Any:
     return grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
 
 
-def _plus(grad: Any, number: Any) -> Any:
-    values = _values(grad)
-    values += tf.cast(number, values.dtype)
+def _mapped(grad: Any, change: Callable[[Any], Any]) -> Any:
+    """A gradient like ``grad``, sparse if that is, of what ``change`` makes of its values."""
+    values = change(_values(grad))
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return values
