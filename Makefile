@@ -98,7 +98,8 @@ format: $(STAMPS)/package  ## rewrite the files as the formatters want them
 tidy: $(STAMPS)/tidy build  ## clang-tidy over the C++ sources
 	$(BIN)/python .ci/tidy.py --jobs $(JOBS)
 
-# A built checkout of an earlier commit, whose jobs of more ranks than cores alternate with this one's.
+# A built checkout of an earlier commit, whose jobs alternate with this one's: the rows of before and
+# after need it.
 AGAINST ?=
 
 .PHONY: bench
@@ -115,8 +116,14 @@ bench: gtest build  ## measure against the peers, write bench/results and the ta
 	  $(BIN)/python -m bench.collectives -np $$ranks --jobs mpirun --iterations 5 $(AGAINST:%=--against %) \
 	    --rows resnet50,small,latency_4B,latency_4M,step --json bench/results/ranks_$$ranks.json || exit 1; \
 	done
-	$(BIN)/python -m bench.report --write
+ifneq ($(AGAINST),)
+	$(BIN)/python -m bench.collectives -np 8 --jobs mpirun --iterations 6 --repeats 4 --against $(AGAINST) \
+	  --rows latency_4M --json bench/results/ranks_8_4M.json
+	$(BIN)/python -m bench.collectives --jobs aiaccrun:tcp,mpirun --repeats 4 --against $(AGAINST) \
+	  --rows resnet50,small,latency_4B,latency_4M,grouped,step,submit --json bench/results/before_after.json
+endif
 	$(BIN)/python -m bench.negotiation
+	$(BIN)/python -m bench.report --write
 
 .PHONY: wheel
 wheel: $(STAMPS)/release  ## manylinux wheels in dist/, for each CPython from 3.11 to 3.13 that is here
