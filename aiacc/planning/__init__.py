@@ -1,0 +1,1 @@
+"""Which gradients to merge and when to send them: trace, cost, plan, simulation. Pure."""

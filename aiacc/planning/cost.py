@@ -1,0 +1,192 @@
+"""What a collective operation costs, by its bytes. Pure.
+
+Shi et al., "MG-WFBP", TPDS 2021 (arXiv 1912.09268): an all-reduce of M bytes takes a + b M, where
+merging two saves one a. The same symbols are used here: `alpha` is the latency of a message,
+`beta` seconds per byte on the link, `gamma` seconds per byte of reduction, N the number of ranks.
+
+Every model answers for an operation, a number of bytes (the whole tensor's, on each rank) and a
+number of lanes: how many such operations are under way at a time. Bytes may be a NumPy array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+ALL_REDUCE = "all_reduce"
+REDUCE_SCATTER = "reduce_scatter"
+ALL_GATHER = "all_gather"
+BROADCAST = "broadcast"
+OPERATIONS = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
+
+#: What the halves of a ring all-reduce are worth of it.
+_SHARE = {ALL_REDUCE: 1.0, REDUCE_SCATTER: 0.5, ALL_GATHER: 0.5, BROADCAST: 0.5}
+
+
+class CostModel(Protocol):
+    """Seconds of an operation; does not fall as bytes or lanes grow."""
+
+    def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
+        """Of one of ``lanes`` operations at a time, each of ``nbytes`` bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How much longer an operation takes on the wire while others are under way.
+
+    A flow is capped and the interface is shared: with k lanes, each gets min(1, capacity / k) of
+    what one gets alone. ``capacity`` is how many flows the network carries at full speed; 4/3 is
+    what ASC-WFBP measured (INFOCOM 2021): two all-reduces at a time cost 1.5 b each.
+    """
+
+    capacity: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.capacity >= 1:
+            raise ValueError(f"capacity {self.capacity} (expected >= 1)")
+
+    def slowdown(self, lanes: int) -> float:
+        """Of each of ``lanes`` operations."""
+        return max(1.0, lanes / self.capacity)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """a + b M for an all-reduce, and half of it for a reduce-scatter or an all-gather.
+
+    ``of`` has pairs (a, b) of operations for which that is not so.
+    """
+
+    a: float
+    b: float
+    of: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    contention: Contention = Contention()
+
+    def __post_init__(self) -> None:
+        for a, b in ((self.a, self.b), *self.of.values()):
+            if not (a >= 0 and b >= 0 and math.isfinite(a) and math.isfinite(b)):
+                raise ValueError(f"a = {a} s, b = {b} s/byte (expected finite, >= 0)")
+
+    def pair(self, operation: str) -> tuple[float, float]:
+        """A and b of an operation."""
+        share = _share(operation)
+        return self.of.get(operation, (self.a * share, self.b * share))
+
+    def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
+        """See CostModel."""
+        a, b = self.pair(operation)
+        return a + b * self.contention.slowdown(lanes) * nbytes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured times, by operation and lanes; lines between its points, and on beyond the last.
+
+    The times of a row that fall as bytes grow are raised to what came before: noise, or a switch of
+    protocols, would otherwise make padding look like a gain.
+    """
+
+    #: By operation and number of lanes: pairs of bytes and seconds, in ascending order of bytes.
+    points: Mapping[tuple[str, int], Sequence[tuple[float, float]]]
+
+    def __post_init__(self) -> None:
+        for (operation, lanes), row in self.points.items():
+            _share(operation)
+            sizes = [size for size, _ in row]
+            if len(row) < 2 or sizes != sorted(set(sizes)):
+                raise ValueError(
+                    f"{operation}, {lanes} lanes: sizes {sizes} (expected two or more, ascending)"
+                )
+            if not all(0 < seconds < math.inf for _, seconds in row):
+                raise ValueError(f"{operation}, {lanes} lanes: times must be finite and positive")
+
+    def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
+        """See CostModel."""
+        known = sorted(number for name, number in self.points if name == operation)
+        if not known:
+            return self.time(ALL_REDUCE, nbytes, lanes) * _share(operation)
+        # Of more lanes than were measured: those share what the most had.
+        at = max((number for number in known if number <= lanes), default=known[0])
+        sizes, times = np.array(self.points[operation, at], float).T
+        times = np.maximum.accumulate(times)
+        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        result = np.interp(nbytes, sizes, times)
+        result = result + slope * np.maximum(0, np.asarray(nbytes, float) - sizes[-1])
+        result = result * max(1.0, lanes / at if at == known[-1] else 1.0)
+        return result if np.ndim(nbytes) else float(result)
+
+
+#: Of an all-reduce: a and b by alpha, beta, gamma and N, as MG-WFBP's table of algorithms has them.
+ALGORITHMS = ("ring", "double_tree", "recursive_doubling", "halving_doubling")
+
+
+@dataclass(frozen=True)
+class Analytic:
+    """The cost of an algorithm on a network without bottlenecks."""
+
+    algorithm: str
+    alpha: float
+    beta: float
+    gamma: float
+    ranks: int
+    contention: Contention = Contention()
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"algorithm {self.algorithm!r} (expected one of {', '.join(ALGORITHMS)})"
+            )
+        if self.ranks < 1:
+            raise ValueError(f"ranks {self.ranks} (expected >= 1)")
+
+    @property
+    def affine(self) -> Affine:
+        """The same as a + b M."""
+        n, alpha, beta, gamma = self.ranks, self.alpha, self.beta, self.gamma
+        if n == 1:
+            return Affine(0.0, 0.0)
+        steps = math.log2(n)
+        a, b = {
+            "ring": (2 * (n - 1) * alpha, (2 * beta + gamma) * (n - 1) / n),
+            "double_tree": (2 * alpha * steps, beta + gamma),
+            "recursive_doubling": (alpha * steps, (beta + gamma) * steps),
+            "halving_doubling": (
+                2 * alpha * steps,
+                2 * beta + gamma - (2 * beta + gamma) / n,
+            ),
+        }[self.algorithm]
+        return Affine(a, b, contention=self.contention)
+
+    def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
+        """See CostModel."""
+        return self.affine.time(operation, nbytes, lanes)
+
+
+@dataclass(frozen=True)
+class Hierarchical:
+    """Inside hosts of ``local`` ranks, then between them, where each rank carries its share."""
+
+    inside: CostModel
+    between: CostModel
+    local: int
+
+    def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
+        """See CostModel."""
+        across = self.between.time(operation, nbytes / self.local, lanes)
+        if self.local == 1:
+            return across
+        if operation == ALL_REDUCE:
+            near = self.inside.time(REDUCE_SCATTER, nbytes, lanes)
+            return near + across + self.inside.time(ALL_GATHER, nbytes, lanes)
+        return self.inside.time(operation, nbytes, lanes) + across
+
+
+def _share(operation: str) -> float:
+    if operation not in _SHARE:
+        raise ValueError(f"operation {operation!r} (expected one of {', '.join(OPERATIONS)})")
+    return _SHARE[operation]

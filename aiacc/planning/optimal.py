@@ -1,0 +1,68 @@
+"""The exact plan for one operation at a time. Pure.
+
+Buckets follow each other, so the last of them ends at
+
+    f(0) = 0,   f(j) = min over i < j of  max(f(i), ready(j)) + T(bytes of i .. j)
+
+which is exact for any cost that does not fall as bytes grow: the end of what follows never improves
+when the end of a prefix gets worse. The published rule (`mgwfbp`) looks at one neighbour at a time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiacc.planning.plan import Plan
+from aiacc.planning.problem import Floats, Problem
+from aiacc.planning.schedule import planned
+
+#: Of the best step time, within which `optimal_k` prefers fewer buckets.
+SLACK = 0.005
+
+
+def optimal(problem: Problem) -> Plan:
+    """The shortest step; among equals, buckets that end late in the backward pass. O(L^2)."""
+    ends, _ = best_ends(problem, problem.costs())
+    return planned(problem, "optimal", ends, exact=True)
+
+
+def best_ends(problem: Problem, costs: Floats) -> tuple[list[int], float]:
+    """Where buckets with these costs end so that the last one ends soonest, and when it does."""
+    count = len(problem)
+    finish = np.zeros(count + 1)
+    start_of = [0] * (count + 1)
+    for j in range(1, count + 1):
+        times = np.maximum(finish[:j], problem.ready[j - 1]) + costs[:j, j]
+        start_of[j] = int(np.argmin(times))
+        finish[j] = times[start_of[j]]
+    ends, at = [], count
+    while at > 0:
+        ends.append(at)
+        at = start_of[at]
+    return ends[::-1], float(finish[count])
+
+
+def optimal_k(problem: Problem, slack: float = SLACK) -> Plan:
+    """The fewest buckets whose step is at most ``slack``, a fraction, longer than the best.
+
+    Where communication is hidden, thousands of plans are as good, and those of many small buckets
+    rely on a model of startups that nobody measured that well. O(k L^2).
+    """
+    if not slack >= 0:
+        raise ValueError(f"slack {slack} (expected >= 0)")
+    count, costs = len(problem), problem.costs()
+    compute_s = problem.trace.compute_s
+    best = max(compute_s, best_ends(problem, costs)[1])
+    late = np.concatenate([[0.0], problem.ready])[None, :]
+    finish = np.full(count + 1, np.inf)
+    finish[0] = 0.0
+    choices = []
+    while not max(compute_s, finish[count]) <= best * (1 + slack):
+        times = np.maximum(finish[:, None], late) + costs
+        choices.append(np.argmin(times, axis=0))
+        finish = np.min(times, axis=0)
+    ends, at = [], count
+    for choice in reversed(choices):
+        ends.append(at)
+        at = int(choice[at])
+    return planned(problem, "optimal_k", ends[::-1])

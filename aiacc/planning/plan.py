@@ -1,0 +1,101 @@
+"""Which gradients travel together: what planners decide and executors obey. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aiacc.planning.trace import Trace
+
+ALL_REDUCE = "all_reduce"
+DECOUPLED = "decoupled"
+SCHEDULES = (ALL_REDUCE, DECOUPLED)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Buckets of gradients, in the order in which they leave; equal on all ranks.
+
+    Schedule ``all_reduce`` sends each bucket as a whole when its last gradient is ready.
+    ``decoupled`` (Zhang et al., "DeAR", ICDCS 2023) does so by a reduce-scatter, and gathers the
+    updated parameters in the opposite order while the next forward pass needs them.
+    """
+
+    planner: str
+    #: Names of the tensors of each bucket, each in the order in which they become ready.
+    buckets: tuple[tuple[str, ...], ...]
+    schedule: str = ALL_REDUCE
+    #: Buckets under way at a time.
+    lanes: int = 1
+    #: Seconds of a step, as the planner expects it.
+    predicted_s: float = float("nan")
+    #: Seconds that no plan can beat by this model; that of an exact planner is `predicted_s`.
+    bound_s: float = float("nan")
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.schedule!r} (expected one of {', '.join(SCHEDULES)})")
+        if not self.buckets or not all(self.buckets):
+            raise ValueError("a plan has at least one bucket, and each at least one tensor")
+        names = [name for bucket in self.buckets for name in bucket]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"tensor {twice!r} is in two places (expected one)")
+        if self.lanes < 1:
+            raise ValueError(f"lanes {self.lanes} (expected >= 1)")
+
+    @property
+    def digest(self) -> str:
+        """Equal for plans that do the same, whoever made them."""
+        decided = [self.buckets, self.schedule, self.lanes]
+        return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
+
+    def encode(self) -> str:
+        """As JSON; `decode` reads it."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @staticmethod
+    def decode(text: str) -> Plan:
+        """Inverse of `encode`. Raises ValueError, with line or field, for anything else."""
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {error.lineno}: no JSON ({error.msg})") from error
+        known = {entry.name for entry in dataclasses.fields(Plan)}
+        if not isinstance(fields, dict) or not fields.keys() <= known:
+            raise ValueError(f"the file holds no plan (expected an object with {sorted(known)})")
+        buckets = fields.get("buckets")
+        if not isinstance(buckets, list) or not all(
+            isinstance(bucket, list) and all(isinstance(name, str) for name in bucket)
+            for bucket in buckets
+        ):
+            raise ValueError("buckets: expected a list of lists of names")
+        fields["buckets"] = tuple(tuple(bucket) for bucket in buckets)
+        return Plan(**fields)
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Which plans are allowed."""
+
+    #: Of a bucket with more than one tensor; None: no limit.
+    max_bytes: int | None = None
+    #: For each tensor of the trace, in its order: neighbours with different keys are never merged
+    #: (device, process set). The dtype is one by itself. None: all are alike.
+    keys: Sequence[str] | None = None
+
+
+UNCONSTRAINED = Constraints()
+
+
+def cut(trace: Trace, ends: Iterable[int]) -> tuple[tuple[str, ...], ...]:
+    """Buckets that end behind so many tensors of the trace: ascending, the last one all of them."""
+    names = [tensor.name for tensor in trace.tensors]
+    buckets, start = [], 0
+    for end in ends:
+        buckets.append(tuple(names[start:end]))
+        start = end
+    return tuple(buckets)

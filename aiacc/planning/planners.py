@@ -1,0 +1,54 @@
+"""All planners by the names that users give them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from aiacc.planning import baselines, lanes, mgwfbp, optimal
+from aiacc.planning.cost import CostModel
+from aiacc.planning.decoupled import decoupled
+from aiacc.planning.plan import UNCONSTRAINED, Constraints, Plan
+from aiacc.planning.problem import Problem
+from aiacc.planning.trace import Trace
+
+DEFAULT = "optimal"
+
+_SIMPLE: dict[str, Callable[[Problem], Plan]] = {
+    "per_tensor": baselines.per_tensor,
+    "single": baselines.single,
+    "mgwfbp_paper": mgwfbp.mgwfbp_paper,
+    "optimal": optimal.optimal,
+    "optimal_k": optimal.optimal_k,
+    "decoupled": decoupled,
+}
+_WITH_NUMBER: dict[str, Callable[[Problem, float], Plan]] = {
+    "threshold": baselines.threshold,
+    "lanes": lambda problem, most: lanes.lanes(problem, int(most)),
+}
+#: As they are written: those in ALL are what "all" stands for.
+ALL = (
+    "per_tensor",
+    "single",
+    "threshold(25)",
+    "mgwfbp_paper",
+    "optimal",
+    "optimal_k",
+    "lanes(4)",
+    "decoupled",
+)
+
+
+def plan(
+    name: str, trace: Trace, cost: CostModel, constraints: Constraints = UNCONSTRAINED
+) -> Plan:
+    """What the planner of that name makes of a trace. Raises ValueError for another name."""
+    problem = Problem(trace, cost, constraints)
+    if name in _SIMPLE:
+        return _SIMPLE[name](problem)
+    match = re.fullmatch(r"(\w+)\((\d+(?:\.\d+)?)\)", name)
+    if match and match[1] in _WITH_NUMBER:
+        return _WITH_NUMBER[match[1]](problem, float(match[2]))
+    raise ValueError(
+        f"planner {name!r} (expected {', '.join(_SIMPLE)}, threshold(MIB) or lanes(NUMBER))"
+    )

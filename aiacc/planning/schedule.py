@@ -1,0 +1,119 @@
+"""When the buckets of a plan leave and arrive, by the model: what planners predict. Pure.
+
+`simulate` says the same from activities and resources, and is slower; tests compare the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from aiacc.planning.plan import DECOUPLED, Plan, cut
+from aiacc.planning.problem import Problem, starts_of
+
+
+def planned(
+    problem: Problem, planner: str, ends: Sequence[int], lanes: int = 1, *, exact: bool = False
+) -> Plan:
+    """A plan of schedule ``all_reduce`` with the step time that the model gives it."""
+    seconds = all_reduce_step(problem, ends, lanes)
+    return Plan(
+        planner=planner,
+        buckets=cut(problem.trace, ends),
+        lanes=lanes,
+        predicted_s=seconds,
+        bound_s=seconds if exact else problem.trace.compute_s,
+    )
+
+
+def all_reduce_step(problem: Problem, ends: Sequence[int], lanes: int = 1) -> float:
+    """Seconds of a step: its compute, or the arrival of the last bucket."""
+    return max(problem.trace.compute_s, max(arrivals(problem, ends, lanes)))
+
+
+def arrivals(problem: Problem, ends: Sequence[int], lanes: int = 1) -> list[float]:
+    """When each bucket has been reduced, in seconds from the start of the step.
+
+    Buckets leave in order, when the last gradient is ready and one of the lanes is free. Each of c
+    that are under way advances as the model says for c lanes.
+    """
+    bytes_of = [
+        problem.prefix[end] - problem.prefix[start]
+        for start, end in zip(starts_of(ends), ends, strict=True)
+    ]
+    ready = [float(problem.ready[end - 1]) for end in ends]
+    # Seconds that each takes while so many are under way.
+    alone = [
+        [float(problem.cost.time(ALL_REDUCE, nbytes, number)) for nbytes in bytes_of]
+        for number in range(1, lanes + 1)
+    ]
+    done = [math.nan] * len(ends)
+    if lanes == 1:
+        free = 0.0
+        for number, seconds in enumerate(alone[0]):
+            free = done[number] = max(free, ready[number]) + seconds
+        return done
+    now, waiting = 0.0, 0
+    left: dict[int, float] = {}  # share of the work, by bucket under way
+    while waiting < len(ends) or left:
+        while waiting < len(ends) and len(left) < lanes and ready[waiting] <= now:
+            left[waiting] = 1.0
+            waiting += 1
+        if not left:
+            now = ready[waiting]
+            continue
+        pace = alone[len(left) - 1]
+        ends_next = {number: now + share * pace[number] for number, share in left.items()}
+        until = min(ends_next.values())
+        if waiting < len(ends) and len(left) < lanes:
+            until = min(until, ready[waiting])
+        for number in list(left):
+            if ends_next[number] <= until:
+                done[number] = until
+                del left[number]
+            else:
+                left[number] -= (until - now) / pace[number]
+        now = until
+    return done
+
+
+def decoupled_step(problem: Problem, ends: Sequence[int]) -> float:
+    """Seconds of a step whose all-gathers overlap the next forward pass.
+
+    The reduce-scatters follow each other in the backward pass; when the last of them is through,
+    the all-gathers follow in the opposite order, and each layer of the forward pass waits for its
+    own.
+    """
+    trace, prefix = problem.trace, problem.prefix
+    buckets = list(zip(starts_of(ends), ends, strict=True))
+    free = 0.0
+    for start, end in buckets:
+        scatter = float(problem.cost.time(REDUCE_SCATTER, prefix[end] - prefix[start]))
+        free = max(free, float(problem.ready[end - 1]) - trace.forward_s) + scatter
+    backward = max(trace.backward_s, free)
+    arrived, forward = 0.0, trace.forward_s
+    for start, end in reversed(buckets):
+        arrived += float(problem.cost.time(ALL_GATHER, prefix[end] - prefix[start]))
+        forward = max(forward, arrived + trace.forward_s - float(problem.need[start:end].min()))
+    return backward + forward
+
+
+def predict(problem: Problem, plan: Plan) -> float:
+    """Seconds of a step with a plan that may have been made for another model or network."""
+    position = {tensor.name: i for i, tensor in enumerate(problem.trace.tensors)}
+    ends, at = [], 0
+    for bucket in plan.buckets:
+        places = [position.get(name) for name in bucket]
+        if places != list(range(at, at + len(bucket))):
+            raise ValueError(
+                f"the plan's bucket that begins with {bucket[0]!r} is not in the order of the "
+                "trace (expected a plan for this trace); plan again"
+            )
+        at += len(bucket)
+        ends.append(at)
+    if at != len(problem):
+        raise ValueError(f"the plan has {at} tensors, the trace {len(problem)} (expected equal)")
+    if plan.schedule == DECOUPLED:
+        return decoupled_step(problem, ends)
+    return all_reduce_step(problem, ends, plan.lanes)

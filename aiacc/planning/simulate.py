@@ -1,0 +1,141 @@
+"""One discrete-event engine: activities on resources, and when each of them begins and ends. Pure.
+
+The graphs of the schedules are in `graphs`. Planners predict with formulas of their own; that both
+say the same is tested.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Work that one resource does when all of ``after`` are over."""
+
+    name: str
+    resource: str
+    #: Seconds that it takes, by how many activities its resource does at that time: the first is
+    #: for this one alone. Of more than there are entries the last one counts.
+    seconds: tuple[float, ...]
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """When an activity ran."""
+
+    activity: Activity
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What was simulated, in the order of its starts."""
+
+    intervals: tuple[Interval, ...]
+
+    @property
+    def end_s(self) -> float:
+        """When the last activity is over."""
+        return max((interval.end_s for interval in self.intervals), default=0.0)
+
+    def of(self, name: str) -> Interval:
+        """The interval of one activity."""
+        return next(interval for interval in self.intervals if interval.activity.name == name)
+
+    def busy_s(self, resource: str) -> float:
+        """Seconds in which a resource does something."""
+        total, until = 0.0, 0.0
+        for interval in self.intervals:
+            if interval.activity.resource == resource:
+                total += max(0.0, interval.end_s - max(until, interval.start_s))
+                until = max(until, interval.end_s)
+        return total
+
+    def chrome_trace(self) -> str:
+        """JSON for Perfetto or chrome://tracing: a row for each resource, microseconds."""
+        rows = {name: row for row, name in enumerate(self._resources())}
+        events: list[dict[str, object]] = [
+            {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": name}}
+            for name, row in rows.items()
+        ]
+        events += [
+            {
+                "name": interval.activity.name,
+                "ph": "X",
+                "pid": 0,
+                "tid": rows[interval.activity.resource],
+                "ts": interval.start_s * 1e6,
+                "dur": (interval.end_s - interval.start_s) * 1e6,
+            }
+            for interval in self.intervals
+        ]
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+    def _resources(self) -> list[str]:
+        return list(dict.fromkeys(interval.activity.resource for interval in self.intervals))
+
+
+def simulate(activities: Sequence[Activity], slots: Mapping[str, int] | None = None) -> Timeline:
+    """Run all activities.
+
+    A resource begins its activities in the order of ``activities``, as soon as the next one may
+    begin and one of its ``slots`` (1) is free.
+
+    Raises:
+        ValueError: Names are not unique, or activities wait for each other, or for one that is not
+            there.
+    """
+    names = [activity.name for activity in activities]
+    if len(set(names)) != len(names):
+        raise ValueError("two activities have one name (expected unique names)")
+    queues: dict[str, deque[Activity]] = {}
+    for activity in activities:
+        queues.setdefault(activity.resource, deque()).append(activity)
+        if len(activity.seconds) < 1 or min(activity.seconds) < 0:
+            raise ValueError(f"{activity.name} takes {activity.seconds} (expected seconds, >= 0)")
+    over: set[str] = set()
+    running: dict[str, dict[Activity, float]] = {resource: {} for resource in queues}
+    starts: dict[str, float] = {}
+    intervals: list[Interval] = []
+    now = 0.0
+    while len(over) < len(activities):
+        for resource, queue in queues.items():
+            free = (slots or {}).get(resource, 1) - len(running[resource])
+            while queue and free > 0 and all(name in over for name in queue[0].after):
+                activity = queue.popleft()
+                running[resource][activity] = 1.0
+                starts[activity.name] = now
+                free -= 1
+        ends = {
+            activity: now + share * _pace(activity, len(active))
+            for active in running.values()
+            for activity, share in active.items()
+        }
+        if not ends:
+            waiting = next(queue[0].name for queue in queues.values() if queue)
+            raise ValueError(
+                f"{waiting} waits for what never ends (expected an order without loops)"
+            )
+        until = min(ends.values())
+        for active in running.values():
+            number = len(active)
+            for activity in list(active):
+                if ends[activity] <= until:
+                    del active[activity]
+                    over.add(activity.name)
+                    intervals.append(Interval(activity, starts[activity.name], until))
+                else:
+                    active[activity] -= (until - now) / _pace(activity, number)
+        now = until
+    intervals.sort(key=lambda interval: (interval.start_s, interval.end_s))
+    return Timeline(tuple(intervals))
+
+
+def _pace(activity: Activity, number: int) -> float:
+    return activity.seconds[min(number, len(activity.seconds)) - 1]

@@ -1,0 +1,181 @@
+"""What a training step asks of the network: which bytes are ready when, and needed when. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+#: Of the JSON form; one that differs is refused.
+VERSION = 1
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read, or that contradicts itself; the text names the field."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One gradient."""
+
+    name: str
+    bytes: int
+    dtype: str
+    #: Seconds from the start of the step, with its forward pass, until the gradient is ready.
+    ready_s: float
+    #: Seconds from the start of a forward pass until the parameter is first used.
+    need_s: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A training step on one rank, or the slowest of all ranks.
+
+    A step is a forward pass, a backward pass, and what communication adds to them. Tensors are in
+    the order in which their gradients become ready.
+    """
+
+    model: str
+    tensors: tuple[Tensor, ...]
+    forward_s: float
+    #: Of the backward pass; the last gradient is ready at its end, or before.
+    backward_s: float
+    #: "measured", or "modelled": computed from a table of layers.
+    source: str
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise TraceError("tensors: none (expected at least one)")
+        if self.source not in ("measured", "modelled"):
+            raise TraceError(f"source: {self.source!r} (expected measured or modelled)")
+        for name in ("forward_s", "backward_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise TraceError(f"{name}: {getattr(self, name)} (expected a time, >= 0)")
+        names = set()
+        for number, tensor in enumerate(self.tensors):
+            at = f"tensors[{number}]"
+            if tensor.name in names:
+                raise TraceError(f"{at}.name: {tensor.name!r} comes twice (expected unique names)")
+            names.add(tensor.name)
+            if tensor.bytes < 1:
+                raise TraceError(f"{at}.bytes: {tensor.bytes} (expected >= 1)")
+            if not 0 <= tensor.ready_s <= self.compute_s * (1 + 1e-9):
+                raise TraceError(
+                    f"{at}.ready_s: {tensor.ready_s} (expected 0 to forward_s + backward_s, "
+                    f"{self.compute_s})"
+                )
+            if not 0 <= tensor.need_s <= self.forward_s * (1 + 1e-9):
+                raise TraceError(
+                    f"{at}.need_s: {tensor.need_s} (expected 0 to forward_s, {self.forward_s})"
+                )
+        for number, (one, other) in enumerate(pairwise(self.tensors)):
+            if other.ready_s < one.ready_s:
+                raise TraceError(
+                    f"tensors[{number + 1}].ready_s: {other.ready_s} is before that of the tensor "
+                    f"before it, {one.ready_s} (expected the order in which they become ready)"
+                )
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of a step whose communication costs nothing."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def bytes(self) -> int:
+        """Of all gradients."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    def encode(self) -> str:
+        """As JSON; `decode` reads it."""
+        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1)
+
+    @staticmethod
+    def decode(text: str) -> Trace:
+        """Inverse of `encode`. Raises TraceError, with line or field, for anything else."""
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise TraceError(f"line {error.lineno}: no JSON ({error.msg})") from error
+        if not isinstance(fields, dict):
+            raise TraceError("the file holds no JSON object (expected a trace)")
+        if fields.get("version") != VERSION:
+            raise TraceError(f"version: {fields.get('version')!r} (expected {VERSION})")
+        rows = fields.get("tensors")
+        if not isinstance(rows, list):
+            raise TraceError("tensors: missing (expected a list)")
+        tensors = tuple(
+            Tensor(
+                name=_take(row, "name", str, f"tensors[{number}]."),
+                bytes=_take(row, "bytes", int, f"tensors[{number}]."),
+                dtype=_take(row, "dtype", str, f"tensors[{number}]."),
+                ready_s=_take(row, "ready_s", float, f"tensors[{number}]."),
+                need_s=_take(row, "need_s", float, f"tensors[{number}]."),
+            )
+            for number, row in enumerate(rows)
+        )
+        return Trace(
+            model=_take(fields, "model", str),
+            tensors=tensors,
+            forward_s=_take(fields, "forward_s", float),
+            backward_s=_take(fields, "backward_s", float),
+            source=_take(fields, "source", str),
+        )
+
+
+def _take(fields: Any, name: str, kind: type, at: str = "") -> Any:
+    value: Any = fields.get(name) if isinstance(fields, Mapping) else None
+    good = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+    if not good or isinstance(value, bool):
+        raise TraceError(f"{at}{name}: {value!r} (expected {kind.__name__})")
+    return float(value) if kind is float else value
+
+
+def typical(steps: Sequence[Trace]) -> Trace:
+    """The medians of what several steps of one rank took. Steps must have the same tensors."""
+    return _combined(steps, median)
+
+
+def slowest(ranks: Sequence[Trace]) -> Trace:
+    """What the ranks have in common: a collective begins when the last of them is ready."""
+    return _combined(ranks, max)
+
+
+def _combined(traces: Sequence[Trace], choose: Any) -> Trace:
+    first = traces[0]
+    rows = [{tensor.name: tensor for tensor in trace.tensors} for trace in traces]
+    for number, row in enumerate(rows):
+        differing = row.keys() ^ rows[0].keys()
+        if differing:
+            raise TraceError(
+                f"trace {number} differs from trace 0 in {sorted(differing)[0]!r} (expected the "
+                "same tensors in all)"
+            )
+    forward_s = choose([trace.forward_s for trace in traces])
+    # Of the backward pass, so that a slow forward pass of one does not count twice.
+    tensors = [
+        dataclasses.replace(
+            tensor,
+            ready_s=forward_s
+            + choose(
+                [
+                    row[tensor.name].ready_s - trace.forward_s
+                    for row, trace in zip(rows, traces, strict=True)
+                ]
+            ),
+            need_s=min(forward_s, choose([row[tensor.name].need_s for row in rows])),
+        )
+        for tensor in first.tensors
+    ]
+    tensors.sort(key=lambda tensor: tensor.ready_s)
+    return dataclasses.replace(
+        first,
+        tensors=tuple(tensors),
+        forward_s=forward_s,
+        backward_s=max(
+            choose([trace.backward_s for trace in traces]), tensors[-1].ready_s - forward_s
+        ),
+    )

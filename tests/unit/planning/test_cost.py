@@ -1,0 +1,149 @@
+import math
+import random
+
+import numpy as np
+import pytest
+
+from aiacc.planning.cost import (
+    ALGORITHMS,
+    ALL_GATHER,
+    ALL_REDUCE,
+    OPERATIONS,
+    REDUCE_SCATTER,
+    Affine,
+    Analytic,
+    Contention,
+    Hierarchical,
+    Table,
+)
+from aiacc.planning.fit import fit_affine
+
+MIB = 1 << 20
+
+
+def test_affine():
+    cost = Affine(1.0, 0.5, of={ALL_GATHER: (0.1, 0.2)})
+    assert cost.time(ALL_REDUCE, 10) == 6.0
+    assert cost.time(REDUCE_SCATTER, 10) == 3.0
+    assert cost.time(ALL_GATHER, 10) == pytest.approx(2.1)
+    assert cost.time(ALL_REDUCE, np.array([0, 2])).tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="operation 'reduce'"):
+        cost.time("reduce", 1)
+    with pytest.raises(ValueError, match="expected finite, >= 0"):
+        Affine(-1.0, 0.0)
+
+
+def test_two_at_a_time_cost_half_as_much_again():
+    cost = Affine(1.0, 2.0, contention=Contention(4 / 3))
+    assert [cost.time(ALL_REDUCE, 3, lanes) for lanes in (1, 2, 4)] == [7.0, 10.0, 19.0]
+    with pytest.raises(ValueError, match="capacity 0"):
+        Contention(0.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "a", "b"),
+    [
+        ("ring", 14 * 3.0, (2 * 5.0 + 7.0) * 7 / 8),
+        ("double_tree", 6 * 3.0, 12.0),
+        ("recursive_doubling", 3 * 3.0, 3 * 12.0),
+        ("halving_doubling", 6 * 3.0, 17.0 - 17.0 / 8),
+    ],
+)
+def test_algorithms_at_8_ranks(algorithm, a, b):
+    cost = Analytic(algorithm, 3.0, 5.0, 7.0, 8)
+    assert cost.time(ALL_REDUCE, 0) == pytest.approx(a)
+    assert cost.time(ALL_REDUCE, 1) - cost.time(ALL_REDUCE, 0) == pytest.approx(b)
+
+
+def test_one_rank_has_nobody_to_talk_to():
+    for algorithm in ALGORITHMS:
+        assert Analytic(algorithm, 1.0, 1.0, 1.0, 1).time(ALL_REDUCE, MIB) == 0.0
+    with pytest.raises(ValueError, match="algorithm 'star'"):
+        Analytic("star", 1.0, 1.0, 1.0, 2)
+
+
+def test_tables_rise():
+    table = Table({(ALL_REDUCE, 1): [(10, 2.0), (20, 1.5), (30, 4.0)]})
+    assert [table.time(ALL_REDUCE, size) for size in (0, 10, 15, 20, 25, 30, 40)] == [
+        2.0, 2.0, 2.0, 2.0, 3.0, 4.0, 6.0,
+    ]  # fmt: skip
+    assert table.time(REDUCE_SCATTER, 30) == 2.0
+    assert table.time(ALL_REDUCE, np.array([10, 40])).tolist() == [2.0, 6.0]
+    rng = random.Random(1)
+    for _ in range(100):
+        points = sorted((rng.randint(1, 10**6), rng.random() + 0.1) for _ in range(6))
+        times = Table({(ALL_REDUCE, 1): points}).time(ALL_REDUCE, np.arange(0, 2 * 10**6, 1000))
+        assert (np.diff(times) >= 0).all()
+
+
+def test_tables_of_several_lanes():
+    table = Table({(ALL_REDUCE, 1): [(1, 1.0), (2, 2.0)], (ALL_REDUCE, 4): [(1, 3.0), (2, 6.0)]})
+    assert [table.time(ALL_REDUCE, 2, lanes) for lanes in (1, 2, 4, 8)] == [2.0, 2.0, 6.0, 12.0]
+
+
+def test_bad_tables_are_named():
+    for points, text in (
+        ([(1, 1.0)], "two or more"),
+        ([(2, 1.0), (1, 1.0)], "ascending"),
+        ([(1, 1.0), (2, math.nan)], "finite and positive"),
+    ):
+        with pytest.raises(ValueError, match=f"all_reduce, 1 lanes: .*{text}"):
+            Table({(ALL_REDUCE, 1): points})
+
+
+def test_a_hierarchy_sends_shares_across():
+    inside, between = Affine(1.0, 0.01), Affine(10.0, 1.0)
+    cost = Hierarchical(inside, between, 4)
+    assert cost.time(ALL_REDUCE, 400) == pytest.approx((1 + 4) + (10 + 100))
+    assert cost.time(ALL_GATHER, 400) == pytest.approx((0.5 + 2) + (5 + 50))
+    assert Hierarchical(inside, between, 1).time(ALL_REDUCE, 400) == 410.0
+
+
+def test_no_model_falls_as_bytes_or_lanes_grow():
+    models = [
+        Affine(1e-4, 1e-9, contention=Contention(2.5)),
+        *(Analytic(algorithm, 1e-5, 1e-9, 1e-10, 12) for algorithm in ALGORITHMS),
+        Hierarchical(Affine(1e-6, 1e-10), Affine(1e-4, 1e-9), 8),
+    ]
+    sizes = np.geomspace(1, 1e9, 200)
+    for model in models:
+        for operation in OPERATIONS:
+            times = [model.time(operation, sizes, lanes) for lanes in range(1, 9)]
+            assert (np.diff(times, axis=0) >= 0).all()
+            assert (np.diff(times, axis=1) >= 0).all()
+
+
+def test_a_fit_finds_what_made_the_samples():
+    rng = random.Random(2)
+    for _ in range(50):
+        a, b = 10 ** rng.uniform(-5, -3), 10 ** rng.uniform(-11, -9)
+        samples = [
+            (size, (a + b * size) * rng.gauss(1, 0.05))
+            for size in np.geomspace(1 << 10, 1 << 28, 19)
+            for _ in range(4)
+        ]
+        # One in twenty was disturbed.
+        samples = [(size, t * (5 if rng.random() < 0.05 else 1)) for size, t in samples]
+        found_a, found_b = fit_affine(samples)
+        assert found_a == pytest.approx(a, rel=0.1)
+        assert found_b == pytest.approx(b, rel=0.1)
+
+
+def test_a_fit_is_never_negative():
+    a, b = fit_affine([(1000, 1e-6), (2000, 4e-6), (4000, 16e-6)])
+    assert a == 0.0
+    assert b > 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([], "0 samples of 0 sizes"),
+        ([(8, 1.0), (8, 2.0)], "2 samples of 1 sizes"),
+        ([(8, 1.0), (16, 0.0)], "expected positive times"),
+        ([(8, 2.0), (16, 1.0), (1 << 20, 1e-3)], "times do not grow"),
+    ],
+)
+def test_samples_that_say_nothing(samples, text):
+    with pytest.raises(ValueError, match=text):
+        fit_affine(samples)

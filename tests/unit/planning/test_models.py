@@ -1,0 +1,75 @@
+"""The table of schedules on published networks and constants, to 1 %."""
+
+import pytest
+
+from aiacc.planning import models, planners
+from aiacc.planning.cost import Affine
+
+#: a in seconds and b in seconds per byte that the authors of MG-WFBP and DeAR fitted.
+TEN_GBIT_64 = Affine(7.04e-3, 9.64e-10)
+TEN_GBIT_16 = Affine(9.08e-4, 7.40e-10)
+INFINIBAND_64 = Affine(8.06e-4, 5.89e-10)
+
+#: Milliseconds of a step by an independent computation from the same constants: per_tensor, single,
+#: threshold(25), threshold(64), mgwfbp_paper, optimal and, where it was made, decoupled.
+TABLE = [
+    ("resnet50", TEN_GBIT_64, (1317, 359, 277, 293, 359, 260, 260)),
+    ("resnet50", TEN_GBIT_16, (306, 329, 267, 279, 254, 254, 254)),
+    ("resnet50", INFINIBAND_64, (274, 314, 264, 274, 254, 254, 254)),
+    ("resnet152", TEN_GBIT_64, (3612, 513, 391, 364, 513, 353)),
+    ("resnet152", INFINIBAND_64, (609, 416, 287, 295, 275, 275)),
+    ("densenet201", TEN_GBIT_64, (4404, 303, 231, 238, 269, 226)),
+    ("bert_base", TEN_GBIT_64, (2006, 737, 673, 637, 737, 603, 552)),
+    ("bert_base", TEN_GBIT_16, (655, 632, 494, 507, 479, 479, 437)),
+    ("bert_base", INFINIBAND_64, (568, 566, 426, 440, 415, 414, 393)),
+]
+NAMES = (
+    "per_tensor",
+    "single",
+    "threshold(25)",
+    "threshold(64)",
+    "mgwfbp_paper",
+    "optimal",
+    "decoupled",
+)
+
+
+@pytest.mark.parametrize(("model", "cost", "expected_ms"), TABLE)
+def test_steps(model, cost, expected_ms):
+    trace = models.trace_of(model)
+    for name, expected in zip(NAMES, expected_ms, strict=False):
+        plan = planners.plan(name, trace, cost)
+        assert plan.predicted_s * 1e3 == pytest.approx(expected, rel=0.01), name
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "elements", "giga"),
+    [
+        ("resnet50", 161, 25_557_032, 4.09),
+        ("resnet152", 467, 60_192_808, 11.5),
+        ("vgg16", 32, 138_357_544, 15.5),
+        ("densenet201", 604, 20_013_928, 4.29),
+        ("inception_v4", 449, 42_679_816, 12.3),
+        # With the head for masked words, but for the part that names the next sentence (1,538).
+        ("bert_base", 204, 110_104_890, 13.9),
+        ("bert_large", 396, 336_224_058, 42.8),
+    ],
+)
+def test_networks_have_the_published_sizes(name, tensors, elements, giga):
+    parameters = models.MODELS[name].parameters()
+    assert len(parameters) == tensors == len({parameter.name for parameter in parameters})
+    assert sum(parameter.elements for parameter in parameters) == elements
+    work = sum(parameter.multiply_adds for parameter in parameters)
+    assert work / 1e9 == pytest.approx(giga, rel=0.01)
+
+
+def test_a_modelled_trace_says_so():
+    trace = models.trace_of("vgg16", compute_s=3.0)
+    assert trace.source == "modelled"
+    assert (trace.forward_s, trace.backward_s) == pytest.approx((1.0, 2.0))
+    assert trace.tensors[0].name == "fc2.bias"
+    assert trace.tensors[-1].name == "block1.conv1.weight"
+    assert trace.tensors[-1].ready_s == pytest.approx(3.0)
+    assert trace.tensors[-1].need_s == 0.0
+    with pytest.raises(ValueError, match=r"model 'alexnet' .expected one of resnet50"):
+        models.trace_of("alexnet")

@@ -1,0 +1,116 @@
+import json
+import random
+
+import pytest
+
+from aiacc.planning import graphs, planners
+from aiacc.planning.cost import Affine
+from aiacc.planning.simulate import Activity, simulate
+from aiacc.planning.trace import TraceError, slowest
+from tests.unit.planning.instances import random_trace
+
+
+def times(timeline):
+    return {
+        interval.activity.name: (interval.start_s, interval.end_s)
+        for interval in timeline.intervals
+    }
+
+
+def test_a_resource_does_one_thing_at_a_time_and_waits_for_others():
+    timeline = simulate(
+        [
+            Activity("a", "cpu", (1.0,)),
+            Activity("b", "cpu", (2.0,)),
+            Activity("x", "net", (5.0,), ("a",)),
+            Activity("c", "cpu", (1.0,), ("x",)),
+        ]
+    )
+    assert times(timeline) == {"a": (0, 1), "b": (1, 3), "x": (1, 6), "c": (6, 7)}
+    assert timeline.end_s == 7
+    assert timeline.busy_s("cpu") == 4
+    assert timeline.of("x").activity.resource == "net"
+
+
+def test_those_that_share_a_resource_are_slower():
+    # Alone for 1 s, two for 3 s at half the pace, then alone again.
+    timeline = simulate(
+        [
+            Activity("wait", "cpu", (1.0,)),
+            Activity("x", "net", (2.5, 5.0)),
+            Activity("y", "net", (2.5, 5.0), ("wait",)),
+        ],
+        {"net": 2},
+    )
+    assert times(timeline)["x"] == pytest.approx((0, 4.0))
+    assert times(timeline)["y"] == pytest.approx((1, 5.0))
+
+
+def test_activities_of_a_resource_keep_their_order():
+    timeline = simulate(
+        [
+            Activity("slow", "cpu", (3.0,)),
+            Activity("first", "net", (1.0,), ("slow",)),
+            Activity("second", "net", (1.0,)),
+        ]
+    )
+    assert times(timeline)["second"] == (4, 5)
+
+
+def test_activities_that_never_begin_are_named():
+    with pytest.raises(ValueError, match="a waits for what never ends"):
+        simulate([Activity("a", "x", (1.0,), ("b",)), Activity("b", "y", (1.0,), ("a",))])
+    with pytest.raises(ValueError, match="unique"):
+        simulate([Activity("a", "x", (1.0,)), Activity("a", "y", (1.0,))])
+    with pytest.raises(ValueError, match="expected seconds"):
+        simulate([Activity("a", "x", (-1.0,))])
+
+
+def test_chrome_trace():
+    timeline = simulate([Activity("a", "cpu", (0.5,)), Activity("b", "net", (1.0,), ("a",))])
+    events = json.loads(timeline.chrome_trace())["traceEvents"]
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["cpu", "net"]
+    assert [
+        (event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"
+    ] == [
+        ("a", 0.0, 5e5),
+        ("b", 5e5, 1e6),
+    ]
+
+
+@pytest.mark.parametrize("name", ["per_tensor", "optimal", "lanes(2)"])
+def test_ranks_that_differ_wait_for_the_slowest_of_each_bucket(name):
+    """As if the slowest were everywhere, where all ranks' tensors come in the same order."""
+    rng = random.Random(1)
+    for _ in range(20):
+        one = random_trace(rng, 8)
+        shift = [rng.random() for _ in one.tensors]
+        other = _later(one, shift)
+        cost = Affine(0.1, 1e-6)
+        together = slowest([one, other])
+        plan = planners.plan(name, together, cost)
+        assert graphs.step_s([one, other], plan, cost) == pytest.approx(
+            graphs.step_s([together], plan, cost)
+        )
+        assert graphs.step_s([one, other], plan, cost) >= graphs.step_s([one], plan, cost)
+
+
+def test_ranks_with_other_tensors_are_refused():
+    rng = random.Random(2)
+    one, other = random_trace(rng, 3), random_trace(rng, 4)
+    plan = planners.plan("single", one, Affine(0.1, 1e-6))
+    with pytest.raises(TraceError, match="rank 1 has other tensors than rank 0"):
+        graphs.step_s([one, other], plan, Affine(0.1, 1e-6))
+
+
+def _later(trace, seconds):
+    """The same with every gradient later, in the same order."""
+    import dataclasses
+
+    clock, tensors = 0.0, []
+    for tensor, more in zip(trace.tensors, seconds, strict=True):
+        clock = max(clock, tensor.ready_s + more)
+        tensors.append(dataclasses.replace(tensor, ready_s=clock))
+    return dataclasses.replace(
+        trace, tensors=tuple(tensors), backward_s=max(trace.backward_s, clock - trace.forward_s)
+    )
