@@ -59,7 +59,7 @@ class Timeline:
 
     def chrome_trace(self) -> str:
         """JSON for Perfetto or chrome://tracing: a row for each resource, microseconds."""
-        rows = {name: row for row, name in enumerate(self._resources())}
+        rows = {name: row for row, name in enumerate(self.resources)}
         events: list[dict[str, object]] = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": name}}
             for name, row in rows.items()
@@ -77,7 +77,9 @@ class Timeline:
         ]
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
-    def _resources(self) -> list[str]:
+    @property
+    def resources(self) -> list[str]:
+        """Those that do anything."""
         return list(dict.fromkeys(interval.activity.resource for interval in self.intervals))
 
 

@@ -4,11 +4,13 @@ The shapes are those of the networks. The times are modelled, not measured: a mu
 operations, the backward pass costs twice the forward pass, and a device does DEVICE_FLOPS.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
-from bench.shapes import VGG16_BLOCKS, Shape, bert_base, elements, resnet50, vgg16
+from aiacc.planning.models import MODELS
+from aiacc.planning.models.bert import bert
+from aiacc.planning.models.layers import Parameter
+from bench.shapes import Shape, elements, shapes_of
 
 #: Operations per second of the modelled device: about half the fp32 peak of an NVIDIA V100, with
 #: which ResNet-50 takes 196 ms for a batch of 64.
@@ -57,55 +59,26 @@ class Workload:
 
 def workload(name: str) -> Workload:
     """The workload of that name; ValueError for another."""
-    if name not in _WORKLOADS:
-        raise ValueError(f"workload {name!r} (expected one of {', '.join(_WORKLOADS)})")
-    return _WORKLOADS[name]()
+    for work in _workloads():
+        if work.name == name:
+            return work
+    raise ValueError(f"workload {name!r} (expected one of {', '.join(names())})")
 
 
 def names() -> list[str]:
     """Names of all workloads."""
-    return list(_WORKLOADS)
+    return [work.name for work in _workloads()]
 
 
-def _resnet50() -> Workload:
-    shapes = resnet50()
-    size, work = 112, []
-    for name, shape in shapes:
-        if name.startswith("layer") and name.endswith("0.conv1.weight"):
-            # The first block of a stage reads what the stage before gives, at its resolution.
-            size = 56 if name.startswith("layer1") else size
-            work.append(prod(shape) * size**2)
-            size = size if name.startswith("layer1") else size // 2
-        elif len(shape) == 4:
-            work.append(prod(shape) * size**2)
-        else:
-            work.append(prod(shape) if name == "fc.weight" else 0)
-    return Workload("resnet50", "ResNet-50, batch of 64", shapes, work, 64)
-
-
-def _vgg16() -> Workload:
-    shapes, work = vgg16(), []
-    for name, shape in shapes:
-        block = int(name[5]) if name.startswith("block") else 0
-        assert block <= len(VGG16_BLOCKS)
-        area = (224 >> (block - 1)) ** 2 if block else 1
-        work.append(prod(shape) * area if len(shape) > 1 else 0)
-    return Workload("vgg16", "VGG-16, batch of 64", shapes, work, 64)
-
-
-def _bert_base() -> Workload:
-    shapes = bert_base()
-    work = [
-        prod(shape) * (1 if name.startswith("pooler") else _TOKENS)
-        if len(shape) == 2 and not name.startswith("embeddings")
-        else 0
-        for name, shape in shapes
+def _workloads() -> list[Workload]:
+    tokens = f"batch of 32 x {_TOKENS} tokens"
+    return [
+        _of("resnet50", "ResNet-50, batch of 64", MODELS["resnet50"].parameters(), 64),
+        _of("vgg16", "VGG-16, batch of 64", MODELS["vgg16"].parameters(), 64),
+        _of("bert-base", f"BERT-base, {tokens}", bert(12, 768, _TOKENS, words=False), 32),
     ]
-    return Workload("bert-base", f"BERT-base, batch of 32 x {_TOKENS} tokens", shapes, work, 32)
 
 
-_WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "resnet50": _resnet50,
-    "vgg16": _vgg16,
-    "bert-base": _bert_base,
-}
+def _of(name: str, title: str, parameters: Sequence[Parameter], batch: int) -> Workload:
+    work = [parameter.multiply_adds for parameter in parameters]
+    return Workload(name, title, shapes_of(parameters), work, batch)

@@ -7,8 +7,8 @@ from aiacc.planning.models.layers import Layers, Parameter
 VOCABULARY = 30522
 
 
-def bert(layers: int, hidden: int, tokens: int) -> list[Parameter]:
-    """For samples of so many tokens.
+def bert(layers: int, hidden: int, tokens: int, *, words: bool = True) -> list[Parameter]:
+    """For samples of so many tokens; ``words``: with the head.
 
     Products of activations, which have no parameters, count for nothing.
     """
@@ -26,6 +26,8 @@ def bert(layers: int, hidden: int, tokens: int) -> list[Parameter]:
         net.linear(f"{at}.down", 4 * hidden, hidden, tokens=tokens)
         net.norm(f"{at}.norm2", hidden)
     net.linear("pooler", hidden, hidden)
+    if not words:
+        return net.parameters
     net.linear("words.transform", hidden, hidden, tokens=tokens)
     net.norm("words.norm", hidden)
     # Its weights are the embeddings, whose gradient is complete at the end of the backward pass.

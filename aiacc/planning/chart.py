@@ -1,0 +1,77 @@
+"""Timelines and scaling as pictures. Needs matplotlib (pip install 'aiacc[plot]')."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiacc.planning.simulate import Timeline
+
+
+def gantt(timelines: Mapping[str, Timeline], path: Path, title: str) -> None:
+    """One row for each resource of each timeline, by name, over milliseconds."""
+    figure, axes = _figure(title)
+    rows: list[str] = []
+    for name, timeline in timelines.items():
+        for resource in timeline.resources:
+            intervals = [i for i in timeline.intervals if i.activity.resource == resource]
+            # Those at a time share the row.
+            lanes = _lanes([(i.start_s, i.end_s) for i in intervals])
+            height = 0.8 / (max(lanes, default=0) + 1)
+            for interval, lane in zip(intervals, lanes, strict=True):
+                if interval.end_s > interval.start_s:
+                    axes.broken_barh(
+                        [(interval.start_s * 1e3, (interval.end_s - interval.start_s) * 1e3)],
+                        (len(rows) - 0.4 + lane * height, height),
+                        facecolors="tab:blue" if resource == "network" else "tab:green",
+                        edgecolors="white",
+                        linewidth=0.3,
+                    )
+            rows.append(f"{name}: {resource}")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms (simulated)")
+    figure.set_size_inches(10, 1 + 0.5 * len(rows))
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def scaling(
+    worlds: Sequence[int], efficiency: Mapping[str, Sequence[float]], path: Path, title: str
+) -> None:
+    """Scaling efficiency over the number of ranks, a line for each planner."""
+    figure, axes = _figure(title)
+    for name, values in efficiency.items():
+        axes.plot(worlds, [100 * value for value in values], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(worlds, [str(world) for world in worlds])
+    axes.set_ylim(0, 105)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("scaling efficiency, % (simulated)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _figure(title: str) -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError("plots need matplotlib: pip install 'aiacc[plot]'") from error
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    axes.set_title(title)
+    return figure, axes
+
+
+def _lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
+    """For intervals in the order of their starts, places in which none overlap."""
+    free: list[float] = []
+    lanes = []
+    for start, end in intervals:
+        lane = next((n for n, until in enumerate(free) if until <= start + 1e-12), len(free))
+        if lane == len(free):
+            free.append(end)
+        free[lane] = end
+        lanes.append(lane)
+    return lanes

@@ -1,0 +1,199 @@
+"""``aiacc-plan``: which gradients to merge, and what a larger cluster would make of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiacc.planning import chart, graphs, planners
+from aiacc.planning.ddp import bucket_cap_mb_list
+from aiacc.planning.explain import explain
+from aiacc.planning.models import MODELS, trace_of
+from aiacc.planning.network import PUBLISHED, Network, network_of
+from aiacc.planning.plan import Plan
+from aiacc.planning.trace import Trace, TraceError
+
+_EPILOG = """\
+A trace says when each gradient of a step is ready; a network, what an all-reduce of so many bytes
+costs. From both a planner decides which gradients travel together. TRACE is a file, or a published
+network of layers whose trace is modelled (aiacc-plan models). NET is a file, a published network
+(aiacc-plan networks), or fields: a=1e-3,b=8e-10 for one number of ranks, in seconds and seconds per
+byte, or alpha=30e-6,gbit=10 for any, by the formula of a ring (algorithm=double_tree,
+recursive_doubling or halving_doubling for others; capacity=4 where one flow fills a quarter of it).
+
+  aiacc-plan simulate resnet50 --net alpha=30e-6,gbit=10 --world 4..2048 --planner all
+  aiacc-plan explain resnet50 --net 10gbe-64
+  aiacc-plan plan resnet50 --net 10gbe-64 --output plan.json
+  aiacc-plan ddp resnet50 --net 10gbe-64
+
+All times are simulated."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        lines = list(options.run(options))
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"aiacc-plan: {error}\n")
+        return 2
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aiacc-plan",
+        description="Plans which gradients to merge, and simulates training steps.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, run, text in (
+        ("simulate", _simulate, "step times of planners, by number of ranks"),
+        ("plan", _plan, "write a plan"),
+        ("explain", _explain, "why the buckets of a plan end where they do"),
+        ("ddp", _ddp, "a plan as bucket_cap_mb_list of an unmodified DistributedDataParallel"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        command.add_argument("trace", metavar="TRACE", help="a file, or one of `aiacc-plan models`")
+        command.add_argument("--net", metavar="NET", required=True, help="see aiacc-plan --help")
+        command.add_argument(
+            "--world",
+            metavar="RANKS",
+            help="64, or with simulate 4,8,64 or 4..2048 (powers of two times the first)",
+        )
+        command.add_argument(
+            "--planner",
+            metavar="NAME",
+            default="all" if name == "simulate" else planners.DEFAULT,
+            help=f"one of {', '.join(planners.ALL)}"
+            + ("; several with commas, or all" if name == "simulate" else ""),
+        )
+        if name == "simulate":
+            command.add_argument("--plot", metavar="PNG", type=Path, help="scaling, or Gantt chart")
+            command.add_argument("--chrome", metavar="JSON", type=Path, help="for Perfetto")
+        if name == "plan":
+            command.add_argument("--output", metavar="FILE", type=Path, help="default: print it")
+    for name, listed, text in (
+        ("models", _models, "list the modelled traces"),
+        ("networks", _networks, "list the published networks"),
+    ):
+        commands.add_parser(name, help=text, description=text).set_defaults(run=listed)
+    return parser
+
+
+def _models(_: argparse.Namespace) -> list[str]:
+    lines = []
+    for name, model in MODELS.items():
+        trace = trace_of(name)
+        lines.append(
+            f"{name:12} {model.title}, batch of {model.batch}: {len(trace.tensors)} tensors, "
+            f"{trace.bytes / 1e6:.0f} MB, {model.compute_s * 1e3:.0f} ms of computation (modelled)"
+        )
+    return lines
+
+
+def _networks(_: argparse.Namespace) -> list[str]:
+    return [
+        f"{name:10} a = {a:.3g} s, b = {b:.3g} s/byte, {world} ranks"
+        for name, (a, b, world) in PUBLISHED.items()
+    ]
+
+
+def _plan(options: argparse.Namespace) -> list[str]:
+    _, _, plan = _made(options)
+    if options.output is None:
+        return [plan.encode()]
+    options.output.write_text(plan.encode() + "\n")
+    return [f"{options.output}: {len(plan.buckets)} buckets, step {plan.predicted_s * 1e3:.1f} ms"]
+
+
+def _explain(options: argparse.Namespace) -> list[str]:
+    trace, network, plan = _made(options)
+    return list(explain(trace, network.cost(_one_world(options)), plan))
+
+
+def _ddp(options: argparse.Namespace) -> list[str]:
+    trace, _, plan = _made(options)
+    limits = ", ".join(f"{limit:.6f}" for limit in bucket_cap_mb_list(trace, plan))
+    return [f"bucket_cap_mb_list=[{limits}]"]
+
+
+def _simulate(options: argparse.Namespace) -> list[str]:
+    trace, network = _trace(options.trace), network_of(options.net)
+    worlds: list[int | None] = [network.world]
+    if options.world:
+        worlds = [*_worlds(options.world)]
+    names = planners.ALL if options.planner == "all" else options.planner.split(",")
+    lines = [
+        f"{trace.model} ({trace.source}), {trace.compute_s * 1e3:.1f} ms of computation; simulated",
+        f"{'ranks':>6}  {'planner':16}{'buckets':>8}{'step ms':>10}{'exposed ms':>12}"
+        f"{'efficiency':>12}",
+    ]
+    efficiency: dict[str, list[float]] = {name: [] for name in names}
+    timelines = {}
+    for world in worlds:
+        cost = network.cost(world)
+        for name in names:
+            plan = planners.plan(name, trace, cost)
+            timelines[f"{name}, {world} ranks"] = graphs.simulated([trace], plan, cost)
+            efficiency[name].append(trace.compute_s / plan.predicted_s)
+            lines.append(
+                f"{world or '?':>6}  {name:16}{len(plan.buckets):>8}{plan.predicted_s * 1e3:>10.1f}"
+                f"{(plan.predicted_s - trace.compute_s) * 1e3:>12.1f}{efficiency[name][-1]:>11.1%}"
+            )
+    title = f"{trace.model} ({trace.source}), {options.net}"
+    if options.plot and len(worlds) > 1:
+        chart.scaling([world or 0 for world in worlds], efficiency, options.plot, title)
+    elif options.plot:
+        chart.gantt(timelines, options.plot, title)
+    if options.chrome:
+        options.chrome.write_text(list(timelines.values())[-1].chrome_trace())
+    return lines
+
+
+def _made(options: argparse.Namespace) -> tuple[Trace, Network, Plan]:
+    trace, network = _trace(options.trace), network_of(options.net)
+    return trace, network, planners.plan(options.planner, trace, network.cost(_one_world(options)))
+
+
+def _trace(text: str) -> Trace:
+    if text in MODELS:
+        return trace_of(text)
+    path = Path(text)
+    if not path.is_file():
+        raise TraceError(f"trace {text!r} (expected a file, or one of {', '.join(MODELS)})")
+    try:
+        return Trace.decode(path.read_text())
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def _one_world(options: argparse.Namespace) -> int | None:
+    if options.world is None:
+        return network_of(options.net).world
+    worlds = _worlds(options.world)
+    if len(worlds) != 1:
+        raise ValueError(f"--world {options.world} (expected one number here)")
+    return worlds[0]
+
+
+def _worlds(text: str) -> list[int]:
+    """64; 4,8; or 4..2048, which doubles."""
+    try:
+        first, dots, last = text.partition("..")
+        if not dots:
+            worlds = [int(part) for part in text.split(",")]
+        else:
+            worlds = [int(first)]
+            while worlds[-1] * 2 <= int(last):
+                worlds.append(worlds[-1] * 2)
+        if min(worlds) < 1:
+            raise ValueError(text)
+    except ValueError as error:
+        raise ValueError(f"--world {text} (expected 64, 4,8,64 or 4..2048)") from error
+    return worlds

@@ -1,0 +1,100 @@
+"""Why a plan looks as it does, in words. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from aiacc.planning import planners
+from aiacc.planning.cost import ALL_REDUCE, Affine, CostModel
+from aiacc.planning.plan import DECOUPLED, Plan
+from aiacc.planning.problem import Problem, starts_of
+from aiacc.planning.schedule import all_reduce_step, arrivals, predict
+from aiacc.planning.trace import Trace
+
+_MIB = 1 << 20
+#: Factors by which the startup may have been measured wrongly.
+_ERRORS = (0.25, 0.5, 2.0, 4.0)
+
+
+def explain(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
+    """Lines for a terminal."""
+    problem = Problem(trace, cost)
+    seconds = predict(problem, plan)
+    exposed = seconds - trace.compute_s
+    yield (
+        f"{trace.model} ({trace.source}): {len(trace.tensors)} tensors, "
+        f"{trace.bytes / _MIB:.1f} MiB, {_ms(trace.compute_s)} of computation"
+    )
+    yield (
+        f"{plan.planner}: {len(plan.buckets)} buckets, step {_ms(seconds)}, of which "
+        f"{_ms(exposed)} ({exposed / seconds:.0%}) is communication that nothing hides"
+    )
+    yield ""
+    if plan.schedule == DECOUPLED:
+        yield from _sizes(problem, plan)
+    else:
+        yield from _buckets(problem, plan, seconds)
+    if isinstance(cost, Affine):
+        yield ""
+        yield from _sensitivity(trace, cost, plan.planner, seconds)
+
+
+def _ends(plan: Plan) -> list[int]:
+    ends, at = [], 0
+    for bucket in plan.buckets:
+        at += len(bucket)
+        ends.append(at)
+    return ends
+
+
+def _sizes(problem: Problem, plan: Plan) -> Iterator[str]:
+    for number, (start, end) in enumerate(zip(starts_of(_ends(plan)), _ends(plan), strict=True)):
+        size = (problem.prefix[end] - problem.prefix[start]) / _MIB
+        last = plan.buckets[number][-1]
+        yield f"bucket {number}: {end - start} tensors, {size:.2f} MiB, to {last}"
+
+
+def _buckets(problem: Problem, plan: Plan, seconds: float) -> Iterator[str]:
+    ends = _ends(plan)
+    starts, done = starts_of(ends), arrivals(problem, ends, plan.lanes)
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        ready = problem.ready[end - 1]
+        size = problem.prefix[end] - problem.prefix[start]
+        alone = float(problem.cost.time(ALL_REDUCE, size))
+        yield (
+            f"bucket {number}: {end - start} tensors, {size / _MIB:.2f} MiB, to "
+            f"{plan.buckets[number][-1]}: ready at {_ms(ready)}, there at {_ms(done[number])} "
+            f"({_ms(alone)} alone)"
+        )
+        if number + 1 < len(ends):
+            merged = all_reduce_step(problem, ends[:number] + ends[number + 1 :], plan.lanes)
+            change = merged - seconds
+            what = (
+                f"the step would take {_ms(change)} longer"
+                if change > 1e-9
+                else f"the step would be {_ms(-change)} shorter"
+                if change < -1e-9
+                else "the step would be as long: something hides the difference"
+            )
+            yield f"  ends here: with bucket {number + 1} in it, {what}"
+
+
+def _sensitivity(trace: Trace, cost: Affine, planner: str, seconds: float) -> Iterator[str]:
+    yield "if the startup a is not what was measured, a plan for the wrong one costs:"
+    for factor in _ERRORS:
+        wrong = dataclasses.replace(
+            cost,
+            a=cost.a * factor,
+            of={name: (a * factor, b) for name, (a, b) in cost.of.items()},
+        )
+        made = planners.plan(planner, trace, wrong)
+        took = predict(Problem(trace, cost), made)
+        yield (
+            f"  planned for {factor:g} a ({wrong.a:.3g} s): {len(made.buckets)} buckets, step "
+            f"{_ms(took)} ({took / seconds - 1:+.1%})"
+        )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,153 @@
+"""``aiacc-plan`` as its users call it."""
+
+import json
+
+import pytest
+
+from aiacc.planning import models, planners
+from aiacc.planning.command import main
+from aiacc.planning.cost import Affine
+from aiacc.planning.ddp import bucket_cap_mb_list
+from aiacc.planning.network import NetworkError, affine, network_of
+from aiacc.planning.plan import Plan
+
+
+def run(capsys, *arguments):
+    """Exit status, standard output and standard error."""
+    status = main(arguments)
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def test_simulating_many_ranks(capsys, tmp_path):
+    status, out, _ = run(
+        capsys, "simulate", "resnet50", "--net", "alpha=30e-6,gbit=10", "--world", "4..16",
+        "--planner", "per_tensor,optimal", "--chrome", str(tmp_path / "trace.json"),
+    )  # fmt: skip
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()[2:]]
+    assert [(row[0], row[1]) for row in rows] == [
+        (world, name) for world in ("4", "8", "16") for name in ("per_tensor", "optimal")
+    ]
+    assert "simulated" in out.splitlines()[0]
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_all_planners_on_a_published_network(capsys):
+    status, out, _ = run(capsys, "simulate", "vgg16", "--net", "10gbe-64")
+    assert status == 0
+    assert [line.split()[1] for line in out.splitlines()[2:]] == list(planners.ALL)
+
+
+def test_a_plan_is_written_and_can_be_read(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    status, _, _ = run(capsys, "plan", "vgg16", "--net", "10gbe-16", "--output", str(path))
+    assert status == 0
+    made = planners.plan("optimal", models.trace_of("vgg16"), Affine(9.08e-4, 7.40e-10))
+    assert Plan.decode(path.read_text()) == made
+
+
+def test_a_trace_from_a_file(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(models.trace_of("vgg16").encode())
+    expected = run(capsys, "plan", "vgg16", "--net", "a=1e-3,b=1e-9")
+    assert run(capsys, "plan", str(path), "--net", "a=1e-3,b=1e-9") == expected
+
+
+def test_explaining(capsys):
+    status, out, _ = run(capsys, "explain", "resnet50", "--net", "10gbe-64")
+    assert status == 0
+    assert "optimal: 9 buckets, step 260.2 ms" in out
+    assert "ends here: with bucket 1 in it, the step would take" in out
+    assert "planned for 0.25 a" in out
+    status, out, _ = run(
+        capsys, "explain", "resnet50", "--net", "10gbe-64", "--planner", "decoupled"
+    )
+    assert status == 0
+    assert "bucket 0:" in out
+
+
+def test_ddp_makes_the_buckets_of_the_plan():
+    torch = pytest.importorskip("torch")
+    assign = torch.distributed._compute_bucket_assignment_by_size
+    for name in ("resnet50", "vgg16", "bert_base"):
+        trace = models.trace_of(name)
+        plan = planners.plan("optimal", trace, Affine(7.04e-3, 9.64e-10))
+        limits = [int(limit * (1 << 20)) for limit in bucket_cap_mb_list(trace, plan)]
+        tensors = [torch.empty(tensor.bytes // 4, device="meta") for tensor in trace.tensors]
+        buckets, _ = assign(tensors, limits)
+        names = [trace.tensors[index].name for bucket in buckets for index in bucket]
+        ends = [len(bucket) for bucket in buckets]
+        assert names == [name for bucket in plan.buckets for name in bucket]
+        assert ends == [len(bucket) for bucket in plan.buckets]
+
+
+def test_ddp_on_the_command_line(capsys):
+    status, out, _ = run(capsys, "ddp", "vgg16", "--net", "10gbe-64")
+    assert status == 0
+    assert out.startswith("bucket_cap_mb_list=[")
+    status, _, err = run(capsys, "ddp", "vgg16", "--net", "10gbe-64", "--planner", "decoupled")
+    assert (status, "no decoupled schedule" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["alexnet", "--net", "10gbe-64"], "trace 'alexnet' (expected a file, or one of resnet50"),
+        (["vgg16", "--net", "fast"], "network 'fast' (expected a file, one of 10gbe-8"),
+        (["vgg16", "--net", "a=1"], "affine: 'b'"),
+        (["vgg16", "--net", "a=x,b=1"], "a=x (expected a number)"),
+        (["vgg16", "--net", "a=1,c=2,b=3"], "affine: unknown c"),
+        (["vgg16", "--net", "a=-1,b=3"], "a = -1.0 s"),
+        (["vgg16", "--net", "alpha=1,gbit=1"], "give --world"),
+        (["vgg16", "--net", "10gbe-64", "--world", "8"], "measured with 64 ranks, which says"),
+        (["vgg16", "--net", "10gbe-64", "--world", "x"], "--world x (expected 64, 4,8,64"),
+        (["vgg16", "--net", "10gbe-64", "--planner", "best"], "planner 'best' (expected"),
+    ],
+)
+def test_bad_input_is_named(capsys, arguments, text):
+    status, _, err = run(capsys, "simulate", *arguments)
+    assert status == 2
+    assert text in err
+    assert len(err.splitlines()) == 1
+
+
+def test_bad_traces_name_file_and_field(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    fields = json.loads(models.trace_of("vgg16").encode())
+    fields["tensors"][3]["bytes"] = -1
+    path.write_text(json.dumps(fields))
+    status, _, err = run(capsys, "explain", str(path), "--net", "10gbe-64")
+    assert status == 2
+    assert f"{path}: tensors[3].bytes: -1" in err
+
+
+def test_networks_there_and_back(tmp_path):
+    path = tmp_path / "net.json"
+    path.write_text(affine(1e-3, 1e-9, 4).encode())
+    assert network_of(str(path)).cost(4) == Affine(1e-3, 1e-9)
+    with pytest.raises(NetworkError, match="says nothing about 8"):
+        network_of(str(path)).cost(8)
+    table = {
+        "version": 1,
+        "model": "table",
+        "world": 2,
+        "points": [{"bytes": 1, "seconds": 1.0}, {"bytes": 3, "seconds": 2.0}],
+    }
+    path.write_text(json.dumps(table))
+    assert network_of(str(path)).cost().time("all_reduce", 2) == 1.5
+    both = {
+        "version": 1,
+        "model": "hierarchical",
+        "local": 4,
+        "inside": {"model": "analytic", "alpha": 1e-6, "gbit": 100},
+        "between": {"model": "analytic", "alpha": 1e-5, "gbit": 10},
+    }
+    path.write_text(json.dumps(both))
+    assert network_of(str(path)).cost(16).between.ranks == 4
+    path.write_text('{"version": 1,\n"model": }')
+    with pytest.raises(NetworkError, match="line 2: no JSON"):
+        network_of(str(path))
+    path.write_text('{"model": "affine"}')
+    with pytest.raises(NetworkError, match="no network of version 1"):
+        network_of(str(path))
