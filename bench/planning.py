@@ -1,0 +1,184 @@
+"""``python -m bench.planning``: published results again, by the planners and their models.
+
+Everything here is simulated: traces are modelled from tables of layers (`aiacc.planning.models`),
+and networks are constants that others published. Writes bench/results/planning.json, the pictures
+beside it and, with ``--write``, the tables of docs/planning.md; ``--check`` compares those with the
+file.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from aiacc.planning import chart, graphs, models, planners
+from aiacc.planning.cost import Affine, CostModel
+from aiacc.planning.network import PUBLISHED, network_of
+from bench.machine import ROOT, commit
+from bench.report import between_markers
+
+RESULT = ROOT / "bench" / "results" / "planning.json"
+SCALING = RESULT.with_name("planning_scaling.svg")
+GANTT = RESULT.with_name("planning_gantt.svg")
+PAGE = ROOT / "docs" / "planning.md"
+
+_PLANNERS = (
+    "per_tensor",
+    "single",
+    "threshold(25)",
+    "threshold(64)",
+    "mgwfbp_paper",
+    "optimal",
+    "optimal_k",
+    "lanes(4)",
+    "decoupled",
+)
+#: Networks and models of the first table.
+_STEPS = (
+    ("resnet50", "10gbe-64"),
+    ("resnet50", "10gbe-16"),
+    ("resnet50", "100gbib-64"),
+    ("resnet152", "10gbe-64"),
+    ("resnet152", "100gbib-64"),
+    ("densenet201", "10gbe-64"),
+    ("bert_base", "10gbe-64"),
+    ("bert_base", "10gbe-16"),
+    ("bert_base", "100gbib-64"),
+)
+#: ResNet-50 with 32 images on 8 GPUs (K80) over 10GbE, INFOCOM 2019: images per second on one GPU,
+#: and measured speed-ups; a and b of that cluster by the authors' later scripts.
+_INFOCOM = {"one": 76.85, "a": 1.37e-3, "b": 1.66e-9, "ranks": 8}
+_INFOCOM_MEASURED = {"per_tensor": 6.06, "single": 5.29, "mgwfbp_paper": 7.37}
+#: Rings of ResNet-50 to 2,048 GPUs. Links carry 1/1.2 of their rate, as in the authors' simulator.
+_LINKS = {"10 Gbit/s": "alpha=30e-6,gbit=8.333", "100 Gbit/s": "alpha=5e-6,gbit=83.33"}
+_WORLDS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_SCALED = ("per_tensor", "threshold(25)", "mgwfbp_paper", "optimal", "lanes(4)", "decoupled")
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m bench.planning", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="the tables of docs/planning.md, too")
+    parser.add_argument("--check", action="store_true", help="compare the tables, compute nothing")
+    options = parser.parse_args()
+    if options.check:
+        page = PAGE.read_text()
+        return 0 if page == _with_tables(page, json.loads(RESULT.read_text())) else 1
+    report = simulated()
+    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    _draw(report)
+    if options.write:
+        PAGE.write_text(_with_tables(PAGE.read_text(), report))
+    print(f"wrote {RESULT.relative_to(ROOT)}")
+    return 0
+
+
+def simulated() -> dict[str, Any]:
+    """Everything that the page states; seconds."""
+    steps = []
+    for model, network in _STEPS:
+        trace, cost = models.trace_of(model), network_of(network).cost()
+        plans = {name: planners.plan(name, trace, cost) for name in _PLANNERS}
+        steps.append(
+            {
+                "model": trace.model,
+                "network": network,
+                "step_s": {name: plan.predicted_s for name, plan in plans.items()},
+                "buckets": {name: len(plan.buckets) for name, plan in plans.items()},
+                "lanes_bound_s": plans["lanes(4)"].bound_s,
+            }
+        )
+    return {
+        "kind": "simulated",
+        "commit": commit(),
+        "networks": {name: list(PUBLISHED[name]) for _, name in _STEPS},
+        "steps": steps,
+        "infocom": {**_INFOCOM, "measured": _INFOCOM_MEASURED, "simulated": _infocom()},
+        "scaling": [
+            {"link": link, "net": net, "world": world, "efficiency": _efficiency(net, world)}
+            for link, net in _LINKS.items()
+            for world in _WORLDS
+        ],
+    }
+
+
+def _infocom() -> dict[str, float]:
+    trace = models.trace_of("resnet50", compute_s=32 / _INFOCOM["one"])
+    cost = Affine(_INFOCOM["a"], _INFOCOM["b"])
+    return {
+        name: 8 * trace.compute_s / planners.plan(name, trace, cost).predicted_s
+        for name in ("per_tensor", "single", "mgwfbp_paper", "optimal")
+    }
+
+
+def _efficiency(net: str, world: int) -> dict[str, float]:
+    trace = models.trace_of("resnet50")
+    cost: CostModel = network_of(net).cost(world)
+    return {
+        name: trace.compute_s / planners.plan(name, trace, cost).predicted_s for name in _SCALED
+    }
+
+
+def _draw(report: dict[str, Any]) -> None:
+    link = next(iter(_LINKS))
+    rows = [row for row in report["scaling"] if row["link"] == link]
+    lines = {name: [row["efficiency"][name] for row in rows] for name in _SCALED}
+    title = f"ResNet-50 (modelled), ring, {link}, alpha 30 µs"
+    chart.scaling([row["world"] for row in rows], lines, SCALING, title)
+    trace, cost = models.trace_of("resnet50"), network_of("10gbe-64").cost()
+    timelines = {
+        name: graphs.simulated([trace], planners.plan(name, trace, cost), cost)
+        for name in ("threshold(25)", "mgwfbp_paper", "optimal")
+    }
+    chart.gantt(timelines, GANTT, "ResNet-50 (modelled), 64 ranks on 10GbE")
+
+
+def _with_tables(page: str, report: dict[str, Any]) -> str:
+    for mark, table in (
+        ("planning:steps", _steps_table(report)),
+        ("planning:infocom", _infocom_table(report)),
+        ("planning:scaling", _scaling_table(report)),
+    ):
+        page = between_markers(page, table, PAGE.name, mark)
+    return page
+
+
+def _steps_table(report: dict[str, Any]) -> str:
+    lines = [
+        "| model | network | " + " | ".join(f"`{name}`" for name in _PLANNERS) + " |",
+        "| --- " * (len(_PLANNERS) + 2) + "|",
+    ]
+    for row in report["steps"]:
+        times = [f"{row['step_s'][name] * 1e3:.0f}" for name in _PLANNERS]
+        lines.append(f"| {row['model']} | {row['network']} | " + " | ".join(times) + " |")
+    return "\n".join(lines)
+
+
+def _infocom_table(report: dict[str, Any]) -> str:
+    found = report["infocom"]
+    lines = ["| planner | speed-up, measured by the authors | simulated |", "| --- | --- | --- |"]
+    for name, value in found["simulated"].items():
+        measured = found["measured"].get(name)
+        lines.append(f"| `{name}` | {measured or ''} | {value:.2f} |")
+    measured, ours = found["measured"], found["simulated"]
+    for other in ("per_tensor", "single"):
+        lines.append(
+            f"| `mgwfbp_paper` over `{other}` | {measured['mgwfbp_paper'] / measured[other]:.2f}x "
+            f"| {ours['mgwfbp_paper'] / ours[other]:.2f}x |"
+        )
+    return "\n".join(lines)
+
+
+def _scaling_table(report: dict[str, Any]) -> str:
+    lines = [
+        "| link | ranks | " + " | ".join(f"`{name}`" for name in _SCALED) + " |",
+        "| --- " * (len(_SCALED) + 2) + "|",
+    ]
+    for row in report["scaling"]:
+        values = [f"{row['efficiency'][name]:.0%}" for name in _SCALED]
+        lines.append(f"| {row['link']} | {row['world']} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
