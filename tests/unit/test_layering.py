@@ -39,7 +39,15 @@ PACKAGES = {
     "bootstrap/providers": {"bootstrap"},
     "autotune": set(),
     "array": {"collectives"},
-    "run": {"autotune", "bootstrap", "bootstrap/providers", "array", "collectives"},
+    "run": {
+        "autotune",
+        "bootstrap",
+        "bootstrap/providers",
+        "array",
+        "collectives",
+        "planning",
+        "planning/models",
+    },
     "torch": {
         "collectives",
         "autotune",

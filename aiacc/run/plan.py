@@ -27,8 +27,9 @@ recursive_doubling or halving_doubling for others; capacity=4 where one flow fil
   aiacc-plan explain resnet50 --net 10gbe-64
   aiacc-plan plan resnet50 --net 10gbe-64 --output plan.json
   aiacc-plan ddp resnet50 --net 10gbe-64
+  aiaccrun -np 4 aiacc-plan probe --output net.json
 
-All times are simulated."""
+All times but those of probe are simulated."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +79,22 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--chrome", metavar="JSON", type=Path, help="for Perfetto")
         if name == "plan":
             command.add_argument("--output", metavar="FILE", type=Path, help="default: print it")
+    command = commands.add_parser(
+        "probe",
+        help="measure what operations cost here; to be started on every rank by a launcher",
+        description="Measures all-reduces, reduce-scatters, all-gathers and broadcasts, one and "
+        "several at a time, and writes a network: aiaccrun -np 4 aiacc-plan probe --output FILE",
+    )
+    command.set_defaults(run=_probe)
+    command.add_argument("--output", metavar="FILE", type=Path, required=True, help="by rank 0")
+    command.add_argument("--max-mib", metavar="MIB", type=float, default=32.0, help="default: 32")
+    command.add_argument(
+        "--lanes",
+        metavar="K",
+        type=int,
+        default=2,
+        help="operations at a time; default: 2",
+    )
     for name, listed, text in (
         ("models", _models, "list the modelled traces"),
         ("networks", _networks, "list the published networks"),
@@ -102,6 +119,12 @@ def _networks(_: argparse.Namespace) -> list[str]:
         f"{name:10} a = {a:.3g} s, b = {b:.3g} s/byte, {world} ranks"
         for name, (a, b, world) in PUBLISHED.items()
     ]
+
+
+def _probe(options: argparse.Namespace) -> list[str]:
+    from aiacc.run.probe import probe  # the other commands need no core
+
+    return probe(options.output, int(options.max_mib * (1 << 20)), options.lanes)
 
 
 def _plan(options: argparse.Namespace) -> list[str]:
@@ -197,3 +220,7 @@ def _worlds(text: str) -> list[int]:
     except ValueError as error:
         raise ValueError(f"--world {text} (expected 64, 4,8,64 or 4..2048)") from error
     return worlds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from aiacc.planning import models, planners
-from aiacc.planning.command import main
 from aiacc.planning.cost import Affine
 from aiacc.planning.ddp import bucket_cap_mb_list
 from aiacc.planning.network import NetworkError, affine, network_of
 from aiacc.planning.plan import Plan
+from aiacc.run.plan import main
 
 
 def run(capsys, *arguments):

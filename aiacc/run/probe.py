@@ -1,0 +1,116 @@
+"""``aiacc-plan probe``: what collective operations cost here, as a network for the planners.
+
+Every rank runs it, so a launcher has to start it: ``aiaccrun -np 4 aiacc-plan probe -o net.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import aiacc
+from aiacc import array
+from aiacc.planning import cost
+from aiacc.planning.fit import fit_affine
+from aiacc.planning.network import VERSION
+
+SMALLEST = 1 << 10
+#: Samples of each point at least, and seconds to spend on more of them.
+SAMPLES, MOST_SAMPLES = 7, 40
+SECONDS_PER_POINT = 0.3
+
+
+def sizes(most: int) -> list[int]:
+    """Bytes of the points: powers of four from SMALLEST, and ``most``. Pure."""
+    found = [SMALLEST]
+    while found[-1] * 4 < most:
+        found.append(found[-1] * 4)
+    return found if found[-1] == most else [*found, most]
+
+
+def network(points: Sequence[dict[str, Any]], world: int) -> dict[str, Any]:
+    """The file's content: the points, and what a + b M of an all-reduce they make. Pure."""
+    row = [
+        (point["bytes"], point["seconds"])
+        for point in points
+        if (point["operation"], point["lanes"]) == (cost.ALL_REDUCE, 1)
+    ]
+    a, b = fit_affine(row)
+    comment = f"measured; an all-reduce is about {a:.3g} s + {b:.3g} s/byte"
+    return {
+        "version": VERSION,
+        "model": "table",
+        "comment": comment,
+        "world": world,
+        "points": list(points),
+    }
+
+
+def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
+    """Measure as one rank; rank 0 writes the file and returns what to say. Collective, blocks.
+
+    Raises ValueError for a single rank.
+    """
+    if most_bytes < 16 * SMALLEST or most_lanes < 1:
+        raise ValueError(
+            f"{most_bytes} bytes, {most_lanes} lanes (expected at least {16 * SMALLEST}, and 1)"
+        )
+    aiacc.init()
+    world = aiacc.size()
+    if world < 2:
+        raise ValueError(
+            "one rank has nobody to measure with (expected a launcher, as in "
+            "`aiaccrun -np 4 aiacc-plan probe`)"
+        )
+    points = [
+        {"operation": operation, "lanes": lanes, "bytes": nbytes, "seconds": seconds}
+        for operation in cost.OPERATIONS
+        for lanes in range(1, most_lanes + 1)
+        for nbytes in sizes(most_bytes)
+        for seconds in [_seconds(operation, nbytes, lanes, world)]
+    ]
+    rank = aiacc.rank()
+    aiacc.shutdown()
+    if rank != 0:
+        return []
+    found = network(points, world)
+    output.write_text(json.dumps(found, indent=1) + "\n")
+    return [f"{output}: {len(points)} points among {world} ranks; {found['comment']}"]
+
+
+def _seconds(operation: str, nbytes: int, lanes: int, world: int) -> float:
+    """Median of ``lanes`` operations at a time, as the slowest rank sees them."""
+    start = _starters(nbytes, world)[operation]
+    samples: list[float] = []
+    spent, number = 0.0, MOST_SAMPLES
+    while len(samples) < number:
+        array.barrier()
+        began = time.perf_counter()
+        handles = [start(f"probe.{operation}.{nbytes}.{lane}") for lane in range(lanes)]
+        for handle in handles:
+            array.synchronize(handle)
+        mine = time.perf_counter() - began
+        took = float(array.allreduce(np.array([mine]), op=array.Max, name="probe.slowest")[0])
+        samples.append(took)
+        spent += took  # equal on all ranks, so that all stop together
+        if spent > SECONDS_PER_POINT and len(samples) >= SAMPLES:
+            number = len(samples)
+    return median(samples[1:])  # the first agrees on the names
+
+
+def _starters(nbytes: int, world: int) -> dict[str, Callable[[str], int]]:
+    """What starts each operation on a tensor of so many bytes."""
+    whole = np.zeros(max(world, nbytes // 4), np.float32)
+    part = whole[: len(whole) // world]
+    return {
+        cost.ALL_REDUCE: lambda name: array.allreduce_async(whole, op=array.Sum, name=name),
+        cost.REDUCE_SCATTER: lambda name: array.reducescatter_async(whole, op=array.Sum, name=name),
+        cost.ALL_GATHER: lambda name: array.allgather_async(part, name=name),
+        cost.BROADCAST: lambda name: array.broadcast_async(whole, root_rank=0, name=name),
+    }

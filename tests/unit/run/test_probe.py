@@ -1,0 +1,39 @@
+"""What the ranks of ``aiacc-plan probe`` make of their measurements."""
+
+import json
+
+import pytest
+
+from aiacc.planning.network import network_of
+from aiacc.run.plan import main
+from aiacc.run.probe import network, sizes
+
+
+def test_sizes_reach_the_largest():
+    assert sizes(1 << 20) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
+    assert sizes(100_000) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 100_000]
+
+
+def test_the_file_is_a_network(tmp_path):
+    points = [
+        {
+            "operation": operation,
+            "lanes": lanes,
+            "bytes": nbytes,
+            "seconds": 1e-4 + lanes * 1e-9 * nbytes,
+        }
+        for operation in ("all_reduce", "all_gather")
+        for lanes in (1, 2)
+        for nbytes in sizes(1 << 20)
+    ]
+    path = tmp_path / "net.json"
+    path.write_text(json.dumps(network(points, 4)))
+    found = network_of(str(path))
+    assert found.world == 4
+    assert found.fields["comment"] == "measured; an all-reduce is about 0.0001 s + 1e-09 s/byte"
+    assert found.cost(4).time("all_gather", 1 << 14, 2) == pytest.approx(1e-4 + 2e-9 * (1 << 14))
+
+
+def test_bad_limits_are_named(capsys):
+    assert main(["probe", "--output", "x", "--max-mib", "0.001"]) == 2
+    assert "1048 bytes, 2 lanes (expected at least 16384" in capsys.readouterr().err
