@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
 
 from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
+from aiacc.planning.plan import ALL_REDUCE, Plan
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
@@ -24,7 +25,7 @@ from aiacc.torch.optimizer_mixin import (
 from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, singly
+from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.reducer.storage import flat_buckets, own_memory
 
@@ -46,6 +47,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     gradient_as_bucket_view: bool = False,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    plan: Plan | None = None,
 ) -> DistributedOptimizerMixin | AdasumDistributed:
     """An optimizer like ``optimizer`` whose `step` uses the gradients of all ranks.
 
@@ -87,6 +89,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             views save: if the second step copies most of them, the ranks give the flat memory up,
             and a bucket is a group of gradients, as those of ``groups`` are.
         bucket_bytes: Size of such a bucket; a larger gradient has one of its own.
+        plan: Which gradients travel together, by the names of ``named_parameters``
+            (`aiacc.planning`, `aiacc-plan`); equal on all ranks, which compare it in their first
+            step. From the second step on a bucket leaves when its last gradient is there; with
+            ``gradient_as_bucket_view`` its gradients are views of one flat memory.
 
     Returns:
         Instance of a subclass of the class of ``optimizer``, of the same name, that has
@@ -107,19 +113,25 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
     if op == Adasum:
-        _check_adasum(process_set, groups, gradient_as_bucket_view, compression)
+        together = groups if plan is None else plan
+        _check_adasum(process_set, together, gradient_as_bucket_view, compression)
         adasum = distribute_adasum(optimizer, named, compression)
         adasum.set_backward_passes_per_step(passes)
         return adasum
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
+    if plan is not None:
+        _check_plan(plan, groups, [name for name, _ in named])
+        planner = planned(plan)
+    else:
+        planner = by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named)
     options = ReductionOptions(
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
         sparse_as_dense=sparse_as_dense,
-        planner=by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named),
+        planner=planner,
         storage=flat_buckets if gradient_as_bucket_view else own_memory,
         codec=partial(compressing, compression),
     )
@@ -169,7 +181,7 @@ def _check_adasum(
         )
     if groups is not None or buckets:
         raise ValueError(
-            "op=Adasum with groups or gradient_as_bucket_view (expected neither, for changes of "
+            "op=Adasum with groups, a plan or gradient_as_bucket_view (expected none: changes of "
             "parameters are combined one by one); leave them out"
         )
     if not has_cast(compression):
@@ -187,6 +199,30 @@ def _check_buckets(bucket_bytes: int, groups: object) -> None:
         )
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
+
+
+def _check_plan(plan: Plan, groups: object, names: Sequence[str]) -> None:
+    if groups is not None:
+        raise ValueError("plan and groups are given (expected at most one); leave out one")
+    if plan.schedule != ALL_REDUCE:
+        raise ValueError(
+            f"plan with schedule {plan.schedule!r} (expected {ALL_REDUCE!r}, which is all that "
+            "this optimizer follows yet); plan with another planner"
+        )
+    planned_names = [name for bucket in plan.buckets for name in bucket]
+    strange = sorted(set(planned_names) - set(names))
+    if strange:
+        raise ValueError(
+            f"plan has {len(strange)} gradients that the optimizer has not, {strange[0]!r} for one "
+            f"(expected names of named_parameters, such as {names[0]!r}); plan for this model"
+        )
+    left_out = [name for name in names if name not in set(planned_names)]
+    if left_out:
+        warnings.warn(
+            f"plan leaves out {len(left_out)} of {len(names)} parameters, {left_out[0]!r} for one: "
+            "their gradients are reduced one by one",
+            stacklevel=3,
+        )
 
 
 def _name_parameters(

@@ -50,6 +50,7 @@ PACKAGES = {
     },
     "torch": {
         "collectives",
+        "planning",
         "autotune",
         "bootstrap",
         "bootstrap/providers",
@@ -61,7 +62,14 @@ PACKAGES = {
     },
     "torch/compression": {"collectives", "torch"},
     "torch/ops": {"collectives", "torch", "torch/compression"},
-    "torch/reducer": {"collectives", "autotune", "torch", "torch/ops", "torch/compression"},
+    "torch/reducer": {
+        "collectives",
+        "autotune",
+        "planning",
+        "torch",
+        "torch/ops",
+        "torch/compression",
+    },
     "torch/distributed": {"collectives", "bootstrap", "bootstrap/providers", "torch"},
     "torch/elastic": {"collectives", "torch"},
     "tensorflow": {"collectives", "tensorflow/ops", "tensorflow/keras"},

@@ -42,7 +42,12 @@ def agree(
     if planner.order != "own":
         number_of = {name: index for index, (name, _) in zip(order, named, strict=True)}
         in_buckets = options.storage is not own_memory
-        names = _order_of_first(named, options.process_set, in_buckets)
+        names, same_wish = _order_of_first(named, planner.digest, options.process_set, in_buckets)
+        if not same_wish:
+            raise ValueError(
+                f"{planner.argument}: the ranks were given different ones (expected the same on "
+                "every rank); load it from one file, or broadcast it (broadcast_object)"
+            )
         if names is None:
             raise ValueError(
                 f"{planner.argument}: the ranks have parameters of different names, shapes, dtypes "
@@ -73,15 +78,23 @@ def agree_on_views(gradients: Gradients, process_set: ProcessSet) -> bool | None
 
 
 def _order_of_first(
-    named: NamedParameters, process_set: ProcessSet, strides_count: bool
-) -> list[str] | None:
-    """The names in the order of the lowest rank of ``process_set``; None if the ranks differ."""
+    named: NamedParameters, wish: str, process_set: ProcessSet, strides_count: bool
+) -> tuple[list[str] | None, bool]:
+    """The names in the order of the lowest rank of ``process_set``; None if the ranks differ.
+
+    And whether all have the same ``wish``.
+    """
     described = {
         gradient.name: (*gradient, tuple(p.shape), strides_in(p) if strides_count else ())
         for gradient, (_, p) in zip(describe(named), named, strict=True)
     }
     root = process_set.ranks[0] if process_set.ranks else 0
-    first = broadcast_object(list(described.items()), root, "order_of_gradients", process_set)
-    equal = torch.tensor([int(dict(first) == described)], dtype=torch.uint8, device="cpu")
+    first, first_wish = broadcast_object(
+        (list(described.items()), wish), root, "order_of_gradients", process_set
+    )
+    equal = torch.tensor(
+        [int(dict(first) == described), int(first_wish == wish)], dtype=torch.uint8, device="cpu"
+    )
     allreduce_(equal, None, "descriptions_of_gradients", Min, process_set=process_set)
-    return [name for name, _ in first] if equal.item() else None
+    same_names, same_wish = equal.tolist()
+    return [name for name, _ in first] if same_names else None, bool(same_wish)

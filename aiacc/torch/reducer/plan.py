@@ -12,6 +12,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
+from aiacc.planning.plan import Plan as NamedPlan
+
 
 class Gradient(NamedTuple):
     """What a planner knows of a gradient; equal on all ranks."""
@@ -41,11 +43,13 @@ class Planner:
             them in that step; once more after each step in which gradients have come that were not
             reduced before.
         argument: Where the user asked for it, for errors.
+        digest: What the ranks compare when they agree on an order: that of what the user gave.
     """
 
     divide: Callable[[Sequence[Gradient]], Plan]
     order: Literal["own", "declared", "arrival"] = "arrival"
     argument: str = "the planner"
+    digest: str = ""
 
 
 def singly() -> Planner:
@@ -56,6 +60,11 @@ def singly() -> Planner:
 def chosen(groups: Sequence[Sequence[str]]) -> Planner:
     """The user's groups of gradients, by name; names that do not exist are left out."""
     return Planner(partial(_named, tuple(map(tuple, groups))), "own", "groups")
+
+
+def planned(plan: NamedPlan) -> Planner:
+    """The buckets of a plan from `aiacc.planning`, which names gradients."""
+    return Planner(partial(_named, plan.buckets), "declared", "plan", plan.digest)
 
 
 def evenly(groups: int) -> Planner:
