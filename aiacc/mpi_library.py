@@ -35,6 +35,9 @@ _MIB = 1 << 20
 #: than 10 MiB more its processes come to disagree, and crash. Open MPI 4.1 takes 4.0 MiB.
 _HOST_BYTES: dict[MpiFlavour, int] = {"mpich": 12 * _MIB, "openmpi": 0}
 _RANK_BYTES: dict[MpiFlavour, int] = {"mpich": 6 * _MIB, "openmpi": 5 * _MIB}
+#: Where the kernel lists network devices that programs drive themselves: InfiniBand, RoCE and EFA;
+#: Slingshot.
+FABRICS: Sequence[Path] = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
 _LAUNCHERS = ("mpirun", "mpiexec", "hydra", "orte", "prte")
 _FOLDER = Path(__file__).parent
 
@@ -76,6 +79,17 @@ def choose(
         f"{NAMES[launcher]}'s mpirun started this process, and this aiacc was built for "
         f"{served or 'no MPI'}: {alternative}rebuild aiacc where {NAMES[launcher]}'s mpicc is on "
         f"PATH ({HEADERS[launcher]})"
+    )
+
+
+def fabrics() -> list[str]:
+    """Network devices of this host for which MPI is worth its price.
+
+    Between hosts without them MPI sends by TCP as engine `tcp` does, by one connection in Open MPI,
+    and polls for what comes.
+    """
+    return sorted(
+        device.name for folder in FABRICS if folder.is_dir() for device in folder.iterdir()
     )
 
 

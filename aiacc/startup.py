@@ -143,13 +143,14 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
         commands = warning_about_commands(table, provider.rank)
         if commands:
             warnings.warn(commands, stacklevel=5)
-    if plan.engine not in MPI_ENGINES:
+    by_mpi = plan.engine in MPI_ENGINES
+    if not by_mpi and plan.gpu_engine not in MPI_ENGINES:
         return plan
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
     # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
     steps: tuple[Callable[[], str], ...] = (
         lambda: _start_mpi(provider, plan, timeout_s, mpirun=environment.mpi is not None),
-        lambda: _reserve_mpi(plan.lanes),
+        lambda: _reserve_mpi(plan.lanes) if by_mpi else "",
     )
     for step in steps:
         mine = step()
@@ -161,11 +162,15 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
             for number, reason in enumerate(reasons)
             if reason
         }
-        if failed and table[0].engine in MPI_ENGINES:
-            raise BootstrapError(
-                f"[bootstrap] engine {plan.engine} cannot run on {_by_rank(failed)} (expected "
-                "viable on every rank); remedy that, or choose another AIACC_ENGINE"
-            )
+        for variable, asked in (
+            ("AIACC_ENGINE", table[0].engine),
+            ("AIACC_GPU_ENGINE", table[0].gpu_engine),
+        ):
+            if failed and asked in MPI_ENGINES:
+                raise BootstrapError(
+                    f"[bootstrap] engine {asked} cannot run on {_by_rank(failed)} (expected "
+                    f"viable on every rank); remedy that, or choose another {variable}"
+                )
         if failed:
             without = agree([_without_mpi(row, failed.get(row.rank)) for row in table])
             return dataclasses.replace(without, reach=plan.reach)
@@ -178,9 +183,10 @@ def _contribution(
     config = _core.config()
     engines = {name: "" if viable else detail for name, viable, detail in _core.engines()}
     mpi = environment.mpi
-    # Looking for MPI takes time and loads libraries; jobs that are on one host have no use for it.
-    several_hosts = mpi is not None and mpi.local_size != provider.size
-    if several_hosts or config["engine"] in MPI_ENGINES:
+    # Looking for MPI takes time and loads libraries: only for those that will use it.
+    fabrics = mpi_library.fabrics()
+    useful = mpi is not None and mpi.local_size != provider.size and bool(fabrics)
+    if useful or not MPI_ENGINES.isdisjoint((config["engine"], config["gpu_engine"])):
         launcher = mpi.flavour if mpi is not None else None
         problem = mpi_library.load(
             str(config["mpi_library"]), launcher
@@ -212,6 +218,7 @@ def _contribution(
         generation=provider.generation,
         local_rank=provider.local_rank,
         local_size=provider.local_size,
+        fabrics=fabrics,
         token=new_token(),
         command=command_line(),
         equal={

@@ -33,7 +33,7 @@ LANES_ON_ONE_HOST = 2
 #: The same under AIACC_AUTOTUNE, which uses the best number up to this.
 TUNED_LANES = 8
 
-#: Engines whose bytes travel between hosts by MPI.
+#: Engines, of AIACC_ENGINE and of AIACC_GPU_ENGINE, whose bytes travel between hosts by MPI.
 MPI_ENGINES = frozenset({"mpi", "hierarchical-mpi"})
 #: Engines where a host has several ranks, by what is between hosts: sockets, MPI.
 _HIERARCHICAL = ("hierarchical", "hierarchical-mpi")
@@ -74,6 +74,8 @@ class Contribution:
     generation: int
     local_rank: int | None = None
     local_size: int | None = None
+    #: Network devices of this rank's host that MPI drives itself, past the kernel.
+    fabrics: Sequence[str] = field(default_factory=list)
     #: Random bytes; those of rank 0 become the token of the job.
     token: bytes = b""
     #: AIACC_GPU_LANES, 0 for automatic.
@@ -137,7 +139,8 @@ class JobPlan:
     """The configuration of the job; equal on every rank."""
 
     engine: str
-    #: Why not by MPI although mpirun started the job, for the log; "" if nothing is to be said.
+    #: Why not by MPI although mpirun started the job on a fabric, for the log; "" if there is
+    #: nothing to say.
     engine_reason: str
     gpu_engine: str
     #: Why not the engine that every rank could run, for the log; "" if that was chosen.
@@ -314,7 +317,7 @@ def _check_equal(name: str, values: Sequence[Scalar]) -> None:
 
 
 def _engine(table: Sequence[Contribution], host_of: Sequence[int]) -> tuple[str, str]:
-    """Who moves tensors on hosts; why not MPI although mpirun started the job."""
+    """Who moves tensors on hosts; why not MPI although mpirun started the job on a fabric."""
     requested = table[0].engine
     reason = ""
     if requested == AUTO:
@@ -322,7 +325,7 @@ def _engine(table: Sequence[Contribution], host_of: Sequence[int]) -> tuple[str,
             return "local", ""
         hosts = max(host_of) + 1
         by_sockets, by_mpi = ("tcp", "mpi") if hosts == len(table) else _HIERARCHICAL
-        if hosts > 1 and all(row.launcher in MPI_LAUNCHERS for row in table):
+        if hosts > 1 and all(row.launcher in MPI_LAUNCHERS and row.fabrics for row in table):
             lacking = next((row for row in table if _why_not(row, by_mpi)), None)
             if lacking is None:
                 return by_mpi, ""
@@ -340,9 +343,16 @@ def _gpu_engine(table: Sequence[Contribution]) -> tuple[str, str]:
             return "staged", ""
         reason = _shared_gpu(table)
         return ("staged", reason) if reason else ("nccl", "")
-    if requested != "staged":
-        _check_viable(table, "nccl", "AIACC_GPU_ENGINE")
+    for needed in _needed_by(requested):
+        _check_viable(table, needed, "AIACC_GPU_ENGINE")
     return requested, ""
+
+
+def _needed_by(gpu_engine: str) -> list[str]:
+    """What must be viable for it."""
+    if gpu_engine == "staged":
+        return []
+    return ["nccl", "mpi"] if gpu_engine in MPI_ENGINES else ["nccl"]
 
 
 def _shared_gpu(table: Sequence[Contribution]) -> str:

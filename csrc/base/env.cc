@@ -53,12 +53,12 @@ const std::vector<Variable>& table() {
      "Who moves the data. hierarchical: shm inside each host, tcp between hosts; hierarchical-mpi: MPI between "
      "hosts. shm: memory that the ranks of one host share. tcp, mpi: the same way between all ranks. auto: local for "
      "one rank, hierarchical if a host has several, else tcp; under mpirun on several hosts with MPI instead of tcp, "
-     "if its plug-in loads and /dev/shm has room."},
+     "if each has a fabric (InfiniBand, RoCE, EFA, Slingshot), the plug-in loads and /dev/shm has room."},
     {"GPU_ENGINE", "", &Config::gpu_engine, "auto", 0, 0,
-     "auto nccl hierarchical hierarchical-tcp staged",
+     "auto nccl hierarchical hierarchical-tcp hierarchical-mpi staged",
      "Who moves tensors on CUDA devices. staged: pinned host memory and AIACC_ENGINE, for which ranks may "
-     "share a device. hierarchical: NCCL inside each host, then between hosts; hierarchical-tcp: NCCL inside "
-     "each host, AIACC_LANES lanes of tcp between hosts. auto: nccl if it can run on every rank, each on a GPU of "
+     "share a device. hierarchical: NCCL inside each host, then between hosts; hierarchical-tcp, "
+     "hierarchical-mpi: NCCL inside each host, AIACC_LANES lanes of tcp or MPI between hosts. auto: nccl if it can run on every rank, each on a GPU of "
      "its own, else staged. The ranks must agree."},
     {"GPU_LANES", "", &Config::gpu_lanes, "0", 0, 64, "",
      "Concurrent operations of engine nccl, each with a communicator of its own; 0: 2, or 1 where "

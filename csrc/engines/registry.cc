@@ -6,6 +6,7 @@
 #include "csrc/engines/hierarchical/hierarchical_device_engine.h"
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/local/local_engine.h"
+#include "csrc/engines/members.h"
 #include "csrc/engines/mpi/mpi_loader.h"
 #include "csrc/engines/nccl/nccl_engine.h"
 #include "csrc/engines/shm/shm_engine.h"
@@ -74,20 +75,28 @@ std::unique_ptr<Engine> create_engine(const std::string& name, const EngineConte
 
 std::unique_ptr<DeviceEngine> create_device_engine(const std::string& name,
                                                    const EngineContext& context,
-                                                   int tcp_lanes) {
-  const bool tcp_between = name == "hierarchical-tcp";
-  if (name != "nccl" && name != "hierarchical" && !tcp_between) {
+                                                   int host_lanes) {
+  HostEngineFactory between;
+  if (name == "hierarchical-tcp") {
+    between = make<TcpEngine>;
+  } else if (name == "hierarchical-mpi") {
+    // Not on the communicators of MPI's world: the engine for host memory may have those.
+    between = [](const EngineContext& job) {
+      return create_mpi_engine(job, all_ranks(job.size), job.split_id, Cancellation{});
+    };
+  } else if (name != "nccl" && name != "hierarchical") {
     throw Error(Code::kInvalidArgument,
                 "[engines] no engine for GPUs is called '" + name +
-                    "' (expected nccl, hierarchical or hierarchical-tcp); check AIACC_GPU_ENGINE");
+                    "' (expected nccl, hierarchical, hierarchical-tcp or hierarchical-mpi); check "
+                    "AIACC_GPU_ENGINE");
   }
   std::unique_ptr<DeviceEngine> nccl = create(device_engine_registry().front(), context);
   if (name == "nccl") {
     return nccl;
   }
-  EngineContext between = context;
-  between.lanes = tcp_lanes;
-  return create_hierarchical_device_engine(std::move(nccl), between, tcp_between);
+  EngineContext job = context;
+  job.lanes = host_lanes;
+  return create_hierarchical_device_engine(std::move(nccl), job, between);
 }
 
 }  // namespace aiacc

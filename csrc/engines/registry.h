@@ -33,10 +33,11 @@ const EngineEntry<Engine>& find_engine(const std::string& name);
 std::unique_ptr<Engine> create_engine(const std::string& name, const EngineContext& context);
 
 /// Creates the engine for tensors on GPUs that a value of AIACC_GPU_ENGINE stands for: nccl,
-/// hierarchical (NCCL on both levels) or hierarchical-tcp (NCCL inside the hosts, `tcp_lanes`
-/// lanes of tcp between them). Collective. Throws Error as create_engine does.
+/// hierarchical (NCCL on both levels), or hierarchical-tcp and hierarchical-mpi (NCCL inside the
+/// hosts, `host_lanes` lanes of that engine between them). Collective. Throws Error as
+/// create_engine does.
 std::unique_ptr<DeviceEngine> create_device_engine(const std::string& name,
                                                    const EngineContext& context,
-                                                   int tcp_lanes);
+                                                   int host_lanes);
 
 }  // namespace aiacc

@@ -5,7 +5,6 @@
 #include "csrc/base/error.h"
 #include "csrc/engines/members.h"
 #include "csrc/engines/staged/host_staged_engine.h"
-#include "csrc/engines/tcp/tcp_engine.h"
 
 namespace aiacc {
 namespace {
@@ -268,16 +267,16 @@ void HierarchicalDeviceEngine::abort(const Status& status) noexcept {
 
 std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<DeviceEngine> nccl,
                                                                 EngineContext context,
-                                                                bool staged_between_hosts) {
+                                                                const HostEngineFactory& between) {
   check_hosts(context);
   const int rank = context.rank;
   std::unique_ptr<DeviceEngine> flat = std::move(nccl);
   std::unique_ptr<DeviceEngine> near;
-  if (staged_between_hosts && HostTopology(context.host_of).hosts() > 1) {
+  if (between && HostTopology(context.host_of).hosts() > 1) {
     near = std::move(flat);
     context.split_id = kFirstSplitId;
     flat = std::make_unique<HostStagedEngine>(
-        std::make_unique<TcpEngine>(context), near->split({rank}, 0), rank, context.size);
+        between(context), near->split({rank}, 0), rank, context.size);
   }
   return std::make_unique<HierarchicalDeviceEngine>(
       std::move(flat), context.host_of, rank, std::move(near), context.split_id);

@@ -2,12 +2,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "csrc/engines/cancellation.h"
 #include "csrc/engines/device_engine.h"
+#include "csrc/engines/engine.h"
+#include "csrc/engines/engine_context.h"
 #include "csrc/engines/hierarchical/host_topology.h"
 #include "csrc/engines/hierarchical/split_ids.h"
 
@@ -132,12 +135,15 @@ class HierarchicalDeviceEngine : public DeviceEngine {
   std::vector<AllReduce> group_;           ///< the same
 };
 
-/// `nccl` inside the hosts; between them, if there are several, the same, or with
-/// `staged_between_hosts` the lanes of an engine `tcp`. Takes NCCL's engine among all ranks.
+/// Makes an engine for host memory among all ranks of a job. Collective, blocks.
+using HostEngineFactory = std::function<std::unique_ptr<Engine>(const EngineContext& job)>;
+
+/// `nccl` inside the hosts; between them, if there are several, the lanes of the engine that
+/// `between` makes, or without that `nccl` as well. Takes NCCL's engine among all ranks.
 /// Collective, blocks. Throws Error(kInvalidArgument) if `context.host_of` does not name the host
 /// of every rank.
 std::unique_ptr<DeviceEngine> create_hierarchical_device_engine(std::unique_ptr<DeviceEngine> nccl,
                                                                 EngineContext context,
-                                                                bool staged_between_hosts);
+                                                                const HostEngineFactory& between);
 
 }  // namespace aiacc

@@ -10,6 +10,7 @@
 
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/hierarchical/hierarchical_device_engine.h"
+#include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/support/gpu_ranks.h"
 
@@ -456,20 +457,22 @@ TEST_P(CoordinatorGpuTest, ComesUpManyTimes) {
 
 /// The planner's lanes are those of the engine for host memory, and its express lane is one more.
 TEST_P(CoordinatorGpuTest, AHierarchyWithFewerLanesThanTheEngineOfTheHost) {
-  for (const bool staged_between_hosts : {false, true}) {
+  const HostEngineFactory over_tcp = [](const EngineContext& job) {
+    return std::make_unique<TcpEngine>(job);
+  };
+  for (const HostEngineFactory& between : {HostEngineFactory(), over_tcp}) {
     CoordinatorWorld world;
     world.size = size();
     world.lanes = 5;
     world.options.parameters.lanes = 5;
     world.gpu = [&](int rank) {
       EngineContext context = gpus_.context(rank, 3);
-      context.split_id = staged_between_hosts ? 1 : 0;  // the same sockets serve both
+      context.split_id = between ? 1 : 0;  // the same sockets serve both
       for (int r = 0; r < size(); ++r) {
         context.host_of.resize(static_cast<std::size_t>(size()));
         context.host_of[static_cast<std::size_t>(r)] = r / 2;
       }
-      return create_hierarchical_device_engine(
-          gpus_.engine(rank, 2), context, staged_between_hosts);
+      return create_hierarchical_device_engine(gpus_.engine(rank, 2), context, between);
     };
     with_coordinators(world, [&](int rank, RankParts& parts) {
       GpuRank gpu(gpus_, parts, rank);

@@ -71,7 +71,7 @@ TEST(RegistryTest, UnknownNameOfAnEngineForGpusListsTheKnown) {
   } catch (const Error& error) {
     EXPECT_EQ(Code::kInvalidArgument, error.code());
     EXPECT_NE(std::string::npos,
-              std::string(error.what()).find("nccl, hierarchical or hierarchical-tcp"))
+              std::string(error.what()).find("nccl, hierarchical, hierarchical-tcp or "))
         << error.what();
   }
 }

@@ -1,6 +1,6 @@
 """Every mpirun with every build: MPI of the launcher's kind if there is a plug-in, else TCP.
 
-Between hosts: within one, MPI has nothing to do.
+Between hosts with a fabric: without one, and within a host, MPI has nothing to do.
 """
 
 from __future__ import annotations
@@ -101,10 +101,17 @@ def test_the_launcher_chooses_among_the_plugins(tmp_path, flavour, built):
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 @pytest.mark.parametrize("built", [[], FLAVOURS], ids="+".join)
-def test_a_job_on_one_host_leaves_mpi_alone(tmp_path, flavour, built):
-    status, output = _run(flavour, _build(tmp_path, built), env={"ONE_HOST": "1"})
+@pytest.mark.parametrize(
+    ("env", "engine"),
+    [
+        pytest.param({"ONE_HOST": "1"}, "hierarchical", id="one host"),
+        pytest.param({"NO_FABRIC": "1"}, "tcp", id="no fabric"),
+    ],
+)
+def test_a_job_without_use_for_mpi_leaves_it_alone(tmp_path, flavour, built, env, engine):
+    status, output = _run(flavour, _build(tmp_path, built), env=env)
     assert status == 0, output
-    assert _said(output) == [f"<{n} of 2 on hierarchical, started: []>" for n in range(2)]
+    assert _said(output) == [f"<{n} of 2 on {engine}, started: []>" for n in range(2)]
     assert "tensors travel by" not in output
 
 

@@ -99,13 +99,22 @@ def test_a_row_survives_the_wire():
     ],
 )
 def test_a_job_of_mpirun_says_why_it_does_without_mpi(hosts, launcher, lacking, engine, said):
-    rows = on_hosts(hosts, launcher=launcher, engines=WITH_MPI)
+    rows = on_hosts(hosts, launcher=launcher, engines=WITH_MPI, fabrics=["mlx5_0"])
     for rank in lacking:
         change(rows, rank, engines=ENGINES)
     plan = agree(rows)
     assert plan.engine == engine
     assert plan.engine_reason.startswith(said)
     assert bool(plan.engine_reason) == bool(said)
+
+
+def test_mpi_is_for_jobs_whose_hosts_all_have_a_fabric():
+    rows = on_hosts("aabb", launcher="pmi", engines=WITH_MPI, fabrics=["mlx5_0"])
+    assert agree(rows).engine == "hierarchical-mpi"
+    plan = agree(change(rows, 3, fabrics=[]))
+    assert (plan.engine, plan.engine_reason) == ("hierarchical", "")
+    plan = agree(on_hosts("ab", launcher="pmix", engines=ENGINES))
+    assert (plan.engine, plan.engine_reason) == ("tcp", "")
 
 
 def test_nothing_is_said_about_an_engine_that_was_asked_for():
@@ -173,7 +182,8 @@ def test_wrong_sizes_and_ranks():
     ],
 )
 def test_automatic_engine(hosts, launcher, expected):
-    assert agree(on_hosts(hosts, launcher=launcher, engines=WITH_MPI)).engine == expected
+    rows = on_hosts(hosts, launcher=launcher, engines=WITH_MPI, fabrics=["mlx5_0"])
+    assert agree(rows).engine == expected
 
 
 def test_a_requested_engine_must_run_on_every_rank():
@@ -201,6 +211,12 @@ def test_tensors_on_gpus_are_staged_unless_every_rank_has_nccl():
             BootstrapError, match=r"nccl cannot run on rank 0.*another AIACC_GPU_ENGINE"
         ):
             agree(table(2, gpu_engine=engine))
+    with_both = table(2, gpu_engine="hierarchical-mpi", engines=WITH_MPI | {"nccl": ""})
+    assert agree(with_both).gpu_engine == "hierarchical-mpi"
+    with pytest.raises(
+        BootstrapError, match=r"mpi cannot run on rank 1: no MPI.*another AIACC_GPU_ENGINE"
+    ):
+        agree(change(with_both, 1, engines=ENGINES | {"nccl": ""}))
     with pytest.raises(
         BootstrapError, match="disagree about AIACC_GPU_ENGINE: auto on rank 0, nccl"
     ):

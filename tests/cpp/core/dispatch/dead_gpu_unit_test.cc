@@ -9,6 +9,7 @@
 
 #include "csrc/core/coordinator.h"
 #include "csrc/engines/hierarchical/hierarchical_device_engine.h"
+#include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/desertion.h"
 #include "tests/cpp/support/device_deserter.h"
 #include "tests/cpp/support/gpu_ranks.h"
@@ -52,7 +53,11 @@ class DeadGpuUnitTest : public testing::TestWithParam<Watched> {
     EngineContext context = gpus_.context(rank, world_.lanes);
     context.host_of = GetParam().hosts;
     context.peer_timeout_s = kPeerTimeout;
-    return create_hierarchical_device_engine(std::move(engine), context, GetParam().host_lanes);
+    HostEngineFactory between;
+    if (GetParam().host_lanes) {
+      between = [](const EngineContext& job) { return std::make_unique<TcpEngine>(job); };
+    }
+    return create_hierarchical_device_engine(std::move(engine), context, between);
   }
 
   /// Ranks that disagree after the dispatch all fail.

@@ -13,6 +13,7 @@
 
 #include "csrc/engines/members.h"
 #include "csrc/engines/staged/host_staged_engine.h"
+#include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/nccl_world.h"
@@ -21,33 +22,45 @@ namespace aiacc {
 namespace {
 
 constexpr int kLanes = 2;
+constexpr int kHostLanes = 3;
 
 Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
+
+enum class Between { kNccl, kTcp, kFake };
 
 /// Hosts of the ranks, what is between them, and how gtest calls that.
 struct Hosts {
   const char* name;
   std::vector<int> of;
-  bool staged_between_hosts = false;
+  Between between = Between::kNccl;
   int size() const { return static_cast<int>(of.size()); }
 };
 
 /// NCCL inside the hosts, and NCCL or lanes of the CPU between them.
-std::unique_ptr<DeviceEngine> connect(NcclWorld& world, const Hosts& hosts, int rank) {
-  EngineContext context = world.context(rank, 3);
+std::unique_ptr<DeviceEngine> connect(NcclWorld& world,
+                                      const Hosts& hosts,
+                                      int rank,
+                                      const std::shared_ptr<FakeHub>& hub) {
+  EngineContext context = world.context(rank, kHostLanes);
   context.host_of = hosts.of;
-  return create_hierarchical_device_engine(
-      world.engine(rank, kLanes), context, hosts.staged_between_hosts);
+  HostEngineFactory between;
+  if (hosts.between == Between::kTcp) {
+    between = [](const EngineContext& job) { return std::make_unique<TcpEngine>(job); };
+  } else if (hosts.between == Between::kFake) {
+    between = [&](const EngineContext& job) { return std::make_unique<FakeEngine>(hub, job.rank); };
+  }
+  return create_hierarchical_device_engine(world.engine(rank, kLanes), context, between);
 }
 
 /// Runs `body(rank, engine)` on every rank; the failure of one aborts the engines of the others.
 template <class Body>
 void with_engines(NcclWorld& world, const Hosts& hosts, Body body) {
   {
+    const auto hub = std::make_shared<FakeHub>(hosts.size(), kHostLanes);
     std::vector<std::unique_ptr<DeviceEngine>> engines(hosts.of.size());
     run_as_ranks(hosts.size(), [&](int rank, RankThreads& rank_threads) {
       auto& engine = engines[static_cast<std::size_t>(rank)];
-      engine = connect(world, hosts, rank);
+      engine = connect(world, hosts, rank, hub);
       const auto guard =
           rank_threads.on_failure([&](const Status& status) { engine->abort(status); });
       const auto device = engine->device(rank);
@@ -152,7 +165,7 @@ TEST_P(HierarchicalDeviceTest, QueuesTheSameOrderEverywhere) {
 }
 
 TEST_P(HierarchicalDeviceTest, RegistersTheBufferOfALaneWithEveryPartThatUsesIt) {
-  if (GetParam().staged_between_hosts && GetParam().of == std::vector<int>{0, 1}) {
+  if (GetParam().between != Between::kNccl && GetParam().of == std::vector<int>{0, 1}) {
     GTEST_SKIP() << "NCCL has nothing to do";
   }
   std::atomic<int> registered{0};
@@ -210,10 +223,11 @@ INSTANTIATE_TEST_SUITE_P(Hosts,
                                          Hosts{"RoundRobin", {0, 1, 0, 1}},
                                          Hosts{"ThreeAndOne", {0, 0, 0, 1}},
                                          Hosts{"CrossedThreeAndTwo", {0, 1, 1, 0, 0}},
-                                         Hosts{"OneHostOverTcp", {4, 4, 4}, true},
-                                         Hosts{"OneRankEachOverTcp", {0, 1}, true},
-                                         Hosts{"TwoAndTwoOverTcp", {0, 0, 1, 1}, true},
-                                         Hosts{"CrossedOverTcp", {0, 1, 1, 0, 0}, true}),
+                                         Hosts{"OneHostOverTcp", {4, 4, 4}, Between::kTcp},
+                                         Hosts{"OneRankEachOverTcp", {0, 1}, Between::kTcp},
+                                         Hosts{"TwoAndTwoOverTcp", {0, 0, 1, 1}, Between::kTcp},
+                                         Hosts{"CrossedOverTcp", {0, 1, 1, 0, 0}, Between::kTcp},
+                                         Hosts{"ThreeAndTwoOver", {0, 0, 1, 1, 1}, Between::kFake}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 /// Rank 0 never comes: whoever waits for it, inside its host or between hosts, is released.
@@ -437,7 +451,7 @@ TEST_P(HierarchicalDeviceTest, AGroupGivesWhatItsCallsGive) {
 TEST(HierarchicalDeviceCreation, NeedsTheHostOfEveryRank) {
   NcclWorld world(2);
   try {
-    create_hierarchical_device_engine(world.engine(0, 1), world.context(0, 1), false);
+    create_hierarchical_device_engine(world.engine(0, 1), world.context(0, 1), {});
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(Code::kInvalidArgument, error.code());
