@@ -186,7 +186,7 @@ def _contribution(
     # Looking for MPI takes time and loads libraries: only for those that will use it.
     fabrics = mpi_library.fabrics()
     useful = mpi is not None and mpi.local_size != provider.size and bool(fabrics)
-    if useful or not MPI_ENGINES.isdisjoint((config["engine"], config["gpu_engine"])):
+    if useful or config["engine"] in MPI_ENGINES or config["gpu_engine"] in MPI_ENGINES:
         launcher = mpi.flavour if mpi is not None else None
         problem = mpi_library.load(
             str(config["mpi_library"]), launcher
