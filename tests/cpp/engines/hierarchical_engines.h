@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -10,6 +11,8 @@
 namespace aiacc {
 
 inline constexpr int kLanes = 2;
+/// Blocks of a quarter of the usual size: sanitizers take long for bytes.
+inline constexpr std::size_t kUnitBytes = std::size_t{256} << 10;
 
 /// Hosts of the ranks, and how gtest calls them.
 struct Hosts {
@@ -27,6 +30,7 @@ inline std::unique_ptr<Engine> connect(TcpWorld& world,
   context.size = hosts.size();
   context.host_of = hosts.of;
   context.lanes = kLanes;
+  context.unit_bytes = kUnitBytes;
   context.connector = &world.connector(rank);
   return std::make_unique<HierarchicalEngine>(context, std::move(levels));
 }
