@@ -11,11 +11,13 @@ import argparse
 import fnmatch
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import chroot_root
 import containers
@@ -116,7 +118,8 @@ def step(
     variables = {**system.arguments, **system.environment}
     match instruction.keyword:
         case "ARG":
-            system.arguments |= dockerfile.argument(instruction, variables, given)
+            found = dockerfile.argument(instruction, variables, given)
+            system.arguments |= {name: reachable(name, value) for name, value in found.items()}
         case "ENV":
             known = {"PATH": chroot_root.PATH, **variables}
             system.environment |= dockerfile.assignments(instruction, known)
@@ -141,6 +144,18 @@ def step(
             system.command = instruction.words()
         case "HEALTHCHECK":
             system.healthcheck = health_command(instruction)
+
+
+def reachable(name: str, value: str) -> str:
+    """An argument's value, "" for an index that has no address here: pip would ask it for long."""
+    if not name.endswith("INDEX_URL") or not value:
+        return value
+    try:
+        socket.getaddrinfo(urlsplit(value).hostname, None)
+    except OSError:
+        print(f"{name}={value} is out of reach: left out", flush=True)
+        return ""
+    return value
 
 
 def health_command(instruction: dockerfile.Instruction) -> list[str]:
@@ -223,7 +238,9 @@ def package_index() -> tuple[dict[str, str], list[tuple[Path, str]]]:
     for name, value in settings.items():
         key, path = name.rsplit(".", 1)[-1], value.strip("'")
         place = f"/run/docker-check/{key}"
-        if key == "cert":
+        if key == "default-timeout":
+            variables["PIP_DEFAULT_TIMEOUT"] = path
+        elif key == "cert":
             variables |= {"PIP_CERT": place, "SSL_CERT_FILE": place}
             files.append((Path(path), place))
         elif key == "find-links" and Path(path).is_dir():

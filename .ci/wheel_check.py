@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("wheels", nargs="*", type=Path, help="default: all of dist")
     options = parser.parse_args()
 
-    files = options.wheels or sorted((ROOT / "dist").glob("*.whl"))
+    files = options.wheels or sorted((ROOT / "dist").rglob("*.whl"))
     if not files:
         print(f"no wheels in {ROOT / 'dist'} (expected those of `make wheel`)", flush=True)
         return 1
@@ -52,7 +52,7 @@ def passes(wheel: Path, pythons: Mapping[str, str], torch: str, tensorflow: str)
     if version not in pythons:
         print(f"{wheel.name}: there is no CPython {version} to install it for", flush=True)
         return False
-    print(f"== {wheel.name}", flush=True)
+    print(f"== {wheel}", flush=True)
     # Nothing of the source tree may be found from there.
     with tempfile.TemporaryDirectory(prefix="aiacc-wheel-") as folder:
         home = Path(folder)

@@ -1,7 +1,8 @@
 """`make wheel`: one manylinux wheel for each CPython of VERSIONS that this machine has, in dist/.
 
 All are built from one source distribution, so a file that it lacks is noticed. auditwheel then says
-which systems a wheel is for, and must find nothing that it would have to copy into it.
+which systems a wheel is for, and must find nothing that it would have to copy into it. Wheels
+without a plug-in for MPI have the same names, so they go to the folder without-mpi.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ EXCLUDED = ("libtensorflow_framework.so.*", "libmpi*", "libcuda*", "libnccl*")
 #: What every wheel has; the MPI plug-ins are there if an mpicc was.
 LIBRARIES = ("_core.cpython-{tag}-*.so", "libaiacc_core.so", "libaiacc_tensorflow.so")
 PLUGINS = ("libaiacc_mpi_mpich.so", "libaiacc_mpi_openmpi.so")
+WITHOUT_MPI = "without-mpi"
 #: Prints the version if extension modules can be compiled for the interpreter.
 ASK = (
     "import sys, sysconfig, pathlib;"
@@ -48,13 +50,15 @@ def main() -> int:
     if not wanted:
         return 1
     source = unpacked_source()
-    options.output.mkdir(parents=True, exist_ok=True)
     for python in wanted:
-        wheel = repaired(built(python, source), options.output)
+        wheel = repaired(built(python, source))
         for problem in problems(contents(wheel), wheel.name):
             print(f"{wheel.name}: {problem}", flush=True)
             return 1
         plugins = [name for name in PLUGINS if f"aiacc/{name}" in contents(wheel)]
+        folder = options.output if plugins else options.output / WITHOUT_MPI
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel = Path(shutil.move(wheel, folder / wheel.name))
         size = f"{wheel.stat().st_size / 2**20:.1f} MiB"
         print(f"{wheel} ({size}; MPI: {', '.join(plugins) or 'none'})", flush=True)
     return 0
@@ -100,7 +104,7 @@ def built(python: str, source: Path) -> Path:
     return wheel
 
 
-def repaired(wheel: Path, output: Path) -> Path:
+def repaired(wheel: Path) -> Path:
     """The wheel under the tag of the oldest systems that it runs on."""
     excluded = [word for name in EXCLUDED for word in ("--exclude", name)]
     folder = WORK / "repaired"
@@ -108,7 +112,7 @@ def repaired(wheel: Path, output: Path) -> Path:
     auditwheel = [sys.executable, "-m", "auditwheel", "repair", *excluded]
     run([*auditwheel, "--wheel-dir", str(folder), str(wheel)])
     (made,) = folder.glob("*.whl")
-    return Path(shutil.move(made, output / made.name))
+    return made
 
 
 def contents(wheel: Path) -> list[str]:

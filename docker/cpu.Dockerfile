@@ -21,7 +21,7 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels 
 
 # Only installs it.
 FROM ${BASE}
-ARG TORCH=torch==2.13.0
+ARG TORCH=torch==2.13.0+cpu
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 ARG TENSORFLOW=tensorflow-cpu==2.21.0
 RUN apt-get update \
@@ -34,7 +34,7 @@ RUN apt-get update \
 RUN python3 -m venv /opt/aiacc
 ENV PATH=/opt/aiacc/bin:$PATH
 # torch and TensorFlow come first and pinned: whatever depends on them must not choose others.
-RUN pip install --no-cache-dir --index-url "${TORCH_INDEX_URL}" "${TORCH}" \
+RUN pip install --no-cache-dir --extra-index-url "${TORCH_INDEX_URL}" "${TORCH}" \
  && pip install --no-cache-dir "${TENSORFLOW}"
 COPY docker/run.txt /opt/aiacc/
 RUN --mount=type=bind,from=build,source=/wheels,target=/tmp/wheels \
