@@ -16,6 +16,7 @@ from aiacc.run.programs import mpi_launchers
 _FRAMEWORKS = {
     "aiacc.array": ("numpy", (1, 23), "pip install numpy"),
     "aiacc.torch": ("torch", (2, 4), "pip install 'aiacc[torch]'"),
+    "aiacc.tensorflow": ("tensorflow", (2, 16), "pip install 'aiacc[tensorflow]'"),
 }
 
 
@@ -63,11 +64,17 @@ def _frontend(name: str) -> str:
     framework, oldest, remedy = _FRAMEWORKS[name]
     if find_spec(framework) is None:
         return _line(False, name, f"{framework} is not installed; {remedy}")
-    version = metadata.version(framework)
+    version = _version(framework)
     if _numbers(version) < oldest:
         needed = ".".join(map(str, oldest))
         return _line(False, name, f"{framework} {version} is too old (needs {needed}); {remedy}")
     return _line(True, name, f"{framework} {version}")
+
+
+def _version(module: str) -> str:
+    """The version of what brings a module: tensorflow may come from tensorflow-cpu."""
+    brought = metadata.packages_distributions().get(module, [module])
+    return metadata.version(brought[0])
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -75,4 +82,4 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _line(good: bool, name: str, text: str) -> str:
-    return f"  [{'X' if good else ' '}] {name:<12} {text}"
+    return f"  [{'X' if good else ' '}] {name:<16} {text}"
