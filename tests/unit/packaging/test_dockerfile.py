@@ -132,3 +132,18 @@ def test_what_a_container_of_a_service_runs(script, service, words):
     containers = script("containers")
     image = containers.System(None, entrypoint=["entry"], command=["x"])
     assert containers.words_of(service, image) == words
+
+
+def test_an_index_that_has_no_address_here_is_left_out(script, monkeypatch, capsys):
+    check = script("docker_check")
+
+    def resolve(host, port):
+        if host != "here":
+            raise OSError(host)
+
+    monkeypatch.setattr(check.socket, "getaddrinfo", resolve)
+    assert check.reachable("TORCH_INDEX_URL", "https://here/whl") == "https://here/whl"
+    assert capsys.readouterr().out == ""
+    assert check.reachable("TORCH_INDEX_URL", "https://away/whl") == ""
+    assert "TORCH_INDEX_URL=https://away/whl is out of reach" in capsys.readouterr().out
+    assert check.reachable("TORCH", "torch==2.13.0") == "torch==2.13.0"
