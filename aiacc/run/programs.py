@@ -38,7 +38,7 @@ def mpi_launchers() -> Iterator[MpiLauncher]:
     """Every mpirun that can be found: by PATH, then beside the interpreter."""
     beside, *path = search_directories()
     seen: set[Path] = set()
-    for folder in (*path, beside):
+    for folder in dict.fromkeys((*path, beside)):
         for name in ("mpirun", "mpiexec"):
             program = Path(folder) / name
             if program.is_file() and program.resolve() not in seen:

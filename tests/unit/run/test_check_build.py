@@ -2,7 +2,7 @@
 
 import pytest
 
-from aiacc.run import check_build
+from aiacc.run import check_build, programs
 
 
 @pytest.fixture
@@ -31,3 +31,11 @@ def test_versions_that_are_too_old_and_none(frontend):
     line = frontend("", brought_by="")
     assert line.startswith("  [ ]")
     assert "tensorflow is not installed; pip install 'aiacc[tensorflow]'" in line
+
+
+def test_an_mpirun_beside_the_interpreter_and_on_path_is_named_once(monkeypatch, tmp_path):
+    for name in ("mpirun", "mpiexec"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(programs, "search_directories", lambda: [str(tmp_path), str(tmp_path)])
+    monkeypatch.setattr(programs, "_identify", lambda program: program)
+    assert list(programs.mpi_launchers()) == [str(tmp_path / "mpirun")]
