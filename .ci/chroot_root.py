@@ -14,11 +14,12 @@ from pathlib import Path
 
 #: What containers have, too.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: In the root $1, with the name $2: mounts proc, dev and the pairs up to "--", becomes the rest.
+#: In the root $1, named $2: mounts proc, sys, dev and the pairs up to "--", becomes the rest.
 _ENTER = """
 root=$1; shift
 [ -z "$1" ] || echo "$1" >/proc/sys/kernel/hostname; shift
 mount -t proc proc "$root/proc"
+mount -t sysfs -o ro sysfs "$root/sys"
 mount --rbind /dev "$root/dev"
 while [ "$1" != -- ]; do
   mount --bind "$1" "$root$2"; shift 2
