@@ -139,7 +139,7 @@ DOCKER_CHECK_ARGS ?=
 docker-check: $(STAMPS)/release  ## lint docker/, execute the Dockerfiles without docker (superuser)
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 	$(BIN)/hadolint docker/*.Dockerfile
-	.ci/apt_install debootstrap iproute2
+	.ci/apt_install debootstrap iproute2 openssh-client
 	PYTHONPATH=. $(BIN)/python .ci/docker_check.py $(DOCKER_CHECK_ARGS)
 
 .PHONY: docs

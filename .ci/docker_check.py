@@ -1,8 +1,9 @@
 """`make docker-check`: executes the Dockerfiles of the cpu and test images without docker.
 
 Every stage gets a system of its own, made by debootstrap, in which its instructions run; then the
-health check, the entry point, the demo, and the services of the compose file on virtual hosts. What
-only docker can tell is not checked: layers, the base images themselves, the cuda image.
+health check, the entry point, the demo, and the services of the compose file and the pods of the
+MPIJob on virtual hosts. What only docker can tell is not checked: layers, the base images
+themselves, the cuda image.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import chroot_root
 import containers
 import dockerfile
+import mpijob
 from containers import System
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +80,7 @@ def check(image: str, given: Mapping[str, str]) -> None:
         call(last, ["/bin/sh", "-c", command])
     if image == "cpu":
         containers.check(last, ROOT / "docker/compose.yaml")
+        mpijob.check(last, ROOT / "docker/kubernetes/mpijob.yaml")
 
 
 def execute(
