@@ -18,6 +18,10 @@ class LocalAggregation:
         self._sums: list[tf.Variable | None] = []
         self._count: tf.Variable | None = None
 
+    def fresh(self) -> LocalAggregation:
+        """One like it that has no sums yet."""
+        return LocalAggregation(self._passes, self._average)
+
     @property
     def several(self) -> bool:
         """Whether it is more than one pass."""

@@ -18,11 +18,24 @@ class Parts:
     def __init__(self, reduction: GradientReduction, passes: LocalAggregation) -> None:
         self.reduction = reduction
         self.passes = passes
-        self.local: set[int] = set()
+        #: Variables that each rank has for itself, by identity, which is theirs while they exist.
+        self.local: dict[int, Any] = {}
         #: Gradients are being applied that are reduced, perhaps by a LossScaleOptimizer around.
         self.reduced_already = False
         #: Whose state is to be copied when there are variables for it.
         self.origin: Any = None
+
+    def fresh(self) -> Parts:
+        """Those of another optimizer with the same settings."""
+        parts = Parts(self.reduction, self.passes.fresh())
+        parts.local.update(self.local)
+        return parts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parts:
+        """Those of a copy of the optimizer, which has the same variables for itself."""
+        parts = self.fresh()
+        parts.origin = self.origin
+        return parts
 
     def run(
         self,
@@ -73,10 +86,17 @@ class Distributed:
     and reduces the gradients before it looks at them.
     """
 
+    #: Of the optimizer that the class was made for; `from_config` makes others.
+    _aiacc_first: ClassVar[Parts]
     _aiacc: Parts
     #: LossScaleOptimizer of this Keras, and what it sets on an optimizer when it is put around it.
     _aiacc_scaling: ClassVar[Any]
     _aiacc_mark: ClassVar[str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See the class of the optimizer that was wrapped."""
+        self.__dict__["_aiacc"] = self._aiacc_first.fresh()
+        super().__init__(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Also notice a LossScaleOptimizer."""
@@ -86,7 +106,7 @@ class Distributed:
 
     def register_local_var(self, variable: Any) -> None:
         """Leave the gradient of a variable of Keras to each rank."""
-        self._aiacc.local.add(id(variable))
+        self._aiacc.local[id(variable)] = variable
 
     def _aiacc_around(self) -> Any:
         """The LossScaleOptimizer that has called the caller, None if none has."""
@@ -103,7 +123,7 @@ class Distributed:
         inner = getattr(outer, "inner_optimizer", None)
         if inner is self and not isinstance(outer, Distributed):
             mixin = next(cls for cls in type(self).__mro__ if Distributed in cls.__bases__)
-            object.__setattr__(outer, "__class__", derived(mixin, type(outer)))
+            object.__setattr__(outer, "__class__", derived(mixin, type(outer), self._aiacc))
             outer.__dict__["_aiacc"] = self._aiacc
 
     def _aiacc_refuse_around(self) -> None:
@@ -117,10 +137,10 @@ class Distributed:
             )
 
 
-def derived(mixin: type[Distributed], base: Any) -> Any:
-    """Subclass of ``base``, with its name and module.
+def derived(mixin: type[Distributed], base: Any, parts: Parts) -> Any:
+    """Subclass of ``base``, with its name and module, whose instances have parts like ``parts``.
 
     A saved model names module and class: they are those that can load it.
     """
-    members = {"__module__": base.__module__, "__doc__": base.__doc__}
+    members = {"__module__": base.__module__, "__doc__": base.__doc__, "_aiacc_first": parts}
     return type(base.__name__, (mixin, base), members)

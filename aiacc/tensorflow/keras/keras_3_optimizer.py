@@ -19,8 +19,14 @@ def distribute(optimizer: Any, name: str | None, parts: Parts) -> Any:
     config = optimizer.get_config()
     if name is not None:
         config["name"] = name
-    distributed = derived(_Distributed, type(optimizer)).from_config(config)
+    distributed = _like(derived(_Distributed, type(optimizer), parts), config, optimizer)
     distributed._aiacc = parts
+    return distributed
+
+
+def _like(cls: Any, config: Any, optimizer: Any) -> Any:
+    """An optimizer of a distributed class, with a copy of the state of ``optimizer``."""
+    distributed = cls.from_config(config)
     if optimizer.built:
         distributed.build(optimizer._trainable_variables)
         for new, old in zip(distributed.variables, optimizer.variables, strict=True):
@@ -33,6 +39,11 @@ class _Distributed(Distributed):
 
     _aiacc_scaling = _keras.optimizers.LossScaleOptimizer
     _aiacc_mark = "loss_scale_factor"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """One for the same variables, with a copy of the state."""
+        this: Any = self
+        return _like(type(self), this.get_config(), self)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Also notice a LossScaleOptimizer that has told nothing when it was made."""

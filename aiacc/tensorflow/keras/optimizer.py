@@ -35,7 +35,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Its ``apply`` and ``apply_gradients`` are collective: every rank has to call them, with
     gradients of the same shapes and dtypes in the same order. In a compiled step, as that of
     ``fit``, each gradient travels as soon as it is there, while the others are computed.
-    ``register_local_var`` excepts a variable. A saved model has an optimizer of the original class.
+    ``register_local_var`` excepts a variable. Optimizers that its class makes, as ``from_config``
+    does, and copies by `copy.deepcopy` reduce gradients, too. What is saved, serialised or pickled
+    is of the original class.
 
     It may be around a LossScaleOptimizer of Keras or in one, such as ``model.compile``
     puts around an optimizer if the policy is mixed_float16. Gradients are reduced while the loss

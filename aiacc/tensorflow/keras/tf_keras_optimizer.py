@@ -18,7 +18,7 @@ def distribute(optimizer: Any, name: str | None, parts: Parts) -> Any:
     if name is not None:
         named = config["inner_optimizer"]["config"] if "inner_optimizer" in config else config
         named["name"] = name
-    distributed = derived(_Distributed, type(optimizer)).from_config(config)
+    distributed = derived(_Distributed, type(optimizer), parts).from_config(config)
     distributed.__dict__["_aiacc"] = parts
     if isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer) and optimizer.dynamic:
         new, old = distributed._loss_scale, optimizer._loss_scale
