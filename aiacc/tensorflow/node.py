@@ -1,15 +1,12 @@
 """How an op of the library is run: at once, or as a node of a graph.
 
-A node of a graph needs a name that is the same on every rank each time it runs, also where one rank
-has traced a function again and another has not. So unnamed nodes are called after the function and
-the kind of the operation, whatever name scopes they are in, and TensorFlow numbers them in the
-order of the graph. Operations that run at once are over when they return, so all of a kind can have
-one name. (TensorFlow keeps a kernel for each name that an op was ever run with.)
+A node of a graph has the name that `node_names` makes for it. Operations that run at once are over
+when they return, so all of a kind can have one name. (TensorFlow keeps a kernel for each name that
+an op was ever run with.)
 """
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -19,7 +16,7 @@ import tensorflow as tf
 from aiacc.collectives.dtypes import DTYPE_CODES
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, set_id
-from aiacc.tensorflow import op_library
+from aiacc.tensorflow import node_names, op_library
 
 #: The rest of the names of operations without a name that run at once; begins as in the core.
 _UNNAMED = "noname.tensorflow"
@@ -67,26 +64,17 @@ def run(
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(graph, label_of(verb, name))
     token = _token_of(graph)
+    wire_name = node_names.of_given(graph, verb, name) if name else node_names.of_node(graph, verb)
     with graph.name_scope(None):
         return function(
             *inputs,
             [token],
-            wire_name=f"{verb}.{name}" if name else "",
+            wire_name=wire_name,
+            per_call=0 if name else 1,
             process_set_id=number,
-            name=node_name(graph, verb),
+            name=node_names.label(graph, verb),
             **attributes,
         )
-
-
-def node_name(graph: Any, verb: str) -> str:
-    """What an unnamed node is called before TensorFlow numbers it. Pure.
-
-    The graph of a function has the function's name, and that of a branch or of the body of a loop
-    one with a number, which is not the same on all ranks.
-    """
-    function = re.sub(r"_\d+$", "", getattr(graph, "name", ""))
-    function = re.sub(r"[^A-Za-z0-9_.\-]", "", function).lstrip("_-")
-    return f"{function}.{verb}" if function else verb
 
 
 def in_session_graph() -> bool:
@@ -96,9 +84,8 @@ def in_session_graph() -> bool:
 
 def name_given_to(op: Any) -> str | None:
     """The name that the caller gave to a node or an op that was run; None if it was automatic."""
-    wire_name = op.get_attr("wire_name").decode()
-    _, _, name = wire_name.partition(".")
-    return None if name.endswith(_UNNAMED) else name or None
+    _, _, name = op.get_attr("wire_name").decode().partition(".")
+    return None if op.get_attr("per_call") or name.endswith(_UNNAMED) else name
 
 
 def refuse_xla(graph: Any, what: str) -> None:
@@ -129,15 +116,6 @@ def _token_of(graph: Any) -> Any:
             token = op_library.load().aiacc_token(name="aiacc_token")
         graph._aiacc_token = token
     return token
-
-
-def zeros_after(tensor: Any) -> Any:
-    """Zeros like ``tensor``, so that no optimisation of a graph finds that nobody needs it."""
-    zeros = tf.zeros_like(tensor)
-    if tf.executing_eagerly():
-        return zeros
-    token = _token_of(tf.compat.v1.get_default_graph())
-    return tf.where(tf.equal(token, 0), zeros, tensor)
 
 
 def bits_of(factor: float) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from aiacc import _core
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
 from aiacc.tensorflow.ops.allreduce import average_for_gradient
+from aiacc.tensorflow.ops.topology import rank_op
 
 
 @node.plain
@@ -91,6 +91,6 @@ def broadcast_(
 def _gradient(op: Any, grad: Any) -> list[Any]:
     name, process_set = node.name_given_to(op), op.get_attr("process_set_id")
     (average,) = average_for_gradient("broadcast.grad", [grad], name, process_set)
-    if _core.rank() != op.get_attr("root_rank"):
-        average = node.zeros_after(average)
-    return [average, *[None] * op.get_attr("token_count")]
+    is_root = tf.equal(rank_op(), op.get_attr("root_rank"))
+    own = tf.where(is_root, average, tf.zeros_like(average))
+    return [own, *[None] * op.get_attr("token_count")]

@@ -84,6 +84,13 @@ const char* verb_of(int kind) {
   }
 }
 
+/// What calls the function that a node is in, "" for Python: functions that others call are part of
+/// their graphs when these run, and the names of their nodes begin with that of the call.
+std::string call_of(const std::string& node) {
+  const std::size_t last = node.rfind("PartitionedCall");
+  return last == std::string::npos ? "" : '@' + node.substr(0, node.find('/', last));
+}
+
 Constants constants_from(int kind, const Attributes& attributes) {
   Constants constants;
   constants.kind = kind;
@@ -92,8 +99,8 @@ Constants constants_from(int kind, const Attributes& attributes) {
   if (*verb_of(kind) == '\0') {
     return constants;
   }
-  if (constants.name.empty()) {
-    constants.name = std::string(verb_of(kind)) + ".node." + attributes.node_name();
+  if (attributes.number("per_call") != 0) {
+    constants.name += call_of(attributes.node_name());
   }
   if (kind == AIACC_ALLREDUCE || kind == AIACC_REDUCESCATTER) {
     constants.op = static_cast<std::int32_t>(attributes.number("reduce_op"));
@@ -116,9 +123,9 @@ std::string name_of(const Constants& constants, const Iteration& iteration) {
   if (constants.name.empty() || iteration.loop == 0) {
     return constants.name;
   }
-  // Numbered anew from time to time, so that long loops use their names again; 10 iterations run at
-  // a time unless the user wants more.
-  constexpr int kNumbers = 64;
+  // Numbered anew from time to time, so that long loops use their names again and the core
+  // remembers them; 10 iterations run at a time unless the user wants more.
+  constexpr int kNumbers = 16;
   return constants.name + '.' + std::to_string(iteration.loop) + '.' +
          std::to_string(iteration.number % kNumbers);
 }
@@ -346,6 +353,10 @@ class TopologyKernel final : public Kernel {
     if (quantity_ == "process_set_included") {
       const std::vector<std::int32_t> members = members_of(process_set_);
       return std::find(members.begin(), members.end(), value) != members.end() ? 1 : 0;
+    }
+    if (quantity_ == "process_set_rank") {
+      const std::vector<std::int32_t> members = members_of(process_set_);
+      value = std::find(members.begin(), members.end(), value) - members.begin();
     }
     return value;
   }

@@ -12,8 +12,10 @@ constexpr const char* kType = "T: " AIACC_TENSOR_TYPES;
 constexpr const char* kTypes = "T: list(" AIACC_TENSOR_TYPES ") >= 1";
 constexpr const char* kTokens = "tokens: token_count * int64";
 constexpr const char* kTokenCount = "token_count: int >= 0 = 0";
-// By which ranks meet; "": kind and name of the node.
+// By which ranks meet.
 constexpr const char* kName = "wire_name: string = ''";
+// 1: each call of the function that the node is in has a name of its own.
+constexpr const char* kPerCall = "per_call: int = 0";
 constexpr const char* kProcessSet = "process_set_id: int >= 0 = 0";
 constexpr const char* kOp = "reduce_op: int";
 // The bits of a double: attributes of TensorFlow are floats.
@@ -30,7 +32,8 @@ const std::vector<OpSpec>& op_specs() {
        kTopology,
        {},
        {"value: int32"},
-       {"quantity: {'rank', 'size', 'local_rank', 'local_size', 'process_set_included'}",
+       {"quantity: {'rank', 'size', 'local_rank', 'local_size', 'process_set_included', "
+        "'process_set_rank'}",
         kProcessSet},
        true},
       {"AiaccAllreduce",
@@ -40,6 +43,7 @@ const std::vector<OpSpec>& op_specs() {
        {kTypes,
         kTokenCount,
         kName,
+        kPerCall,
         kProcessSet,
         kOp,
         kPrescale,
@@ -50,25 +54,25 @@ const std::vector<OpSpec>& op_specs() {
        AIACC_ALLGATHER,
        {"tensors: T", kTokens},
        {"gathered: T", "rows: int64"},
-       {kTypes, kTokenCount, kName, kProcessSet},
+       {kTypes, kTokenCount, kName, kPerCall, kProcessSet},
        false},
       {"AiaccBroadcast",
        AIACC_BROADCAST,
        {"tensor: T", kTokens},
        {"copy: T"},
-       {kType, kTokenCount, kName, kProcessSet, "root_rank: int"},
+       {kType, kTokenCount, kName, kPerCall, kProcessSet, "root_rank: int"},
        false},
       {"AiaccAlltoall",
        AIACC_ALLTOALL,
        {"tensor: T", "splits: int64", kTokens},
        {"received: T", "rows: int64"},
-       {kType, kTokenCount, kName, kProcessSet},
+       {kType, kTokenCount, kName, kPerCall, kProcessSet},
        false},
       {"AiaccReducescatter",
        AIACC_REDUCESCATTER,
        {"tensors: T", kTokens},
        {"parts: T"},
-       {kTypes, kTokenCount, kName, kProcessSet, kOp, kPrescale, kPostscale},
+       {kTypes, kTokenCount, kName, kPerCall, kProcessSet, kOp, kPrescale, kPostscale},
        false},
       {"AiaccBarrier", AIACC_BARRIER, {}, {}, {kName, kProcessSet}, true},
       {"AiaccJoin", AIACC_JOIN, {}, {"last: int64"}, {kName, kProcessSet}, true},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from aiacc.tensorflow import node, op_library
+from aiacc.tensorflow import node, node_names, op_library
 from aiacc.tensorflow.compression import Compression, FP16Compressor, restored, to_send
 from aiacc.tensorflow.gradients import GradientReduction
 from tests.support.python import run_python
@@ -24,6 +24,7 @@ class _Graph:
     [
         (_Graph("train_step"), "train_step.allreduce"),
         (_Graph("cond_true_1234"), "cond_true.allreduce"),
+        (_Graph("cond_true_12_grad_34"), "cond_true_grad.allreduce"),
         (_Graph("<lambda>"), "lambda.allreduce"),
         (_Graph("__inner"), "inner.allreduce"),
         (_Graph(""), "allreduce"),
@@ -31,7 +32,7 @@ class _Graph:
     ],
 )
 def test_nodes_are_called_after_their_function(graph, name):
-    assert node.node_name(graph, "allreduce") == name
+    assert node_names.label(graph, "allreduce") == name
 
 
 @pytest.mark.parametrize("factor", [1.0, 1 / 3, -0.0, 5e-324, float("inf")])
