@@ -13,6 +13,7 @@ from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.ops.allreduce import allreduce, grouped_allreduce
+from aiacc.tensorflow.ops.topology import size_of
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class GradientReduction:
     def _scaled_local(self, grad: Any) -> Any:
         if grad is None or not self.scale_local_gradients:
             return grad
-        size = self.process_set.size()
-        return _mapped(grad, lambda values: values / size)
+        size = size_of(self.process_set)
+        return _mapped(grad, lambda values: values / tf.cast(size, values.dtype))
 
     def _dense(self, grad: Any) -> Any:
         if self.sparse_as_dense and isinstance(grad, tf.IndexedSlices):

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from aiacc import _core
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
+from aiacc.tensorflow.ops.topology import number_in_set
 
 
 @node.plain
@@ -82,7 +82,7 @@ def _gradient(op: Any, *grads: Any) -> list[Any]:
     verb = "allgather.grad"
     *of_gathered, _ = grads
     averages = average_for_gradient(verb, of_gathered, name, process_set)
-    number = _core.process_set_ranks(process_set).index(_core.rank())
+    number = number_in_set(process_set)
     rows = op.outputs[-1]
     parts = []
     for i, average in enumerate(averages):

@@ -14,6 +14,7 @@ from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
 from aiacc.tensorflow.compression import Compression, Compressor, restored, to_send
 from aiacc.tensorflow.ops.allgather import grouped_allgather
+from aiacc.tensorflow.ops.topology import size_of
 
 
 @node.plain
@@ -202,7 +203,7 @@ def _allreduce_slices(
         [slices.values, slices.indices], name and name + ".slices", process_set=process_set
     )
     if op == Average:
-        size = tf.cast(process_set.size(), values.dtype)
+        size = tf.cast(size_of(process_set), values.dtype)
         values = values / size if values.dtype.is_floating else values // size
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 

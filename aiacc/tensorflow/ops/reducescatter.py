@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from aiacc import _core
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
 from aiacc.tensorflow.compression import Compression, Compressor
+from aiacc.tensorflow.ops.topology import size_op
 
 
 @node.plain
@@ -122,8 +122,9 @@ def _gradient(op: Any, *grads: Any) -> list[Any]:
     name, process_set = node.name_given_to(op), op.get_attr("process_set_id")
     dense = [tf.convert_to_tensor(grad) for grad in grads]
     gathered, _ = node.run("aiacc_allgather", "reducescatter.grad", name, process_set, [dense])
-    size = len(_core.process_set_ranks(process_set)) if op.get_attr("reduce_op") == Sum else 1
-    factor = float(size)
+    factor = tf.constant(1.0, tf.float64)
+    if op.get_attr("reduce_op") == Sum:
+        factor = tf.cast(size_op(process_set), tf.float64)
     for attribute in ("prescale_bits", "postscale_bits"):
         factor *= node.factor_from(op.get_attr(attribute))
     whole = [gradient * tf.cast(factor, gradient.dtype) for gradient in gathered]

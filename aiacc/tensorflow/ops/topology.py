@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from aiacc.process_sets import ProcessSet, set_id
 from aiacc.tensorflow import node, op_library
 
 
@@ -66,6 +67,16 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """1 if this rank is in a process set, else 0. Otherwise as `size_op`."""
     return _ask("process_set_included", process_set_id, name)
+
+
+def size_of(process_set: ProcessSet) -> Any:
+    """Number of ranks of a set: in a graph that of the job that runs it, else a plain number."""
+    return process_set.size() if tf.executing_eagerly() else size_op(set_id(process_set))
+
+
+def number_in_set(process_set_id: int) -> Any:
+    """Position of this rank among those of a process set, which it is in."""
+    return _ask("process_set_rank", process_set_id, None)
 
 
 @node.plain

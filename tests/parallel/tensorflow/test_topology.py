@@ -63,3 +63,46 @@ def _in_the_next_job(address):
 def test_a_traced_function_follows_to_the_next_job():
     address = f"127.0.0.1:{free_port()}"
     run_ranks(SIZE, _in_the_next_job, address, timeout=TIMEOUT_S, env=ENV)
+
+
+def _in_a_larger_job(address):
+    """What was traced by a rank alone has the sizes and ranks of the job of two that follows."""
+    rank = int(os.environ["AIACC_RANK"])
+    os.environ.update(AIACC_RANK="0", AIACC_SIZE="1", AIACC_ADDR=f"127.0.0.1:{free_port()}")
+
+    @tf.function
+    def look(x):
+        slices = tf.IndexedSlices([[4.0]], [0], [1, 1])
+        mean = tf.convert_to_tensor(hvd.allreduce(slices))[0, 0]
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            gathered = hvd.allgather(x)
+            of_gathered = gathered * tf.range(tf.cast(tf.size(gathered), tf.float32))
+            sent = hvd.broadcast(x, 0)
+            part = hvd.reducescatter(x, op=hvd.Sum)
+        local = hvd.DistributedGradientTape(tape)
+        local.register_local_source(x)
+        grads = [tape.gradient(y, x) for y in (of_gathered, sent, part)]
+        return mean, local.gradient(x, x), *grads
+
+    def expect(size, rank):
+        hvd.init()
+        assert hvd.size() == size
+        assert [value.numpy().tolist() for value in look(tf.ones([2]))] == [
+            4.0,
+            [1.0 / size] * 2,
+            [2.0 * rank, 2.0 * rank + 1.0],
+            [1.0 if rank == 0 else 0.0] * 2,
+            [float(size)] * 2,
+        ]
+        hvd.shutdown()
+
+    expect(1, 0)
+    os.environ.update(AIACC_RANK=str(rank), AIACC_SIZE=str(SIZE), AIACC_ADDR=address)
+    expect(SIZE, rank)
+    assert look.experimental_get_tracing_count() == 1
+
+
+def test_averages_and_gradients_are_those_of_the_next_job():
+    address = f"127.0.0.1:{free_port()}"
+    run_ranks(SIZE, _in_a_larger_job, address, timeout=TIMEOUT_S, env=ENV)
