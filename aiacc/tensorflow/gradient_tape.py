@@ -10,7 +10,12 @@ from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
 from aiacc.tensorflow.compression import Compression, Compressor
-from aiacc.tensorflow.gradients import GradientReduction, resolve_groups, variables_of
+from aiacc.tensorflow.gradients import (
+    GradientReduction,
+    identity,
+    resolve_groups,
+    variables_of,
+)
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
@@ -159,7 +164,7 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
 
     def register_local_source(self, source: Any) -> None:
         """Leave the gradient of a variable of TensorFlow or Keras to each rank."""
-        self._local.add(_identity(source))
+        self._local.add(identity(source))
 
     @node.plain
     def gradient(
@@ -188,21 +193,10 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
         del use_generic_names
         grads = self._inner.gradient(target, sources, output_gradients, **arguments)
         flat, variables = _flat(grads), _flat(sources)
-        local = [_identity(variable) in self._local for variable in variables]
+        local = [identity(variable) in self._local for variable in variables]
         reduced = self._reduction.but_local(flat, variables, local)
         return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 
 
 def _flat(structure: Any) -> list[Any]:
     return list(tf.nest.flatten(structure, expand_composites=False))
-
-
-def _identity(variable: Any) -> int:
-    """Equal for a Keras variable and the one of TensorFlow in it."""
-    return id(getattr(variable, "value", None) if _is_keras(variable) else variable)
-
-
-def _is_keras(variable: Any) -> bool:
-    return not isinstance(variable, tf.Variable) and isinstance(
-        getattr(variable, "value", None), tf.Variable
-    )

@@ -115,10 +115,10 @@ class GradientReduction:
             ends = [len(present) * i // count for i in range(count + 1)]
             return [present[ends[i] : ends[i + 1]] for i in range(count)]
         if self.groups is not None and variables is not None:
-            number_of = {id(v): n for n, group in enumerate(self.groups) for v in group}
+            number_of = {identity(v): n for n, group in enumerate(self.groups) for v in group}
             groups: dict[int, list[int]] = {}
             for i in present:  # those in no group are numbered from below
-                groups.setdefault(number_of.get(id(variables[i]), -1 - i), []).append(i)
+                groups.setdefault(number_of.get(identity(variables[i]), -1 - i), []).append(i)
             return list(groups.values())
         if tf.executing_eagerly() and self.op != Adasum:
             return [present]
@@ -148,6 +148,12 @@ def _mapped(grad: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return values
+
+
+def identity(variable: Any) -> int:
+    """Equal for a Keras variable and the one of TensorFlow in it."""
+    value = None if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    return id(value if isinstance(value, tf.Variable) else variable)
 
 
 def resolve_groups(

@@ -21,6 +21,9 @@ from aiacc.tensorflow import node_names, op_library
 #: The rest of the names of operations without a name that run at once; begins as in the core.
 _UNNAMED = "noname.tensorflow"
 
+#: The ops have kernels for it alone, whatever device is asked for around them.
+DEVICE = "/CPU:0"
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -60,12 +63,13 @@ def run(
     number = process_set if isinstance(process_set, int) else set_id(process_set)
     if tf.executing_eagerly():
         wire_name = f"{verb}.{name or _UNNAMED}"
-        return function(*inputs, [], wire_name=wire_name, process_set_id=number, **attributes)
+        with tf.device(DEVICE):
+            return function(*inputs, [], wire_name=wire_name, process_set_id=number, **attributes)
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(graph, label_of(verb, name))
     token = _token_of(graph)
     wire_name = node_names.of_given(graph, verb, name) if name else node_names.of_node(graph, verb)
-    with graph.name_scope(None):
+    with graph.name_scope(None), tf.device(DEVICE):
         return function(
             *inputs,
             [token],
@@ -112,7 +116,7 @@ def _token_of(graph: Any) -> Any:
     """
     token = getattr(graph, "_aiacc_token", None)
     if token is None:
-        with tf.control_dependencies(None), graph.name_scope(None):
+        with tf.control_dependencies(None), graph.name_scope(None), tf.device(DEVICE):
             token = op_library.load().aiacc_token(name="aiacc_token")
         graph._aiacc_token = token
     return token

@@ -81,7 +81,7 @@ def _is_control_flow(graph: Any) -> bool:
 
 
 def _names_of(graph: Any) -> _Names:
-    names = getattr(graph, "_aiacc_names", None)
+    names: _Names | None = getattr(graph, "_aiacc_names", None)
     if names is None:
         names = graph._aiacc_names = _Names()
-    return names  # type: ignore[no-any-return]
+    return names

@@ -60,11 +60,21 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         del device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replace every number in ``logs`` by its average. Blocks: until all ranks are here."""
+        """Replace every number in ``logs`` by its average. Blocks: until all ranks are here.
+
+        Raises:
+            ValueError: The ranks have different metrics.
+        """
         del epoch
-        if not logs:
-            return
-        names = sorted(name for name, value in logs.items() if isinstance(value, int | float))
+        logs = {} if logs is None else logs
+        numbers = int | float | np.number
+        names = sorted(name for name, value in logs.items() if isinstance(value, numbers))
+        everyones = hvd.allgather_object(names, name="metrics.names")
+        if any(others != names for others in everyones):
+            raise ValueError(
+                f"metrics {everyones!s:.300} by rank (expected the same on all ranks, for each is "
+                "averaged over them); give all ranks the same metrics and validation data"
+            )
         values = [float(logs[name]) for name in names]
         averages = hvd.allreduce(values, name="metrics", op=hvd.Average)
         logs.update(zip(names, averages.numpy().tolist(), strict=True))

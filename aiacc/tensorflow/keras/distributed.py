@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ClassVar
 
-from aiacc.tensorflow.gradients import GradientReduction
+from aiacc.tensorflow.gradients import GradientReduction, identity
 from aiacc.tensorflow.keras.aggregation import LocalAggregation
 
 
@@ -59,7 +59,7 @@ class Parts:
         """
 
         def update(grads: list[Any]) -> Any:
-            local = [id(variable) in self.local for variable in variables]
+            local = [identity(variable) in self.local for variable in variables]
             if scaled and any(local):
                 grads = self.reduction.alike_finite(grads, local)
             reduced = self.reduction.but_local(grads, variables, local)
@@ -105,8 +105,8 @@ class Distributed:
             self._aiacc_share(self._aiacc_around())
 
     def register_local_var(self, variable: Any) -> None:
-        """Leave the gradient of a variable of Keras to each rank."""
-        self._aiacc.local[id(variable)] = variable
+        """Leave the gradient of a variable of TensorFlow or Keras to each rank."""
+        self._aiacc.local[identity(variable)] = variable
 
     def _aiacc_around(self) -> Any:
         """The LossScaleOptimizer that has called the caller, None if none has."""

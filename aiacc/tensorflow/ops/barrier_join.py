@@ -32,7 +32,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
         return barrier_join.barrier(process_set)
     graph = tf.compat.v1.get_default_graph()
     node.refuse_xla(graph, "barrier")
-    barrier_node = op_library.checked().aiacc_barrier(process_set_id=set_id(process_set))
+    with tf.device(node.DEVICE):
+        barrier_node = op_library.checked().aiacc_barrier(process_set_id=set_id(process_set))
     return barrier_node if node.in_session_graph() else None
 
 
@@ -58,4 +59,6 @@ def join() -> Any:
         return tf.constant(barrier_join.join(), tf.int32)
     graph = tf.compat.v1.get_default_graph()
     node.refuse_xla(graph, "join")
-    return tf.cast(op_library.checked().aiacc_join(), tf.int32)
+    with tf.device(node.DEVICE):
+        last = op_library.checked().aiacc_join()
+    return tf.cast(last, tf.int32)

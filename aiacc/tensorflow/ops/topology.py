@@ -83,8 +83,10 @@ def number_in_set(process_set_id: int) -> Any:
 def _ask(quantity: str, process_set: int, name: str | None) -> Any:
     function = op_library.checked().aiacc_topology
     if tf.executing_eagerly():
-        return function(quantity=quantity, process_set_id=process_set)
+        with tf.device(node.DEVICE):
+            return function(quantity=quantity, process_set_id=process_set)
     node.refuse_xla(tf.compat.v1.get_default_graph(), f"{quantity}_op")
-    value = function(quantity=quantity, process_set_id=process_set, name=name)
+    with tf.device(node.DEVICE):
+        value = function(quantity=quantity, process_set_id=process_set, name=name)
     value.set_shape([])
     return value

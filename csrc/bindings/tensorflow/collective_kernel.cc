@@ -133,20 +133,26 @@ std::string name_of(const Constants& constants, const Iteration& iteration) {
 /// One run, from its start to the callback.
 class Run {
  public:
-  Run(Constants constants, std::unique_ptr<Execution> execution)
-      : constants_(std::move(constants)),
-        execution_(std::move(execution)),
-        name_(name_of(constants_, execution_->iteration())) {}
+  /// Takes `execution` when nothing can fail any more.
+  Run(const Constants& constants, std::unique_ptr<Execution>&& execution)
+      : constants_(constants),
+        name_(name_of(constants_, execution->iteration())),
+        execution_(std::move(execution)) {}
 
-  /// Submits it. Takes itself: it is deleted when it is over.
-  static void start(std::unique_ptr<Run> run) noexcept {
+  /// Submits it. It is deleted when it is over.
+  static void start(const Constants& constants, std::unique_ptr<Execution> execution) noexcept {
+    std::unique_ptr<Run> run;
+    const auto fail = [&run, &execution](int code, const char* message) {
+      (run ? run->execution_ : execution)->finish(code, message);
+    };
     try {
+      run = std::make_unique<Run>(constants, std::move(execution));
       run->describe();
     } catch (const OpError& error) {
-      run->execution_->finish(error.code, error.message.c_str());
+      fail(error.code, error.message.c_str());
       return;
     } catch (const std::exception& error) {
-      run->execution_->finish(kResourceExhausted, error.what());
+      fail(kResourceExhausted, error.what());
       return;
     }
     Run* running = run.release();
@@ -269,8 +275,8 @@ class Run {
   }
 
   const Constants constants_;
-  const std::unique_ptr<Execution> execution_;
   const std::string name_;
+  const std::unique_ptr<Execution> execution_;
   aiacc_submission submission_ = AIACC_SUBMISSION_INIT;
   std::vector<Input> inputs_;
   std::vector<aiacc_tensor> tensors_;
@@ -282,7 +288,7 @@ class CollectiveKernel final : public Kernel {
   explicit CollectiveKernel(Constants constants) : constants_(std::move(constants)) {}
 
   void start(std::unique_ptr<Execution> execution) const noexcept override {
-    Run::start(std::make_unique<Run>(constants_, std::move(execution)));
+    Run::start(constants_, std::move(execution));
   }
 
  private:
