@@ -16,7 +16,8 @@ from aiacc.tensorflow.keras.choice import keras
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Copies the variables of model and optimizer from one rank to all, after the first batch.
 
-    Not before it, for only then does the optimizer have all its variables.
+    Not before it, for only then does the optimizer have all its variables. Seeds of Keras 3 stay
+    those of each rank.
 
     Collective: every rank, in the same place of its list of callbacks.
     """
@@ -41,7 +42,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if self._done:
             return
         state = self.model.optimizer.variables
-        variables = [*self.model.variables, *(state() if callable(state) else state)]
+        variables = [*self.model.weights, *(state() if callable(state) else state)]
         hvd.broadcast_variables([v for v in variables if id(v) not in self._local], self._root_rank)
         self._done = True
 
