@@ -134,8 +134,8 @@ std::string name_of(const Constants& constants, const Iteration& iteration) {
 class Run {
  public:
   /// Takes `execution` when nothing can fail any more.
-  Run(const Constants& constants, std::unique_ptr<Execution>&& execution)
-      : constants_(constants),
+  Run(Constants constants, std::unique_ptr<Execution>&& execution)
+      : constants_(std::move(constants)),
         name_(name_of(constants_, execution->iteration())),
         execution_(std::move(execution)) {}
 
