@@ -28,7 +28,8 @@ def _like(cls: Any, config: Any, optimizer: Any) -> Any:
     """An optimizer of a distributed class, with a copy of the state of ``optimizer``."""
     distributed = cls.from_config(config)
     if optimizer.built:
-        distributed.build(optimizer._trainable_variables)
+        # A LossScaleOptimizer does not know them itself in every Keras: in 3.11 it does not.
+        distributed.build(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
         for new, old in zip(distributed.variables, optimizer.variables, strict=True):
             new.assign(old)
     return distributed
