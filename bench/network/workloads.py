@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.bert import bert
 from aiacc.planning.models.layers import Parameter
-from bench.shapes import Shape, elements, shapes_of
+from bench.shapes import Shape, elements
 
 #: Operations per second of the modelled device: about half the fp32 peak of an NVIDIA V100, with
 #: which ResNet-50 takes 196 ms for a batch of 64.
@@ -81,4 +81,5 @@ def _workloads() -> list[Workload]:
 
 def _of(name: str, title: str, parameters: Sequence[Parameter], batch: int) -> Workload:
     work = [parameter.multiply_adds for parameter in parameters]
-    return Workload(name, title, shapes_of(parameters), work, batch)
+    shapes = [(parameter.name, parameter.shape) for parameter in parameters]
+    return Workload(name, title, shapes, work, batch)

@@ -18,7 +18,7 @@ from bench.network.tables import (
 )
 from bench.network.training import contenders, record
 from bench.network.workloads import names, workload
-from bench.shapes import elements
+from bench.shapes import elements, resnet50
 
 
 @pytest.mark.parametrize(
@@ -182,3 +182,7 @@ def test_a_run_replaces_its_predecessor_only(tmp_path):
 
 def test_contenders_have_names_of_their_own():
     assert len({one.name for one in contenders()}) == len(contenders())
+
+
+def test_resnet50_is_the_same_everywhere():
+    assert workload("resnet50").shapes == resnet50()
