@@ -117,8 +117,8 @@ bench: gtest build  ## measure against the peers, write bench/results and the ta
 	    --rows resnet50,small,latency_4B,latency_4M,step --json bench/results/ranks_$$ranks.json || exit 1; \
 	done
 ifneq ($(AGAINST),)
-	$(BIN)/python -m bench.collectives -np 8 --jobs mpirun --iterations 6 --repeats 4 --against $(AGAINST) \
-	  --rows latency_4M --json bench/results/ranks_8_4M.json
+	$(BIN)/python -m bench.collectives -np 8 --jobs mpirun --iterations 6 --repeats 3 --against $(AGAINST) \
+	  --rows small,latency_4B,latency_4M --json bench/results/ranks_8_4M.json
 	$(BIN)/python -m bench.collectives --jobs aiaccrun:tcp,mpirun --repeats 4 --against $(AGAINST) \
 	  --rows resnet50,small,latency_4B,latency_4M,grouped,step,submit --json bench/results/before_after.json
 endif
