@@ -9,6 +9,7 @@ file.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from aiacc.planning import chart, graphs, models, planners
@@ -144,14 +145,20 @@ def _with_tables(page: str, report: dict[str, Any]) -> str:
 
 
 def _steps_table(report: dict[str, Any]) -> str:
-    lines = [
-        "| model | network | " + " | ".join(f"`{name}`" for name in _PLANNERS) + " |",
-        "| --- " * (len(_PLANNERS) + 2) + "|",
+    rows = [
+        (row["model"], row["network"], *(f"{row['step_s'][name] * 1e3:.0f}" for name in _PLANNERS))
+        for row in report["steps"]
     ]
-    for row in report["steps"]:
-        times = [f"{row['step_s'][name] * 1e3:.0f}" for name in _PLANNERS]
-        lines.append(f"| {row['model']} | {row['network']} | " + " | ".join(times) + " |")
-    return "\n".join(lines)
+    return _table(("model", "network", *map(_code, _PLANNERS)), rows)
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _infocom_table(report: dict[str, Any]) -> str:
@@ -170,14 +177,11 @@ def _infocom_table(report: dict[str, Any]) -> str:
 
 
 def _scaling_table(report: dict[str, Any]) -> str:
-    lines = [
-        "| link | ranks | " + " | ".join(f"`{name}`" for name in _SCALED) + " |",
-        "| --- " * (len(_SCALED) + 2) + "|",
+    rows = [
+        (row["link"], str(row["world"]), *(f"{row['efficiency'][name]:.0%}" for name in _SCALED))
+        for row in report["scaling"]
     ]
-    for row in report["scaling"]:
-        values = [f"{row['efficiency'][name]:.0%}" for name in _SCALED]
-        lines.append(f"| {row['link']} | {row['world']} | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+    return _table(("link", "ranks", *map(_code, _SCALED)), rows)
 
 
 if __name__ == "__main__":

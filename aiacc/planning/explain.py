@@ -40,23 +40,15 @@ def explain(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
         yield from _sensitivity(trace, cost, plan.planner, seconds)
 
 
-def _ends(plan: Plan) -> list[int]:
-    ends, at = [], 0
-    for bucket in plan.buckets:
-        at += len(bucket)
-        ends.append(at)
-    return ends
-
-
 def _sizes(problem: Problem, plan: Plan) -> Iterator[str]:
-    for number, (start, end) in enumerate(zip(starts_of(_ends(plan)), _ends(plan), strict=True)):
+    for number, (start, end) in enumerate(zip(starts_of(plan.ends), plan.ends, strict=True)):
         size = (problem.prefix[end] - problem.prefix[start]) / _MIB
         last = plan.buckets[number][-1]
         yield f"bucket {number}: {end - start} tensors, {size:.2f} MiB, to {last}"
 
 
 def _buckets(problem: Problem, plan: Plan, seconds: float) -> Iterator[str]:
-    ends = _ends(plan)
+    ends = plan.ends
     starts, done = starts_of(ends), arrivals(problem, ends, plan.lanes)
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         ready = problem.ready[end - 1]

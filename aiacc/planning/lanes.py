@@ -42,12 +42,15 @@ def lanes(problem: Problem, most: int) -> Plan:
     def offer(number: int, ends: list[int]) -> None:
         candidates.append((all_reduce_step(problem, ends, number), number, ends))
 
-    weights = _weights(problem, most)
-    for number in range(1, most + 1):
-        costs = problem.costs(ALL_REDUCE, number)
-        offer(number, best_ends(problem, costs / number)[0])
-        offer(number, best_ends(problem, costs)[0])
-        offer(number, best_ends(problem, weights)[0])
+    costs = [problem.costs(ALL_REDUCE, number) for number in range(1, most + 1)]
+    weights = np.asarray(
+        np.minimum.reduce([of_one / number for number, of_one in enumerate(costs, start=1)])
+    )
+    cheapest, _ = best_ends(problem, weights)
+    for number, of_one in enumerate(costs, start=1):
+        offer(number, best_ends(problem, of_one / number)[0])
+        offer(number, best_ends(problem, of_one)[0])
+        offer(number, cheapest)
         for limit in _LIMITS:
             offer(number, problem.ends_of_limit(limit * _MIB))
     seconds, number, ends = min(candidates)
@@ -62,11 +65,6 @@ def lanes(problem: Problem, most: int) -> Plan:
         predicted_s=seconds,
         bound_s=min(bound, seconds),
     )
-
-
-def _weights(problem: Problem, most: int) -> Floats:
-    shares = [problem.costs(ALL_REDUCE, number) / number for number in range(1, most + 1)]
-    return np.asarray(np.minimum.reduce(shares))
 
 
 def _bound(problem: Problem, weights: Floats) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class Plan:
             raise ValueError(f"tensor {twice!r} is in two places (expected one)")
         if self.lanes < 1:
             raise ValueError(f"lanes {self.lanes} (expected >= 1)")
+
+    @property
+    def ends(self) -> list[int]:
+        """How many tensors there are up to the end of each bucket."""
+        return list(itertools.accumulate(map(len, self.buckets)))
 
     @property
     def digest(self) -> str:

@@ -102,18 +102,17 @@ def decoupled_step(problem: Problem, ends: Sequence[int]) -> float:
 def predict(problem: Problem, plan: Plan) -> float:
     """Seconds of a step with a plan that may have been made for another model or network."""
     position = {tensor.name: i for i, tensor in enumerate(problem.trace.tensors)}
-    ends, at = [], 0
-    for bucket in plan.buckets:
-        places = [position.get(name) for name in bucket]
-        if places != list(range(at, at + len(bucket))):
+    ends = plan.ends
+    for bucket, start, end in zip(plan.buckets, starts_of(ends), ends, strict=True):
+        if [position.get(name) for name in bucket] != list(range(start, end)):
             raise ValueError(
                 f"the plan's bucket that begins with {bucket[0]!r} is not in the order of the "
                 "trace (expected a plan for this trace); plan again"
             )
-        at += len(bucket)
-        ends.append(at)
-    if at != len(problem):
-        raise ValueError(f"the plan has {at} tensors, the trace {len(problem)} (expected equal)")
+    if ends[-1] != len(problem):
+        raise ValueError(
+            f"the plan has {ends[-1]} tensors, the trace {len(problem)} (expected equal)"
+        )
     if plan.schedule == DECOUPLED:
         return decoupled_step(problem, ends)
     return all_reduce_step(problem, ends, plan.lanes)

@@ -137,7 +137,7 @@ def _plan(options: argparse.Namespace) -> list[str]:
 
 def _explain(options: argparse.Namespace) -> list[str]:
     trace, network, plan = _made(options)
-    return list(explain(trace, network.cost(_one_world(options)), plan))
+    return list(explain(trace, network.cost(_one_world(options, network)), plan))
 
 
 def _ddp(options: argparse.Namespace) -> list[str]:
@@ -181,7 +181,11 @@ def _simulate(options: argparse.Namespace) -> list[str]:
 
 def _made(options: argparse.Namespace) -> tuple[Trace, Network, Plan]:
     trace, network = _trace(options.trace), network_of(options.net)
-    return trace, network, planners.plan(options.planner, trace, network.cost(_one_world(options)))
+    return (
+        trace,
+        network,
+        planners.plan(options.planner, trace, network.cost(_one_world(options, network))),
+    )
 
 
 def _trace(text: str) -> Trace:
@@ -196,9 +200,9 @@ def _trace(text: str) -> Trace:
         raise TraceError(f"{path}: {error}") from error
 
 
-def _one_world(options: argparse.Namespace) -> int | None:
+def _one_world(options: argparse.Namespace, network: Network) -> int | None:
     if options.world is None:
-        return network_of(options.net).world
+        return network.world
     worlds = _worlds(options.world)
     if len(worlds) != 1:
         raise ValueError(f"--world {options.world} (expected one number here)")

@@ -209,14 +209,14 @@ def _check_plan(plan: Plan, groups: object, names: Sequence[str]) -> None:
             f"plan with schedule {plan.schedule!r} (expected {ALL_REDUCE!r}, which is all that "
             "this optimizer follows yet); plan with another planner"
         )
-    planned_names = [name for bucket in plan.buckets for name in bucket]
-    strange = sorted(set(planned_names) - set(names))
+    planned_names = {name for bucket in plan.buckets for name in bucket}
+    strange = sorted(planned_names - set(names))
     if strange:
         raise ValueError(
             f"plan has {len(strange)} gradients that the optimizer has not, {strange[0]!r} for one "
             f"(expected names of named_parameters, such as {names[0]!r}); plan for this model"
         )
-    left_out = [name for name in names if name not in set(planned_names)]
+    left_out = [name for name in names if name not in planned_names]
     if left_out:
         warnings.warn(
             f"plan leaves out {len(left_out)} of {len(names)} parameters, {left_out[0]!r} for one: "
