@@ -47,8 +47,8 @@ def _all_reduce(ranks: Sequence[Trace], plan: Plan, cost: CostModel) -> list[Act
             + [(tensor.name, tensor.ready_s) for tensor in trace.tensors]
             + [("end", trace.compute_s)],
         )
-    for number, bucket in enumerate(plan.buckets):
-        activities.append(_sent(ALL_REDUCE, number, bucket, ranks, plan, cost))
+    for number, nbytes in enumerate(_bucket_bytes(ranks, plan)):
+        activities.append(_sent(ALL_REDUCE, number, nbytes, ranks, plan, cost))
     return activities
 
 
@@ -58,18 +58,14 @@ def _decoupled(ranks: Sequence[Trace], plan: Plan, cost: CostModel) -> list[Acti
         times = [(tensor.name, tensor.ready_s - trace.forward_s) for tensor in trace.tensors]
         activities += _chain(rank, "backward", [*times, ("end", trace.backward_s)])
     last = len(plan.buckets) - 1
-    for number, bucket in enumerate(plan.buckets):
-        activities.append(_sent(REDUCE_SCATTER, number, bucket, ranks, plan, cost))
+    bytes_of = _bucket_bytes(ranks, plan)
+    for number, nbytes in enumerate(bytes_of):
+        activities.append(_sent(REDUCE_SCATTER, number, nbytes, ranks, plan, cost))
     # The step of the optimizer is between: no parameter is gathered before all gradients are there.
     barrier = (f"{REDUCE_SCATTER} {last}", *(f"rank {r} backward end" for r in range(len(ranks))))
-    sizes = {tensor.name: tensor.bytes for tensor in ranks[0].tensors}
     for number in range(last, -1, -1):
-        nbytes = sum(sizes[name] for name in plan.buckets[number])
-        activities.append(
-            Activity(
-                f"{ALL_GATHER} {number}", NETWORK, _seconds(cost, ALL_GATHER, nbytes, plan), barrier
-            )
-        )
+        seconds = _seconds(cost, ALL_GATHER, bytes_of[number], plan)
+        activities.append(Activity(f"{ALL_GATHER} {number}", NETWORK, seconds, barrier))
     bucket_of = {name: number for number, bucket in enumerate(plan.buckets) for name in bucket}
     for rank, trace in enumerate(ranks):
         # A bucket is awaited at the first use of any of its tensors.
@@ -100,20 +96,28 @@ def _chain(rank: int, what: str, until: Sequence[tuple[str, float]]) -> list[Act
     return activities
 
 
+def _bucket_bytes(ranks: Sequence[Trace], plan: Plan) -> list[int]:
+    sizes = {tensor.name: tensor.bytes for tensor in ranks[0].tensors}
+    return [sum(sizes[name] for name in bucket) for bucket in plan.buckets]
+
+
 def _sent(
     operation: str,
     number: int,
-    bucket: Sequence[str],
+    nbytes: int,
     ranks: Sequence[Trace],
     plan: Plan,
     cost: CostModel,
 ) -> Activity:
-    sizes = {tensor.name: tensor.bytes for tensor in ranks[0].tensors}
     return Activity(
         f"{operation} {number}",
         NETWORK,
-        _seconds(cost, operation, sum(sizes[name] for name in bucket), plan),
-        tuple(f"rank {rank} backward {name}" for rank in range(len(ranks)) for name in bucket),
+        _seconds(cost, operation, nbytes, plan),
+        tuple(
+            f"rank {rank} backward {name}"
+            for rank in range(len(ranks))
+            for name in plan.buckets[number]
+        ),
     )
 
 
