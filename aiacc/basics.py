@@ -25,6 +25,7 @@ from aiacc.process_sets import (
 
 _lock = threading.Lock()
 _observers: list[weakref.WeakMethod[Callable[[], None]]] = []
+_before_end: list[Callable[[], None]] = []
 _atexit_pid = 0
 _homogeneous = False
 
@@ -79,14 +80,24 @@ def at_init(method: Callable[[], None]) -> None:
         _observers.append(weakref.WeakMethod(method))
 
 
+def before_shutdown(function: Callable[[], None]) -> None:
+    """Call ``function``, which raises nothing, before every orderly end of the runtime.
+
+    It may wait for operations that every rank has started, or is about to.
+    """
+    _before_end.append(function)
+
+
 def shutdown() -> None:
     """End the runtime; outstanding operations fail with `ShutdownError`.
 
     Other ranks learn of it. Idempotent; `init` may be called again.
 
     Collective: no.
-    Blocks: until the threads of the runtime have ended, which takes milliseconds.
+    Blocks: until the threads of the runtime have ended, which takes milliseconds; after a step of
+    schedule "decoupled" until every rank has ended it.
     """
+    _finish()
     _end("")
 
 
@@ -161,11 +172,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     Args:
         file_path: JSON file of rank 0. The others write beside it, "t.rank3.json" for "t.json",
             or where "{rank}" in the path stands for their number. `aiaccrun --merge-timelines`
-            makes one of them.
+            makes one of them. A rank that the system has no thread for warns and goes on without.
         mark_cycles: Mark the rounds of negotiation too.
 
     Raises:
-        ValueError: Before `init`.
+        ValueError: Before `init`, or the file cannot be written.
     """
     _check_initialized()
     _core.start_timeline(os.fspath(file_path), mark_cycles)
@@ -251,7 +262,15 @@ def _at_exit(pid: int) -> None:
         # order would keep it from that, and wait for them.
         _core.mpi_leave_unfinished()
         pmi.leave_unfinished()
+    if script_end.uncaught() is None:
+        _finish()
     _end(script_end.goodbye())
+
+
+def _finish() -> None:
+    if _core.is_initialized():
+        for function in _before_end:
+            function()
 
 
 def _end(how: str) -> None:

@@ -6,6 +6,9 @@ uses its connection; otherwise nothing is initialised in this process.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import itertools
 import json
 import shutil
@@ -19,7 +22,7 @@ from pathlib import Path
 from aiacc import _core
 from aiacc.bootstrap.provider import check_payload, rank_list
 from aiacc.bootstrap.providers import pmix_client
-from aiacc.bootstrap.providers.mapped import ancestors, mapped_libraries
+from aiacc.bootstrap.providers.mapped import ancestors, initialized_mpis, mapped_libraries
 from aiacc.bootstrap.providers.pmix_client import Answer, Request, exchange_once, is_initialized
 from aiacc.bootstrap.records import Record
 from aiacc.config import executable_path, set_default
@@ -28,6 +31,19 @@ from aiacc.exceptions import BootstrapError
 #: How much longer than its exchange the client process may take, to start and to find out more.
 _CLIENT_MARGIN_S = 10.0
 _LIBRARY = "libpmix.so"
+
+
+@atexit.register
+def _end_without_another_fence() -> None:
+    """Let Open MPI end without a fence of its own, if this process is in one that it has given up.
+
+    PMIx takes the last fence of the other ranks for that one. They may be gone when this rank comes
+    to its own, which nobody would complete then.
+    """
+    if pmix_client.has_unfinished_fence():
+        for library in initialized_mpis():
+            with contextlib.suppress(ValueError):  # another MPI
+                ctypes.c_bool.in_dll(library, "ompi_async_mpi_finalize").value = True
 
 
 class PmixProvider:

@@ -290,6 +290,11 @@ _LIBC.calloc.restype = ctypes.c_void_p
 _unfinished: list[_Calls] = []
 
 
+def has_unfinished_fence() -> bool:
+    """Whether this process is in a fence that it has given up, and not every rank has come to."""
+    return not all(fence.wait(0.0) for fence in _unfinished)
+
+
 def _left_s(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
