@@ -35,9 +35,6 @@ _MIB = 1 << 20
 #: than 10 MiB more its processes come to disagree, and crash. Open MPI 4.1 takes 4.0 MiB.
 _HOST_BYTES: dict[MpiFlavour, int] = {"mpich": 12 * _MIB, "openmpi": 0}
 _RANK_BYTES: dict[MpiFlavour, int] = {"mpich": 6 * _MIB, "openmpi": 5 * _MIB}
-#: Where the kernel lists network devices that programs drive themselves: InfiniBand, RoCE and EFA;
-#: Slingshot.
-FABRICS: Sequence[Path] = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
 _LAUNCHERS = ("mpirun", "mpiexec", "hydra", "orte", "prte")
 _FOLDER = Path(__file__).parent
 
@@ -82,15 +79,26 @@ def choose(
     )
 
 
-def fabrics() -> list[str]:
-    """Network devices of this host for which MPI is worth its price.
+def fabrics(root: Path = Path("/")) -> list[str]:
+    """Devices of this host for which MPI is worth its price, and which this process may use.
 
-    Between hosts without them MPI sends by TCP as engine `tcp` does, by one connection in Open MPI,
-    and polls for what comes.
+    They are network devices that programs drive themselves. Between hosts without them MPI sends by
+    TCP as engine `tcp` does, by one connection in Open MPI, and polls for what comes. The kernel
+    lists devices in a container, too, whose files it does not have there, and ports that are down.
     """
-    return sorted(
-        device.name for folder in FABRICS if folder.is_dir() for device in folder.iterdir()
-    )
+    classes = root / "sys/class"
+    verbs = {  # InfiniBand, RoCE, EFA
+        _text(entry / "ibdev"): root / "dev/infiniband" / entry.name
+        for entry in _entries(classes / "infiniband_verbs")
+    }
+    found = [
+        device.name
+        for device in _entries(classes / "infiniband")
+        if _usable(verbs.get(device.name))
+        and any("ACTIVE" in _text(port / "state") for port in _entries(device / "ports"))
+    ]
+    slingshot = _entries(classes / "cxi")
+    return sorted(found + [one.name for one in slingshot if _usable(root / "dev" / one.name)])
 
 
 def load(library: str, launcher: MpiFlavour | None) -> str:
@@ -176,6 +184,25 @@ def warning_about_flows(version: str, hosts: int, lanes: int) -> str | None:
         "get no more of a network that caps flows than one; unless the network is no TCP network, "
         "set AIACC_ENGINE=tcp, or build aiacc for MPICH and use its mpirun"
     )
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in it; nothing if it is not there, or may not be read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _usable(device: Path | None) -> bool:
+    return device is not None and os.access(device, os.R_OK | os.W_OK)
 
 
 def _candidates(flavour: MpiFlavour) -> Iterator[str]:

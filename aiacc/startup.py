@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aiacc import _core, mpi_library
@@ -27,6 +27,7 @@ from aiacc.bootstrap.job_plan import (
     warning_about_commands,
 )
 from aiacc.bootstrap.look import settle
+from aiacc.bootstrap.mpi_start import meet_in_mpi
 from aiacc.bootstrap.provider import AloneProvider, command_line
 from aiacc.bootstrap.reach import Presence
 from aiacc.bootstrap.rendezvous import RendezvousProvider
@@ -143,38 +144,11 @@ def _negotiate(provider: Provider, environment: LauncherEnvironment, presence: P
         commands = warning_about_commands(table, provider.rank)
         if commands:
             warnings.warn(commands, stacklevel=5)
-    by_mpi = plan.engine in MPI_ENGINES
-    if not by_mpi and plan.gpu_engine not in MPI_ENGINES:
-        return plan
     # Only now is it certain that every rank has an MPI library, so that MPI_Init cannot wait for
-    # a rank that will not come; and memory is taken when every rank knows that all have met in MPI.
-    steps: tuple[Callable[[], str], ...] = (
-        lambda: _start_mpi(provider, plan, timeout_s, mpirun=environment.mpi is not None),
-        lambda: _reserve_mpi(plan.lanes) if by_mpi else "",
+    # a rank that will not come.
+    return meet_in_mpi(
+        provider, plan, table, timeout_s=timeout_s, mpirun=environment.mpi is not None
     )
-    for step in steps:
-        mine = step()
-        # The others may wait in MPI for a rank that has failed here, until their own limit.
-        patience_s = 2 * timeout_s if mine else timeout_s
-        reasons = provider.all_gather(mine.encode(), timeout_s=patience_s)
-        failed = {
-            number: reason.decode(errors="replace")
-            for number, reason in enumerate(reasons)
-            if reason
-        }
-        for variable, asked in (
-            ("AIACC_ENGINE", table[0].engine),
-            ("AIACC_GPU_ENGINE", table[0].gpu_engine),
-        ):
-            if failed and asked in MPI_ENGINES:
-                raise BootstrapError(
-                    f"[bootstrap] engine {asked} cannot run on {_by_rank(failed)} (expected "
-                    f"viable on every rank); remedy that, or choose another {variable}"
-                )
-        if failed:
-            without = agree([_without_mpi(row, failed.get(row.rank)) for row in table])
-            return dataclasses.replace(without, reach=plan.reach)
-    return plan
 
 
 def _contribution(
@@ -224,6 +198,7 @@ def _contribution(
         equal={
             "AIACC_CACHE_CAPACITY": config["cache_capacity"],
             "AIACC_AUTOTUNE": config["autotune"],
+            "AIACC_PROFILE": config["profile"],
             "AIACC_GPU_ALGORITHM": config["gpu_algorithm"],
             "AIACC_GPU_UNIT_BYTES": config["gpu_unit_bytes"],
             # It decides from which memory a tensor travels, which NCCL wants alike on all ranks.
@@ -265,53 +240,3 @@ def _nccl_in_use() -> bool:
         and distributed.is_initialized()
         and distributed.get_backend() not in ("gloo", "mpi")
     )
-
-
-def _start_mpi(provider: Provider, plan: JobPlan, timeout_s: float, *, mpirun: bool) -> str:
-    """Initialise MPI. "" or why it is of no use to this job.
-
-    ``mpirun``: whether one has started this process.
-    """
-    one_host = all(topology.cross_size == 1 for topology in plan.topologies)
-    try:
-        rank, size, version = _core.mpi_initialize(0 if one_host else plan.lanes, timeout_s)
-    except CollectiveError as error:
-        return str(error)
-    if (rank, size) != (provider.rank, provider.size):
-        remedy = (
-            "set AIACC_MPI_LIBRARY to the library of the mpirun that is used"
-            if mpirun
-            else "no mpirun started this process: start the job by mpirun, or by `aiaccrun --mpi`"
-        )
-        return (
-            f"{version.strip()} says rank {rank} of {size}, the job says rank {provider.rank} of "
-            f"{provider.size}; {remedy}"
-        )
-    hosts = max(topology.cross_size for topology in plan.topologies)
-    warning = mpi_library.warning_about_flows(version, hosts, plan.lanes)
-    if rank == 0 and warning is not None:
-        warnings.warn(warning, stacklevel=4)
-    return ""
-
-
-def _by_rank(reasons: dict[int, str]) -> str:
-    """Each reason once, with the lowest rank that gave it: a rank may only have missed another."""
-    first: dict[str, int] = {}
-    for number, reason in sorted(reasons.items()):
-        first.setdefault(reason, number)
-    return "; ".join(f"rank {number}: {reason}" for reason, number in first.items())
-
-
-def _reserve_mpi(lanes: int) -> str:
-    """Take the memory that MPI's lanes need. "" or why there is none."""
-    try:
-        _core.mpi_reserve(lanes)
-    except CollectiveError as error:
-        return str(error)
-    return ""
-
-
-def _without_mpi(row: Contribution, reason: str | None) -> Contribution:
-    if reason is None:
-        return row
-    return dataclasses.replace(row, engines={**row.engines, **dict.fromkeys(MPI_ENGINES, reason)})

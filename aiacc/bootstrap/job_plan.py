@@ -74,7 +74,7 @@ class Contribution:
     generation: int
     local_rank: int | None = None
     local_size: int | None = None
-    #: Network devices of this rank's host that MPI drives itself, past the kernel.
+    #: Network devices of its host that this rank's MPI can drive itself, past the kernel.
     fabrics: Sequence[str] = field(default_factory=list)
     #: Random bytes; those of rank 0 become the token of the job.
     token: bytes = b""
@@ -325,11 +325,21 @@ def _engine(table: Sequence[Contribution], host_of: Sequence[int]) -> tuple[str,
             return "local", ""
         hosts = max(host_of) + 1
         by_sockets, by_mpi = ("tcp", "mpi") if hosts == len(table) else _HIERARCHICAL
-        if hosts > 1 and all(row.launcher in MPI_LAUNCHERS and row.fabrics for row in table):
+        by_mpirun = all(row.launcher in MPI_LAUNCHERS for row in table)
+        on_fabric = next((row for row in table if row.fabrics), None)
+        if hosts > 1 and by_mpirun and on_fabric is not None:
+            without = next((row for row in table if not row.fabrics), None)
             lacking = next((row for row in table if _why_not(row, by_mpi)), None)
-            if lacking is None:
+            if without is not None:
+                reason = (
+                    f"rank {without.rank} on {without.host.split('/')[0]} has no fabric that it "
+                    f"may use, rank {on_fabric.rank} on {on_fabric.host.split('/')[0]} has "
+                    f"{', '.join(on_fabric.fabrics)}"
+                )
+            elif lacking is not None:
+                reason = f"rank {lacking.rank}: {_why_not(lacking, by_mpi)}"
+            else:
                 return by_mpi, ""
-            reason = f"rank {lacking.rank}: {_why_not(lacking, by_mpi)}"
         requested = by_sockets
     _check_viable(table, requested, "AIACC_ENGINE")
     return requested, reason

@@ -4,7 +4,6 @@ With NO_FABRIC in the environment they have none that would make MPI worth while
 """
 
 import os
-from pathlib import Path
 
 _here = int(os.environ.get("PRETEND_HOSTS", "1"))
 for _flavour in (
@@ -17,4 +16,4 @@ for _flavour in (
 
 from aiacc import mpi_library  # noqa: E402 - it reads those variables
 
-mpi_library.FABRICS = () if "NO_FABRIC" in os.environ else (Path("/sys/class/net"),)
+mpi_library.fabrics = lambda: [] if "NO_FABRIC" in os.environ else ["pretended"]

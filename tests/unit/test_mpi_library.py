@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from types import SimpleNamespace
-
 import pytest
 
-from aiacc import _core, mpi_library, startup
+from aiacc import _core, mpi_library
 
 
 @pytest.mark.parametrize(
@@ -130,35 +127,6 @@ def test_an_mpi_with_one_flow_per_peer_is_told_with_the_remedy():
     assert mpi_library.warning_about_flows("MPICH Version: 5.0.2", hosts=2, lanes=4) is None
 
 
-@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
-def test_rank_0_warns_when_it_starts_such_an_mpi(monkeypatch, rank, times):
-    topology = SimpleNamespace(cross_size=2)
-    plan = SimpleNamespace(topologies=(topology, topology), lanes=4)
-    provider = SimpleNamespace(rank=rank, size=2)
-    started = (rank, 2, "Open MPI v4.1.4")
-    monkeypatch.setattr(_core, "mpi_initialize", lambda lanes, timeout_s: started)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert startup._start_mpi(provider, plan, 1.0, mpirun=True) == ""
-    assert ["one TCP connection" in str(warning.message) for warning in caught] == [True] * times
-
-
-@pytest.mark.parametrize(
-    ("mpirun", "remedy"),
-    [
-        (True, "set AIACC_MPI_LIBRARY to the library of the mpirun that is used"),
-        (False, "no mpirun started this process: start the job by mpirun, or by `aiaccrun --mpi`"),
-    ],
-)
-def test_an_mpi_that_knows_nothing_of_the_others(monkeypatch, mpirun, remedy):
-    plan = SimpleNamespace(topologies=(SimpleNamespace(cross_size=1),), lanes=4)
-    provider = SimpleNamespace(rank=1, size=2)
-    alone = (0, 1, "MPICH Version: 5.0.2")
-    monkeypatch.setattr(_core, "mpi_initialize", lambda lanes, timeout_s: alone)
-    reason = startup._start_mpi(provider, plan, 1.0, mpirun=mpirun)
-    assert reason == (f"MPICH Version: 5.0.2 says rank 0 of 1, the job says rank 1 of 2; {remedy}")
-
-
 MIB = 1 << 20
 
 
@@ -188,3 +156,48 @@ def test_a_host_with_little_shared_memory_is_found_before_mpi_finds_it(
         assert f"/dev/shm has {free // MIB} MiB left" in problem
         assert "--shm-size" in problem
         assert ("AIACC_LANES" in problem) == (lanes > 1)
+
+
+def _device(root, name, verbs, state="4: ACTIVE"):
+    """What the kernel has of a network device, in this folder."""
+    for path, text in (
+        (f"sys/class/infiniband_verbs/{verbs}/ibdev", name),
+        ("sys/class/infiniband_verbs/abi_version", "6"),
+        (f"sys/class/infiniband/{name}/ports/1/state", state),
+        (f"dev/infiniband/{verbs}", ""),
+    ):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text + "\n")
+
+
+def test_a_host_without_network_devices_for_programs_has_no_fabric(tmp_path):
+    assert mpi_library.fabrics(tmp_path) == []
+
+
+def test_fabrics_are_devices_that_this_process_can_use(tmp_path):
+    _device(tmp_path, "mlx5_1", "uverbs0")
+    _device(tmp_path, "efa_0", "uverbs1")
+    _device(tmp_path, "mlx5_2", "uverbs2", state="1: DOWN")
+    _device(tmp_path, "mlx5_3", "uverbs3")
+    (tmp_path / "dev/infiniband/uverbs3").unlink()
+    for name in ("cxi0", "cxi1"):
+        (tmp_path / "sys/class/cxi" / name).mkdir(parents=True)
+    (tmp_path / "dev/cxi0").touch()
+    assert mpi_library.fabrics(tmp_path) == ["cxi0", "efa_0", "mlx5_1"]
+
+
+def test_a_container_that_sees_a_fabric_and_has_no_device_file_of_it_has_none(tmp_path):
+    _device(tmp_path, "mlx5_0", "uverbs0")
+    assert mpi_library.fabrics(tmp_path) == ["mlx5_0"]
+    (tmp_path / "dev/infiniband/uverbs0").rename(tmp_path / "dev/uverbs0")
+    assert mpi_library.fabrics(tmp_path) == []
+
+
+def test_what_may_not_be_read_is_no_fabric_and_no_error(tmp_path, monkeypatch):
+    _device(tmp_path, "mlx5_0", "uverbs0")
+
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(mpi_library.Path, "iterdir", refuse)
+    assert mpi_library.fabrics(tmp_path) == []

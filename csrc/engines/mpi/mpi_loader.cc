@@ -208,7 +208,9 @@ MpiIdentity mpi_initialize(int network_lanes, double timeout_s) {
 void mpi_reserve(int lanes) {
   Mpi& state = mpi();
   const std::lock_guard lock(state.mutex);
-  session_of(state, 0, kDefaultTimeoutS).world().acquire(MpiEngine::lanes_of_communicator(lanes));
+  session_of(state, 0, kDefaultTimeoutS)
+      .world()
+      .acquire(lanes == 0 ? 0 : MpiEngine::lanes_of_communicator(lanes));
 }
 
 void mpi_leave_unfinished() { mpi().finishes = false; }

@@ -35,8 +35,9 @@ struct MpiIdentity {
 MpiIdentity mpi_initialize(int network_lanes, double timeout_s);
 
 /// Takes the memory and the communicators that an engine of all ranks with so many lanes will need,
-/// after `mpi_initialize`. Collective, blocks. Throws Error(kEngine) on every rank if one has not
-/// enough; nothing is lost then.
+/// after `mpi_initialize`; for 0 the ranks only meet, as they do for an engine of all of them.
+/// Collective, blocks. Throws Error(kEngine) on every rank if one has not enough; nothing is lost
+/// then.
 void mpi_reserve(int lanes);
 
 /// The end of the process leaves MPI as it is, so that mpirun sees that it has died. Never blocks.
@@ -49,7 +50,8 @@ std::vector<std::string> mpi_all_gather(const std::string& payload);
 std::unique_ptr<Engine> create_mpi_engine(const EngineContext& context);
 
 /// The same among some ranks of the job, after `mpi_initialize`. `split_id` is a number that no
-/// other call, and no split of an engine, has had since the last engine of all ranks was made.
+/// other call, and no split of an engine, has had since the last engine of all ranks was made or
+/// the last `mpi_reserve`.
 /// Collective over `ranks`, blocks; throws the status of `interrupt` once it is set.
 std::unique_ptr<Engine> create_mpi_engine(const EngineContext& context,
                                           const std::vector<int>& ranks,

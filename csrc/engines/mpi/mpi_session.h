@@ -37,8 +37,8 @@ class MpiSession {
   std::vector<std::string> all_gather(const std::string& payload);
 
   /// A communicator of some ranks for one engine at a time: one that was left by all members, or a
-  /// new one. `split_id` is a number that no other call has had since the last engine for `world`
-  /// was made. Collective over `members`, blocks: up to the timeout or the cancellation, which it
+  /// new one. `split_id` is a number that no other call has had since lanes of `world` were last
+  /// acquired. Collective over `members`, blocks: up to the timeout or the cancellation, which it
   /// throws.
   MpiCommunicator& join(const std::vector<int>& members,
                         std::uint32_t split_id,

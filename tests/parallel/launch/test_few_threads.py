@@ -114,6 +114,24 @@ def test_the_thread_of_the_timeline(few_threads, tmp_path, poor_rank):
     assert "(aiacc timeline)" in texts[poor_rank]
 
 
+def _start_timeline_later(path):
+    hvd.init()
+    if hvd.rank() == 1:
+        _limit(0, live=False)
+    hvd.start_timeline(path)
+    assert np.all(hvd.allreduce(np.ones(1000), name="x", op=hvd.Sum) == 2)
+    hvd.stop_timeline()
+    hvd.shutdown()
+
+
+def test_a_timeline_that_one_rank_cannot_start_leaves_the_job_alone(few_threads, tmp_path, capfd):
+    run_ranks(2, _start_timeline_later, str(tmp_path / "t.json"), env={"LD_PRELOAD": few_threads})
+    said = capfd.readouterr().err
+    assert said.count("cannot start a thread (aiacc timeline)") == 1, said
+    assert "the job goes on without this timeline" in said
+    assert '"ALLREDUCE"' in (tmp_path / "t.json").read_text()
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("poor_rank", [0, 1])
 def test_threads_that_fail_after_the_reserve_was_there_under_mpirun(few_threads, poor_rank):

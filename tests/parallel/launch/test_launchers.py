@@ -509,36 +509,6 @@ def test_openmpi_waits_for_an_entry_that_is_late():
     assert done.returncode == 0, done.stdout
 
 
-#: Rank 1 gives up an exchange, and its Python is over when rank 0 ends and so completes the fence.
-OUTLIVED = """
-from aiacc import _core
-from tests.parallel.launch.test_launchers import *
-assert not mpi_library.load("", "openmpi")
-rank, *_ = _core.mpi_initialize()
-if rank == 0:
-    with open(sys.argv[1]) as pipe:
-        pipe.read()
-    print("rank 0 ends")
-else:
-    print(attempt(SHORT_S))
-    os.close(0)
-    assert os.open(sys.argv[1], os.O_WRONLY) == 0
-    libc = ctypes.CDLL(None)
-    assert libc.on_exit(libc.close, None) == 0  # after Python: closes 0, the exit status
-"""
-
-
-@pytest.mark.mpi
-def test_openmpi_may_complete_what_was_given_up_after_python_has_ended(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    done = run_under_mpirun(
-        sys.executable, "-c", OUTLIVED, str(tmp_path / "pipe"), flavour="openmpi"
-    )
-    assert done.returncode == 0, done.stdout
-    assert "of 2 did not come within 0.5 s of rank 1" in done.stdout
-    assert "rank 0 ends" in done.stdout
-
-
 def main() -> None:
     openmpi_rank(sys.argv[1:])
 

@@ -112,6 +112,9 @@ def test_mpi_is_for_jobs_whose_hosts_all_have_a_fabric():
     rows = on_hosts("aabb", launcher="pmi", engines=WITH_MPI, fabrics=["mlx5_0"])
     assert agree(rows).engine == "hierarchical-mpi"
     plan = agree(change(rows, 3, fabrics=[]))
+    assert plan.engine == "hierarchical"
+    assert "rank 3 on b has no fabric that it may use, rank 0 on a has mlx5_0" in plan.engine_reason
+    plan = agree(on_hosts("aabb", launcher="pmi", engines=ENGINES))
     assert (plan.engine, plan.engine_reason) == ("hierarchical", "")
     plan = agree(on_hosts("ab", launcher="pmix", engines=ENGINES))
     assert (plan.engine, plan.engine_reason) == ("tcp", "")

@@ -63,5 +63,30 @@ TEST(MpiStagedTest, WorksBesideTheEngineForHostMemory) {
   EXPECT_EQ(0, gpu.cuda.misuses());
 }
 
+/// As where rank 0 waits for the others, and one of them fails before: what MPI still has of that
+/// must not meet the next job, which has no other engine of MPI that would tell them apart.
+TEST(MpiStagedTest, WorksAfterRanksThatDidNotMeet) {
+  const MpiIdentity identity = mpi_initialize(0, 30);
+  if (identity.size == 1) {
+    GTEST_SKIP() << "one rank meets nobody";
+  }
+  EngineContext context;
+  context.rank = identity.rank;
+  context.size = identity.size;
+  context.lanes = 1;
+  const std::vector<int> all = all_ranks(identity.size);
+  for (int job = 0; job < 2; ++job) {
+    if (identity.rank == 0) {
+      Cancellation over;
+      over.set({Code::kShutdown, "over"});
+      EXPECT_THROW(create_mpi_engine(context, all, kSplitId, over), Error);
+    }
+    mpi_reserve(0);
+    const auto engine = create_mpi_engine(context, all, kSplitId, Cancellation{});
+    check_all_reduce(
+        *engine, 0, identity.rank, identity.size, 1001, DataType::kFloat32, ReduceOp::kSum);
+  }
+}
+
 }  // namespace
 }  // namespace aiacc
