@@ -132,7 +132,9 @@ class Submission:
 
         `input` and `output` are addresses of contiguous memory that must stay alive and untouched
         until `wait` returns; equal for in-place; tuples for a group. ALLGATHER, ALLTOALL, BARRIER
-        and JOIN take output 0: the core allocates (`take_output`). BROADCAST reads `input` on the
+        and JOIN take output 0: the core allocates (`take_output`). An ALLGATHER of host memory may
+        have room for equal shapes of all ranks instead, of which `input` may be this rank's part:
+        then `take_output` gives no bytes, unless the shapes differ. BROADCAST reads `input` on the
         root only. `stream`: of a device, the CUDA stream (0: the legacy default one) whose work so
         far has to be done before the memory is read or written; the host does not wait for it.
         Raises ValueError for bad input (also a name that is already in flight in the process set,
@@ -312,7 +314,7 @@ def mpi_initialize(network_lanes: int = 0, timeout_s: float = 30.0) -> tuple[int
     """
 
 def mpi_reserve(lanes: int) -> None:
-    """Take the memory for so many lanes of engine mpi. Collective, blocks.
+    """Take the memory for so many lanes of engine mpi; for 0 only meet. Collective, blocks.
 
     EngineError on every rank if a host has not enough, and nothing is lost.
     """

@@ -90,6 +90,8 @@ def allgather(
 ) -> Submission:
     """An all-gather; the output of `start` is 0, for the core allocates.
 
+    In host memory it may also be room for equal shapes of all ranks; see `_core.Submission.start`.
+
     Args:
         name: See above.
         shape: See above.

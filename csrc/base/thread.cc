@@ -9,14 +9,12 @@
 #include "csrc/base/error.h"
 
 namespace aiacc {
-namespace {
 
-std::string host_name() {
-  char name[256] = "";
-  return gethostname(name, sizeof name - 1) == 0 ? name : "this host";
+std::string this_process() {
+  char host[256] = "";
+  const bool known = gethostname(host, sizeof host - 1) == 0;
+  return "process " + std::to_string(getpid()) + " on " + (known ? host : "this host");
 }
-
-}  // namespace
 
 std::thread start_thread(const std::string& name, std::function<void()> body) {
   try {
@@ -26,9 +24,8 @@ std::thread start_thread(const std::string& name, std::function<void()> body) {
     });
   } catch (const std::system_error& error) {
     throw Error(Code::kEngine,
-                "[core] process " + std::to_string(getpid()) + " on " + host_name() +
-                    " cannot start a thread (" + name + "): " + error.code().message() +
-                    " (errno " + std::to_string(error.code().value()) +
+                "[core] " + this_process() + " cannot start a thread (" + name + "): " +
+                    error.code().message() + " (errno " + std::to_string(error.code().value()) +
                     ", expected room for one more); raise the user's limit of processes "
                     "(ulimit -u) or the pids limit of the container (docker run --pids-limit), or "
                     "use fewer lanes (AIACC_LANES)");

@@ -8,6 +8,9 @@
 
 namespace aiacc {
 
+/// "process 123 on host-4", for errors that all ranks hear.
+std::string this_process();
+
 /// Starts a thread that runs `body`, which must not throw; the system shows the first 15 characters
 /// of `name`. Throws Error(kEngine) with process, host, name and remedy if the system has no room
 /// for another thread; then nothing has been started, and `body` is gone.

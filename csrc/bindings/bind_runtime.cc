@@ -11,6 +11,7 @@
 #include "csrc/base/build_info.h"
 #include "csrc/base/descriptors.h"
 #include "csrc/base/interfaces.h"
+#include "csrc/base/log.h"
 #include "csrc/base/thread.h"
 #include "csrc/bindings/bindings.h"
 #include "csrc/core/runtime.h"
@@ -178,7 +179,15 @@ void bind_runtime(py::module_& module) {
   module.def(
       "start_timeline",
       [](const std::string& path, bool mark_cycles) {
-        Runtime::instance().session()->timeline().start(path, mark_cycles);
+        try {
+          Runtime::instance().session()->timeline().start(path, mark_cycles);
+        } catch (const Error& error) {
+          if (error.code() != Code::kEngine) {
+            throw;
+          }
+          // The other ranks have theirs, and would lose this one.
+          AIACC_LOG(kWarning) << error.what() << "; the job goes on without this timeline";
+        }
       },
       py::arg("path"),
       py::arg("mark_cycles") = false);

@@ -1,8 +1,10 @@
 #include "csrc/core/dispatch/zero_answers.h"
 
+#include <cstring>
 #include <utility>
 
 #include "csrc/core/dispatch/planner_input.h"
+#include "csrc/core/submission/result_memory.h"
 
 namespace aiacc {
 
@@ -17,8 +19,11 @@ Operation* ZeroAnswers::add(const Response& response) {
     if (request.on_gpu()) {
       continue;  // no memory means zeros there
     }
-    buffers.gathered.assign(request.tensor(i).bytes(), 0);
-    buffers.output = buffers.gathered.data();
+    const std::size_t bytes = request.tensor(i).bytes();
+    buffers.output = make_result(buffers, bytes, *operation);
+    if (bytes > 0) {
+      std::memset(buffers.output, 0, bytes);
+    }
     buffers.input = buffers.output;
   }
   if (is_empty(*operation)) {

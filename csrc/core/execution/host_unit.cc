@@ -6,6 +6,7 @@
 #include <new>
 
 #include "csrc/core/execution/finite_check.h"
+#include "csrc/core/submission/result_memory.h"
 #include "csrc/engines/adasum.h"
 #include "csrc/kernels/divisor.h"
 #include "csrc/kernels/narrow.h"
@@ -163,17 +164,26 @@ std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows,
   return bytes;
 }
 
+/// Whether the `total` bytes of an all-gather go to memory of the caller, who has room for equal
+/// shapes of all members.
+bool has_room(const Unit& unit, std::size_t total) {
+  const Piece& piece = unit.pieces.front();
+  return piece.request().kind == OpKind::kAllgather && piece.operation->completion == nullptr &&
+         piece.buffers().output != nullptr &&
+         total == piece.spec().bytes() * static_cast<std::size_t>(unit.communicator->size());
+}
+
 /// Where the `total` bytes go that a tensor gets from all members.
-void* output_for(const Piece& piece, std::size_t total) {
+void* output_for(const Unit& unit, std::size_t total) {
+  const Piece& piece = unit.pieces.front();
   TensorBuffers& buffers = piece.buffers();
+  if (has_room(unit, total)) {
+    return buffers.output;
+  }
   Completion* completion = piece.operation->completion.get();
   void* output =
       completion == nullptr ? nullptr : completion->allocate(*piece.operation, piece.tensor);
-  if (output == nullptr) {
-    buffers.gathered.resize(total);
-    output = buffers.gathered.data();
-  }
-  return output;
+  return output != nullptr ? output : make_result(buffers, total, *piece.operation);
 }
 
 void all_gather_unit(const Unit& unit, int lane) {
@@ -181,7 +191,7 @@ void all_gather_unit(const Unit& unit, int lane) {
   const TensorBuffers& buffers = piece.buffers();
   std::size_t total = 0;
   const auto parts = bytes_of(buffers.first_extents, piece.spec().row_bytes(), total);
-  unit.communicator->engine->all_gather(lane, buffers.input, output_for(piece, total), parts);
+  unit.communicator->engine->all_gather(lane, buffers.input, output_for(unit, total), parts);
 }
 
 void all_to_all_unit(const Unit& unit, int lane) {
@@ -192,7 +202,7 @@ void all_to_all_unit(const Unit& unit, int lane) {
   const auto sent = bytes_of(piece.request().numbers, row, total);
   const auto received = bytes_of(buffers.first_extents, row, total);
   unit.communicator->engine->all_to_all(
-      lane, buffers.input, output_for(piece, total), sent, received);
+      lane, buffers.input, output_for(unit, total), sent, received);
 }
 
 void reduce_scatter_unit(const Unit& unit, int lane, PackBuffer& buffer) {

@@ -26,6 +26,8 @@ using Handle = std::int64_t;
 /// Memory of one tensor of an operation.
 struct TensorBuffers {
   const void* input = nullptr;
+  /// Of an all-gather in host memory: room for what all members give, if their shapes are equal;
+  /// else, and if it is null, the result is in `gathered`.
   void* output = nullptr;
   /// Rows that come from every member of the process set: all-gather and all-to-all.
   std::vector<std::int64_t> first_extents;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -97,6 +98,38 @@ TEST_P(CoordinatorGroupsTest, AGroupIsGatheredWithRowsOfItsOwn) {
       EXPECT_EQ(done->tensor(1).gathered, expected_second);
       EXPECT_EQ(done->tensor(1).first_extents,
                 std::vector<std::int64_t>(static_cast<std::size_t>(size()), 2));
+      done.reset();
+      coordinator.release(handle);
+    }
+  });
+}
+
+TEST_P(CoordinatorGroupsTest, EqualRowsAreGatheredInMemoryOfTheCaller) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    for (const bool equal : {true, false}) {
+      const std::int64_t rows = equal ? 3 : 3 + rank % 2;
+      RawBytes room(static_cast<std::size_t>(4 * size()), 0xff);
+      std::uint8_t* own = room.data() + 3 * rank;
+      std::fill_n(own, rows, static_cast<std::uint8_t>(rank));
+      auto operation = coordinator.acquire();
+      operation->request = make_request("g", OpKind::kAllgather, {rows});
+      operation->request.dtype = DataType::kUInt8;
+      operation->input = own;
+      operation->output = room.data();
+      const Handle handle = coordinator.submit(std::move(operation));
+      auto done = coordinator.wait(handle);
+      RawBytes expected;
+      for (int r = 0; r < size(); ++r) {
+        expected.insert(expected.end(), equal ? 3 : 3 + r % 2, static_cast<std::uint8_t>(r));
+      }
+      if (equal || size() == 1) {
+        EXPECT_TRUE(done->gathered.empty());
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), room.begin()));
+        EXPECT_EQ(room.back(), 0xff);
+      } else {
+        EXPECT_EQ(done->gathered, expected);
+      }
       done.reset();
       coordinator.release(handle);
     }

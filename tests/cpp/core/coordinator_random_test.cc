@@ -154,9 +154,10 @@ class Submitted {
     }
     input_.resize(request_.bytes());
     fill();
+    const bool gathers = request_.kind == OpKind::kAllgather;
     output_.resize(input_.size());
-    handle_ = submit(
-        coordinator, request_, input_.data(), step.in_place ? input_.data() : output_.data());
+    std::uint8_t* output = step.in_place ? input_.data() : output_.data();
+    handle_ = submit(coordinator, request_, input_.data(), gathers ? nullptr : output);
   }
 
   void finish() {

@@ -42,9 +42,10 @@ class LoneRank {
     operation->request = request;
     check_request(request, *members);
     operation->more.resize(request.more.size());
+    const std::size_t parts = request.kind == OpKind::kAllgather ? members->size() : 1;
     for (std::size_t i = 0; i < request.tensors(); ++i) {
       memory_[next_].emplace_back(request.tensor(i).bytes());
-      memory_[next_].emplace_back(request.tensor(i).bytes());
+      memory_[next_].emplace_back(request.tensor(i).bytes() * parts);
       operation->tensor(i).input = (memory_[next_].end() - 2)->data();
       operation->tensor(i).output = memory_[next_].back().data();
     }
