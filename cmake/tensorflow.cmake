@@ -14,8 +14,12 @@ target_link_options(aiacc_tensorflow_name INTERFACE LINKER:--no-as-needed)
 # package, in folders of the same names.
 foreach(source IN ITEMS
   csrc/bindings/c_api.h
+  csrc/bindings/tensorflow/broadcasts.cc
+  csrc/bindings/tensorflow/broadcasts.h
   csrc/bindings/tensorflow/collective_kernel.cc
   csrc/bindings/tensorflow/collective_kernel.h
+  csrc/bindings/tensorflow/constants.cc
+  csrc/bindings/tensorflow/constants.h
   csrc/bindings/tensorflow/cpp_kernels.cc
   csrc/bindings/tensorflow/data_types.h
   csrc/bindings/tensorflow/execution.h

@@ -142,9 +142,12 @@ def tensor_of(value: Any, what: str) -> Any:
     """
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype.name not in DTYPE_CODES:
+        remedy = (
+            "use broadcast_object or allgather_object" if tensor.dtype == tf.string else "cast it"
+        )
         raise ValueError(
             f"[tensorflow] {what}: dtype {tensor.dtype.name} (expected one of "
-            f"{', '.join(DTYPE_CODES)}); cast it"
+            f"{', '.join(DTYPE_CODES)}); {remedy}"
         )
     return tensor
 

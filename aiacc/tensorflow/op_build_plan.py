@@ -9,7 +9,9 @@ from pathlib import Path
 
 #: Of what is shipped in `aiacc/sources`; the others are included.
 SOURCES = (
+    "csrc/bindings/tensorflow/broadcasts.cc",
     "csrc/bindings/tensorflow/collective_kernel.cc",
+    "csrc/bindings/tensorflow/constants.cc",
     "csrc/bindings/tensorflow/cpp_kernels.cc",
     "csrc/bindings/tensorflow/op_specs.cc",
 )

@@ -47,9 +47,7 @@ def broadcast(
     """
     del ignore_name_scope
     given = node.tensor_of(tensor, label_of("broadcast", name))
-    copy = node.run("aiacc_broadcast", "broadcast", name, process_set, [given], root_rank=root_rank)
-    if not tf.executing_eagerly():
-        copy.set_shape(given.shape)
+    (copy,) = _copies([given], root_rank, name, process_set)
     return copy
 
 
@@ -61,6 +59,8 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Assign the values that variables have on ``root_rank`` to them, on all ranks.
+
+    All travel at the same time. On the root they keep their memory.
 
     Collective: every rank, with variables of the same shapes and dtypes in the same order.
     Blocks: until all have their values, outside of graphs. In a graph it blocks nothing.
@@ -75,22 +75,38 @@ def broadcast_(
         The variables; in a graph for a session their values once they are assigned.
 
     Raises:
-        ValueError: Bad argument.
-        tf.errors.OpError: The operation failed.
+        ValueError: Bad argument; a variable of a dtype that the core does not know, such as string.
+        tf.errors.OpError: The operation failed for a variable, and none is assigned.
     """
     listed = list(variables)
-    assigned = []
-    for number, variable in enumerate(listed):
-        part = name and f"{name}.{number}"
-        copy = broadcast(variable, root_rank, part, process_set=process_set)
-        assigned.append(variable.assign(copy))
+    given = [
+        node.tensor_of(variable, f"broadcast_ of variable {getattr(variable, 'name', i)!r}")
+        for i, variable in enumerate(listed)
+    ]
+    copies = _copies(given, root_rank, name, process_set)
+    assigned = [variable.assign(copy) for variable, copy in zip(listed, copies, strict=True)]
     return assigned if node.in_session_graph() else listed
 
 
+def _copies(
+    tensors: list[Any], root_rank: int, name: str | None, process_set: ProcessSet
+) -> list[Any]:
+    """The tensors of the root, which all travel at the same time."""
+    if not tensors:
+        return []
+    copies = node.run(
+        "aiacc_broadcast", "broadcast", name, process_set, [tensors], root_rank=root_rank
+    )
+    for copy, tensor in zip(copies, tensors, strict=True):
+        if not tf.executing_eagerly():
+            copy.set_shape(tensor.shape)
+    return list(copies)
+
+
 @node.gradient_of("AiaccBroadcast")
-def _gradient(op: Any, grad: Any) -> list[Any]:
+def _gradient(op: Any, *grads: Any) -> list[Any]:
     name, process_set = node.name_given_to(op), op.get_attr("process_set_id")
-    (average,) = average_for_gradient("broadcast.grad", [grad], name, process_set)
+    averages = average_for_gradient("broadcast.grad", grads, name, process_set)
     is_root = tf.equal(rank_op(), op.get_attr("root_rank"))
-    own = tf.where(is_root, average, tf.zeros_like(average))
-    return [own, *[None] * op.get_attr("token_count")]
+    own = [tf.where(is_root, average, tf.zeros_like(average)) for average in averages]
+    return [*own, *[None] * op.get_attr("token_count")]

@@ -129,6 +129,17 @@ class CExecution final : public Execution {
     return TF_TensorData(tensor.get());
   }
 
+  void* pass_on(int index) override {
+    TF_Tensor* found = nullptr;
+    const StatusOf status;
+    TF_GetInput(context_, index, &found, status.get());
+    const Tensor tensor(found, TF_DeleteTensor);
+    status.check();
+    TF_SetOutput(context_, index, found, status.get());
+    status.check();
+    return TF_TensorData(found);
+  }
+
   Iteration iteration() const override { return {TF_GetFrameId(context_), TF_GetIterId(context_)}; }
 
   void finish(int code, const char* message) noexcept override {

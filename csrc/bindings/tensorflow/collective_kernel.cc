@@ -1,7 +1,6 @@
 #include "csrc/bindings/tensorflow/collective_kernel.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <numeric>
@@ -10,34 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/bindings/tensorflow/broadcasts.h"
+#include "csrc/bindings/tensorflow/constants.h"
 #include "csrc/bindings/tensorflow/data_types.h"
 
 namespace aiacc::tensorflow {
 namespace {
-
-/// As Horovod's ops end: what all ranks see and may survive is a failed precondition.
-int error_code(std::int32_t code) {
-  switch (code) {
-    case AIACC_OK:
-      return kOk;
-    case AIACC_INVALID_ARGUMENT:
-      return kInvalidArgument;
-    case AIACC_UNSUPPORTED:
-      return kUnimplemented;
-    case AIACC_MISMATCH:
-      return kFailedPrecondition;
-    case AIACC_SHUTDOWN:
-      return kAborted;
-    default:
-      return kUnknown;
-  }
-}
-
-void check(std::int32_t code) {
-  if (code != AIACC_OK) {
-    throw OpError{error_code(code), aiacc_last_error()};
-  }
-}
 
 std::vector<std::int32_t> members_of(std::uint32_t process_set) {
   std::int32_t size = 0;
@@ -47,112 +24,20 @@ std::vector<std::int32_t> members_of(std::uint32_t process_set) {
   return ranks;
 }
 
-/// What is the same in every run of a node.
-struct Constants {
-  int kind = 0;
-  std::string name;
-  std::uint32_t process_set = 0;
-  int tensors = 0;
-  std::int32_t op = AIACC_SUM;
-  std::int32_t wire = AIACC_WIRE_TENSOR;
-  double prescale = 1.0;
-  double postscale = 1.0;
-  std::int32_t root = 0;
-};
-
-double from_bits(std::int64_t bits) {
-  double value = 0;
-  static_assert(sizeof value == sizeof bits);
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-const char* verb_of(int kind) {
-  switch (kind) {
-    case AIACC_ALLREDUCE:
-      return "allreduce";
-    case AIACC_ALLGATHER:
-      return "allgather";
-    case AIACC_BROADCAST:
-      return "broadcast";
-    case AIACC_ALLTOALL:
-      return "alltoall";
-    case AIACC_REDUCESCATTER:
-      return "reducescatter";
-    default:
-      return "";  // they need no name
-  }
-}
-
-/// What calls the function that a node is in, "" for Python: functions that others call are part of
-/// their graphs when these run, and the names of their nodes begin with that of the call.
-std::string call_of(const std::string& node) {
-  const std::size_t last = node.rfind("PartitionedCall");
-  return last == std::string::npos ? "" : '@' + node.substr(0, node.find('/', last));
-}
-
-Constants constants_from(int kind, const Attributes& attributes) {
-  Constants constants;
-  constants.kind = kind;
-  constants.process_set = static_cast<std::uint32_t>(attributes.number("process_set_id"));
-  constants.name = attributes.text("wire_name");
-  if (*verb_of(kind) == '\0') {
-    return constants;
-  }
-  if (attributes.number("per_call") != 0) {
-    constants.name += call_of(attributes.node_name());
-  }
-  if (kind == AIACC_ALLREDUCE || kind == AIACC_REDUCESCATTER) {
-    constants.op = static_cast<std::int32_t>(attributes.number("reduce_op"));
-    constants.prescale = from_bits(attributes.number("prescale_bits"));
-    constants.postscale = from_bits(attributes.number("postscale_bits"));
-  }
-  if (kind == AIACC_ALLREDUCE) {
-    constants.wire = static_cast<std::int32_t>(attributes.number("wire_format"));
-  }
-  if (kind == AIACC_BROADCAST) {
-    constants.root = static_cast<std::int32_t>(attributes.number("root_rank"));
-  }
-  constants.tensors =
-      kind == AIACC_BROADCAST || kind == AIACC_ALLTOALL ? 1 : attributes.length("T");
-  return constants;
-}
-
-/// By which ranks meet: iterations of a loop run at the same time, so each has its own names.
-std::string name_of(const Constants& constants, const Iteration& iteration) {
-  if (constants.name.empty() || iteration.loop == 0) {
-    return constants.name;
-  }
-  // Numbered anew from time to time, so that long loops use their names again and the core
-  // remembers them; 10 iterations run at a time unless the user wants more.
-  constexpr int kNumbers = 16;
-  return constants.name + '.' + std::to_string(iteration.loop) + '.' +
-         std::to_string(iteration.number % kNumbers);
-}
-
 /// One run, from its start to the callback.
 class Run {
  public:
-  /// Takes `execution` when nothing can fail any more.
+  /// Takes `execution` when nothing can fail any more. Throws OpError.
   Run(Constants constants, std::unique_ptr<Execution>&& execution)
-      : constants_(std::move(constants)),
-        name_(name_of(constants_, execution->iteration())),
-        execution_(std::move(execution)) {}
+      : constants_(std::move(constants)), name_(name_of(constants_, execution->iteration())) {
+    describe(*execution);
+    execution_ = std::move(execution);
+  }
 
   /// Submits it. It is deleted when it is over.
   static void start(const Constants& constants, std::unique_ptr<Execution> execution) noexcept {
-    std::unique_ptr<Run> run;
-    const auto fail = [&run, &execution](int code, const char* message) {
-      (run ? run->execution_ : execution)->finish(code, message);
-    };
-    try {
-      run = std::make_unique<Run>(constants, std::move(execution));
-      run->describe();
-    } catch (const OpError& error) {
-      fail(error.code, error.message.c_str());
-      return;
-    } catch (const std::exception& error) {
-      fail(kResourceExhausted, error.what());
+    std::unique_ptr<Run> run = make_run<Run>(constants, std::move(execution));
+    if (run == nullptr) {
       return;
     }
     Run* running = run.release();
@@ -169,7 +54,7 @@ class Run {
   }
 
  private:
-  void describe() {
+  void describe(Execution& execution) {
     submission_.kind = constants_.kind;
     submission_.name = name_.c_str();
     submission_.process_set = constants_.process_set;
@@ -177,33 +62,32 @@ class Run {
     submission_.wire = constants_.wire;
     submission_.prescale = constants_.prescale;
     submission_.postscale = constants_.postscale;
-    submission_.root = constants_.root;
     submission_.allocate = allocate;
     submission_.done = done;
     submission_.context = this;
     if (constants_.kind == AIACC_JOIN) {
-      submission_.received = static_cast<std::int64_t*>(execution_->allocate(0, kInt64, {}));
+      submission_.received = static_cast<std::int64_t*>(execution.allocate(0, kInt64, {}));
     }
     inputs_.reserve(constants_.tensors);
     for (int i = 0; i < constants_.tensors; ++i) {
-      describe_tensor(i);
+      describe_tensor(i, execution);
     }
     submission_.tensor_count = static_cast<std::uint32_t>(tensors_.size());
     submission_.tensors = tensors_.data();
     if (constants_.kind == AIACC_ALLGATHER || constants_.kind == AIACC_ALLTOALL) {
-      describe_rows();
+      describe_rows(execution);
     }
   }
 
-  void describe_tensor(int index) {
-    Input& input = inputs_.emplace_back(execution_->input(index));
+  void describe_tensor(int index, Execution& execution) {
+    Input& input = inputs_.emplace_back(execution.input(index));
     aiacc_tensor tensor{};
     tensor.dtype = core_dtype(input.dtype);
     tensor.dimensions = static_cast<std::uint32_t>(input.shape.size());
     tensor.shape = input.shape.data();
     tensor.input = input.data;
-    if (constants_.kind == AIACC_ALLREDUCE || constants_.kind == AIACC_BROADCAST) {
-      tensor.output = execution_->reuse(index, input.shape);
+    if (constants_.kind == AIACC_ALLREDUCE) {
+      tensor.output = execution.reuse(index, input.shape);
     } else if (input.shape.empty()) {
       throw OpError{kInvalidArgument,
                     std::string(verb_of(constants_.kind)) + " of '" + name_ +
@@ -212,7 +96,7 @@ class Run {
     } else if (constants_.kind == AIACC_REDUCESCATTER) {
       std::vector<std::int64_t> part = input.shape;
       part.front() = rows_of_this_rank(part.front());
-      tensor.output = execution_->allocate(index, input.dtype, part);
+      tensor.output = execution.allocate(index, input.dtype, part);
     }
     tensors_.push_back(tensor);
   }
@@ -227,16 +111,16 @@ class Run {
   }
 
   /// Rows that come from each member, and of an all-to-all those that go to each.
-  void describe_rows() {
+  void describe_rows(Execution& execution) {
     const auto size = static_cast<std::int64_t>(members_of(constants_.process_set).size());
     if (constants_.kind == AIACC_ALLGATHER) {
       const std::vector<std::int64_t> shape{constants_.tensors, size};
       submission_.received =
-          static_cast<std::int64_t*>(execution_->allocate(constants_.tensors, kInt64, shape));
+          static_cast<std::int64_t*>(execution.allocate(constants_.tensors, kInt64, shape));
       return;
     }
-    submission_.received = static_cast<std::int64_t*>(execution_->allocate(1, kInt64, {size}));
-    const Input given = execution_->input(1);
+    submission_.received = static_cast<std::int64_t*>(execution.allocate(1, kInt64, {size}));
+    const Input given = execution.input(1);
     const auto count = std::accumulate(
         given.shape.begin(), given.shape.end(), std::int64_t{1}, std::multiplies<>());
     const auto* splits = static_cast<const std::int64_t*>(given.data);
@@ -276,7 +160,7 @@ class Run {
 
   const Constants constants_;
   const std::string name_;
-  const std::unique_ptr<Execution> execution_;
+  std::unique_ptr<Execution> execution_;
   aiacc_submission submission_ = AIACC_SUBMISSION_INIT;
   std::vector<Input> inputs_;
   std::vector<aiacc_tensor> tensors_;
@@ -288,6 +172,10 @@ class CollectiveKernel final : public Kernel {
   explicit CollectiveKernel(Constants constants) : constants_(std::move(constants)) {}
 
   void start(std::unique_ptr<Execution> execution) const noexcept override {
+    if (constants_.kind == AIACC_BROADCAST) {
+      start_broadcasts(constants_, std::move(execution));
+      return;
+    }
     Run::start(constants_, std::move(execution));
   }
 

@@ -91,6 +91,12 @@ class CppExecution final : public Execution {
     return tensor->data();
   }
 
+  void* pass_on(int index) override {
+    const tf::Tensor& tensor = context_.input(index);
+    context_.set_output(index, tensor);
+    return tensor.data();
+  }
+
   Iteration iteration() const override {
     const tf::FrameAndIter at = context_.frame_iter();
     return {at.frame_id, at.iter_id};

@@ -67,6 +67,8 @@ class Execution {
   /// Memory for output `index`, of dtype and shape of input `index`: that of the input if nobody
   /// else reads it.
   virtual void* reuse(int index, const std::vector<std::int64_t>& shape) = 0;
+  /// Makes input `index` also output `index`; its memory, which nobody may write.
+  virtual void* pass_on(int index) = 0;
   /// The loop that it is part of, and its iteration there: the same on every rank.
   virtual Iteration iteration() const = 0;
   /// The end: all outputs are there, or there is an error. Called once, the last call. Never

@@ -85,6 +85,8 @@ TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext*,
                                            int dimensions,
                                            int* forwarded,
                                            TF_Status*);
+/// The output shares the tensor's memory.
+void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback*);
 

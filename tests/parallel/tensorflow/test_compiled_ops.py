@@ -57,6 +57,9 @@ def _collectives():
     part = hvd.reducescatter(tf.constant([1, 2, 3], tf.bfloat16), op=hvd.Sum)
     assert tf.cast(part, tf.int32).numpy().tolist() == ([2, 4] if rank == 0 else [6])
     assert hvd.broadcast(rank, 1).numpy() == 1
+    variables = [tf.Variable([float(rank)] * i) for i in range(3)]
+    hvd.broadcast_variables(variables, 1)
+    assert [variable.numpy().tolist() for variable in variables] == [[], [1.0], [1.0, 1.0]]
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"\[2\].*\[3\]"):
         hvd.allreduce(tf.ones([2 + rank]), name="shapes")
     with pytest.raises(tf.errors.InvalidArgumentError, match="without dimensions"):
