@@ -7,14 +7,16 @@ P(b) and Q(b) the reduce-scatters and the all-gathers of bucket b and those that
     backward = max(its compute, max over b of  ready(b) + P(b))
     forward  = max(its compute, max over b of  Q(b) + compute from the first use of b on)
 
-and their sum is least. Whether a plan with backward <= beta and forward <= phi exists is decided by
-a programme over the first tensor of the last buckets, O(L^2); phi by bisection, and beta by
-bisection of those intervals that the bound low + phi(high) leaves, as phi never grows with beta.
+and their sum is least. The least of either alone comes from the recurrence of `optimal`, for the
+forward pass with time reversed. Whether a plan with backward <= beta and forward <= phi exists is
+decided by a programme over the first tensor of the last buckets, O(L^2). A plan that is better than
+the sum S has a backward pass in some interval (b, c], and then a forward pass of less than S - b:
+if no plan has backward <= c and forward <= S - b, there is none, and the next interval is looked
+at; else the one that is found may be better, or the interval is made smaller. That ends with the
+proof that no plan is better than the best one found by more than the resolution.
 """
 
 from __future__ import annotations
-
-import heapq
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from aiacc.planning.cost import ALL_GATHER, REDUCE_SCATTER
 from aiacc.planning.optimal import best_ends
 from aiacc.planning.plan import DECOUPLED, Plan, cut
 from aiacc.planning.problem import Floats, Problem
-from aiacc.planning.schedule import decoupled_step
+from aiacc.planning.schedule import decoupled_passes, decoupled_step
 
 #: Of the step time: by how much a plan may miss the best one.
 RESOLUTION = 2e-3
@@ -34,36 +36,28 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
         raise ValueError(f"resolution {resolution} (expected > 0)")
     search = _Search(problem)
     trace = problem.trace
-    least_beta = search.least_backward()
-    # Without a limit on the backward pass, the forward pass is as short as it can be.
-    least_phi, ends = search.least_forward(np.inf, trace.forward_s, resolution)
-    best_s, best = decoupled_step(problem, ends), ends
-    highest = best_s - least_phi
-    _, ends = search.least_forward(least_beta, least_phi, resolution)
-    seconds = decoupled_step(problem, ends)
-    if seconds < best_s:
-        best_s, best = seconds, ends
-    # Intervals of beta with phi at both ends, the one with the lowest bound first.
-    queue = [(least_beta + least_phi, least_beta, highest, least_phi)]
-    while queue:
-        bound, low, high, phi_high = heapq.heappop(queue)
-        if bound >= best_s * (1 - resolution):
-            heapq.heappush(queue, (bound, low, high, phi_high))
-            break
-        middle = (low + high) / 2
-        phi, ends = search.least_forward(middle, phi_high, resolution)
-        seconds = decoupled_step(problem, ends)
-        if seconds < best_s:
-            best_s, best = seconds, ends
-        heapq.heappush(queue, (low + phi, low, middle, phi))
-        heapq.heappush(queue, (middle + phi_high, middle, high, phi_high))
-    bound = min((entry[0] for entry in queue), default=best_s)
+    least_beta, one = search.least_backward()
+    least_phi, other = search.least_forward()
+    best_s, best = min((decoupled_step(problem, ends), ends) for ends in (one, other))
+    for gap in (10 * resolution, 3 * resolution, resolution):  # a good plan makes proofs short
+        low, width = least_beta, gap * best_s
+        while low < (last := best_s * (1 - gap) - least_phi):
+            high = min(low + width, last)
+            ends = search.plan_within(high, last + least_phi - low)
+            if ends is None:
+                low, width = high, 2 * width
+                continue
+            best_s, best = min((best_s, best), (decoupled_step(problem, ends), ends))
+            width = max(gap * best_s / 2, width / 2)  # at that, what is found is better
+    # Of plans that are as good, one of few startups.
+    best = search.plan_within(*decoupled_passes(problem, best)) or best
+    bound = max(trace.compute_s, least_beta + least_phi, best_s * (1 - resolution))
     return Plan(
         planner="decoupled",
         buckets=cut(trace, best),
         schedule=DECOUPLED,
         predicted_s=best_s,
-        bound_s=max(trace.compute_s, min(bound, best_s)),
+        bound_s=min(bound, best_s),
     )
 
 
@@ -79,49 +73,64 @@ class _Search:
         for i in range(count):
             self.tail[i, i + 1 :] = forward_s - np.minimum.accumulate(problem.need[i:])
         self.ready = problem.ready - forward_s  # of the backward pass
+        #: The same with the end of the bucket first.
+        self.by_end = np.ascontiguousarray(self.scatter.T)
+        self.tail_by_end = np.ascontiguousarray(self.tail.T)
 
-    def least_backward(self) -> float:
-        """Seconds of the backward pass of the plan that has the shortest."""
+    def least_backward(self) -> tuple[float, list[int]]:
+        """Seconds of the backward pass of a plan that has the shortest, and the plan."""
         # The same recurrence as for an all-reduce, whose clock starts with the forward pass.
-        forward_s = self.problem.trace.forward_s
-        _, finish = best_ends(self.problem, self.scatter)
-        return max(self.problem.trace.backward_s, finish - forward_s)
+        ends, finish = best_ends(self.scatter, self.problem.late)
+        trace = self.problem.trace
+        return max(trace.backward_s, finish - trace.forward_s), ends
 
-    def least_forward(self, beta: float, low: float, resolution: float) -> tuple[float, list[int]]:
-        """Shortest forward pass of plans whose backward pass takes at most ``beta``, and its plan.
+    def least_forward(self) -> tuple[float, list[int]]:
+        """The same of the forward pass.
 
-        The first value is a bound from below that no such plan beats; at least ``low``.
+        With time reversed all-gathers follow each other in the order of the backward pass, and none
+        begins before the compute after its first use has ended.
         """
-        ends = self.plan_within(beta, np.inf)
-        assert ends is not None
-        high = self.forward_of(ends)
-        step = resolution * self.problem.trace.compute_s / 4 or resolution
-        while high - low > step:
-            middle = (low + high) / 2
-            found = self.plan_within(beta, middle)
-            if found is None:
-                low = middle
-            else:
-                ends, high = found, min(middle, self.forward_of(found))
-        return min(low, high), ends
-
-    def forward_of(self, ends: list[int]) -> float:
-        forward, arrived = self.problem.trace.forward_s, 0.0
-        starts = [0, *ends[:-1]]
-        for start, end in zip(reversed(starts), reversed(ends), strict=True):
-            arrived += self.gather[start, end]
-            forward = max(forward, arrived + self.tail[start, end])
-        return float(forward)
+        ends, finish = best_ends(self.gather, self.tail)
+        return max(self.problem.trace.forward_s, finish), ends
 
     def plan_within(self, beta: float, phi: float) -> list[int] | None:
-        """Ends of buckets with which both passes are short enough, if there are such.
+        """Ends of buckets with which both passes are short enough, if there are such."""
+        slack = 1e-12 * max(1.0, self.problem.trace.compute_s)
+        within = self._alike_within if self.alike else self._pairs_within
+        return within(beta + slack, phi + slack)
+
+    def _alike_within(self, beta: float, phi: float) -> list[int] | None:
+        """Where both operations cost the same: the least seconds D of tensors i.. for each i."""
+        count = len(self.problem)
+        cost, tail = self.by_end, self.tail_by_end
+        late = beta - self.ready
+        least = np.full(count + 1, np.inf)
+        least[count] = 0.0
+        for j in range(count, 0, -1):
+            if least[j] == np.inf:
+                continue
+            seconds = cost[j, :j] + least[j]
+            limit = np.minimum(phi - tail[j, :j], late[j - 1])
+            seconds[seconds > limit] = np.inf
+            np.minimum(least[:j], seconds, out=least[:j])
+        if least[0] == np.inf:
+            return None
+        ends, i = [], 0
+        while i < count:
+            seconds = cost[i + 1 :, i] + least[i + 1 :]
+            limit = np.minimum(phi - tail[i + 1 :, i], late[i:])
+            i += 1 + int(np.argmin(np.where(seconds <= limit, seconds, np.inf)))
+            ends.append(i)
+        return ends
+
+    def _pairs_within(self, beta: float, phi: float) -> list[int] | None:
+        """Where they do not.
 
         A label is a way to send tensors i.. : the seconds of its reduce-scatters and all-gathers.
-        Where both cost the same there is one for each i, else all that no other one beats in both.
+        For each i there are all that no other one beats in both.
         """
         count = len(self.problem)
-        slack = 1e-12 * max(1.0, self.problem.trace.compute_s)
-        late = np.concatenate([[0.0], beta + slack - self.ready])  # by end of a bucket
+        late = np.concatenate([[0.0], beta - self.ready])  # by end of a bucket
         at = np.array([count])
         scatter, gather = np.zeros(1), np.zeros(1)
         parent: list[int] = [-1]
@@ -129,7 +138,7 @@ class _Search:
         for i in range(count - 1, -1, -1):
             p = scatter + self.scatter[i, at]
             q = gather + self.gather[i, at]
-            good = np.flatnonzero((p <= late[at]) & (q <= phi + slack - self.tail[i, at]))
+            good = np.flatnonzero((p <= late[at]) & (q <= phi - self.tail[i, at]))
             last = self._undominated(p, q, good)
             if not last:
                 continue
@@ -147,8 +156,6 @@ class _Search:
     def _undominated(self, p: Floats, q: Floats, among: np.ndarray) -> list[int]:
         if among.size == 0:
             return []
-        if self.alike:
-            return [int(among[np.argmin(p[among])])]
         order = among[np.lexsort((q[among], p[among]))]
         smallest = np.minimum.accumulate(np.concatenate([[np.inf], q[order][:-1]]))
         return [int(label) for label in order[q[order] < smallest]]

@@ -46,10 +46,10 @@ def lanes(problem: Problem, most: int) -> Plan:
     weights = np.asarray(
         np.minimum.reduce([of_one / number for number, of_one in enumerate(costs, start=1)])
     )
-    cheapest, _ = best_ends(problem, weights)
+    cheapest, _ = best_ends(weights, problem.late)
     for number, of_one in enumerate(costs, start=1):
-        offer(number, best_ends(problem, of_one / number)[0])
-        offer(number, best_ends(problem, of_one)[0])
+        offer(number, best_ends(of_one / number, problem.late)[0])
+        offer(number, best_ends(of_one, problem.late)[0])
         offer(number, cheapest)
         for limit in _LIMITS:
             offer(number, problem.ends_of_limit(limit * _MIB))

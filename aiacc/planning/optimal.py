@@ -22,17 +22,23 @@ SLACK = 0.005
 
 def optimal(problem: Problem) -> Plan:
     """The shortest step; among equals, buckets that end late in the backward pass. O(L^2)."""
-    ends, _ = best_ends(problem, problem.costs())
+    ends, _ = best_ends(problem.costs(), problem.late)
     return planned(problem, "optimal", ends, exact=True)
 
 
-def best_ends(problem: Problem, costs: Floats) -> tuple[list[int], float]:
-    """Where buckets with these costs end so that the last one ends soonest, and when it does."""
-    count = len(problem)
+def best_ends(costs: Floats, earliest: Floats) -> tuple[list[int], float]:
+    """Where buckets (i, j) end so that the last one ends soonest, and when it does.
+
+    Args:
+        costs: Seconds of each bucket.
+        earliest: When each may begin, or by j alone.
+    """
+    count = len(costs) - 1
+    earliest = np.broadcast_to(earliest, costs.shape)
     finish = np.zeros(count + 1)
     start_of = [0] * (count + 1)
     for j in range(1, count + 1):
-        times = np.maximum(finish[:j], problem.ready[j - 1]) + costs[:j, j]
+        times = np.maximum(finish[:j], earliest[:j, j]) + costs[:j, j]
         start_of[j] = int(np.argmin(times))
         finish[j] = times[start_of[j]]
     ends, at = [], count
@@ -52,8 +58,8 @@ def optimal_k(problem: Problem, slack: float = SLACK) -> Plan:
         raise ValueError(f"slack {slack} (expected >= 0)")
     count, costs = len(problem), problem.costs()
     compute_s = problem.trace.compute_s
-    best = max(compute_s, best_ends(problem, costs)[1])
-    late = np.concatenate([[0.0], problem.ready])[None, :]
+    late = problem.late
+    best = max(compute_s, best_ends(costs, late)[1])
     finish = np.full(count + 1, np.inf)
     finish[0] = 0.0
     choices = []

@@ -40,6 +40,11 @@ class Problem:
         return np.array([tensor.ready_s for tensor in self.trace.tensors])
 
     @cached_property
+    def late(self) -> Floats:
+        """When a bucket may begin, by its end: its last gradient is ready then."""
+        return np.concatenate([[0.0], self.ready])
+
+    @cached_property
     def need(self) -> Floats:
         """Seconds from the start of a forward pass."""
         return np.array([tensor.need_s for tensor in self.trace.tensors])

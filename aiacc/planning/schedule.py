@@ -79,7 +79,12 @@ def arrivals(problem: Problem, ends: Sequence[int], lanes: int = 1) -> list[floa
 
 
 def decoupled_step(problem: Problem, ends: Sequence[int]) -> float:
-    """Seconds of a step whose all-gathers overlap the next forward pass.
+    """Seconds of a step whose all-gathers overlap the next forward pass."""
+    return sum(decoupled_passes(problem, ends))
+
+
+def decoupled_passes(problem: Problem, ends: Sequence[int]) -> tuple[float, float]:
+    """Seconds of the backward pass and of the forward pass of such a step.
 
     The reduce-scatters follow each other in the backward pass; when the last of them is through,
     the all-gathers follow in the opposite order, and each layer of the forward pass waits for its
@@ -96,7 +101,7 @@ def decoupled_step(problem: Problem, ends: Sequence[int]) -> float:
     for start, end in reversed(buckets):
         arrived += float(problem.cost.time(ALL_GATHER, prefix[end] - prefix[start]))
         forward = max(forward, arrived + trace.forward_s - float(problem.need[start:end].min()))
-    return backward + forward
+    return backward, forward
 
 
 def predict(problem: Problem, plan: Plan) -> float:

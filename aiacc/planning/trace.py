@@ -144,38 +144,43 @@ def slowest(ranks: Sequence[Trace]) -> Trace:
     return _combined(ranks, max)
 
 
+def times_of(trace: Trace) -> list[float]:
+    """All times of a trace, as `with_times` takes them: ranks may combine them one by one.
+
+    Those of the backward pass count from its start, so that a slow forward pass of one rank does
+    not count twice; tensors come by name.
+    """
+    rows = sorted(trace.tensors, key=lambda tensor: tensor.name)
+    ready = [tensor.ready_s - trace.forward_s for tensor in rows]
+    return [trace.forward_s, trace.backward_s, *ready, *(tensor.need_s for tensor in rows)]
+
+
+def with_times(trace: Trace, times: Sequence[float]) -> Trace:
+    """Inverse of `times_of`: the tensors of ``trace`` at other times, in their order."""
+    forward_s, backward_s = times[:2]
+    rows = sorted(trace.tensors, key=lambda tensor: tensor.name)
+    ready, need = times[2 : 2 + len(rows)], times[2 + len(rows) :]
+    tensors = [
+        dataclasses.replace(tensor, ready_s=forward_s + later, need_s=min(forward_s, first))
+        for tensor, later, first in zip(rows, ready, need, strict=True)
+    ]
+    tensors.sort(key=lambda tensor: tensor.ready_s)
+    return dataclasses.replace(
+        trace,
+        tensors=tuple(tensors),
+        forward_s=forward_s,
+        backward_s=max(backward_s, tensors[-1].ready_s - forward_s),
+    )
+
+
 def _combined(traces: Sequence[Trace], choose: Any) -> Trace:
-    first = traces[0]
-    rows = [{tensor.name: tensor for tensor in trace.tensors} for trace in traces]
-    for number, row in enumerate(rows):
-        differing = row.keys() ^ rows[0].keys()
+    names = [{tensor.name for tensor in trace.tensors} for trace in traces]
+    for number, other in enumerate(names):
+        differing = other ^ names[0]
         if differing:
             raise TraceError(
                 f"trace {number} differs from trace 0 in {sorted(differing)[0]!r} (expected the "
                 "same tensors in all)"
             )
-    forward_s = choose([trace.forward_s for trace in traces])
-    # Of the backward pass, so that a slow forward pass of one does not count twice.
-    tensors = [
-        dataclasses.replace(
-            tensor,
-            ready_s=forward_s
-            + choose(
-                [
-                    row[tensor.name].ready_s - trace.forward_s
-                    for row, trace in zip(rows, traces, strict=True)
-                ]
-            ),
-            need_s=min(forward_s, choose([row[tensor.name].need_s for row in rows])),
-        )
-        for tensor in first.tensors
-    ]
-    tensors.sort(key=lambda tensor: tensor.ready_s)
-    return dataclasses.replace(
-        first,
-        tensors=tuple(tensors),
-        forward_s=forward_s,
-        backward_s=max(
-            choose([trace.backward_s for trace in traces]), tensors[-1].ready_s - forward_s
-        ),
-    )
+    columns = zip(*map(times_of, traces), strict=True)
+    return with_times(traces[0], [choose(column) for column in columns])
