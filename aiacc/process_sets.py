@@ -215,6 +215,16 @@ class RankAndSize(NamedTuple):
     size: int
 
 
+def has_company(process_set: ProcessSet) -> bool:
+    """Whether this rank has others to work with in ``process_set``, in a job that runs."""
+    return (
+        _core.is_initialized()
+        and _core.size() > 1
+        and process_set.process_set_id is not None
+        and bool(process_set.included())
+    )
+
+
 def rank_and_size(process_set: ProcessSet) -> RankAndSize:
     """Index of this rank among the members of ``process_set``, and how many those are.
 

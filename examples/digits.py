@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 import aiacc.torch as hvd
+from aiacc.planning.plan import Plan
 
 #: Peak learning rate for a global batch of 32 images.
 BASE_LR = 0.05
@@ -129,7 +130,9 @@ class Trainer:
             self.model.parameters(), peak, momentum=0.9, weight_decay=5e-4, nesterov=True
         )
         # (4) The optimizer averages the gradients of all ranks.
-        self.optimizer = hvd.DistributedOptimizer(sgd, self.model.named_parameters())
+        self.optimizer = hvd.DistributedOptimizer(
+            sgd, self.model.named_parameters(), plan=options.plan
+        )
         if checkpoint:
             self.restore(checkpoint, total)
         # Not in the checkpoint: a resumed run may be longer, and is at that step of a longer cycle.
@@ -282,6 +285,14 @@ def train(options: argparse.Namespace) -> Result:
     return result
 
 
+def read_plan(path: str) -> Plan:
+    """The plan in a file."""
+    try:
+        return Plan.decode(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -296,6 +307,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, help="file to write after every epoch")
     parser.add_argument("--resume", type=Path, help="checkpoint to continue from")
+    parser.add_argument("--plan", type=read_plan, help="file of aiacc-plan, see plan_digits.py")
     options = parser.parse_args(arguments)
     for name, least in (("epochs", 1), ("batch_size", 1), ("max_steps", 0), ("seed", 0)):
         value = getattr(options, name)

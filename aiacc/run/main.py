@@ -27,7 +27,7 @@ from aiacc.run.command import (
 from aiacc.run.hosts import Host, parse_hostfile, parse_hosts, take
 from aiacc.run.ignored import message_about
 from aiacc.run.local import run_local
-from aiacc.run.options import check_timeline, parser, settings_of
+from aiacc.run.options import check_profile, check_timeline, parser, settings_of
 from aiacc.run.programs import choose_mpi_launcher, mpi_launchers, resolve_command
 
 
@@ -76,6 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     timeline = str(config["timeline"])
     if launch.is_local():
         check_timeline(launch.settings.get("AIACC_TIMELINE", timeline))
+        check_profile(launch.settings.get("AIACC_PROFILE", str(config["profile"])))
     if options.mpi:
         command = mpirun_command(
             launch,

@@ -20,6 +20,7 @@ _SETTINGS = {
     ("--start-timeout", "--gloo-timeout-seconds"): ("AIACC_CONNECT_TIMEOUT_S", "S"),
     ("--log-level",): ("AIACC_LOG_LEVEL", "LEVEL"),
     ("--timeline-filename",): ("AIACC_TIMELINE", "FILE"),
+    ("--profile",): ("AIACC_PROFILE", "FILE"),
     ("--stall-check-warning-time-seconds",): ("AIACC_STALL_WARN_S", "S"),
     ("--stall-check-shutdown-time-seconds",): ("AIACC_STALL_FAIL_S", "S"),
 }
@@ -100,6 +101,16 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
     if options.no_stall_check:
         settings["AIACC_STALL_WARN_S"] = "0"
     return settings
+
+
+def check_profile(file: str) -> None:
+    """Raise ValueError unless a rank of this host will be able to write the profile."""
+    folder = Path(file).parent
+    if file and (not os.access(folder, os.W_OK | os.X_OK) or Path(file).is_dir()):
+        raise ValueError(
+            f"profile {file} (expected a file in a folder that can be written); create {folder}, "
+            "or give another --profile or AIACC_PROFILE"
+        )
 
 
 def check_timeline(file: str) -> None:

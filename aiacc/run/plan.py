@@ -28,6 +28,8 @@ recursive_doubling or halving_doubling for others; capacity=4 where one flow fil
   aiacc-plan plan resnet50 --net 10gbe-64 --output plan.json
   aiacc-plan ddp resnet50 --net 10gbe-64
   aiaccrun -np 4 aiacc-plan probe --output net.json
+  aiaccrun -np 4 --profile model.json python train.py
+  aiacc-plan explain model.json --net net.json
 
 All times but those of probe are simulated."""
 

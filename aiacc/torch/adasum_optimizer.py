@@ -15,6 +15,7 @@ from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
 from aiacc.torch.optimizer_mixin import check_passes, default_names
+from aiacc.torch.wrapped_optimizer import instance_of, take_over, wrapped_class
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer as _Base
@@ -119,7 +120,7 @@ class AdasumDistributed(_Base):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles become distributed optimizers of the copied parameters."""
         del protocol
-        arguments = type(self).__mro__[2], list(self._parameter_names.items()), self._compression
+        arguments = wrapped_class(self), list(self._parameter_names.items()), self._compression
         return _new, arguments, self.__getstate__()
 
 
@@ -129,20 +130,16 @@ def distribute_adasum(
     compression: type[Compressor] = Compression.none,
 ) -> AdasumDistributed:
     """Make one that shares the state of ``optimizer``."""
-    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
     names = [(parameter, name) for name, parameter in named_parameters]
     distributed = _new(type(optimizer), names, compression)
-    distributed.__dict__.update(attributes)
+    take_over(distributed, optimizer)
     return distributed
 
 
 def _new(
     wrapped: Any, names: list[tuple[torch.Tensor, str]], compression: type[Compressor]
 ) -> AdasumDistributed:
-    subclass: Any = type(
-        wrapped.__name__, (AdasumDistributed, wrapped), {"__doc__": wrapped.__doc__}
-    )
-    distributed: AdasumDistributed = subclass.__new__(subclass)
+    distributed = instance_of(AdasumDistributed, wrapped)
     distributed._parameter_names = dict(names)
     distributed._compression = compression
     return distributed

@@ -10,6 +10,8 @@ import torch
 from aiacc import _core
 from aiacc.collectives.objects import allgather_object, broadcast_object
 from aiacc.torch.adapter import device_of
+from aiacc.torch.decoupled import in_flight
+from aiacc.torch.decoupled.optimizer import DecoupledDistributed
 from aiacc.torch.mpi_ops import broadcast_async_, synchronize
 
 __all__ = [
@@ -46,6 +48,7 @@ def broadcast_parameters(
             f"params of type {type(params).__name__} (expected a state_dict() or a list of "
             "(name, tensor)); wrap a generator in list(...)"
         )
+    in_flight.overwrite_all()
     with torch.no_grad():
         _broadcast_tensors([(n, t) for n, t in named if t is not None], root_rank)
 
@@ -104,18 +107,22 @@ def broadcast_optimizer_state(
             "broadcast_optimizer_state got an LBFGS optimizer (expected one with a state per "
             "parameter); LBFGS keeps closures that cannot be sent, so start it anew on every rank"
         )
-    if not optimizer.state:
+    if isinstance(optimizer, DecoupledDistributed):
+        optimizer.consolidate_state_dict(None)
+    elif not optimizer.state:
         _add_gradients(optimizer, model)
     is_root = _core.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    state = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    state = broadcast_object(state, root_rank, name="optimizer_state")
+    own = optimizer.state_dict() if is_root else None
+    state = broadcast_object(_take_tensors(own, tensors), root_rank, name="optimizer_state")
     if not is_root:
         state = _put_tensors(state, tensors, optimizer.param_groups[0]["params"][0])
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     with torch.no_grad():
         _broadcast_tensors(named, root_rank)
-    if not is_root:
+    if isinstance(optimizer, DecoupledDistributed):
+        optimizer.load_state_dict(state if own is None else own)
+    elif not is_root:
         _load_in_place(optimizer, state)
 
 

@@ -11,11 +11,15 @@ import torch
 
 from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
-from aiacc.planning.plan import ALL_REDUCE, Plan
+from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.compression.wire_format import has_cast
+from aiacc.torch.decoupled.checks import check_arguments
+from aiacc.torch.decoupled.distribute import distribute_decoupled
+from aiacc.torch.decoupled.optimizer import DecoupledDistributed
+from aiacc.torch.decoupled.setup import Setup
 from aiacc.torch.optimizer_mixin import (
     DistributedOptimizerMixin,
     check_passes,
@@ -48,7 +52,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     gradient_as_bucket_view: bool = False,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     plan: Plan | None = None,
-) -> DistributedOptimizerMixin | AdasumDistributed:
+    schedule: str = ALL_REDUCE,
+    model: torch.nn.Module | None = None,
+) -> DistributedOptimizerMixin | AdasumDistributed | DecoupledDistributed:
     """An optimizer like ``optimizer`` whose `step` uses the gradients of all ranks.
 
     Each gradient is submitted as soon as the backward pass has computed it, so that communication
@@ -88,11 +94,22 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ``zero_grad()`` each gradient is copied to its view. In host memory that costs more than
             views save: if the second step copies most of them, the ranks give the flat memory up,
             and a bucket is a group of gradients, as those of ``groups`` are.
-        bucket_bytes: Size of such a bucket; a larger gradient has one of its own.
+        bucket_bytes: Size of such a bucket, or of one of the decoupled schedule; a larger gradient
+            has one of its own.
         plan: Which gradients travel together, by the names of ``named_parameters``
             (`aiacc.planning`, `aiacc-plan`); equal on all ranks, which compare it in their first
             step. From the second step on a bucket leaves when its last gradient is there; with
             ``gradient_as_bucket_view`` its gradients are views of one flat memory.
+        schedule: "all_reduce"; or "decoupled" (Zhang et al., "DeAR", ICDCS 2023): the backward
+            pass reduces each bucket to shards, `step` updates this rank's 1/N of the parameters,
+            with 1/N of the state, and modules wait in the next forward pass until the others'
+            parts of what they use have come. For optimizers that update each element by itself.
+            Parameters and gradients become views of flat buckets; gradients stay a rank's own:
+            clip them with the returned optimizer's ``clip_grad_norm_``. Call its ``flush`` before
+            parameters are read other than by modules, and its ``consolidate_state_dict``, on every
+            rank, before ``state_dict`` (docs/planning.md, "The decoupled schedule").
+            Not for training yet: that section names known wrong results.
+        model: What is trained; for the decoupled schedule, whose parameters its modules guard.
 
     Returns:
         Instance of a subclass of the class of ``optimizer``, of the same name, that has
@@ -104,14 +121,31 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     prescale_factor, postscale_factor = gradient_factors(check_op(op), gradient_predivide_factor)
     set_id(process_set)  # refuses one that is not registered
     passes = check_passes(backward_passes_per_step)
-    if isinstance(optimizer, DistributedOptimizerMixin | AdasumDistributed):
+    if isinstance(optimizer, DistributedOptimizerMixin | AdasumDistributed | DecoupledDistributed):
         raise ValueError(
             f"optimizer is a DistributedOptimizer ({type(optimizer).__name__}) already (expected "
             "one of torch's); wrap it once"
         )
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule={schedule!r} (expected one of {', '.join(SCHEDULES)})")
     groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
+    if schedule == DECOUPLED:
+        model = check_arguments(
+            optimizer, model, op, compression, groups, gradient_as_bucket_view, bucket_bytes
+        )
+        if plan is not None:
+            _check_plan(plan, None, [name for name, _ in named], schedule)
+        decoupled = ReductionOptions(
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+            sparse_as_dense=sparse_as_dense,
+            planner=by_size(bucket_bytes) if plan is None else planned(plan),
+        )
+        return distribute_decoupled(optimizer, Setup(model, named, decoupled), passes)
     if op == Adasum:
         together = groups if plan is None else plan
         _check_adasum(process_set, together, gradient_as_bucket_view, compression)
@@ -201,13 +235,15 @@ def _check_buckets(bucket_bytes: int, groups: object) -> None:
         raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
 
 
-def _check_plan(plan: Plan, groups: object, names: Sequence[str]) -> None:
+def _check_plan(
+    plan: Plan, groups: object, names: Sequence[str], schedule: str = ALL_REDUCE
+) -> None:
     if groups is not None:
         raise ValueError("plan and groups are given (expected at most one); leave out one")
-    if plan.schedule != ALL_REDUCE:
+    if plan.schedule != schedule:
         raise ValueError(
-            f"plan with schedule {plan.schedule!r} (expected {ALL_REDUCE!r}, which is all that "
-            "this optimizer follows yet); plan with another planner"
+            f"plan with schedule {plan.schedule!r} (expected {schedule!r}, the optimizer's); plan "
+            f"with another planner, or pass schedule={plan.schedule!r}"
         )
     planned_names = {name for bucket in plan.buckets for name in bucket}
     strange = sorted(planned_names - set(names))

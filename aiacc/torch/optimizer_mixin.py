@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from aiacc import _core
 from aiacc.collectives.reduce_ops import Average, Sum
-from aiacc.process_sets import ProcessSet
 from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.profile import Profile, profile_of
+from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.reducer import GradientReducer
+from aiacc.torch.wrapped_optimizer import (
+    ReducingOptimizer,
+    instance_of,
+    take_over,
+    wrapped_class,
+)
 
-if TYPE_CHECKING:
-    from torch.optim import Optimizer as _Base
-else:
-    # At run time the class of the wrapped optimizer follows in the MRO.
-    _Base = object
 
-
-class DistributedOptimizerMixin(_Base):
+class DistributedOptimizerMixin(ReducingOptimizer):
     """Put before the class of the wrapped optimizer by `distribute`."""
 
-    #: Names by parameter, as Horovod offers them.
-    _parameter_names: dict[torch.Tensor, str]
     _reducer: GradientReducer
-    _synchronized: bool
-    _should_synchronize: bool
+    _profile: Profile | None
+
+    @property
+    def _options(self) -> ReductionOptions:
+        return self._reducer.options
 
     def synchronize(self) -> None:
         """Wait until the gradients are reduced, for example to clip them before `step`.
@@ -45,15 +46,6 @@ class DistributedOptimizerMixin(_Base):
         """
         self._reducer.finish()
         self._synchronized = True
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """In this context `step` does not synchronise, because `synchronize` was called before."""
-        self._should_synchronize = False
-        try:
-            yield
-        finally:
-            self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise, then update the parameters.
@@ -82,6 +74,8 @@ class DistributedOptimizerMixin(_Base):
         self._synchronized = False
         result = super().step(closure)
         _core.mark_step()
+        if self._profile is not None:
+            self._profile.step_done()
         return result
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
@@ -113,37 +107,13 @@ class DistributedOptimizerMixin(_Base):
         Raises:
             AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
         """
-        if self._reducer.under_way:
-            raise AssertionError(
-                "zero_grad() was called after backward() and before step() or synchronize() "
-                "(expected after one of them): the gradients are being reduced"
-            )
+        self._check_clearable(self._reducer.under_way)
         super().zero_grad(*args, **kwargs)
 
     @property
     def backward_passes_per_step(self) -> int:
         """Backward passes that are accumulated before each reduction."""
         return self._reducer.passes
-
-    @property
-    def op(self) -> int:
-        """Reduction of the gradients."""
-        return self._reducer.options.op
-
-    @property
-    def gradient_predivide_factor(self) -> float:
-        """What gradients are divided by before the sum, and multiplied by afterwards."""
-        return self._reducer.options.postscale_factor
-
-    @property
-    def sparse_as_dense(self) -> bool:
-        """Whether sparse gradients are reduced as dense ones."""
-        return self._reducer.options.sparse_as_dense
-
-    @property
-    def process_set(self) -> ProcessSet:
-        """Ranks that take part."""
-        return self._reducer.options.process_set
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate ``passes`` backward passes locally before each reduction.
@@ -173,7 +143,7 @@ class DistributedOptimizerMixin(_Base):
         """Copies and pickles become distributed optimizers of the copied parameters."""
         del protocol
         reducer = self._reducer
-        arguments = type(self).__mro__[2], reducer.named, reducer.options, reducer.passes
+        arguments = wrapped_class(self), reducer.named, reducer.options, reducer.passes
         return _rebuild, arguments, self.__getstate__()
 
 
@@ -181,14 +151,9 @@ def distribute(
     optimizer: torch.optim.Optimizer, reducer: GradientReducer
 ) -> DistributedOptimizerMixin:
     """Make one that shares the state of ``optimizer`` and steps with reduced gradients."""
-    # Not __init__, whose arguments are unknown. A scheduler may have put a step() of its own on
-    # the instance, which would call the wrapped optimizer's.
-    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
     distributed = _new(type(optimizer), reducer)
-    distributed.__dict__.update(attributes)
-    if len(attributes) != len(vars(optimizer)):
-        # The scheduler warns unless the wrapped optimizer steps, of which it keeps this record.
-        distributed.register_step_post_hook(lambda *_: setattr(optimizer, "_opt_called", True))
+    take_over(distributed, optimizer)
+    distributed._profile = profile_of(reducer.named, reducer.options.process_set)
     return distributed
 
 
@@ -209,13 +174,11 @@ def _rebuild(wrapped: type, *arguments: Any) -> DistributedOptimizerMixin:
 
 
 def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:
-    subclass: Any = type(
-        wrapped.__name__, (DistributedOptimizerMixin, wrapped), {"__doc__": wrapped.__doc__}
-    )
-    distributed: DistributedOptimizerMixin = subclass.__new__(subclass)
+    distributed = instance_of(DistributedOptimizerMixin, wrapped)
     distributed._parameter_names = {parameter: name for name, parameter in reducer.named}
     distributed._synchronized = False
     distributed._should_synchronize = True
+    distributed._profile = None
     distributed._reducer = reducer
     weakref.finalize(distributed, reducer.detach)
     return distributed

@@ -119,6 +119,9 @@ const std::vector<Variable>& table() {
          "beside it: t.rank3.json for t.json; {rank} in the name says where the number goes instead."),
     {"TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES", &Config::timeline_mark_cycles, "false", 0, 0, "",
      "Mark every negotiation round in the timeline."},
+    text("PROFILE", "", &Config::profile, "",
+         "File for a trace of the first 13 training steps: when each gradient is ready. aiacc-plan reads it. The "
+         "ranks must agree."),
     {"STALL_WARN_S", "HOROVOD_STALL_CHECK_TIME_SECONDS", &Config::stall_warn_s, "60", 0, 1e6, "",
      "Seconds after which a tensor that some rank has not submitted is reported; 0: never. "
      "HOROVOD_STALL_CHECK_DISABLE=1 means 0."},

@@ -42,6 +42,7 @@ struct Config {
   std::string log_level;
   std::string timeline;
   bool timeline_mark_cycles = false;
+  std::string profile;
   double stall_warn_s = 0;
   double stall_fail_s = 0;
   std::string stall_file;

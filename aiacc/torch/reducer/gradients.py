@@ -131,3 +131,11 @@ class Gradients:
             self._sparse_dims[index] = gradient.sparse_dim()
             gradient = parameter.grad = gradient.to_dense()
         return gradient
+
+
+def too_many_passes(name: str, passes: int) -> AssertionError:
+    """A gradient came once more than the optimizer was told."""
+    return AssertionError(
+        f"gradient of {name!r} was computed more than backward_passes_per_step={passes} times "
+        "before step(); increase backward_passes_per_step to accumulate gradients locally"
+    )

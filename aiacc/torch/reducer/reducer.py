@@ -12,10 +12,11 @@ from torch.utils.hooks import RemovableHandle
 from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
 from aiacc.exceptions import CollectiveError
+from aiacc.process_sets import has_company
 from aiacc.torch.adapter import wait
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
 from aiacc.torch.reducer.consensus import agree, agree_on_views
-from aiacc.torch.reducer.gradients import Gradients, NamedParameters
+from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan, Planner
 from aiacc.torch.reducer.storage import own_memory
@@ -162,7 +163,7 @@ class GradientReducer:
     def _attach(self) -> None:
         """Put hooks on the parameters that need one and have none."""
         parameters = self._gradients.parameters
-        if len(self._hooks) == len(parameters) or not self._has_company():
+        if len(self._hooks) == len(parameters) or not has_company(self.options.process_set):
             return
         for index, parameter in enumerate(parameters):
             if parameter.requires_grad and index not in self._hooks:
@@ -170,15 +171,6 @@ class GradientReducer:
                 self._hooks[index] = register(self._hook(index))
                 self._put_alone(index)
                 self._undecided = self._undecided or self.options.planner.order == "arrival"
-
-    def _has_company(self) -> bool:
-        process_set = self.options.process_set
-        return (
-            basics.is_initialized()
-            and basics.size() > 1
-            and process_set.process_set_id is not None
-            and bool(process_set.included())
-        )
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         """What autograd calls with the parameter, once per backward pass."""
@@ -189,11 +181,7 @@ class GradientReducer:
         def hook(parameter: torch.Tensor) -> None:
             passes = left[index] - 1
             if passes < 0:
-                raise AssertionError(
-                    f"gradient of {self._gradients.names[index]!r} was computed more than "
-                    f"backward_passes_per_step={self.passes} times before step(); increase "
-                    "backward_passes_per_step to accumulate gradients locally"
-                )
+                raise too_many_passes(self._gradients.names[index], self.passes)
             arrivals[index] = None
             if views:
                 move(index)

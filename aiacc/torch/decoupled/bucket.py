@@ -1,0 +1,188 @@
+"""Parameters that travel together: reduce-scatter of gradients, all-gather of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from aiacc import _core
+from aiacc.collectives import submission
+from aiacc.exceptions import CollectiveError
+from aiacc.torch.adapter import device_and_stream_of, device_of, view_of, wait
+from aiacc.torch.decoupled import in_flight
+from aiacc.torch.decoupled.layout import divide
+from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.storage import strides_in
+
+
+class Bucket:
+    """The flat memory of some parameters and of their gradients, and what is under way with it.
+
+    Parameters become views of it. The shard of this rank is updated in place, and gathered into the
+    memory of which it is a part.
+
+    Attributes:
+        members: Numbers of the parameters.
+        awaited: Gradients that are still to come in this step.
+        layout: Where the members are, and whose shard has what of them.
+        shard: The parameters in it.
+        gradient: Their reduced gradients, once `finish_scatter` has returned.
+        gathering: Whether parameters may not be current: no `finish_gather` since `gather`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        members: Sequence[int],
+        parameters: Sequence[torch.Tensor],
+        name: str,
+        rank: int,
+        ranks: int,
+    ) -> None:
+        """Bring ``parameters``, which have one dtype and device, into flat memory."""
+        first = parameters[0]
+        self.members = tuple(members)
+        self.awaited = len(self.members)
+        self._name = f"decoupled.{number}.{name}"
+        self._position = {index: position for position, index in enumerate(self.members)}
+        self.layout = layout = divide([p.numel() for p in parameters], first.element_size(), ranks)
+        self._memory = first.detach().new_zeros(layout.elements)
+        self._gradients = first.detach().new_zeros(layout.elements)
+        self.gradient = first.detach().new_zeros(layout.shard)
+        self.shard = self._memory[rank * layout.shard :][: layout.shard]
+        self._views: list[torch.Tensor] = []
+        self._places: list[torch.Tensor] = []
+        for parameter, offset in zip(parameters, layout.offsets, strict=True):
+            form = parameter.shape, strides_in(parameter), offset
+            place = self._memory.as_strided(*form)
+            place.copy_(parameter.detach())
+            parameter.data = place
+            self._places.append(place)
+            self._views.append(self._gradients.as_strided(*form))
+        self._scattering: int | None = None
+        self._gathering: int | None = None
+        self._scatter: _core.Submission | None = None
+        self._gather: _core.Submission | None = None
+        self._version = 0
+
+    @property
+    def gathering(self) -> bool:
+        """See the class."""
+        return self._gathering is not None
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the reduce-scatter of this step was started, and not waited for."""
+        return self._scattering is not None
+
+    def owns(self, index: int, parameter: torch.Tensor) -> bool:
+        """Whether the parameter of this number is still a view of the flat memory."""
+        return parameter.data_ptr() == self._places[self._position[index]].data_ptr()
+
+    def take(self, index: int, parameter: torch.Tensor) -> None:
+        """Bring the gradient of ``parameter``, which is dense, to its place; it is a view then."""
+        view, gradient = self._views[self._position[index]], parameter.grad
+        if gradient is not None and gradient is not view:
+            view.copy_(gradient.detach())
+            parameter.grad = view
+
+    def put_zeros(self, index: int) -> None:
+        """Take part with zeros for a parameter without gradient."""
+        self._views[self._position[index]].zero_()
+
+    def prepare(self, options: ReductionOptions) -> None:
+        """Submit with these options from now on."""
+        code = view_of(self._memory, self._name).code
+        device, process_set = device_of(self._memory), options.process_set
+        self._scatter = submission.reducescatter(
+            self._name,
+            tuple(self._gradients.shape),
+            code,
+            device,
+            options.op,
+            options.prescale_factor,
+            options.postscale_factor,
+            process_set,
+        )
+        self._gather = submission.allgather(
+            self._name, tuple(self.shard.shape), code, device, process_set
+        )
+
+    def scatter(self) -> None:
+        """Start the reduce-scatter of the gradients, which are all there. Never blocks."""
+        assert self._scatter is not None
+        self._version = self._gradients._version
+        stream = device_and_stream_of(self._gradients)[1]
+        handle = self._scatter.start(self._gradients.data_ptr(), self.gradient.data_ptr(), stream)
+        in_flight.held[handle] = (self._gradients, self.gradient)
+        self._scattering = handle
+
+    def finish_scatter(self) -> bool:
+        """Wait for it; false if somebody has written to the gradients since it started.
+
+        Blocks: until it is done; of CUDA tensors until that is queued.
+
+        Raises:
+            CollectiveError: It failed.
+        """
+        handle, self._scattering = self._scattering, None
+        if handle is not None:
+            try:
+                wait(handle, (self._gradients, self.gradient))
+            except BaseException as error:
+                self._keep(handle, error)
+                raise
+            del in_flight.held[handle]
+        return self._gradients._version == self._version
+
+    def gather(self) -> None:
+        """Start the all-gather of the parameters, whose shard is updated. Never blocks."""
+        assert self._gather is not None
+        memory = self._memory
+        stream = device_and_stream_of(memory)[1]
+        room = memory.data_ptr() if memory.is_cpu else 0
+        handle = self._gather.start(self.shard.data_ptr(), room, stream)
+        in_flight.held[handle] = (memory,)
+        self._gathering = handle
+
+    def finish_gather(self) -> None:
+        """Wait until the parameters are current.
+
+        Blocks: until they are; of CUDA tensors until that is queued.
+
+        Raises:
+            CollectiveError: The all-gather failed; parameters of other ranks may not be current.
+        """
+        handle, self._gathering = self._gathering, None
+        if handle is None:
+            return
+        memory = self._memory
+        try:
+            wait(handle, (memory,))
+            if memory.is_cpu:
+                shape = _core.take_output(handle)[1]
+            else:
+                shape = _core.output_shapes(handle)[0]
+                _, stream = device_and_stream_of(memory)
+                _core.take_into(handle, (memory.data_ptr(),), stream)
+        except BaseException as error:
+            self._keep(handle, error)
+            raise
+        del in_flight.held[handle]
+        if tuple(shape) != tuple(memory.shape):
+            raise CollectiveError(f"{self._name}: gathered {shape} (expected {memory.shape})")
+
+    def forget(self) -> bool:
+        """Drop what was under way, which the core has let go of; whether parameters were."""
+        unfinished = self.gathering
+        for handle in (self._scattering, self._gathering):
+            in_flight.held.pop(handle, None)  # type: ignore[arg-type]
+        self._scattering = self._gathering = None
+        self.awaited = len(self.members)
+        return unfinished
+
+    def _keep(self, handle: int, error: BaseException) -> None:
+        """After an interrupt the core still uses the memory; it has let go after a failure."""
+        if isinstance(error, CollectiveError | ValueError):
+            in_flight.held.pop(handle, None)

@@ -1,0 +1,56 @@
+"""What the decoupled schedule does not take, by name."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from aiacc.collectives.reduce_ops import Average, Sum, name_of_op
+from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.decoupled.classes import check_elementwise
+
+_OTHER = "use schedule='all_reduce'"
+
+
+def check_arguments(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module | None,
+    op: int,
+    compression: type[Compressor],
+    groups: object,
+    gradient_as_bucket_view: bool,
+    bucket_bytes: int,
+) -> nn.Module:
+    """``model`` itself.
+
+    Raises:
+        ValueError: One of these arguments of `DistributedOptimizer` is not for this schedule.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"schedule='decoupled' with model={model!r:.50} (expected the torch.nn.Module that is "
+            "trained): its modules wait for their parameters; pass model=model"
+        )
+    if op not in (Average, Sum):
+        raise ValueError(
+            f"schedule='decoupled' with op={name_of_op(op)} (expected Average or Sum); {_OTHER}"
+        )
+    if compression is not Compression.none:
+        raise ValueError(
+            f"schedule='decoupled' with compression={compression.__name__} (expected "
+            f"Compression.none: a reduce-scatter sends gradients as they are); {_OTHER}"
+        )
+    if groups is not None:
+        raise ValueError(
+            "schedule='decoupled' with groups (expected bucket_bytes or a plan to say which "
+            f"parameters travel together); leave groups out, or {_OTHER}"
+        )
+    if gradient_as_bucket_view:
+        raise ValueError(
+            "schedule='decoupled' with gradient_as_bucket_view=True (expected False: gradients are "
+            "views of buckets in any case); leave it out"
+        )
+    if bucket_bytes <= 0:
+        raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
+    check_elementwise(optimizer)
+    return model

@@ -1,0 +1,25 @@
+"""Makes an optimizer of the decoupled schedule of one of torch's."""
+
+from __future__ import annotations
+
+import torch
+
+from aiacc import basics
+from aiacc.torch.decoupled.optimizer import DecoupledDistributed
+from aiacc.torch.decoupled.setup import Setup
+from aiacc.torch.decoupled.shards import Shards, all_parameters
+from aiacc.torch.wrapped_optimizer import instance_of, take_over
+
+
+def distribute_decoupled(
+    optimizer: torch.optim.Optimizer, setup: Setup, passes: int
+) -> DecoupledDistributed:
+    """Make one that has the state, the parameter groups and the hooks of ``optimizer``."""
+    distributed = instance_of(DecoupledDistributed, type(optimizer))
+    take_over(distributed, optimizer)
+    distributed._parameter_names = {parameter: name for name, parameter in setup.named}
+    distributed._setup, distributed._passes, distributed._exchange = setup, passes, None
+    distributed._shards = Shards(all_parameters(optimizer.param_groups), setup.options.process_set)
+    distributed._form()
+    basics.at_init(distributed._renew)
+    return distributed

@@ -1,0 +1,319 @@
+"""Reduces gradients to shards in the backward pass, gathers parameters in the next forward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from aiacc import _core
+from aiacc.collectives.objects import broadcast_object
+from aiacc.collectives.reduce_ops import Min
+from aiacc.exceptions import CollectiveError
+from aiacc.process_sets import rank_and_size
+from aiacc.torch.decoupled import in_flight
+from aiacc.torch.decoupled.bucket import Bucket
+from aiacc.torch.decoupled.guards import Guards, owners_of
+from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.reducer.gradients import NamedParameters, too_many_passes
+from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.storage import strides_in
+
+_HALF = (
+    "the last step has updated this rank's part of the parameters, and those of other ranks have "
+    "not all come; load parameters (model.load_state_dict) or broadcast them"
+)
+
+
+class Exchange:
+    """The buckets of a model, hooks for its gradients, and guards of its parameters.
+
+    Threads: hooks of gradients run in autograd's thread; the other methods must not run during a
+    backward pass.
+    Ranks: every rank of the process set has the same parameters in the same buckets.
+
+    Attributes:
+        named: Names and parameters, by number.
+        buckets: In the order of the forward pass.
+        passes: Backward passes that are accumulated before a bucket is reduced.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        named: NamedParameters,
+        plan: Sequence[Sequence[int]],
+        options: ReductionOptions,
+        passes: int,
+    ) -> None:
+        """Move the parameters to flat memory; ``plan`` has the numbers of each bucket."""
+        owners_of(model, named)  # before anything is changed
+        self.named = list(named)
+        self.passes = passes
+        self._options = options
+        self.rank, self.size = rank_and_size(options.process_set)
+        parameters = [parameter for _, parameter in named]
+        self.buckets = [
+            Bucket(
+                number,
+                members,
+                [parameters[index] for index in members],
+                named[members[0]][0],
+                self.rank,
+                self.size,
+            )
+            for number, members in enumerate(plan)
+        ]
+        for bucket in self.buckets:
+            bucket.prepare(options)
+        self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.members}
+        self._left = [passes] * len(parameters)
+        self._agreed = False
+        #: Why parameters are not current, until they are overwritten.
+        self._failure: CollectiveError | None = None
+        self.guards = Guards(
+            model, self.named, self.buckets, self._wait, self.flush, self.overwrite
+        )
+        self._hooks: list[RemovableHandle] = []
+        for index, parameter in enumerate(parameters):
+            register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+            self._hooks.append(register(self._hook(index)))
+        in_flight.register(self)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a backward pass has run since the last `reduce`."""
+        return self._left.count(self.passes) != len(self._left) or any(
+            bucket.scattered for bucket in self.buckets
+        )
+
+    def set_passes(self, passes: int) -> None:
+        """Accumulate this many backward passes before a bucket is reduced."""
+        self.passes = passes
+        self._start_step()
+
+    def reduce(self, fault: str = "") -> None:
+        """Submit what no backward pass did, and wait until the shards have their gradients.
+
+        Collective: every rank of the process set.
+        Blocks: until every gradient is reduced or failed; of CUDA tensors until that is queued.
+
+        Args:
+            fault: Why this rank cannot take part, which all are told that have not agreed yet.
+
+        Raises:
+            CollectiveError: The first failure. Gradients are dropped, parameters as they were.
+            ValueError: Parameters were moved, frozen parameters changed, the ranks do not share
+                them, or gradients were written to after they had left.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._check_parameters()
+        if not self._agreed:
+            self._agree(fault)
+        elif fault:
+            raise ValueError(fault)
+        for bucket in self.buckets:
+            if bucket.awaited:
+                self._complete(bucket)
+                bucket.scatter()
+        _core.flush()
+        self._finish()
+        self.flush()  # parameters that no module has used since the last step
+
+    def drop(self) -> None:
+        """Wait for gradients under way, whatever comes of it, and start the step anew."""
+        _core.flush()
+        with contextlib.suppress(CollectiveError, ValueError):
+            self._finish()
+
+    def gather(self) -> None:
+        """Start the all-gathers of the parameters, whose shards are updated.
+
+        Collective: every rank of the process set.
+        Blocks: never, except for buckets without guards, and in the first step, from which the
+        guards learn.
+
+        Raises:
+            CollectiveError: An earlier failure was fatal; parameters are not current.
+        """
+        guards = self.guards
+        try:
+            for number in dict.fromkeys([*guards.order, *range(len(self.buckets))]):
+                self.buckets[number].gather()
+        except CollectiveError as error:
+            raise self._failed(error) from None
+        _core.flush()
+        if guards.learns:
+            guards.end_step()
+            self.flush()
+        for number in guards.synchronous:
+            self._wait(number)
+
+    def flush(self) -> None:
+        """Wait until all parameters are current.
+
+        Collective: no; but every rank has to end the step that gathers them.
+        Blocks: until they are; of CUDA tensors until that is queued.
+
+        Raises:
+            CollectiveError: They cannot be.
+        """
+        if self._failure is not None:
+            raise self._failure
+        for number in range(len(self.buckets)):
+            self._wait(number)
+
+    def overwrite(self) -> None:
+        """`flush`, whatever comes of it, since parameters are about to be written."""
+        for number in range(len(self.buckets)):
+            try:
+                self._wait(number)
+            except CollectiveError:
+                continue
+        self._failure = None
+
+    def clear_gradients(self, set_to_none: bool) -> None:
+        """As `torch.optim.Optimizer.zero_grad`, for the model's parameters."""
+        for _, parameter in self.named:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.detach_().zero_()
+
+    def forget(self) -> None:
+        """Drop what was under way when the core has let go of it, in a job that starts anew."""
+        unfinished = [bucket.forget() for bucket in self.buckets]
+        if any(unfinished):
+            self._failed(CollectiveError("the job ended during a step"))
+        self._start_step()
+
+    def detach(self) -> None:
+        """Remove all hooks; parameters stay where they are."""
+        with contextlib.suppress(CollectiveError):
+            self.flush()
+        self.guards.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # --- gradients
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        bucket, left, guards = self._bucket_of[index], self._left, self.guards
+
+        def hook(parameter: torch.Tensor) -> None:
+            passes = left[index] - 1
+            if passes < 0:
+                raise too_many_passes(self.named[index][0], self.passes)
+            if bucket.gathering or guards.learns:
+                guards.check_gradient(index)
+            self._take(index, parameter)
+            left[index] = passes
+            if passes == 0:
+                if bucket.awaited == 1 and self._agreed:
+                    bucket.scatter()
+                elif bucket.awaited == 1:
+                    return  # `reduce` starts it when the ranks have agreed
+                bucket.awaited -= 1
+
+        return hook
+
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            if not self._options.sparse_as_dense:
+                raise ValueError(
+                    f"gradient of {self.named[index][0]!r} is sparse (expected a dense one with "
+                    "schedule='decoupled'); use sparse_as_dense=True or schedule='all_reduce'"
+                )
+            parameter.grad = gradient.to_dense()
+        self._bucket_of[index].take(index, parameter)
+
+    def _complete(self, bucket: Bucket) -> None:
+        """Let a gradient take part that no backward pass gave: what there is of it, or zeros."""
+        for index in bucket.members:
+            parameter = self.named[index][1]
+            if self._left[index] == 0:
+                continue
+            if parameter.grad is None:
+                bucket.put_zeros(index)
+            else:
+                self._take(index, parameter)
+        bucket.awaited = 0
+
+    def _finish(self) -> None:
+        failure: CollectiveError | ValueError | None = None
+        for bucket in reversed(self.buckets):
+            try:
+                if bucket.scattered and not bucket.finish_scatter():
+                    name = self.named[bucket.members[0]][0]
+                    failure = failure or ValueError(
+                        f"gradients of the bucket of {name!r} were written to after backward(), by "
+                        "torch.nn.utils.clip_grad_norm_ perhaps (expected no such writes: they had "
+                        "left for the other ranks); use optimizer.clip_grad_norm_, or "
+                        "schedule='all_reduce'"
+                    )
+            except CollectiveError as error:
+                failure = failure or error
+        self._start_step()
+        if failure is not None:
+            raise failure
+
+    def _start_step(self) -> None:
+        self._left[:] = [self.passes] * len(self._left)
+        for bucket in self.buckets:
+            bucket.awaited = len(bucket.members)
+
+    # --- parameters
+
+    def _wait(self, number: int) -> None:
+        try:
+            self.buckets[number].finish_gather()
+        except CollectiveError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: CollectiveError) -> CollectiveError:
+        error.args = (f"{error}; {_HALF}",)
+        self._failure = self._failure or error
+        return error
+
+    def _check_parameters(self) -> None:
+        for index, (name, parameter) in enumerate(self.named):
+            if not self._bucket_of[index].owns(index, parameter):
+                raise ValueError(
+                    f"the memory of parameter {name!r} was replaced (expected a view of the flat "
+                    "memory of schedule='decoupled'), by model.to() or half() perhaps; make the "
+                    "DistributedOptimizer after that"
+                )
+
+    def _agree(self, fault: str) -> None:
+        """Compare the buckets with those of the other ranks. Collective, blocks."""
+        mine = (
+            [(name, tuple(p.shape), strides_in(p), str(p.dtype)) for name, p in self.named],
+            [bucket.members for bucket in self.buckets],
+        )
+        process_set = self._options.process_set
+        root = process_set.ranks[0] if process_set.ranks else 0
+        digest = hashlib.sha256(repr(mine).encode()).hexdigest()
+        first = broadcast_object(digest, root, "decoupled_layout", process_set)
+        facts = torch.tensor([first == digest, not fault], dtype=torch.uint8, device="cpu")
+        allreduce_(facts, None, "decoupled_layouts", Min, process_set=process_set)
+        equal, able = facts.tolist()
+        if not equal or not able:
+            self._start_step()
+        if not able:
+            raise ValueError(fault or "another rank cannot take part in steps; see its error")
+        if not equal:
+            raise ValueError(
+                "schedule='decoupled': the ranks have parameters of different names, shapes, "
+                "dtypes, memory formats or order, or other buckets (expected the same everywhere, "
+                f"here {len(self.named)} parameters in {len(self.buckets)} buckets); pass the same "
+                "model, named_parameters, bucket_bytes and plan on every rank"
+            )
+        self._agreed = True

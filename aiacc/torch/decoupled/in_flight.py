@@ -1,0 +1,53 @@
+"""Memory that the core uses until an operation is done, whoever has started it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from aiacc import basics
+from aiacc.exceptions import CollectiveError
+
+#: By handle. Were the memory freed with its owner, the core would write to that of others.
+held: dict[int, Sequence[torch.Tensor]] = {}
+
+
+class Flushable(Protocol):
+    """What has parameters under way."""
+
+    def flush(self) -> None:
+        """Wait for them; raises CollectiveError."""
+
+    def overwrite(self) -> None:
+        """Wait for them, whatever comes of it: others take their place."""
+
+
+_owners: weakref.WeakSet[Flushable] = weakref.WeakSet()
+
+
+def register(owner: Flushable) -> None:
+    """Flush ``owner`` before the runtime ends, and before parameters are broadcast."""
+    _owners.add(owner)
+
+
+def overwrite_all() -> None:
+    """Wait until nothing is under way to any parameter, for all of them are about to be written.
+
+    Blocks: until every rank has ended the step that gathers them.
+    """
+    for owner in list(_owners):
+        owner.overwrite()
+
+
+def _before_shutdown() -> None:
+    # Other ranks may still need this one's part of the parameters.
+    for owner in list(_owners):
+        with contextlib.suppress(CollectiveError):
+            owner.flush()
+
+
+basics.before_shutdown(_before_shutdown)

@@ -1,0 +1,54 @@
+"""Norms of gradients that lie in the shards of several ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from aiacc.collectives.reduce_ops import Max, Sum
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.mpi_ops import allreduce_
+
+
+def total_norm(
+    gradients: Sequence[torch.Tensor], norm_type: float, process_set: ProcessSet
+) -> torch.Tensor:
+    """The norm of all ranks' ``gradients`` together, in float64 and host memory.
+
+    Collective: every rank of the process set.
+    Blocks: until the ranks have added up their parts.
+    """
+    order = float(norm_type)
+    norms = [torch.linalg.vector_norm(g, order, dtype=_wide(g)).double() for g in gradients]
+    own = torch.stack([norm.cpu() for norm in norms]) if norms else torch.zeros(1).double()
+    if math.isinf(order):
+        total = own.max().reshape(1)
+        return allreduce_(total, None, "decoupled_norm", Max, process_set=process_set)[0]
+    total = own.pow(order).sum().reshape(1)
+    return allreduce_(total, None, "decoupled_norm", Sum, process_set=process_set)[0] ** (1 / order)
+
+
+def scale(gradients: Sequence[torch.Tensor], max_norm: float, total: torch.Tensor) -> None:
+    """Clip to ``max_norm``, with the formula of ``torch.nn.utils.clip_grad_norm_``."""
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0).item()
+    for gradient in gradients:
+        gradient.mul_(factor)
+
+
+def spread_infinity(gradients: Sequence[torch.Tensor], process_set: ProcessSet) -> None:
+    """Put infinity into the gradients of every rank if any rank's are not all finite.
+
+    Collective: every rank of the process set.
+    Blocks: until the ranks have compared.
+    """
+    found = not all(bool(gradient.sum(dtype=_wide(gradient)).isfinite()) for gradient in gradients)
+    flag = torch.tensor([int(found)], dtype=torch.uint8, device="cpu")
+    allreduce_(flag, None, "decoupled_finite", Max, process_set=process_set)
+    if flag.item() and not found and gradients:
+        gradients[0].view(-1)[:1].fill_(math.inf)
+
+
+def _wide(gradient: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(gradient.dtype, torch.float32)

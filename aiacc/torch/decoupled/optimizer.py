@@ -1,0 +1,298 @@
+"""The optimizer of the decoupled schedule: each rank updates 1/N of the parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aiacc import _core
+from aiacc.autotune.tuner import step_done
+from aiacc.process_sets import has_company
+from aiacc.torch.decoupled import division, norms
+from aiacc.torch.decoupled.exchange import Exchange
+from aiacc.torch.decoupled.guards import in_order_of
+from aiacc.torch.decoupled.setup import Setup
+from aiacc.torch.decoupled.shards import Shards
+from aiacc.torch.optimizer_mixin import check_passes
+from aiacc.torch.reducer.consensus import describe
+from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.wrapped_optimizer import ReducingOptimizer
+
+
+class DecoupledDistributed(ReducingOptimizer):
+    """Put before the class of the wrapped optimizer by `distribute_decoupled`.
+
+    ``param_groups`` have this rank's segments of the parameters, which the wrapped class updates
+    and has the state of. Where there is no other rank they have the parameters themselves.
+    """
+
+    _setup: Setup
+    _passes: int
+    _exchange: Exchange | None
+    _shards: Shards
+    _finalizer: weakref.finalize[Any, Any]
+
+    @property
+    def _options(self) -> ReductionOptions:
+        return self._setup.options
+
+    def synchronize(self) -> None:
+        """Wait until this rank's part of the gradients is reduced, for example to unscale them.
+
+        `step` does not wait again. If a rank's part has NaN or infinity, every rank's has infinity
+        afterwards: a GradScaler of each comes to the same decision.
+
+        Collective: every rank.
+        Blocks: until every gradient is reduced.
+
+        Raises:
+            CollectiveError: A gradient could not be reduced.
+            ValueError: As `step` does.
+        """
+        exchange = self._exchange
+        if exchange is None or (self._synchronized and not exchange.under_way):
+            return
+        self._reduce(exchange)
+        norms.spread_infinity(self._shards.gradients(), self.process_set)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale the gradients of all parameters so that their norm is at most ``max_norm``.
+
+        Call it between ``backward()`` and `step`, in the place of
+        ``torch.nn.utils.clip_grad_norm_``, which sees a rank's own gradients only.
+
+        Collective: every rank.
+        Blocks: until every gradient is reduced, and for an all-reduce of one number.
+
+        Args:
+            max_norm: Largest norm of all gradients together.
+            norm_type: Of the norm; ``inf`` for the largest element.
+            error_if_nonfinite: Raise if the norm is NaN or infinite.
+
+        Returns:
+            The norm before, in host memory.
+
+        Raises:
+            CollectiveError: A gradient could not be reduced.
+            RuntimeError: The norm is not finite.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            norm = torch.nn.utils.clip_grad_norm_(
+                parameters, max_norm, norm_type, error_if_nonfinite
+            )
+            return norm.cpu()
+        if not self._synchronized or exchange.under_way:
+            self._reduce(exchange)
+        gradients = self._shards.gradients()
+        total = norms.total_norm(gradients, norm_type, self.process_set)
+        if error_if_nonfinite and not total.isfinite():
+            raise RuntimeError(
+                f"the norm of order {norm_type} of the gradients is {total.item()} (expected a "
+                "finite number); pass error_if_nonfinite=False to go on"
+            )
+        norms.scale(gradients, max_norm, total)
+        return total
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update this rank's part of the parameters, and start gathering those of all ranks.
+
+        Modules wait in their next forward pass for what they need. Whoever reads parameters in
+        another way calls `flush` before.
+
+        Collective: every rank.
+        Blocks: until every gradient is reduced; in the first step until parameters are current.
+
+        Args:
+            closure: Computes the loss and its gradients anew; it is called once.
+
+        Raises:
+            CollectiveError: A gradient could not be reduced, and no parameter was changed; or
+                parameters could not be gathered, which a later call, forward pass or `flush` may
+                raise too.
+            ValueError: Parameters that the ranks do not share or that were moved, gradients that
+                were written to after ``backward()``.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            loss = super().step(closure)
+            _core.mark_step()
+            return loss
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if exchange.under_way or not self._synchronized:
+            if not self._should_synchronize:
+                raise ValueError(
+                    "optimizer.step() inside skip_synchronize(), but gradients are not reduced "
+                    "(expected synchronize() or clip_grad_norm_() before); call it"
+                )
+            self._reduce(exchange)
+        self._synchronized = False
+        self._shards.changed()
+        super().step()
+        exchange.gather()
+        self._shards.drop_gradients()
+        step_done()
+        _core.mark_step()
+        return loss
+
+    # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _reduce(self, exchange: Exchange) -> None:
+        exchange.reduce(self._shards.fault())
+        self._shards.put_gradients()
+        self._synchronized = True
+
+    def flush(self) -> None:
+        """Wait until all parameters are current, before they are read other than by modules.
+
+        ``model.state_dict()``, `broadcast_parameters`, forward passes in evaluation mode, the end
+        of the script and ``hvd.shutdown()`` do so by themselves.
+
+        Collective: no; but every rank has to come to the end of the same step.
+        Blocks: until they are current.
+
+        Raises:
+            CollectiveError: They could not be gathered.
+        """
+        if self._exchange is not None:
+            self._exchange.flush()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the model's parameters.
+
+        Raises:
+            AssertionError: Gradients are being reduced: call it after `step` or `synchronize`.
+        """
+        if self._exchange is None:
+            super().zero_grad(set_to_none)
+            return
+        self._check_clearable(self._exchange.under_way)
+        self._exchange.clear_gradients(set_to_none)
+
+    # --- state
+
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Collect the state of all ranks, for `state_dict`, in host memory.
+
+        Collective: every rank, with the same ``to``.
+        Blocks: until the state is there.
+
+        Args:
+            to: Index of the rank in the process set that gets it; None: every rank.
+
+        Raises:
+            ValueError: The ranks have done different numbers of steps, or have lost state.
+            CollectiveError: The operation failed.
+        """
+        if self._exchange is not None:
+            self.flush()
+            self._shards.consolidate(super().state_dict(), to)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all ranks, as a plain optimizer of the same parameters has it.
+
+        Collective: no. `consolidate_state_dict` is, and comes before, on every rank::
+
+            optimizer.consolidate_state_dict()
+            if hvd.rank() == 0:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+
+        Raises:
+            RuntimeError: The state was not collected on this rank since the last step.
+        """
+        if self._exchange is None:
+            return super().state_dict()
+        self.flush()
+        return self._shards.whole(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's part of what `state_dict` or a plain optimizer has given.
+
+        Gradients that were under way are waited for and dropped. The number of ranks may be another
+        than it was.
+
+        Collective: no; but every rank loads the same.
+
+        Raises:
+            ValueError: It is of other parameters.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            super().load_state_dict(state_dict)
+            return
+        if exchange.under_way:
+            exchange.drop()
+        self._synchronized, self._should_synchronize = False, True
+        super().load_state_dict(self._shards.cut(state_dict))
+        self._shards.loaded(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not available.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"add_param_group of {len(list(param_group.get('params', ())))} parameters with "
+            "schedule='decoupled' (expected all of them from the start); make another "
+            "DistributedOptimizer, or use schedule='all_reduce'"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Not available: shards belong to a rank. Raises TypeError."""
+        raise TypeError(
+            "an optimizer of schedule='decoupled' cannot be copied or pickled (expected a wrapped "
+            "one of the copied model); copy its state_dict()"
+        )
+
+    # --- as of the other schedule
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes that are accumulated before each reduction."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Accumulate ``passes`` backward passes locally before each reduction.
+
+        Raises:
+            ValueError: ``passes`` is not positive.
+        """
+        self._passes = check_passes(passes)
+        if self._exchange is not None:
+            self._exchange.set_passes(passes)
+
+    # --- jobs
+
+    def _form(self) -> None:
+        """Divide parameters and state among the ranks of the job, if there are several."""
+        self._synchronized, self._should_synchronize = False, True
+        setup = self._setup
+        if not has_company(setup.options.process_set):
+            return
+        trainable = [(name, p) for name, p in setup.named if p.requires_grad]
+        trainable = in_order_of(setup.model, trainable)
+        plan = division.buckets(setup.options.planner, describe(trainable))
+        self._exchange = Exchange(setup.model, trainable, plan, setup.options, self._passes)
+        self._finalizer = finalizer = weakref.finalize(self, self._exchange.detach)
+        finalizer.atexit = False  # type: ignore[misc]  # a property
+        self._shards.attach(self.param_groups, self.state, self._exchange)
+
+    def _renew(self) -> None:
+        """In a job that starts anew, with other ranks perhaps."""
+        if self._exchange is not None:
+            self._exchange.forget()
+            self._shards.detach(self.param_groups, self.state)
+            self._exchange = None
+            self._finalizer()
+        self._form()

@@ -1,0 +1,228 @@
+"""The parameters of an optimizer in segments, and its state in those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from aiacc.collectives.objects import gather_objects
+from aiacc.collectives.reduce_ops import Min
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.decoupled.exchange import Exchange
+from aiacc.torch.decoupled.state import Form, Piece, State, cut, join
+from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.reducer.storage import strides_in
+
+_LOAD = "load_state_dict() of a whole state, on every rank, gives them one"
+
+
+def all_parameters(groups: Sequence[Mapping[str, Any]]) -> list[list[torch.Tensor]]:
+    """Of each parameter group."""
+    return [list(group["params"]) for group in groups]
+
+
+class Shards:
+    """Which segments this rank updates, and where the whole state is.
+
+    The whole state is known after it was loaded or collected, until the next step.
+    """
+
+    def __init__(self, groups: list[list[torch.Tensor]], process_set: ProcessSet) -> None:
+        """Of an optimizer with these parameters by group, of which no rank has a part yet."""
+        self._groups = groups
+        self._process_set = process_set
+        parameters = [parameter for group in groups for parameter in group]
+        self._forms = [Form(tuple(p.shape), strides_in(p)) for p in parameters]
+        self._frozen = [p for p in parameters if not p.requires_grad]
+        self._exchange: Exchange | None = None
+        self._pieces: list[list[Piece]] = []  # of this rank, by group
+        #: This rank's, with their gradients and the parameters that they are of.
+        self._segments: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
+        self._whole: State | None = None
+        #: State that no rank has a part of: that of frozen parameters.
+        self._rest: State = {}
+        self._steps = 0
+        self._lost = False
+
+    def attach(
+        self, groups: Sequence[dict[str, Any]], state: dict[Any, Any], exchange: Exchange
+    ) -> None:
+        """Put the segments of this rank, and their state, in the place of parameters."""
+        self._exchange = exchange
+        self._pieces = self._pieces_of(exchange, exchange.rank)
+        segment_of = self._segments_of(exchange)
+        whole = self._packed({"param_groups": groups}, self._by_number(state))
+        self._segments = []
+        for group, pieces in zip(groups, self._pieces, strict=True):
+            mine = [segment_of[piece.parameter] for piece in pieces]
+            group["params"] = [segment for segment, _, _ in mine]
+            self._segments += mine
+        part = self.cut(whole)["state"]
+        lost = self._lost
+        self.loaded(whole)
+        self._lost = lost
+        state.clear()
+        state.update((self._segments[n][0], entries) for n, entries in part.items())
+
+    def _pieces_of(self, exchange: Exchange, rank: int) -> list[list[Piece]]:
+        """What ``rank`` has of the parameters, by group."""
+        numbers = self._numbers()
+        of_exchange = [numbers[id(parameter)] for _, parameter in exchange.named]
+        piece_of = {}
+        for bucket in exchange.buckets:
+            for segment in bucket.layout.segments(rank):
+                number = of_exchange[bucket.members[segment.member]]
+                piece_of[number] = Piece(number, segment.begin, segment.end)
+        by_group = [[numbers[id(p)] for p in group] for group in self._groups]
+        return [[piece_of[n] for n in group if n in piece_of] for group in by_group]
+
+    def _segments_of(
+        self, exchange: Exchange
+    ) -> dict[int, tuple[nn.Parameter, torch.Tensor, torch.Tensor]]:
+        numbers = self._numbers()
+        segment_of: dict[int, tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = {}
+        for bucket in exchange.buckets:
+            for member, begin, end, offset in bucket.layout.segments(exchange.rank):
+                here = slice(offset, offset + end - begin)
+                index = bucket.members[member]
+                parameter = exchange.named[index][1]
+                segment = nn.Parameter(bucket.shard[here])
+                segment_of[numbers[id(parameter)]] = segment, bucket.gradient[here], parameter
+        return segment_of
+
+    def _numbers(self) -> dict[int, int]:
+        return {id(p): n for n, p in enumerate(p for group in self._groups for p in group)}
+
+    def _by_number(self, state: Mapping[Any, Any]) -> State:
+        numbers = self._numbers()
+        return {numbers[id(p)]: entries for p, entries in state.items() if id(p) in numbers}
+
+    def detach(self, groups: Sequence[dict[str, Any]], state: dict[Any, Any]) -> None:
+        """Put the parameters back, and their state into ``state``, which is empty if it is lost."""
+        for group, parameters in zip(groups, self._groups, strict=True):
+            group["params"] = parameters
+        self._lost = self._lost or (self._whole is None and self._steps > 0)
+        self._segments, self._exchange = [], None
+        parameters = [parameter for group in self._groups for parameter in group]
+        state.clear()
+        state.update((parameters[n], entries) for n, entries in (self._whole or {}).items())
+
+    # --- gradients
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Reduced ones of this rank's segments, after `put_gradients`."""
+        return [s.grad for s, _, _ in self._segments if s.grad is not None]
+
+    def put_gradients(self) -> None:
+        """Let the optimizer see the gradients that this rank has got.
+
+        A parameter may be frozen on this rank only. If it is everywhere, no step shall touch it.
+        """
+        for segment, gradient, parameter in self._segments:
+            wanted = parameter.requires_grad or bool(gradient.any())
+            segment.grad = gradient if wanted else None
+
+    def drop_gradients(self) -> None:
+        """After a step."""
+        for segment, _, _ in self._segments:
+            segment.grad = None
+
+    def fault(self) -> str:
+        """Why no step can be done; "" if it can."""
+        if self._lost:
+            return (
+                "the state of the optimizer was spread over ranks that are gone (expected the same "
+                f"ranks as before); {_LOAD}"
+            )
+        if any(parameter.requires_grad for parameter in self._frozen):
+            return (
+                "parameters that were frozen when the optimizer was made are not any more "
+                "(expected the same ones, with schedule='decoupled'); make the "
+                "DistributedOptimizer anew after requires_grad_(), or use schedule='all_reduce'"
+            )
+        return ""
+
+    # --- state
+
+    def changed(self) -> None:
+        """A step changes the state."""
+        self._whole = None
+        self._steps += 1
+
+    def cut(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """This rank's part of a whole state; ValueError if it is of other parameters."""
+        part: dict[str, Any] = cut(state_dict, self._pieces, self._forms)
+        return part
+
+    def loaded(self, state_dict: Mapping[str, Any]) -> None:
+        """The whole state is known until the next step."""
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        state = state_dict["state"]
+        self._whole = {n: state[name] for n, name in enumerate(names) if name in state}
+        numbers = self._numbers()
+        assert self._exchange is not None
+        have_pieces = {numbers[id(p)] for _, p in self._exchange.named if p.numel()}
+        self._rest = {n: entries for n, entries in self._whole.items() if n not in have_pieces}
+        self._lost = False
+        self._steps = 0
+
+    def consolidate(self, packed: dict[str, Any], to: int | None) -> None:
+        """Collect the state on rank ``to`` of the process set, or on all. Collective, blocks."""
+        exchange = self._exchange
+        assert exchange is not None
+        size = exchange.size
+        if to is not None and to not in range(size):
+            raise ValueError(f"to={to!r} (expected None or a rank, 0 to {size - 1})")
+        known = self._whole is not None or (to is not None and to != exchange.rank)
+        facts = torch.tensor([int(known), int(not self._lost), self._steps, -self._steps])
+        allreduce_(facts, None, "decoupled_state", Min, process_set=self._process_set)
+        all_know, none_lost, least, most = facts.tolist()
+        if not none_lost or least != -most:
+            what = f"ranks that have done {least} to {-most} steps" if none_lost else "ranks anew"
+            raise ValueError(
+                f"the state of the optimizer is of {what} (expected as many steps on every rank); "
+                f"{_LOAD}"
+            )
+        if all_know:
+            return
+        parts = gather_objects(_on_host(packed["state"]), "decoupled_state", self._process_set)
+        if to is None or to == exchange.rank:
+            of_ranks = [self._pieces_of(exchange, rank) for rank in range(size)]
+            pieces = [[piece for group in groups for piece in group] for groups in of_ranks]
+            self._whole = {**self._rest, **join(parts, pieces, self._forms)}
+
+    def whole(self, packed: dict[str, Any]) -> dict[str, Any]:
+        """The ``state_dict`` of whole parameters.
+
+        Raises:
+            RuntimeError: It is not known on this rank.
+        """
+        if self._whole is None:
+            raise RuntimeError(
+                "state_dict() with schedule='decoupled', whose state is spread over the ranks "
+                "(expected it collected here since the last step); call "
+                "optimizer.consolidate_state_dict() on every rank before, with to=None if every "
+                "rank needs it"
+            )
+        return self._packed(packed, self._whole)
+
+    def _packed(self, packed: dict[str, Any], whole: State) -> dict[str, Any]:
+        """``packed``, the ``state_dict`` of segments, with the numbers of parameters."""
+        first, groups = 0, []
+        for group, parameters in zip(packed["param_groups"], self._groups, strict=True):
+            numbers = list(range(first, first + len(parameters)))
+            groups.append({**group, "params": numbers})
+            first += len(parameters)
+        return {**packed, "state": dict(whole), "param_groups": groups}
+
+
+def _on_host(value: Any) -> Any:
+    """``value`` with copies of its tensors in host memory, which have no more than themselves."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {key: _on_host(entry) for key, entry in value.items()}
+    return value

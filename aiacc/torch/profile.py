@@ -1,0 +1,135 @@
+"""``AIACC_PROFILE``: a trace of a job's first steps, for `aiacc-plan`."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import itertools
+import sys
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from aiacc import _core, basics
+from aiacc.collectives.reduce_ops import Max
+from aiacc.planning.trace import Trace, times_of, typical, with_times
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.recorder import StepRecorder
+
+#: Steps that do not count, since they allocate and agree on names; and those whose medians do.
+WARM_UP, COUNTED = 3, 10
+
+_optimizers = itertools.count()
+
+
+class Profile:
+    """Records the steps of one optimizer, then writes the file and takes no more time."""
+
+    def __init__(
+        self,
+        path: Path,
+        named_parameters: Sequence[tuple[str, torch.Tensor]],
+        process_set: ProcessSet,
+    ) -> None:
+        """Record the next steps; rank 0 of ``process_set`` writes ``path``."""
+        self._path = path
+        self._process_set = process_set
+        self._recorder: StepRecorder | None = StepRecorder(named_parameters)
+        self._steps = 0
+        atexit.register(_warn_of_too_few, weakref.ref(self))
+
+    def step_done(self) -> None:
+        """Note the end of a step; that of the last one writes the file.
+
+        Collective: every rank of the process set, equally often. Blocks in the last step.
+        """
+        recorder = self._recorder
+        if recorder is None:
+            return
+        recorder.step_done()
+        self._steps += 1  # those without a gradient, too, which another rank may have had
+        if self._steps < WARM_UP + COUNTED:
+            return
+        self._recorder = None
+        recorder.detach()
+        trace = slowest_of_all(recorder, self._path.stem, self._process_set)
+        if trace is not None and self._process_set.rank() == 0:
+            self._write(trace)
+
+    def _write(self, trace: Trace) -> None:
+        try:
+            self._path.write_text(trace.encode() + "\n")
+        except OSError as error:  # the job is worth more than its profile
+            warnings.warn(f"AIACC_PROFILE: {self._path} was not written: {error}", stacklevel=2)
+            return
+        sys.stderr.write(
+            f"aiacc: {self._path}: {len(trace.tensors)} gradients, {trace.bytes / 1e6:.1f} MB, "
+            f"{trace.compute_s * 1e3:.1f} ms of computation; aiacc-plan reads it\n"
+        )
+
+
+def profile_of(
+    named_parameters: Sequence[tuple[str, torch.Tensor]], process_set: ProcessSet
+) -> Profile | None:
+    """What AIACC_PROFILE asks for, if it does; a later optimizer has a file of its own."""
+    given = str(_core.config()["profile"])
+    if (
+        not given
+        or not process_set.included()
+        or not any(parameter.requires_grad for _, parameter in named_parameters)
+    ):
+        return None
+    path, number = Path(given), next(_optimizers)
+    if number:
+        path = path.with_name(f"{path.stem}.{number + 1}{path.suffix}")
+    return Profile(path, named_parameters, process_set)
+
+
+def slowest_of_all(recorder: StepRecorder, model: str, process_set: ProcessSet) -> Trace | None:
+    """The slowest of all ranks at each gradient, each rank by the median of its steps.
+
+    Ranks send times, not traces, so that 1,000 of them need no more memory than two.
+
+    Collective: every rank of ``process_set``. Blocks.
+
+    Returns:
+        None, with a warning, if the ranks have other gradients, or this one has recorded nothing.
+    """
+    steps = recorder.traces(model)[WARM_UP:]
+    mine = typical(steps) if steps else None
+    if basics.size() > 1:
+        names = hashlib.sha256(repr(sorted(recorder.sizes.items())).encode()).digest()
+        digest = int.from_bytes(names[:7], "big")
+        bounds = torch.tensor([digest, -digest], device="cpu")
+        allreduce_(bounds, None, "profile.names", Max, process_set=process_set)
+        if bounds[0] != -bounds[1]:
+            warnings.warn(
+                "AIACC_PROFILE: the ranks have gradients of different names or sizes (expected "
+                "the same); no profile is written",
+                stacklevel=2,
+            )
+            return None
+        own = times_of(mine) if mine else [0.0] * (2 + 2 * len(recorder.sizes))
+        times = torch.tensor(own, dtype=torch.float64, device="cpu")
+        allreduce_(times, None, "profile.times", Max, process_set=process_set)
+        mine = with_times(mine, times.tolist()) if mine else None
+    if mine is None:
+        warnings.warn(
+            f"AIACC_PROFILE: no gradient came in {COUNTED} steps of this rank (expected some); no "
+            "profile is written",
+            stacklevel=2,
+        )
+    return mine
+
+
+def _warn_of_too_few(reference: weakref.ref[Profile]) -> None:
+    profile = reference()
+    if profile is not None and profile._recorder is not None:
+        sys.stderr.write(
+            f"aiacc: {profile._path} was not written: {profile._steps} steps (expected "
+            f"{WARM_UP + COUNTED}); train on, or take AIACC_PROFILE away\n"
+        )

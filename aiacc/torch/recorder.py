@@ -1,0 +1,153 @@
+"""Records when the gradients of a step are ready and its parameters are needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_modules
+from torch.utils.hooks import RemovableHandle
+
+from aiacc.planning.trace import Tensor, Trace
+
+#: A moment: seconds of the host's clock, or an event on a stream of a GPU.
+Mark = Any
+
+
+@dataclass
+class _Step:
+    """What the hooks have seen of a step so far."""
+
+    start: Mark = None
+    forward_end: Mark = None
+    #: The module whose forward pass began the step; as a number, for it must not live on.
+    root: int = 0
+    needed: dict[int, Mark] = field(default_factory=dict)
+    ready: dict[int, Mark] = field(default_factory=dict)
+
+
+class StepRecorder:
+    """Hooks that note moments, and wait for nothing: times are worked out after the last step.
+
+    A step begins with the forward pass of a module that has some of the parameters. With several
+    backward passes per step, what counts is the last one. A module that no Python calls (scripted)
+    is not seen: a step then begins where the one before has ended.
+
+    Threads: hooks run where torch runs modules and autograd; the other methods must not run at the
+    same time.
+    """
+
+    def __init__(self, named_parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Attach to the parameters that need a gradient, and to all modules."""
+        self._parameters = [(name, p) for name, p in named_parameters if p.requires_grad]
+        self._index = {p: index for index, (_, p) in enumerate(self._parameters)}
+        on_gpu = any(parameter.is_cuda for _, parameter in self._parameters)
+        self._now: Callable[[], Mark] = _event if on_gpu else time.perf_counter
+        self._between = _between_events if on_gpu else _between_times
+        self._steps: list[_Step] = []
+        self._step = _Step()
+        self._end: Mark = None
+        self._hooks: list[RemovableHandle] = [
+            torch_modules.register_module_forward_pre_hook(self._before_forward),
+            torch_modules.register_module_forward_hook(self._after_forward),
+        ]
+        for index, (_, parameter) in enumerate(self._parameters):
+            register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+            self._hooks.append(register(self._on_gradient(index)))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every gradient, by name."""
+        return {name: p.numel() * p.element_size() for name, p in self._parameters}
+
+    def step_done(self) -> None:
+        """Note that the optimizer has stepped. Steps without any gradient do not count."""
+        step, self._step = self._step, _Step()
+        if step.start is None:
+            step.start = self._end
+        self._end = self._now()
+        if step.ready and step.start is not None:
+            self._steps.append(step)
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def traces(self, model: str) -> list[Trace]:
+        """What was recorded, a trace for each step.
+
+        Blocks: until the GPU has done what was recorded, if the parameters are there.
+        """
+        if self._now is _event:
+            torch.cuda.synchronize()
+        return [self._trace(model, step) for step in self._steps]
+
+    # --- hooks
+
+    def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
+        step = self._step
+        if not torch.is_grad_enabled():
+            return
+        if step.ready and id(module) == step.root:  # one more backward pass before the step
+            step = self._step = _Step()
+        if step.start is None and not step.ready:
+            if not any(parameter in self._index for parameter in module.parameters()):
+                return
+            step.start, step.root = self._now(), id(module)
+        for parameter in module._parameters.values():
+            index = None if parameter is None else self._index.get(parameter)
+            if index is not None and index not in step.needed:
+                step.needed[index] = self._now()
+
+    def _after_forward(self, *_: Any) -> None:
+        step = self._step
+        if step.start is not None and not step.ready:
+            step.forward_end = self._now()
+
+    def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            self._step.ready[index] = self._now()
+
+        return hook
+
+    # --- times
+
+    def _trace(self, model: str, step: _Step) -> Trace:
+        since = {index: self._between(step.start, mark) for index, mark in step.ready.items()}
+        first, last = min(since.values()), max(since.values())
+        forward_s = first
+        if step.forward_end is not None:
+            forward_s = min(first, self._between(step.start, step.forward_end))
+        tensors = []
+        for index, (name, parameter) in enumerate(self._parameters):
+            needed = step.needed.get(index)
+            tensors.append(
+                Tensor(
+                    name,
+                    max(1, parameter.numel() * parameter.element_size()),
+                    str(parameter.dtype).removeprefix("torch."),
+                    since.get(index, last),  # one without gradient leaves after the others
+                    0.0 if needed is None else min(forward_s, self._between(step.start, needed)),
+                )
+            )
+        tensors.sort(key=lambda tensor: tensor.ready_s)
+        return Trace(model, tuple(tensors), forward_s, last - forward_s, "measured")
+
+
+def _event() -> Mark:
+    event: Mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between_times(start: Mark, end: Mark) -> float:
+    return max(0.0, float(end - start))
+
+
+def _between_events(start: Mark, end: Mark) -> float:
+    return max(0.0, float(start.elapsed_time(end)) / 1e3)

@@ -1,0 +1,93 @@
+"""Optimizers that are of a subclass of the class of the one that they wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.reducer.options import ReductionOptions
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer as _Base
+else:
+    # At run time the class of the wrapped optimizer follows in the MRO.
+    _Base = object
+
+_Mixin = TypeVar("_Mixin")
+
+
+class ReducingOptimizer(_Base):
+    """What is the same of both schedules that reduce gradients."""
+
+    #: Names by parameter, as Horovod offers them.
+    _parameter_names: dict[torch.Tensor, str]
+    _synchronized: bool
+    _should_synchronize: bool
+
+    @property
+    def _options(self) -> ReductionOptions:
+        raise NotImplementedError
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In this context `step` does not synchronise, because `synchronize` was called before."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    @property
+    def op(self) -> int:
+        """Reduction of the gradients."""
+        return self._options.op
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """What gradients are divided by before the sum, and multiplied by afterwards."""
+        return self._options.postscale_factor
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        """Whether sparse gradients are reduced as dense ones."""
+        return self._options.sparse_as_dense
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """Ranks that take part."""
+        return self._options.process_set
+
+    @staticmethod
+    def _check_clearable(under_way: bool) -> None:
+        if under_way:
+            raise AssertionError(
+                "zero_grad() was called after backward() and before step() or synchronize() "
+                "(expected after one of them): the gradients are being reduced"
+            )
+
+
+def instance_of(mixin: type[_Mixin], wrapped: type) -> _Mixin:
+    """One without attributes, of a class that puts ``mixin`` before ``wrapped``, named like it."""
+    subclass: Any = type(wrapped.__name__, (mixin, wrapped), {"__doc__": wrapped.__doc__})
+    made: _Mixin = subclass.__new__(subclass)
+    return made
+
+
+def wrapped_class(distributed: object) -> type:
+    """The ``wrapped`` of `instance_of`."""
+    return type(distributed).__bases__[1]
+
+
+def take_over(distributed: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Let ``distributed``, which is no more than an instance, have what ``optimizer`` has."""
+    # Not by __init__, whose arguments are unknown. A scheduler may have put a step() of its own on
+    # the instance, which would call the wrapped optimizer's.
+    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    distributed.__dict__.update(attributes)
+    if len(attributes) != len(vars(optimizer)):
+        # The scheduler warns unless the wrapped optimizer steps, of which it keeps this record.
+        distributed.register_step_post_hook(lambda *_: setattr(optimizer, "_opt_called", True))

@@ -1,0 +1,311 @@
+"""Training with the decoupled schedule is that with the other one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.planning.plan import Plan
+from tests.parallel.decoupled.decoupled_training import (
+    batch,
+    check_equal,
+    gather_late,
+    loss,
+    net,
+    train,
+    wrap,
+)
+from tests.support.ranks import run_ranks
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.05),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5),
+}
+
+
+def _two_groups(make, model):
+    named = list(model.named_parameters())
+    decayed = [p for name, p in named if name.endswith("weight")]
+    others = [p for name, p in named if name.endswith("bias")]
+    optimizer = make([{"params": decayed}, {"params": others, "weight_decay": 0.0, "lr": 0.02}])
+    assert len(optimizer.param_groups) == 2
+    return optimizer
+
+
+def _trains_alike(name):
+    torch.set_num_threads(1)
+    hvd.init()
+    gather_late()
+    models = net(), net()
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        optimizer = wrap(model, _two_groups(OPTIMIZERS[name], model), schedule)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in range(5):
+            train(model, optimizer, [step])
+            scheduler.step()
+    optimizer.flush()
+    check_equal(models[1], models[0])
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_is_that_of_the_other_schedule(name):
+    run_ranks(2, _trains_alike, name)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_training_is_that_of_the_other_schedule_with_more_ranks(name):
+    run_ranks(4, _trains_alike, name)
+
+
+def _options(arguments, make_plan):
+    torch.set_num_threads(1)
+    hvd.init()
+    gather_late()
+    passes = arguments.get("backward_passes_per_step", 1)
+    models = net(), net()
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        more = {}
+        if make_plan and schedule == "decoupled":
+            names = [name for name, _ in model.named_parameters()][::-1]
+            more = {"plan": Plan("mine", (tuple(names[:2]), tuple(names[2:])), schedule)}
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        optimizer = wrap(model, sgd, schedule, **arguments, **more)
+        for step in range(4):
+            optimizer.zero_grad()
+            for number in range(passes):
+                loss(model, 10 * step + number, hvd.rank()).backward()
+            optimizer.step()
+    optimizer.flush()
+    assert len(optimizer._exchange.buckets) == (2 if make_plan else 3)
+    check_equal(models[1], models[0])
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"op": hvd.Sum},
+        {"gradient_predivide_factor": 2.0},
+        {"backward_passes_per_step": 3},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_options_of_the_reduction(arguments):
+    run_ranks(2, _options, arguments, False)
+
+
+def test_the_buckets_of_a_plan():
+    run_ranks(2, _options, {}, True)
+
+
+class _Picture(nn.Module):
+    """Memory formats, a scalar, two dtypes, a part that is not always used, a frozen one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 6, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(6)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.wide = nn.Linear(6, 4).double()
+        self.rare = nn.Linear(4, 4).double()
+        self.frozen = nn.Linear(4, 4).double().requires_grad_(False)
+
+    def forward(self, images, use_rare):
+        hidden = self.norm(self.conv(images)).mean((2, 3)) * self.scale
+        wide = self.wide(hidden.double())
+        return self.frozen(self.rare(wide) if use_rare else wide)
+
+
+def _pictures():
+    torch.set_num_threads(1)
+    hvd.init()
+    models = _Picture(), _Picture()
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        adam = torch.optim.AdamW(model.parameters(), 0.01)
+        optimizer = wrap(model, adam, schedule, bucket_bytes=300)
+
+        def on(model, step, rank):
+            images = batch(step, rank, 3 * 6 * 6).reshape(8, 3, 6, 6)
+            # On one rank, on none, on all.
+            return model(images, step == 1 or (step == 2 and rank == 0)).pow(2).mean()
+
+        train(model, optimizer, range(4), loss=on)
+    optimizer.flush()
+    assert models[1].conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert models[1].frozen.weight.untyped_storage().nbytes() == 4 * 4 * 8
+    check_equal(models[1].double(), models[0].double())
+    hvd.shutdown()
+
+
+def test_formats_dtypes_unused_and_frozen_parameters():
+    run_ranks(2, _pictures)
+
+
+def _frozen_later():
+    torch.set_num_threads(1)
+    hvd.init()
+    models = net(), net()
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = wrap(model, sgd, schedule)
+        train(model, optimizer, range(2))
+        model[2].requires_grad_(False)
+        train(model, optimizer, range(2, 4))
+        model[2].requires_grad_(True)
+        train(model, optimizer, range(4, 5))
+    optimizer.flush()
+    check_equal(models[1], models[0])
+    hvd.shutdown()
+
+
+def test_parameters_that_are_frozen_for_a_while():
+    run_ranks(2, _frozen_later)
+
+
+def _clips(norm_type, max_norm):
+    torch.set_num_threads(1)
+    hvd.init()
+    gather_late()
+    models, norms = (net(), net()), ([], [])
+
+    def plain(optimizer):
+        optimizer.synchronize()
+        parameters = models[0].parameters()
+        norms[0].append(torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+
+    def ours(optimizer):
+        norms[1].append(optimizer.clip_grad_norm_(max_norm, norm_type))
+
+    optimizer = wrap(models[0], torch.optim.SGD(models[0].parameters(), 0.1), "all_reduce")
+    for step in range(3):
+        optimizer.zero_grad()
+        loss(models[0], step, hvd.rank()).backward()
+        plain(optimizer)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    optimizer = wrap(models[1], torch.optim.SGD(models[1].parameters(), 0.1))
+    train(models[1], optimizer, range(3), ours)
+    optimizer.flush()
+    torch.testing.assert_close(torch.stack(norms[1]).float(), torch.stack(norms[0]))
+    for one, other in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize(("norm_type", "max_norm"), [(2.0, 0.05), (float("inf"), 0.01), (2, 1e6)])
+def test_clipping_by_the_norm_of_all_gradients(norm_type, max_norm):
+    run_ranks(2, _clips, norm_type, max_norm)
+
+
+def _one_rank():
+    hvd.init()
+    models = net(), net()
+    plain = torch.optim.Adam(models[0].parameters(), 0.01)
+    optimizer = wrap(models[1], torch.optim.Adam(models[1].parameters(), 0.01))
+    for step in range(3):
+        plain.zero_grad()
+        loss(models[0], step, 0).backward()
+        norm = torch.nn.utils.clip_grad_norm_(models[0].parameters(), 0.1)
+        plain.step()
+        optimizer.zero_grad()
+        loss(models[1], step, 0).backward()
+        assert optimizer.clip_grad_norm_(0.1) == norm
+        optimizer.step()
+        optimizer.flush()
+    check_equal(models[1], models[0])
+    optimizer.consolidate_state_dict()
+    found, expected = optimizer.state_dict(), plain.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    assert found["state"].keys() == expected["state"].keys()
+    hvd.shutdown()
+
+
+def test_one_rank_has_a_plain_optimizer():
+    run_ranks(1, _one_rank)
+
+
+def _process_set():
+    torch.set_num_threads(1)
+    hvd.init()
+    pair = hvd.add_process_set([0, 2])
+    models = net(), net()
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        optimizer = wrap(model, sgd, schedule, process_set=pair)
+        train(model, optimizer, range(3))
+        norm = optimizer.clip_grad_norm_(1.0) if schedule == "decoupled" else None
+    optimizer.flush()
+    optimizer.consolidate_state_dict(None)
+    assert len(optimizer.state_dict()["state"]) == 6
+    assert norm is not None
+    for one, other in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        assert torch.equal(one, other)
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def test_ranks_of_a_process_set_and_others():
+    run_ranks(3, _process_set)
+
+
+def _closure():
+    torch.set_num_threads(1)
+    hvd.init()
+    models = net(), net()
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1), schedule)
+        for step in range(3):
+
+            def closure(model=model, optimizer=optimizer, step=step):
+                optimizer.zero_grad()
+                value = loss(model, step, hvd.rank())
+                value.backward()
+                return value
+
+            assert optimizer.step(closure).requires_grad
+    optimizer.flush()
+    check_equal(models[1], models[0])
+    hvd.shutdown()
+
+
+def test_closures():
+    run_ranks(2, _closure)
+
+
+def _scaler():
+    """A scaler skips the step on every rank if one rank's part of the gradients is not finite."""
+    torch.set_num_threads(1)
+    hvd.init()
+    model = net()
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    scales, changed = [], []
+    for step in range(3):
+        optimizer.zero_grad()
+        value = loss(model, step, hvd.rank())
+        if step == 1 and hvd.rank() == 1:  # one element of the first bucket, in rank 0's shard
+            value = value + model[0].weight[0, 0] * float("inf")
+        before = model[4].weight.detach().clone()
+        scaler.scale(value).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.flush()
+        scales.append(scaler.get_scale())
+        changed.append(not torch.equal(before, model[4].weight))
+    assert (scales, changed) == ([4.0, 2.0, 2.0], [True, False, True])
+    hvd.shutdown()
+
+
+def test_scalers_of_all_ranks_agree():
+    run_ranks(2, _scaler)

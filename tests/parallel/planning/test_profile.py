@@ -1,0 +1,142 @@
+"""What AIACC_PROFILE writes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.planning.trace import Trace
+from aiacc.torch.profile import COUNTED, WARM_UP, slowest_of_all
+from aiacc.torch.recorder import StepRecorder
+from tests.support.ranks import run_ranks
+
+STEPS = WARM_UP + COUNTED
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2))
+
+
+def _step(model, optimizer, passes=1):
+    optimizer.zero_grad()
+    for _ in range(passes):
+        with torch.no_grad():
+            model(torch.ones(1, 3))  # evaluation begins no step
+        model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+
+def _profiled(path, steps, members=None):
+    os.environ["AIACC_PROFILE"] = str(path)
+    torch.set_num_threads(1)
+    hvd.init()
+    process_set = hvd.add_process_set(members) if members else hvd.global_process_set
+    model = _net()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = hvd.DistributedOptimizer(
+        sgd, model.named_parameters(), process_set=process_set, backward_passes_per_step=2
+    )
+    for _ in range(steps):
+        _step(model, optimizer, passes=2)
+    hvd.barrier()  # those outside the set wait for its members
+    hvd.shutdown()
+
+
+def test_a_job_writes_its_steps(tmp_path):
+    run_ranks(2, _profiled, tmp_path / "net.json", STEPS)
+    trace = Trace.decode((tmp_path / "net.json").read_text())
+    assert trace.source == "measured"
+    assert trace.model == "net"
+    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
+    assert sizes == {name: 4 * p.numel() for name, p in _net().named_parameters()}
+    order = [tensor.name.split(".")[0] for tensor in trace.tensors]
+    assert order == sorted(order, reverse=True)  # the last layer's come first
+    need = {tensor.name.split(".")[0]: tensor.need_s for tensor in trace.tensors}
+    assert 0 <= need["0"] < need["1"] < need["2"] <= trace.forward_s
+    assert trace.tensors[0].ready_s >= trace.forward_s > 0
+
+
+def test_one_rank_writes_one_too(tmp_path):
+    run_ranks(1, _profiled, tmp_path / "net.json", STEPS)
+    assert len(Trace.decode((tmp_path / "net.json").read_text()).tensors) == 6
+
+
+def test_ranks_outside_the_process_set_have_no_part_in_it(tmp_path):
+    run_ranks(3, _profiled, tmp_path / "net.json", STEPS, [1, 2])
+    assert len(Trace.decode((tmp_path / "net.json").read_text()).tensors) == 6
+
+
+def test_too_few_steps_write_nothing(tmp_path):
+    run_ranks(2, _profiled, tmp_path / "net.json", STEPS - 1)
+    assert not (tmp_path / "net.json").exists()
+
+
+def _two_models(path):
+    os.environ["AIACC_PROFILE"] = str(path)
+    hvd.init()
+    models = [_net(), nn.Linear(3, 1)]
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        for model in models
+    ]
+    for _ in range(STEPS):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            _step(model, optimizer)
+    hvd.shutdown()
+
+
+def test_a_second_optimizer_has_a_file_of_its_own(tmp_path):
+    run_ranks(2, _two_models, tmp_path / "net.json")
+    counts = [
+        len(Trace.decode((tmp_path / name).read_text()).tensors)
+        for name in ("net.json", "net.2.json")
+    ]
+    assert counts == [6, 2]
+
+
+def _differs():
+    hvd.init()
+    layer = nn.Linear(3, 2 + hvd.rank())
+    recorder = StepRecorder(list(layer.named_parameters()))
+    with pytest.warns(UserWarning, match="different names or sizes"):
+        assert slowest_of_all(recorder, "net", hvd.global_process_set) is None
+    recorder.detach()
+    hvd.shutdown()
+
+
+def test_ranks_with_other_gradients_are_told():
+    run_ranks(2, _differs)
+
+
+def test_hooks_are_taken_away_at_the_end():
+    model = _net()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = StepRecorder(list(model.named_parameters()))
+    _step(model, sgd)
+    recorder.step_done()
+    recorder.detach()
+    _step(model, sgd)
+    recorder.step_done()
+    assert len(recorder.traces("net")) == 1
+
+
+def test_what_is_frozen_or_unused_leaves_last():
+    model = _net()
+    model[0].bias.requires_grad_(False)
+    unused = nn.Parameter(torch.zeros(7))
+    named = [*model.named_parameters(), ("unused", unused)]
+    sgd = torch.optim.SGD([p for _, p in named], 0.1)
+    recorder = StepRecorder(named)
+    _step(model, sgd)
+    recorder.step_done()
+    recorder.detach()
+    (trace,) = recorder.traces("net")
+    assert "0.bias" not in {tensor.name for tensor in trace.tensors}
+    (last,) = [tensor for tensor in trace.tensors if tensor.name == "unused"]
+    assert last.ready_s == max(tensor.ready_s for tensor in trace.tensors)
+    assert last.need_s == 0

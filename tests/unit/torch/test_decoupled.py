@@ -1,0 +1,159 @@
+"""The pure decisions of the decoupled schedule: layout, buckets, state, classes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from aiacc.torch.decoupled.classes import ELEMENTWISE, check_elementwise
+from aiacc.torch.decoupled.division import buckets
+from aiacc.torch.decoupled.layout import divide
+from aiacc.torch.decoupled.state import Form, Piece, cut, join
+from aiacc.torch.reducer.plan import ALIGNMENT_BYTES, Gradient, Planner, by_size
+
+
+def test_each_element_of_a_parameter_is_in_one_shard():
+    numbers = random.Random(1)
+    for _ in range(200):
+        sizes = [numbers.choice([0, 1, 3, 16, 17, 250]) for _ in range(numbers.randint(1, 9))]
+        ranks, width = numbers.randint(1, 9), numbers.choice([2, 4, 8])
+        layout = divide(sizes, width, ranks)
+        assert layout.shard * width % ALIGNMENT_BYTES == 0
+        assert layout.elements < sum(sizes) + (ranks + len(sizes)) * ALIGNMENT_BYTES
+        owner = {}
+        for rank in range(ranks):
+            end_of_last = 0
+            for member, begin, end, offset in layout.segments(rank):
+                assert offset >= end_of_last
+                end_of_last = offset + end - begin
+                assert end_of_last <= layout.shard
+                assert layout.offsets[member] + begin == rank * layout.shard + offset
+                for element in range(begin, end):
+                    assert owner.setdefault((member, element), rank) == rank
+        assert sorted(owner) == [(m, e) for m, size in enumerate(sizes) for e in range(size)]
+
+
+def _gradients(kinds):
+    return [Gradient(f"p{i}", 100, 4, dtype, device) for i, (dtype, device) in enumerate(kinds)]
+
+
+def test_a_bucket_has_neighbours_of_one_kind():
+    kinds = [("float32", 0), ("float32", 0), ("float32", 0), ("bfloat16", 0), ("float32", 1)]
+    assert buckets(by_size(900), _gradients(kinds)) == [[0, 1], [2], [3], [4]]
+
+
+def test_a_plan_is_followed_in_the_order_of_the_forward_pass():
+    backward = Planner(lambda _: [[4, 3], [2, 0]], "declared", "plan")
+    assert buckets(backward, _gradients([("float32", 0)] * 5)) == [[0, 2], [1], [3, 4]]
+    mixed = Planner(lambda _: [[2, 1, 0]], "declared", "plan")
+    kinds = [("float32", 0), ("bfloat16", 0), ("float32", 0)]
+    assert buckets(mixed, _gradients(kinds)) == [[0, 2], [1]]
+
+
+def test_a_plan_with_a_parameter_in_two_places_is_none():
+    twice = Planner(lambda _: [[0, 1], [1]], "declared", "plan")
+    with pytest.raises(ValueError, match=r"plan: a plan of buckets"):
+        buckets(twice, _gradients([("float32", 0)] * 2))
+
+
+def _plain():
+    parameters = [
+        torch.nn.Parameter(torch.randn(4, 5)),
+        torch.nn.Parameter(torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last)),
+        torch.nn.Parameter(torch.tensor(2.0)),
+        torch.nn.Parameter(torch.randn(1)),
+    ]
+    groups = [{"params": parameters[:1], "lr": 0.5}, {"params": parameters[1:]}]
+    return parameters, torch.optim.NAdam(groups, 0.1)
+
+
+def test_what_is_cut_for_the_ranks_is_joined_again():
+    torch.manual_seed(0)
+    parameters, optimizer = _plain()
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    whole = optimizer.state_dict()
+    forms = [Form(tuple(p.shape), p.stride()) for p in parameters]
+    of_ranks = [
+        [[Piece(0, 0, 11)], [Piece(1, 0, 24)]],
+        [[Piece(0, 11, 20)], [Piece(2, 0, 1), Piece(3, 0, 1)]],
+    ]
+    parts = [cut(whole, pieces, forms) for pieces in of_ranks]
+    assert [group["params"] for group in parts[1]["param_groups"]] == [[0], [1, 2]]
+    assert parts[0]["param_groups"][0]["lr"] == 0.5
+    assert parts[1]["state"][1]["exp_avg"].shape == (1,)
+    assert parts[1]["state"][1]["step"].shape == ()
+    flat_pieces = [[piece for group in of_rank for piece in group] for of_rank in of_ranks]
+    joined = join([part["state"] for part in parts], flat_pieces, forms)
+    assert joined.keys() == whole["state"].keys()
+    for number, entries in whole["state"].items():
+        assert joined[number].keys() == entries.keys()
+        for key, value in entries.items():
+            assert torch.equal(joined[number][key], value)
+            assert joined[number][key].stride() == value.stride()
+
+
+def test_cut_state_is_no_part_of_the_memory_it_came_from():
+    parameters, optimizer = _plain()
+    parameters[0].grad = torch.ones(4, 5)
+    optimizer.step()
+    whole = optimizer.state_dict()
+    forms = [Form(tuple(p.shape), p.stride()) for p in parameters]
+    part = cut(whole, [[Piece(0, 0, 20)], []], forms)["state"][0]
+    part["step"] += 1
+    part["exp_avg"] += 1
+    assert whole["state"][0]["step"] == 1
+    assert whole["state"][0]["exp_avg"].max() < 1
+
+
+def test_state_of_another_model_is_refused():
+    _, optimizer = _plain()
+    with pytest.raises(
+        ValueError, match=r"2 parameter groups with 4 parameters .expected 1 with 1"
+    ):
+        cut(optimizer.state_dict(), [[Piece(0, 0, 1)]], [Form((1,), (1,))])
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE)
+def test_classes_that_are_taken_update_parts_as_they_update_the_whole(kind):
+    torch.manual_seed(0)
+    start, gradients = torch.randn(7), torch.randn(4, 7)
+    whole = torch.nn.Parameter(start.clone())
+    parts = [torch.nn.Parameter(start[:3].clone()), torch.nn.Parameter(start[3:].clone())]
+    check_elementwise(one := kind([whole], lr=0.05))
+    two = kind(parts, lr=0.05)
+    for gradient in gradients:
+        whole.grad, parts[0].grad, parts[1].grad = gradient, gradient[:3], gradient[3:]
+        one.step()
+        two.step()
+    assert torch.equal(whole, torch.cat([p.detach() for p in parts]))
+
+
+class _Rows(torch.optim.SGD):
+    """What a subclass does is not known."""
+
+
+class _Declared(torch.optim.SGD):
+    is_elementwise = True
+
+
+def test_other_classes_are_refused_unless_they_declare_it():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    for kind in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon, _Rows):
+        with pytest.raises(ValueError, match=f"'decoupled' with {kind.__name__} .expected one of"):
+            check_elementwise(kind([weight], lr=0.1))
+    check_elementwise(_Declared([weight], lr=0.1))
+
+
+def test_pieces_of_ranks_do_not_depend_on_their_order():
+    """`join` takes common entries from whichever rank has them first."""
+    forms = [Form((4,), (1,))]
+    halves = [{0: {"sum": torch.tensor([1.0, 2.0])}}, {0: {"sum": torch.tensor([3.0, 4.0])}}]
+    pieces = [[Piece(0, 0, 2)], [Piece(0, 2, 4)]]
+    for order in itertools.permutations(range(2)):
+        found = join([halves[i] for i in order], [pieces[i] for i in order], forms)
+        assert found[0]["sum"].tolist() == [1, 2, 3, 4]
