@@ -64,7 +64,8 @@ class Bucket:
         self._gathering: int | None = None
         self._scatter: _core.Submission | None = None
         self._gather: _core.Submission | None = None
-        self._version = 0
+        self._version = 0  # of the gradients, after what is written here
+        self._written = False
 
     @property
     def gathering(self) -> bool:
@@ -86,10 +87,25 @@ class Bucket:
         if gradient is not None and gradient is not view:
             view.copy_(gradient.detach())
             parameter.grad = view
+        self._version = self._gradients._version
+
+    def has(self, index: int, parameter: torch.Tensor) -> bool:
+        """Whether ``parameter`` has no other gradient than the one that was taken."""
+        return parameter.grad is None or parameter.grad is self._views[self._position[index]]
+
+    @property
+    def written(self) -> bool:
+        """Whether somebody else has written to the gradients since they were taken."""
+        return self._gradients._version != self._version
+
+    def check_writes(self) -> None:
+        """Before the last gradients are taken: `finish_scatter` tells what `written` is now."""
+        self._written = self.written
 
     def put_zeros(self, index: int) -> None:
         """Take part with zeros for a parameter without gradient."""
         self._views[self._position[index]].zero_()
+        self._version = self._gradients._version
 
     def prepare(self, options: ReductionOptions) -> None:
         """Submit with these options from now on."""
@@ -119,7 +135,7 @@ class Bucket:
         self._scattering = handle
 
     def finish_scatter(self) -> bool:
-        """Wait for it; false if somebody has written to the gradients since it started.
+        """Wait for it; false if somebody has written to gradients that were taken.
 
         Blocks: until it is done; of CUDA tensors until that is queued.
 
@@ -134,7 +150,9 @@ class Bucket:
                 self._keep(handle, error)
                 raise
             del in_flight.held[handle]
-        return self._gradients._version == self._version
+        unwritten = not self._written and not self.written
+        self._written = False
+        return unwritten
 
     def gather(self) -> None:
         """Start the all-gather of the parameters, whose shard is updated. Never blocks."""

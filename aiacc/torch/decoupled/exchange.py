@@ -126,6 +126,16 @@ class Exchange:
         self._finish()
         self.flush()  # parameters that no module has used since the last step
 
+    def check_gradients(self) -> None:
+        """Raise ValueError if the model's gradients were written to since `reduce`.
+
+        A step would not see that: it takes the reduced ones.
+        """
+        for bucket in self.buckets:
+            taken = all(bucket.has(index, self.named[index][1]) for index in bucket.members)
+            if bucket.written or not taken:
+                raise self._written(bucket)
+
     def drop(self) -> None:
         """Wait for gradients under way, whatever comes of it, and start the step anew."""
         _core.flush()
@@ -237,6 +247,8 @@ class Exchange:
 
     def _complete(self, bucket: Bucket) -> None:
         """Let a gradient take part that no backward pass gave: what there is of it, or zeros."""
+        if any(self._left[index] < self.passes for index in bucket.members):
+            bucket.check_writes()
         for index in bucket.members:
             parameter = self.named[index][1]
             if self._left[index] == 0:
@@ -252,18 +264,20 @@ class Exchange:
         for bucket in reversed(self.buckets):
             try:
                 if bucket.scattered and not bucket.finish_scatter():
-                    name = self.named[bucket.members[0]][0]
-                    failure = failure or ValueError(
-                        f"gradients of the bucket of {name!r} were written to after backward(), by "
-                        "torch.nn.utils.clip_grad_norm_ perhaps (expected no such writes: they had "
-                        "left for the other ranks); use optimizer.clip_grad_norm_, or "
-                        "schedule='all_reduce'"
-                    )
+                    failure = failure or self._written(bucket)
             except CollectiveError as error:
                 failure = failure or error
         self._start_step()
         if failure is not None:
             raise failure
+
+    def _written(self, bucket: Bucket) -> ValueError:
+        name = self.named[bucket.members[0]][0]
+        return ValueError(
+            f"gradients of the bucket of {name!r} were written to after backward(), by "
+            "torch.nn.utils.clip_grad_norm_ perhaps (expected no such writes: they had left for "
+            "the other ranks); use optimizer.clip_grad_norm_, or schedule='all_reduce'"
+        )
 
     def _start_step(self) -> None:
         self._left[:] = [self.passes] * len(self._left)

@@ -136,6 +136,7 @@ class DecoupledDistributed(ReducingOptimizer):
                 )
             self._reduce(exchange)
         self._synchronized = False
+        exchange.check_gradients()
         self._shards.changed()
         super().step()
         exchange.gather()

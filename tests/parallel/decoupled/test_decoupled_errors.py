@@ -146,6 +146,45 @@ def _misuses():
     hvd.shutdown()
 
 
+def _writes_between_backward_and_step():
+    hvd.init()
+    torch.manual_seed(0)
+    model = net()
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def clips():
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    def replaces():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
+    for first in (False, True):
+        for write in (clips, replaces) if first else (clips,):
+            loss(model, 0, hvd.rank()).backward()
+            if first:
+                optimizer.synchronize()
+            write()
+            with pytest.raises(ValueError, match=r"were written to after backward"):
+                optimizer.step()
+            optimizer.zero_grad()
+            for old, new in zip(before, model.parameters(), strict=True):
+                assert torch.equal(old, new)
+    loss(model, 0, hvd.rank()).backward()
+    optimizer.synchronize()
+    optimizer.step()
+    optimizer.flush()
+    assert not torch.equal(before[-1], list(model.parameters())[-1])
+    hvd.shutdown()
+
+
+def test_writes_between_backward_and_step_are_told():
+    run_ranks(2, _writes_between_backward_and_step)
+
+
 def test_misuse_is_told_and_changes_nothing():
     run_ranks(2, _misuses)
 
