@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
 from aiacc.collectives.reduce_ops import Average, Sum, name_of_op
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.decoupled.classes import check_elementwise
+from aiacc.torch.reducer.gradients import NamedParameters
 
 _OTHER = "use schedule='all_reduce'"
 
@@ -54,3 +57,24 @@ def check_arguments(
         raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
     check_elementwise(optimizer)
     return model
+
+
+def check_apart(named: NamedParameters) -> None:
+    """Raise ValueError if parameters share memory, which each would have its own of."""
+    spans = []
+    for name, parameter in named:
+        if parameter.numel():
+            reach = sum(
+                (n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)
+            )
+            begin = parameter.data_ptr()
+            end = begin + (reach + 1) * parameter.element_size()
+            spans.append((str(parameter.device), begin, end, name))
+    spans.sort()
+    for (device, _, end, name), (next_device, begin, _, next_name) in pairwise(spans):
+        if device == next_device and begin < end:
+            raise ValueError(
+                f"parameters {name!r} and {next_name!r} share memory (expected memory of their "
+                "own with schedule='decoupled'); tie them by one nn.Parameter in both modules, or "
+                f"{_OTHER}"
+            )

@@ -18,6 +18,7 @@ from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import rank_and_size
 from aiacc.torch.decoupled import in_flight
 from aiacc.torch.decoupled.bucket import Bucket
+from aiacc.torch.decoupled.checks import check_apart
 from aiacc.torch.decoupled.guards import Guards, owners_of
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.gradients import NamedParameters, too_many_passes
@@ -53,6 +54,7 @@ class Exchange:
     ) -> None:
         """Move the parameters to flat memory; ``plan`` has the numbers of each bucket."""
         owners_of(model, named)  # before anything is changed
+        check_apart(named)
         self.named = list(named)
         self.passes = passes
         self._options = options

@@ -189,6 +189,23 @@ def test_misuse_is_told_and_changes_nothing():
     run_ranks(2, _misuses)
 
 
+def _ties_memory():
+    hvd.init()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(ValueError, match=r"'0.weight' and '1.weight' share memory .*nn.Parameter"):
+        wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    model[1].weight = model[0].weight
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    hvd.shutdown()
+
+
+def test_parameters_that_share_memory_are_refused():
+    run_ranks(2, _ties_memory)
+
+
 def _unfreezes():
     hvd.init()
     model = net()
