@@ -131,20 +131,21 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
+    options = partial(
+        ReductionOptions,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+    )
     if schedule == DECOUPLED:
         model = check_arguments(
             optimizer, model, op, compression, groups, gradient_as_bucket_view, bucket_bytes
         )
         if plan is not None:
             _check_plan(plan, None, [name for name, _ in named], schedule)
-        decoupled = ReductionOptions(
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-            sparse_as_dense=sparse_as_dense,
-            planner=by_size(bucket_bytes) if plan is None else planned(plan),
-        )
+        decoupled = options(planner=by_size(bucket_bytes) if plan is None else planned(plan))
         return distribute_decoupled(optimizer, Setup(model, named, decoupled), passes)
     if op == Adasum:
         together = groups if plan is None else plan
@@ -159,17 +160,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         planner = planned(plan)
     else:
         planner = by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named)
-    options = ReductionOptions(
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-        sparse_as_dense=sparse_as_dense,
-        planner=planner,
-        storage=flat_buckets if gradient_as_bucket_view else own_memory,
-        codec=partial(compressing, compression),
-    )
-    return distribute(optimizer, GradientReducer(named, options, passes))
+    storage = flat_buckets if gradient_as_bucket_view else own_memory
+    codec = partial(compressing, compression)
+    all_reduce = options(planner=planner, storage=storage, codec=codec)
+    return distribute(optimizer, GradientReducer(named, all_reduce, passes))
 
 
 def _resolve_groups(
