@@ -128,7 +128,6 @@ class Bucket:
     def scatter(self) -> None:
         """Start the reduce-scatter of the gradients, which are all there. Never blocks."""
         assert self._scatter is not None
-        self._version = self._gradients._version
         stream = device_and_stream_of(self._gradients)[1]
         handle = self._scatter.start(self._gradients.data_ptr(), self.gradient.data_ptr(), stream)
         in_flight.held[handle] = (self._gradients, self.gradient)

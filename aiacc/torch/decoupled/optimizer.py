@@ -53,7 +53,7 @@ class DecoupledDistributed(ReducingOptimizer):
             ValueError: As `step` does.
         """
         exchange = self._exchange
-        if exchange is None or (self._synchronized and not exchange.under_way):
+        if exchange is None or self._has_reduced(exchange):
             return
         self._reduce(exchange)
         norms.spread_infinity(self._shards.gradients(), self.process_set)
@@ -88,7 +88,7 @@ class DecoupledDistributed(ReducingOptimizer):
                 parameters, max_norm, norm_type, error_if_nonfinite
             )
             return norm.cpu()
-        if not self._synchronized or exchange.under_way:
+        if not self._has_reduced(exchange):
             self._reduce(exchange)
         gradients = self._shards.gradients()
         total = norms.total_norm(gradients, norm_type, self.process_set)
@@ -128,7 +128,8 @@ class DecoupledDistributed(ReducingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if exchange.under_way or not self._synchronized:
+        reduced_before = self._has_reduced(exchange)
+        if not reduced_before:
             if not self._should_synchronize:
                 raise ValueError(
                     "optimizer.step() inside skip_synchronize(), but gradients are not reduced "
@@ -136,7 +137,8 @@ class DecoupledDistributed(ReducingOptimizer):
                 )
             self._reduce(exchange)
         self._synchronized = False
-        exchange.check_gradients()
+        if reduced_before:
+            exchange.check_gradients()
         self._shards.changed()
         super().step()
         exchange.gather()
@@ -147,6 +149,9 @@ class DecoupledDistributed(ReducingOptimizer):
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def _has_reduced(self, exchange: Exchange) -> bool:
+        return self._synchronized and not exchange.under_way
 
     def _reduce(self, exchange: Exchange) -> None:
         exchange.reduce(self._shards.fault())
