@@ -47,8 +47,20 @@ def in_order_of(
     return sorted(named, key=lambda entry: place.get(id(entry[1]), len(place)))
 
 
-class Guard:
-    """The pre-hook of a module. Copies of the module have it, too; pickles do nothing."""
+class _Hook:
+    """A hook that copies of a module have, too; in pickles one that does nothing."""
+
+    def __deepcopy__(self, memo: Any) -> _Hook:
+        """Itself: a copy of the module guards the same parameters, or others for nothing."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What guards nothing: another process has no such parameters."""
+        return _no_guard, ()
+
+
+class Guard(_Hook):
+    """The pre-hook of a module."""
 
     def __init__(self, before: Callable[[nn.Module, list[int]], None]) -> None:
         """Wait for no bucket yet."""
@@ -59,14 +71,6 @@ class Guard:
         """Before ``module`` is called."""
         del arguments
         self._before(module, self.buckets)
-
-    def __deepcopy__(self, memo: Any) -> Guard:
-        """Itself: a copy of the module guards the same parameters, or others for nothing."""
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """What guards nothing: another process has no such parameters."""
-        return _no_guard, ()
 
 
 class Guards:
@@ -197,20 +201,14 @@ class Guards:
             self._uses.pop().__exit__(None, None, None)
 
 
-class _Call:
-    """A hook of any arguments that calls a function; itself in copies, nothing in pickles."""
+class _Call(_Hook):
+    """A hook of any arguments that calls a function."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
 
     def __call__(self, *arguments: Any) -> None:
         self._function()
-
-    def __deepcopy__(self, memo: Any) -> _Call:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _no_guard, ()
 
 
 def _nothing(*arguments: Any) -> None:

@@ -74,7 +74,7 @@ def join(
     """The state of whole parameters in host memory: the inverse of `cut`.
 
     Args:
-        states: Of every rank, by the number of the piece.
+        states: Of every rank, in host memory, by the number of the piece.
         pieces: Of every rank, in the order of these numbers.
         forms: Of all parameters, by number.
     """
@@ -91,7 +91,7 @@ def join(
                         )
                     flat(entries[key])[piece.begin : piece.end] = value
                 else:
-                    entries.setdefault(key, _on_host(value))
+                    entries.setdefault(key, value)
     return dict(sorted(whole.items()))
 
 
@@ -111,7 +111,3 @@ def _part(key: str, value: Any, piece: Piece, form: Form) -> Any:
         )
         value = shaped.copy_(value)
     return flat(value)[piece.begin : piece.end].clone()
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
