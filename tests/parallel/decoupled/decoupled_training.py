@@ -36,6 +36,14 @@ def wrap(module, optimizer, schedule="decoupled", **arguments):
     )
 
 
+def begin():
+    """Start the job; a model and its optimizer, the same on every rank."""
+    torch.set_num_threads(1)
+    hvd.init()
+    model = net()
+    return model, wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
 def train(model, optimizer, steps, before_step=lambda optimizer: None, loss=loss):
     for step in steps:
         optimizer.zero_grad()

@@ -10,6 +10,7 @@ import aiacc.torch as hvd
 from aiacc.planning.plan import Plan
 from tests.parallel.decoupled.decoupled_training import (
     batch,
+    begin,
     check_equal,
     gather_late,
     loss,
@@ -282,10 +283,7 @@ def test_closures():
 
 def _scaler():
     """A scaler skips the step on every rank if one rank's part of the gradients is not finite."""
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    model, optimizer = begin()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
     scales, changed = [], []
     for step in range(3):

@@ -11,7 +11,7 @@ from torch import nn
 
 import aiacc.torch as hvd
 from aiacc.planning.plan import Plan
-from tests.parallel.decoupled.decoupled_training import check_equal, loss, net, train, wrap
+from tests.parallel.decoupled.decoupled_training import begin, check_equal, loss, net, train, wrap
 from tests.support.ranks import run_ranks
 
 
@@ -148,7 +148,6 @@ def _misuses():
 
 def _writes_between_backward_and_step():
     hvd.init()
-    torch.manual_seed(0)
     model = net()
     model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
     optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
@@ -224,10 +223,7 @@ def test_parameters_that_come_later_are_refused():
 
 
 def _loses_a_rank(when):
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    model, optimizer = begin()
     train(model, optimizer, range(2))
     optimizer.flush()
     before = [parameter.clone() for parameter in model.parameters()]

@@ -14,6 +14,7 @@ from torch.nn import functional
 import aiacc.torch as hvd
 from tests.parallel.decoupled.decoupled_training import (
     batch,
+    begin,
     check_equal,
     gather_late,
     loss,
@@ -255,10 +256,7 @@ def test_readers_and_writers_of_parameters_wait():
 
 
 def _copies():
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    model, optimizer = begin()
     train(model, optimizer, range(2))
     optimizer.flush()
     rows = batch(0, 0)
