@@ -190,6 +190,13 @@ def wait(handle: int, stream: int = 0, /) -> None:
     on release. ValueError for an unknown handle.
     """
 
+def times(handle: int) -> tuple[float, float]:
+    """Block until done; when it was submitted and done, in seconds of `time.perf_counter`.
+
+    Of memory on a CUDA device: when its work was queued. Raises what went wrong; does not release
+    the handle. ValueError for an unknown handle.
+    """
+
 def take_output(handle: int) -> tuple[npt.NDArray[np.uint8], tuple[int, ...]]:
     """Bytes and shape that a finished ALLGATHER produced; the array owns its memory."""
 

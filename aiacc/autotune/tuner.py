@@ -25,6 +25,11 @@ class Tuner:
         self._unit_bytes = unit_bytes
         self._last: float | None = None
 
+    @property
+    def done(self) -> bool:
+        """Whether the number of lanes is found."""
+        return self._search.done
+
     def step_done(self) -> None:
         """Note that a training step has just ended. Never blocks."""
         if self._search.done:
@@ -64,3 +69,8 @@ def step_done() -> None:
     """Note the end of a training step, if this process tunes. Never blocks."""
     if _tuner is not None:
         _tuner.step_done()
+
+
+def searches() -> bool:
+    """Whether this process is trying numbers of lanes."""
+    return _tuner is not None and not _tuner.done

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.process_sets import ProcessSet, global_process_set
+
+_observers: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+def after_join(method: Callable[[], None]) -> None:
+    """Call the bound ``method`` after every completed `join`, as long as its object lives.
+
+    Ranks have done different numbers of steps then, and know it.
+    """
+    _observers.append(weakref.WeakMethod(method))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -40,4 +53,10 @@ def join(device: int = -1) -> int:
     del device
     handle = submission.join().start(0, 0)
     _core.wait(handle)
-    return _core.take_join(handle)
+    last = _core.take_join(handle)
+    _observers[:] = [reference for reference in _observers if reference() is not None]
+    for reference in list(_observers):
+        method = reference()
+        if method is not None:
+            method()
+    return last

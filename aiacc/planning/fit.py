@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +43,63 @@ def fit_affine(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if not b > 0:
         raise ValueError("times do not grow with bytes (expected larger sizes among the samples)")
     return float(a), float(b)
+
+
+class Operation(NamedTuple):
+    """One operation of a step, with seconds of any clock."""
+
+    submitted_s: float
+    finished_s: float
+    bytes: int
+
+
+def samples_of_step(operations: Sequence[Operation]) -> list[tuple[float, float]]:
+    """Bytes and seconds of the operations of a step, for `fit_affine`: samples that cost nothing.
+
+    Each counts from its submission or from the end of the one before, whichever came later: the
+    planners' model, in which one operation follows the other. Where several are under way at a
+    time that gives what each adds to the step. Those that end together have travelled together,
+    and are one sample.
+    """
+    samples = []
+    free = -math.inf
+    by_end = sorted(operations, key=lambda operation: operation.finished_s)
+    for end, group in groupby(by_end, key=lambda operation: operation.finished_s):
+        together = list(group)
+        began = max(free, min(operation.submitted_s for operation in together))
+        if end > began:
+            samples.append((float(sum(operation.bytes for operation in together)), end - began))
+        free = end
+    return samples
+
+
+def fit_steps(
+    steps: Sequence[Sequence[Operation]], before: tuple[float, float] | None = None
+) -> tuple[float, float]:
+    """Costs by the operations of some steps, which in total take as long as those did.
+
+    Args:
+        steps: Operations of each step.
+        before: Costs that were assumed. Where steps do not tell a from b, because all operations
+            were of one size for example, the proportion of these is kept; without them all is
+            startup, as it is where small operations take as long as large ones.
+
+    Returns:
+        Seconds a >= 0 and seconds per byte b >= 0 of a + b M.
+
+    Raises:
+        ValueError: No operation took any time.
+    """
+    samples = [sample for step in steps for sample in samples_of_step(step)]
+    if not samples:
+        raise ValueError(f"{len(steps)} steps without an operation (expected at least one)")
+    try:
+        a, b = fit_affine(samples)
+    except ValueError:
+        a, b = before or (1.0, 0.0)
+    took = sum(seconds for _, seconds in samples)
+    share = took / sum(a + b * nbytes for nbytes, _ in samples)
+    return a * share, b * share
 
 
 def _constrained(x: np.ndarray, one: np.ndarray, root: np.ndarray) -> tuple[float, float]:

@@ -43,12 +43,22 @@ def plan(
     name: str, trace: Trace, cost: CostModel, constraints: Constraints = UNCONSTRAINED
 ) -> Plan:
     """What the planner of that name makes of a trace. Raises ValueError for another name."""
-    problem = Problem(trace, cost, constraints)
-    if name in _SIMPLE:
-        return _SIMPLE[name](problem)
+    planner = _planner(name)
+    if planner is None:
+        raise ValueError(
+            f"planner {name!r} (expected {', '.join(_SIMPLE)}, threshold(MIB) or lanes(NUMBER))"
+        )
+    return planner(Problem(trace, cost, constraints))
+
+
+def is_known(name: str) -> bool:
+    """Whether `plan` takes it."""
+    return _planner(name) is not None
+
+
+def _planner(name: str) -> Callable[[Problem], Plan] | None:
     match = re.fullmatch(r"(\w+)\((\d+(?:\.\d+)?)\)", name)
     if match and match[1] in _WITH_NUMBER:
-        return _WITH_NUMBER[match[1]](problem, float(match[2]))
-    raise ValueError(
-        f"planner {name!r} (expected {', '.join(_SIMPLE)}, threshold(MIB) or lanes(NUMBER))"
-    )
+        planner, number = _WITH_NUMBER[match[1]], float(match[2])
+        return lambda problem: planner(problem, number)
+    return _SIMPLE.get(name)

@@ -12,6 +12,7 @@ import torch
 from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan
+from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor
@@ -51,7 +52,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     gradient_as_bucket_view: bool = False,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-    plan: Plan | None = None,
+    plan: Plan | str | None = None,
     schedule: str = ALL_REDUCE,
     model: torch.nn.Module | None = None,
 ) -> DistributedOptimizerMixin | AdasumDistributed | DecoupledDistributed:
@@ -99,7 +100,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         plan: Which gradients travel together, by the names of ``named_parameters``
             (`aiacc.planning`, `aiacc-plan`); equal on all ranks, which compare it in their first
             step. From the second step on a bucket leaves when its last gradient is there; with
-            ``gradient_as_bucket_view`` its gradients are views of one flat memory.
+            ``gradient_as_bucket_view`` its gradients are views of one flat memory. "auto": record
+            13 steps, plan from when their gradients came and from what their operations cost, try
+            that plan and buckets of 25 MiB for some steps, stay with what was fastest, no plan
+            perhaps, and say so; plan anew when steps change. The name of a planner, "optimal" for
+            example: record, plan once, and stay with that.
         schedule: "all_reduce"; or "decoupled" (Zhang et al., "DeAR", ICDCS 2023): the backward
             pass reduces each bucket to shards, `step` updates this rank's 1/N of the parameters,
             with 1/N of the state, and modules wait in the next forward pass until the others'
@@ -139,7 +144,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set=process_set,
         sparse_as_dense=sparse_as_dense,
     )
+    wish = check_wish(plan) if isinstance(plan, str) else None
     if schedule == DECOUPLED:
+        if isinstance(plan, str):
+            raise ValueError(
+                f"plan={plan!r} with schedule='decoupled' (expected a Plan, or none); make one "
+                "with aiacc-plan, or use schedule='all_reduce'"
+            )
         model = check_arguments(
             optimizer, model, op, compression, groups, gradient_as_bucket_view, bucket_bytes
         )
@@ -155,15 +166,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return adasum
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
-    if plan is not None:
+    if isinstance(plan, Plan):
         _check_plan(plan, groups, [name for name, _ in named])
         planner = planned(plan)
+    elif wish is not None:
+        _check_alone(groups)
+        planner = singly()
     else:
         planner = by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compression)
     all_reduce = options(planner=planner, storage=storage, codec=codec)
-    return distribute(optimizer, GradientReducer(named, all_reduce, passes))
+    return distribute(optimizer, GradientReducer(named, all_reduce, passes), wish)
 
 
 def _resolve_groups(
@@ -229,11 +243,15 @@ def _check_buckets(bucket_bytes: int, groups: object) -> None:
         raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
 
 
+def _check_alone(groups: object) -> None:
+    if groups is not None:
+        raise ValueError("plan and groups are given (expected at most one); leave out one")
+
+
 def _check_plan(
     plan: Plan, groups: object, names: Sequence[str], schedule: str = ALL_REDUCE
 ) -> None:
-    if groups is not None:
-        raise ValueError("plan and groups are given (expected at most one); leave out one")
+    _check_alone(groups)
     if plan.schedule != schedule:
         raise ValueError(
             f"plan with schedule {plan.schedule!r} (expected {schedule!r}, the optimizer's); plan "

@@ -11,6 +11,7 @@ import torch
 
 from aiacc import _core
 from aiacc.collectives.reduce_ops import Average, Sum
+from aiacc.torch.auto_plan import AutoPlan
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.profile import Profile, profile_of
 from aiacc.torch.reducer.options import ReductionOptions
@@ -28,6 +29,7 @@ class DistributedOptimizerMixin(ReducingOptimizer):
 
     _reducer: GradientReducer
     _profile: Profile | None
+    _plan: AutoPlan | None
 
     @property
     def _options(self) -> ReductionOptions:
@@ -76,6 +78,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         _core.mark_step()
         if self._profile is not None:
             self._profile.step_done()
+        if self._plan is not None:
+            self._plan.step_done()
         return result
 
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
@@ -148,12 +152,21 @@ class DistributedOptimizerMixin(ReducingOptimizer):
 
 
 def distribute(
-    optimizer: torch.optim.Optimizer, reducer: GradientReducer
+    optimizer: torch.optim.Optimizer, reducer: GradientReducer, plan: str | None = None
 ) -> DistributedOptimizerMixin:
-    """Make one that shares the state of ``optimizer`` and steps with reduced gradients."""
+    """Make one that shares the state of ``optimizer`` and steps with reduced gradients.
+
+    Args:
+        optimizer: Whose state it shares.
+        reducer: Of its gradients.
+        plan: What `AutoPlan` is to find, if anything.
+    """
     distributed = _new(type(optimizer), reducer)
     take_over(distributed, optimizer)
     distributed._profile = profile_of(reducer.named, reducer.options.process_set)
+    if plan is not None:
+        distributed._plan = AutoPlan(reducer, plan)
+        weakref.finalize(distributed, distributed._plan.detach)
     return distributed
 
 
@@ -179,6 +192,7 @@ def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:
     distributed._synchronized = False
     distributed._should_synchronize = True
     distributed._profile = None
+    distributed._plan = None
     distributed._reducer = reducer
     weakref.finalize(distributed, reducer.detach)
     return distributed

@@ -89,7 +89,9 @@ def profile_of(
     return Profile(path, named_parameters, process_set)
 
 
-def slowest_of_all(recorder: StepRecorder, model: str, process_set: ProcessSet) -> Trace | None:
+def slowest_of_all(
+    recorder: StepRecorder, model: str, process_set: ProcessSet, argument: str = "AIACC_PROFILE"
+) -> Trace | None:
     """The slowest of all ranks at each gradient, each rank by the median of its steps.
 
     Ranks send times, not traces, so that 1,000 of them need no more memory than two.
@@ -108,8 +110,8 @@ def slowest_of_all(recorder: StepRecorder, model: str, process_set: ProcessSet) 
         allreduce_(bounds, None, "profile.names", Max, process_set=process_set)
         if bounds[0] != -bounds[1]:
             warnings.warn(
-                "AIACC_PROFILE: the ranks have gradients of different names or sizes (expected "
-                "the same); no profile is written",
+                f"{argument}: the ranks have gradients of different names or sizes (expected the "
+                "same); there is no profile",
                 stacklevel=2,
             )
             return None
@@ -119,8 +121,8 @@ def slowest_of_all(recorder: StepRecorder, model: str, process_set: ProcessSet) 
         mine = with_times(mine, times.tolist()) if mine else None
     if mine is None:
         warnings.warn(
-            f"AIACC_PROFILE: no gradient came in {COUNTED} steps of this rank (expected some); no "
-            "profile is written",
+            f"{argument}: no gradient came in {COUNTED} steps of this rank (expected some); there "
+            "is no profile",
             stacklevel=2,
         )
     return mine

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -59,6 +60,20 @@ PyObject* call_wait(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     wait(arguments, count);
     return none();
   });
+}
+
+/// When an operation was submitted and finished, in seconds of the monotonic clock.
+py::tuple times(Handle handle) {
+  const auto session = Runtime::instance().session();
+  std::shared_ptr<Operation> operation;
+  {
+    const py::gil_scoped_release release;
+    operation = session->coordinator().wait(handle, check_signals);
+  }
+  const auto seconds = [](Clock::time_point moment) {
+    return std::chrono::duration<double>(moment.time_since_epoch()).count();
+  };
+  return py::make_tuple(seconds(operation->submitted), seconds(operation->finished));
 }
 
 /// Shape of what an all-gather or all-to-all gave.
@@ -196,6 +211,7 @@ void bind_results(py::module_& module) {
   module.def("poll", [](Handle handle) {
     return Runtime::instance().session()->coordinator().poll(handle);
   });
+  module.def("times", &times);
   module.def("take_output", &take_output);
   module.def("take_outputs", &take_outputs);
   module.def("take_alltoall", &take_alltoall);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
 from aiacc.exceptions import CollectiveError
+from aiacc.planning.fit import Operation
 from aiacc.process_sets import has_company
 from aiacc.torch.adapter import wait
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
@@ -36,6 +39,7 @@ class GradientReducer:
         options: How gradients are reduced.
         passes: Backward passes that are accumulated before a gradient is submitted.
         buckets: What is reduced in a step.
+        operations: Those of the step, in host memory, are added to it; None: nobody asks.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class GradientReducer:
         #: The gradients that have come in this step, in their order.
         self._arrivals: dict[int, None] = {}
         self.buckets: list[Bucket] = []
+        self.operations: list[Operation] | None = None
         self._in_flight: deque[InFlight] = deque()
         self._hooks: dict[int, RemovableHandle] = {}
         #: Whether the end of this step is to form buckets, and the order of those that there are.
@@ -62,6 +67,7 @@ class GradientReducer:
         self._order: list[int] = []
         #: Whether the end of this step is to show that views of flat buckets pay.
         self._on_trial = False
+        self._told_of_missing = False
         self.add(named_parameters)
         self._decide_alone()
         basics.at_init(self.reset)
@@ -101,6 +107,18 @@ class GradientReducer:
         """
         self.options = self.options._replace(planner=planner)
         self._undecided = True
+
+    def follow(self, planner: Planner) -> None:
+        """Form other buckets at once, by a planner that needs no order of arrival.
+
+        Collective: every rank, between the same steps. Blocks.
+
+        Raises:
+            ValueError: The ranks have different planners or gradients; there are no buckets then.
+        """
+        self.options = self.options._replace(planner=planner)
+        if self._hooks:
+            self._decide()
 
     def reset(self) -> None:
         """Forget what was under way, without waiting. Call it when the core has let go of it."""
@@ -218,6 +236,8 @@ class GradientReducer:
         for bucket in self.buckets:
             if bucket.awaited == 0:
                 continue
+            if not self._told_of_missing and len(bucket.members) > 1:
+                self._tell_of_missing(bucket)
             try:
                 for index in bucket.members:
                     if self._left[index] > 0:
@@ -229,6 +249,19 @@ class GradientReducer:
                 bucket.awaited = 0
         return failure
 
+    def _tell_of_missing(self, bucket: Bucket) -> None:
+        """Say once that a bucket of a plan leaves late, if some of its gradients have come."""
+        missing = [index for index in bucket.members if self._left[index] > 0]
+        if self.options.planner.argument != "plan" or len(missing) == len(bucket.members):
+            return
+        self._told_of_missing = True
+        warnings.warn(
+            f"plan: no gradient of {self._gradients.names[missing[0]]!r} came in a step; the "
+            f"bucket of {len(bucket.members)} that it is in leaves at the end of such a step, with "
+            "what there is of it or zeros in its place",
+            stacklevel=2,
+        )
+
     def _wait(self) -> Exception | None:
         """The first failure, or None. What an interrupt leaves can be waited for again."""
         in_flight = self._in_flight
@@ -236,6 +269,8 @@ class GradientReducer:
         while in_flight:
             handle, used, then = in_flight[0]
             try:
+                if self.operations is not None and used[0].is_cpu:
+                    self._note(handle, used, self.operations)
                 wait(handle, used)
                 if then is not None:
                     then(handle)
@@ -243,6 +278,12 @@ class GradientReducer:
                 failure = failure or error
             in_flight.popleft()
         return failure
+
+    @staticmethod
+    def _note(handle: int, used: Sequence[torch.Tensor], operations: list[Operation]) -> None:
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in used)
+        with contextlib.suppress(CollectiveError, ValueError):  # which `wait` raises again
+            operations.append(Operation(*_core.times(handle), nbytes))
 
     # --- buckets
 

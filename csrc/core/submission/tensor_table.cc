@@ -155,6 +155,7 @@ void TensorTable::drain(std::vector<Operation*>& out) {
 }
 
 void TensorTable::complete(const std::vector<Operation*>& operations, const Status& status) {
+  const Clock::time_point now = Clock::now();
   std::vector<std::shared_ptr<Operation>> told;
   {
     const std::lock_guard lock(mutex_);
@@ -168,6 +169,7 @@ void TensorTable::complete(const std::vector<Operation*>& operations, const Stat
     // After `done` the operation may be recycled at any moment by whoever waited for it.
     for (Operation* operation : operations) {
       operation->status = status;
+      operation->finished = now;
       if (operation->completion != nullptr && operation->completion->told()) {
         told.push_back(by_handle_.at(operation->handle));
       }

@@ -55,6 +55,7 @@ struct Operation : TensorBuffers {
   Handle handle = 0;
   Clock::time_point submitted;
   Clock::time_point ready;
+  Clock::time_point finished;              ///< of tensors on a GPU: when their work was queued
   std::int64_t value = 0;                  ///< Response::value
   std::unique_ptr<Completion> completion;  ///< null: somebody waits for the handle
   std::atomic<std::uint32_t> slices_left{0};

@@ -1,0 +1,160 @@
+"""Which plan a running job tries next, and which it stays with, by its own steps. Pure.
+
+Shi et al., "MG-WFBP", plan once, before training, with costs that were fitted on an idle network. A
+job has better costs: the times of its own operations. It plans with them, compares what it has
+predicted with what it gets, and goes back to what was faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TypeAlias
+
+from aiacc.planning import planners
+from aiacc.planning.cost import Affine
+from aiacc.planning.plan import Constraints, Plan
+from aiacc.planning.trace import Trace
+
+#: Seconds a and seconds per byte b of an operation: a + b M.
+Costs: TypeAlias = tuple[float, float]
+#: A prediction that is further off is no ground to stand on, as a fraction.
+TOLERANCE = 0.1
+#: Plans from newer costs, at most, while predictions are off.
+REPLANS = 2
+#: What DistributedDataParallel does, and what no search may end behind.
+RIVAL = "threshold(25)"
+#: The argument of `DistributedOptimizer` that asks for a search.
+AUTO = "auto"
+
+
+def check_wish(wish: str) -> str:
+    """``wish`` itself; ValueError unless it is AUTO or a planner for schedule ``all_reduce``."""
+    if wish == AUTO or (planners.is_known(wish) and wish != "decoupled"):
+        return wish
+    raise ValueError(
+        f"plan={wish!r} (expected {AUTO!r}, a planner such as 'optimal' or 'threshold(25)', or a "
+        "Plan: Plan.decode(text) reads the file of aiacc-plan)"
+    )
+
+
+@dataclass
+class Contestant:
+    """A plan, or None for no plan, and the median step of each visit in seconds."""
+
+    plan: Plan | None
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def mean_s(self) -> float:
+        """Of a step."""
+        return fmean(self.seconds)
+
+    @property
+    def off(self) -> float:
+        """How far the last visit was from the plan's prediction, as a fraction of that."""
+        return 0.0 if self.plan is None else abs(self.seconds[-1] / self.plan.predicted_s - 1)
+
+    def describe(self) -> str:
+        """What it is and took, for people."""
+        if self.plan is None:
+            what, predicted = "no plan", ""
+        else:
+            what = f"{self.plan.planner} with {len(self.plan.buckets)} buckets"
+            predicted = f"predicted {self.plan.predicted_s:.4g} s"
+        took = f"{self.mean_s:.4g} s a step" if self.seconds else ""
+        return " ".join([what, ", ".join(text for text in (took, predicted) if text)])
+
+
+class PlanSearch:
+    """Tries plans one after the other, there and back, so that a drift hits all alike.
+
+    With another wish than AUTO it plans once, and tries nothing.
+
+    Attributes:
+        contestants: What was tried, in the order of the first visits.
+        current: What the next steps are to use.
+        done: Whether that is the result.
+    """
+
+    def __init__(
+        self,
+        wish: str,
+        trace: Trace,
+        constraints: Constraints,
+        costs: Costs,
+        seconds: float,
+    ) -> None:
+        """Plan from what steps without a plan have shown.
+
+        Args:
+            wish: AUTO or the name of a planner.
+            trace: When gradients are ready.
+            constraints: Of plans.
+            costs: Of an operation in those steps.
+            seconds: Median step.
+        """
+        self._wish = wish
+        self._planner = planners.DEFAULT if wish == AUTO else wish
+        self._trace, self._constraints = trace, constraints
+        self._replans = REPLANS
+        self._outward = True
+        self._way_back: list[Contestant] = []
+        self.contestants = [Contestant(None, [seconds])]
+        self.current = self.contestants[0]
+        self._try(self._planner, costs)
+        self.done = wish != AUTO
+
+    def add(self, seconds: float, costs: Costs) -> None:
+        """Take the median step of the visit that ends, and the costs of its operations."""
+        self.current.seconds.append(seconds)
+        if self._outward:
+            if self._try_another(costs):
+                return
+            self._outward = False
+            self._way_back = list(self.contestants)
+        if self._way_back:
+            self.current = self._way_back.pop()
+        else:
+            self.done = True
+            self.current = min(self.contestants, key=lambda one: one.mean_s)
+
+    def describe(self) -> str:
+        """What was found, in a line for people."""
+        others = "; ".join(one.describe() for one in self.contestants if one is not self.current)
+        return f"plan={self._wish!r}: {self.current.describe()} (before: {others})"
+
+    def _try_another(self, costs: Costs) -> bool:
+        if self.current.off > TOLERANCE and self._replans:
+            self._replans -= 1
+            if self._try(self._planner, costs):
+                return True
+        self._replans = 0
+        return self._try(RIVAL, costs)
+
+    def _try(self, planner: str, costs: Costs) -> bool:
+        """Go on with a plan of ``planner``, unless that one was tried."""
+        plan = planners.plan(planner, self._trace, Affine(*costs), self._constraints)
+        if any(one.plan is not None and one.plan.digest == plan.digest for one in self.contestants):
+            return False
+        self.current = Contestant(plan)
+        self.contestants.append(self.current)
+        return True
+
+
+class Watch:
+    """Notices that steps take another time than when the search ended: the network has changed."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._settled_s: float | None = None
+        self._before = False
+
+    def changed(self, seconds: float) -> bool:
+        """Whether this median of many steps and the one before were off by more than TOLERANCE."""
+        if self._settled_s is None:
+            self._settled_s = seconds
+            return False
+        off = abs(seconds / self._settled_s - 1) > TOLERANCE
+        twice, self._before = off and self._before, off
+        return twice

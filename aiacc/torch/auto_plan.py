@@ -1,0 +1,249 @@
+"""``DistributedOptimizer(plan="auto")``: a job that records its steps and plans for itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from aiacc import basics
+from aiacc.autotune import tuner
+from aiacc.collectives.barrier_join import after_join
+from aiacc.collectives.objects import broadcast_object
+from aiacc.collectives.reduce_ops import Max, Sum
+from aiacc.planning.fit import Operation, fit_affine, fit_steps
+from aiacc.planning.plan import Constraints, Plan
+from aiacc.planning.search import AUTO, Costs, PlanSearch, Watch
+from aiacc.planning.trace import Trace
+from aiacc.process_sets import has_company
+from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.profile import COUNTED, WARM_UP, slowest_of_all
+from aiacc.torch.recorder import StepRecorder
+from aiacc.torch.reducer.consensus import describe
+from aiacc.torch.reducer.plan import planned, singly
+from aiacc.torch.reducer.reducer import GradientReducer
+
+#: Steps of a visit that do not count, since they agree on names and allocate; and those that do.
+SETTLE, MEASURED = 2, 6
+#: Steps after which a job that has its plan looks whether they still take as long.
+WATCHED = 100
+#: Bytes of the operations that are timed where the steps' own cannot be, and repeats of each.
+_PROBED, _REPEATS = (1 << 16, 1 << 20, 1 << 23), 4
+#: A size after one that took so long is left out.
+_PROBE_S = 0.5
+
+
+class AutoPlan:
+    """Lets a reducer follow the plans of a `PlanSearch`, which is the first rank's.
+
+    Recorded steps without a plan are followed by visits of the plans that the search wants to see.
+    At the end of each visit the ranks exchange the slowest median step, and the first rank says
+    how to go on, so that all switch between the same steps. Meanwhile nobody waits for a clock.
+    When steps have changed for good, it begins anew.
+
+    Ranks: every rank of the process set ends equally many steps; after a `join`, which ranks come
+    to with different numbers of them, all count from 0 again.
+    """
+
+    def __init__(self, reducer: GradientReducer, wish: str) -> None:
+        """Record the next steps of ``reducer``; ``wish`` as of `PlanSearch`."""
+        self._reducer, self._wish = reducer, wish
+        self._process_set = reducer.options.process_set
+        self._recorder: StepRecorder | None = None
+        self._search: PlanSearch | None = None
+        self._costs: Costs | None = None
+        self._watcher = Watch()
+        self._phase: Callable[[], None] = self._record
+        #: When the last step ended; since when steps count, what each took, and its operations.
+        self._last: float | None = None
+        self._seconds: list[float] = []
+        self._steps: list[list[Operation]] = []
+        self._start()
+        basics.at_init(self._restart)
+        after_join(self._after_join)
+
+    def step_done(self) -> None:
+        """Note the end of a step.
+
+        Collective: every rank of the process set, equally often. Blocks at the end of a visit.
+        """
+        if not has_company(self._process_set) or not self._reducer.attached:
+            return
+        now = time.perf_counter()
+        last, self._last = self._last, now
+        if last is not None:
+            self._seconds.append(now - last)
+        if self._reducer.operations is not None:
+            self._steps.append(self._reducer.operations)
+            self._reducer.operations = []
+        self._phase()
+
+    def detach(self) -> None:
+        """Remove what records."""
+        if self._recorder is not None:
+            self._recorder.detach()
+            self._recorder = None
+
+    # --- phases
+
+    def _start(self) -> None:
+        """Record steps without a plan."""
+        self.detach()
+        self._recorder = StepRecorder(self._reducer.named)
+        self._search = None
+        self._begin(self._record)
+
+    def _begin(self, phase: Callable[[], None]) -> None:
+        self._phase = phase
+        self._last = None
+        self._seconds, self._steps = [], []
+        self._reducer.operations = None if phase == self._watch else []
+
+    def _record(self) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        recorder.step_done()
+        if len(self._seconds) < WARM_UP + COUNTED - 1 or not self._all_here():
+            return
+        self.detach()
+        trace = slowest_of_all(recorder, "", self._process_set, f"plan={self._wish!r}")
+        seconds, costs = self._exchange(WARM_UP - 1)
+        if trace is None or costs is None:
+            self._say(f"plan={self._wish!r}: steps without gradients; no plan")
+        elif self._is_first:
+            self._search = PlanSearch(self._wish, trace, self._constraints(trace), costs, seconds)
+        self._go_on()
+
+    def _visit(self) -> None:
+        if len(self._seconds) < SETTLE + MEASURED - 1 or not self._all_here():
+            return
+        seconds, costs = self._exchange(SETTLE - 1)
+        if self._search is not None and costs is not None:
+            self._search.add(seconds, costs)
+        self._go_on()
+
+    def _watch(self) -> None:
+        if len(self._seconds) < WATCHED or not self._all_here():
+            return
+        seconds = torch.tensor([median(self._seconds)], dtype=torch.float64, device="cpu")
+        allreduce_(seconds, None, "plan.watch", Max, process_set=self._process_set)
+        if self._watcher.changed(seconds.item()):  # of the same numbers on every rank
+            self._say(f"plan={self._wish!r}: steps take {seconds.item():.4g} s now; planning anew")
+            self._reducer.follow(singly())
+            self._start()
+        else:
+            self._begin(self._watch)
+
+    def _go_on(self) -> None:
+        """Do what the search of the first rank says. Collective."""
+        search = self._search
+        decision: tuple[str | None, bool] = (None, True)
+        if search is not None:
+            plan = search.current.plan
+            decision = None if plan is None else plan.encode(), search.done
+        root = self._process_set.ranks[0] if self._process_set.ranks else 0
+        text, done = broadcast_object(decision, root, "plan.decision", self._process_set)
+        self._reducer.follow(singly() if text is None else planned(Plan.decode(text)))
+        if not done:
+            self._begin(self._visit)
+            return
+        if search is not None:
+            self._say(search.describe())
+        self._search = None
+        self._watcher = Watch()
+        self._begin(self._watch)
+        if self._wish != AUTO:
+            self._phase = _nothing
+
+    # --- what the ranks know
+
+    @property
+    def _is_first(self) -> bool:
+        return self._process_set.rank() == 0
+
+    def _all_here(self) -> bool:
+        """Whether no rank has joined, and none looks for a number of lanes. Collective, blocks."""
+        facts = torch.tensor([1, tuner.searches()], dtype=torch.int64, device="cpu")
+        allreduce_(facts, None, "plan.ranks", Sum, process_set=self._process_set)
+        here, searching = facts.tolist()
+        if searching and self._phase == self._record:
+            self._start()  # those that were recorded had other numbers of lanes
+        return here == self._process_set.size() and not searching
+
+    def _exchange(self, settled: int) -> tuple[float, Costs | None]:
+        """Median step of the slowest rank, and costs as the last to submit sees them. Collective.
+
+        Who submits early waits for the others, so the lowest costs are the right ones.
+        """
+        total = float(sum(p.numel() * p.element_size() for _, p in self._reducer.named))
+        if any(parameter.is_cuda for _, parameter in self._reducer.named):
+            self._costs = self._probed()
+        else:
+            self._costs = self._fitted(settled)
+        a, b = self._costs or (-1.0, 0.0)
+        numbers = [median(self._seconds[settled:]), -a, -(a + b * total)]
+        exchanged = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        allreduce_(exchanged, None, "plan.costs", Max, process_set=self._process_set)
+        seconds, low, high = exchanged.tolist()
+        if low > 0:  # a rank knows no costs
+            return seconds, None
+        self._costs = -low, (low - high) / total
+        return seconds, self._costs
+
+    def _fitted(self, settled: int) -> Costs | None:
+        try:
+            return fit_steps(self._steps[settled + 1 :], self._costs)
+        except ValueError:
+            return None
+
+    def _probed(self) -> Costs | None:
+        """Costs by operations of their own: those of a step are only queued when the host ends."""
+        device = next(p.device for _, p in self._reducer.named if p.is_cuda)
+        samples = []
+        for nbytes in _PROBED:
+            tensor = torch.zeros(nbytes // 4, device=device)
+            for repeat in range(_REPEATS):
+                torch.cuda.synchronize(device)
+                began = time.perf_counter()
+                allreduce_(tensor, None, f"plan.probe.{nbytes}", Sum, process_set=self._process_set)
+                torch.cuda.synchronize(device)
+                took = torch.tensor([time.perf_counter() - began], device="cpu")
+                allreduce_(took, None, "plan.probed", Max, process_set=self._process_set)
+                if repeat > 0:
+                    samples.append((float(nbytes), took.item()))
+            if took.item() > _PROBE_S:
+                break
+        try:
+            return fit_affine(samples)
+        except ValueError:
+            return None
+
+    def _constraints(self, trace: Trace) -> Constraints:
+        key_of = {gradient.name: gradient.device_key for gradient in describe(self._reducer.named)}
+        return Constraints(keys=[str(key_of[tensor.name]) for tensor in trace.tensors])
+
+    def _say(self, text: str) -> None:
+        if self._is_first:
+            sys.stderr.write(f"aiacc: {text}\n")
+
+    # --- jobs
+
+    def _after_join(self) -> None:
+        if self._phase == self._record:
+            self._start()
+        elif self._phase != _nothing:
+            self._begin(self._phase)
+
+    def _restart(self) -> None:
+        """In a job that starts anew, where the reducer has no buckets."""
+        self._costs = None
+        self._reducer.options = self._reducer.options._replace(planner=singly())
+        self._process_set = self._reducer.options.process_set
+        self._start()
+
+
+def _nothing() -> None:
+    """The phase of a job that has planned and measures no more."""
