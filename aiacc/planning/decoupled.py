@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from aiacc.planning.cost import ALL_GATHER, REDUCE_SCATTER
-from aiacc.planning.optimal import best_ends
+from aiacc.planning.optimal import best_ends, columns
 from aiacc.planning.plan import DECOUPLED, Plan, cut
 from aiacc.planning.problem import Floats, Problem
 from aiacc.planning.schedule import decoupled_passes, decoupled_step
@@ -80,8 +80,10 @@ class _Search:
     def least_backward(self) -> tuple[float, list[int]]:
         """Seconds of the backward pass of a plan that has the shortest, and the plan."""
         # The same recurrence as for an all-reduce, whose clock starts with the forward pass.
-        ends, finish = best_ends(self.scatter, self.problem.late)
-        trace = self.problem.trace
+        problem = self.problem
+        late = problem.late.__getitem__
+        ends, finish = best_ends(len(problem), columns(self.scatter), late)
+        trace = problem.trace
         return max(trace.backward_s, finish - trace.forward_s), ends
 
     def least_forward(self) -> tuple[float, list[int]]:
@@ -90,8 +92,9 @@ class _Search:
         With time reversed all-gathers follow each other in the order of the backward pass, and none
         begins before the compute after its first use has ended.
         """
-        ends, finish = best_ends(self.gather, self.tail)
-        return max(self.problem.trace.forward_s, finish), ends
+        problem = self.problem
+        ends, finish = best_ends(len(problem), columns(self.gather), columns(self.tail))
+        return max(problem.trace.forward_s, finish), ends
 
     def plan_within(self, beta: float, phi: float) -> list[int] | None:
         """Ends of buckets with which both passes are short enough, if there are such."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from aiacc.planning.cost import ALL_REDUCE
-from aiacc.planning.optimal import best_ends
+from aiacc.planning.optimal import best_ends, columns
 from aiacc.planning.plan import Plan, cut
 from aiacc.planning.problem import Floats, Problem
 from aiacc.planning.schedule import all_reduce_step
@@ -46,10 +46,11 @@ def lanes(problem: Problem, most: int) -> Plan:
     weights = np.asarray(
         np.minimum.reduce([of_one / number for number, of_one in enumerate(costs, start=1)])
     )
-    cheapest, _ = best_ends(weights, problem.late)
+    count, late = len(problem), problem.late.__getitem__
+    cheapest, _ = best_ends(count, columns(weights), late)
     for number, of_one in enumerate(costs, start=1):
-        offer(number, best_ends(of_one / number, problem.late)[0])
-        offer(number, best_ends(of_one, problem.late)[0])
+        offer(number, best_ends(count, columns(of_one / number), late)[0])
+        offer(number, best_ends(count, columns(of_one), late)[0])
         offer(number, cheapest)
         for limit in _LIMITS:
             offer(number, problem.ends_of_limit(limit * _MIB))

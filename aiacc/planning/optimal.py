@@ -10,6 +10,8 @@ when the end of a prefix gets worse. The published rule (`mgwfbp`) looks at one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from aiacc.planning.plan import Plan
@@ -22,23 +24,25 @@ SLACK = 0.005
 
 def optimal(problem: Problem) -> Plan:
     """The shortest step; among equals, buckets that end late in the backward pass. O(L^2)."""
-    ends, _ = best_ends(problem.costs(), problem.late)
+    # Not by a matrix, which for 6,000 tensors would be 0.3 GB.
+    ends, _ = best_ends(len(problem), problem.costs_to, problem.late.__getitem__)
     return planned(problem, "optimal", ends, exact=True)
 
 
-def best_ends(costs: Floats, earliest: Floats) -> tuple[list[int], float]:
-    """Where buckets (i, j) end so that the last one ends soonest, and when it does.
+def best_ends(
+    count: int, costs_to: Callable[[int], Floats], earliest_of: Callable[[int], Floats | float]
+) -> tuple[list[int], float]:
+    """Where buckets (i, j) of ``count`` tensors end so that the last one ends soonest, and when.
 
     Args:
-        costs: Seconds of each bucket.
-        earliest: When each may begin, or by j alone.
+        count: Tensors.
+        costs_to: Seconds of the buckets (0, j), (1, j) ... (j - 1, j), by j.
+        earliest_of: When each of these may begin, or all of them.
     """
-    count = len(costs) - 1
-    earliest = np.broadcast_to(earliest, costs.shape)
     finish = np.zeros(count + 1)
     start_of = [0] * (count + 1)
     for j in range(1, count + 1):
-        times = np.maximum(finish[:j], earliest[:j, j]) + costs[:j, j]
+        times = np.maximum(finish[:j], earliest_of(j)) + costs_to(j)
         start_of[j] = int(np.argmin(times))
         finish[j] = times[start_of[j]]
     ends, at = [], count
@@ -46,6 +50,11 @@ def best_ends(costs: Floats, earliest: Floats) -> tuple[list[int], float]:
         ends.append(at)
         at = start_of[at]
     return ends[::-1], float(finish[count])
+
+
+def columns(matrix: Floats) -> Callable[[int], Floats]:
+    """What `best_ends` wants to know, of a matrix by start and end."""
+    return lambda j: matrix[:j, j]
 
 
 def optimal_k(problem: Problem, slack: float = SLACK) -> Plan:
@@ -59,7 +68,7 @@ def optimal_k(problem: Problem, slack: float = SLACK) -> Plan:
     count, costs = len(problem), problem.costs()
     compute_s = problem.trace.compute_s
     late = problem.late
-    best = max(compute_s, best_ends(costs, late)[1])
+    best = max(compute_s, best_ends(count, columns(costs), late.__getitem__)[1])
     finish = np.full(count + 1, np.inf)
     finish[0] = 0.0
     choices = []

@@ -56,16 +56,21 @@ class Problem:
         return np.concatenate([[0.0], np.cumsum(np.array(sizes, float))])
 
     @cached_property
-    def allowed(self) -> npt.NDArray[np.bool_]:
-        """Whether (i, j) may be a bucket."""
+    def runs(self) -> npt.NDArray[np.int_]:
+        """Number of the run of mergeable neighbours that each tensor is in."""
         count = len(self)
         tensors = self.trace.tensors
         keys = self.constraints.keys or [""] * count
-        runs = [0] * count  # number of the run of mergeable neighbours that each tensor is in
+        runs = [0] * count
         for i in range(1, count):
             alike = (keys[i], tensors[i].dtype) == (keys[i - 1], tensors[i - 1].dtype)
             runs[i] = runs[i - 1] + (0 if alike else 1)
-        run = np.array(runs)
+        return np.array(runs)
+
+    @cached_property
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Whether (i, j) may be a bucket."""
+        count, run = len(self), self.runs
         first, end = np.arange(count + 1)[:, None], np.arange(count + 1)[None, :]
         same = run[np.minimum(first, count - 1)] == run[np.maximum(end, 1) - 1]
         allowed: npt.NDArray[np.bool_] = (first < end) & same
@@ -79,6 +84,15 @@ class Problem:
         sizes = np.maximum(self.prefix[None, :] - self.prefix[:, None], 0.0)
         times = np.asarray(self.cost.time(operation, sizes, lanes), float)
         return np.where(self.allowed, times, np.inf)
+
+    def costs_to(self, end: int, operation: str = ALL_REDUCE, lanes: int = 1) -> Floats:
+        """The same of the buckets (0, end), (1, end) ... (end - 1, end), in O(end)."""
+        sizes = self.prefix[end] - self.prefix[:end]
+        times = np.asarray(self.cost.time(operation, sizes, lanes), float)
+        allowed = self.runs[:end] == self.runs[end - 1]
+        if self.constraints.max_bytes is not None:
+            allowed[: end - 1] &= sizes[: end - 1] <= self.constraints.max_bytes
+        return np.where(allowed, times, np.inf)
 
     def ends_of_limit(self, limit: float) -> list[int]:
         """Ends of buckets that are filled, one after the other, until they have ``limit`` bytes."""
