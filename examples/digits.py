@@ -285,8 +285,10 @@ def train(options: argparse.Namespace) -> Result:
     return result
 
 
-def read_plan(path: str) -> Plan:
-    """The plan in a file."""
+def read_plan(path: str) -> Plan | str:
+    """The plan in a file, or the word for one that the job finds by itself."""
+    if path == "auto":
+        return path
     try:
         return Plan.decode(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -307,7 +309,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, help="file to write after every epoch")
     parser.add_argument("--resume", type=Path, help="checkpoint to continue from")
-    parser.add_argument("--plan", type=read_plan, help="file of aiacc-plan, see plan_digits.py")
+    parser.add_argument("--plan", type=read_plan, help="auto, or a file: plan_digits.py")
     options = parser.parse_args(arguments)
     for name, least in (("epochs", 1), ("batch_size", 1), ("max_steps", 0), ("seed", 0)):
         value = getattr(options, name)

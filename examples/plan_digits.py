@@ -36,7 +36,7 @@ def run(title: str, command: list[str]) -> str:
 
 
 def main() -> None:
-    """Profile, probe, plan, explain, train both ways, compare."""
+    """Profile, probe, plan, explain, train in three ways, compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
@@ -58,12 +58,14 @@ def main() -> None:
         run("Why?", ["aiacc-plan", "explain", trace, "--net", network])
         without = run("Train without the plan,", [*on_ranks, *train])
         planned = run("and with it.", [*on_ranks, *train, "--plan", plan])
-    print("\n# Both learn the same; sums may be rounded in another order.")
-    for title, output in (("without", without), ("with", planned)):
+        alone = run("Or let the job do all this by itself.", [*on_ranks, *train, "--plan", "auto"])
+    print("\n# All learn the same; sums may be rounded in another order.")
+    results = (("no plan", without), ("the plan", planned), ("plan='auto'", alone))
+    for title, output in results:
         found = RESULT.search(output)
         if found is None:
-            sys.exit(f"no result of training {title} the plan (expected test accuracy, images/s)")
-        print(f"{title:8} plan: accuracy {found[1]} %, {found[2]} images/s")
+            sys.exit(f"no result of training with {title} (expected test accuracy, images/s)")
+        print(f"{title:11}: accuracy {found[1]} %, {found[2]} images/s")
 
 
 if __name__ == "__main__":
