@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,31 @@ def _group(kind, name, inputs, outputs, op=hvd.Sum, process_set=0):
     )
     _core.wait(handle)
     return handle
+
+
+def _times():
+    hvd.init()
+    array = np.ones(1000, np.float32)
+    began = time.perf_counter()
+    outputs = [np.empty_like(array) for _ in range(2)]
+    handles = [
+        _core.prepare(
+            _core.ALLREDUCE, "test", f"t{i}", array.shape, _CODES[array.dtype], 0, -1, hvd.Sum
+        ).start(_address(array), _address(output))
+        for i, output in enumerate(outputs)
+    ]
+    for handle in handles:
+        submitted, finished = _core.times(handle)
+        assert began <= submitted <= finished <= time.perf_counter()
+        assert _core.times(handle) == (submitted, finished)  # it was not released
+        _core.wait(handle)
+        with pytest.raises(ValueError, match="not an outstanding handle"):
+            _core.times(handle)
+    hvd.shutdown()
+
+
+def test_operations_tell_when_they_were_under_way():
+    run_ranks(2, _times)
 
 
 def _groups():
