@@ -24,6 +24,9 @@ TOLERANCE = 0.1
 REPLANS = 2
 #: What DistributedDataParallel does, and what no search may end behind.
 RIVAL = "threshold(25)"
+#: Large tensors are cut into units, which follow one another on each lane. Where a message takes
+#: long to arrive, larger units may be faster, by this factor: what is tried last.
+GROWTH = 8
 #: The argument of `DistributedOptimizer` that asks for a search.
 AUTO = "auto"
 
@@ -43,6 +46,8 @@ class Contestant:
     """A plan, or None for no plan, and the median step of each visit in seconds."""
 
     plan: Plan | None
+    #: Of units.
+    growth: int = 1
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -62,6 +67,8 @@ class Contestant:
         else:
             what = f"{self.plan.planner} with {len(self.plan.buckets)} buckets"
             predicted = f"predicted {self.plan.predicted_s:.4g} s"
+        if self.growth > 1:
+            what += f" and units {self.growth} times as large"
         took = f"{self.mean_s:.4g} s a step" if self.seconds else ""
         return " ".join([what, ", ".join(text for text in (took, predicted) if text)])
 
@@ -84,6 +91,8 @@ class PlanSearch:
         constraints: Constraints,
         costs: Costs,
         seconds: float,
+        *,
+        grows: bool = False,
     ) -> None:
         """Plan from what steps without a plan have shown.
 
@@ -93,14 +102,15 @@ class PlanSearch:
             constraints: Of plans.
             costs: Of an operation in those steps.
             seconds: Median step.
+            grows: Whether to try larger units.
         """
         self._wish = wish
         self._planner = planners.DEFAULT if wish == AUTO else wish
         self._trace, self._constraints = trace, constraints
-        self._replans = REPLANS
+        self._replans, self._grows = REPLANS, grows
         self._outward = True
         self._way_back: list[Contestant] = []
-        self.contestants = [Contestant(None, [seconds])]
+        self.contestants = [Contestant(None, seconds=[seconds])]
         self.current = self.contestants[0]
         self._try(self._planner, costs)
         self.done = wish != AUTO
@@ -125,20 +135,30 @@ class PlanSearch:
         return f"plan={self._wish!r}: {self.current.describe()} (before: {others})"
 
     def _try_another(self, costs: Costs) -> bool:
-        if self.current.off > TOLERANCE and self._replans:
+        current = self.current
+        if current.off > TOLERANCE and self._replans:
             self._replans -= 1
-            if self._try(self._planner, costs):
+            if self._try(self._planner, costs, current.growth):
                 return True
         self._replans = 0
-        return self._try(RIVAL, costs)
+        if self._try(RIVAL, costs):
+            return True
+        if not self._grows:
+            return False
+        self._grows = False
+        best = min(self.contestants, key=lambda one: one.mean_s)
+        return self._enter(Contestant(best.plan, GROWTH))
 
-    def _try(self, planner: str, costs: Costs) -> bool:
+    def _try(self, planner: str, costs: Costs, growth: int = 1) -> bool:
         """Go on with a plan of ``planner``, unless that one was tried."""
         plan = planners.plan(planner, self._trace, Affine(*costs), self._constraints)
         if any(one.plan is not None and one.plan.digest == plan.digest for one in self.contestants):
             return False
-        self.current = Contestant(plan)
-        self.contestants.append(self.current)
+        return self._enter(Contestant(plan, growth))
+
+    def _enter(self, contestant: Contestant) -> bool:
+        self.current = contestant
+        self.contestants.append(contestant)
         return True
 
 

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from aiacc import basics
+from aiacc import _core, basics
 from aiacc.autotune import tuner
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object
@@ -27,7 +27,7 @@ from aiacc.torch.reducer.plan import planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
 
 #: Steps of a visit that do not count, since they agree on names and allocate; and those that do.
-SETTLE, MEASURED = 2, 6
+SETTLE, MEASURED = 2, 4
 #: Steps after which a job that has its plan looks whether they still take as long.
 WATCHED = 100
 #: Bytes of the operations that are timed where the steps' own cannot be, and repeats of each.
@@ -55,6 +55,8 @@ class AutoPlan:
         self._recorder: StepRecorder | None = None
         self._search: PlanSearch | None = None
         self._costs: Costs | None = None
+        #: How many times as large units are as the job was started with.
+        self._growth = 1
         self._watcher = Watch()
         self._phase: Callable[[], None] = self._record
         #: When the last step ended; since when steps count, what each took, and its operations.
@@ -114,7 +116,8 @@ class AutoPlan:
         if trace is None or costs is None:
             self._say(f"plan={self._wish!r}: steps without gradients; no plan")
         elif self._is_first:
-            self._search = PlanSearch(self._wish, trace, self._constraints(trace), costs, seconds)
+            constraints, grows = self._constraints(trace), self._may_grow()
+            self._search = PlanSearch(self._wish, trace, constraints, costs, seconds, grows=grows)
         self._go_on()
 
     def _visit(self) -> None:
@@ -133,6 +136,7 @@ class AutoPlan:
         if self._watcher.changed(seconds.item()):  # of the same numbers on every rank
             self._say(f"plan={self._wish!r}: steps take {seconds.item():.4g} s now; planning anew")
             self._reducer.follow(singly())
+            self._grow(1)
             self._start()
         else:
             self._begin(self._watch)
@@ -143,6 +147,7 @@ class AutoPlan:
         decision: tuple[str | None, bool] = (None, True)
         if search is not None:
             plan = search.current.plan
+            self._grow(search.current.growth)
             decision = None if plan is None else plan.encode(), search.done
         root = self._process_set.ranks[0] if self._process_set.ranks else 0
         text, done = broadcast_object(decision, root, "plan.decision", self._process_set)
@@ -221,6 +226,18 @@ class AutoPlan:
         except ValueError:
             return None
 
+    def _may_grow(self) -> bool:
+        """Whether this search may change the units, which all process sets and devices share."""
+        in_host_memory = all(parameter.is_cpu for _, parameter in self._reducer.named)
+        return in_host_memory and self._process_set.process_set_id == 0
+
+    def _grow(self, growth: int) -> None:
+        """Let the first rank propose units of another size, which all take on in one round."""
+        if growth != self._growth and self._is_first:
+            unit_bytes = int(_core.config()["unit_bytes"]) * growth
+            _core.propose_parameters(unit_bytes, int(_core.stats()["lanes"]))
+        self._growth = growth
+
     def _constraints(self, trace: Trace) -> Constraints:
         key_of = {gradient.name: gradient.device_key for gradient in describe(self._reducer.named)}
         return Constraints(keys=[str(key_of[tensor.name]) for tensor in trace.tensors])
@@ -239,7 +256,7 @@ class AutoPlan:
 
     def _restart(self) -> None:
         """In a job that starts anew, where the reducer has no buckets."""
-        self._costs = None
+        self._costs, self._growth = None, 1
         self._reducer.options = self._reducer.options._replace(planner=singly())
         self._process_set = self._reducer.options.process_set
         self._start()

@@ -16,7 +16,7 @@ from aiacc.torch import auto_plan
 from tests.support.ranks import run_ranks
 
 #: Steps after which every search is over.
-STEPS = 13 + 8 * 9
+STEPS = 13 + 6 * 11
 
 
 def _net():

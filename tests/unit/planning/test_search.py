@@ -12,7 +12,7 @@ from aiacc.planning.fit import Operation, fit_steps, samples_of_step
 from aiacc.planning.plan import UNCONSTRAINED
 from aiacc.planning.problem import Problem
 from aiacc.planning.schedule import arrivals, predict
-from aiacc.planning.search import TOLERANCE, PlanSearch, Watch, check_wish
+from aiacc.planning.search import GROWTH, TOLERANCE, PlanSearch, Watch, check_wish
 from aiacc.planning.trace import Tensor, Trace
 
 MIB = 1 << 20
@@ -130,6 +130,28 @@ def test_costs_that_never_fit_do_not_go_on_for_ever():
         number += 1
         search.add(rng.uniform(1, 5), (10 ** rng.uniform(-6, -2), 10 ** rng.uniform(-10, -8)))
     assert number <= 9
+
+
+def test_larger_units_are_tried_last_with_the_best_so_far():
+    trace, cost = _trace(), Affine(1e-3, 1e-9)
+    seconds_of = _predicted(trace, cost)
+    search = PlanSearch("auto", trace, UNCONSTRAINED, (1e-3, 1e-9), seconds_of(None), grows=True)
+    visits = []
+    while not search.done:
+        visits.append(search.current.growth)
+        share = 0.8 if search.current.growth > 1 else 1.0
+        search.add(share * seconds_of(search.current.plan), (1e-3, 1e-9))
+    assert visits == [1, 1, GROWTH, GROWTH, 1, 1, 1]
+    assert search.current.plan.planner == "optimal"
+    assert search.current.growth == GROWTH
+    assert "optimal with 3 buckets and units 8 times as large 0." in search.describe()
+
+
+def test_larger_units_are_given_up_where_they_are_slower():
+    search = PlanSearch("auto", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0, grows=True)
+    while not search.done:
+        search.add(0.9 if search.current.growth == 1 else 0.95, (1e-3, 1e-9))
+    assert search.current.growth == 1
 
 
 def test_steps_without_a_plan_may_be_the_best():
