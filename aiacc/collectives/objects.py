@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.collectives.dtypes import DTYPE_CODES
 from aiacc.collectives.handles import pending, synchronize
+from aiacc.collectives.reduce_ops import Max
 from aiacc.process_sets import ProcessSet, global_process_set
 
 
@@ -79,6 +81,27 @@ def gather_objects(obj: Any, name: str | None, process_set: ProcessSet) -> list[
     sizes = _allgather(np.array([data.size], np.int64), name and name + ".sz", process_set)
     everyones = _allgather(data, name and name + ".t", process_set)
     return [pickle.loads(one.data) for one in np.split(everyones, np.cumsum(sizes)[:-1])]
+
+
+def maxima(
+    numbers: Sequence[float], name: str, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The largest of all ranks at each place of a list: int64 if all are int, else float64.
+
+    Collective: every rank of the set, with the same name and as many numbers.
+    Blocks: until all have answered.
+
+    Raises:
+        CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
+    """
+    array = np.array(numbers)
+    prepared = submission.allreduce(
+        name, array.shape, DTYPE_CODES[array.dtype.name], -1, Max, process_set=process_set
+    )
+    address = array.ctypes.data
+    _finish(prepared.start(address, address), array)
+    result: list[Any] = array.tolist()
+    return result
 
 
 def _pickled(obj: Any) -> npt.NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import Average, Compression
 from aiacc.tensorflow.compression import Compressor
@@ -26,6 +27,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    plan: Plan | None = None,
 ) -> Any:
     """`aiacc.tensorflow.keras.DistributedOptimizer`, with the arguments in another order.
 
@@ -46,6 +48,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: See there.
         process_set: See there.
         scale_local_gradients: See there.
+        plan: See there.
 
     Raises:
         ValueError: A bad argument.

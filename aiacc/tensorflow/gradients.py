@@ -14,6 +14,7 @@ from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.ops.allreduce import allreduce, grouped_allreduce
 from aiacc.tensorflow.ops.topology import size_of
+from aiacc.tensorflow.planned import PlannedBuckets, names_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class GradientReduction:
     #: A number of groups, or lists of variables; None: each gradient by itself.
     groups: int | list[list[Any]] | None = None
     process_set: ProcessSet = global_process_set
+    #: In place of groups; by the names of variables.
+    plan: PlannedBuckets | None = None
     #: Divide gradients of local variables by the number of ranks.
     scale_local_gradients: bool = True
 
@@ -42,6 +45,8 @@ class GradientReduction:
                 f"groups={self.groups!r:.100} with op=Adasum (expected None, for gradients are "
                 "combined one by one); leave them out"
             )
+        if self.groups is not None and self.plan is not None:
+            raise ValueError("plan and groups are given (expected at most one); leave out one")
 
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
         """Reduce gradients over the ranks; None stays None, and must be None on all ranks.
@@ -54,11 +59,14 @@ class GradientReduction:
 
         Args:
             grads: Tensors, `tf.IndexedSlices` or None.
-            variables: Of the gradients; needed for groups of variables.
+            variables: Of the gradients; needed for groups of variables and for a plan.
+
+        Raises:
+            ValueError: The ranks have different plans, or one has not the plan's variables.
         """
         results = [self._dense(grad) for grad in grads]
         present = [i for i, grad in enumerate(results) if grad is not None]
-        for group in self._grouped(present, variables):
+        for group in self._planned(present, results, variables):
             reduced = self._reduce([results[i] for i in group])
             for i, result in zip(group, reduced, strict=True):
                 results[i] = result
@@ -103,6 +111,18 @@ class GradientReduction:
         if self.sparse_as_dense and isinstance(grad, tf.IndexedSlices):
             return tf.convert_to_tensor(grad)
         return grad
+
+    def _planned(
+        self, present: Sequence[int], grads: Sequence[Any], variables: Sequence[Any] | None
+    ) -> list[Sequence[int]]:
+        """Like `_grouped`, but by the plan if there is one."""
+        if self.plan is not None:
+            names = names_of(variables or [])
+            self.plan.agree(names, self.process_set)
+            if not tf.executing_eagerly():
+                sparse = {i for i in present if isinstance(grads[i], tf.IndexedSlices)}
+                return self.plan.groups(names, present, sparse)
+        return self._grouped(present, variables)
 
     def _grouped(
         self, present: Sequence[int], variables: Sequence[Any] | None

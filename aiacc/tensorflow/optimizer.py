@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from aiacc.collectives.reduce_ops import Average
+from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.gradients import GradientReduction, resolve_groups
@@ -29,6 +30,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | list[list[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    plan: Plan | None = None,
 ) -> Any:
     """An optimizer of Keras or `tf.compat.v1.train` that applies the gradients of all ranks.
 
@@ -54,6 +57,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         groups: See there.
         process_set: See there.
         scale_local_gradients: See there.
+        plan: See there; None for `tf.compat.v1.train`.
 
     Raises:
         ValueError: A bad argument.
@@ -69,6 +73,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             raise ValueError(
                 f"backward_passes_per_step={backward_passes_per_step} with an optimizer of "
                 "tf.compat.v1.train (expected 1); add gradients up yourself, or use one of Keras"
+            )
+        if plan is not None:
+            raise ValueError(
+                "plan with an optimizer of tf.compat.v1.train (expected None); pass groups, lists "
+                "of variables"
             )
         reduction = GradientReduction(
             op=op,

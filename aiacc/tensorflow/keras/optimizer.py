@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from aiacc.collectives.reduce_ops import Average, Sum, name_of_op
+from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.gradients import GradientReduction, resolve_groups
 from aiacc.tensorflow.keras.aggregation import LocalAggregation
 from aiacc.tensorflow.keras.distributed import Distributed, Parts
+from aiacc.tensorflow.planned import PlannedBuckets
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -29,6 +31,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: int | list[list[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    plan: Plan | None = None,
 ) -> Any:
     """An optimizer like ``optimizer`` that reduces gradients over all ranks before it applies them.
 
@@ -67,12 +71,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: Ranks that take part.
         scale_local_gradients: Divide the gradients of local variables by the number of ranks, so
             that one learning rate suits all.
+        plan: Which gradients travel together, in place of ``groups`` (`aiacc.planning`,
+            `aiacc-plan`), by the ``path`` of variables of Keras 3, the ``name`` of those of
+            tf_keras; equal on all ranks, which compare it in their first step. In a compiled step
+            a bucket leaves when its last gradient is there. Other gradients, and those of a bucket
+            one of which is None, of a local variable or `tf.IndexedSlices`, travel by themselves.
 
     Returns:
         Instance of a subclass of the class of ``optimizer``, of the same name.
 
     Raises:
-        ValueError: A bad argument.
+        ValueError: A bad argument. In the first step, on every rank: the ranks have different
+            plans, or one has not the plan's variables.
     """
     del device_dense, device_sparse
     distribute = _maker_for(optimizer)
@@ -97,6 +107,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
         groups=resolve_groups(num_groups, groups),
         process_set=process_set,
+        plan=None if plan is None else PlannedBuckets(plan),
         scale_local_gradients=scale_local_gradients,
     )
     passes = LocalAggregation(backward_passes_per_step, average_aggregated_gradients)

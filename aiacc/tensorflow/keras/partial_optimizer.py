@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiacc.collectives.reduce_ops import Average
+from aiacc.planning.plan import Plan
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.gradients import variables_of
@@ -27,6 +28,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
+    plan: Plan | None = None,
 ) -> Any:
     """`DistributedOptimizer` that leaves the variables of some layers to each rank.
 
@@ -50,6 +52,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         scale_local_gradients: See there.
         backward_passes_per_step: See there.
         average_aggregated_gradients: See there.
+        plan: See there.
 
     Raises:
         ValueError: A bad argument; a layer without its variables.
