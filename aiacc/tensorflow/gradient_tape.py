@@ -16,6 +16,7 @@ from aiacc.tensorflow.gradients import (
     resolve_groups,
     variables_of,
 )
+from aiacc.tensorflow.recorder import record
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's name
@@ -194,7 +195,9 @@ class _DistributedTape(tf.GradientTape):  # type: ignore[misc]
         grads = self._inner.gradient(target, sources, output_gradients, **arguments)
         flat, variables = _flat(grads), _flat(sources)
         local = [identity(variable) in self._local for variable in variables]
-        reduced = self._reduction.but_local(flat, variables, local)
+        reduction = self._reduction
+        record(flat, variables, local, reduction.sparse_as_dense, reduction.process_set)
+        reduced = reduction.but_local(flat, variables, local)
         return tf.nest.pack_sequence_as(sources, reduced, expand_composites=False)
 
 

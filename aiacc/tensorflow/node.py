@@ -67,7 +67,7 @@ def run(
             return function(*inputs, [], wire_name=wire_name, process_set_id=number, **attributes)
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(graph, label_of(verb, name))
-    token = _token_of(graph)
+    token = token_of(graph)
     wire_name = node_names.of_given(graph, verb, name) if name else node_names.of_node(graph, verb)
     with graph.name_scope(None), tf.device(DEVICE):
         return function(
@@ -108,7 +108,7 @@ def refuse_xla(graph: Any, what: str) -> None:
         graph = getattr(graph, "outer_graph", None)
 
 
-def _token_of(graph: Any) -> Any:
+def token_of(graph: Any) -> Any:
     """An input without meaning that no optimisation of ``graph`` can foresee.
 
     Collectives are not stateful, or TensorFlow would run them one after the other. This keeps it

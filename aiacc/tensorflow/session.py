@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from aiacc.tensorflow.functions import broadcast_global_variables
 from aiacc.tensorflow.gradients import GradientReduction
+from aiacc.tensorflow.recorder import record
 
 
 class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -38,7 +39,9 @@ class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         pairs = self._wrapped.compute_gradients(*args, **kwargs)
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         local = [id(variable) in self._local for variable in variables]
-        reduced = self._reduction.but_local(grads, variables, local)
+        reduction = self._reduction
+        record(grads, variables, local, reduction.sparse_as_dense, reduction.process_set)
+        reduced = reduction.but_local(grads, variables, local)
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:

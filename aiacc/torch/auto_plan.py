@@ -11,6 +11,7 @@ import torch
 
 from aiacc import _core, basics
 from aiacc.autotune import tuner
+from aiacc.autotune.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object
 from aiacc.collectives.reduce_ops import Max, Sum
@@ -20,7 +21,6 @@ from aiacc.planning.search import AUTO, Costs, PlanSearch, Watch
 from aiacc.planning.trace import Trace
 from aiacc.process_sets import has_company
 from aiacc.torch.mpi_ops import allreduce_
-from aiacc.torch.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.torch.recorder import StepRecorder
 from aiacc.torch.reducer.consensus import describe
 from aiacc.torch.reducer.plan import planned, singly

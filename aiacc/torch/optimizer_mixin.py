@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from aiacc import _core
+from aiacc.autotune.profile import Profile
 from aiacc.collectives.reduce_ops import Average, Sum
 from aiacc.torch.auto_plan import AutoPlan
 from aiacc.torch.mpi_ops import allreduce_
-from aiacc.torch.profile import Profile, profile_of
+from aiacc.torch.recorder import profile_of
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.wrapped_optimizer import (

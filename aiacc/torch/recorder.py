@@ -11,7 +11,9 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.utils.hooks import RemovableHandle
 
+from aiacc.autotune.profile import Profile, next_path, wanted
 from aiacc.planning.trace import Tensor, Trace
+from aiacc.process_sets import ProcessSet
 
 #: A moment: seconds of the host's clock, or an event on a stream of a GPU.
 Mark = Any
@@ -137,6 +139,15 @@ class StepRecorder:
             )
         tensors.sort(key=lambda tensor: tensor.ready_s)
         return Trace(model, tuple(tensors), forward_s, last - forward_s, "measured")
+
+
+def profile_of(
+    named_parameters: Sequence[tuple[str, torch.Tensor]], process_set: ProcessSet
+) -> Profile | None:
+    """What AIACC_PROFILE asks for, if it does."""
+    if not wanted(process_set) or not any(p.requires_grad for _, p in named_parameters):
+        return None
+    return Profile(next_path(), StepRecorder(named_parameters), process_set)
 
 
 def _event() -> Mark:

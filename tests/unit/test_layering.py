@@ -37,7 +37,7 @@ PACKAGES = {
     "collectives": set(),
     "bootstrap": {"bootstrap/providers"},
     "bootstrap/providers": {"bootstrap"},
-    "autotune": set(),
+    "autotune": {"collectives"},
     "array": {"collectives"},
     "run": {
         "autotune",
@@ -81,10 +81,10 @@ PACKAGES = {
     },
     "torch/distributed": {"collectives", "bootstrap", "bootstrap/providers", "torch"},
     "torch/elastic": {"collectives", "torch"},
-    "tensorflow": {"collectives", "tensorflow/ops", "tensorflow/keras"},
+    "tensorflow": {"autotune", "collectives", "planning", "tensorflow/ops", "tensorflow/keras"},
     "tensorflow/ops": {"collectives", "tensorflow"},
-    "tensorflow/keras": {"collectives", "tensorflow", "tensorflow/ops"},
-    "keras": {"tensorflow", "tensorflow/keras"},
+    "tensorflow/keras": {"collectives", "planning", "tensorflow", "tensorflow/ops"},
+    "keras": {"planning", "tensorflow", "tensorflow/keras"},
     "compat": {"torch"},
 }
 #: What the modules at the top of aiacc may import.

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from aiacc.tensorflow.gradients import GradientReduction, identity
 from aiacc.tensorflow.keras.aggregation import LocalAggregation
+from aiacc.tensorflow.recorder import record
 
 
 class Parts:
@@ -57,12 +58,14 @@ class Parts:
         Returns:
             What ``apply`` gave; None with several passes.
         """
+        local = [identity(variable) in self.local for variable in variables]
+        reduction = self.reduction
+        record(grads, variables, local, reduction.sparse_as_dense, reduction.process_set)
 
         def update(grads: list[Any]) -> Any:
-            local = [identity(variable) in self.local for variable in variables]
             if scaled and any(local):
-                grads = self.reduction.alike_finite(grads, local)
-            reduced = self.reduction.but_local(grads, variables, local)
+                grads = reduction.alike_finite(grads, local)
+            reduced = reduction.but_local(grads, variables, local)
             with self.applying():
                 return apply(reduced)
 

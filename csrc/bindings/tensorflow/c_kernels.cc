@@ -220,7 +220,7 @@ bool register_all(std::index_sequence<ops...> /*numbers*/) noexcept {
   }
 }
 
-constexpr std::size_t kOps = 10;
+constexpr std::size_t kOps = 11;
 
 [[maybe_unused]] const bool registered =
     op_specs().size() == kOps && register_all(std::make_index_sequence<kOps>());

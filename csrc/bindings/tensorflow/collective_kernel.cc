@@ -1,6 +1,7 @@
 #include "csrc/bindings/tensorflow/collective_kernel.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <numeric>
@@ -213,6 +214,22 @@ class NumberKernel final : public Kernel {
   const bool elsewhere_;
 };
 
+/// Gives the time at which its inputs are there, of a clock that never goes back.
+class MomentKernel final : public Kernel {
+ public:
+  void start(std::unique_ptr<Execution> execution) const noexcept override {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    try {
+      *static_cast<std::int64_t*>(execution->allocate(0, kInt64, {})) =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+    } catch (const OpError& error) {
+      execution->finish(error.code, error.message.c_str());
+      return;
+    }
+    execution->finish(kOk, "");
+  }
+};
+
 /// Gives what the job that runs at the moment says about this rank.
 class TopologyKernel final : public Kernel {
  public:
@@ -267,6 +284,9 @@ std::unique_ptr<Kernel> make_kernel(const OpSpec& spec, const Attributes& attrib
   }
   if (spec.kind == kProbe) {
     return std::make_unique<NumberKernel>(kProbeAnswer, true);
+  }
+  if (spec.kind == kMoment) {
+    return std::make_unique<MomentKernel>();
   }
   if (spec.kind == kTopology) {
     return std::make_unique<TopologyKernel>(attributes.text("quantity"),

@@ -36,6 +36,13 @@ const std::vector<OpSpec>& op_specs() {
         "'process_set_rank'}",
         kProcessSet},
        true},
+      // Not stateful either: each waits for its own inputs alone.
+      {"AiaccMoment",
+       kMoment,
+       {"tensors: T", kTokens},
+       {"nanoseconds: int64"},
+       {"T: list(" AIACC_TENSOR_TYPES ") >= 0", kTokenCount},
+       false},
       {"AiaccAllreduce",
        AIACC_ALLREDUCE,
        {"tensors: T", kTokens},

@@ -12,6 +12,7 @@ namespace aiacc::tensorflow {
 inline constexpr int kToken = -1;
 inline constexpr int kProbe = -2;
 inline constexpr int kTopology = -3;
+inline constexpr int kMoment = -4;
 
 struct OpSpec {
   const char* name;

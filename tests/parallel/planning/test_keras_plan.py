@@ -26,7 +26,7 @@ def _run(function, *args, legacy=False):
     run_ranks(SIZE, function, *args, timeout=TIMEOUT_S, env=env)
 
 
-def _keras():
+def keras_here():
     if os.environ.get("TF_USE_LEGACY_KERAS"):
         import tf_keras
 
@@ -43,8 +43,8 @@ def _named(plan):
     return Plan(plan.planner, buckets)
 
 
-def _model(own_step=False):
-    keras = _keras()
+def make_model(own_step=False):
+    keras = keras_here()
 
     class OwnStep(keras.Model):
         def train_step(self, data):
@@ -67,7 +67,7 @@ def _trained(optimizer, ranks, own_step=False, **options):
     """Weights of a model that has learnt from the batches of some ranks."""
     random = np.random.default_rng(1)
     x, y = (random.normal(size=(STEPS, SIZE, BATCH, n)).astype(np.float32) for n in (3, 2))
-    model = _model(own_step)
+    model = make_model(own_step)
     model.compile(optimizer, "mse", **options)
     x, y = (values[:, ranks].reshape(-1, values.shape[-1]) for values in (x, y))
     model.fit(x, y, batch_size=len(ranks) * BATCH, shuffle=False, verbose=0)
@@ -75,7 +75,7 @@ def _trained(optimizer, ranks, own_step=False, **options):
 
 
 def _distributed(plan, **options):
-    return hvd.DistributedOptimizer(_keras().optimizers.SGD(0.5), plan=plan, **options)
+    return hvd.DistributedOptimizer(keras_here().optimizers.SGD(0.5), plan=plan, **options)
 
 
 def _groups_of(call):
@@ -90,7 +90,7 @@ def _groups_of(call):
 
 def _follows():
     hvd.init()
-    expected = _trained(_keras().optimizers.SGD(0.5), range(SIZE))
+    expected = _trained(keras_here().optimizers.SGD(0.5), range(SIZE))
     for own_step in (False, True):
         with pytest.warns(UserWarning, match="plan leaves out 1 of 6 variables, 'first/kernel"):
             groups, found = _groups_of(
@@ -144,7 +144,7 @@ def _differs():
         with pytest.raises(ValueError, match=texts[hvd.rank()]):
             _trained(_distributed(plans[hvd.rank()]), [hvd.rank()])
     # The same plan, for variables that one rank calls differently.
-    variable = _keras().Variable([1.0], name=["mine", "theirs"][hvd.rank()])
+    variable = keras_here().Variable([1.0], name=["mine", "theirs"][hvd.rank()])
     optimizer = _distributed(Plan("x", (("mine",),)))
     text = ["of another rank has not", "the optimizer has not, 'mine'"][hvd.rank()]
     with pytest.raises(ValueError, match=text):
@@ -159,7 +159,7 @@ def test_every_rank_is_told_of_a_plan_that_one_cannot_follow():
 
 def _incomplete():
     hvd.init()
-    keras = _keras()
+    keras = keras_here()
     variables = [keras.Variable([float(i)], name=f"v{i}") for i in range(4)]
     rows = keras.Variable([[1.0], [1.0]], name="rows")
     plan = Plan("mine", (("v0", "v1"), ("v2", "rows"), ("v3",)))

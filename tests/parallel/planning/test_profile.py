@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from aiacc.autotune.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.planning.trace import Trace
-from aiacc.torch.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.torch.recorder import StepRecorder
 from tests.support.ranks import run_ranks
 

@@ -8,17 +8,14 @@ import itertools
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-
-import torch
+from typing import Protocol
 
 from aiacc import _core, basics
-from aiacc.collectives.reduce_ops import Max
+from aiacc.collectives.objects import maxima
 from aiacc.planning.trace import Trace, times_of, typical, with_times
 from aiacc.process_sets import ProcessSet
-from aiacc.torch.mpi_ops import allreduce_
-from aiacc.torch.recorder import StepRecorder
 
 #: Steps that do not count, since they allocate and agree on names; and those whose medians do.
 WARM_UP, COUNTED = 3, 10
@@ -26,19 +23,31 @@ WARM_UP, COUNTED = 3, 10
 _optimizers = itertools.count()
 
 
+class Recorder(Protocol):
+    """What a front-end notes of its steps."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of every gradient, by name."""
+
+    def step_done(self) -> None:
+        """Note the end of a step. Steps without any gradient do not count."""
+
+    def detach(self) -> None:
+        """Note no more."""
+
+    def traces(self, model: str) -> list[Trace]:
+        """What was recorded, a trace for each step."""
+
+
 class Profile:
     """Records the steps of one optimizer, then writes the file and takes no more time."""
 
-    def __init__(
-        self,
-        path: Path,
-        named_parameters: Sequence[tuple[str, torch.Tensor]],
-        process_set: ProcessSet,
-    ) -> None:
-        """Record the next steps; rank 0 of ``process_set`` writes ``path``."""
+    def __init__(self, path: Path, recorder: Recorder, process_set: ProcessSet) -> None:
+        """Count the steps of ``recorder``; rank 0 of ``process_set`` writes ``path``."""
         self._path = path
         self._process_set = process_set
-        self._recorder: StepRecorder | None = StepRecorder(named_parameters)
+        self._recorder: Recorder | None = recorder
         self._steps = 0
         atexit.register(_warn_of_too_few, weakref.ref(self))
 
@@ -72,25 +81,19 @@ class Profile:
         )
 
 
-def profile_of(
-    named_parameters: Sequence[tuple[str, torch.Tensor]], process_set: ProcessSet
-) -> Profile | None:
-    """What AIACC_PROFILE asks for, if it does; a later optimizer has a file of its own."""
-    given = str(_core.config()["profile"])
-    if (
-        not given
-        or not process_set.included()
-        or not any(parameter.requires_grad for _, parameter in named_parameters)
-    ):
-        return None
-    path, number = Path(given), next(_optimizers)
-    if number:
-        path = path.with_name(f"{path.stem}.{number + 1}{path.suffix}")
-    return Profile(path, named_parameters, process_set)
+def wanted(process_set: ProcessSet) -> bool:
+    """Whether AIACC_PROFILE asks this rank for a profile."""
+    return bool(_core.config()["profile"] and process_set.included())
+
+
+def next_path() -> Path:
+    """The file that AIACC_PROFILE names; a later optimizer has one of its own."""
+    path, number = Path(str(_core.config()["profile"])), next(_optimizers)
+    return path.with_name(f"{path.stem}.{number + 1}{path.suffix}") if number else path
 
 
 def slowest_of_all(
-    recorder: StepRecorder, model: str, process_set: ProcessSet, argument: str = "AIACC_PROFILE"
+    recorder: Recorder, model: str, process_set: ProcessSet, argument: str = "AIACC_PROFILE"
 ) -> Trace | None:
     """The slowest of all ranks at each gradient, each rank by the median of its steps.
 
@@ -106,9 +109,8 @@ def slowest_of_all(
     if basics.size() > 1:
         names = hashlib.sha256(repr(sorted(recorder.sizes.items())).encode()).digest()
         digest = int.from_bytes(names[:7], "big")
-        bounds = torch.tensor([digest, -digest], device="cpu")
-        allreduce_(bounds, None, "profile.names", Max, process_set=process_set)
-        if bounds[0] != -bounds[1]:
+        highest, minus_lowest = maxima([digest, -digest], "profile.names", process_set)
+        if highest != -minus_lowest:
             warnings.warn(
                 f"{argument}: the ranks have gradients of different names or sizes (expected the "
                 "same); there is no profile",
@@ -116,9 +118,8 @@ def slowest_of_all(
             )
             return None
         own = times_of(mine) if mine else [0.0] * (2 + 2 * len(recorder.sizes))
-        times = torch.tensor(own, dtype=torch.float64, device="cpu")
-        allreduce_(times, None, "profile.times", Max, process_set=process_set)
-        mine = with_times(mine, times.tolist()) if mine else None
+        times = maxima(own, "profile.times", process_set)
+        mine = with_times(mine, times) if mine else None
     if mine is None:
         warnings.warn(
             f"{argument}: no gradient came in {COUNTED} steps of this rank (expected some); there "
