@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from aiacc import _core, basics
-from aiacc.collectives.objects import maxima
+from aiacc.collectives.barrier_join import after_join
+from aiacc.collectives.objects import maxima, sums
 from aiacc.planning.trace import Trace, times_of, typical, with_times
 from aiacc.process_sets import ProcessSet
 
@@ -50,6 +51,7 @@ class Profile:
         self._recorder: Recorder | None = recorder
         self._steps = 0
         atexit.register(_warn_of_too_few, weakref.ref(self))
+        after_join(self._give_up)
 
     def step_done(self) -> None:
         """Note the end of a step; that of the last one writes the file.
@@ -63,11 +65,24 @@ class Profile:
         self._steps += 1  # those without a gradient, too, which another rank may have had
         if self._steps < WARM_UP + COUNTED:
             return
+        if sums([1], "profile.ranks", self._process_set) != [self._process_set.size()]:
+            return  # a rank has joined before its last step: see `_give_up`
         self._recorder = None
         recorder.detach()
         trace = slowest_of_all(recorder, self._path.stem, self._process_set)
         if trace is not None and self._process_set.rank() == 0:
             self._write(trace)
+
+    def _give_up(self) -> None:
+        """After a join: ranks came to it with different numbers of steps, and count no more."""
+        if self._recorder is not None:
+            self._recorder.detach()
+            self._recorder = None
+            warnings.warn(
+                f"AIACC_PROFILE: {self._path} was not written: a rank joined before "
+                f"{WARM_UP + COUNTED} steps were recorded (expected that many before join())",
+                stacklevel=2,
+            )
 
     def _write(self, trace: Trace) -> None:
         try:

@@ -14,7 +14,7 @@ from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.collectives.dtypes import DTYPE_CODES
 from aiacc.collectives.handles import pending, synchronize
-from aiacc.collectives.reduce_ops import Max
+from aiacc.collectives.reduce_ops import Max, Sum
 from aiacc.process_sets import ProcessSet, global_process_set
 
 
@@ -88,15 +88,27 @@ def maxima(
 ) -> list[Any]:
     """The largest of all ranks at each place of a list: int64 if all are int, else float64.
 
-    Collective: every rank of the set, with the same name and as many numbers.
+    Collective: every rank of the set, with the same name and as many numbers. Not while a rank has
+    joined.
     Blocks: until all have answered.
 
     Raises:
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
     """
+    return _reduced(numbers, Max, name, process_set)
+
+
+def sums(
+    numbers: Sequence[float], name: str, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """As `maxima`, the sums of all ranks; ranks that have joined answer with zeros."""
+    return _reduced(numbers, Sum, name, process_set)
+
+
+def _reduced(numbers: Sequence[float], op: int, name: str, process_set: ProcessSet) -> list[Any]:
     array = np.array(numbers)
     prepared = submission.allreduce(
-        name, array.shape, DTYPE_CODES[array.dtype.name], -1, Max, process_set=process_set
+        name, array.shape, DTYPE_CODES[array.dtype.name], -1, op, process_set=process_set
     )
     address = array.ctypes.data
     _finish(prepared.start(address, address), array)

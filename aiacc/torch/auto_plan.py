@@ -13,8 +13,8 @@ from aiacc import _core, basics
 from aiacc.autotune import tuner
 from aiacc.autotune.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.collectives.barrier_join import after_join
-from aiacc.collectives.objects import broadcast_object
-from aiacc.collectives.reduce_ops import Max, Sum
+from aiacc.collectives.objects import broadcast_object, maxima, sums
+from aiacc.collectives.reduce_ops import Sum
 from aiacc.planning.fit import Operation, fit_affine, fit_steps
 from aiacc.planning.plan import Constraints, Plan
 from aiacc.planning.search import AUTO, Costs, PlanSearch, Watch
@@ -131,10 +131,9 @@ class AutoPlan:
     def _watch(self) -> None:
         if len(self._seconds) < WATCHED or not self._all_here():
             return
-        seconds = torch.tensor([median(self._seconds)], dtype=torch.float64, device="cpu")
-        allreduce_(seconds, None, "plan.watch", Max, process_set=self._process_set)
-        if self._watcher.changed(seconds.item()):  # of the same numbers on every rank
-            self._say(f"plan={self._wish!r}: steps take {seconds.item():.4g} s now; planning anew")
+        (seconds,) = maxima([median(self._seconds)], "plan.watch", self._process_set)
+        if self._watcher.changed(seconds):  # of the same numbers on every rank
+            self._say(f"plan={self._wish!r}: steps take {seconds:.4g} s now; planning anew")
             self._reducer.follow(singly())
             self._grow(1)
             self._start()
@@ -171,9 +170,7 @@ class AutoPlan:
 
     def _all_here(self) -> bool:
         """Whether no rank has joined, and none looks for a number of lanes. Collective, blocks."""
-        facts = torch.tensor([1, tuner.searches()], dtype=torch.int64, device="cpu")
-        allreduce_(facts, None, "plan.ranks", Sum, process_set=self._process_set)
-        here, searching = facts.tolist()
+        here, searching = sums([1, int(tuner.searches())], "plan.ranks", self._process_set)
         if searching and self._phase == self._record:
             self._start()  # those that were recorded had other numbers of lanes
         return here == self._process_set.size() and not searching
@@ -190,9 +187,7 @@ class AutoPlan:
             self._costs = self._fitted(settled)
         a, b = self._costs or (-1.0, 0.0)
         numbers = [median(self._seconds[settled:]), -a, -(a + b * total)]
-        exchanged = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        allreduce_(exchanged, None, "plan.costs", Max, process_set=self._process_set)
-        seconds, low, high = exchanged.tolist()
+        seconds, low, high = maxima(numbers, "plan.costs", self._process_set)
         if low > 0:  # a rank knows no costs
             return seconds, None
         self._costs = -low, (low - high) / total
@@ -215,11 +210,11 @@ class AutoPlan:
                 began = time.perf_counter()
                 allreduce_(tensor, None, f"plan.probe.{nbytes}", Sum, process_set=self._process_set)
                 torch.cuda.synchronize(device)
-                took = torch.tensor([time.perf_counter() - began], device="cpu")
-                allreduce_(took, None, "plan.probed", Max, process_set=self._process_set)
+                mine = time.perf_counter() - began
+                (took,) = maxima([mine], "plan.probed", self._process_set)
                 if repeat > 0:
-                    samples.append((float(nbytes), took.item()))
-            if took.item() > _PROBE_S:
+                    samples.append((float(nbytes), took))
+            if took > _PROBE_S:
                 break
         try:
             return fit_affine(samples)

@@ -76,6 +76,26 @@ def test_too_few_steps_write_nothing(tmp_path):
     assert not (tmp_path / "net.json").exists()
 
 
+def _joins_early(path):
+    os.environ["AIACC_PROFILE"] = str(path)
+    hvd.init()
+    model = _net()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    for _ in range(STEPS + 3 if hvd.rank() == 0 else 5):
+        _step(model, optimizer)
+    with pytest.warns(UserWarning, match="a rank joined before 13 steps"):
+        hvd.join()
+    for _ in range(STEPS):
+        _step(model, optimizer)
+    hvd.shutdown()
+
+
+def test_a_join_before_the_last_recorded_step_ends_it(tmp_path):
+    run_ranks(2, _joins_early, tmp_path / "net.json")
+    assert not (tmp_path / "net.json").exists()
+
+
 def _two_models(path):
     os.environ["AIACC_PROFILE"] = str(path)
     hvd.init()
