@@ -23,6 +23,8 @@ foreach(source IN ITEMS
   csrc/bindings/tensorflow/cpp_kernels.cc
   csrc/bindings/tensorflow/data_types.h
   csrc/bindings/tensorflow/execution.h
+  csrc/bindings/tensorflow/node_calls.cc
+  csrc/bindings/tensorflow/node_calls.h
   csrc/bindings/tensorflow/op_specs.cc
   csrc/bindings/tensorflow/op_specs.h
 )

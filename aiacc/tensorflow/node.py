@@ -16,7 +16,7 @@ import tensorflow as tf
 from aiacc.collectives.dtypes import DTYPE_CODES
 from aiacc.collectives.labels import label_of
 from aiacc.process_sets import ProcessSet, set_id
-from aiacc.tensorflow import node_names, op_library
+from aiacc.tensorflow import calls, node_names, op_library
 
 #: The rest of the names of operations without a name that run at once; begins as in the core.
 _UNNAMED = "noname.tensorflow"
@@ -67,6 +67,7 @@ def run(
             return function(*inputs, [], wire_name=wire_name, process_set_id=number, **attributes)
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(graph, label_of(verb, name))
+    calls.name_them()
     token = token_of(graph)
     wire_name = node_names.of_given(graph, verb, name) if name else node_names.of_node(graph, verb)
     with graph.name_scope(None), tf.device(DEVICE):
@@ -75,6 +76,7 @@ def run(
             [token],
             wire_name=wire_name,
             per_call=0 if name else 1,
+            loops=node_names.loops_around(graph),
             process_set_id=number,
             name=node_names.label(graph, verb),
             **attributes,

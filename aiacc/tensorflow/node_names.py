@@ -5,8 +5,12 @@ function again and another has not, or has nodes in it that the other lacks. Ten
 have numbers of the process and of the whole graph. So names are made while a function is traced:
 of an unnamed node after the function, the loops and branches that it is in and the kind of
 operation, numbered in the order of the function. (Different names also keep TensorFlow from taking
-two nodes with the same inputs for one.) What calls the function is known when it runs: the kernel
-adds it to the names of unnamed nodes.
+two nodes with the same inputs for one.)
+
+A function that others call is traced once for all its calls. When it runs, its nodes are part of
+the graph of the caller, and their names begin with that of the call. So calls are named as nodes
+are (`calls`), and the kernel adds that to the names of the nodes in the function
+(csrc/bindings/tensorflow/node_calls.h).
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Classes of the graphs of loops. They are not public in TensorFlow.
+_LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph")
+
 
 @dataclass
 class _Names:
@@ -26,18 +33,13 @@ class _Names:
     numbers: Counter[str] = field(default_factory=Counter)
     #: Given to nodes of the graph itself.
     inside: set[str] = field(default_factory=set)
-    #: Also those given in its loops and branches.
+    #: Also those given in its loops and branches, and in functions that it calls.
     below: set[str] = field(default_factory=set)
 
 
 def of_node(graph: Any, verb: str) -> str:
     """Name of a node that was given none."""
-    graphs = _within_function(graph)
-    path = "/".join(filter(None, (_plain_name(part) for part in reversed(graphs))))
-    name = ".".join(filter(None, [verb, "node", path]))
-    numbers = _names_of(graphs[-1]).numbers
-    numbers[name] += 1
-    return f"{name}.{numbers[name]}"
+    return _numbered(graph, [verb, "node", "/".join(_place(graph))])
 
 
 def of_given(graph: Any, verb: str, name: str) -> str:
@@ -45,14 +47,59 @@ def of_given(graph: Any, verb: str, name: str) -> str:
 
     The branches of a `tf.cond` may have the same names, for one of them runs.
     """
+    given = f"{verb}.{name}"
+    return _followed(given, _reserved(graph, {given}))
+
+
+def of_call(graph: Any, function: Any) -> str | None:
+    """Name scope of the call of a function, given by its graph; None if it has no collectives.
+
+    "aiacc_call.LOOPS.NUMBER.NAME/": the loops in ``graph`` that the call is in, what follows the
+    names that are given in the function, and what follows the automatic ones.
+    """
+    inside: _Names | None = getattr(function, "_aiacc_names", None)
+    if inside is None:
+        return None
+    number = _reserved(graph, inside.below)
+    name = _numbered(graph, [*_place(graph), _plain_name(function)])
+    return f"aiacc_call.{loops_around(graph)}.{number}.{name}/"
+
+
+def loops_around(graph: Any) -> int:
+    """How many loops of its function, or session, a graph is in."""
+    graphs = _within_function(graph)
+    loops = sum(any(cls.__name__ in _LOOPS for cls in type(part).__mro__) for part in graphs)
+    context = getattr(graphs[-1], "_control_flow_context", None)  # of loops that are no graphs
+    while context is not None:
+        loops += context.IsWhileContext()
+        context = context.outer_context
+    return loops
+
+
+def _numbered(graph: Any, parts: list[str]) -> str:
+    """An automatic name: the parts that are not empty, and a number."""
+    name = ".".join(filter(None, parts))
+    numbers = _names_of(_within_function(graph)[-1]).numbers
+    numbers[name] += 1
+    return f"{name}.{numbers[name]}"
+
+
+def _reserved(graph: Any, names: set[str]) -> int:
+    """The least number that makes given names new in ``graph``, if it follows each of them."""
     graphs = _within_function(graph)
     taken = _names_of(graph).below.union(*(_names_of(outer).inside for outer in graphs[1:]))
-    candidates = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
-    chosen = next(c for c in (f"{verb}.{c}" for c in candidates) if c not in taken)
-    _names_of(graph).inside.add(chosen)
+    for number in itertools.count():
+        chosen = {_followed(name, number) for name in names}
+        if chosen.isdisjoint(taken):
+            break
+    _names_of(graph).inside.update(chosen)
     for outer in graphs:
-        _names_of(outer).below.add(chosen)
-    return chosen
+        _names_of(outer).below.update(chosen)
+    return number
+
+
+def _followed(name: str, number: int) -> str:
+    return f"{name}.{number}" if number else name
 
 
 def label(graph: Any, verb: str) -> str:
@@ -65,6 +112,11 @@ def _plain_name(graph: Any) -> str:
     """Name of a graph without the numbers that depend on what was traced before."""
     name = re.sub(r"_\d+(?=_|$)", "", getattr(graph, "name", ""))
     return re.sub(r"[^A-Za-z0-9_.\-]", "", name).lstrip("_-")
+
+
+def _place(graph: Any) -> list[str]:
+    """The function that ``graph`` is in, and the loops and branches, from the outside in."""
+    return [name for name in map(_plain_name, reversed(_within_function(graph))) if name]
 
 
 def _within_function(graph: Any) -> list[Any]:

@@ -13,6 +13,7 @@ SOURCES = (
     "csrc/bindings/tensorflow/collective_kernel.cc",
     "csrc/bindings/tensorflow/constants.cc",
     "csrc/bindings/tensorflow/cpp_kernels.cc",
+    "csrc/bindings/tensorflow/node_calls.cc",
     "csrc/bindings/tensorflow/op_specs.cc",
 )
 #: Lines of a compiler's output that an error shows.

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <string>
 
+#include "csrc/bindings/tensorflow/node_calls.h"
+
 namespace aiacc::tensorflow {
 namespace {
 
@@ -11,13 +13,6 @@ double from_bits(std::int64_t bits) {
   static_assert(sizeof value == sizeof bits);
   std::memcpy(&value, &bits, sizeof value);
   return value;
-}
-
-/// What calls the function that a node is in, "" for Python: functions that others call are part of
-/// their graphs when these run, and the names of their nodes begin with that of the call.
-std::string call_of(const std::string& node) {
-  const std::size_t last = node.rfind("PartitionedCall");
-  return last == std::string::npos ? "" : '@' + node.substr(0, node.find('/', last));
 }
 
 }  // namespace
@@ -71,9 +66,10 @@ Constants constants_from(int kind, const Attributes& attributes) {
   if (*verb_of(kind) == '\0') {
     return constants;
   }
-  if (attributes.number("per_call") != 0) {
-    constants.name += call_of(attributes.node_name());
-  }
+  const NodeCalls calls = calls_of(attributes.node_name());
+  constants.name += attributes.number("per_call") != 0 ? calls.automatic : calls.given;
+  constants.in_one_loop =
+      calls.loops != kUnknownLoops && calls.loops + attributes.number("loops") == 1;
   if (kind == AIACC_ALLREDUCE || kind == AIACC_REDUCESCATTER) {
     constants.op = static_cast<std::int32_t>(attributes.number("reduce_op"));
     constants.prescale = from_bits(attributes.number("prescale_bits"));
@@ -96,8 +92,10 @@ std::string name_of(const Constants& constants, const Iteration& iteration) {
   // Numbered anew from time to time, so that long loops use their names again and the core
   // remembers them; 10 iterations run at a time unless the user wants more.
   constexpr int kNumbers = 16;
-  return constants.name + '.' + std::to_string(iteration.loop) + '.' +
-         std::to_string(iteration.number % kNumbers);
+  const std::string number = std::to_string(iteration.number % kNumbers);
+  // Not a dot: "loss.1" is the second node that is called "loss".
+  return constants.name + '#' +
+         (constants.in_one_loop ? number : std::to_string(iteration.loop) + '.' + number);
 }
 
 }  // namespace aiacc::tensorflow

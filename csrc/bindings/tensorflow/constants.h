@@ -16,6 +16,8 @@ namespace aiacc::tensorflow {
 struct Constants {
   int kind = 0;
   std::string name;
+  /// So the number of the iteration says all; TensorFlow's number of the loop comes from its name.
+  bool in_one_loop = false;
   std::uint32_t process_set = 0;
   int tensors = 0;
   std::int32_t op = AIACC_SUM;

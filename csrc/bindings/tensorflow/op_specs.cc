@@ -14,8 +14,10 @@ constexpr const char* kTokens = "tokens: token_count * int64";
 constexpr const char* kTokenCount = "token_count: int >= 0 = 0";
 // By which ranks meet.
 constexpr const char* kName = "wire_name: string = ''";
-// 1: each call of the function that the node is in has a name of its own.
+// 1: nobody gave it. In either case each call of the function that the node is in has its own.
 constexpr const char* kPerCall = "per_call: int = 0";
+// Around the node in its function.
+constexpr const char* kLoops = "loops: int = 0";
 constexpr const char* kProcessSet = "process_set_id: int >= 0 = 0";
 constexpr const char* kOp = "reduce_op: int";
 // The bits of a double: attributes of TensorFlow are floats.
@@ -51,6 +53,7 @@ const std::vector<OpSpec>& op_specs() {
         kTokenCount,
         kName,
         kPerCall,
+        kLoops,
         kProcessSet,
         kOp,
         kPrescale,
@@ -61,25 +64,25 @@ const std::vector<OpSpec>& op_specs() {
        AIACC_ALLGATHER,
        {"tensors: T", kTokens},
        {"gathered: T", "rows: int64"},
-       {kTypes, kTokenCount, kName, kPerCall, kProcessSet},
+       {kTypes, kTokenCount, kName, kPerCall, kLoops, kProcessSet},
        false},
       {"AiaccBroadcast",
        AIACC_BROADCAST,
        {"tensors: T", kTokens},
        {"copies: T"},
-       {kTypes, kTokenCount, kName, kPerCall, kProcessSet, "root_rank: int"},
+       {kTypes, kTokenCount, kName, kPerCall, kLoops, kProcessSet, "root_rank: int"},
        false},
       {"AiaccAlltoall",
        AIACC_ALLTOALL,
        {"tensor: T", "splits: int64", kTokens},
        {"received: T", "rows: int64"},
-       {kType, kTokenCount, kName, kPerCall, kProcessSet},
+       {kType, kTokenCount, kName, kPerCall, kLoops, kProcessSet},
        false},
       {"AiaccReducescatter",
        AIACC_REDUCESCATTER,
        {"tensors: T", kTokens},
        {"parts: T"},
-       {kTypes, kTokenCount, kName, kPerCall, kProcessSet, kOp, kPrescale, kPostscale},
+       {kTypes, kTokenCount, kName, kPerCall, kLoops, kProcessSet, kOp, kPrescale, kPostscale},
        false},
       {"AiaccBarrier", AIACC_BARRIER, {}, {}, {kName, kProcessSet}, true},
       {"AiaccJoin", AIACC_JOIN, {}, {"last: int64"}, {kName, kProcessSet}, true},

@@ -1,0 +1,89 @@
+"""Names of nodes and calls, in graphs that are only named."""
+
+from __future__ import annotations
+
+from aiacc.tensorflow import node_names
+
+
+class _Graph:
+    def __init__(self, name):
+        self.name = name
+
+
+class ControlFlowFuncGraph(_Graph):  # the names of TensorFlow's classes
+    def __init__(self, name, outer_graph):
+        super().__init__(name)
+        self.outer_graph = outer_graph
+
+
+class WhileBodyFuncGraph(ControlFlowFuncGraph):
+    pass
+
+
+class _LoopContext:
+    outer_context = None
+
+    def IsWhileContext(self):  # noqa: N802 - TensorFlow's name
+        return True
+
+
+def test_unnamed_nodes_are_numbered_in_their_place():
+    step = _Graph("step_12")
+    body = WhileBodyFuncGraph("while_body_3", step)
+    names = [node_names.of_node(graph, "allreduce") for graph in (step, body, step, body)]
+    assert names == [
+        "allreduce.node.step.1",
+        "allreduce.node.step/while_body.1",
+        "allreduce.node.step.2",
+        "allreduce.node.step/while_body.2",
+    ]
+    assert node_names.of_node(_Graph(""), "allgather") == "allgather.node.1"
+
+
+def test_loops_are_counted():
+    step = _Graph("step")
+    body = WhileBodyFuncGraph("while_body", step)
+    branch = ControlFlowFuncGraph("cond_true", body)
+    inner = WhileBodyFuncGraph("while_body", branch)
+    counts = [node_names.loops_around(graph) for graph in (step, body, branch, inner)]
+    assert counts == [0, 1, 1, 2]
+    step._control_flow_context = _LoopContext()
+    assert node_names.loops_around(inner) == 3
+
+
+def test_a_call_is_numbered_among_those_of_functions_with_collectives():
+    step, leaf, other, plain = _Graph("step"), _Graph("leaf_4"), _Graph("leaf_7"), _Graph("plain")
+    body = WhileBodyFuncGraph("while_body_3", step)
+    node_names.of_node(leaf, "allreduce")
+    node_names.of_node(WhileBodyFuncGraph("while_body", other), "allreduce")
+    assert node_names.of_call(step, plain) is None
+    calls = [(step, leaf), (step, plain), (body, leaf), (step, other)]
+    assert [node_names.of_call(graph, function) for graph, function in calls] == [
+        "aiacc_call.0.0.step.leaf.1/",
+        None,
+        "aiacc_call.1.0.step.while_body.leaf.1/",
+        "aiacc_call.0.0.step.leaf.2/",
+    ]
+    # Now the caller has collectives.
+    assert node_names.of_call(_Graph("main"), step) == "aiacc_call.0.0.main.step.1/"
+
+
+def test_names_that_a_function_gives_differ_from_those_of_its_caller():
+    step, leaf = _Graph("step"), _Graph("leaf")
+    assert node_names.of_given(leaf, "allreduce", "loss") == "allreduce.loss"
+    assert node_names.of_given(leaf, "allreduce", "loss") == "allreduce.loss.1"
+    assert node_names.of_given(step, "allreduce", "loss") == "allreduce.loss"
+    # With .1 the first would be the second of the function, with .1.1 the second is new.
+    scopes = [node_names.of_call(step, leaf) for _ in range(2)]
+    assert [scope.split(".")[2] for scope in scopes] == ["1", "2"]
+    assert node_names.of_given(step, "allreduce", "loss.1") == "allreduce.loss.1.3"
+    assert node_names.of_given(step, "broadcast", "loss") == "broadcast.loss"
+
+
+def test_branches_may_call_functions_that_give_the_same_names():
+    step, leaf = _Graph("step"), _Graph("leaf")
+    branches = [ControlFlowFuncGraph(name, step) for name in ("cond_true", "cond_false")]
+    node_names.of_given(leaf, "allreduce", "loss")
+    scopes = [node_names.of_call(branch, leaf) for branch in branches]
+    assert [scope.split(".")[2] for scope in scopes] == ["0", "0"]
+    assert node_names.of_call(step, leaf).split(".")[2] == "1"
