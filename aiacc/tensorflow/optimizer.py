@@ -12,6 +12,7 @@ from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import Compression, Compressor
 from aiacc.tensorflow.gradients import GradientReduction, resolve_groups
 from aiacc.tensorflow.session import SessionOptimizer
+from aiacc.tensorflow.session_aggregation import SessionAggregation
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -49,7 +50,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_sparse: See there.
         compression: See there.
         sparse_as_dense: See there.
-        backward_passes_per_step: See there; 1 for `tf.compat.v1.train`.
+        backward_passes_per_step: See there; for `tf.compat.v1.train` the sums are local variables
+            of the graph (`tf.compat.v1.local_variables_initializer`).
         op: See there; for `tf.compat.v1.train` Adasum, too.
         gradient_predivide_factor: See there.
         average_aggregated_gradients: See there.
@@ -69,10 +71,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"optimizer is a DistributedOptimizer ({optimizer.get_name()}) already (expected "
                 "one of tf.compat.v1.train); wrap it once"
             )
-        if backward_passes_per_step != 1:
+        if backward_passes_per_step < 1:
             raise ValueError(
-                f"backward_passes_per_step={backward_passes_per_step} with an optimizer of "
-                "tf.compat.v1.train (expected 1); add gradients up yourself, or use one of Keras"
+                f"backward_passes_per_step={backward_passes_per_step} (expected 1 or more)"
             )
         if plan is not None:
             raise ValueError(
@@ -88,7 +89,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
-        return SessionOptimizer(optimizer, name, use_locking, reduction)
+        aggregation = SessionAggregation(backward_passes_per_step, average_aggregated_gradients)
+        return SessionOptimizer(optimizer, name, use_locking, reduction, aggregation)
     from aiacc.tensorflow.keras import optimizer as for_keras  # imports Keras
 
     del arguments["use_locking"]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from aiacc.tensorflow.functions import broadcast_global_variables
 from aiacc.tensorflow.gradients import GradientReduction
 from aiacc.tensorflow.recorder import record
+from aiacc.tensorflow.session_aggregation import SessionAggregation
 
 
 class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -20,7 +21,12 @@ class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """
 
     def __init__(
-        self, optimizer: Any, name: str | None, use_locking: bool, reduction: GradientReduction
+        self,
+        optimizer: Any,
+        name: str | None,
+        use_locking: bool,
+        reduction: GradientReduction,
+        aggregation: SessionAggregation,
     ) -> None:
         """Wrap ``optimizer``, which has the state."""
         super().__init__(
@@ -28,6 +34,7 @@ class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         )
         self._wrapped = optimizer
         self._reduction = reduction
+        self._aggregation = aggregation
         self._local: set[int] = set()
 
     def register_local_var(self, variable: Any) -> None:
@@ -35,18 +42,23 @@ class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._local.add(id(variable))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Gradients with their variables, as of the wrapped optimizer, reduced over the ranks."""
+        """Gradients with their variables, as of the wrapped optimizer, reduced over the ranks.
+
+        Of several passes for a step the last gives the reduced sums, the others those so far.
+        """
         pairs = self._wrapped.compute_gradients(*args, **kwargs)
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         local = [id(variable) in self._local for variable in variables]
         reduction = self._reduction
         record(grads, variables, local, reduction.sparse_as_dense, reduction.process_set)
-        reduced = reduction.but_local(grads, variables, local)
+        reduced = self._aggregation.add(
+            grads, lambda sums: reduction.but_local(sums, variables, local)
+        )
         return list(zip(reduced, variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """See the wrapped optimizer."""
-        return self._wrapped.apply_gradients(*args, **kwargs)
+        """See the wrapped optimizer; of several passes the last applies gradients."""
+        return self._aggregation.when_last(lambda: self._wrapped.apply_gradients(*args, **kwargs))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """See the wrapped optimizer."""

@@ -48,6 +48,55 @@ def test_optimizer_and_hook():
     run_ranks(SIZE, _train, timeout=TIMEOUT_S, env=ENV)
 
 
+def _several_passes(average):
+    hvd.init()
+    rank = hvd.rank()
+    with tf.Graph().as_default():
+        weight = v1.get_variable("w", initializer=tf.constant([1.0, 2.0]))
+        rows = v1.get_variable("rows", initializer=tf.zeros([2, 1]))
+        local = v1.get_variable("local", initializer=0.0)
+        unused = v1.get_variable("unused", initializer=7.0)
+        factor = v1.placeholder(tf.float32, [])
+        loss = factor * (tf.reduce_sum(weight) + tf.reduce_sum(tf.gather(rows, [rank])) + local)
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.MomentumOptimizer(1.0, 0.5),
+            backward_passes_per_step=3,
+            average_aggregated_gradients=average,
+        )
+        optimizer.register_local_var(local)
+        step = v1.train.get_or_create_global_step()
+        pairs = optimizer.compute_gradients(loss, [weight, rows, local, unused])
+        assert pairs[3] == (None, unused)
+        train = optimizer.apply_gradients(pairs, global_step=step)
+        variables = [step, weight, rows, local]
+        with v1.train.MonitoredTrainingSession() as session:
+            seen, sums = [], []
+            for i in range(6):
+                grad, _ = session.run([pairs[0][0], train], {factor: (1.0 + i) * (1 + 2 * rank)})
+                sums.append(float(grad[0]))
+                seen.append([value.tolist() for value in session.run(variables)])
+    # Rank 0 adds 1, 2, 3 and 4, 5, 6; rank 1 three times as much.
+    divisor = 3 if average else 1
+    own = 1 + 2 * rank
+    assert sums == [own * 1.0, own * 3.0, 12.0 / divisor, own * 4.0, own * 9.0, 30.0 / divisor]
+    assert [values[0] for values in seen] == [0, 0, 1, 1, 1, 2]
+    assert seen[0] == seen[1] == [0, [1.0, 2.0], [[0.0], [0.0]], 0.0]
+    assert seen[2] == seen[3] == seen[4]
+    first, second = 12.0 / divisor, 30.0 / divisor + 0.5 * 12.0 / divisor
+    np.testing.assert_allclose(seen[2][1], np.array([1.0, 2.0]) - first, rtol=1e-6)
+    np.testing.assert_allclose(seen[5][1], np.array([1.0, 2.0]) - first - second, rtol=1e-6)
+    # Of the rows each rank has one, whose gradients are 6 and 18 in the first step.
+    rows_of_first = -np.array([[3.0], [9.0]]) / divisor
+    np.testing.assert_allclose(seen[2][2], rows_of_first, rtol=1e-6)
+    np.testing.assert_allclose(seen[2][3], -own * 3.0 / divisor, rtol=1e-6)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_several_passes_for_a_step(average):
+    run_ranks(SIZE, _several_passes, average, timeout=TIMEOUT_S, env=ENV)
+
+
 def _broadcasts():
     hvd.init()
     with tf.Graph().as_default():
@@ -82,8 +131,8 @@ def test_what_needs_a_graph_is_refused():
 
 def test_optimizers_that_do_not_fit_are_refused():
     plain = v1.train.GradientDescentOptimizer(0.1)
-    with pytest.raises(ValueError, match=r"backward_passes_per_step=2 .*expected 1"):
-        hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
+    with pytest.raises(ValueError, match=r"backward_passes_per_step=0 .*expected 1 or more"):
+        hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedOptimizer(plain, op=hvd.Sum, gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match="wrap it once"):
