@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import atomic_function
 
 from aiacc.tensorflow import node_names
+
+_OWNER = "tensorflow.python.eager.polymorphic_function.atomic_function"
 
 
 @functools.cache
@@ -20,8 +22,10 @@ def name_them() -> None:
     those of gradients too, pass through one function of its own, which is not public. Where it is
     missing, TensorFlow's numbers are part of the names.
     """
-    add = getattr(atomic_function, "make_call_op_in_graph", None)
-    if add is None:
+    try:
+        owner: Any = importlib.import_module(_OWNER)
+        add = owner.make_call_op_in_graph
+    except (ImportError, AttributeError):
         return
 
     @functools.wraps(add)
@@ -31,4 +35,4 @@ def name_them() -> None:
         with graph.name_scope(scope) if scope else contextlib.nullcontext():
             return add(function, *args, **kwargs)
 
-    atomic_function.make_call_op_in_graph = add_named
+    owner.make_call_op_in_graph = add_named
