@@ -5,7 +5,7 @@ operations, the backward pass costs twice the forward pass, and a device does DE
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.bert import bert
@@ -29,6 +29,7 @@ class Workload:
         shapes: Parameters in the order of the forward pass.
         multiply_adds: Of the forward pass of one sample, by parameter.
         batch: Samples per step and rank.
+        device_flops: Operations per second of the device.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Workload:
     shapes: list[tuple[str, Shape]]
     multiply_adds: list[int]
     batch: int
+    device_flops: float = DEVICE_FLOPS
 
     @property
     def bytes(self) -> int:
@@ -45,16 +47,30 @@ class Workload:
     @property
     def forward_s(self) -> float:
         """Seconds of the forward pass."""
-        return 2 * sum(self.multiply_adds) * self.batch / DEVICE_FLOPS
+        return sum(self.layers_s)
+
+    @property
+    def layers_s(self) -> list[float]:
+        """Seconds of the forward pass, by parameter."""
+        return [2 * each * self.batch / self.device_flops for each in self.multiply_adds]
 
     @property
     def backward_s(self) -> list[float]:
         """Seconds of the backward pass until each gradient is there, from the beginning of it."""
         times, total = [0.0] * len(self.multiply_adds), 0.0
         for index in reversed(range(len(times))):
-            total += 4 * self.multiply_adds[index] * self.batch / DEVICE_FLOPS
+            total += 4 * self.multiply_adds[index] * self.batch / self.device_flops
             times[index] = total
         return times
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of both passes."""
+        return self.forward_s + max(self.backward_s)
+
+    def lasting(self, compute_s: float) -> "Workload":
+        """The same step on a device that computes it in so many seconds."""
+        return replace(self, device_flops=self.device_flops * self.compute_s / compute_s)
 
 
 def workload(name: str) -> Workload:
@@ -76,6 +92,7 @@ def _workloads() -> list[Workload]:
         _of("resnet50", "ResNet-50, batch of 64", MODELS["resnet50"].parameters(), 64),
         _of("vgg16", "VGG-16, batch of 64", MODELS["vgg16"].parameters(), 64),
         _of("bert-base", f"BERT-base, {tokens}", bert(12, 768, _TOKENS, words=False), 32),
+        _of("densenet201", "DenseNet-201, batch of 32", MODELS["densenet201"].parameters(), 32),
     ]
 
 
