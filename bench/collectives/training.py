@@ -14,7 +14,7 @@ from bench.collectives.tensors import Tensors
 Wrap = Callable[["FreeModel"], tuple[torch.nn.Module, torch.optim.Optimizer]]
 
 
-class _Ready(torch.autograd.Function):
+class Ready(torch.autograd.Function):
     """Identity whose backward hands over a gradient that is already there."""
 
     @staticmethod
@@ -25,6 +25,7 @@ class _Ready(torch.autograd.Function):
         gradient: torch.Tensor,
         pause: Callable[[], None],
     ) -> torch.Tensor:
+        """``value``; ``pause`` is called before the gradient of ``parameter`` is handed over."""
         ctx.gradient, ctx.pause = gradient, pause  # type: ignore[attr-defined]
         return value.view_as(value)
 
@@ -32,6 +33,7 @@ class _Ready(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, upstream: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        """``upstream``, and the gradient."""
         ctx.pause()  # type: ignore[attr-defined]
         # A new alias: nobody else refers to it, so autograd keeps it as .grad without a copy.
         return upstream, ctx.gradient.detach(), None, None  # type: ignore[attr-defined]
@@ -61,7 +63,7 @@ class FreeModel(torch.nn.Module):
         pairs = zip(self.parameters(), self.gradients.tensors, strict=True)
         for index, (parameter, gradient) in enumerate(pairs):
             pause = functools.partial(self.pause, index)
-            value = _Ready.apply(value, parameter, gradient, pause)  # type: ignore[no-untyped-call]
+            value = Ready.apply(value, parameter, gradient, pause)  # type: ignore[no-untyped-call]
         return value
 
 

@@ -77,7 +77,7 @@ def main() -> int:
 
 def plot_training(runs: list[Run]) -> Any:
     """One panel per run: time per step over lanes, and the peers as lines."""
-    pyplot = _pyplot()
+    pyplot = figures()
     figure, axes = pyplot.subplots(1, len(runs), figsize=(4 * len(runs), 3.4), squeeze=False)
     for axis, run in zip(axes[0], runs, strict=True):
         points = [(lanes, step_s(run, f"lanes{lanes}")) for lanes in LANES]
@@ -95,7 +95,7 @@ def plot_training(runs: list[Run]) -> Any:
 
 def plot_allreduce(runs: list[Run]) -> Any:
     """Bus bandwidth over lanes, a curve per engine and number of hosts, and the caps' limit."""
-    figure, axis = _pyplot().subplots(figsize=(5, 3.4))
+    figure, axis = figures().subplots(figsize=(5, 3.4))
     lines = lines_of(runs)
     for rows in lines:
         if rows[0]["bed"]["slow"] or caps_text(rows[0]) != caps_text(lines[0][0]):
@@ -119,11 +119,12 @@ def _label(axis: Any, what: str, title: str) -> None:
     axis.set_title(title, fontsize=9)
 
 
-def _pyplot() -> Any:
+def figures() -> Any:
+    """Matplotlib that draws the same file for the same figures."""
     import matplotlib  # type: ignore[import-not-found,unused-ignore]
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "aiacc"  # the same file for the same figures
+    matplotlib.rcParams["svg.hashsalt"] = "aiacc"
     from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
 
     return pyplot

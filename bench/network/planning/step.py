@@ -1,0 +1,157 @@
+"""One rank of a job in which contenders take turns; rank 0 writes what their steps took.
+
+Started by `bench.network.planning.measure`, in a virtual host, with the path of a JSON file:
+workload and seconds of its computation, contenders, steps, and where results go.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from aiacc.planning.plan import ALL_REDUCE, Plan
+from bench.collectives.tensors import Tensors
+from bench.network.planning.device import Device, LayeredModel, Update
+from bench.network.workloads import workload
+
+#: The step in which parameters are updated, so that they can be checked: the first one with a plan.
+_LEARNS = 1
+
+Trained = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], dict[str, Any]]]
+
+
+class SkippedError(Exception):
+    """A contender that this aiacc does not know."""
+
+
+def main() -> None:
+    """Run the contenders, one after the other."""
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["AIACC_RANK"]), int(os.environ["AIACC_SIZE"])
+    work = workload(job["workload"]).lasting(job["compute_s"])
+    gradients = Tensors(work.shapes, rank, size)
+    found: dict[str, Any] = {}
+    for number, task in enumerate(job["contenders"]):
+        gradients.fill()
+        device = Device(work)
+        model = LayeredModel(gradients, device)
+        try:
+            with _trained(task, model, gradients.names, number) as trained:
+                found[task["name"]] = _measure(task, job["steps"], trained, device)
+                if task["kind"] != "none":
+                    parameters = [parameter.detach() for parameter in model.parameters()]
+                    gradients.check(parameters, -(size + 1) / 2)
+        except SkippedError as reason:
+            found[task["name"]] = {"skipped": str(reason)}
+        del model
+        gc.collect()
+        if rank == 0:
+            Path(job["output"]).write_text(json.dumps(found))
+
+
+def _measure(task: Any, steps: int, trained: Trained, device: Device) -> dict[str, Any]:
+    module, optimizer, facts = trained
+    value = torch.zeros(())
+    ends, passes = [], []
+    for number in range(1 + task["warmup"] + steps):
+        Update.learning = number == _LEARNS
+        optimizer.zero_grad(set_to_none=not task["views"])
+        device.begin()
+        loss = module(value)
+        forward = time.perf_counter()
+        loss.backward()
+        device.end()
+        backward = time.perf_counter()
+        optimizer.step()
+        ends.append(time.perf_counter())
+        passes.append((forward, backward))
+    counted = range(1 + task["warmup"], len(ends))
+    return {
+        "seconds": [ends[number] - ends[number - 1] for number in counted],
+        "forward_s": [passes[number][0] - ends[number - 1] for number in counted],
+        "backward_s": [passes[number][1] - passes[number][0] for number in counted],
+        **facts(),
+    }
+
+
+@contextmanager
+def _trained(task: Any, model: LayeredModel, names: list[str], number: int) -> Iterator[Trained]:
+    """What is called, what steps, and what the result says besides."""
+    optimizer: torch.optim.Optimizer = Update(model.parameters())
+    if task["kind"] == "none":
+        yield model, optimizer, dict
+    elif task["kind"] == "ddp":
+        host, _, port = os.environ["AIACC_ADDR"].rpartition(":")
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{host}:{int(port) + 1 + number}",
+            rank=int(os.environ["AIACC_RANK"]),
+            world_size=int(os.environ["AIACC_SIZE"]),
+        )
+        module = DistributedDataParallel(
+            model, init_sync=False, bucket_cap_mb_list=task["limits_mib"]
+        )
+        yield module, optimizer, lambda: _buckets_of(module)
+        dist.destroy_process_group()
+    else:
+        import aiacc.torch as hvd
+
+        os.environ["AIACC_LANES"] = str(task["lanes"])
+        hvd.init()
+        named = list(zip(names, model.parameters(), strict=True))
+        ours = _ours(optimizer, named, task, model)
+        yield model, ours, lambda: _counts(ours)
+        hvd.shutdown()
+
+
+def _ours(optimizer: torch.optim.Optimizer, named: Any, task: Any, model: Any) -> Any:
+    import aiacc.torch as hvd
+
+    plan = task["plan"]
+    if plan is None:
+        return hvd.DistributedOptimizer(optimizer, named)
+    if plan == "auto":
+        try:
+            return hvd.DistributedOptimizer(optimizer, named, plan=plan)  # type: ignore[arg-type]
+        except (TypeError, ValueError, AttributeError) as error:
+            hvd.shutdown()
+            raise SkippedError(f'plan="auto": {error}') from error
+    decoded = Plan.decode(plan)
+    if decoded.schedule == ALL_REDUCE:
+        return hvd.DistributedOptimizer(
+            optimizer, named, plan=decoded, gradient_as_bucket_view=task["views"]
+        )
+    return hvd.DistributedOptimizer(
+        optimizer, named, plan=decoded, schedule=decoded.schedule, model=model
+    )
+
+
+def _counts(optimizer: Any) -> dict[str, Any]:
+    import aiacc
+
+    if hasattr(optimizer, "flush"):
+        optimizer.flush()
+    stats = aiacc.stats()
+    return {"lanes": stats["lanes"], "rounds": stats["rounds"]}
+
+
+def _buckets_of(module: DistributedDataParallel) -> dict[str, Any]:
+    """How many buckets DDP has made in the end; torch has no public way to ask."""
+    sizes = str(module._get_ddp_logging_data().get("rebuilt_bucket_sizes", ""))
+    return {"buckets": len(sizes.split(",")) if sizes else 0}
+
+
+if __name__ == "__main__":
+    main()

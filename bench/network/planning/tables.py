@@ -1,0 +1,182 @@
+"""Tables of docs/planning.md from what was measured on the bed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from bench.network.planning.contenders import CONTENDERS, LANES, THRESHOLD, Contender
+from bench.network.workloads import workload
+
+#: How far the exposed communication may be from its prediction.
+NEAR = 0.15
+#: Of whom an expectation holds: never slower than buckets of 25 MiB.
+NEVER_SLOWER = ("optimal", "auto")
+
+Run = Mapping[str, Any]
+
+
+def medians(run: Run, name: str) -> list[float]:
+    """Seconds of a contender's step in each round that it has finished."""
+    found = [job[name]["seconds"] for job in run["jobs"] if "seconds" in job.get(name, {})]
+    return [median(seconds) for seconds in found]
+
+
+def step_s(run: Run, name: str) -> float | None:
+    """Median seconds of all its steps, None if there are none."""
+    found = [job[name]["seconds"] for job in run["jobs"] if "seconds" in job.get(name, {})]
+    samples = [value for seconds in found for value in seconds]
+    return median(samples) if samples else None
+
+
+def spread_s(run: Run, *names: str) -> float:
+    """Noise: the widest range of the rounds' medians, of any of these contenders."""
+    rounds = [found for name in names if (found := medians(run, name))]
+    return max((max(found) - min(found) for found in rounds), default=0.0)
+
+
+def exposed_s(run: Run, name: str) -> float | None:
+    """Seconds by which a step is longer than its computation."""
+    value = step_s(run, name)
+    return None if value is None else value - run["compute_s"]
+
+
+def predicted_s(run: Run, contender: Contender) -> float | None:
+    """The same by its planner; None without one, and for DDP, whose operations cost otherwise."""
+    plan = run["plans"].get(contender.planner) if contender.kind == "aiacc" else None
+    return None if plan is None else plan["predicted_s"] - run["compute_s"]
+
+
+def steps_table(runs: Sequence[Run]) -> str:
+    """Markdown: a line per cell, a column per contender: milliseconds of a step."""
+    shown = [one for one in CONTENDERS if any(medians(run, one.name) for run in runs)]
+    rows = []
+    for run in runs:
+        cells = [*_case(run), f"{run['compute_s'] * 1e3:.0f}"]
+        for one in shown:
+            value = step_s(run, one.name)
+            spread = spread_s(run, one.name)
+            cells.append("" if value is None else f"{value * 1e3:.0f} ± {spread * 1e3 / 2:.0f}")
+        rows.append(cells)
+    return _table([*_CASE, "computation", *(one.title for one in shown)], rows)
+
+
+def exposed_table(runs: Sequence[Run]) -> str:
+    """Markdown: a line per cell, a column per plan: exposed, predicted, by how much it is off."""
+    planned = [one for one in CONTENDERS if any(predicted_s(run, one) is not None for run in runs)]
+    shown = [one for one in planned if any(medians(run, one.name) for run in runs)]
+    rows = []
+    for run in runs:
+        cells = _case(run)
+        for one in shown:
+            measured, predicted = exposed_s(run, one.name), predicted_s(run, one)
+            if measured is None or predicted is None:
+                cells.append("")
+                continue
+            text = f"{measured * 1e3:.0f} / {predicted * 1e3:.0f}"
+            cells.append(text if is_near(measured, predicted) else f"**{text}**")
+        rows.append(cells)
+    return _table([*_CASE, *(one.title for one in shown)], rows)
+
+
+def buckets_table(runs: Sequence[Run]) -> str:
+    """Markdown: a line per cell, a column per planner: how many buckets its plan has."""
+    names = list(dict.fromkeys(name for run in runs for name in run["plans"]))
+    rows = [
+        [*_case(run), *(str(run["plans"][name]["buckets"]) for name in names), _ddp_buckets(run)]
+        for run in runs
+    ]
+    return _table([*_CASE, *(f"`{name}`" for name in names), "DDP/gloo, 25 MB; our list"], rows)
+
+
+def verdicts_table(runs: Sequence[Run]) -> str:
+    """Markdown: what was expected of each cell, and whether it has come."""
+    rows = [
+        [*_case(run), what, value, "yes" if good else "**no**"]
+        for run in runs
+        for what, value, good in verdicts(run)
+    ]
+    return _table([*_CASE, "expected", "measured", "reached"], rows)
+
+
+def verdicts(run: Run) -> list[tuple[str, str, bool]]:
+    """What is expected, what was measured, whether that is as expected."""
+    found = []
+    base = step_s(run, THRESHOLD)
+    for name in NEVER_SLOWER:
+        value = step_s(run, name)
+        if value is not None and base is not None:
+            noise = spread_s(run, name, THRESHOLD)
+            found.append((
+                f"`{name}` not slower than `{THRESHOLD}` beyond noise",
+                f"{_ms(value - base)}, noise {noise * 1e3:.0f} ms",
+                value <= base + noise,
+            ))  # fmt: skip
+    near, all_of_them = 0, 0
+    for one in CONTENDERS:
+        measured, predicted = exposed_s(run, one.name), predicted_s(run, one)
+        if measured is not None and predicted is not None:
+            near, all_of_them = near + is_near(measured, predicted), all_of_them + 1
+    if all_of_them:
+        what = f"exposed communication within {NEAR:.0%} of the prediction"
+        found.append((what, f"{near} of {all_of_them} plans", near == all_of_them))
+    first, other = step_s(run, "decoupled_1"), step_s(run, "optimal")
+    if first is not None and other is not None:
+        noise = spread_s(run, "decoupled_1", "optimal")
+        found.append((
+            "`decoupled`, 1 lane, not slower than `optimal` beyond noise",
+            f"{_ms(first - other)}, noise {noise * 1e3:.0f} ms",
+            first <= other + noise,
+        ))  # fmt: skip
+    return found
+
+
+def is_near(measured: float, predicted: float) -> bool:
+    """Whether a measured time is within NEAR of its prediction."""
+    return abs(measured - predicted) <= NEAR * abs(predicted)
+
+
+def left_out(runs: Sequence[Run]) -> str:
+    """Markdown: contenders that were skipped or have failed, and why; "" if there are none."""
+    lines = {
+        f"* {run['cell']['name']}, {name}: {found.get('skipped') or found.get('failed')}"
+        for run in runs
+        for job in run["jobs"]
+        for name, found in job.items()
+        if "seconds" not in found
+    }
+    return "\n".join(sorted(lines))
+
+
+_CASE = ["model", "Mbit/s", "delay", "unit", "device"]
+
+
+def _case(run: Run) -> list[str]:
+    cell = run["cell"]
+    device = "as published" if cell["ratio"] is None else f"{cell['ratio']:g} of the wire"
+    title = workload(cell["workload"]).title.partition(",")[0]
+    return [title, f"{cell['mbit']:g}", f"{cell['delay_ms']:g} ms", cell["unit"], device]
+
+
+def _ddp_buckets(run: Run) -> str:
+    counts = []
+    for name in ("ddp", "ddp_list"):
+        jobs = [job[name] for job in run["jobs"] if "buckets" in job.get(name, {})]
+        counts.append(str(jobs[-1]["buckets"]) if jobs else "?")
+    return "; ".join(counts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:+.0f} ms"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+
+
+#: Under the tables: what the numbers are.
+LEGEND = (
+    f"Medians over all rounds; ± is half of the range of the rounds' medians. Lanes: {LANES} where "
+    "nothing else is said."
+)

@@ -1,0 +1,202 @@
+"""Plans on the bed: cells, traces, contenders and tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aiacc.planning.cost import Affine
+from aiacc.planning.plan import DECOUPLED, Plan
+from aiacc.planning.planners import plan
+from bench.network.planning import contenders, tables
+from bench.network.planning.__main__ import record
+from bench.network.planning.cells import (
+    MODELS,
+    Cell,
+    chosen,
+    default,
+    every,
+    paced,
+    probe_mib,
+    trace_of,
+    wire_s,
+)
+from bench.network.planning.contenders import CONTENDERS, FEW, PLANNERS, plans, prediction, task
+from bench.network.workloads import workload
+
+COST = Affine(1e-3, 1e-8)
+
+
+def test_a_ring_sends_all_but_one_share_twice():
+    payload = 1448 / 1514
+    assert wire_s(1_000_000, 8 / payload, hosts=2) == pytest.approx(1.0)
+    assert wire_s(1_000_000, 8 / payload, hosts=4) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_ratio_ties_computation_to_the_wire(model):
+    cell = Cell(model, 300, 0, 1.5)
+    assert cell.work.compute_s == pytest.approx(1.5 * wire_s(workload(model).bytes, 300))
+    assert cell.work.bytes == workload(model).bytes
+    assert Cell(model, 300, 0, None).work == workload(model)
+
+
+def test_the_trace_is_what_the_device_does():
+    work = workload("densenet201").lasting(3.0)
+    trace = trace_of(work)
+    assert trace.bytes == work.bytes
+    assert trace.compute_s == pytest.approx(3.0)
+    assert [tensor.name for tensor in trace.tensors] == [name for name, _ in reversed(work.shapes)]
+    first, last = trace.tensors[-1], trace.tensors[0]
+    assert first.need_s == 0.0
+    assert first.ready_s == pytest.approx(3.0)
+    assert last.need_s == pytest.approx(work.forward_s, rel=1e-3)
+    assert last.ready_s == pytest.approx(work.forward_s, rel=1e-2)
+
+
+def test_slow_cells_have_few_steps_and_the_slowest_few_contenders():
+    fast, slow, slowest = (paced(Cell("densenet201", mbit, 0)) for mbit in (1000, 300, 100))
+    assert fast == Cell("densenet201", 1000, 0)
+    assert slow.steps == 1
+    assert not slow.few
+    assert slowest.few
+    names = {one.name for one in contenders.taking_part(slowest, 0)}
+    assert names == {*FEW} - {"auto"}
+
+
+def test_probes_take_about_half_a_second_at_most():
+    assert [probe_mib(mbit) for mbit in (10_000, 1000, 300, 100, 1)] == [32, 32, 8, 4, 4]
+
+
+def test_names_of_cells_are_read_back():
+    for cell in [*every(), *default()]:
+        found = chosen(cell.name)[0]
+        assert (found.name, found.unit) == (cell.name, cell.unit)
+    assert len({cell.name for cell in every()}) == len(every())
+    published = chosen("resnet50:1000:0:published", ratio=3)[0]
+    assert published.ratio is None
+    assert chosen("resnet50:1000:0:1", ratio=3)[0].ratio == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet50",
+        "alexnet:1000:0:1",
+        "resnet50:0:0:1",
+        "resnet50:1:-1:1",
+        "vgg16:1:0:x",
+        "vgg16:1:0:1:8MiB:2",
+    ],
+)
+def test_other_cells_are_refused(name):
+    with pytest.raises(ValueError, match=f"cell '{name}' .expected MODEL:MBIT:DELAY_MS:RATIO"):
+        chosen(name)
+
+
+def test_every_second_round_goes_backwards_and_auto_takes_part_in_some():
+    cell = Cell("resnet50", 1000, 0, rounds=2, auto_rounds=1)
+    there, back = (contenders.taking_part(cell, number) for number in range(2))
+    assert there == list(CONTENDERS)
+    assert back == [one for one in reversed(CONTENDERS) if one.name != "auto"]
+    only = contenders.taking_part(Cell("resnet50", 1000, 0, rounds=0, auto_rounds=1), 0)
+    assert [one.name for one in only] == ["auto"]
+
+
+def test_every_planner_has_a_contender():
+    assert [one.name for one in CONTENDERS if one.planner == one.name] == [*PLANNERS, "auto"]
+    assert len({one.name for one in CONTENDERS}) == len(CONTENDERS)
+
+
+def test_tasks_have_the_plan_in_names_of_the_model():
+    work = workload("resnet50")
+    trace = trace_of(work)
+    made = plans(trace, COST)
+    tasks = {one.name: task(one, made, trace) for one in CONTENDERS}
+    json.dumps(tasks)
+    for name in PLANNERS:
+        decoded = Plan.decode(tasks[name]["plan"])
+        assert decoded == made[name]
+        assert sorted(sum(decoded.buckets, ())) == sorted(name for name, _ in work.shapes)
+    assert tasks["decoupled_1"]["plan"] == tasks["decoupled"]["plan"]
+    assert tasks["decoupled_1"]["lanes"] == 1
+    assert tasks["auto"]["plan"] == "auto"
+    assert tasks["dynamic"]["plan"] is tasks["ddp"]["limits_mib"] is None
+    assert len(tasks["ddp_list"]["limits_mib"]) == len(made["optimal"].buckets)
+
+
+def test_predictions_tell_one_bucket_at_a_time_from_several():
+    trace = trace_of(Cell("resnet50", 1000, 0).work)
+    made = plans(trace, Affine(5e-3, 1e-8))
+    found = prediction(made["per_tensor"], trace, Affine(5e-3, 1e-8))
+    assert found["predicted_s"] == made["per_tensor"].predicted_s
+    assert found["overlapped_s"] < found["predicted_s"]  # startups hide each other
+    decoupled = prediction(made["decoupled"], trace, COST)
+    assert decoupled["schedule"] == DECOUPLED
+    assert "overlapped_s" not in decoupled
+
+
+def _run(**medians):
+    trace = trace_of(Cell("resnet50", 1000, 10).work)
+    made = {name: plan(name, trace, COST) for name in ("optimal", "threshold(25)")}
+    jobs = [
+        {name: {"seconds": [rounds[number]]} for name, rounds in medians.items()}
+        for number in range(2)
+    ]
+    return {
+        "cell": {**vars(Cell("resnet50", 1000, 10)), "name": "resnet50:1000:10:1"},
+        "compute_s": 1.0,
+        "plans": {
+            name: {"predicted_s": 1.1 + number, "buckets": len(of_one.buckets)}
+            for number, (name, of_one) in enumerate(made.items())
+        },
+        "jobs": jobs,
+    }
+
+
+def test_noise_is_the_widest_range_of_the_medians_of_rounds():
+    run = _run(optimal=[1.2, 1.1], auto=[1.0, 1.3])
+    assert tables.spread_s(run, "optimal") == pytest.approx(0.1)
+    assert tables.spread_s(run, "optimal", "auto") == pytest.approx(0.3)
+    assert tables.spread_s(run, "ddp") == 0.0
+    assert tables.step_s(run, "ddp") is None
+
+
+def test_verdicts_say_what_was_missed():
+    run = _run(**{"optimal": [1.11, 1.11], "threshold(25)": [2.2, 2.1], "auto": [2.5, 2.3]})
+    found = {what: (value, good) for what, value, good in tables.verdicts(run)}
+    optimal, auto, near = found.values()
+    assert optimal == ("-1040 ms, noise 100 ms", True)
+    assert auto == ("+250 ms, noise 200 ms", False)
+    assert near == ("2 of 2 plans", True)  # exposed 0.11 of 0.1, 1.15 of 1.1
+    run["plans"]["optimal"]["predicted_s"] = 1.05
+    *_, (what, value, good) = tables.verdicts(run)
+    assert (what, value, good) == (
+        "exposed communication within 15% of the prediction", "1 of 2 plans", False
+    )  # fmt: skip
+    assert tables.verdicts_table([run]).count("**no**") == 2
+    assert "**110 / 50**" in tables.exposed_table([run])
+
+
+def test_tables_have_a_line_for_each_cell_and_name_what_is_missing():
+    run = _run(**{"optimal": [1.2, 1.1], "none": [1.0, 1.0]})
+    run["jobs"][0]["auto"] = {"skipped": "unknown"}
+    run["jobs"][1]["decoupled"] = {"failed": "the job ended with code 1"}
+    for table in (tables.steps_table([run, run]), tables.buckets_table([run, run])):
+        assert len(table.splitlines()) == 4
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+    assert "1150 ± 50" in tables.steps_table([run])
+    assert tables.left_out([run]).splitlines() == [
+        "* resnet50:1000:10:1, auto: unknown",
+        "* resnet50:1000:10:1, decoupled: the job ended with code 1",
+    ]
+
+
+def test_a_cell_takes_the_place_of_its_predecessor_only(tmp_path):
+    path = tmp_path / "runs.json"
+    first, other = Cell("resnet50", 1000, 0), Cell("resnet50", 300, 0)
+    for cell, value in ((first, 1), (other, 2), (first, 3)):
+        record(cell, {"cell": {"name": cell.name}, "value": value}, path)
+    runs = json.loads(path.read_text())["runs"]
+    assert [run["value"] for run in runs] == [2, 3]
