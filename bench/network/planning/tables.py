@@ -57,7 +57,8 @@ def steps_table(runs: Sequence[Run]) -> str:
         for one in shown:
             value = step_s(run, one.name)
             spread = spread_s(run, one.name)
-            cells.append("" if value is None else f"{value * 1e3:.0f} ± {spread * 1e3 / 2:.0f}")
+            noise = f" ± {spread * 1e3 / 2:.0f}" if len(medians(run, one.name)) > 1 else ""
+            cells.append("" if value is None else f"{value * 1e3:.0f}{noise}")
         rows.append(cells)
     return _table([*_CASE, "computation", *(one.title for one in shown)], rows)
 
@@ -110,7 +111,7 @@ def verdicts(run: Run) -> list[tuple[str, str, bool]]:
             noise = spread_s(run, name, THRESHOLD)
             found.append((
                 f"`{name}` not slower than `{THRESHOLD}` beyond noise",
-                f"{_ms(value - base)}, noise {noise * 1e3:.0f} ms",
+                f"{_ms(value - base)}, {_noise_text(run, noise, name, THRESHOLD)}",
                 value <= base + noise,
             ))  # fmt: skip
     near, all_of_them = 0, 0
@@ -126,7 +127,7 @@ def verdicts(run: Run) -> list[tuple[str, str, bool]]:
         noise = spread_s(run, "decoupled_1", "optimal")
         found.append((
             "`decoupled`, 1 lane, not slower than `optimal` beyond noise",
-            f"{_ms(first - other)}, noise {noise * 1e3:.0f} ms",
+            f"{_ms(first - other)}, {_noise_text(run, noise, 'decoupled_1', 'optimal')}",
             first <= other + noise,
         ))  # fmt: skip
     return found
@@ -165,6 +166,11 @@ def _ddp_buckets(run: Run) -> str:
         jobs = [job[name] for job in run["jobs"] if "buckets" in job.get(name, {})]
         counts.append(str(jobs[-1]["buckets"]) if jobs else "?")
     return "; ".join(counts)
+
+
+def _noise_text(run: Run, noise: float, *names: str) -> str:
+    known = any(len(medians(run, name)) > 1 for name in names)
+    return f"noise {noise * 1e3:.0f} ms" if known else "noise not known: one round"
 
 
 def _ms(seconds: float) -> str:
