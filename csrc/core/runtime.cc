@@ -216,6 +216,10 @@ void Runtime::shutdown(const std::string& how) {
   if (session != nullptr) {
     // Ends every wait first: other threads may hold the session a moment longer.
     session->coordinator().shutdown(how);
+    if (session.use_count() > 1) {
+      // What they hold would end the timeline later than the caller may read it.
+      session->timeline().stop();
+    }
   }
 }
 

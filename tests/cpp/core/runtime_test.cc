@@ -190,6 +190,21 @@ TEST(Runtime, StartsAndStopsAgainAndAgain) {
   }
 }
 
+TEST(Runtime, ShutdownEndsTheTimelineThoughSomebodyHoldsTheSession) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("aiacc_held_session_" + std::to_string(getpid()) + ".json");
+  Runtime& runtime = Runtime::instance();
+  runtime.init(alone(), nullptr);
+  const std::shared_ptr<Session> held = runtime.session();
+  held->timeline().start(path.string(), false);
+  sum(held->coordinator(), "x", 1);
+  runtime.shutdown();
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_TRUE(JsonChecker::valid(text.str())) << text.str();
+  std::filesystem::remove(path);
+}
+
 TEST(Runtime, ShutdownReleasesThreadsThatWait) {
   Runtime& runtime = Runtime::instance();
   for (int cycle = 0; cycle < 20; ++cycle) {
