@@ -63,8 +63,8 @@ def _copies():
             other = tf.Variable([0.0])
             _apply(copied, hvd.rank() + 1.0, other)
             assert other.numpy().tolist() == [-1.5]
-        assert int(copied.iterations) == 2
-        assert int(wrapped.iterations) == 1
+        assert int(copied.iterations.numpy()) == 2
+        assert int(wrapped.iterations.numpy()) == 1
     hvd.shutdown()
 
 
