@@ -14,7 +14,7 @@ from typing import TypeAlias
 from aiacc.planning import planners
 from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Constraints, Plan
-from aiacc.planning.trace import Trace
+from aiacc.planning.trace import Tensor, Trace
 
 #: Seconds a and seconds per byte b of an operation: a + b M.
 Costs: TypeAlias = tuple[float, float]
@@ -29,11 +29,16 @@ RIVAL = "threshold(25)"
 GROWTH = 8
 #: The argument of `DistributedOptimizer` that asks for a search.
 AUTO = "auto"
+_ONE_TENSOR = Trace("", (Tensor("", 1, "float32", 1.0, 0.0),), 0.0, 1.0, "modelled")
 
 
 def check_wish(wish: str) -> str:
     """``wish`` itself; ValueError unless it is AUTO or a planner for schedule ``all_reduce``."""
-    if wish == AUTO or (planners.is_known(wish) and wish != "decoupled"):
+    if wish == AUTO:
+        return wish
+    if planners.is_known(wish) and wish != "decoupled":
+        # Numbers that a planner refuses shall fail on every rank, not later on the one that plans.
+        planners.plan(wish, _ONE_TENSOR, Affine(1.0, 1.0))
         return wish
     raise ValueError(
         f"plan={wish!r} (expected {AUTO!r}, a planner such as 'optimal' or 'threshold(25)', or a "

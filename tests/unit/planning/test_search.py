@@ -194,6 +194,12 @@ def test_wishes_that_nobody_grants(wish):
         check_wish(wish)
 
 
+@pytest.mark.parametrize("wish", ["lanes(0)", "threshold(0)"])
+def test_numbers_that_a_planner_refuses(wish):
+    with pytest.raises(ValueError, match="expected"):
+        check_wish(wish)
+
+
 def test_a_watch_wants_to_see_a_change_twice():
     watch = Watch()
     slow = 1 + 2 * TOLERANCE
