@@ -65,7 +65,7 @@ class AutoPlan:
         self._steps: list[list[Operation]] = []
         self._start()
         basics.at_init(self._restart)
-        after_join(self._after_join)
+        after_join(self._count_anew)
 
     def step_done(self) -> None:
         """Note the end of a step.
@@ -73,6 +73,8 @@ class AutoPlan:
         Collective: every rank of the process set, equally often. Blocks at the end of a visit.
         """
         if not has_company(self._process_set) or not self._reducer.attached:
+            return
+        if self._phase == _nothing:
             return
         now = time.perf_counter()
         last, self._last = self._last, now
@@ -94,7 +96,8 @@ class AutoPlan:
     def _start(self) -> None:
         """Record steps without a plan."""
         self.detach()
-        self._recorder = StepRecorder(self._reducer.named)
+        if has_company(self._process_set):  # else no step would come to an end of the recording
+            self._recorder = StepRecorder(self._reducer.named)
         self._search = None
         self._begin(self._record)
 
@@ -106,7 +109,9 @@ class AutoPlan:
 
     def _record(self) -> None:
         recorder = self._recorder
-        assert recorder is not None
+        if recorder is None:  # the process set had nobody else until now
+            self._recorder = StepRecorder(self._reducer.named)
+            return  # the step counts: other ranks may have recorded it
         recorder.step_done()
         if len(self._seconds) < WARM_UP + COUNTED - 1 or not self._all_here():
             return
@@ -169,11 +174,15 @@ class AutoPlan:
         return self._process_set.rank() == 0
 
     def _all_here(self) -> bool:
-        """Whether no rank has joined, and none looks for a number of lanes. Collective, blocks."""
+        """Whether no rank has joined, and none looks for a number of lanes. Collective, blocks.
+
+        Otherwise the steps of the phase count anew.
+        """
         here, searching = sums([1, int(tuner.searches())], "plan.ranks", self._process_set)
-        if searching and self._phase == self._record:
-            self._start()  # those that were recorded had other numbers of lanes
-        return here == self._process_set.size() and not searching
+        if here == self._process_set.size() and not searching:
+            return True
+        self._count_anew()
+        return False
 
     def _exchange(self, settled: int) -> tuple[float, Costs | None]:
         """Median step of the slowest rank, and costs as the last to submit sees them. Collective.
@@ -243,7 +252,7 @@ class AutoPlan:
 
     # --- jobs
 
-    def _after_join(self) -> None:
+    def _count_anew(self) -> None:
         if self._phase == self._record:
             self._start()
         elif self._phase != _nothing:

@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_modules
 
 import aiacc.torch as hvd
 from aiacc.planning import search
@@ -108,6 +109,34 @@ def _joins():
 
 def test_ranks_that_join_early_count_anew():
     run_ranks(2, _joins)
+
+
+def _joins_long_before():
+    hvd.init()
+    model = _net()
+    optimizer = _wrap(model)
+    if hvd.rank() == 0:
+        _train(model, optimizer, range(50), [0])
+        assert len(optimizer._plan._recorder._steps) < 13
+    hvd.join()
+    hvd.shutdown()
+
+
+def test_steps_without_a_rank_that_has_joined_are_not_kept():
+    run_ranks(2, _joins_long_before)
+
+
+def _planned_once():
+    hvd.init()
+    model = _net()
+    optimizer = _wrap(model, "single")
+    _train(model, optimizer, range(50), [hvd.rank()])
+    assert not optimizer._plan._seconds
+    hvd.shutdown()
+
+
+def test_a_job_that_has_planned_once_measures_no_more():
+    run_ranks(2, _planned_once)
 
 
 def _starts_anew():
@@ -249,6 +278,7 @@ def _alone():
     model = _net()
     expected = _expected(range(20))
     torch.testing.assert_close(_train(model, _wrap(model), range(20), [0]), expected)
+    assert not torch_modules._global_forward_hooks  # nothing records for ever
     hvd.shutdown()
 
 
