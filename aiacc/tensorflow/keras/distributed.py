@@ -69,7 +69,7 @@ class Parts:
             with self.applying():
                 return apply(reduced)
 
-        return self.passes.run(grads, update)
+        return self.passes.run(grads, variables, update)
 
     @contextmanager
     def applying(self) -> Iterator[None]:
