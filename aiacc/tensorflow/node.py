@@ -140,8 +140,13 @@ def tensor_of(value: Any, what: str) -> Any:
     """``value`` as a dense tensor of a dtype that the core knows.
 
     Raises:
-        ValueError: Its dtype is another.
+        ValueError: Its dtype is another, or it is ragged or sparse.
     """
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        raise ValueError(
+            f"[tensorflow] {what}: a {type(value).__name__} (expected a dense tensor); convert it "
+            "(to_tensor, tf.sparse.to_dense), or pass its values"
+        )
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype.name not in DTYPE_CODES:
         remedy = (

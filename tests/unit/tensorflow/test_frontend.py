@@ -40,6 +40,14 @@ def test_factors_keep_their_bits(factor):
     assert node.factor_from(node.bits_of(factor)).hex() == factor.hex()
 
 
+@pytest.mark.parametrize(
+    "value", [tf.ragged.constant([[1.0, 2.0], [3.0]]), tf.sparse.from_dense([1.0, 0.0])]
+)
+def test_tensors_that_are_not_dense_are_refused(value):
+    with pytest.raises(ValueError, match=rf"allreduce of 'x': a {type(value).__name__} .*dense"):
+        node.tensor_of(value, "allreduce of 'x'")
+
+
 def test_float32_is_narrowed_by_the_core_and_others_by_a_cast():
     narrow, wide = tf.constant([1.0]), tf.constant([1.0], tf.float64)
     sent, contexts, wire = to_send(Compression.fp16, [narrow], op=1)
