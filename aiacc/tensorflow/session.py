@@ -52,13 +52,17 @@ class SessionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         reduction = self._reduction
         record(grads, variables, local, reduction.sparse_as_dense, reduction.process_set)
         reduced = self._aggregation.add(
-            grads, lambda sums: reduction.but_local(sums, variables, local)
+            grads, variables, lambda sums: reduction.but_local(sums, variables, local)
         )
         return list(zip(reduced, variables, strict=True))
 
-    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """See the wrapped optimizer; of several passes the last applies gradients."""
-        return self._aggregation.when_last(lambda: self._wrapped.apply_gradients(*args, **kwargs))
+        pairs = list(grads_and_vars)
+        return self._aggregation.when_last(
+            [variable for _, variable in pairs],
+            lambda: self._wrapped.apply_gradients(pairs, *args, **kwargs),
+        )
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """See the wrapped optimizer."""

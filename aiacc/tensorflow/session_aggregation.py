@@ -21,11 +21,14 @@ class SessionAggregation:
         """Add ``passes`` gradients; ``average`` divides the sum by their number."""
         self._passes = passes
         self._average = average
-        #: Whether this run of the graph is the last of several.
-        self._last: Any = None
+        #: Whether this run of the graph is the last of several, by the identities of variables.
+        self._last: dict[int, Any] = {}
 
     def add(
-        self, grads: Sequence[Any], reduce: Callable[[list[Any]], Sequence[Any]]
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        reduce: Callable[[list[Any]], Sequence[Any]],
     ) -> Sequence[Any]:
         """What ``reduce`` makes of the sums in every ``passes``-th run, the sums in the others.
 
@@ -34,6 +37,7 @@ class SessionAggregation:
 
         Args:
             grads: Tensors, `tf.IndexedSlices`, which become dense, or None, which stays None.
+            variables: Of the gradients.
             reduce: Gives a dense tensor, or None, for each.
         """
         if self._passes == 1:
@@ -46,7 +50,8 @@ class SessionAggregation:
         added = [total.assign_add(grad) for total, grad in zip(sums, dense, strict=True)]
         with tf.control_dependencies(added):
             runs = count.assign_add(1)
-            self._last = tf.equal(runs % self._passes, 0)
+            last = tf.equal(runs % self._passes, 0)
+        self._last.update((id(variable), last) for variable in variables)
 
         def finish() -> list[Any]:
             divisor = self._passes if self._average else 1
@@ -60,22 +65,29 @@ class SessionAggregation:
                 return [tf.identity(reduced[i]) for i in present]
 
         with tf.control_dependencies([runs, *added]):
-            found = tf.cond(self._last, finish, lambda: [total.read_value() for total in sums])
+            found = tf.cond(last, finish, lambda: [total.read_value() for total in sums])
         results: list[Any] = [None] * len(grads)
         for i, result in zip(present, found, strict=True):
             results[i] = result
         return results
 
-    def when_last(self, apply: Callable[[], Any]) -> Any:
-        """What ``apply`` makes; of several passes a node that runs it in the last one alone."""
-        if self._last is None:
+    def when_last(self, variables: Sequence[Any], apply: Callable[[], Any]) -> Any:
+        """What ``apply`` makes; of several passes a node that runs it in the last one alone.
+
+        That is the last one of the gradients of all ``variables``.
+        """
+        found = (self._last.get(id(variable)) for variable in variables)
+        lasts = {id(last): last for last in found if last is not None}
+        if not lasts:
             return apply()
 
         def apply_all() -> Any:
             with tf.control_dependencies([apply()]):
                 return tf.constant(True)
 
-        return tf.cond(self._last, apply_all, lambda: tf.constant(False)).op
+        return tf.cond(
+            tf.reduce_all(list(lasts.values())), apply_all, lambda: tf.constant(False)
+        ).op
 
 
 def _local_variable(name: str, shape: Any, dtype: Any) -> Any:

@@ -137,3 +137,24 @@ def test_optimizers_that_do_not_fit_are_refused():
         hvd.DistributedOptimizer(plain, op=hvd.Sum, gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match="wrap it once"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain))
+
+
+def _two_losses():
+    hvd.init()
+    with tf.Graph().as_default():
+        variables = [v1.get_variable(name, initializer=1.0) for name in ("first", "second")]
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2
+        )
+        gradients = [optimizer.compute_gradients(v * 1.0, var_list=[v]) for v in variables]
+        steps = [optimizer.apply_gradients(pairs) for pairs in gradients]
+        with v1.Session() as session:
+            session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+            for step in steps * 2:
+                session.run(step)
+            assert session.run(variables) == [-1.0, -1.0]
+    hvd.shutdown()
+
+
+def test_several_passes_of_two_losses_in_turn():
+    run_ranks(SIZE, _two_losses, timeout=TIMEOUT_S, env=ENV)
