@@ -107,14 +107,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             example: record, plan once, and stay with that.
         schedule: "all_reduce"; or "decoupled" (Zhang et al., "DeAR", ICDCS 2023): the backward
             pass reduces each bucket to shards, `step` updates this rank's 1/N of the parameters,
-            with 1/N of the state, and modules wait in the next forward pass until the others'
-            parts of what they use have come. For optimizers that update each element by itself.
+            with 1/N of the state, and whatever uses a parameter next waits until the others' parts
+            of it have come. For optimizers that update each element by itself.
             Parameters and gradients become views of flat buckets; gradients stay a rank's own:
             clip them with the returned optimizer's ``clip_grad_norm_``. Call its ``flush`` before
-            parameters are read other than by modules, and its ``consolidate_state_dict``, on every
-            rank, before ``state_dict`` (docs/planning.md, "The decoupled schedule").
-            Not for training yet: that section names known wrong results.
-        model: What is trained; for the decoupled schedule, whose parameters its modules guard.
+            code that torch does not see uses parameters, and its ``consolidate_state_dict``, on
+            every rank, before ``state_dict`` (docs/planning.md, "The decoupled schedule").
+        model: What is trained; for the decoupled schedule.
 
     Returns:
         Instance of a subclass of the class of ``optimizer``, of the same name, that has

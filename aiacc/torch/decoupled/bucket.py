@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -11,16 +12,21 @@ from aiacc.collectives import submission
 from aiacc.exceptions import CollectiveError
 from aiacc.torch.adapter import device_and_stream_of, device_of, view_of, wait
 from aiacc.torch.decoupled import in_flight
+from aiacc.torch.decoupled.awaited import awaited, is_awaited, release
 from aiacc.torch.decoupled.layout import divide
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.storage import strides_in
+
+#: How many tensors have a storage; torch that does not tell counts none.
+_references = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
 
 
 class Bucket:
     """The flat memory of some parameters and of their gradients, and what is under way with it.
 
     Parameters become views of it. The shard of this rank is updated in place, and gathered into the
-    memory of which it is a part.
+    memory of which it is a part. Meanwhile `hide` lets whoever uses a parameter wait, and gives it
+    other memory, of NaN: what torch does not see, such as a function of C++, finds no old values.
 
     Attributes:
         members: Numbers of the parameters.
@@ -28,7 +34,8 @@ class Bucket:
         layout: Where the members are, and whose shard has what of them.
         shard: The parameters in it.
         gradient: Their reduced gradients, once `finish_scatter` has returned.
-        gathering: Whether parameters may not be current: no `finish_gather` since `gather`.
+        open: Whether any use of any parameter is of no interest: no `hide` or `watch` since `show`.
+        hidden: Whether there was `hide` since `show`.
     """
 
     def __init__(
@@ -51,15 +58,24 @@ class Bucket:
         self._gradients = first.detach().new_zeros(layout.elements)
         self.gradient = first.detach().new_zeros(layout.shard)
         self.shard = self._memory[rank * layout.shard :][: layout.shard]
+        self.open = True
+        self.hidden = False
+        self._parameters = tuple(parameters)
         self._views: list[torch.Tensor] = []
         self._places: list[torch.Tensor] = []
+        self._covers: list[torch.Tensor] = []
+        nothing = first.detach().new_full((), float("nan"))
         for parameter, offset in zip(parameters, layout.offsets, strict=True):
             form = parameter.shape, strides_in(parameter), offset
             place = self._memory.as_strided(*form)
             place.copy_(parameter.detach())
             parameter.data = place
             self._places.append(place)
+            self._covers.append(nothing.expand(parameter.shape))
             self._views.append(self._gradients.as_strided(*form))
+        self._kinds: dict[type, type] = {}
+        self._storage = self._memory.untyped_storage()
+        self._at_rest = 0
         self._scattering: int | None = None
         self._gathering: int | None = None
         self._scatter: _core.Submission | None = None
@@ -69,7 +85,7 @@ class Bucket:
 
     @property
     def gathering(self) -> bool:
-        """See the class."""
+        """Whether no `finish_gather` has succeeded since `gather`."""
         return self._gathering is not None
 
     @property
@@ -77,9 +93,73 @@ class Bucket:
         """Whether the reduce-scatter of this step was started, and not waited for."""
         return self._scattering is not None
 
-    def owns(self, index: int, parameter: torch.Tensor) -> bool:
-        """Whether the parameter of this number is still a view of the flat memory."""
-        return parameter.data_ptr() == self._places[self._position[index]].data_ptr()
+    def reclaim(self, index: int) -> bool:
+        """Let the parameter of this number be a view of the flat memory again, with its values.
+
+        Somebody may have given it memory of its own, ``parameter.data = ...``. False if that is of
+        another shape, dtype or device.
+        """
+        position = self._position[index]
+        parameter, place = self._parameters[position], self._places[position]
+        if parameter.data_ptr() != place.data_ptr():
+            if (parameter.shape, parameter.dtype, parameter.device) != (
+                place.shape,
+                place.dtype,
+                place.device,
+            ):
+                return False
+            place.copy_(parameter.detach())
+            parameter.data = place
+        return True
+
+    # --- who uses parameters
+
+    def count(self) -> None:
+        """Now nobody else has views of the parameters."""
+        self._at_rest = _references(self._storage._cdata)
+
+    @property
+    def viewed(self) -> bool:
+        """Whether somebody has a view of a parameter, whose uses `hide` does not see."""
+        return bool(_references(self._storage._cdata) > self._at_rest)
+
+    @property
+    def version(self) -> int:
+        """A number that every change of the shard increases."""
+        return self.shard._version
+
+    def hide(self, wait: Callable[[], None]) -> None:
+        """Let whoever uses a parameter call ``wait`` before, which calls `show` or raises."""
+        self.open, self.hidden = False, True
+        for parameter, cover in zip(self._parameters, self._covers, strict=True):
+            kind = type(parameter)
+            if kind not in self._kinds:
+                self._kinds[kind] = awaited(kind, wait)
+            parameter.data = cover
+            parameter.__class__ = self._kinds[kind]
+
+    def watch(self, tell: Callable[[int], None]) -> None:
+        """Let whoever uses a parameter ``tell`` its number before, which calls `release`."""
+        self.open = False
+        for index, parameter in zip(self.members, self._parameters, strict=True):
+            parameter.__class__ = awaited(type(parameter), partial(tell, index))
+
+    def show(self) -> None:
+        """Undo `hide` and `watch`."""
+        if self.hidden:
+            with torch._C.DisableTorchFunctionSubclass():
+                for parameter, place in zip(self._parameters, self._places, strict=True):
+                    parameter.data = place
+        for parameter in self._parameters:
+            release(parameter)
+        self.open, self.hidden = True, False
+
+    def unused(self) -> list[int]:
+        """Parameters that nobody has used since `watch` or `hide`."""
+        pairs = zip(self.members, self._parameters, strict=True)
+        return [index for index, parameter in pairs if is_awaited(parameter)]
+
+    # --- gradients
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
         """Bring the gradient of ``parameter``, which is dense, to its place; it is a view then."""
@@ -141,17 +221,21 @@ class Bucket:
         Raises:
             CollectiveError: It failed.
         """
-        handle, self._scattering = self._scattering, None
+        handle = self._scattering
         if handle is not None:
             try:
                 wait(handle, (self._gradients, self.gradient))
-            except BaseException as error:
-                self._keep(handle, error)
+            except (CollectiveError, ValueError):  # after an interrupt it is still under way
+                self._scattering = None
+                in_flight.held.pop(handle, None)
                 raise
+            self._scattering = None
             del in_flight.held[handle]
         unwritten = not self._written and not self.written
         self._written = False
         return unwritten
+
+    # --- parameters
 
     def gather(self) -> None:
         """Start the all-gather of the parameters, whose shard is updated. Never blocks."""
@@ -171,7 +255,7 @@ class Bucket:
         Raises:
             CollectiveError: The all-gather failed; parameters of other ranks may not be current.
         """
-        handle, self._gathering = self._gathering, None
+        handle = self._gathering
         if handle is None:
             return
         memory = self._memory
@@ -183,9 +267,11 @@ class Bucket:
                 shape = _core.output_shapes(handle)[0]
                 _, stream = device_and_stream_of(memory)
                 _core.take_into(handle, (memory.data_ptr(),), stream)
-        except BaseException as error:
-            self._keep(handle, error)
+        except (CollectiveError, ValueError):  # after an interrupt it is still under way
+            self._gathering = None
+            in_flight.held.pop(handle, None)
             raise
+        self._gathering = None
         del in_flight.held[handle]
         if tuple(shape) != tuple(memory.shape):
             raise CollectiveError(f"{self._name}: gathered {shape} (expected {memory.shape})")
@@ -198,8 +284,3 @@ class Bucket:
         self._scattering = self._gathering = None
         self.awaited = len(self.members)
         return unfinished
-
-    def _keep(self, handle: int, error: BaseException) -> None:
-        """After an interrupt the core still uses the memory; it has let go after a failure."""
-        if isinstance(error, CollectiveError | ValueError):
-            in_flight.held.pop(handle, None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from aiacc.process_sets import rank_and_size
 from aiacc.torch.decoupled import in_flight
 from aiacc.torch.decoupled.bucket import Bucket
 from aiacc.torch.decoupled.checks import check_apart
-from aiacc.torch.decoupled.guards import Guards, owners_of
+from aiacc.torch.decoupled.guards import Guards, check_owned
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.gradients import NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
@@ -53,7 +55,7 @@ class Exchange:
         passes: int,
     ) -> None:
         """Move the parameters to flat memory; ``plan`` has the numbers of each bucket."""
-        owners_of(model, named)  # before anything is changed
+        check_owned(model, named)  # before anything is changed
         check_apart(named)
         self.named = list(named)
         self.passes = passes
@@ -78,9 +80,8 @@ class Exchange:
         self._agreed = False
         #: Why parameters are not current, until they are overwritten.
         self._failure: CollectiveError | None = None
-        self.guards = Guards(
-            model, self.named, self.buckets, self._wait, self.flush, self.overwrite
-        )
+        self._settling = threading.RLock()
+        self.guards = Guards(model, self.named, self.buckets, self._settle, self.overwrite)
         self._hooks: list[RemovableHandle] = []
         for index, parameter in enumerate(parameters):
             register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
@@ -113,8 +114,7 @@ class Exchange:
             ValueError: Parameters were moved, frozen parameters changed, the ranks do not share
                 them, or gradients were written to after they had left.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.flush()  # parameters that nobody has used since the last step
         self._check_parameters()
         if not self._agreed:
             self._agree(fault)
@@ -126,7 +126,6 @@ class Exchange:
                 bucket.scatter()
         _core.flush()
         self._finish()
-        self.flush()  # parameters that no module has used since the last step
 
     def check_gradients(self) -> None:
         """Raise ValueError if the model's gradients were written to since `reduce`.
@@ -144,28 +143,31 @@ class Exchange:
         with contextlib.suppress(CollectiveError, ValueError):
             self._finish()
 
-    def gather(self) -> None:
-        """Start the all-gathers of the parameters, whose shards are updated.
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """A context in which the shards are updated; parameters are gathered at its end.
 
         Collective: every rank of the process set.
-        Blocks: never, except for buckets without guards, and in the first step, from which the
-        guards learn.
+        Blocks: never, except for buckets that `Guards` has found, or that somebody has views of;
+        and at the end of the first step.
 
         Raises:
             CollectiveError: An earlier failure was fatal; parameters are not current.
         """
-        guards = self.guards
+        versions = [bucket.version for bucket in self.buckets]
         try:
-            for number in dict.fromkeys([*guards.order, *range(len(self.buckets))]):
-                self.buckets[number].gather()
+            yield
+        except BaseException as error:
+            if versions != [bucket.version for bucket in self.buckets]:
+                self._fail(f"the step ended by {type(error).__name__}: {error}")
+            raise
+        try:
+            self._gather()
         except CollectiveError as error:
-            raise self._failed(error) from None
-        _core.flush()
-        if guards.learns:
-            guards.end_step()
-            self.flush()
-        for number in guards.synchronous:
-            self._wait(number)
+            raise self._fail(str(error)) from None
+        except BaseException as error:
+            self._fail(f"the step ended by {type(error).__name__}: {error}")
+            raise
 
     def flush(self) -> None:
         """Wait until all parameters are current.
@@ -179,36 +181,36 @@ class Exchange:
         if self._failure is not None:
             raise self._failure
         for number in range(len(self.buckets)):
-            self._wait(number)
+            self._settle(number)
 
     def overwrite(self) -> None:
         """`flush`, whatever comes of it, since parameters are about to be written."""
-        for number in range(len(self.buckets)):
-            try:
-                self._wait(number)
-            except CollectiveError:
-                continue
-        self._failure = None
+        with self._settling:
+            for bucket in self.buckets:
+                with contextlib.suppress(CollectiveError, ValueError):
+                    bucket.finish_gather()
+                bucket.show()
+            self._failure = None
 
     def clear_gradients(self, set_to_none: bool) -> None:
         """As `torch.optim.Optimizer.zero_grad`, for the model's parameters."""
-        for _, parameter in self.named:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.detach_().zero_()
+        with torch._C.DisableTorchFunctionSubclass():  # it is no use of parameters
+            for _, parameter in self.named:
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad.detach_().zero_()
 
     def forget(self) -> None:
         """Drop what was under way when the core has let go of it, in a job that starts anew."""
         unfinished = [bucket.forget() for bucket in self.buckets]
         if any(unfinished):
-            self._failed(CollectiveError("the job ended during a step"))
+            self._fail("the job ended during a step")
         self._start_step()
 
     def detach(self) -> None:
         """Remove all hooks; parameters stay where they are."""
-        with contextlib.suppress(CollectiveError):
-            self.flush()
+        self.overwrite()
         self.guards.remove()
         for hook in self._hooks:
             hook.remove()
@@ -223,7 +225,7 @@ class Exchange:
             passes = left[index] - 1
             if passes < 0:
                 raise too_many_passes(self.named[index][0], self.passes)
-            if bucket.gathering or guards.learns:
+            if not bucket.open:
                 guards.check_gradient(index)
             self._take(index, parameter)
             left[index] = passes
@@ -288,24 +290,51 @@ class Exchange:
 
     # --- parameters
 
-    def _wait(self, number: int) -> None:
-        try:
-            self.buckets[number].finish_gather()
-        except CollectiveError as error:
-            raise self._failed(error) from None
+    def _gather(self) -> None:
+        guards, buckets = self.guards, self.buckets
+        at_once = guards.synchronous | {n for n, bucket in enumerate(buckets) if bucket.viewed}
+        for _, parameter in self.named:  # autograd refuses to use values of before for gradients
+            torch.autograd.graph.increment_version(parameter)
+        for number, bucket in enumerate(buckets):
+            bucket.hide(partial(self._settle, number))
+        for number in dict.fromkeys([*guards.order, *range(len(buckets))]):
+            buckets[number].gather()
+        _core.flush()
+        for number in at_once:
+            self._settle(number)
+        guards.end_step()
 
-    def _failed(self, error: CollectiveError) -> CollectiveError:
-        error.args = (f"{error}; {_HALF}",)
-        self._failure = self._failure or error
-        return error
+    def _settle(self, number: int) -> None:
+        """Wait until the parameters of a bucket are current, and let everybody use them."""
+        bucket = self.buckets[number]
+        if bucket.open:
+            return
+        with self._settling:  # others wait, too
+            if self._failure is not None:
+                raise self._failure
+            try:
+                bucket.finish_gather()
+            except (CollectiveError, ValueError) as error:
+                raise self._fail(str(error)) from None
+            bucket.show()
+
+    def _fail(self, why: str) -> CollectiveError:
+        """Let every use of parameters raise, until they are overwritten."""
+        if self._failure is None:
+            self._failure = CollectiveError(f"{why}; {_HALF}")
+            for number, bucket in enumerate(self.buckets):
+                if not bucket.hidden:
+                    bucket.show()
+                    bucket.hide(partial(self._settle, number))
+        return self._failure
 
     def _check_parameters(self) -> None:
         for index, (name, parameter) in enumerate(self.named):
-            if not self._bucket_of[index].owns(index, parameter):
+            if not self._bucket_of[index].reclaim(index):
                 raise ValueError(
-                    f"the memory of parameter {name!r} was replaced (expected a view of the flat "
-                    "memory of schedule='decoupled'), by model.to() or half() perhaps; make the "
-                    "DistributedOptimizer after that"
+                    f"parameter {name!r} is now of {parameter.dtype}, shape "
+                    f"{tuple(parameter.shape)} and on {parameter.device} (expected as it was), by "
+                    "model.to() or half() perhaps; make the DistributedOptimizer after that"
                 )
 
     def _agree(self, fault: str) -> None:

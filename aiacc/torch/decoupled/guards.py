@@ -1,7 +1,8 @@
-"""Forward pre-hooks that wait for the parameters which a module is about to use."""
+"""What `awaited` alone does not do: compiled modules, uses that torch does not see, the order."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,33 +11,20 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from aiacc.torch.decoupled.awaited import is_awaited, release
 from aiacc.torch.decoupled.bucket import Bucket
-from aiacc.torch.decoupled.uses import Uses
 
 
-def owners_of(
-    model: nn.Module, named: Sequence[tuple[str, torch.Tensor]]
-) -> dict[int, list[nn.Module]]:
-    """The modules that have each parameter as their own, by its number; several if they share it.
-
-    Raises:
-        ValueError: A parameter that no module of ``model`` has.
-    """
-    number_of = {id(parameter): number for number, (_, parameter) in enumerate(named)}
-    owners: dict[int, list[nn.Module]] = {number: [] for number in number_of.values()}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            number = number_of.get(id(parameter))
-            if number is not None and module not in owners[number]:
-                owners[number].append(module)
-    for number, modules in owners.items():
-        if not modules:
+def check_owned(model: nn.Module, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Raise ValueError for a parameter that no module of ``model`` has."""
+    owned = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in named:
+        if id(parameter) not in owned:
             raise ValueError(
-                f"parameter {named[number][0]!r} belongs to no module of model "
-                f"{type(model).__name__} (expected one that has all parameters of the optimizer); "
-                "pass the model that is trained, or use schedule='all_reduce'"
+                f"parameter {name!r} belongs to no module of model {type(model).__name__} "
+                "(expected one that has all parameters of the optimizer); pass the model that is "
+                "trained, or use schedule='all_reduce'"
             )
-    return owners
 
 
 def in_order_of(
@@ -47,43 +35,20 @@ def in_order_of(
     return sorted(named, key=lambda entry: place.get(id(entry[1]), len(place)))
 
 
-class _Hook:
-    """A hook that copies of a module have, too; in pickles one that does nothing."""
-
-    def __deepcopy__(self, memo: Any) -> _Hook:
-        """Itself: a copy of the module guards the same parameters, or others for nothing."""
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """What guards nothing: another process has no such parameters."""
-        return _no_guard, ()
-
-
-class Guard(_Hook):
-    """The pre-hook of a module."""
-
-    def __init__(self, before: Callable[[nn.Module, list[int]], None]) -> None:
-        """Wait for no bucket yet."""
-        self.buckets: list[int] = []
-        self._before = before
-
-    def __call__(self, module: nn.Module, arguments: Any) -> None:
-        """Before ``module`` is called."""
-        del arguments
-        self._before(module, self.buckets)
-
-
 class Guards:
-    """Waits for the all-gather of a bucket before the first use of any of its parameters.
+    """Who uses parameters without asking their class, and in which order buckets are needed.
 
-    A module that has parameters waits for their buckets. In the first step, whose end waits for
-    everything, every use of a parameter is watched: one before its module was called, as of a child
-    whose weights its parent uses, is guarded by the module that was called last before it. What is
-    used outside of all modules has no guard, and its bucket is waited for at the end of each step.
+    Compiled code checks the class of what it uses, and would be compiled anew: before a compiled
+    module is called, hooks wait for all parameters below it; so they do if
+    ``torch.compile`` has the whole model. A forward pass of the model in evaluation mode or without
+    gradients waits for all as well, for some of torch's modules go other ways then if a parameter
+    has a class of its own.
 
-    A forward pass in evaluation mode or without gradients waits for all buckets at its begin.
+    In the second step every parameter is watched, and current. What gets a gradient, but was not
+    seen in use, is used by code that torch does not see. Its bucket is waited for at the end of
+    each step from then on.
 
-    Threads: that of the forward pass; hooks of gradients tell `check_gradient` from autograd's.
+    Threads: that of the forward pass; hooks of gradients call `check_gradient` in autograd's.
     Ranks: each decides for itself, since waiting for one's own operations concerns no other.
     """
 
@@ -92,39 +57,27 @@ class Guards:
         model: nn.Module,
         named: Sequence[tuple[str, torch.Tensor]],
         buckets: Sequence[Bucket],
-        wait: Callable[[int], None],
-        flush: Callable[[], None],
+        settle: Callable[[int], None],
         overwrite: Callable[[], None],
     ) -> None:
-        """Hook on to ``model``; ``wait`` waits for a bucket, the others for all (`Exchange`)."""
+        """Hook on to ``model``; ``settle`` waits for a bucket, ``overwrite`` for all."""
         self._model, self._named, self._buckets = model, named, buckets
-        self._wait, self._flush = wait, flush
+        self._settle = settle
         #: Buckets that are waited for at the end of each step.
         self.synchronous: set[int] = set()
-        #: Buckets in the order in which forward passes need them, as far as that is known.
+        #: Buckets in the order in which the second step needed them, as far as that is known.
         self.order: dict[int, None] = {}
-        #: Parameters that were used in the first step before a module waited for them.
-        self._unguarded: set[int] = set()
-        #: Whether this is the first step.
-        self.learns = True
-        self._last: nn.Module | None = None
-        self._uses: list[Any] = []
-        self._numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
+        #: Whether this is the second step.
+        self.learns = False
+        self._steps = 0
         self._bucket_of = {n: b for b, bucket in enumerate(buckets) for n in bucket.members}
-        self._guards: dict[nn.Module, Guard] = {}
+        self._modules = list(model.modules())
+        self._hooked: set[nn.Module] = set()
         self._hooks: list[RemovableHandle] = []
-        owners = owners_of(model, named)
-        for module in model.modules():
-            guard = self._guards[module] = Guard(self._before)
-            # Before those of old weight_norm and the like, which compute weights from parameters.
-            self._hooks.append(module.register_forward_pre_hook(guard, prepend=True))
-            untyped: Any = module
-            self._hooks.append(untyped.register_state_dict_pre_hook(_Call(flush)))
-            self._hooks.append(untyped.register_load_state_dict_pre_hook(_Call(overwrite)))
-        for number, modules in owners.items():
-            for module in modules:
-                self._add(module, self._bucket_of[number])
-        self._hooks.append(model.register_forward_hook(_Call(self._leave), always_call=True))
+        untyped: Any = model
+        self._hooks.append(untyped.register_load_state_dict_pre_hook(_Call(overwrite)))
+        self._hook(model, whole=True)
+        self._look_for_compiled()
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -133,72 +86,109 @@ class Guards:
         self._hooks.clear()
 
     def end_step(self) -> None:
-        """After the first step: what is not guarded by now is waited for in each step."""
-        self.learns = False
-        self._last = None
-        if self._unguarded:
-            numbers = sorted(self._unguarded)
-            self._give_up(numbers, "outside of the forward pass of the model's modules")
-
-    def check_gradient(self, number: int) -> None:
-        """A gradient has come. Its parameter was used: was it guarded?"""
-        bucket = self._bucket_of[number]
+        """After the gathers of a step were started."""
+        self._look_for_compiled()
+        self._steps += 1
+        self.learns = self._steps == 1
         if self.learns:
-            if bucket not in self.order:
-                self._unguarded.add(number)
-        elif self._buckets[bucket].gathering:
-            self._wait(bucket)
-            self._give_up(
-                [number],
-                "with values of the step before perhaps, for no module that was called waits for "
-                "it; call optimizer.flush() before such a use",
+            for number in range(len(self._buckets)):
+                self._settle(number)
+                self._buckets[number].watch(self._used)
+
+    def check_gradient(self, index: int) -> None:
+        """A gradient has come: was its parameter waited for when it was used?
+
+        Raises:
+            RuntimeError: No.
+        """
+        number = self._bucket_of[index]
+        name, parameter = self._named[index]
+        if not self.learns:
+            raise RuntimeError(
+                f"schedule='decoupled': parameter {name!r} has a gradient, but was not used since "
+                "the last step as far as torch knows (expected functions of torch, in the same "
+                "step); code that torch does not see has got NaN in the place of its values, call "
+                "optimizer.flush() before that runs"
+            )
+        if is_awaited(parameter) and number not in self.synchronous:
+            self.synchronous.add(number)
+            warnings.warn(
+                f"schedule='decoupled': parameter {name!r} was used by code that torch does not "
+                f"see, such as TorchScript: {len(self.synchronous)} of {len(self._buckets)} "
+                "buckets are waited for at the end of each step from now on, as in "
+                "schedule='all_reduce'",
+                stacklevel=3,
             )
 
-    def _give_up(self, numbers: Sequence[int], how: str) -> None:
-        self.synchronous.update(self._bucket_of[number] for number in numbers)
-        warnings.warn(
-            f"schedule='decoupled': parameter {self._named[numbers[0]][0]!r} was used {how}: "
-            f"{len(self.synchronous)} of {len(self._buckets)} buckets are waited for at the end of "
-            "each step from now on, as in schedule='all_reduce'",
-            stacklevel=3,
-        )
+    def _used(self, index: int) -> None:
+        release(self._named[index][1])
+        self.order.setdefault(self._bucket_of[index])
 
-    def _add(self, module: nn.Module, bucket: int) -> None:
-        buckets = self._guards[module].buckets
-        if bucket not in buckets:
-            buckets.append(bucket)
+    # --- compiled modules
 
-    def _before(self, module: nn.Module, buckets: list[int]) -> None:
-        if self.learns:
-            self._learn(module, buckets)
-        if not module.training or not torch.is_grad_enabled():
-            self._flush()
+    def _look_for_compiled(self) -> None:
+        for module in self._modules:
+            if module not in self._hooked and _is_compiled(module):
+                self._hook(module)
+
+    def _hook(self, module: nn.Module, *, whole: bool = False) -> None:
+        self._hooked.add(module)
+        below = {id(parameter) for parameter in module.parameters()}
+        members = [n for n, (_, parameter) in enumerate(self._named) if id(parameter) in below]
+        numbers = sorted({self._bucket_of[index] for index in members})
+        guard = Guard([self._buckets[n] for n in numbers], numbers, self._wait, whole=whole)
+        self._hooks.append(module.register_forward_pre_hook(guard, prepend=True))
+
+    def _wait(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.order.setdefault(number)
+            self._settle(number)
+
+
+class _Hook:
+    """A hook that copies of a module have, too; in pickles one that does nothing."""
+
+    def __deepcopy__(self, memo: Any) -> _Hook:
+        """Itself: a copy of the module waits for the same parameters, for nothing."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What guards nothing: another process has no such parameters."""
+        return _no_hook, ()
+
+
+class Guard(_Hook):
+    """The forward pre-hook of a compiled module, and of the model."""
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        numbers: Sequence[int],
+        wait: Callable[[Sequence[int]], None],
+        *,
+        whole: bool,
+    ) -> None:
+        """Wait for the buckets of these numbers; of the model as a ``whole`` if it is needed."""
+        self._buckets, self._numbers, self._whole = buckets, numbers, whole
+
+        def settle(numbers: Sequence[int]) -> None:
+            wait(numbers)
+
+        self._wait: Callable[[Sequence[int]], None] = _outside_of_graphs(settle)
+
+    def __call__(self, module: nn.Module, arguments: Any) -> None:
+        """Before ``module`` is called."""
+        del arguments
+        if self._whole and module.training and torch.is_grad_enabled() and not _is_under_dynamo():
             return
-        for bucket in buckets:
-            if self._buckets[bucket].gathering:
-                self._wait(bucket)
+        for bucket in self._buckets:
+            if not bucket.open:
+                self._wait(self._numbers)
+                return
 
-    # --- the first step
 
-    def _learn(self, module: nn.Module, buckets: list[int]) -> None:
-        if not torch.is_grad_enabled() or module not in self._guards:
-            return
-        if module is self._model and not torch.compiler.is_compiling():
-            mode: Any = Uses(self._numbers, self._used)
-            self._uses.append(mode)
-            mode.__enter__()
-        self._last = module
-        self.order.update(dict.fromkeys(buckets))
-
-    def _used(self, number: int) -> None:
-        bucket = self._bucket_of[number]
-        if bucket not in self.order and self._last is not None:
-            self.order[bucket] = None
-            self._add(self._last, bucket)
-
-    def _leave(self) -> None:
-        if self._uses:
-            self._uses.pop().__exit__(None, None, None)
+#: `torch.compiler.disable`, which does not import dynamo before it is used.
+_outside_of_graphs: Any = torch._disable_dynamo  # type: ignore[attr-defined]
 
 
 class _Call(_Hook):
@@ -215,5 +205,24 @@ def _nothing(*arguments: Any) -> None:
     del arguments
 
 
-def _no_guard() -> Callable[..., None]:
+def _no_hook() -> Callable[..., None]:
     return _nothing
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    dynamo = sys.modules.get("torch._dynamo")
+    if isinstance(module, torch.jit.ScriptModule):
+        return False  # it has no hooks
+    return module._compiled_call_impl is not None or (
+        dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    )
+
+
+def _is_under_dynamo() -> bool:
+    """Whether torch.compile has the caller, and so what the caller calls."""
+    if torch.compiler.is_compiling():
+        return True
+    callback: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    if callback is None:  # before torch 2.6
+        return "torch._dynamo" in sys.modules
+    return callback() is not None

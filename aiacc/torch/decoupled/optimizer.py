@@ -103,8 +103,7 @@ class DecoupledDistributed(ReducingOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's part of the parameters, and start gathering those of all ranks.
 
-        Modules wait in their next forward pass for what they need. Whoever reads parameters in
-        another way calls `flush` before.
+        Whatever uses a parameter next waits for it.
 
         Collective: every rank.
         Blocks: until every gradient is reduced; in the first step until parameters are current.
@@ -140,8 +139,8 @@ class DecoupledDistributed(ReducingOptimizer):
         if reduced_before:
             exchange.check_gradients()
         self._shards.changed()
-        super().step()
-        exchange.gather()
+        with exchange.updating():
+            super().step()
         self._shards.drop_gradients()
         step_done()
         _core.mark_step()
@@ -159,7 +158,7 @@ class DecoupledDistributed(ReducingOptimizer):
         self._synchronized = True
 
     def flush(self) -> None:
-        """Wait until all parameters are current, before they are read other than by modules.
+        """Wait until all parameters are current, before code uses them that torch does not see.
 
         ``model.state_dict()``, `broadcast_parameters`, forward passes in evaluation mode, the end
         of the script and ``hvd.shutdown()`` do so by themselves.
@@ -293,6 +292,8 @@ class DecoupledDistributed(ReducingOptimizer):
         self._finalizer = finalizer = weakref.finalize(self, self._exchange.detach)
         finalizer.atexit = False  # type: ignore[misc]  # a property
         self._shards.attach(self.param_groups, self.state, self._exchange)
+        for bucket in self._exchange.buckets:
+            bucket.count()
 
     def _renew(self) -> None:
         """In a job that starts anew, with other ranks perhaps."""

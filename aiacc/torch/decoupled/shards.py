@@ -41,6 +41,9 @@ class Shards:
         self._pieces: list[list[Piece]] = []  # of this rank, by group
         #: This rank's, with their gradients and the parameters that they are of.
         self._segments: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
+        #: Has the only gradient, of one zero, where this rank has no other: every rank has one to
+        #: see whether it is finite. Last in the last group, and in no state that is whole.
+        self._stand_in: nn.Parameter | None = None
         self._whole: State | None = None
         #: State that no rank has a part of: that of frozen parameters.
         self._rest: State = {}
@@ -60,6 +63,9 @@ class Shards:
             mine = [segment_of[piece.parameter] for piece in pieces]
             group["params"] = [segment for segment, _, _ in mine]
             self._segments += mine
+        first = exchange.named[0][1]
+        self._stand_in = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
+        groups[-1]["params"].append(self._stand_in)
         part = self.cut(whole)["state"]
         lost = self._lost
         self.loaded(whole)
@@ -105,7 +111,7 @@ class Shards:
         for group, parameters in zip(groups, self._groups, strict=True):
             group["params"] = parameters
         self._lost = self._lost or (self._whole is None and self._steps > 0)
-        self._segments, self._exchange = [], None
+        self._segments, self._exchange, self._stand_in = [], None, None
         parameters = [parameter for group in self._groups for parameter in group]
         state.clear()
         state.update((parameters[n], entries) for n, entries in (self._whole or {}).items())
@@ -113,22 +119,30 @@ class Shards:
     # --- gradients
 
     def gradients(self) -> list[torch.Tensor]:
-        """Reduced ones of this rank's segments, after `put_gradients`."""
-        return [s.grad for s, _, _ in self._segments if s.grad is not None]
+        """Reduced ones of this rank's segments, after `put_gradients`; one at least."""
+        found = [s.grad for s, _, _ in self._segments if s.grad is not None]
+        if self._stand_in is not None and self._stand_in.grad is not None:
+            found.append(self._stand_in.grad)
+        return found
 
     def put_gradients(self) -> None:
         """Let the optimizer see the gradients that this rank has got.
 
         A parameter may be frozen on this rank only. If it is everywhere, no step shall touch it.
         """
+        self.drop_gradients()  # of a step that a scaler has skipped
         for segment, gradient, parameter in self._segments:
             wanted = parameter.requires_grad or bool(gradient.any())
             segment.grad = gradient if wanted else None
+        if self._stand_in is not None and not self.gradients():
+            self._stand_in.grad = torch.zeros_like(self._stand_in)
 
     def drop_gradients(self) -> None:
         """After a step."""
         for segment, _, _ in self._segments:
             segment.grad = None
+        if self._stand_in is not None:
+            self._stand_in.grad = None
 
     def fault(self) -> str:
         """Why no step can be done; "" if it can."""
@@ -155,6 +169,7 @@ class Shards:
     def cut(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's part of a whole state; ValueError if it is of other parameters."""
         part: dict[str, Any] = cut(state_dict, self._pieces, self._forms)
+        part["param_groups"][-1]["params"].append(len(self._segments))
         return part
 
     def loaded(self, state_dict: Mapping[str, Any]) -> None:

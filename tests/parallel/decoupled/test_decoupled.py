@@ -307,3 +307,48 @@ def _scaler():
 
 def test_scalers_of_all_ranks_agree():
     run_ranks(2, _scaler)
+
+
+def _tiny(name):
+    """More ranks than parameters have elements: some have no part of them."""
+    torch.set_num_threads(1)
+    hvd.init()
+    gather_late()
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizers = []
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        optimizers.append(wrap(model, OPTIMIZERS[name](model.parameters()), schedule))
+    scales = []
+    for model, optimizer in zip(models, optimizers, strict=True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+        for step in range(4):
+            optimizer.zero_grad()
+            value = model(batch(step, hvd.rank(), 2)).pow(2).mean()
+            value = value * (float("inf") if step == 1 and hvd.rank() == 1 else 1)
+            scaler.scale(value).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [2.0, 2.0], scales
+    check_equal(models[1], models[0])
+    optimizer.consolidate_state_dict(None)
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["params"] == [0, 1]
+    assert set(saved["state"]) <= {0, 1}
+    optimizer.load_state_dict(saved)
+    model(batch(9, hvd.rank(), 2)).sum().backward()
+    optimizer.clip_grad_norm_(1.0)
+    optimizer.step()
+    hvd.shutdown()
+    return len(optimizer._shards._segments)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_ranks_that_have_no_part_of_the_parameters(name):
+    assert 0 in run_ranks(3, _tiny, name)
