@@ -75,7 +75,7 @@ def is_awaited(parameter: torch.Tensor) -> bool:
 
 
 def release(parameter: torch.Tensor) -> None:
-    """Give ``parameter`` its own class back."""
+    """Give ``parameter`` its own class back; another thread may have done so."""
     kind = type(parameter)
     if issubclass(kind, Awaited):
         parameter.__class__ = kind._own

@@ -12,7 +12,7 @@ from aiacc.collectives import submission
 from aiacc.exceptions import CollectiveError
 from aiacc.torch.adapter import device_and_stream_of, device_of, view_of, wait
 from aiacc.torch.decoupled import in_flight
-from aiacc.torch.decoupled.awaited import awaited, is_awaited, release
+from aiacc.torch.decoupled.awaited import awaited, release
 from aiacc.torch.decoupled.layout import divide
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.storage import strides_in
@@ -51,7 +51,7 @@ class Bucket:
         first = parameters[0]
         self.members = tuple(members)
         self.awaited = len(self.members)
-        self._name = f"decoupled.{number}.{name}"
+        self._number, self._name = number, name
         self._position = {index: position for position, index in enumerate(self.members)}
         self.layout = layout = divide([p.numel() for p in parameters], first.element_size(), ranks)
         self._memory = first.detach().new_zeros(layout.elements)
@@ -64,16 +64,15 @@ class Bucket:
         self._views: list[torch.Tensor] = []
         self._places: list[torch.Tensor] = []
         self._covers: list[torch.Tensor] = []
-        nothing = first.detach().new_full((), float("nan"))
         for parameter, offset in zip(parameters, layout.offsets, strict=True):
             form = parameter.shape, strides_in(parameter), offset
             place = self._memory.as_strided(*form)
             place.copy_(parameter.detach())
             parameter.data = place
             self._places.append(place)
-            self._covers.append(nothing.expand(parameter.shape))
             self._views.append(self._gradients.as_strided(*form))
-        self._kinds: dict[type, type] = {}
+        self._kinds: dict[type, type] = {}  # what `hide` makes of them
+        self._guards: list[type | None] = [None] * len(parameters)  # their last classes by this
         self._storage = self._memory.untyped_storage()
         self._at_rest = 0
         self._scattering: int | None = None
@@ -114,6 +113,16 @@ class Bucket:
 
     # --- who uses parameters
 
+    def cover(self, nothing: torch.Tensor) -> None:
+        """Have ``nothing``, as large as this bucket at least, in the place of hidden parameters.
+
+        As large, for compiled code may take no notice of strides, and other threads may be reading.
+        """
+        self._covers = [
+            nothing.as_strided(place.shape, place.stride(), place.storage_offset())
+            for place in self._places
+        ]
+
     def count(self) -> None:
         """Now nobody else has views of the parameters."""
         self._at_rest = _references(self._storage._cdata)
@@ -129,35 +138,38 @@ class Bucket:
         return self.shard._version
 
     def hide(self, wait: Callable[[], None]) -> None:
-        """Let whoever uses a parameter call ``wait`` before, which calls `show` or raises."""
+        """Let whoever uses a parameter call ``wait`` before, which calls `show` or raises.
+
+        Undone by `show`, also if it did not come to its end.
+        """
         self.open, self.hidden = False, True
-        for parameter, cover in zip(self._parameters, self._covers, strict=True):
-            kind = type(parameter)
-            if kind not in self._kinds:
-                self._kinds[kind] = awaited(kind, wait)
-            parameter.data = cover
-            parameter.__class__ = self._kinds[kind]
+        with torch._C.DisableTorchFunctionSubclass():
+            for position, parameter in enumerate(self._parameters):
+                kind = type(parameter)
+                if kind not in self._kinds:
+                    self._kinds[kind] = awaited(kind, wait)
+                self._guards[position] = self._kinds[kind]
+                parameter.__class__ = self._kinds[kind]
+                parameter.data = self._covers[position]
 
     def watch(self, tell: Callable[[int], None]) -> None:
         """Let whoever uses a parameter ``tell`` its number before, which calls `release`."""
         self.open = False
-        for index, parameter in zip(self.members, self._parameters, strict=True):
-            parameter.__class__ = awaited(type(parameter), partial(tell, index))
+        for position, parameter in enumerate(self._parameters):
+            index = self.members[position]
+            kind = awaited(type(parameter), partial(tell, index))
+            self._guards[position] = kind
+            parameter.__class__ = kind
 
     def show(self) -> None:
-        """Undo `hide` and `watch`."""
-        if self.hidden:
-            with torch._C.DisableTorchFunctionSubclass():
-                for parameter, place in zip(self._parameters, self._places, strict=True):
-                    parameter.data = place
-        for parameter in self._parameters:
-            release(parameter)
+        """Undo `hide` and `watch`, of this bucket: another one may have the parameters by now."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for position, parameter in enumerate(self._parameters):
+                if type(parameter) is self._guards[position]:
+                    if self.hidden:
+                        parameter.data = self._places[position]
+                    release(parameter)
         self.open, self.hidden = True, False
-
-    def unused(self) -> list[int]:
-        """Parameters that nobody has used since `watch` or `hide`."""
-        pairs = zip(self.members, self._parameters, strict=True)
-        return [index for index, parameter in pairs if is_awaited(parameter)]
 
     # --- gradients
 
@@ -187,8 +199,12 @@ class Bucket:
         self._views[self._position[index]].zero_()
         self._version = self._gradients._version
 
-    def prepare(self, options: ReductionOptions) -> None:
-        """Submit with these options from now on."""
+    def prepare(self, options: ReductionOptions, job: int) -> None:
+        """Submit with these options from now on, in names with the number of ``job``.
+
+        Every rank has the same number for the same optimizer, and another one for each.
+        """
+        self._name = f"decoupled.{job}.{self._number}.{self._name}"
         code = view_of(self._memory, self._name).code
         device, process_set = device_of(self._memory), options.process_set
         self._scatter = submission.reducescatter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,6 +27,9 @@ from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.gradients import NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.storage import strides_in
+
+#: Numbers of exchanges. The root of a process set tells the others its own.
+_numbers = itertools.count()
 
 _HALF = (
     "the last step has updated this rank's part of the parameters, and those of other ranks have "
@@ -73,8 +77,7 @@ class Exchange:
             )
             for number, members in enumerate(plan)
         ]
-        for bucket in self.buckets:
-            bucket.prepare(options)
+        self._cover()
         self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.members}
         self._left = [passes] * len(parameters)
         self._agreed = False
@@ -290,19 +293,31 @@ class Exchange:
 
     # --- parameters
 
+    def _cover(self) -> None:
+        """Let the buckets of one dtype and device share memory of NaN."""
+        kinds: dict[tuple[torch.dtype, torch.device], list[Bucket]] = {}
+        for bucket in self.buckets:
+            kinds.setdefault((bucket.shard.dtype, bucket.shard.device), []).append(bucket)
+        for buckets in kinds.values():
+            most = max(bucket.layout.elements for bucket in buckets)
+            nothing = buckets[0].shard.new_full((most,), float("nan"))
+            for bucket in buckets:
+                bucket.cover(nothing)
+
     def _gather(self) -> None:
         guards, buckets = self.guards, self.buckets
         at_once = guards.synchronous | {n for n, bucket in enumerate(buckets) if bucket.viewed}
         for _, parameter in self.named:  # autograd refuses to use values of before for gradients
             torch.autograd.graph.increment_version(parameter)
-        for number, bucket in enumerate(buckets):
-            bucket.hide(partial(self._settle, number))
-        for number in dict.fromkeys([*guards.order, *range(len(buckets))]):
-            buckets[number].gather()
-        _core.flush()
-        for number in at_once:
-            self._settle(number)
-        guards.end_step()
+        with self._settling:  # other threads wait for what was started
+            for number, bucket in enumerate(buckets):
+                bucket.hide(partial(self._settle, number))
+            for number in dict.fromkeys([*guards.order, *range(len(buckets))]):
+                buckets[number].gather()
+            _core.flush()
+            for number in at_once:
+                self._settle(number)
+            guards.end_step()
 
     def _settle(self, number: int) -> None:
         """Wait until the parameters of a bucket are current, and let everybody use them."""
@@ -323,9 +338,8 @@ class Exchange:
         if self._failure is None:
             self._failure = CollectiveError(f"{why}; {_HALF}")
             for number, bucket in enumerate(self.buckets):
-                if not bucket.hidden:
-                    bucket.show()
-                    bucket.hide(partial(self._settle, number))
+                bucket.show()  # of some it may not have come to its end
+                bucket.hide(partial(self._settle, number))
         return self._failure
 
     def _check_parameters(self) -> None:
@@ -346,7 +360,8 @@ class Exchange:
         process_set = self._options.process_set
         root = process_set.ranks[0] if process_set.ranks else 0
         digest = hashlib.sha256(repr(mine).encode()).hexdigest()
-        first = broadcast_object(digest, root, "decoupled_layout", process_set)
+        offer = digest, next(_numbers)
+        first, number = broadcast_object(offer, root, "decoupled_layout", process_set)
         facts = torch.tensor([first == digest, not fault], dtype=torch.uint8, device="cpu")
         allreduce_(facts, None, "decoupled_layouts", Min, process_set=process_set)
         equal, able = facts.tolist()
@@ -361,4 +376,6 @@ class Exchange:
                 f"here {len(self.named)} parameters in {len(self.buckets)} buckets); pass the same "
                 "model, named_parameters, bucket_bytes and plan on every rank"
             )
+        for bucket in self.buckets:
+            bucket.prepare(self._options, number)
         self._agreed = True

@@ -121,8 +121,10 @@ class Guards:
             )
 
     def _used(self, index: int) -> None:
-        release(self._named[index][1])
-        self.order.setdefault(self._bucket_of[index])
+        number = self._bucket_of[index]
+        self.order.setdefault(number)
+        if not self._buckets[number].hidden:  # by a step that another thread has ended meanwhile
+            release(self._named[index][1])
 
     # --- compiled modules
 

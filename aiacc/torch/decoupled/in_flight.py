@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -43,11 +44,13 @@ def overwrite_all() -> None:
         owner.overwrite()
 
 
-def _before_shutdown() -> None:
-    # Other ranks may still need this one's part of the parameters.
+def _flush_all() -> None:
     for owner in list(_owners):
         with contextlib.suppress(CollectiveError):
             owner.flush()
 
 
-basics.before_shutdown(_before_shutdown)
+# Other ranks may still need this one's part of the parameters.
+basics.before_shutdown(_flush_all)
+# A child, such as a worker of a DataLoader, has none of the threads that would bring the values.
+os.register_at_fork(before=_flush_all)

@@ -160,8 +160,8 @@ class DecoupledDistributed(ReducingOptimizer):
     def flush(self) -> None:
         """Wait until all parameters are current, before code uses them that torch does not see.
 
-        ``model.state_dict()``, `broadcast_parameters`, forward passes in evaluation mode, the end
-        of the script and ``hvd.shutdown()`` do so by themselves.
+        ``model.state_dict()``, `broadcast_parameters`, forward passes in evaluation mode, forks,
+        ``hvd.shutdown()`` and the end of the script do so by themselves.
 
         Collective: no; but every rank has to come to the end of the same step.
         Blocks: until they are current.

@@ -382,3 +382,21 @@ def _frees():
 
 def test_a_use_waits_for_its_bucket_only():
     run_ranks(2, _frees)
+
+
+def _raw():
+    """What code in C++ that looks at memory alone finds while values are awaited."""
+    models, optimizers = _pair(net)
+    train(models[1], optimizers[1], range(3))
+    _check_under_way(optimizers[1])
+    with torch._C.DisableTorchFunctionSubclass():
+        for parameter in models[1].parameters():
+            assert parameter.is_contiguous()
+            assert parameter.untyped_storage().nbytes() >= 4 * parameter.numel()
+            assert parameter.isnan().all()
+    check_equal(models[1], models[1])
+    hvd.shutdown()
+
+
+def test_memory_that_is_awaited_is_as_large_as_the_parameter():
+    run_ranks(2, _raw)
