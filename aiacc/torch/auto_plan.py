@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from statistics import median
 
@@ -35,6 +36,11 @@ _PROBED, _REPEATS = (1 << 16, 1 << 20, 1 << 23), 4
 #: A size after one that took so long is left out.
 _PROBE_S = 0.5
 
+#: Those that there are: units are the job's, so only a sole one tries others.
+_live: weakref.WeakSet[AutoPlan] = weakref.WeakSet()
+#: How many times as large units are as the job was started with.
+_growth = 1
+
 
 class AutoPlan:
     """Lets a reducer follow the plans of a `PlanSearch`, which is the first rank's.
@@ -55,8 +61,7 @@ class AutoPlan:
         self._recorder: StepRecorder | None = None
         self._search: PlanSearch | None = None
         self._costs: Costs | None = None
-        #: How many times as large units are as the job was started with.
-        self._growth = 1
+        self._watched = WATCHED
         self._watcher = Watch()
         self._phase: Callable[[], None] = self._record
         #: When the last step ended; since when steps count, what each took, and its operations.
@@ -64,6 +69,9 @@ class AutoPlan:
         self._seconds: list[float] = []
         self._steps: list[list[Operation]] = []
         self._start()
+        if not _live:
+            self._grow(1)  # an earlier one may have left them larger
+        _live.add(self)
         basics.at_init(self._restart)
         after_join(self._count_anew)
 
@@ -119,7 +127,7 @@ class AutoPlan:
         trace = slowest_of_all(recorder, "", self._process_set, f"plan={self._wish!r}")
         seconds, costs = self._exchange(WARM_UP - 1)
         if trace is None or costs is None:
-            self._say(f"plan={self._wish!r}: steps without gradients; no plan")
+            self._say(f"plan={self._wish!r}: these steps say too little to plan; no plan")
         elif self._is_first:
             constraints, grows = self._constraints(trace), self._may_grow()
             self._search = PlanSearch(self._wish, trace, constraints, costs, seconds, grows=grows)
@@ -134,11 +142,12 @@ class AutoPlan:
         self._go_on()
 
     def _watch(self) -> None:
-        if len(self._seconds) < WATCHED or not self._all_here():
+        if len(self._seconds) < self._watched or not self._all_here():
             return
         (seconds,) = maxima([median(self._seconds)], "plan.watch", self._process_set)
         if self._watcher.changed(seconds):  # of the same numbers on every rank
             self._say(f"plan={self._wish!r}: steps take {seconds:.4g} s now; planning anew")
+            self._watched *= 2  # where steps change again and again, plans are worth less
             self._reducer.follow(singly())
             self._grow(1)
             self._start()
@@ -190,16 +199,12 @@ class AutoPlan:
         Who submits early waits for the others, so the lowest costs are the right ones.
         """
         total = float(sum(p.numel() * p.element_size() for _, p in self._reducer.named))
-        if any(parameter.is_cuda for _, parameter in self._reducer.named):
-            self._costs = self._probed()
-        else:
-            self._costs = self._fitted(settled)
-        a, b = self._costs or (-1.0, 0.0)
+        on_gpu = any(parameter.is_cuda for _, parameter in self._reducer.named)
+        a, b = (self._probed() if on_gpu else self._fitted(settled)) or (-1.0, 0.0)
         numbers = [median(self._seconds[settled:]), -a, -(a + b * total)]
         seconds, low, high = maxima(numbers, "plan.costs", self._process_set)
-        if low > 0:  # a rank knows no costs
-            return seconds, None
-        self._costs = -low, (low - high) / total
+        if low <= 0:  # else a rank knows no costs, and those before hold on
+            self._costs = -low, (low - high) / total
         return seconds, self._costs
 
     def _fitted(self, settled: int) -> Costs | None:
@@ -233,14 +238,15 @@ class AutoPlan:
     def _may_grow(self) -> bool:
         """Whether this search may change the units, which all process sets and devices share."""
         in_host_memory = all(parameter.is_cpu for _, parameter in self._reducer.named)
-        return in_host_memory and self._process_set.process_set_id == 0
+        return in_host_memory and self._process_set.process_set_id == 0 and len(_live) == 1
 
     def _grow(self, growth: int) -> None:
         """Let the first rank propose units of another size, which all take on in one round."""
-        if growth != self._growth and self._is_first:
+        global _growth
+        if growth != _growth and has_company(self._process_set) and self._is_first:
             unit_bytes = int(_core.config()["unit_bytes"]) * growth
             _core.propose_parameters(unit_bytes, int(_core.stats()["lanes"]))
-        self._growth = growth
+        _growth = growth
 
     def _constraints(self, trace: Trace) -> Constraints:
         key_of = {gradient.name: gradient.device_key for gradient in describe(self._reducer.named)}
@@ -260,7 +266,8 @@ class AutoPlan:
 
     def _restart(self) -> None:
         """In a job that starts anew, where the reducer has no buckets."""
-        self._costs, self._growth = None, 1
+        global _growth
+        self._costs, _growth = None, 1
         self._reducer.options = self._reducer.options._replace(planner=singly())
         self._process_set = self._reducer.options.process_set
         self._start()
