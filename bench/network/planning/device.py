@@ -66,6 +66,7 @@ class _Layer(torch.nn.Module):
         self._gradient, self._device, self._index = gradient, device, index
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.weight.detach()  # a use as torch sees it: the decoupled schedule waits for it
         self._device.forward(self._index)
         pause = functools.partial(self._device.gradient, self._index)
         result: torch.Tensor = Ready.apply(value, self.weight, self._gradient, pause)  # type: ignore[no-untyped-call]
