@@ -225,6 +225,11 @@ def has_company(process_set: ProcessSet) -> bool:
     )
 
 
+def first_rank(process_set: ProcessSet) -> int:
+    """Global rank of the first member of ``process_set``: the root where any would do."""
+    return process_set.ranks[0] if process_set.ranks else 0
+
+
 def rank_and_size(process_set: ProcessSet) -> RankAndSize:
     """Index of this rank among the members of ``process_set``, and how many those are.
 

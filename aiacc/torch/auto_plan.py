@@ -20,7 +20,7 @@ from aiacc.planning.fit import Operation, fit_affine, fit_steps
 from aiacc.planning.plan import Constraints, Plan
 from aiacc.planning.search import AUTO, Costs, PlanSearch, Watch
 from aiacc.planning.trace import Trace
-from aiacc.process_sets import has_company
+from aiacc.process_sets import first_rank, has_company
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import StepRecorder
 from aiacc.torch.reducer.consensus import describe
@@ -162,7 +162,7 @@ class AutoPlan:
             plan = search.current.plan
             self._grow(search.current.growth)
             decision = None if plan is None else plan.encode(), search.done
-        root = self._process_set.ranks[0] if self._process_set.ranks else 0
+        root = first_rank(self._process_set)
         text, done = broadcast_object(decision, root, "plan.decision", self._process_set)
         self._reducer.follow(singly() if text is None else planned(Plan.decode(text)))
         if not done:

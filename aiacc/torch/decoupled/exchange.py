@@ -18,7 +18,7 @@ from aiacc import _core
 from aiacc.collectives.objects import broadcast_object
 from aiacc.collectives.reduce_ops import Min
 from aiacc.exceptions import CollectiveError
-from aiacc.process_sets import rank_and_size
+from aiacc.process_sets import first_rank, rank_and_size
 from aiacc.torch.decoupled import in_flight
 from aiacc.torch.decoupled.bucket import Bucket
 from aiacc.torch.decoupled.checks import check_apart
@@ -358,7 +358,7 @@ class Exchange:
             [bucket.members for bucket in self.buckets],
         )
         process_set = self._options.process_set
-        root = process_set.ranks[0] if process_set.ranks else 0
+        root = first_rank(process_set)
         digest = hashlib.sha256(repr(mine).encode()).hexdigest()
         offer = digest, next(_numbers)
         first, number = broadcast_object(offer, root, "decoupled_layout", process_set)

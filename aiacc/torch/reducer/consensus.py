@@ -8,7 +8,7 @@ import torch
 
 from aiacc.collectives.objects import broadcast_object
 from aiacc.collectives.reduce_ops import Min, Sum
-from aiacc.process_sets import ProcessSet
+from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.adapter import device_of
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters
@@ -88,7 +88,7 @@ def _order_of_first(
         gradient.name: (*gradient, tuple(p.shape), strides_in(p) if strides_count else ())
         for gradient, (_, p) in zip(describe(named), named, strict=True)
     }
-    root = process_set.ranks[0] if process_set.ranks else 0
+    root = first_rank(process_set)
     first, first_wish = broadcast_object(
         (list(described.items()), wish), root, "order_of_gradients", process_set
     )
