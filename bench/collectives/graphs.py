@@ -20,7 +20,8 @@ _PORTS = "tf-ports"
 def gradients(data: Tensors) -> list[Contender]:
     """Gradients that are computed, by one addition, and averaged: by a `tf.function`, and in torch.
 
-    Neither has the memory of the result before, and both may reduce where the gradient lies.
+    Neither has the memory of the result before, and both may reduce where the gradient lies. The
+    function computes from variables, as a training step does: nothing is passed to it.
     """
     import aiacc.tensorflow as hvd
     import aiacc.torch as of_torch
@@ -35,18 +36,19 @@ def gradients(data: Tensors) -> list[Contender]:
         data.check(results[::-1], average)
         results.clear()
 
-    inputs, zero = [tf.constant(tensor.numpy()) for tensor in given], tf.constant(0.0)
+    variables = [tf.Variable(tensor.numpy()) for tensor in given]
+    zero = tf.Variable(0.0)  # a constant would be added while the function is traced
     outputs: list[Any] = []
 
     @tf.function  # type: ignore[untyped-decorator]
-    def step(tensors: list[Any], zero: Any) -> list[Any]:
+    def step() -> list[Any]:
         return [
-            hvd.allreduce(tensor + zero, op=hvd.Average, name=f"tf.{name}")
-            for name, tensor in zip(names, tensors, strict=True)
+            hvd.allreduce(variable + zero, op=hvd.Average, name=f"tf.{name}")
+            for name, variable in zip(names, variables, strict=True)
         ]
 
     def run() -> None:
-        outputs[:] = step(inputs, zero)
+        outputs[:] = step()
 
     def check_outputs() -> None:
         results[:] = [torch.from_numpy(np.asarray(output)) for output in outputs]
