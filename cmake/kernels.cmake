@@ -9,6 +9,7 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/check_finite.cc
   csrc/kernels/half.cc
   csrc/kernels/narrow.cc
+  csrc/kernels/quantise.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc
   csrc/kernels/vector/baseline.cc

@@ -4,6 +4,7 @@
 
 #include "csrc/kernels/vector/kernels.h"
 #include "csrc/kernels/vector/level.h"
+#include "csrc/kernels/vector/quantise.h"
 
 namespace aiacc {
 namespace {
@@ -37,6 +38,9 @@ const VectorLevel kAvx2Level = {"avx2",
                                 &Avx2Kernels::scale,
                                 &Avx2Kernels::narrow,
                                 &Avx2Kernels::widen,
-                                &Avx2Kernels::largest_magnitude};
+                                &Avx2Kernels::largest_magnitude,
+                                &encode_any_blocks,
+                                &decode_any_blocks,
+                                &decode_add_any_blocks};
 
 }  // namespace aiacc

@@ -4,6 +4,7 @@
 
 #include "csrc/kernels/vector/kernels.h"
 #include "csrc/kernels/vector/level.h"
+#include "csrc/kernels/vector/quantise.h"
 
 namespace aiacc {
 namespace {
@@ -36,6 +37,9 @@ const VectorLevel kAvx512Level = {"avx512",
                                   &Avx512Kernels::scale,
                                   &Avx512Kernels::narrow,
                                   &Avx512Kernels::widen,
-                                  &Avx512Kernels::largest_magnitude};
+                                  &Avx512Kernels::largest_magnitude,
+                                  &encode_any_blocks,
+                                  &decode_any_blocks,
+                                  &decode_add_any_blocks};
 
 }  // namespace aiacc

@@ -1,5 +1,6 @@
 #include "csrc/kernels/vector/kernels.h"
 #include "csrc/kernels/vector/level.h"
+#include "csrc/kernels/vector/quantise.h"
 
 namespace aiacc {
 
@@ -10,6 +11,9 @@ const VectorLevel kBaselineLevel = {"baseline",
                                     &BaselineKernels::scale,
                                     &BaselineKernels::narrow,
                                     &BaselineKernels::widen,
-                                    &BaselineKernels::largest_magnitude};
+                                    &BaselineKernels::largest_magnitude,
+                                    &encode_any_blocks,
+                                    &decode_any_blocks,
+                                    &decode_add_any_blocks};
 
 }  // namespace aiacc

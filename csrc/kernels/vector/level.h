@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
+#include "csrc/kernels/quantise.h"
 
 namespace aiacc {
 
-/// The kernels of reduce.h, scale.h, narrow.h and check_finite.h, compiled for one instruction set.
+/// The kernels of reduce.h, scale.h, narrow.h, check_finite.h and quantise.h, compiled for one
+/// instruction set.
 /// All levels give the same bits, so ranks on different processors agree (save which payload
 /// survives when two NaN meet).
 struct VectorLevel {
@@ -20,6 +22,17 @@ struct VectorLevel {
   void (*widen)(void* out, const void* in, std::size_t count, DataType from, double factor);
   /// Bits without sign of the largest of `count` floats, where NaN counts as larger than infinity.
   std::uint64_t (*largest_magnitude)(const void* in, std::size_t count, DataType dtype);
+  void (*encode_blocks)(void* wire,
+                        const void* in,
+                        void* residual,
+                        std::size_t count,
+                        const BlockCode& code,
+                        float factor,
+                        const Rounding& rounding,
+                        std::uint64_t first_index);
+  void (*decode_blocks)(
+      void* out, const void* wire, std::size_t count, const BlockCode& code, float factor);
+  void (*decode_add_blocks)(void* out, const void* wire, std::size_t count, const BlockCode& code);
 };
 
 /// Those that this processor and operating system can run, the widest first. Never empty.
