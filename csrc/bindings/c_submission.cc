@@ -235,7 +235,7 @@ Request request_from(const aiacc_submission& from, int rank) {
            " tensors (expected 0)");
   }
   request.op = reduce_op_from(from.op);
-  request.wire = wire_from(from.wire);
+  assign_wire(request, from.wire);
   request.prescale = from.prescale;
   request.postscale = from.postscale;
   request.root = from.root;

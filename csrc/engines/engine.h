@@ -14,6 +14,9 @@
 
 namespace aiacc {
 
+struct CodedReduce;
+struct CodedMemory;
+
 /// Moves the bytes of tensors in host memory between ranks. For tensors on GPUs see DeviceEngine.
 ///
 /// Threads: a lane is used by one thread at a time, different lanes concurrently. Besides the
@@ -83,6 +86,17 @@ class Engine {
     static_cast<void>(reduction);
     static_cast<void>(mover);
     throw Error(Code::kInternal, std::string("[engines] ") + name() + " has no slots");
+  }
+
+  /// A coded all-reduce in the engine's own way, if it has one: an engine of two levels codes only
+  /// what travels between hosts, and a rank keeps the residual of its share of its host's sum.
+  /// False: it has none, on no rank, and coded_all_reduce does it. Like all_to_all, one at a time,
+  /// in the same order on all ranks, whatever lanes they are on.
+  virtual bool all_reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory) {
+    static_cast<void>(lane);
+    static_cast<void>(reduce);
+    static_cast<void>(memory);
+    return false;
   }
 
   /// `buffer` of `root` is copied to all ranks.

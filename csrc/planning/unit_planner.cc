@@ -20,7 +20,7 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
 }
 
 std::uint64_t unit_bytes_of(const PlannedTensor& tensor, const Parameters& parameters) {
-  return tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes;
+  return (tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes) * tensor.thinning;
 }
 
 std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
@@ -101,7 +101,7 @@ void plan_units(const std::vector<PlannedTensor>& tensors,
     } else {
       unit.lane = unit.bytes <= kExpressBytes ? express_lane : loads.assign(unit.bytes, parameters);
     }
-    unit.wire_bytes = unit.bytes;
+    unit.wire_bytes = divided_up(unit.bytes, first.thinning);
     unit.bytes *= first.narrowing;
     for (Slice& slice : unit.slices) {
       slice.offset *= first.narrowing;

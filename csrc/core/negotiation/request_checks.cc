@@ -9,6 +9,7 @@
 #include "csrc/core/negotiation/process_set_table.h"
 #include "csrc/core/negotiation/request_codec.h"
 #include "csrc/core/negotiation/request_matching.h"
+#include "csrc/engines/coding.h"
 
 namespace aiacc {
 namespace {
@@ -74,6 +75,17 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
     return wire +
            " (expected an all-reduce, and not Adasum); use Compression.bf16, which casts the "
            "tensor there";
+  }
+  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
+  if (is_coded(request.wire) && !sums) {
+    return wire + " with op=" + name_of(request.op) + " (expected Sum or Average); use Compression.bf16";
+  }
+  if (is_coded(request.wire) && request.on_gpu()) {
+    return wire + " of tensors on GPUs (expected host memory); use Compression.bf16";
+  }
+  const std::string problem = coding_problem(request.wire, request.wire_detail);
+  if (!problem.empty()) {
+    return wire + ": " + problem;
   }
   if (is_float8(request.wire) && !request.on_gpu()) {
     return wire +
