@@ -1,6 +1,7 @@
 """``aiacc-plan`` as its users call it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,13 @@ def test_explaining_compression(capsys, tmp_path):
     assert run(capsys, *arguments, "128")[1].startswith("16 hosts with 8 ranks each")
     assert "no codec pays" in run(capsys, *arguments, "8")[1]
     assert "12 ranks on hosts of 8 (expected a multiple" in run(capsys, *arguments, "12")[2]
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    page = (Path(__file__).parents[3] / "docs" / "compression.md").read_text()
+    block = page.partition("    $ aiacc-plan ")[2].partition("\n\nA network of two levels")[0]
+    command, *shown = block.splitlines()
+    assert run(capsys, *command.split())[1].splitlines() == [line[4:] for line in shown]
 
 
 def test_explaining_compression_needs_the_number_of_ranks(capsys):
