@@ -84,7 +84,7 @@ def choose(
     chosen = best if best.seconds < dense.seconds * (1 - margin) else dense
     rest = [one for one in (dense, best) if one != chosen]
     text = (
-        f"{elements * FLOAT32 / _MIB:.3g} MiB on {cluster.hosts} hosts of {cluster.local}: "
+        f"{elements * FLOAT32 / _MIB:.3g} MiB on {cluster.hosts} x {cluster.local} ranks: "
         f"{chosen.describe()}, predicted"
     )
     if rest:

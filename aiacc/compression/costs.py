@@ -137,8 +137,10 @@ def predict(
 ) -> Prediction:
     """An all-reduce of so many float32 elements; see the text of this module.
 
-    Raises ValueError for another exchange, and for elements that the codec refuses.
+    Raises ValueError for another exchange, and for a number of elements that the codec refuses.
     """
+    if elements < 0:
+        raise ValueError(f"{elements} elements (expected 0 or more)")
     if exchange not in EXCHANGES:
         raise ValueError(f"exchange {exchange!r} (expected one of {', '.join(EXCHANGES)})")
     if exchange == FLAT and cluster.local > 1 and not isinstance(codec, Cast):

@@ -88,11 +88,11 @@ def test_any_choice_is_predicted_to_save_the_margin(seed):
 def test_a_line_says_what_was_chosen():
     text = choose(32 * MIB, cluster(8, gbit=1), SPEEDS, ALL).text
     assert text == (
-        "32 MiB on 8 hosts of 1: mstopk (two_level) 65.1 ms, predicted "
+        "32 MiB on 8 x 1 ranks: mstopk (two_level) 65.1 ms, predicted "
         "(next: bf16 241 ms; others have to save 20% of dense)"
     )
     assert choose(32 * MIB, cluster(8, gbit=400), SPEEDS, ALL).text.startswith(
-        "32 MiB on 8 hosts of 1: none 1.17 ms, predicted (next: int8"
+        "32 MiB on 8 x 1 ranks: none 1.17 ms, predicted (next: int8"
     )
     assert choose(MIB, cluster(8), {}, ()).text.endswith("none 1.47 ms, predicted")
 

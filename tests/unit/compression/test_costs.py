@@ -161,7 +161,25 @@ def test_clusters_of_costs():
         cluster_of(levels, 6)
 
 
+def test_flat_exchanges_are_the_sum_of_their_terms():
+    near, hosts, local = 8e-11, 4, 8
+    where, speeds = cluster(hosts, local), Speeds(2e9, 5e8)
+    codec = Sparse("topk", 0.01)
+    pairs = 32 * codec.wire_bytes(ELEMENTS)
+    found = predict(codec, ELEMENTS, where, speeds, FLAT)
+    assert found.inside_s == pytest.approx(7 / 8 * pairs * near)
+    assert found.coding_s == pytest.approx(4 * ELEMENTS / 2e9 + pairs / 5e8)
+    codec = Quantised("int8")
+    wire = codec.wire_bytes(ELEMENTS)
+    found = predict(codec, ELEMENTS, where, speeds, FLAT)
+    # Shards for the other 7 of 32 owners, and all sums, of which the rank has an eighth.
+    assert found.inside_s == pytest.approx((7 / 32 + 7 / 8) * wire * near)
+    assert found.coding_s == pytest.approx(4 * ELEMENTS * 33 / 32 / 2e9 + 2 * wire / 5e8)
+
+
 def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"-1 elements \(expected 0 or more\)"):
+        predict(NONE, -1, cluster(2, 8))
     with pytest.raises(ValueError, match=r"hosts 1 \(expected 2 or more"):
         break_even_density(1)
     with pytest.raises(ValueError, match=r"exchange 'ring' \(expected one of flat, two_level\)"):
