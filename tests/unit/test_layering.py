@@ -39,12 +39,14 @@ PACKAGES = {
     "bootstrap/providers": {"bootstrap"},
     "autotune": {"collectives"},
     "array": {"collectives"},
+    "compression": {"planning"},
     "run": {
         "autotune",
         "bootstrap",
         "bootstrap/providers",
         "array",
         "collectives",
+        "compression",
         "planning",
         "planning/models",
     },
@@ -315,6 +317,8 @@ def test_no_module_imports_itself_through_others():
         ("array", "import aiacc.torch.ops.allgather"),
         ("torch/ops", "from aiacc.torch.reducer.reducer import GradientReducer"),
         ("bootstrap", "from aiacc.run import local"),
+        ("compression", "from aiacc.collectives import reduce_ops"),
+        ("compression", "import aiacc.torch.compression.compressors"),
         ("torch", "import aiacc.tensorflow"),
         ("tensorflow", "from aiacc.torch import adapter"),
         (None, "import aiacc.torch"),
@@ -388,7 +392,10 @@ def test_environment_is_read_in_one_module(path):
     assert uses_environment(ast.parse(path.read_text())) == allowed
 
 
-@pytest.mark.parametrize("module", ["aiacc", "aiacc.array", "aiacc.run.main", "aiacc.bootstrap"])
+@pytest.mark.parametrize(
+    "module",
+    ["aiacc", "aiacc.array", "aiacc.run.main", "aiacc.bootstrap", "aiacc.compression.explain"],
+)
 def test_importing_aiacc_imports_no_framework(module):
     program = (
         f"import sys, {module}\n"
