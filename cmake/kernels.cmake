@@ -12,6 +12,7 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/quantise.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc
+  csrc/kernels/select.cc
   csrc/kernels/vector/baseline.cc
 )
 # Contraction to fused multiply-add would make the levels differ; without the assumption that

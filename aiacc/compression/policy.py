@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from aiacc.compression.codecs import MOST_DENSITY, NONE, Cast, Codec, Sparse
+from aiacc.compression.feedback import Feedback, NoFeedback, Residual
 
 #: Biases and the parameters of normalisation have fewer dimensions, small layers fewer elements:
 #: they are most sensitive to errors, and save nothing.
@@ -28,6 +29,8 @@ class Policy:
     codec: Codec
     #: For what is not compressed.
     dense: Cast = NONE
+    #: What becomes of what the codec loses; None: residual for sparse codecs and int4, else none.
+    feedback: Feedback | None = None
     #: Patterns as of a shell, of names: what matches one of ``include`` and none of ``exclude``.
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
@@ -58,6 +61,14 @@ class Policy:
                 f"first_density {self.first_density} (expected more than 0 and at most "
                 f"{MOST_DENSITY}; for more let dense_steps last longer)"
             )
+
+    @property
+    def keeps(self) -> Feedback:
+        """``feedback``, or what takes its place."""
+        if self.feedback is not None:
+            return self.feedback
+        loses_much = isinstance(self.codec, Sparse) or self.codec.name == "int4"
+        return Residual() if loses_much else NoFeedback()
 
     def compresses(self, name: str, shape: Sequence[int], dtype: str) -> bool:
         """Whether the gradient of that name is ever compressed.

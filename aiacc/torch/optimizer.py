@@ -6,16 +6,20 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
+from aiacc.compression.codecs import Codec
+from aiacc.compression.policy import Policy
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of, name_of
+from aiacc.torch.compression.feedback import coding_of
 from aiacc.torch.compression.wire_format import has_cast
 from aiacc.torch.decoupled.checks import check_arguments
 from aiacc.torch.decoupled.distribute import distribute_decoupled
@@ -27,7 +31,6 @@ from aiacc.torch.optimizer_mixin import (
     default_names,
     distribute,
 )
-from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, planned, singly
@@ -41,7 +44,7 @@ DEFAULT_BUCKET_BYTES = 8 << 20
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor | Codec | Policy | str = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -74,7 +77,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             and the parameter groups.
         named_parameters: (name, parameter) for every parameter of ``optimizer``; the names pair
             the gradients of the ranks. Default: names by position.
-        compression: Form in which gradients travel.
+        compression: Form in which gradients travel: one of `Compression`; the name of a codec of
+            `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`, which
+            also says which gradients are compressed (default: those of two dimensions and 16,384
+            elements at least), from which step on, and what becomes of what is lost.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
         op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
             would make to the parameters, in `step`.
@@ -135,6 +141,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
+    compression = compressor_of(compression)
     options = partial(
         ReductionOptions,
         op=op,
@@ -174,7 +181,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     else:
         planner = by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
-    codec = partial(compressing, compression)
+    codec = coding_of(compression)
     all_reduce = options(planner=planner, storage=storage, codec=codec)
     return distribute(optimizer, GradientReducer(named, all_reduce, passes), wish)
 
@@ -213,9 +220,7 @@ def _planner(groups: int | list[list[torch.Tensor]] | None, named: NamedParamete
     return chosen([[name_of[p] for p in group if p in name_of] for group in groups])
 
 
-def _check_adasum(
-    process_set: ProcessSet, groups: object, buckets: bool, compression: type[Compressor]
-) -> None:
+def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool, compression: Any) -> None:
     if process_set.process_set_id != 0:
         raise NotImplementedError(  # Horovod's class
             f"op=Adasum with {process_set} (expected global_process_set); use op=Average"
@@ -227,7 +232,7 @@ def _check_adasum(
         )
     if not has_cast(compression):
         raise ValueError(
-            f"op=Adasum with compression={compression.__name__} (expected one that casts, for "
+            f"op=Adasum with compression={name_of(compression)} (expected one that casts, for "
             "NCCL does not combine changes); use Compression.bf16"
         )
 

@@ -49,14 +49,8 @@ void in_blocks(Engine& engine,
   const bool stochastic = reduce.coding.stochastic();
   std::byte* sent = room(memory.sent, total);
   std::byte* received = room(memory.received, std::max(total, bytes[rank] * ranks));
-  encode_blocks(sent,
-                reduce.values,
-                reduce.residual,
-                reduce.count,
-                code,
-                1.0F,
-                {stochastic, reduce.seed},
-                0);
+  encode_blocks(
+      sent, reduce.values, reduce.residual, reduce.count, code, 1.0F, {stochastic, reduce.seed}, 0);
   engine.all_to_all(lane, sent, received, bytes, PerRank(ranks, bytes[rank]));
   float* sum = reduce.values + first;
   for (std::size_t from = 0; from < ranks; ++from) {

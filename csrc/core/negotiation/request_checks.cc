@@ -78,7 +78,8 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
   }
   const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
   if (is_coded(request.wire) && !sums) {
-    return wire + " with op=" + name_of(request.op) + " (expected Sum or Average); use Compression.bf16";
+    return wire + " with op=" + name_of(request.op) +
+           " (expected Sum or Average); use Compression.bf16";
   }
   if (is_coded(request.wire) && request.on_gpu()) {
     return wire + " of tensors on GPUs (expected host memory); use Compression.bf16";

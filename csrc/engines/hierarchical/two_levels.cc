@@ -82,19 +82,14 @@ void HierarchicalEngine::reduce_coded(int lane, const CodedReduce& reduce, Coded
   const std::size_t mine = shares[static_cast<std::size_t>(local())];
   grow(memory.shard, mine * sizeof(float));
   auto* shard = reinterpret_cast<float*>(memory.shard.data());
-  inside_->reduce_scatter(
-      lane, reduce.values, shard, shares, {DataType::kFloat32, ReduceOp::kSum});
+  inside_->reduce_scatter(lane, reduce.values, shard, shares, {DataType::kFloat32, ReduceOp::kSum});
   if (between_ != nullptr) {
     CodedReduce part = reduce;
     part.values = shard;
     part.residual = reduce.residual == nullptr ? nullptr : reduce.residual + begin;
     part.count = mine;
-    coded_all_reduce(*between_,
-                     lane,
-                     part,
-                     layout_.index_in_column(local(), host()),
-                     layout_.hosts(),
-                     memory);
+    coded_all_reduce(
+        *between_, lane, part, layout_.index_in_column(local(), host()), layout_.hosts(), memory);
   }
   for (std::size_t& share : shares) {
     share *= sizeof(float);

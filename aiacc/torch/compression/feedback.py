@@ -1,0 +1,128 @@
+"""What codecs lose of gradients, kept for the next step: error feedback."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.compression.feedback import NoFeedback, Residual
+from aiacc.compression.policy import Policy
+from aiacc.compression.wire import is_coded, wire_of
+from aiacc.torch.compression.compressors import CodedCompressor, Compression, compressor_of
+from aiacc.torch.compression.encode import to_send
+from aiacc.torch.reducer.codec import Codec, Coding, Encoded, compressing
+from aiacc.torch.reducer.storage import Flat
+
+_FLOAT32 = "float32"
+
+
+class Feedback:
+    """Encodes gradients by a policy, with residuals that stay with the parameters.
+
+    Buckets may be formed anew; then what their gradients have kept goes on. A residual belongs to
+    one rank: the ranks' sums and residuals together lose nothing.
+
+    Attributes:
+        policy: Which gradients are compressed, and how.
+        residuals: By name of the parameter, as the gradient lies in memory, in one dimension.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        """Start without residuals."""
+        self.policy = policy
+        keeps = policy.keeps
+        if not isinstance(keeps, NoFeedback | Residual):
+            raise ValueError(f"feedback {keeps} (expected residual or none)")
+        self._feeds_back = isinstance(keeps, Residual)
+        self.residuals: dict[str, torch.Tensor] = {}
+        self._steps: Counter[str] = Counter()
+
+    def codec(
+        self, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None = None
+    ) -> Codec:
+        """For a bucket: it is compressed if most of its elements are the policy's."""
+        first = named[0][0]
+        numels = [parameter.numel() for _, parameter in named]
+        compressed = sum(
+            numel
+            for (name, parameter), numel in zip(named, numels, strict=True)
+            if self.policy.compresses(name, tuple(parameter.shape), _dtype_of(parameter))
+        )
+        whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
+        on = whole and 2 * compressed > sum(numels)
+        residuals = self._kept(named, flat) if on and self._feeds_back else []
+
+        def encode(tensors: list[torch.Tensor]) -> Encoded:
+            step = self._steps[first]
+            self._steps[first] += 1
+            codec = self.policy.codec_at(step) if on else self.policy.dense
+            wire = wire_of(codec) if whole else AS_THEY_ARE
+            sent, restore, _ = to_send(Compression.none, tensors, op)
+            decode = None if restore is None else lambda _: restore()
+            return Encoded(sent, decode, wire, residuals if is_coded(codec) else (), changes=True)
+
+        return encode
+
+    def scale(self, factor: float) -> None:
+        """Multiply all residuals, as when the scale of the loss has changed by this factor."""
+        for residual in self.residuals.values():
+            residual.mul_(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals of this rank, by name, and steps."""
+        kept = {name: residual.clone() for name, residual in self.residuals.items()}
+        return {"residuals": kept, "steps": dict(self._steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what `state_dict` of this rank has given.
+
+        Raises:
+            ValueError: A residual of another size.
+        """
+        for name, residual in state["residuals"].items():
+            mine = self.residuals.get(name)
+            if mine is not None and mine.numel() != residual.numel():
+                raise ValueError(
+                    f"residual of {name!r} with {residual.numel()} elements (expected "
+                    f"{mine.numel()}); load the state of the same model"
+                )
+            if mine is None:
+                self.residuals[name] = residual.detach().clone().reshape(-1)
+            else:
+                mine.copy_(residual)
+        self._steps = Counter(state["steps"])
+
+    def _kept(
+        self, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None
+    ) -> list[torch.Tensor]:
+        if flat is None:
+            return [
+                self.residuals.setdefault(name, torch.zeros(parameter.numel(), device="cpu"))
+                for name, parameter in named
+            ]
+        memory = torch.zeros(flat.memory.numel(), device="cpu")
+        for (name, parameter), view in zip(named, flat.views, strict=True):
+            place = memory[view.storage_offset() :][: parameter.numel()]
+            if name in self.residuals:
+                place.copy_(self.residuals[name])
+            self.residuals[name] = place
+        return [memory]
+
+
+def _dtype_of(parameter: torch.Tensor) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
+
+
+def coding_of(compression: Any) -> Coding:
+    """How an optimizer codes its buckets, by its argument ``compression``."""
+    compression = compressor_of(compression)
+    if isinstance(compression, CodedCompressor):
+        compression = Policy(compression.codec)
+    if isinstance(compression, Policy):
+        return Feedback(compression).codec
+    return partial(compressing, compression)
