@@ -19,7 +19,7 @@ from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
 from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of, name_of
-from aiacc.torch.compression.feedback import coding_of
+from aiacc.torch.compression.feedback import feedback_of
 from aiacc.torch.compression.wire_format import has_cast
 from aiacc.torch.decoupled.checks import check_arguments
 from aiacc.torch.decoupled.distribute import distribute_decoupled
@@ -31,14 +31,17 @@ from aiacc.torch.optimizer_mixin import (
     default_names,
     distribute,
 )
+from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, planned, singly
+from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, fused, planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.reducer.storage import flat_buckets, own_memory
 
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20
+#: Of what travels coded, which waits for the network several times, whatever its size.
+FUSED_BYTES = 32 << 20
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -78,8 +81,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         named_parameters: (name, parameter) for every parameter of ``optimizer``; the names pair
             the gradients of the ranks. Default: names by position.
         compression: Form in which gradients travel: one of `Compression`; the name of a codec of
-            `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`, which
-            also says which gradients are compressed (default: those of two dimensions and 16,384
+            `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`,
+            which also says which gradients are compressed (default: of two dimensions and 16,384
             elements at least), from which step on, and what becomes of what is lost.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
         op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
@@ -141,7 +144,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
-    compression = compressor_of(compression)
+    compressor: Any = compressor_of(compression)
     options = partial(
         ReductionOptions,
         op=op,
@@ -158,7 +161,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "with aiacc-plan, or use schedule='all_reduce'"
             )
         model = check_arguments(
-            optimizer, model, op, compression, groups, gradient_as_bucket_view, bucket_bytes
+            optimizer, model, op, compressor, groups, gradient_as_bucket_view, bucket_bytes
         )
         if plan is not None:
             _check_plan(plan, None, [name for name, _ in named], schedule)
@@ -166,22 +169,28 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return distribute_decoupled(optimizer, Setup(model, named, decoupled), passes)
     if op == Adasum:
         together = groups if plan is None else plan
-        _check_adasum(process_set, together, gradient_as_bucket_view, compression)
-        adasum = distribute_adasum(optimizer, named, compression)
+        _check_adasum(process_set, together, gradient_as_bucket_view, compressor)
+        adasum = distribute_adasum(optimizer, named, compressor)
         adasum.set_backward_passes_per_step(passes)
         return adasum
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
+    feedback = feedback_of(compressor)
+    compressed = [] if feedback is None else feedback.compressed(named)
     if isinstance(plan, Plan):
         _check_plan(plan, groups, [name for name, _ in named])
         planner = planned(plan)
     elif wish is not None:
         _check_alone(groups)
         planner = singly()
+    elif gradient_as_bucket_view:
+        planner = by_size(bucket_bytes if feedback is None else FUSED_BYTES, compressed)
+    elif groups is None and feedback is not None:
+        planner = fused(FUSED_BYTES, compressed)
     else:
-        planner = by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named)
+        planner = _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
-    codec = coding_of(compression)
+    codec = partial(compressing, compressor) if feedback is None else feedback.codec
     all_reduce = options(planner=planner, storage=storage, codec=codec)
     return distribute(optimizer, GradientReducer(named, all_reduce, passes), wish)
 

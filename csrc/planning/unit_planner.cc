@@ -20,7 +20,7 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
 }
 
 std::uint64_t unit_bytes_of(const PlannedTensor& tensor, const Parameters& parameters) {
-  return (tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes) * tensor.thinning;
+  return (tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes) * tensor.thinning * tensor.stretch;
 }
 
 std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }

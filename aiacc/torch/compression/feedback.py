@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.compression.feedback import NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded, wire_of
-from aiacc.torch.compression.compressors import CodedCompressor, Compression, compressor_of
+from aiacc.torch.compression.compressors import CodedCompressor, Compression
 from aiacc.torch.compression.encode import to_send
-from aiacc.torch.reducer.codec import Codec, Coding, Encoded, compressing
+from aiacc.torch.reducer.codec import Codec, Encoded
 from aiacc.torch.reducer.storage import Flat
 
 _FLOAT32 = "float32"
@@ -47,14 +46,10 @@ class Feedback:
     ) -> Codec:
         """For a bucket: it is compressed if most of its elements are the policy's."""
         first = named[0][0]
-        numels = [parameter.numel() for _, parameter in named]
-        compressed = sum(
-            numel
-            for (name, parameter), numel in zip(named, numels, strict=True)
-            if self.policy.compresses(name, tuple(parameter.shape), _dtype_of(parameter))
-        )
+        names = set(self.compressed(named))
+        compressed = sum(p.numel() for name, p in named if name in names)
         whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
-        on = whole and 2 * compressed > sum(numels)
+        on = whole and 2 * compressed > sum(p.numel() for _, p in named)
         residuals = self._kept(named, flat) if on and self._feeds_back else []
 
         def encode(tensors: list[torch.Tensor]) -> Encoded:
@@ -67,6 +62,14 @@ class Feedback:
             return Encoded(sent, decode, wire, residuals if is_coded(codec) else (), changes=True)
 
         return encode
+
+    def compressed(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+        """Names of the parameters whose gradients the policy compresses."""
+        return [
+            name
+            for name, parameter in named
+            if self.policy.compresses(name, tuple(parameter.shape), _dtype_of(parameter))
+        ]
 
     def scale(self, factor: float) -> None:
         """Multiply all residuals, as when the scale of the loss has changed by this factor."""
@@ -118,11 +121,8 @@ def _dtype_of(parameter: torch.Tensor) -> str:
     return str(parameter.dtype).removeprefix("torch.")
 
 
-def coding_of(compression: Any) -> Coding:
-    """How an optimizer codes its buckets, by its argument ``compression``."""
-    compression = compressor_of(compression)
+def feedback_of(compression: Any) -> Feedback | None:
+    """For what an optimizer was given as ``compression``; None: that needs none."""
     if isinstance(compression, CodedCompressor):
         compression = Policy(compression.codec)
-    if isinstance(compression, Policy):
-        return Feedback(compression).codec
-    return partial(compressing, compression)
+    return Feedback(compression) if isinstance(compression, Policy) else None

@@ -34,9 +34,15 @@ std::uint64_t planned_bytes(const Piece& piece) {
   return 0;
 }
 
+/// What is coded waits for the network several times, whatever its size.
+constexpr std::uint32_t kCodedStretch = 16;
+
 bool packs_with(const Piece& left, const Piece& right) {
   const Request& a = left.request();
   const Request& b = right.request();
+  if (is_coded(a.wire) && left.operation != right.operation) {
+    return false;  // what is lost of a tensor must not depend on what travels with it by chance
+  }
   return a.kind == b.kind && left.spec().dtype == right.spec().dtype && a.op == b.op &&
          a.root == b.root && same_placement(left.operation->devices, right.operation->devices) &&
          same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
@@ -112,7 +118,8 @@ void fill_planner_input(const std::vector<Operation*>& operations,
                          kind == OpKind::kAlltoall || whole || coded,
                          gpu_engine && operation->request.on_gpu(),
                          static_cast<std::uint32_t>(narrowing),
-                         coded ? Coding{request.wire, request.wire_detail}.thinning() : 1});
+                         coded ? Coding{request.wire, request.wire_detail}.thinning() : 1,
+                         coded ? kCodedStretch : 1});
     }
   }
 }
