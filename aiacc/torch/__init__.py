@@ -14,7 +14,7 @@ from aiacc.exceptions import (
 from aiacc.torch import elastic, mpi_ops
 from aiacc.torch.compile import compile_blocks
 from aiacc.torch.distributed import process_group
-from aiacc.torch.distributed.ddp_hook import allreduce_hook
+from aiacc.torch.distributed.ddp_hook import HookState, allreduce_hook
 from aiacc.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -30,6 +30,7 @@ process_group.register()
 __all__ = [
     "CollectiveError",
     "DistributedOptimizer",
+    "HookState",
     "HorovodVersionMismatchError",
     "HostsUpdatedInterrupt",
     "SyncBatchNorm",

@@ -28,6 +28,7 @@ class Feedback:
 
     Attributes:
         policy: Which gradients are compressed, and how.
+        feeds_back: Whether there are residuals.
         residuals: By name of the parameter, as the gradient lies in memory, in one dimension.
     """
 
@@ -37,7 +38,7 @@ class Feedback:
         keeps = policy.keeps
         if not isinstance(keeps, NoFeedback | Residual):
             raise ValueError(f"feedback {keeps} (expected residual or none)")
-        self._feeds_back = isinstance(keeps, Residual)
+        self.feeds_back = isinstance(keeps, Residual)
         self.residuals: dict[str, torch.Tensor] = {}
         self._steps: Counter[str] = Counter()
 
@@ -50,7 +51,7 @@ class Feedback:
         compressed = sum(p.numel() for name, p in named if name in names)
         whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
         on = whole and 2 * compressed > sum(p.numel() for _, p in named)
-        residuals = self._kept(named, flat) if on and self._feeds_back else []
+        residuals = self._kept(named, flat) if on and self.feeds_back else []
 
         def encode(tensors: list[torch.Tensor]) -> Encoded:
             step = self._steps[first]
