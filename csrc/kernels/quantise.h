@@ -38,10 +38,12 @@ struct Rounding {
 /// without the second term where `residual` is null. Element i draws its chance from the seed and
 /// first_index + i, so that parts of a tensor cut between blocks become the same bits.
 ///
-/// A block where a t is NaN or infinite decodes to NaN, and its residual is left alone. Integers:
-/// decoded differs from t by at most half a scale (stochastic: by less than one), save for the
-/// roundings of t / scale in float32, and residual is exact if rounded to nearest. What has been
-/// decoded is encoded, to nearest, as the same bits again, unless all of a block became zeros.
+/// A block where a t is NaN or infinite decodes to NaN, and its residual is left alone. Otherwise
+/// decoded differs from t by at most half a step (stochastic: by less than one), save for the
+/// roundings of t / scale in float32. A step is the scale, or the scale times the distance of the
+/// 8-bit float's neighbours. decoded + residual is t: exactly for integers rounded to nearest, else
+/// to one rounding of the residual. What has been decoded is encoded, to nearest, as the same bits
+/// again, unless all of a block became zeros.
 ///
 /// `wire` has encoded_bytes(count, code). No overlap, any alignment. `code` has passed `check`.
 void encode_blocks(void* wire,

@@ -1,142 +1,35 @@
 #pragma once
 
 // The kernels of ../quantise.h, as templates for the files that compile kernels.h: the same rules.
-// Additions and multiplications in float32 and integers are all there is, in the order of the
-// source, so that all levels give the same bits.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "csrc/kernels/quantise.h"
+#include "csrc/kernels/vector/block_formats.h"
 #include "csrc/kernels/vector/kernels.h"
 
 namespace aiacc {
 namespace {
 
-inline std::uint32_t raw_bits(float value) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline float raw_float(std::uint32_t bits) {
-  float value;
-  __builtin_memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-/// What elements draw by chance: 32 bits from the seed and their index, by multiplications and
-/// shifts that change half of the bits for each bit that differs.
-class Draws {
- public:
-  Draws(std::uint64_t seed, std::uint64_t index) : first_(static_cast<std::uint32_t>(index)) {
-    std::uint64_t key = seed + ((index >> 32) + 1) * 0x9e3779b97f4a7c15;
-    key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9;
-    key = (key ^ (key >> 27)) * 0x94d049bb133111eb;
-    key ^= key >> 31;
-    first_ += static_cast<std::uint32_t>(key);
-    second_key_ = static_cast<std::uint32_t>(key >> 32);
-  }
-  std::uint32_t operator[](std::uint32_t i) const {
-    std::uint32_t bits = first_ + i;
-    bits = (bits ^ (bits >> 16)) * 0x7feb352d;
-    bits = (bits ^ (bits >> 15) ^ second_key_) * 0x846ca68b;
-    return bits ^ (bits >> 16);
-  }
-
- private:
-  std::uint32_t first_;
-  std::uint32_t second_key_;
-};
-
-/// Integers from -kMost to kMost. `x` is at most kMost, save for the last bits.
-template <int kMost>
-struct IntegerCode {
-  static constexpr float kLargest = kMost;
-  /// Floats of this size are whole numbers, whose last bits are those of what has been added.
-  static constexpr float kWhole = 12582912.0F;  // 1.5 * 2^23
-
-  static std::uint32_t nearest(float x) { return raw_bits(x + kWhole) - raw_bits(kWhole); }
-  /// Adds a number between -1/2 and 1/2, of 16 random bits, so that one has no way to reach the
-  /// next whole number from one.
-  static std::uint32_t by_chance(float x, std::uint32_t draw) {
-    x = x < kLargest ? x : kLargest;
-    x = x > -kLargest ? x : -kLargest;
-    return nearest(x + (raw_float(0x3f800040 | ((draw >> 9) & 0x7fff80)) - 1.5F));
-  }
-  static float value(std::uint32_t code) {
-    return static_cast<float>(static_cast<std::int32_t>(code));
-  }
-};
-
-struct Int8Code : IntegerCode<127> {
-  static std::uint32_t extend(std::uint8_t code) {
-    return static_cast<std::uint32_t>(static_cast<std::int8_t>(code));
-  }
-};
-
-struct Int4Code : IntegerCode<7> {
-  static std::uint32_t extend(std::uint32_t code) { return ((code & 0xf) ^ 8) - 8; }
-};
-
-/// As float8.h has it, without branches; a code is never NaN.
-struct Float8Code {
-  static constexpr float kLargest = 448;
-  static constexpr std::uint32_t kRebias = (127 - 7) << 23;
-  static constexpr std::uint32_t kLeastNormal = kRebias + (1 << 23);  // 2^-6
-  static constexpr std::uint32_t kMost = 0x7e;
-
-  static std::uint32_t finish(float x, std::uint32_t magnitude) {
-    const std::uint32_t sign = (raw_bits(x) >> 24) & 0x80;
-    return sign | (magnitude < kMost ? magnitude : kMost);
-  }
-  static std::uint32_t nearest(float x) {
-    constexpr float kSame = 16384.0F;  // floats of this size are as far apart as the subnormals
-    const std::uint32_t bits = raw_bits(x) & 0x7fffffff;
-    const std::uint32_t normal = (bits - kRebias + 0x7ffff + ((bits >> 20) & 1)) >> 20;
-    const std::uint32_t subnormal = raw_bits(raw_float(bits) + kSame) - raw_bits(kSame);
-    return finish(x, bits < kLeastNormal ? subnormal : normal);
-  }
-  /// Adds 20 random bits below the last one that is kept.
-  static std::uint32_t by_chance(float x, std::uint32_t draw) {
-    const std::uint32_t bits = raw_bits(x) & 0x7fffffff;
-    const bool subnormal = bits < kLeastNormal;
-    const float small = subnormal ? raw_float(bits) : 0.0F;
-    const auto fixed = static_cast<std::uint32_t>(static_cast<std::int32_t>(small * 0x1p29F));
-    return finish(x, ((subnormal ? fixed : bits - kRebias) + (draw >> 12)) >> 20);
-  }
-  static float value(std::uint32_t code) {
-    const std::uint32_t magnitude = code & 0x7f;
-    const float normal = raw_float((magnitude << 20) + kRebias);
-    const float positive = magnitude < 8 ? normal + normal - 0x1p-6F : normal;
-    return raw_float(raw_bits(positive) | ((code & 0x80) << 24));
-  }
-  static std::uint32_t extend(std::uint8_t code) { return code; }
-};
-
-/// Two to a byte: the first half of the block in the low bits, the second in the high ones.
-template <class Code>
-constexpr bool kPacked = false;
-template <>
-constexpr bool kPacked<Int4Code> = true;
-
 using Byte = std::uint8_t;
 constexpr std::size_t kLongestBlock = 1024;
+constexpr std::size_t kLineFloats = 16;  ///< in a line of the cache
 
-template <class Code>
+template <class Format>
 struct BlockKernels {
-  static std::size_t bytes_of(std::size_t n) { return kPacked<Code> ? (n + 1) / 2 : n; }
+  static std::size_t bytes_of(std::size_t n) { return Format::kPacked ? (n + 1) / 2 : n; }
 
   /// By the largest magnitude, which is finite.
   static float scale_for(std::uint32_t largest) {
     constexpr std::uint32_t kDropped = 0x7f;
     constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite
     // The largest whose products are finite.
-    const std::uint32_t most = raw_bits(raw_float(0x7f7fffff) / Code::kLargest) & ~kDropped;
+    const std::uint32_t most = raw_bits(raw_float(0x7f7fffff) / Format::kLargest) & ~kDropped;
     if (largest == 0) {
       return 0.0F;
     }
-    std::uint32_t bits = raw_bits(raw_float(largest) / Code::kLargest);
+    std::uint32_t bits = raw_bits(raw_float(largest) / Format::kLargest);
     bits = (bits + kDropped) & ~kDropped;
     bits = bits < most ? bits : most;
     return bits > raw_bits(kLeast) ? raw_float(bits) : kLeast;
@@ -153,10 +46,10 @@ struct BlockKernels {
 #pragma GCC ivdep
     for (std::uint32_t i = 0; i < n; ++i) {
       const float x = t[i] * reciprocal;
-      const std::uint32_t code = kByChance ? Code::by_chance(x, draws[i]) : Code::nearest(x);
+      const std::uint32_t code = kByChance ? Format::by_chance(x, draws[i]) : Format::nearest(x);
       codes[i] = static_cast<Byte>(code);
       if (kKeeps) {
-        residual[i] = t[i] - Code::value(code) * scale;
+        residual[i] = t[i] - Format::value(code) * scale;
       }
     }
   }
@@ -197,6 +90,11 @@ struct BlockKernels {
       }
       return;
     }
+    // While codes are computed, nothing else asks for the next blocks.
+    for (std::size_t i = 0; i < n; i += kLineFloats) {
+      __builtin_prefetch(in + kLongestBlock + i);
+      __builtin_prefetch(residual + kLongestBlock + i);
+    }
     for (std::size_t i = 0; i < n; ++i) {
       t[i] = factor * in[i] + residual[i];
     }
@@ -228,7 +126,7 @@ struct BlockKernels {
       if (largest >= kInfinity) {
         __builtin_memset(wire, 0, bytes_of(n));
       } else {
-        Byte* codes = kPacked<Code> ? unpacked : wire;
+        Byte* codes = Format::kPacked ? unpacked : wire;
         encode_block(codes,
                      t,
                      rest,
@@ -236,7 +134,7 @@ struct BlockKernels {
                      scale,
                      rounding.stochastic,
                      Draws(rounding.seed, first_index + at));
-        if (kPacked<Code>) {
+        if (Format::kPacked) {
           pack(wire, codes, n);
         }
       }
@@ -255,21 +153,22 @@ struct BlockKernels {
   template <class Put>
   static void decode_block(
       Float* out, const Byte* codes, std::size_t n, float scale, const Put& put) {
-    if (!kPacked<Code>) {
+    if (!Format::kPacked) {
 #pragma GCC ivdep
       for (std::size_t i = 0; i < n; ++i) {
-        put(out[i], Code::value(Code::extend(codes[i])) * scale);
+        put(out[i], Format::value(Format::extend(codes[i])) * scale);
       }
       return;
     }
     const std::size_t low = (n + 1) / 2;
+    const std::size_t high = n / 2;
 #pragma GCC ivdep
     for (std::size_t i = 0; i < low; ++i) {
-      put(out[i], Code::value(Code::extend(codes[i])) * scale);
+      put(out[i], Format::value(Format::extend(codes[i])) * scale);
     }
 #pragma GCC ivdep
-    for (std::size_t i = 0; i < n / 2; ++i) {
-      put(out[low + i], Code::value(Code::extend(static_cast<Byte>(codes[i] >> 4))) * scale);
+    for (std::size_t i = 0; i < high; ++i) {
+      put(out[low + i], Format::value(Format::extend(static_cast<Byte>(codes[i] >> 4))) * scale);
     }
   }
 

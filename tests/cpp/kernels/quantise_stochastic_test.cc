@@ -1,5 +1,6 @@
 // Stochastic rounding of csrc/kernels/quantise.h. Seeds are fixed: what passes once passes always.
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -84,7 +85,7 @@ TEST_P(QuantiseStochasticTest, NumbersOfTheFormatStay) {
     in.push_back(std::abs(x) <= largest_of(format()) ? x : 0.0F);
   }
   in.resize(256);
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < 4000; ++seed) {
     ASSERT_EQ(in, decode_at(level(), encode(in, code, seed, seed * 256), 256, code));
   }
 }
@@ -106,6 +107,21 @@ TEST_P(QuantiseStochasticTest, ErrorsAreLessThanAStepAndAreKept) {
     farther += error > 0.51 * step ? 1 : 0;
   }
   EXPECT_GT(farther, in.size() / 10) << "a quarter is expected";
+}
+
+/// Rounding up is no way out of the format, not even where the scale cannot be rounded up.
+TEST_P(QuantiseStochasticTest, TheLargestStaysTheLargest) {
+  const BlockCode code = {format(), 1024};
+  for (const float largest : {FLT_MAX, -FLT_MAX, 1.0F, -1.0F / 3, 1e-30F}) {
+    const std::vector<float> in(1 << 16, largest);
+    const Bytes wire = encode(in, code, 23, 0);
+    const float expected = std::copysign(largest_of(format()) * scale_of(wire, 0, code), largest);
+    for (const float decoded : decode_at(level(), wire, in.size(), code)) {
+      const double step = step_at(largest_of(format()), format()) * scale_of(wire, 0, code);
+      ASSERT_LE(std::abs(decoded), std::abs(expected));
+      ASSERT_LE(std::abs(double{decoded} - largest), step * (1 + 0x1p-16)) << largest;
+    }
+  }
 }
 
 /// Also beyond 2^32 elements.
