@@ -56,8 +56,10 @@ std::string coding_problem(WireFormat format, std::uint32_t detail) {
     return "";
   }
   const std::uint32_t millionths = detail & ~(Coding::kExact | Coding::kReference);
-  const bool both = (detail & Coding::kExact) != 0 && (detail & Coding::kReference) != 0;
-  if (millionths < 1 || millionths > Coding::kMostMillionths || both) {
+  if ((detail & Coding::kExact) != 0 && (detail & Coding::kReference) != 0) {
+    return "both exact and reference (expected at most one of them)";
+  }
+  if (millionths < 1 || millionths > Coding::kMostMillionths) {
     return "density of " + std::to_string(millionths) + " millionths (expected 1 to " +
            std::to_string(Coding::kMostMillionths) + "); send denser tensors in blocks of int8";
   }
