@@ -253,7 +253,8 @@ TEST(RequestCodec, WireFormatsArriveWithTheirNumbers) {
       Bytes common;
       Writer writer(common);
       encode_common(request, writer);
-      const Request arrived = decode_common({common.data(), common.size()});
+      const Request arrived =
+          decode_common({reinterpret_cast<const char*>(common.data()), common.size()});
       EXPECT_EQ(request.wire, arrived.wire);
       EXPECT_EQ(detail, arrived.wire_detail);
       EXPECT_TRUE(same_signature(request, arrived));
