@@ -192,7 +192,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
     all_reduce = options(planner=planner, storage=storage, codec=codec)
-    return distribute(optimizer, GradientReducer(named, all_reduce, passes), wish)
+    distributed = distribute(optimizer, GradientReducer(named, all_reduce, passes), wish)
+    distributed.feedback = feedback
+    return distributed
 
 
 def _resolve_groups(

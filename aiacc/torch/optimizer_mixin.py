@@ -13,6 +13,7 @@ from aiacc import _core
 from aiacc.autotune.profile import Profile
 from aiacc.collectives.reduce_ops import Average, Sum
 from aiacc.torch.auto_plan import AutoPlan
+from aiacc.torch.compression.feedback import Feedback
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import profile_of
 from aiacc.torch.reducer.options import ReductionOptions
@@ -26,8 +27,13 @@ from aiacc.torch.wrapped_optimizer import (
 
 
 class DistributedOptimizerMixin(ReducingOptimizer):
-    """Put before the class of the wrapped optimizer by `distribute`."""
+    """Put before the class of the wrapped optimizer by `distribute`.
 
+    Attributes:
+        feedback: What codecs have lost of gradients; None: nothing is coded.
+    """
+
+    feedback: Feedback | None = None
     _reducer: GradientReducer
     _profile: Profile | None
     _plan: AutoPlan | None
