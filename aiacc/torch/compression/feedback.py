@@ -28,55 +28,68 @@ class Feedback:
     one rank: the ranks' sums and residuals together lose nothing.
 
     Attributes:
-        policy: Which gradients are compressed, and how.
-        feeds_back: Whether there are residuals.
+        feeds_back: Whether what is lost is kept now.
         residuals: By name of the parameter, as the gradient lies in memory, in one dimension.
     """
 
     def __init__(self, policy: Policy) -> None:
         """Start without residuals."""
         self.policy = policy
-        keeps = policy.keeps
-        if not isinstance(keeps, NoFeedback | Residual):
-            raise ValueError(f"feedback {keeps} (expected residual or none)")
-        self.feeds_back = isinstance(keeps, Residual)
         self.residuals: dict[str, torch.Tensor] = {}
         self._steps: Counter[str] = Counter()
         self._flushing: set[str] = set()
         self._scaler: torch.amp.GradScaler | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """Which gradients are compressed, and how; to be changed on all ranks at once."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        keeps = policy.keeps
+        if not isinstance(keeps, NoFeedback | Residual):
+            raise ValueError(f"feedback {keeps} (expected residual or none)")
+        self._policy = policy
+        self.feeds_back = isinstance(keeps, Residual)
 
     def codec(
         self, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None = None
     ) -> Codec:
         """For a bucket: it is compressed if most of its elements are the policy's."""
         first = named[0][0]
-        names = set(self.compressed(named))
-        compressed = sum(p.numel() for name, p in named if name in names)
+        members = {name for name, _ in named}
+        compressed = set(self.compressed(named))
+        elements = sum(p.numel() for name, p in named if name in compressed)
         whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
-        on = whole and 2 * compressed > sum(p.numel() for _, p in named)
-        residuals = self._kept(named, flat) if on and self.feeds_back else []
+        on = whole and 2 * elements > sum(p.numel() for _, p in named)
+        residuals: list[torch.Tensor] = []
         last_scale = self._scale()
 
         def encode(tensors: list[torch.Tensor]) -> Encoded:
-            nonlocal last_scale
+            nonlocal residuals, last_scale
             step = self._steps[first]
             self._steps[first] += 1
             codec = self.policy.codec_at(step) if on else self.policy.dense
+            flushes = not self._flushing.isdisjoint(members)
+            if not residuals and (flushes or (is_coded(codec) and self.feeds_back)):
+                residuals = self._kept(named, flat)
             scale = self._scale()
             if scale != last_scale:
                 for residual in residuals:
                     residual.mul_(scale / last_scale)
                 last_scale = scale
             sent, restore, _ = to_send(Compression.none, tensors, op)
-            if first in self._flushing:
-                self._flushing.remove(first)
+            if flushes:
+                self._flushing -= members
                 codec = self.policy.dense
-                for tensor, residual in zip(sent, residuals, strict=bool(residuals)):
+                for tensor, residual in zip(sent, residuals, strict=True):
                     tensor.view(-1).add_(residual)
                     residual.zero_()
+            fed_back = residuals if is_coded(codec) and self.feeds_back else []
             wire = wire_of(codec) if whole else AS_THEY_ARE
             decode = None if restore is None else lambda _: restore()
-            return Encoded(sent, decode, wire, residuals if is_coded(codec) else (), changes=True)
+            return Encoded(sent, decode, wire, fed_back, changes=True)
 
         return encode
 
@@ -102,7 +115,7 @@ class Feedback:
 
         Collective: every rank, between the same steps. Blocks: never.
         """
-        self._flushing = set(self._steps)
+        self._flushing = set(self.residuals)
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals and steps of this rank, which no other rank can use: see `flush`."""
