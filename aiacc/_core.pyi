@@ -303,6 +303,13 @@ def stats() -> dict[str, int | float]:
 def engines() -> list[tuple[str, bool, str]]:
     """(name, viable, version or reason and remedy) of every engine this build knows."""
 
+def coding_seconds(wire: int, elements: int) -> float:
+    """How long this rank takes to code an all-reduce of so many float32 by itself, with residuals.
+
+    Blocks: for some times as long; needs no `init`. Raises ValueError for a wire format that is not
+    coded, see `prepare`.
+    """
+
 def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
     """Why so many lanes of NCCL would not be safe in this process; "" if they are, or without NCCL.
 

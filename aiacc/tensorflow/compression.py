@@ -161,8 +161,8 @@ def to_send(compression: Any, tensors: Sequence[Any], op: int) -> tuple[list[Any
     if isinstance(compression, CodedCompressor):
         coded = op != Adasum and all(t.dtype == tf.float32 for t in tensors)
         if coded or not any(t.dtype.is_floating for t in tensors):
-            wire = wire_of(compression.codec) if coded else AS_THEY_ARE
-            return list(tensors), [None] * len(tensors), wire
+            code = wire_of(compression.codec) if coded else AS_THEY_ARE
+            return list(tensors), [None] * len(tensors), code
     wire = _WIRE_FORMATS.get(compression)
     if wire is not None and op != Adasum and all(t.dtype == tf.float32 for t in tensors):
         return list(tensors), [None] * len(tensors), wire

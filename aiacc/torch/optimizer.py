@@ -12,12 +12,13 @@ import torch
 
 from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
-from aiacc.compression.codecs import Codec
+from aiacc.compression.codecs import NONE, Codec
 from aiacc.compression.policy import Policy
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
+from aiacc.torch.compression.auto import AUTO
 from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of, name_of
 from aiacc.torch.compression.feedback import feedback_of
 from aiacc.torch.compression.wire_format import has_cast
@@ -83,7 +84,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         compression: Form in which gradients travel: one of `Compression`; the name of a codec of
             `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`,
             which also says which gradients are compressed (default: of two dimensions and 16,384
-            elements at least), from which step on, and what becomes of what is lost.
+            elements at least), from which step on, and what becomes of what is lost. "auto": some
+            steps measure what 16 bits, int8 or MSTopK would save on this network; what is faster
+            stays, and says so.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
         op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
             would make to the parameters, in `step`.
@@ -144,7 +147,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
-    compressor: Any = compressor_of(compression)
+    finds_codec = compression == AUTO
+    compressor: Any = Policy(NONE) if finds_codec else compressor_of(compression)
     options = partial(
         ReductionOptions,
         op=op,
@@ -176,6 +180,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
     feedback = feedback_of(compressor)
+    if finds_codec and (plan is not None or groups is not None or gradient_as_bucket_view):
+        raise ValueError(
+            "compression='auto' with plan, groups or gradient_as_bucket_view (expected none of "
+            "them: it forms buckets of its own); leave them out, or name a codec"
+        )
     compressed = [] if feedback is None else feedback.compressed(named)
     if isinstance(plan, Plan):
         _check_plan(plan, groups, [name for name, _ in named])
@@ -185,14 +194,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         planner = singly()
     elif gradient_as_bucket_view:
         planner = by_size(bucket_bytes if feedback is None else FUSED_BYTES, compressed)
-    elif groups is None and feedback is not None:
+    elif groups is None and feedback is not None and not finds_codec:
         planner = fused(FUSED_BYTES, compressed)
     else:
         planner = _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
     all_reduce = options(planner=planner, storage=storage, codec=codec)
-    return distribute(optimizer, GradientReducer(named, all_reduce, passes), wish)
+    reducer = GradientReducer(named, all_reduce, passes)
+    return distribute(optimizer, reducer, wish, feedback, finds_codec)
 
 
 def _resolve_groups(

@@ -86,6 +86,12 @@ def fused(bucket_bytes: int, names: Collection[str]) -> Planner:
     return Planner(partial(_fused, bucket_bytes, frozenset(names)), "arrival", "compression")
 
 
+def fused_from_the_end(bucket_bytes: int, names: Collection[str]) -> Planner:
+    """As `fused`, in the order in which a backward pass comes to parameters, most likely."""
+    divide = partial(_fused_from_the_end, bucket_bytes, frozenset(names))
+    return Planner(divide, "declared", "compression")
+
+
 def checked(plan: Plan, count: int, argument: str) -> Plan:
     """``plan`` itself; ValueError unless it is one for ``count`` gradients."""
     members = [member for bucket in plan for member in bucket]
@@ -117,6 +123,14 @@ def _split(groups: int, gradients: Sequence[Gradient]) -> Plan:
 def _fused(bucket_bytes: int, names: frozenset[str], gradients: Sequence[Gradient]) -> Plan:
     plan = _packed(bucket_bytes, names, gradients)
     return [bucket for bucket in plan if gradients[bucket[0]].name in names]
+
+
+def _fused_from_the_end(
+    bucket_bytes: int, names: frozenset[str], gradients: Sequence[Gradient]
+) -> Plan:
+    last = len(gradients) - 1
+    plan = _fused(bucket_bytes, names, gradients[::-1])
+    return [[last - position for position in bucket] for bucket in plan]
 
 
 def _packed(bucket_bytes: int, apart: frozenset[str], gradients: Sequence[Gradient]) -> Plan:
