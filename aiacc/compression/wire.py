@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from aiacc.compression.codecs import Cast, Codec, MSTopK, Quantised
 
 #: The core's wire formats (csrc/base/dtype.h).
@@ -40,5 +42,6 @@ def is_coded(codec: Codec) -> bool:
 
 
 def _largest(density: float, mode: str) -> int:
-    millionths = -int(-density * _MILLION // 1)
+    # 0.00051 times a million is a little more than 510.
+    millionths = max(1, math.ceil(round(density * _MILLION, 6)))
     return _LARGEST + _NUMBERS * (millionths + _MODES[mode])

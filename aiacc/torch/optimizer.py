@@ -179,7 +179,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return adasum
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
-    feedback = feedback_of(compressor)
+    feedback = feedback_of(compressor, prescale_factor)
     if finds_codec and (plan is not None or groups is not None or gradient_as_bucket_view):
         raise ValueError(
             "compression='auto' with plan, groups or gradient_as_bucket_view (expected none of "
