@@ -44,10 +44,18 @@ def choose(compression: object, dtypes: Iterable[torch.dtype], op: int) -> int |
     Returns:
         The wire format for the tensors themselves, which the core may still refuse; or None: send
         what the compressor makes of them.
+
+    Raises:
+        ValueError: A policy, or the name of no codec.
     """
     if compression is Compression.none:
         return AS_THEY_ARE
     compression = compressor_of(compression)
+    if isinstance(compression, Policy):
+        raise ValueError(
+            f"[torch] compression={compression} (expected a codec, its name or one of Compression: "
+            "operations have no steps; a Policy is for DistributedOptimizer)"
+        )
     if isinstance(compression, CodedCompressor):
         coded = all(dtype == torch.float32 for dtype in dtypes)
         return wire_of_codec(compression.codec) if coded else AS_THEY_ARE
