@@ -1,5 +1,6 @@
 #include "csrc/kernels/vector/kernels.h"
 #include "csrc/kernels/vector/level.h"
+#include "csrc/kernels/vector/select_kernels.h"
 
 namespace aiacc {
 
@@ -10,6 +11,10 @@ const VectorLevel kBaselineLevel = {"baseline",
                                     &BaselineKernels::scale,
                                     &BaselineKernels::narrow,
                                     &BaselineKernels::widen,
-                                    &BaselineKernels::largest_magnitude};
+                                    &BaselineKernels::largest_magnitude,
+                                    &SelectKernels::accumulate,
+                                    &PlainCollect::collect,
+                                    &SelectKernels::count_reaching,
+                                    &SelectKernels::add_magnitudes};
 
 }  // namespace aiacc
