@@ -52,16 +52,17 @@ Row measure(aiacc::SelectMode mode,
   for (int step = 0; step < steps; ++step) {
     const float factor = 1.0F + 0.01F * static_cast<float>(step % 3);
     const auto start = SteadyClock::now();
-    const aiacc::Selection selection = aiacc::select_largest(wire.data(),
-                                                             gradients.data(),
-                                                             with_residual ? residual.data() : nullptr,
-                                                             gradients.size(),
-                                                             k,
-                                                             factor,
-                                                             mode,
-                                                             7,
-                                                             track,
-                                                             scratch);
+    const aiacc::Selection selection =
+        aiacc::select_largest(wire.data(),
+                              gradients.data(),
+                              with_residual ? residual.data() : nullptr,
+                              gradients.size(),
+                              k,
+                              factor,
+                              mode,
+                              7,
+                              track,
+                              scratch);
     const double taken = milliseconds_since(start);
     // The first step of a tracked buffer has no prediction; here only the others count.
     if (step > 0 || mode != aiacc::SelectMode::kTracked) {
@@ -92,8 +93,7 @@ int main(int argc, char** argv) {
   }
   std::vector<Row> rows;
   for (const bool residual : {false, true}) {
-    rows.push_back(measure(
-        aiacc::SelectMode::kTracked, "tracked", residual, gradients, k, steps));
+    rows.push_back(measure(aiacc::SelectMode::kTracked, "tracked", residual, gradients, k, steps));
     rows.push_back(
         measure(aiacc::SelectMode::kExact, "exact", residual, gradients, k, std::min(steps, 7)));
     rows.push_back(measure(
@@ -118,14 +118,15 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     // The least a step must move: the input, and with a residual this both ways.
     const double moved = rows[i].residual ? 3 * bytes : bytes;
-    std::printf("%s{\"mode\": \"%s\", \"residual\": %s, \"median_ms\": %.3f, \"gb_s\": %.2f"
-                ", \"fallbacks\": %llu}",
-                i == 0 ? "" : ", ",
-                rows[i].mode,
-                rows[i].residual ? "true" : "false",
-                rows[i].median_ms,
-                moved / rows[i].median_ms / 1e6,
-                static_cast<unsigned long long>(rows[i].fallbacks));
+    std::printf(
+        "%s{\"mode\": \"%s\", \"residual\": %s, \"median_ms\": %.3f, \"gb_s\": %.2f"
+        ", \"fallbacks\": %llu}",
+        i == 0 ? "" : ", ",
+        rows[i].mode,
+        rows[i].residual ? "true" : "false",
+        rows[i].median_ms,
+        moved / rows[i].median_ms / 1e6,
+        static_cast<unsigned long long>(rows[i].fallbacks));
   }
   std::printf("]}\n");
   return 0;

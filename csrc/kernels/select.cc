@@ -58,7 +58,12 @@ class Selector {
            std::size_t k,
            std::uint64_t seed,
            SelectScratch& scratch)
-      : source_(source), pairs_(wire, k), residual_(residual), k_(k), seed_(seed), scratch_(scratch) {
+      : source_(source),
+        pairs_(wire, k),
+        residual_(residual),
+        k_(k),
+        seed_(seed),
+        scratch_(scratch) {
     scratch_.values.resize(std::max(scratch_.values.size(), room() + kSlack));
     scratch_.indices.resize(scratch_.values.size());
   }
@@ -317,8 +322,7 @@ Selection select_largest(void* wire,
                          ThresholdTrack& track,
                          SelectScratch& scratch) {
   static const VectorLevel& level = *runnable_vector_levels().front();
-  return select_largest(
-      wire, in, residual, count, k, factor, mode, seed, track, scratch, level);
+  return select_largest(wire, in, residual, count, k, factor, mode, seed, track, scratch, level);
 }
 
 Selection select_largest(void* wire,
@@ -349,8 +353,7 @@ Selection select_largest(void* wire,
   return {};
 }
 
-void scatter_add(
-    float* out, const void* wire, std::size_t k, std::size_t count, float factor) {
+void scatter_add(float* out, const void* wire, std::size_t k, std::size_t count, float factor) {
   const auto* values = static_cast<const unsigned char*>(wire);
   const auto* indices = values + k * sizeof(float);
   const auto index_at = [&](std::size_t i) {

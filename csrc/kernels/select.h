@@ -77,7 +77,6 @@ Selection select_largest(void* wire,
 
 /// out[index] += factor * value for k pairs, in their order. Throws Error(kInternal), before it
 /// writes anything, if an index is not below `count`: it came from another rank.
-void scatter_add(
-    float* out, const void* wire, std::size_t k, std::size_t count, float factor);
+void scatter_add(float* out, const void* wire, std::size_t k, std::size_t count, float factor);
 
 }  // namespace aiacc

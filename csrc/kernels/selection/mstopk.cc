@@ -34,11 +34,8 @@ Magnitudes measure_magnitudes(const Source& source) {
   return magnitudes;
 }
 
-Bracket bisect(const Source& source,
-               const Magnitudes& magnitudes,
-               std::size_t k,
-               int bisections,
-               int levels) {
+Bracket bisect(
+    const Source& source, const Magnitudes& magnitudes, std::size_t k, int bisections, int levels) {
   AIACC_CHECK(levels >= 1 && levels <= 6 && bisections >= 0 && bisections <= 52);
   Bracket bracket = {std::numeric_limits<float>::infinity(), 0.0F, 0, source.count()};
   double low = 0.0;

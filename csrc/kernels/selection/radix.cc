@@ -8,7 +8,8 @@ namespace aiacc {
 namespace {
 
 constexpr std::size_t kBins = 2048;
-/// Neighbours often meet in a bin, and an increment waits for the last one there: so several tables.
+/// Neighbours often meet in a bin, and an increment waits for the last one there: so several
+/// tables.
 constexpr std::size_t kTables = 4;
 using Table = std::array<std::uint32_t, kBins>;
 
@@ -24,8 +25,7 @@ void count_all(std::array<Table, kTables>& tables, const float* block, std::size
   }
 }
 
-void count_inside(
-    Table& table, const float* block, std::size_t n, const RadixBin& bin, int shift) {
+void count_inside(Table& table, const float* block, std::size_t n, const RadixBin& bin, int shift) {
   const std::uint32_t mask = (1U << (bin.shift - shift)) - 1;
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint32_t bits = magnitude_bits(block[i]);
@@ -77,10 +77,8 @@ Bracket radix_bracket(const Source& source, RadixBin bin, std::size_t k) {
   while (bin.shift > 0) {
     bin = radix_refine(source, bin, k);
   }
-  return {float_of_bits(bin.prefix + 1),
-          float_of_bits(bin.prefix),
-          bin.above,
-          bin.above + bin.inside};
+  return {
+      float_of_bits(bin.prefix + 1), float_of_bits(bin.prefix), bin.above, bin.above + bin.inside};
 }
 
 }  // namespace aiacc

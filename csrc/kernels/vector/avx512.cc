@@ -41,15 +41,14 @@ struct Avx512Collect {
     const __m512i lowest = _mm512_set1_epi32(least);
     const __m512i without_sign = _mm512_set1_epi32(INT32_MAX);
     const __m512i step = _mm512_set1_epi32(16);
-    __m512i at = _mm512_add_epi32(
-        _mm512_set1_epi32(static_cast<std::int32_t>(first)),
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    __m512i at =
+        _mm512_add_epi32(_mm512_set1_epi32(static_cast<std::int32_t>(first)),
+                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     std::size_t found = 0;
     std::size_t i = 0;
     for (; i + 16 <= count; i += 16) {
       const __m512i bits = _mm512_loadu_si512(x + i);
-      const __mmask16 reach =
-          _mm512_cmpge_epi32_mask(_mm512_and_si512(bits, without_sign), lowest);
+      const __mmask16 reach = _mm512_cmpge_epi32_mask(_mm512_and_si512(bits, without_sign), lowest);
       _mm512_storeu_si512(values + found, _mm512_maskz_compress_epi32(reach, bits));
       _mm512_storeu_si512(indices + found, _mm512_maskz_compress_epi32(reach, at));
       found += static_cast<std::size_t>(__builtin_popcount(reach));

@@ -9,8 +9,8 @@
 namespace aiacc {
 
 /// The kernels of reduce.h, scale.h, narrow.h, check_finite.h and select.h, compiled for one
-/// instruction set. All levels give the same bits, so ranks on different processors agree (save which payload
-/// survives when two NaN meet).
+/// instruction set. All levels give the same bits, so ranks on different processors agree (save
+/// which payload survives when two NaN meet).
 struct VectorLevel {
   const char* name;
   void (*reduce_into)(
@@ -20,12 +20,12 @@ struct VectorLevel {
   void (*widen)(void* out, const void* in, std::size_t count, DataType from, double factor);
   /// Bits without sign of the largest of `count` floats, where NaN counts as larger than infinity.
   std::uint64_t (*largest_magnitude)(const void* in, std::size_t count, DataType dtype);
-  /// out[i] = factor * in[i], plus residual[i] if there is one, which may be `out`. Returns the bits
-  /// without sign of the largest.
+  /// out[i] = factor * in[i], plus residual[i] if there is one, which may be `out`. Returns the
+  /// bits without sign of the largest.
   std::uint32_t (*accumulate)(
       float* out, const float* in, const float* residual, std::size_t count, float factor);
-  /// Writes the elements whose bits without sign are at least `low`, and `first` plus their indices.
-  /// Returns how many; what follows them, up to `count` and 16 more, may be overwritten.
+  /// Writes the elements whose bits without sign are at least `low`, and `first` plus their
+  /// indices. Returns how many; what follows them, up to `count` and 16 more, may be overwritten.
   std::size_t (*collect)(float* values,
                          std::uint32_t* indices,
                          const float* in,

@@ -1,7 +1,7 @@
 #pragma once
 
-// The kernels of select.h as templates, by the rules of kernels.h: only for the files of the levels.
-// Of floats their bits without sign are compared, which order magnitudes.
+// The kernels of select.h as templates, by the rules of kernels.h: only for the files of the
+// levels. Of floats their bits without sign are compared, which order magnitudes.
 
 #include "csrc/kernels/vector/kernels.h"
 
