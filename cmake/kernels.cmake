@@ -12,8 +12,10 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc
   csrc/kernels/select.cc
+  csrc/kernels/selection/candidates.cc
   csrc/kernels/selection/mstopk.cc
   csrc/kernels/selection/radix.cc
+  csrc/kernels/selection/selector.cc
   csrc/kernels/selection/threshold_track.cc
   csrc/kernels/vector/baseline.cc
 )
