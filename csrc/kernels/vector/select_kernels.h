@@ -55,7 +55,7 @@ struct SelectKernels {
 #pragma GCC ivdep
       for (std::size_t i = 0; i < count; ++i) {
         const float value = factor * x[i];
-        const std::int32_t bits = __builtin_bit_cast(std::int32_t, value) & INT32_MAX;
+        const auto bits = static_cast<std::int32_t>(bits_of(value) & INT32_MAX);
         largest = bits > largest ? bits : largest;
         o[i] = value;
       }
@@ -63,7 +63,7 @@ struct SelectKernels {
 #pragma GCC ivdep
       for (std::size_t i = 0; i < count; ++i) {
         const float value = factor * x[i] + r[i];
-        const std::int32_t bits = __builtin_bit_cast(std::int32_t, value) & INT32_MAX;
+        const auto bits = static_cast<std::int32_t>(bits_of(value) & INT32_MAX);
         largest = bits > largest ? bits : largest;
         o[i] = value;
       }
