@@ -1,20 +1,21 @@
-"""What codecs lose of gradients, kept for the next step: error feedback."""
+"""Gradients on their way through a codec, and what becomes of what it loses: error feedback."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from aiacc import basics
 from aiacc.collectives.submission import AS_THEY_ARE
-from aiacc.compression.feedback import NoFeedback, Residual
+from aiacc.compression import feedback as kinds
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded, wire_of
 from aiacc.torch.compression.compressors import CodedCompressor, Compression
 from aiacc.torch.compression.encode import to_send
+from aiacc.torch.compression.kept import BEFORE, KNOWN, MOMENTUM, RESIDUAL, Kept
 from aiacc.torch.reducer.codec import Codec, Encoded
 from aiacc.torch.reducer.storage import Flat
 
@@ -22,76 +23,35 @@ _FLOAT32 = "float32"
 
 
 class Feedback:
-    """Encodes gradients by a policy, with residuals that stay with the parameters.
+    """Encodes gradients by a policy, with what stays of them with the parameters.
 
     Buckets may be formed anew; then what their gradients have kept goes on. A residual belongs to
-    one rank: the ranks' sums and residuals together lose nothing.
+    one rank: the ranks' sums and residuals together lose nothing. On hosts of several ranks it is
+    what the sum of its host has lost, in this rank's share of it.
 
     Attributes:
-        feeds_back: Whether what is lost is kept now.
-        residuals: By name of the parameter, as the gradient lies in memory, in one dimension.
+        policy: Which gradients are compressed, and how; to be changed on all ranks at once.
+        kept: Residuals, and what else the policy's feedback needs.
     """
 
     def __init__(self, policy: Policy) -> None:
-        """Start without residuals."""
+        """Start with nothing kept."""
         self.policy = policy
-        self.residuals: dict[str, torch.Tensor] = {}
+        self.kept = Kept()
         self._steps: Counter[str] = Counter()
         self._flushing: set[str] = set()
         self._scaler: torch.amp.GradScaler | None = None
 
     @property
-    def policy(self) -> Policy:
-        """Which gradients are compressed, and how; to be changed on all ranks at once."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        keeps = policy.keeps
-        if not isinstance(keeps, NoFeedback | Residual):
-            raise ValueError(f"feedback {keeps} (expected residual or none)")
-        self._policy = policy
-        self.feeds_back = isinstance(keeps, Residual)
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """By name of the parameter, in one dimension, as the gradient lies in memory."""
+        return self.kept.tensors[RESIDUAL]
 
     def codec(
         self, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None = None
     ) -> Codec:
         """For a bucket: it is compressed if most of its elements are the policy's."""
-        first = named[0][0]
-        members = {name for name, _ in named}
-        compressed = set(self.compressed(named))
-        elements = sum(p.numel() for name, p in named if name in compressed)
-        whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
-        on = whole and 2 * elements > sum(p.numel() for _, p in named)
-        residuals: list[torch.Tensor] = []
-        last_scale = self._scale()
-
-        def encode(tensors: list[torch.Tensor]) -> Encoded:
-            nonlocal residuals, last_scale
-            step = self._steps[first]
-            self._steps[first] += 1
-            codec = self.policy.codec_at(step) if on else self.policy.dense
-            flushes = not self._flushing.isdisjoint(members)
-            if not residuals and (flushes or (is_coded(codec) and self.feeds_back)):
-                residuals = self._kept(named, flat)
-            scale = self._scale()
-            if scale != last_scale:
-                for residual in residuals:
-                    residual.mul_(scale / last_scale)
-                last_scale = scale
-            sent, restore, _ = to_send(Compression.none, tensors, op)
-            if flushes:
-                self._flushing -= members
-                codec = self.policy.dense
-                for tensor, residual in zip(sent, residuals, strict=True):
-                    tensor.view(-1).add_(residual)
-                    residual.zero_()
-            fed_back = residuals if is_coded(codec) and self.feeds_back else []
-            wire = wire_of(codec) if whole else AS_THEY_ARE
-            decode = None if restore is None else lambda _: restore()
-            return Encoded(sent, decode, wire, fed_back, changes=True)
-
-        return encode
+        return _BucketCodec(self, op, named, flat)
 
     def compressed(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
         """Names of the parameters whose gradients the policy compresses."""
@@ -102,7 +62,7 @@ class Feedback:
         ]
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
-        """Keep residuals in the scale of the loss, which changes: multiply them as it does.
+        """Keep what is kept in the scale of the loss, which changes: multiply it as it does.
 
         Call it before the first step.
         """
@@ -115,13 +75,12 @@ class Feedback:
 
         Collective: every rank, between the same steps. Blocks: never.
         """
-        self._flushing = set(self.residuals)
+        self._flushing = self.kept.names()
 
     def state_dict(self) -> dict[str, Any]:
-        """Residuals and steps of this rank, which no other rank can use: see `flush`."""
-        kept = {name: residual.clone() for name, residual in self.residuals.items()}
+        """What is kept, and steps, of this rank, which no other rank can use: see `flush`."""
         place = basics.rank(), basics.size()
-        return {"residuals": kept, "steps": dict(self._steps), "rank_and_size": place}
+        return {"kept": self.kept.copy(), "steps": dict(self._steps), "rank_and_size": place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` of this rank has given.
@@ -131,7 +90,7 @@ class Feedback:
                 model.
         """
         place = basics.rank(), basics.size()
-        left = any(bool(residual.any()) for residual in state["residuals"].values())
+        left = any(bool(residual.any()) for residual in state["kept"][RESIDUAL].values())
         if left and tuple(state["rank_and_size"]) != place:
             raise ValueError(
                 "residuals of rank {} of {} (expected rank {} of {}); load each rank's own, or "
@@ -139,37 +98,153 @@ class Feedback:
                     *state["rank_and_size"], *place
                 )
             )
-        for name, residual in state["residuals"].items():
-            mine = self.residuals.get(name)
-            if mine is not None and mine.numel() != residual.numel():
-                raise ValueError(
-                    f"residual of {name!r} with {residual.numel()} elements (expected "
-                    f"{mine.numel()}); load the state of the same model"
-                )
-            if mine is None:
-                self.residuals[name] = residual.detach().clone().reshape(-1)
-            else:
-                mine.copy_(residual)
+        self.kept.load(state["kept"])
         self._steps = Counter(state["steps"])
 
     def _scale(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
-    def _kept(
-        self, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None
+
+class _BucketCodec:
+    """The `Codec` of one bucket."""
+
+    def __init__(
+        self, owner: Feedback, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None
+    ) -> None:
+        self._owner, self._op, self._named, self._flat = owner, op, named, flat
+        self._members = {name for name, _ in named}
+        compressed = set(owner.compressed(named))
+        elements = sum(p.numel() for name, p in named if name in compressed)
+        self._whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
+        self._on = self._whole and 2 * elements > sum(p.numel() for _, p in named)
+        self._held: dict[str, list[torch.Tensor]] = {}
+        self._scale = owner._scale()
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Encoded:
+        owner, first = self._owner, self._named[0][0]
+        step = owner._steps[first]
+        owner._steps[first] += 1
+        codec = owner.policy.codec_at(step) if self._on else owner.policy.dense
+        sent, restore, _ = to_send(Compression.none, tensors, self._op)
+        self._rescale()
+        flushes = not owner._flushing.isdisjoint(self._members)
+        if flushes:
+            owner._flushing -= self._members
+            codec = owner.policy.dense
+        keeps = owner.policy.keeps
+        coded = is_coded(codec)
+        values = [tensor.view(-1) for tensor in sent]
+        inputs, after = values, None
+        if self._on and not isinstance(keeps, kinds.NoFeedback):
+            if isinstance(keeps, kinds.EF21):
+                inputs, after = self._differences(values, coded)
+            elif isinstance(keeps, kinds.Momentum):
+                inputs, after = self._with_momentum(values, keeps, coded)
+            elif coded and keeps.beta != 1:
+                for residual in self._kept(RESIDUAL):
+                    residual.mul_(keeps.beta)
+        if flushes:
+            inputs = self._flushed(inputs, values)
+        residuals = self._kept(RESIDUAL) if coded and self._feeds_back(keeps) else []
+        return Encoded(
+            sent,
+            _both(after, restore),
+            wire_of(codec) if self._whole else AS_THEY_ARE,
+            residuals,
+            inputs=[] if inputs is values else inputs,
+            changes=True,
+        )
+
+    def _feeds_back(self, keeps: kinds.Feedback) -> bool:
+        return not isinstance(keeps, kinds.NoFeedback)
+
+    def _with_momentum(
+        self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool
+    ) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+        """Local momentum to send; it begins anew where anything was sent, by any rank."""
+        if not all(bool(value.isfinite().all()) for value in values):
+            return values, None  # the step will not count, and must leave no trace
+        momenta = self._kept(MOMENTUM)
+        for momentum, value in zip(momenta, values, strict=True):
+            momentum.mul_(keeps.momentum).add_(value)
+
+        def mask() -> None:
+            for momentum, value in zip(momenta, values, strict=True):
+                momentum[value != 0] = 0
+
+        return momenta, mask if coded and keeps.masking else None
+
+    def _differences(
+        self, values: list[torch.Tensor], coded: bool
+    ) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        """What gradients differ from those before, which all ranks add to what they know.
+
+        With residuals, this is EF21: its difference to what the others know of a gradient is the
+        difference to the gradient before, and what was lost of that.
+        """
+        before, known = self._kept(BEFORE), self._kept(KNOWN)
+        if coded:
+            inputs = [value - old for value, old in zip(values, before, strict=True)]
+        else:
+            inputs = values
+        for value, old in zip(values, before, strict=True):
+            old.copy_(value)
+
+        def integrate() -> None:
+            if not all(bool(value.isfinite().all()) for value in values):
+                self._owner._flushing |= self._members  # equal on all ranks, as the results are
+                return
+            for value, total in zip(values, known, strict=True):
+                if coded:
+                    total.add_(value)
+                    value.copy_(total)
+                else:
+                    total.copy_(value)
+
+        return inputs, integrate
+
+    def _flushed(
+        self, inputs: list[torch.Tensor], values: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        if flat is None:
-            return [
-                self.residuals.setdefault(name, torch.zeros(parameter.numel(), device="cpu"))
-                for name, parameter in named
-            ]
-        memory = torch.zeros(flat.memory.numel(), device="cpu")
-        for (name, parameter), view in zip(named, flat.views, strict=True):
-            place = memory[view.storage_offset() :][: parameter.numel()]
-            if name in self.residuals:
-                place.copy_(self.residuals[name])
-            self.residuals[name] = place
-        return [memory]
+        """What to send with the residuals in it, which are zero then."""
+        residuals = self._kept(RESIDUAL)
+        if not isinstance(self._owner.policy.keeps, kinds.EF21):  # that sends all anew
+            if inputs is values:
+                for value, residual in zip(values, residuals, strict=True):
+                    value.add_(residual)
+            else:
+                pairs = zip(inputs, residuals, strict=True)
+                inputs = [value + residual for value, residual in pairs]
+        for residual in residuals:
+            residual.zero_()
+        return inputs
+
+    def _rescale(self) -> None:
+        scale = self._owner._scale()
+        if scale != self._scale:
+            for kept in self._held.values():
+                for tensor in kept:
+                    tensor.mul_(scale / self._scale)
+            self._scale = scale
+
+    def _kept(self, kind: str) -> list[torch.Tensor]:
+        if kind not in self._held:
+            self._held[kind] = self._owner.kept.of_bucket(kind, self._named, self._flat)
+        return self._held[kind]
+
+
+def _both(
+    after: Callable[[], None] | None, restore: Callable[[], None] | None
+) -> Callable[[int], None] | None:
+    if after is None and restore is None:
+        return None
+
+    def decode(_: int) -> None:
+        for do in (after, restore):
+            if do is not None:
+                do()
+
+    return decode
 
 
 def _dtype_of(parameter: torch.Tensor) -> str:
