@@ -45,6 +45,7 @@ def choose(
     speeds: Mapping[str, Speeds],
     allowed: Sequence[Codec] = (BF16,),
     margin: float = MARGIN,
+    exchanges: Sequence[str] = EXCHANGES,
 ) -> Choice:
     """How a bucket of float32 elements travels; as it is on a single host.
 
@@ -57,6 +58,7 @@ def choose(
         speeds: Measured, by the names of all codecs that are allowed but `none`.
         allowed: What may be lost; `none` always takes part.
         margin: Part of the time of the best of `none` and the casts that any other has to save.
+        exchanges: Those that the job can do.
 
     Raises:
         ValueError: A speed is missing, a codec refuses so many elements, or the margin is no part.
@@ -73,7 +75,7 @@ def choose(
     options = []
     for codec in codecs if cluster.hosts > 1 else [NONE]:
         one_way = isinstance(codec, Cast) or cluster.local == 1
-        for exchange in (TWO_LEVEL,) if one_way else EXCHANGES:
+        for exchange in (TWO_LEVEL,) if one_way else exchanges:
             speed = FREE if codec == NONE else speeds[codec.name]
             seconds = predict(codec, elements, cluster, speed, exchange).seconds
             options.append(Option(codec, exchange, seconds))

@@ -11,6 +11,8 @@ namespace {
 /// Splits what is left to chance in the sum from what is in the parts.
 constexpr std::uint64_t kOfSum = 0x9e3779b97f4a7c15;
 
+constexpr std::size_t kMostTracks = 4096;
+
 std::byte* room(std::vector<std::byte>& memory, std::size_t bytes) {
   if (memory.size() < bytes) {
     memory.resize(bytes);
@@ -79,7 +81,9 @@ void of_largest(
   const std::size_t bytes = pairs_bytes(selected);
   std::byte* sent = room(memory.sent, bytes);
   std::byte* received = room(memory.received, bytes * ranks);
-  ThresholdTrack track;
+  if (memory.tracks.size() >= kMostTracks) {
+    memory.tracks.clear();  // of buffers that may be gone
+  }
   select_largest(sent,
                  reduce.values,
                  reduce.residual,
@@ -88,7 +92,7 @@ void of_largest(
                  1.0F,
                  reduce.coding.mode(),
                  reduce.seed,
-                 track,
+                 memory.tracks[reduce.residual],
                  memory.selection);
   engine.all_gather(lane, sent, received, PerRank(ranks, bytes));
   std::fill_n(reduce.values, reduce.count, 0.0F);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "csrc/engines/coding.h"
@@ -17,6 +18,8 @@ struct CodedMemory {
   std::vector<std::byte> received;
   std::vector<std::byte> shard;
   SelectScratch selection;
+  /// By where the residual is. What they predict makes a selection faster, not another one.
+  std::unordered_map<const float*, ThresholdTrack> tracks;
 };
 
 /// One all-reduce of float32 that travel coded.

@@ -90,8 +90,7 @@ class Engine {
 
   /// A coded all-reduce in the engine's own way, if it has one: an engine of two levels codes only
   /// what travels between hosts, and a rank keeps the residual of its share of its host's sum.
-  /// False: it has none, on no rank, and coded_all_reduce does it. Like all_to_all, one at a time,
-  /// in the same order on all ranks, whatever lanes they are on.
+  /// False: it has none, on no rank, and coded_all_reduce does it.
   virtual bool all_reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory) {
     static_cast<void>(lane);
     static_cast<void>(reduce);
@@ -115,9 +114,8 @@ class Engine {
                               const Reduction& reduction) = 0;
 
   /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; both buffers
-  /// are contiguous, in rank order. What rank a sends to b is what b expects from a. One at a time,
-  /// in the same order on all ranks, whatever lanes they are on: all lanes share the connections
-  /// between every two ranks.
+  /// are contiguous, in rank order. What rank a sends to b is what b expects from a. An engine may
+  /// connect every two ranks for it, once more for each lane that such an operation comes to.
   virtual void all_to_all(int lane,
                           const void* send,
                           void* recv,

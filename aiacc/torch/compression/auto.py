@@ -12,7 +12,7 @@ from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object, maxima, sums
 from aiacc.compression.choose import choose
 from aiacc.compression.codecs import BF16, NONE, Cast, Codec, MSTopK, Quantised, parse
-from aiacc.compression.costs import Cluster, Speeds
+from aiacc.compression.costs import TWO_LEVEL, Cluster, Speeds
 from aiacc.compression.policy import Policy
 from aiacc.compression.watch import CHOSEN, CompressionWatch
 from aiacc.compression.wire import wire_of
@@ -112,7 +112,7 @@ class AutoCompression:
         if self._watch.current != before:
             self._follow()
         if self._watch.settled and not was_settled:
-            self._say(self._watch.describe())
+            self._say(self._watch.describe().replace(CHOSEN, f"{CHOSEN} ({self._chosen})"))
 
     def _choose(self) -> bool:
         """Let the first rank choose. Whether there is anything to choose from."""
@@ -141,7 +141,7 @@ class AutoCompression:
         cluster = Cluster(hosts, local, Affine(a, b * local), inside)
         speeds = {codec.name: _speeds(codec) for codec in ALLOWED}
         bucket = min(elements, _BUCKET_BYTES // 4)
-        choice = choose(bucket, cluster, speeds, ALLOWED)
+        choice = choose(bucket, cluster, speeds, ALLOWED, exchanges=(TWO_LEVEL,))
         return str(choice.chosen.codec), f"compression: {choice.text}"
 
     def _follow(self) -> None:

@@ -1,19 +1,20 @@
-"""What codecs lose of gradients, kept for the next step: error feedback."""
+"""Gradients on their way through a codec, and what becomes of what it loses: error feedback."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from aiacc import basics
 from aiacc.collectives.submission import AS_THEY_ARE
-from aiacc.compression.feedback import NoFeedback, Residual
+from aiacc.compression import feedback as kinds
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded, wire_of
 from aiacc.torch.compression.compressors import CodedCompressor, Compression
 from aiacc.torch.compression.encode import to_send
+from aiacc.torch.compression.kept import BEFORE, KNOWN, MOMENTUM, RESIDUAL, Kept
 from aiacc.torch.reducer.codec import Codec, Encoded
 from aiacc.torch.reducer.storage import Flat
 
@@ -21,88 +22,44 @@ _FLOAT32 = "float32"
 
 
 class Feedback:
-    """Encodes gradients by a policy, with residuals that stay with the parameters.
+    """Encodes gradients by a policy, with what stays of them with the parameters.
 
     Buckets may be formed anew; then what their gradients have kept goes on. A residual belongs to
-    one rank: the ranks' sums and residuals together lose nothing.
+    one rank: the ranks' sums and residuals together lose nothing. On hosts of several ranks it is
+    what the sum of its host has lost, in this rank's share of it.
 
     Attributes:
-        feeds_back: Whether what is lost is kept now.
-        residuals: By name of the parameter, of its shape, float32 in host memory.
+        policy: Which gradients are compressed, and how; to be changed on all ranks at once.
+        kept: Residuals, and what else the policy's feedback needs.
     """
 
     def __init__(self, policy: Policy, prescale_factor: float = 1.0) -> None:
-        """Start without residuals, of what gradients are times ``prescale_factor``."""
+        """Start with nothing kept. Residuals are of gradients times ``prescale_factor``.
+
+        Raises:
+            ValueError: The core does not have the policy's codec.
+        """
+        wire_of(policy.codec)
         self.policy = policy
-        self._prescale = prescale_factor
-        self.residuals: dict[str, torch.Tensor] = {}
-        #: By name of the parameter, as the next; shapes are for what is loaded.
+        self.kept = Kept()
+        #: By name of the parameter, for buckets may be formed anew.
         self._steps: dict[str, int] = {}
-        self._shapes: dict[str, torch.Size] = {}
         self._flushing: set[str] = set()
+        self._prescale = prescale_factor
         self._scaler: torch.amp.GradScaler | None = None
-        #: That of the loss in which the residuals are.
-        self._residual_scale = 1.0
+        #: That of the loss in which things are kept.
+        self._scale = 1.0
 
     @property
-    def policy(self) -> Policy:
-        """Which gradients are compressed, and how; to be changed on all ranks at once."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        keeps = policy.keeps
-        if not isinstance(keeps, NoFeedback | Residual):
-            raise ValueError(f"feedback {keeps} (expected residual or none)")
-        wire_of(policy.codec)  # refuses what the core does not have
-        self._policy = policy
-        self.feeds_back = isinstance(keeps, Residual)
-        self._beta = keeps.beta if isinstance(keeps, Residual) else 1.0
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """By name of the parameter, of its shape."""
+        return self.kept.tensors[RESIDUAL]
 
     def codec(
         self, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None = None
     ) -> Codec:
         """For a bucket: it is compressed if most of its elements are the policy's."""
-        names = [name for name, _ in named]
-        self._shapes.update((name, parameter.shape) for name, parameter in named)
-        compressed = set(self.compressed(named))
-        elements = sum(p.numel() for name, p in named if name in compressed)
-        whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
-        on = whole and 2 * elements > sum(p.numel() for _, p in named)
-        memory: torch.Tensor | None = None
-
-        def encode(tensors: list[torch.Tensor]) -> Encoded:
-            nonlocal memory
-            step = self._step(names)
-            codec = self.policy.codec_at(step) if on else self.policy.dense
-            sent, restore, _ = to_send(Compression.none, tensors, op)
-            self._rescale()
-            flushes = not self._flushing.isdisjoint(names)
-            feeds_back = is_coded(codec) and self.feeds_back
-            residuals: list[torch.Tensor] = []
-            if flushes or feeds_back:
-                if flat is None:
-                    residuals = [
-                        self._of(name, t.shape) for name, t in zip(names, sent, strict=True)
-                    ]
-                else:
-                    memory = self._moved(names, flat) if memory is None else memory
-                    residuals = [memory]
-            if flushes:
-                self._flushing.difference_update(names)
-                codec = self.policy.dense
-                for tensor, residual in zip(sent, residuals, strict=True):
-                    tensor.add_(residual, alpha=1 / self._prescale)
-                    residual.zero_()
-            elif self._beta != 1.0:
-                for residual in residuals:
-                    residual.mul_(self._beta)
-            wire = wire_of(codec) if whole else AS_THEY_ARE
-            decode = None if restore is None else lambda _: restore()
-            fed_back = residuals if feeds_back and not flushes else []
-            return Encoded(sent, decode, wire, fed_back, changes=True)
-
-        return encode
+        return _BucketCodec(self, op, named, flat)
 
     def compressed(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
         """Names of the parameters whose gradients the policy compresses."""
@@ -113,7 +70,7 @@ class Feedback:
         ]
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:
-        """Keep residuals in the scale of the loss, which changes: multiply them as it does.
+        """Keep what is kept in the scale of the loss, which changes: multiply it as it does.
 
         Call it before the first step.
         """
@@ -126,19 +83,14 @@ class Feedback:
 
         Collective: every rank, between the same steps. Blocks: never.
         """
-        self._flushing = set(self.residuals)
+        self._flushing = self.kept.names()
 
     def state_dict(self) -> dict[str, Any]:
-        """Residuals and steps of this rank, which no other rank can use: see `flush`."""
-        self._rescale()
-        kept = {
-            name: residual.clone(memory_format=torch.contiguous_format)
-            for name, residual in self.residuals.items()
-        }
+        """What is kept, and steps, of this rank, which no other rank can use: see `flush`."""
         place = basics.rank(), basics.size()
         return {
-            "residuals": kept,
-            "scale": self._residual_scale,
+            "kept": self.kept.copy(),
+            "scale": self._scale,
             "steps": dict(self._steps),
             "rank_and_size": place,
         }
@@ -151,7 +103,7 @@ class Feedback:
                 model.
         """
         place = basics.rank(), basics.size()
-        left = any(bool(residual.any()) for residual in state["residuals"].values())
+        left = any(bool(residual.any()) for residual in state["kept"][RESIDUAL].values())
         if left and tuple(state["rank_and_size"]) != place:
             raise ValueError(
                 "residuals of rank {} of {} (expected rank {} of {}); load each rank's own, or "
@@ -159,51 +111,165 @@ class Feedback:
                     *state["rank_and_size"], *place
                 )
             )
-        for name, residual in state["residuals"].items():
-            shape = self._shapes.get(name, residual.shape)
-            if residual.shape != shape:
-                raise ValueError(
-                    f"residual of {name!r} of shape {tuple(residual.shape)} (expected "
-                    f"{tuple(shape)}); load the state of the same model"
-                )
-        for name in self.residuals.keys() - state["residuals"].keys():
-            self.residuals[name].zero_()
-        for name, residual in state["residuals"].items():
-            mine = self.residuals.setdefault(name, torch.zeros(residual.shape, dtype=torch.float32))
-            mine.copy_(residual)
-        self._residual_scale = state["scale"]
+        self.kept.load(state["kept"])
+        self._scale = state["scale"]
         self._steps = dict(state["steps"])
 
-    def _step(self, names: Sequence[str]) -> int:
-        """Number of the step of a bucket; gradients keep theirs when buckets are formed anew."""
+    def _next_step(self, names: Iterable[str]) -> int:
+        """Number of the step in which the gradients of these names are, in one bucket, now."""
         step = max(self._steps.get(name, 0) for name in names)
-        for name in names:
-            self._steps[name] = step + 1
+        self._steps.update((name, step + 1) for name in names)
         return step
 
     def _rescale(self) -> None:
-        """Bring all residuals to the scale that the loss has now. It changes between steps."""
-        scale = self._residual_scale if self._scaler is None else float(self._scaler.get_scale())
-        if scale != self._residual_scale:
-            for residual in self.residuals.values():
-                residual.mul_(scale / self._residual_scale)
-            self._residual_scale = scale
+        """Bring all that is kept to the scale of the loss, which changes between steps only."""
+        scale = self._scale if self._scaler is None else float(self._scaler.get_scale())
+        if scale != self._scale:
+            self.kept.multiply(scale / self._scale)
+            self._scale = scale
 
-    def _of(self, name: str, shape: torch.Size) -> torch.Tensor:
-        """The residual of a gradient of this shape, contiguous; zeros at first."""
-        residual = self.residuals.get(name)
-        if residual is None or residual.shape != shape:
-            residual = torch.zeros(shape, dtype=torch.float32, device="cpu")
-        self.residuals[name] = residual = residual.contiguous()
-        return residual
 
-    def _moved(self, names: Sequence[str], flat: Flat) -> torch.Tensor:
-        """The residual of a flat bucket; those of its gradients are views of it from now on."""
-        memory = torch.zeros(flat.memory.numel(), dtype=torch.float32, device="cpu")
-        for name, view in zip(names, flat.views, strict=True):
-            place = memory.as_strided(view.shape, view.stride(), view.storage_offset())
-            self.residuals[name] = place.copy_(self._of(name, view.shape))
-        return memory
+class _BucketCodec:
+    """The `Codec` of one bucket."""
+
+    def __init__(
+        self, owner: Feedback, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None
+    ) -> None:
+        self._owner, self._op, self._flat = owner, op, flat
+        self._names = [name for name, _ in named]
+        self._members = set(self._names)
+        self._shapes = [parameter.shape for _, parameter in named]
+        owner.kept.shapes.update(zip(self._names, self._shapes, strict=True))
+        compressed = set(owner.compressed(named))
+        elements = sum(p.numel() for name, p in named if name in compressed)
+        self._whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
+        self._on = self._whole and 2 * elements > sum(p.numel() for _, p in named)
+        self._held: dict[str, list[torch.Tensor]] = {}
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Encoded:
+        owner = self._owner
+        step = owner._next_step(self._names)
+        codec = owner.policy.codec_at(step) if self._on else owner.policy.dense
+        sent, restore, _ = to_send(Compression.none, tensors, self._op)
+        owner._rescale()
+        if self._flat is None and any(
+            tensor.shape != shape for tensor, shape in zip(sent, self._shapes, strict=True)
+        ):
+            self._shapes = [tensor.shape for tensor in sent]  # the parameters have others now
+            self._held.clear()
+        flushes = not owner._flushing.isdisjoint(self._members)
+        if flushes:
+            owner._flushing -= self._members
+            codec = owner.policy.dense
+        keeps = owner.policy.keeps
+        coded = is_coded(codec)
+        values = [tensor.view(-1) for tensor in sent]
+        inputs, after = values, None
+        if self._on and not isinstance(keeps, kinds.NoFeedback):
+            if isinstance(keeps, kinds.EF21):
+                inputs, after = self._differences(values, coded)
+            elif isinstance(keeps, kinds.Momentum):
+                inputs, after = self._with_momentum(values, keeps, coded)
+            elif coded and keeps.beta != 1:
+                for residual in self._kept(RESIDUAL):
+                    residual.mul_(keeps.beta)
+        if flushes:
+            inputs = self._flushed(inputs, values)
+        residuals = self._kept(RESIDUAL) if coded and self._feeds_back(keeps) else []
+        return Encoded(
+            sent,
+            _both(after, restore),
+            wire_of(codec) if self._whole else AS_THEY_ARE,
+            residuals,
+            inputs=[] if inputs is values else inputs,
+            changes=True,
+        )
+
+    def _feeds_back(self, keeps: kinds.Feedback) -> bool:
+        return not isinstance(keeps, kinds.NoFeedback)
+
+    def _with_momentum(
+        self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool
+    ) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+        """Local momentum to send; it begins anew where anything was sent, by any rank."""
+        if not all(bool(value.isfinite().all()) for value in values):
+            return values, None  # the step will not count, and must leave no trace
+        momenta = self._kept(MOMENTUM)
+        for momentum, value in zip(momenta, values, strict=True):
+            momentum.mul_(keeps.momentum).add_(value)
+
+        def mask() -> None:
+            for momentum, value in zip(momenta, values, strict=True):
+                momentum[value != 0] = 0
+
+        return momenta, mask if coded and keeps.masking else None
+
+    def _differences(
+        self, values: list[torch.Tensor], coded: bool
+    ) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        """What gradients differ from those before, which all ranks add to what they know.
+
+        With residuals, this is EF21: its difference to what the others know of a gradient is the
+        difference to the gradient before, and what was lost of that.
+        """
+        before, known = self._kept(BEFORE), self._kept(KNOWN)
+        if coded:
+            inputs = [value - old for value, old in zip(values, before, strict=True)]
+        else:
+            inputs = values
+        for value, old in zip(values, before, strict=True):
+            old.copy_(value)
+
+        def integrate() -> None:
+            if not all(bool(value.isfinite().all()) for value in values):
+                self._owner._flushing |= self._members  # equal on all ranks, as the results are
+                return
+            for value, total in zip(values, known, strict=True):
+                if coded:
+                    total.add_(value)
+                    value.copy_(total)
+                else:
+                    total.copy_(value)
+
+        return inputs, integrate
+
+    def _flushed(
+        self, inputs: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What to send with the residuals in it, which are zero then."""
+        residuals = self._kept(RESIDUAL)
+        factor = 1 / self._owner._prescale
+        if not isinstance(self._owner.policy.keeps, kinds.EF21):  # that sends all anew
+            if inputs is values:
+                for value, residual in zip(values, residuals, strict=True):
+                    value.add_(residual, alpha=factor)
+            else:
+                pairs = zip(inputs, residuals, strict=True)
+                inputs = [value.add(residual, alpha=factor) for value, residual in pairs]
+        for residual in residuals:
+            residual.zero_()
+        return inputs
+
+    def _kept(self, kind: str) -> list[torch.Tensor]:
+        if kind not in self._held:
+            self._held[kind] = self._owner.kept.of_bucket(
+                kind, self._names, self._shapes, self._flat
+            )
+        return self._held[kind]
+
+
+def _both(
+    after: Callable[[], None] | None, restore: Callable[[], None] | None
+) -> Callable[[int], None] | None:
+    if after is None and restore is None:
+        return None
+
+    def decode(_: int) -> None:
+        for do in (after, restore):
+            if do is not None:
+                do()
+
+    return decode
 
 
 def _dtype_of(parameter: torch.Tensor) -> str:

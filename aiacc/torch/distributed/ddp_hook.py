@@ -9,6 +9,7 @@ from aiacc import _core, basics
 from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
 from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.compression.feedback import NoFeedback, Residual
 from aiacc.compression.wire import wire_of as wire_of_codec
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import view_of
@@ -45,8 +46,13 @@ class HookState:
         self.compression = compressor_of(compression)
         feedback = feedback_of(self.compression)
         self._codec = None if feedback is None else feedback.policy.codec
-        self._keeps = feedback is not None and feedback.feeds_back
+        self._keeps = feedback is not None and isinstance(feedback.policy.keeps, Residual)
         self._residuals: dict[tuple[int, int], torch.Tensor] = {}
+        if feedback is not None and not isinstance(feedback.policy.keeps, NoFeedback | Residual):
+            raise ValueError(
+                f"feedback {feedback.policy.keeps} of a hook (expected residual or none); reduce "
+                "with DistributedOptimizer"
+            )
         if feedback is None and wire_of(self.compression, (), Average) is None:
             raise ValueError(
                 f"compression={name_of(self.compression)} of a hook (expected one of Compression, "

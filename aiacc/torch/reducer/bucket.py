@@ -87,10 +87,11 @@ class Bucket:
         if self._prepared is None or key != self._key:
             self._prepared, self._key = self._prepare(view.spec, encoded), key
         address: Any = view[0]
-        if encoded.residuals:
-            places: Any = tuple(residual.data_ptr() for residual in encoded.residuals)
-            residuals = places[0] if len(sent) == 1 else places
-            handle = self._prepared.start(address, address, view.stream, residuals)
+        if encoded.residuals or encoded.inputs:
+            given = _addresses(encoded.inputs) or address
+            handle = self._prepared.start(
+                given, address, view.stream, _addresses(encoded.residuals) or 0
+            )
         else:
             handle = self._prepared.start(address, 0 if encoded.gathers else address, view.stream)
         as_they_are = sent is tensors and encoded.decode is None and not encoded.changes
@@ -98,6 +99,8 @@ class Bucket:
         self._dtype, self._device, self._shape = sent[0].dtype, sent[0].get_device(), sent[0].shape
         if not dense:
             gradients.sparse.add(self.members[0])
+        if encoded.inputs:
+            sent = [*sent, *encoded.inputs]
         return handle, sent, gradients.adopting(self.members, encoded.decode)
 
     def start_again(self) -> InFlight | None:
@@ -154,6 +157,12 @@ class Bucket:
             options.process_set,
             encoded.wire,
         )
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> Any:
+    """As `_core.Submission.start` takes them; an empty tuple for none."""
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    return addresses[0] if len(addresses) == 1 else addresses
 
 
 def form(plan: Plan, gradients: Gradients, options: ReductionOptions) -> list[Bucket]:

@@ -28,6 +28,8 @@ class Encoded(NamedTuple):
     wire: int = AS_THEY_ARE
     #: Error feedback of each tensor, see `_core.Submission.start`; none: of none.
     residuals: Sequence[torch.Tensor] = ()
+    #: What is reduced instead of what `tensors` have, which get the results; none: these.
+    inputs: Sequence[torch.Tensor] = ()
     #: Whether later steps may encode them otherwise.
     changes: bool = False
     #: The ranks' rows are gathered, not added up.

@@ -34,6 +34,8 @@ std::uint64_t planned_bytes(const Piece& piece) {
   return 0;
 }
 
+constexpr int kMany = 64;
+
 /// What is coded waits for the network several times, whatever its size.
 constexpr std::uint32_t kCodedStretch = 16;
 
@@ -86,6 +88,7 @@ void drop_wire_formats(const std::vector<Operation*>& operations) {
 
 void fill_planner_input(const std::vector<Operation*>& operations,
                         bool gpu_engine,
+                        int members,
                         PlannerInput& plan) {
   auto& [tensors, pieces, classes] = plan;
   tensors.clear();
@@ -114,8 +117,8 @@ void fill_planner_input(const std::vector<Operation*>& operations,
                          static_cast<std::uint32_t>(pack_class),
                          elementwise,
                          elementwise && !whole,
-                         // All use the connections between every two ranks (engines/adasum.h).
-                         kind == OpKind::kAlltoall || whole || coded,
+                         // Both use the connections between every two ranks (engines/adasum.h).
+                         kind == OpKind::kAlltoall || whole || (coded && members > kMany),
                          gpu_engine && operation->request.on_gpu(),
                          static_cast<std::uint32_t>(narrowing),
                          coded ? Coding{request.wire, request.wire_detail}.thinning() : 1,

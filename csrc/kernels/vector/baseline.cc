@@ -1,6 +1,7 @@
 #include "csrc/kernels/vector/kernels.h"
 #include "csrc/kernels/vector/level.h"
 #include "csrc/kernels/vector/quantise.h"
+#include "csrc/kernels/vector/select_kernels.h"
 
 namespace aiacc {
 
@@ -14,6 +15,10 @@ const VectorLevel kBaselineLevel = {"baseline",
                                     &BaselineKernels::largest_magnitude,
                                     &encode_any_blocks,
                                     &decode_any_blocks,
-                                    &decode_add_any_blocks};
+                                    &decode_add_any_blocks,
+                                    &SelectKernels::accumulate,
+                                    &PlainCollect::collect,
+                                    &SelectKernels::count_reaching,
+                                    &SelectKernels::add_magnitudes};
 
 }  // namespace aiacc
