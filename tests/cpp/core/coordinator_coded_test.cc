@@ -39,9 +39,14 @@ Request coded_request(const std::string& name, std::size_t count, const Coding& 
   return request;
 }
 
+/// Hardly any magnitudes of their sums are equal: which of those is the largest is left to chance.
 CodedRank given(int rank, std::size_t count, std::uint32_t step = 0) {
   const auto seed = static_cast<std::uint32_t>(100 * rank) + 7 * step;
-  return {exact_floats(count, seed), exact_floats(count, seed + 1)};
+  CodedRank given{exact_floats(count, seed), exact_floats(count, seed + 1)};
+  for (float& kept : given.residual) {
+    kept /= 128;
+  }
+  return given;
 }
 
 /// What `ranks` get, with the residuals that they have.

@@ -19,7 +19,8 @@ using Floats = std::vector<float>;
 /// What one rank gives to a coded all-reduce, and gets.
 struct CodedRank {
   Floats values;
-  Floats residual;  ///< empty: without feedback
+  Floats residual;         ///< empty: without feedback
+  std::uint64_t seed = 1;  ///< which of equal magnitudes are the largest
 };
 
 /// Multiples of 2^-10 below 8: sums of some ranks are exact, in any order.
@@ -86,7 +87,7 @@ inline void sum_of_largest(std::vector<CodedRank*>& ranks, const Coding& coding)
                    selected,
                    1.0F,
                    coding.mode(),
-                   0,
+                   rank->seed,
                    track,
                    scratch);
     scatter_add(sum.data(), pairs.data(), selected, count, 1.0F);
@@ -122,7 +123,7 @@ inline void coded_sum_of_hosts(std::vector<CodedRank>& ranks,
         begin + count / columns + (static_cast<std::size_t>(column) < count % columns ? 1 : 0);
     std::vector<CodedRank> parts;
     for (const int member : layout.column(column)) {
-      CodedRank part{Floats(end - begin, 0.0F), {}};
+      CodedRank part{Floats(end - begin, 0.0F), {}, ranks[static_cast<std::size_t>(member)].seed};
       for (const int rank : layout.ranks_on(layout.host(member))) {
         for (std::size_t i = begin; i < end; ++i) {
           part.values[i - begin] += ranks[static_cast<std::size_t>(rank)].values[i];

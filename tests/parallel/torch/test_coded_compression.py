@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from functools import partial
 
 import pytest
@@ -141,10 +142,8 @@ def test_compressors_names_and_what_is_refused():
 
 def _overflow():
     hvd.init()
-    infinity, nan = float("inf"), float("nan")
-    for bad, name in (
-        *((infinity, name) for name in ("int8", "int4", "fp8", "topk")),
-        *((nan, name) for name in ("int8", "int4", "fp8")),
+    for bad, name in itertools.product(
+        (float("inf"), float("nan")), ("int8", "int4", "fp8", "topk", "mstopk")
     ):
         tensor = _values(hvd.rank(), 2000)
         if hvd.rank() == 1:
