@@ -310,6 +310,14 @@ def coding_seconds(wire: int, elements: int) -> float:
     coded, see `prepare`.
     """
 
+def select_largest(pairs: int, input: int, count: int, k: int, mode: int) -> bool:
+    """Write the k largest magnitudes of `count` float32 to `pairs`: values, then uint32 indices.
+
+    Addresses of contiguous host memory. `mode`: 0 or 1 for the largest, 2 for MSTopK as published.
+    Blocks: while it works. False: a value is NaN or infinite; then the first such is among the
+    pairs, and the others are zeros. Raises ValueError for a k or a mode that cannot be.
+    """
+
 def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
     """Why so many lanes of NCCL would not be safe in this process; "" if they are, or without NCCL.
 

@@ -5,8 +5,6 @@
 #include <pybind11/stl.h>
 
 #include "csrc/bindings/bindings.h"
-#include "csrc/bindings/request_arguments.h"
-#include "csrc/engines/coding_speed.h"
 #include "csrc/engines/mpi/mpi_loader.h"
 #include "csrc/engines/nccl/nccl_engine.h"
 #include "csrc/engines/nccl/nccl_gpus.h"
@@ -15,25 +13,6 @@
 namespace py = pybind11;
 
 namespace aiacc {
-namespace {
-
-double timed_coding(long long wire, std::size_t elements) {
-  Request request;
-  assign_wire(request, wire);
-  if (!is_coded(request.wire)) {
-    throw Error(Code::kInvalidArgument,
-                std::string("[engines] coding_seconds of wire format ") + name_of(request.wire) +
-                    " (expected one that is coded)");
-  }
-  const std::string problem = coding_problem(request.wire, request.wire_detail);
-  if (!problem.empty()) {
-    throw Error(Code::kInvalidArgument, "[engines] " + problem);
-  }
-  return coding_seconds({request.wire, request.wire_detail}, elements);
-}
-
-}  // namespace
-
 void bind_engines(py::module_& module) {
   module.def("engines", [] {
     py::list rows;
@@ -47,14 +26,6 @@ void bind_engines(py::module_& module) {
     add(device_engine_registry());
     return rows;
   });
-  module.def(
-      "coding_seconds",
-      [](long long wire, std::size_t elements) {
-        const py::gil_scoped_release release;
-        return timed_coding(wire, elements);
-      },
-      py::arg("wire"),
-      py::arg("elements"));
   module.def("nccl_lanes_problem", &nccl_lanes_problem, py::arg("lanes"), py::arg("in_use"));
   module.def("nccl_gpus", [] {
     const NcclGpus gpus = nccl_gpus();
