@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from torch import nn
 import aiacc
 import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, Quantised, parse
-from aiacc.compression.feedback import NoFeedback, Residual
+from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual, ef21, momentum
 from aiacc.compression.policy import Policy
 from aiacc.planning.plan import Plan
 from tests.support.ranks import run_ranks
@@ -325,6 +327,23 @@ def test_sums_and_what_is_kept_are_all_there_was(kind):
     _run(2, _conserved_in_every_way, _POLICIES[kind])
 
 
+def _conserved_on_hosts(hosts):
+    """Ranks keep what is lost between hosts, of their share of their host's sum."""
+    rank = int(os.environ["AIACC_RANK"])
+    os.environ["AIACC_ENGINE"] = "hierarchical"
+    os.environ["AIACC_LOCAL_RANK"] = str(hosts[:rank].count(hosts[rank]))
+    os.environ["AIACC_LOCAL_SIZE"] = str(hosts.count(hosts[rank]))
+    hvd.init()
+    steps = dict.fromkeys(range(len(hosts)), 3)
+    _conserved(_POLICIES["int8"], {}, range(len(hosts)), steps)
+    _conserved(_POLICIES["topk"], {"gradient_as_bucket_view": True}, range(len(hosts)), steps)
+    hvd.shutdown()
+
+
+def test_hosts_of_several_ranks_lose_nothing_either():
+    run_ranks(4, _conserved_on_hosts, "aabb")
+
+
 def _conserved_by_some():
     hvd.init()
     process_set = hvd.add_process_set([0, 2])
@@ -463,6 +482,58 @@ def _all_continued():
 
 def test_a_state_continues_bit_for_bit():
     _run(2, _all_continued)
+
+
+# --- momentum and EF21, against their references on the gradients of all ranks
+
+
+def _largest(values):
+    """What the others decode of an array."""
+    kept = parse("topk:density=0.05").kept(values.size)
+    decoded = np.zeros_like(values)
+    places = np.argsort(-np.abs(values).ravel())[:kept]
+    decoded.ravel()[places] = values.ravel()[places]
+    return decoded
+
+
+def _like_references(options):
+    shape = (40, 30)
+    for feedback in (Momentum(0.5, masking=False), EF21()):
+        model = nn.Module()
+        model.w = nn.Parameter(torch.zeros(shape))
+        policy = Policy(parse("topk:density=0.05"), feedback=feedback, least_elements=64)
+        optimizer = _wrap(model, policy, **options)
+        zeros = np.zeros(shape, np.float32)
+        states = [(zeros, zeros) if isinstance(feedback, Momentum) else zeros for _ in range(2)]
+        for step in range(6):
+            expected = zeros
+            gradients = [_values(10 * step + rank, 1200).view(shape) for rank in range(hvd.size())]
+            for rank, gradient in enumerate(gradients):
+                if isinstance(feedback, Momentum):
+                    sent, states[rank] = momentum(
+                        gradient.numpy(), states[rank], _largest, feedback
+                    )
+                else:
+                    sent, states[rank] = ef21(gradient.numpy(), states[rank], _largest)
+                expected = expected + sent
+            optimizer.zero_grad(set_to_none="gradient_as_bucket_view" not in options)
+            (model.w * gradients[hvd.rank()]).sum().backward()
+            optimizer.step()
+            # Numbers below 8 in up to 6 sums, which the next step rounds anew.
+            np.testing.assert_allclose(
+                model.w.grad.numpy(), expected, rtol=0, atol=(step + 1) * 6 * 2**-22
+            )
+
+
+def _all_like_references():
+    hvd.init()
+    for options in ({}, {"gradient_as_bucket_view": True}):
+        _like_references(options)
+    hvd.shutdown()
+
+
+def test_momentum_and_ef21_are_those_of_their_references():
+    _run(2, _all_like_references)
 
 
 # --- training
