@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aiacc import _core
+from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
 from aiacc.process_sets import has_company
 from aiacc.torch.decoupled import division, norms
@@ -287,7 +287,11 @@ class DecoupledDistributed(ReducingOptimizer):
             return
         trainable = [(name, p) for name, p in setup.named if p.requires_grad]
         trainable = in_order_of(setup.model, trainable)
-        plan = division.buckets(setup.options.planner, describe(trainable))
+        planner = setup.options.planner
+        # Several operations at a time share what is between hosts.
+        planned = planner.argument == "plan" and basics.local_size() < basics.size()
+        parts = _core.lanes() if planned else 1
+        plan = division.buckets(planner, describe(trainable), parts)
         self._exchange = Exchange(setup.model, trainable, plan, setup.options, self._passes)
         self._finalizer = finalizer = weakref.finalize(self, self._exchange.detach)
         finalizer.atexit = False  # type: ignore[misc]  # a property

@@ -53,6 +53,16 @@ def test_a_plan_is_followed_in_the_order_of_the_forward_pass():
     assert buckets(mixed, _gradients(kinds)) == [[0, 2], [1]]
 
 
+def test_buckets_become_operations_that_share_the_network():
+    sizes = [100, 300, 200, 200, 50, 50, 700]
+    gradients = [Gradient(f"p{i}", size, 4, "float32", 0) for i, size in enumerate(sizes)]
+    plan = Planner(lambda _: [[6], [5, 4, 3, 2, 1, 0]], "declared", "plan")
+    assert buckets(plan, gradients, 1) == [[0, 1, 2, 3, 4, 5], [6]]
+    assert buckets(plan, gradients, 2) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert buckets(plan, gradients, 3) == [[0, 1], [2], [3, 4, 5], [6]]
+    assert buckets(plan, gradients, 100) == [[0], [1], [2], [3], [4], [5], [6]]
+
+
 def test_a_plan_with_a_parameter_in_two_places_is_none():
     twice = Planner(lambda _: [[0, 1], [1]], "declared", "plan")
     with pytest.raises(ValueError, match=r"plan: a plan of buckets"):
