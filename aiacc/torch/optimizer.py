@@ -18,9 +18,8 @@ from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
-from aiacc.torch.compression.auto import AUTO
+from aiacc.torch.auto_compression import AUTO
 from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of, name_of
-from aiacc.torch.compression.feedback import feedback_of
 from aiacc.torch.compression.wire_format import has_cast
 from aiacc.torch.decoupled.checks import check_arguments
 from aiacc.torch.decoupled.distribute import distribute_decoupled
@@ -33,6 +32,7 @@ from aiacc.torch.optimizer_mixin import (
     distribute,
 )
 from aiacc.torch.reducer.codec import compressing
+from aiacc.torch.reducer.feedback import feedback_of
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, fused, planned, singly

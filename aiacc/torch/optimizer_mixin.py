@@ -12,11 +12,11 @@ import torch
 from aiacc import _core
 from aiacc.autotune.profile import Profile
 from aiacc.collectives.reduce_ops import Average, Sum
+from aiacc.torch.auto_compression import AutoCompression
 from aiacc.torch.auto_plan import AutoPlan
-from aiacc.torch.compression.auto import AutoCompression
-from aiacc.torch.compression.feedback import Feedback
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import profile_of
+from aiacc.torch.reducer.feedback import Feedback
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.wrapped_optimizer import (

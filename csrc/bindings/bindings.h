@@ -18,7 +18,6 @@ void bind_process_sets(pybind11::module_& module);
 void bind_messages(pybind11::module_& module);
 void bind_results(pybind11::module_& module);
 void bind_engines(pybind11::module_& module);
-void bind_kernels(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 
 }  // namespace aiacc

@@ -14,9 +14,9 @@ from aiacc.compression.wire import wire_of as wire_of_codec
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import view_of
 from aiacc.torch.compression.compressors import Compression, compressor_of, name_of
-from aiacc.torch.compression.feedback import feedback_of
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.distributed.work import CollectiveWork, Futures
+from aiacc.torch.reducer.feedback import feedback_of
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from aiacc.compression.feedback import NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.torch.compression.compressors import Compression
-from aiacc.torch.compression.feedback import Feedback, feedback_of
+from aiacc.torch.reducer.feedback import Feedback, feedback_of
 from aiacc.torch.reducer.storage import flat_buckets
 
 SHAPE = (128, 128)

@@ -19,7 +19,7 @@ from aiacc.compression.wire import wire_of
 from aiacc.planning.cost import Affine
 from aiacc.planning.fit import Operation, fit_steps
 from aiacc.process_sets import first_rank, has_company
-from aiacc.torch.compression.feedback import Feedback
+from aiacc.torch.reducer.feedback import Feedback
 from aiacc.torch.reducer.plan import fused_from_the_end, singly
 
 if TYPE_CHECKING:

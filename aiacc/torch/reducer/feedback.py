@@ -14,8 +14,8 @@ from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded, wire_of
 from aiacc.torch.compression.compressors import CodedCompressor, Compression
 from aiacc.torch.compression.encode import to_send
-from aiacc.torch.compression.kept import BEFORE, KNOWN, MOMENTUM, RESIDUAL, Kept
 from aiacc.torch.reducer.codec import Codec, Encoded
+from aiacc.torch.reducer.kept import BEFORE, KNOWN, MOMENTUM, RESIDUAL, Kept
 from aiacc.torch.reducer.storage import Flat
 
 _FLOAT32 = "float32"
