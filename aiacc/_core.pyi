@@ -114,7 +114,9 @@ def prepare(
     JOIN has no name, memory or process set (`take_join`).
     `device`: -1 for host memory, else the ordinal of the CUDA device that all the memory is on.
     `wire`: how the float32 tensor of an ALLREDUCE travels, and is added up: 0 as it is, 1 float16,
-    2 bfloat16, 3 float8_e4m3, 4 float8_e5m2 (these two between CUDA devices only).
+    2 bfloat16, 3 float8_e4m3, 4 float8_e5m2 (these two between CUDA devices only); or coded, in
+    host memory, with Sum and Average only: 5 int8, 6 int4, 7 float8 in blocks, 8 the largest
+    elements, plus 256 times their number (`aiacc.compression.wire`).
     Raises ValueError for what no job could do. Needs no `init`, and outlives `shutdown`.
     """
 
@@ -126,6 +128,7 @@ class Submission:
         input: int | tuple[int, ...],
         output: int | tuple[int, ...],
         stream: int = 0,
+        residual: int | tuple[int, ...] = 0,
         /,
     ) -> int:
         """Queue the operation and return its handle at once.
@@ -137,6 +140,8 @@ class Submission:
         then `take_output` gives no bytes, unless the shapes differ. BROADCAST reads `input` on the
         root only. `stream`: of a device, the CUDA stream (0: the legacy default one) whose work so
         far has to be done before the memory is read or written; the host does not wait for it.
+        `residual`: of a coded ALLREDUCE, float32 of as many elements that are added to the input
+        (after the prescale factor) and become what the code loses; the same memory in every step.
         Raises ValueError for bad input (also a name that is already in flight in the process set,
         and a process set without this rank), NotImplementedError for what this engine or device
         cannot, HorovodInternalError (`aiacc.CollectiveError`) when not initialised or after a fatal
@@ -297,6 +302,21 @@ def stats() -> dict[str, int | float]:
 
 def engines() -> list[tuple[str, bool, str]]:
     """(name, viable, version or reason and remedy) of every engine this build knows."""
+
+def coding_seconds(wire: int, elements: int) -> float:
+    """How long this rank takes to code an all-reduce of so many float32 by itself, with residuals.
+
+    Blocks: for some times as long; needs no `init`. Raises ValueError for a wire format that is not
+    coded, see `prepare`.
+    """
+
+def select_largest(pairs: int, input: int, count: int, k: int, mode: int) -> bool:
+    """Write the k largest magnitudes of `count` float32 to `pairs`: values, then uint32 indices.
+
+    Addresses of contiguous host memory. `mode`: 0 or 1 for the largest, 2 for MSTopK as published.
+    Blocks: while it works. False: a value is NaN or infinite; then the first such is among the
+    pairs, and the others are zeros. Raises ValueError for a k or a mode that cannot be.
+    """
 
 def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
     """Why so many lanes of NCCL would not be safe in this process; "" if they are, or without NCCL.

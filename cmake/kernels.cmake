@@ -9,8 +9,15 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/check_finite.cc
   csrc/kernels/half.cc
   csrc/kernels/narrow.cc
+  csrc/kernels/quantise.cc
   csrc/kernels/reduce.cc
   csrc/kernels/scale.cc
+  csrc/kernels/select.cc
+  csrc/kernels/selection/candidates.cc
+  csrc/kernels/selection/mstopk.cc
+  csrc/kernels/selection/radix.cc
+  csrc/kernels/selection/selector.cc
+  csrc/kernels/selection/threshold_track.cc
   csrc/kernels/vector/baseline.cc
 )
 # Contraction to fused multiply-add would make the levels differ; without the assumption that

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiacc.compression.codecs import FLOAT32
+from aiacc.compression.costs import cluster_of
+from aiacc.compression.explain import explain as explain_compression
 from aiacc.planning import chart, graphs, planners
 from aiacc.planning.ddp import bucket_cap_mb_list
 from aiacc.planning.explain import explain
@@ -25,6 +28,7 @@ recursive_doubling or halving_doubling for others; capacity=4 where one flow fil
 
   aiacc-plan simulate resnet50 --net alpha=30e-6,gbit=10 --world 4..2048 --planner all
   aiacc-plan explain resnet50 --net 10gbe-64
+  aiacc-plan explain resnet50 --net 10gbe-64 --compression
   aiacc-plan plan resnet50 --net 10gbe-64 --output plan.json
   aiacc-plan ddp resnet50 --net 10gbe-64
   aiaccrun -np 4 aiacc-plan probe --output net.json
@@ -79,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         if name == "simulate":
             command.add_argument("--plot", metavar="PNG", type=Path, help="scaling, or Gantt chart")
             command.add_argument("--chrome", metavar="JSON", type=Path, help="for Perfetto")
+        if name == "explain":
+            command.add_argument(
+                "--compression",
+                action="store_true",
+                help="below which densities and bandwidths codecs pay instead",
+            )
         if name == "plan":
             command.add_argument("--output", metavar="FILE", type=Path, help="default: print it")
     command = commands.add_parser(
@@ -139,7 +149,18 @@ def _plan(options: argparse.Namespace) -> list[str]:
 
 def _explain(options: argparse.Namespace) -> list[str]:
     trace, network, plan = _made(options)
-    return list(explain(trace, network.cost(_one_world(options, network)), plan))
+    world = _one_world(options, network)
+    cost = network.cost(world)
+    if not options.compression:
+        return list(explain(trace, cost, plan))
+    if world is None:
+        raise ValueError(
+            f"--net {options.net} does not tell the number of ranks, which --compression needs "
+            "(expected world=16 among its fields, or a network by alpha and gbit with --world)"
+        )
+    elements = {tensor.name: max(1, tensor.bytes // FLOAT32) for tensor in trace.tensors}
+    buckets = [sum(elements[name] for name in bucket) for bucket in plan.buckets]
+    return list(explain_compression(cluster_of(cost, int(world)), buckets))
 
 
 def _ddp(options: argparse.Namespace) -> list[str]:

@@ -9,6 +9,10 @@ import tensorflow as tf
 
 from aiacc.collectives.reduce_ops import Adasum
 from aiacc.collectives.submission import AS_BFLOAT16, AS_FLOAT16, AS_THEY_ARE
+from aiacc.compression.codecs import Codec, Quantised, parse
+from aiacc.compression.feedback import NoFeedback
+from aiacc.compression.policy import Policy
+from aiacc.compression.wire import wire_of
 
 
 class Compressor(Protocol):
@@ -69,22 +73,96 @@ class BF16Compressor(_Casting):
     dtype = tf.bfloat16
 
 
+class CodedCompressor:
+    """Lets float32 tensors travel as a codec of `aiacc.compression` makes them.
+
+    In sums and averages only: nothing else has a code. Other dtypes pass unchanged in those.
+
+    Attributes:
+        codec: How they travel.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        """Stand for ``codec``."""
+        self.codec = codec
+
+    def __str__(self) -> str:
+        return str(self.codec)
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        """``tensor`` itself, unless it is floating-point.
+
+        Raises:
+            ValueError: It is: no cast stands for a codec.
+        """
+        if tensor.dtype.is_floating:
+            raise ValueError(
+                f"[tensorflow] compression={self.codec}: tensor of dtype {tensor.dtype.name} in an "
+                "operation without codecs (expected an all-reduce, not Adasum); use "
+                "Compression.bf16"
+            )
+        return tensor, None
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        """``tensor`` itself."""
+        del ctx
+        return tensor
+
+
 class Compression:
     """The compressors that there are."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = CodedCompressor(Quantised("int8"))
+    int4 = CodedCompressor(Quantised("int4"))
+    fp8 = CodedCompressor(Quantised("fp8"))
+
+
+def compressor_of(compression: Any) -> Any:
+    """A compressor for what may stand for one: a codec, or its name. Others are returned as is.
+
+    Raises:
+        ValueError: A name of none.
+    """
+    if isinstance(compression, str):
+        compression = parse(compression)
+    if isinstance(compression, Codec):
+        plain = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
+        return plain.get(compression.name) or CodedCompressor(compression)
+    return compression
+
+
+def gradient_policy(compression: Any) -> Policy | None:
+    """Which gradients a coded compressor is for; None: another one, which takes all.
+
+    Raises:
+        ValueError: It loses so much that only error feedback makes up for it.
+    """
+    if not isinstance(compression, CodedCompressor):
+        return None
+    policy = Policy(compression.codec)
+    if not isinstance(policy.keeps, NoFeedback):
+        raise ValueError(
+            f"compression={compression} of gradients (expected none, fp16, bf16, int8 or fp8: the "
+            "front-end of TensorFlow has no error feedback, without which this one loses too "
+            "much); use Compression.int8, or the front-end of torch"
+        )
+    return policy
 
 
 #: Into these the core narrows float32 itself.
 _WIRE_FORMATS: dict[type, int] = {FP16Compressor: AS_FLOAT16, BF16Compressor: AS_BFLOAT16}
 
 
-def to_send(
-    compression: type[Compressor], tensors: Sequence[Any], op: int
-) -> tuple[list[Any], list[Any], int]:
+def to_send(compression: Any, tensors: Sequence[Any], op: int) -> tuple[list[Any], list[Any], int]:
     """What an all-reduce sends for ``tensors``: tensors, what `restored` needs, a wire format."""
+    if isinstance(compression, CodedCompressor):
+        coded = op != Adasum and all(t.dtype == tf.float32 for t in tensors)
+        if coded or not any(t.dtype.is_floating for t in tensors):
+            code = wire_of(compression.codec) if coded else AS_THEY_ARE
+            return list(tensors), [None] * len(tensors), code
     wire = _WIRE_FORMATS.get(compression)
     if wire is not None and op != Adasum and all(t.dtype == tf.float32 for t in tensors):
         return list(tensors), [None] * len(tensors), wire

@@ -10,8 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors
+from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set
-from aiacc.tensorflow.compression import Compression, Compressor
+from aiacc.tensorflow.compression import (
+    Compression,
+    Compressor,
+    compressor_of,
+    gradient_policy,
+)
 from aiacc.tensorflow.ops.allreduce import allreduce, grouped_allreduce
 from aiacc.tensorflow.ops.topology import size_of
 from aiacc.tensorflow.planned import PlannedBuckets, names_of
@@ -36,6 +42,7 @@ class GradientReduction:
     def __post_init__(self) -> None:
         """Raise ValueError for what does not fit together."""
         gradient_factors(self.op, self.gradient_predivide_factor)
+        gradient_policy(compressor_of(self.compression))
         if isinstance(self.groups, int) and self.groups <= 0:
             raise ValueError(
                 f"groups={self.groups} (expected a positive number or a list of lists of variables)"
@@ -145,9 +152,23 @@ class GradientReduction:
         return [[i] for i in present]
 
     def _reduce(self, grads: list[Any]) -> list[Any]:
+        compression = compressor_of(self.compression)
+        policy = gradient_policy(compression)
+        if policy is None:
+            return self._reduced(grads, compression)
+        small = [i for i, grad in enumerate(grads) if not _is_coded(grad, policy)]
+        large = [i for i in range(len(grads)) if i not in small]
+        reduced = dict.fromkeys(range(len(grads)))
+        for members, compressor in ((large, compression), (small, Compression.none)):
+            if members:
+                results = self._reduced([grads[i] for i in members], compressor)
+                reduced.update(zip(members, results, strict=True))
+        return list(reduced.values())
+
+    def _reduced(self, grads: list[Any], compression: Any) -> list[Any]:
         prescale, postscale = gradient_factors(self.op, self.gradient_predivide_factor)
         arguments: dict[str, Any] = {
-            "compression": self.compression,
+            "compression": compression,
             "op": self.op,
             "process_set": self.process_set,
             "prescale_factor": prescale,
@@ -156,6 +177,12 @@ class GradientReduction:
         if len(grads) == 1:
             return [allreduce(grads[0], **arguments)]
         return grouped_allreduce(grads, **arguments)
+
+
+def _is_coded(grad: Any, policy: Policy) -> bool:
+    if isinstance(grad, tf.IndexedSlices) or not grad.shape.is_fully_defined():
+        return False
+    return policy.compresses("", grad.shape.as_list(), grad.dtype.name)
 
 
 def _values(grad: Any) -> Any:

@@ -13,8 +13,9 @@ from aiacc.exceptions import (
 )
 from aiacc.torch import elastic, mpi_ops
 from aiacc.torch.compile import compile_blocks
+from aiacc.torch.compression.topk import topk_threshold
 from aiacc.torch.distributed import process_group
-from aiacc.torch.distributed.ddp_hook import allreduce_hook
+from aiacc.torch.distributed.ddp_hook import HookState, allreduce_hook
 from aiacc.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -30,6 +31,7 @@ process_group.register()
 __all__ = [
     "CollectiveError",
     "DistributedOptimizer",
+    "HookState",
     "HorovodVersionMismatchError",
     "HostsUpdatedInterrupt",
     "SyncBatchNorm",
@@ -41,5 +43,6 @@ __all__ = [
     "check_extension",
     "compile_blocks",
     "elastic",
+    "topk_threshold",
 ]
 __all__ += mpi_ops.__all__

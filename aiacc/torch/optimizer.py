@@ -6,16 +6,20 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
+from aiacc.compression.codecs import NONE, Codec
+from aiacc.compression.policy import Policy
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.auto_compression import AUTO
+from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of, name_of
 from aiacc.torch.compression.wire_format import has_cast
 from aiacc.torch.decoupled.checks import check_arguments
 from aiacc.torch.decoupled.distribute import distribute_decoupled
@@ -28,20 +32,23 @@ from aiacc.torch.optimizer_mixin import (
     distribute,
 )
 from aiacc.torch.reducer.codec import compressing
+from aiacc.torch.reducer.feedback import feedback_of
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, planned, singly
+from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, fused, planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.reducer.storage import flat_buckets, own_memory
 
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20
+#: Of what travels coded, which waits for the network several times, whatever its size.
+FUSED_BYTES = 32 << 20
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | Compressor | Codec | Policy | str = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -74,7 +81,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             and the parameter groups.
         named_parameters: (name, parameter) for every parameter of ``optimizer``; the names pair
             the gradients of the ranks. Default: names by position.
-        compression: Form in which gradients travel.
+        compression: Form in which gradients travel: one of `Compression`; the name of a codec of
+            `aiacc.compression.codecs`, such as "int8" or "mstopk:density=0.01"; or a `Policy`,
+            which also says which gradients are compressed (default: of two dimensions and 16,384
+            elements at least), from which step on, and what becomes of what is lost. "auto": some
+            steps measure what 16 bits, int8 or MSTopK would save on this network; what is faster
+            stays, and says so.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
         op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
             would make to the parameters, in `step`.
@@ -135,6 +147,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
+    finds_codec = compression == AUTO
+    compressor: Any = Policy(NONE) if finds_codec else compressor_of(compression)
     options = partial(
         ReductionOptions,
         op=op,
@@ -151,7 +165,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "with aiacc-plan, or use schedule='all_reduce'"
             )
         model = check_arguments(
-            optimizer, model, op, compression, groups, gradient_as_bucket_view, bucket_bytes
+            optimizer, model, op, compressor, groups, gradient_as_bucket_view, bucket_bytes
         )
         if plan is not None:
             _check_plan(plan, None, [name for name, _ in named], schedule)
@@ -159,24 +173,36 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return distribute_decoupled(optimizer, Setup(model, named, decoupled), passes)
     if op == Adasum:
         together = groups if plan is None else plan
-        _check_adasum(process_set, together, gradient_as_bucket_view, compression)
-        adasum = distribute_adasum(optimizer, named, compression)
+        _check_adasum(process_set, together, gradient_as_bucket_view, compressor)
+        adasum = distribute_adasum(optimizer, named, compressor)
         adasum.set_backward_passes_per_step(passes)
         return adasum
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
+    feedback = feedback_of(compressor, prescale_factor)
+    if finds_codec and (plan is not None or groups is not None or gradient_as_bucket_view):
+        raise ValueError(
+            "compression='auto' with plan, groups or gradient_as_bucket_view (expected none of "
+            "them: it forms buckets of its own); leave them out, or name a codec"
+        )
+    compressed = [] if feedback is None else feedback.compressed(named)
     if isinstance(plan, Plan):
         _check_plan(plan, groups, [name for name, _ in named])
         planner = planned(plan)
     elif wish is not None:
         _check_alone(groups)
         planner = singly()
+    elif gradient_as_bucket_view:
+        planner = by_size(bucket_bytes if feedback is None else FUSED_BYTES, compressed)
+    elif groups is None and feedback is not None and not finds_codec:
+        planner = fused(FUSED_BYTES, compressed)
     else:
-        planner = by_size(bucket_bytes) if gradient_as_bucket_view else _planner(groups, named)
+        planner = _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
-    codec = partial(compressing, compression)
+    codec = partial(compressing, compressor) if feedback is None else feedback.codec
     all_reduce = options(planner=planner, storage=storage, codec=codec)
-    return distribute(optimizer, GradientReducer(named, all_reduce, passes), wish)
+    reducer = GradientReducer(named, all_reduce, passes)
+    return distribute(optimizer, reducer, wish, feedback, finds_codec)
 
 
 def _resolve_groups(
@@ -213,9 +239,7 @@ def _planner(groups: int | list[list[torch.Tensor]] | None, named: NamedParamete
     return chosen([[name_of[p] for p in group if p in name_of] for group in groups])
 
 
-def _check_adasum(
-    process_set: ProcessSet, groups: object, buckets: bool, compression: type[Compressor]
-) -> None:
+def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool, compression: Any) -> None:
     if process_set.process_set_id != 0:
         raise NotImplementedError(  # Horovod's class
             f"op=Adasum with {process_set} (expected global_process_set); use op=Average"
@@ -227,7 +251,7 @@ def _check_adasum(
         )
     if not has_cast(compression):
         raise ValueError(
-            f"op=Adasum with compression={compression.__name__} (expected one that casts, for "
+            f"op=Adasum with compression={name_of(compression)} (expected one that casts, for "
             "NCCL does not combine changes); use Compression.bf16"
         )
 

@@ -12,9 +12,11 @@ import torch
 from aiacc import _core
 from aiacc.autotune.profile import Profile
 from aiacc.collectives.reduce_ops import Average, Sum
+from aiacc.torch.auto_compression import AutoCompression
 from aiacc.torch.auto_plan import AutoPlan
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import profile_of
+from aiacc.torch.reducer.feedback import Feedback
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.wrapped_optimizer import (
@@ -26,11 +28,16 @@ from aiacc.torch.wrapped_optimizer import (
 
 
 class DistributedOptimizerMixin(ReducingOptimizer):
-    """Put before the class of the wrapped optimizer by `distribute`."""
+    """Put before the class of the wrapped optimizer by `distribute`.
 
+    Attributes:
+        feedback: What codecs have lost of gradients; None: nothing is coded.
+    """
+
+    feedback: Feedback | None = None
     _reducer: GradientReducer
     _profile: Profile | None
-    _plan: AutoPlan | None
+    _plan: AutoPlan | AutoCompression | None
 
     @property
     def _options(self) -> ReductionOptions:
@@ -153,7 +160,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
 
 
 def distribute(
-    optimizer: torch.optim.Optimizer, reducer: GradientReducer, plan: str | None = None
+    optimizer: torch.optim.Optimizer,
+    reducer: GradientReducer,
+    plan: str | None = None,
+    feedback: Feedback | None = None,
+    finds_codec: bool = False,
 ) -> DistributedOptimizerMixin:
     """Make one that shares the state of ``optimizer`` and steps with reduced gradients.
 
@@ -161,11 +172,16 @@ def distribute(
         optimizer: Whose state it shares.
         reducer: Of its gradients.
         plan: What `AutoPlan` is to find, if anything.
+        feedback: What codes its gradients, if anything.
+        finds_codec: Whether `AutoCompression` is to find out how.
     """
     distributed = _new(type(optimizer), reducer)
     take_over(distributed, optimizer)
     distributed._profile = profile_of(reducer.named, reducer.options.process_set)
-    if plan is not None:
+    distributed.feedback = feedback
+    if feedback is not None and finds_codec:
+        distributed._plan = AutoCompression(reducer, feedback)
+    elif plan is not None:
         distributed._plan = AutoPlan(reducer, plan)
         weakref.finalize(distributed, distributed._plan.detach)
     return distributed

@@ -112,12 +112,20 @@ const char* name_of(WireFormat wire) {
       return "float8_e4m3";
     case WireFormat::kFloat8E5M2:
       return "float8_e5m2";
+    case WireFormat::kInt8Blocks:
+      return "int8_blocks";
+    case WireFormat::kInt4Blocks:
+      return "int4_blocks";
+    case WireFormat::kFloat8Blocks:
+      return "float8_blocks";
+    case WireFormat::kLargest:
+      return "largest";
   }
   return "unknown";
 }
 
 std::size_t size_on_wire(DataType dtype, WireFormat wire) {
-  return is_float8(wire) ? 1 : size_of(dtype_on_wire(dtype, wire));
+  return is_float8(wire) || is_coded(wire) ? 1 : size_of(dtype_on_wire(dtype, wire));
 }
 
 DataType dtype_from(int value) {

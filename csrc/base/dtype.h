@@ -34,15 +34,20 @@ enum class ReduceOp : std::uint8_t {
   kProduct = 5,
 };
 
-/// How floats travel: as they are in the tensor, or narrowed. The 8-bit ones exist only there.
+/// How floats travel: as they are in the tensor, or narrowed. The 8-bit ones exist only there. The
+/// last ones are *coded*: what travels are not elements (engines/coding.h).
 enum class WireFormat : std::uint8_t {
   kTensor = 0,
   kFloat16 = 1,
   kBFloat16 = 2,
   kFloat8E4M3 = 3,
   kFloat8E5M2 = 4,
+  kInt8Blocks = 5,
+  kInt4Blocks = 6,
+  kFloat8Blocks = 7,
+  kLargest = 8,
 };
-inline constexpr int kWireFormats = 5;
+inline constexpr int kWireFormats = 9;
 
 /// The arithmetic of one all-reduce: factor * (a op b op ...). What the factor does to integers and
 /// 16-bit floats is said in kernels/scale.h.
@@ -72,6 +77,8 @@ constexpr bool is_float8(WireFormat wire) {
   return wire == WireFormat::kFloat8E4M3 || wire == WireFormat::kFloat8E5M2;
 }
 
+constexpr bool is_coded(WireFormat wire) { return wire >= WireFormat::kInt8Blocks; }
+
 /// Of the elements that travel, and are combined, unless they are 8-bit floats.
 constexpr DataType dtype_on_wire(DataType dtype, WireFormat wire) {
   return wire == WireFormat::kFloat16    ? DataType::kFloat16
@@ -79,7 +86,7 @@ constexpr DataType dtype_on_wire(DataType dtype, WireFormat wire) {
                                          : dtype;
 }
 
-/// Bytes of one element of a tensor on the wire.
+/// Bytes of one element of a tensor on the wire; 1 of those that are coded, whatever they are.
 std::size_t size_on_wire(DataType dtype, WireFormat wire);
 
 /// Throw Error(kInvalidArgument) on a number that names nothing.

@@ -99,7 +99,7 @@ void assign(Submission& submission, PyObject* const* arguments, Py_ssize_t count
       count > kOp ? reduce_op_from(static_cast<int>(integer(arguments[kOp]))) : ReduceOp::kSum;
   request.prescale = count > kPrescale ? number(arguments[kPrescale]) : 1.0;
   request.postscale = count > kPostscale ? number(arguments[kPostscale]) : 1.0;
-  request.wire = count > kWire ? wire_from(integer(arguments[kWire])) : WireFormat::kTensor;
+  assign_wire(request, count > kWire ? integer(arguments[kWire]) : 0);
   request.root = count > kRoot ? static_cast<std::int32_t>(integer(arguments[kRoot])) : 0;
   request.numbers.clear();
   if (count > kSplits) {
@@ -163,15 +163,19 @@ Handle start(const Submission& submission, PyObject* const* arguments, Py_ssize_
   Coordinator& coordinator = session->coordinator();
   std::shared_ptr<Operation> operation = operation_of(submission, coordinator);
   operation->stream = count > 2 ? static_cast<CudaStream>(address(arguments[2])) : nullptr;
+  PyObject* residuals = count > 3 ? arguments[3] : nullptr;
   if (PyLong_Check(arguments[0]) && prepared.more.empty()) {
     operation->input = address(arguments[0]);
     operation->output = address(arguments[1]);
+    operation->residual = residuals == nullptr ? nullptr : address(residuals);
   } else {
     const std::size_t tensors = prepared.tensors();
     operation->more.resize(tensors - 1);
     for (std::size_t i = 0; i < tensors; ++i) {
       operation->tensor(i).input = address(item(arguments[0], i, tensors));
       operation->tensor(i).output = address(item(arguments[1], i, tensors));
+      operation->tensor(i).residual =
+          residuals == nullptr ? nullptr : address(item(residuals, i, tensors));
     }
   }
   return coordinator.submit(std::move(operation));
@@ -179,9 +183,10 @@ Handle start(const Submission& submission, PyObject* const* arguments, Py_ssize_
 
 PyObject* call_start(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    if (count != 2 && count != 3) {
+    if (count < 2 || count > 4) {
       throw py::type_error("[submit] start of " + std::to_string(count) +
-                           " arguments (expected input and output, and a stream for CUDA)");
+                           " arguments (expected input and output, a stream for CUDA, and where "
+                           "residuals are)");
     }
     return PyLong_FromLongLong(start(*reinterpret_cast<Submission*>(self), arguments, count));
   });

@@ -97,7 +97,14 @@ typedef enum aiacc_wire {
   AIACC_WIRE_FLOAT16 = 1,
   AIACC_WIRE_BFLOAT16 = 2,
   AIACC_WIRE_FLOAT8_E4M3 = 3,
-  AIACC_WIRE_FLOAT8_E5M2 = 4
+  AIACC_WIRE_FLOAT8_E5M2 = 4,
+  /* Coded, in host memory only; plus 256 times a number. In blocks: elements of a block, a power of
+     two from 128 to 1024, plus 65536 for stochastic rounding. */
+  AIACC_WIRE_INT8_BLOCKS = 5,
+  AIACC_WIRE_INT4_BLOCKS = 6,
+  AIACC_WIRE_FLOAT8_BLOCKS = 7,
+  /* The largest: their density in millionths, up to 100000. */
+  AIACC_WIRE_LARGEST = 8
 } aiacc_wire;
 
 /* AIACC_ABI_VERSION of the library. Also without a runtime, like the next two. */

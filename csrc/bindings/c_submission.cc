@@ -25,7 +25,7 @@ static_assert(AIACC_JOIN == static_cast<int>(OpKind::kJoin) &&
 static_assert(AIACC_UINT64 == kDataTypes - 1 &&
               AIACC_FLOAT32 == static_cast<int>(DataType::kFloat32));
 static_assert(AIACC_PRODUCT == static_cast<int>(ReduceOp::kProduct));
-static_assert(AIACC_WIRE_FLOAT8_E5M2 == kWireFormats - 1);
+static_assert(AIACC_WIRE_LARGEST == kWireFormats - 1);
 
 /// What callers of ABI 1 have at least, whatever members come later.
 constexpr std::size_t kFirstSize = 128;
@@ -235,7 +235,7 @@ Request request_from(const aiacc_submission& from, int rank) {
            " tensors (expected 0)");
   }
   request.op = reduce_op_from(from.op);
-  request.wire = wire_from(from.wire);
+  assign_wire(request, from.wire);
   request.prescale = from.prescale;
   request.postscale = from.postscale;
   request.root = from.root;

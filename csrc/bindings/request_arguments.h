@@ -21,13 +21,18 @@ inline OpKind kind_from(long long kind) {
   return static_cast<OpKind>(kind);
 }
 
-inline WireFormat wire_from(long long wire) {
-  if (wire < 0 || wire >= kWireFormats) {
+/// A wire format in the lowest 8 bits, and the numbers of a coded one in those above.
+inline void assign_wire(Request& request, long long wire) {
+  constexpr long long kFormats = 256;
+  constexpr long long kMost = (1LL << 31) - 1;
+  if (wire < 0 || wire > kMost || wire % kFormats >= kWireFormats) {
     throw Error(Code::kInvalidArgument,
                 "[submit] wire format " + std::to_string(wire) + " (expected 0.." +
-                    std::to_string(kWireFormats - 1) + ")");
+                    std::to_string(kWireFormats - 1) + ", plus " + std::to_string(kFormats) +
+                    " times the number of a coded one)");
   }
-  return static_cast<WireFormat>(wire);
+  request.wire = static_cast<WireFormat>(wire % kFormats);
+  request.wire_detail = static_cast<std::uint32_t>(wire / kFormats);
 }
 
 inline void check_extents(const TensorSpec& spec) {

@@ -14,6 +14,9 @@
 
 namespace aiacc {
 
+struct CodedReduce;
+struct CodedMemory;
+
 /// Moves the bytes of tensors in host memory between ranks. For tensors on GPUs see DeviceEngine.
 ///
 /// Threads: a lane is used by one thread at a time, different lanes concurrently. Besides the
@@ -85,6 +88,16 @@ class Engine {
     throw Error(Code::kInternal, std::string("[engines] ") + name() + " has no slots");
   }
 
+  /// A coded all-reduce in the engine's own way, if it has one: an engine of two levels codes only
+  /// what travels between hosts, and a rank keeps the residual of its share of its host's sum.
+  /// False: it has none, on no rank, and coded_all_reduce does it.
+  virtual bool all_reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory) {
+    static_cast<void>(lane);
+    static_cast<void>(reduce);
+    static_cast<void>(memory);
+    return false;
+  }
+
   /// `buffer` of `root` is copied to all ranks.
   virtual void broadcast(int lane, void* buffer, std::size_t bytes, int root) = 0;
 
@@ -101,9 +114,8 @@ class Engine {
                               const Reduction& reduction) = 0;
 
   /// Sends `send_bytes[r]` bytes to every rank r and receives `recv_bytes[r]` from it; both buffers
-  /// are contiguous, in rank order. What rank a sends to b is what b expects from a. One at a time,
-  /// in the same order on all ranks, whatever lanes they are on: all lanes share the connections
-  /// between every two ranks.
+  /// are contiguous, in rank order. What rank a sends to b is what b expects from a. An engine may
+  /// connect every two ranks for it, once more for each lane that such an operation comes to.
   virtual void all_to_all(int lane,
                           const void* send,
                           void* recv,

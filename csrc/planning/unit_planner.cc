@@ -20,7 +20,8 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
 }
 
 std::uint64_t unit_bytes_of(const PlannedTensor& tensor, const Parameters& parameters) {
-  return tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes;
+  return (tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes) * tensor.thinning *
+         tensor.stretch;
 }
 
 std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
@@ -96,12 +97,13 @@ void plan_units(const std::vector<PlannedTensor>& tensors,
     PlannedUnit& unit = plan.units[i];
     const PlannedTensor& first = tensors[unit.slices.front().tensor];
     unit.seq = first_seq++;
+    unit.wire_bytes = divided_up(unit.bytes, first.thinning);
     if (first.pinned) {
-      unit.lane = loads.pin(unit.bytes, parameters, express_lane);
+      unit.lane = loads.pin(unit.wire_bytes, parameters, express_lane);
     } else {
-      unit.lane = unit.bytes <= kExpressBytes ? express_lane : loads.assign(unit.bytes, parameters);
+      unit.lane = unit.wire_bytes <= kExpressBytes ? express_lane
+                                                   : loads.assign(unit.wire_bytes, parameters);
     }
-    unit.wire_bytes = unit.bytes;
     unit.bytes *= first.narrowing;
     for (Slice& slice : unit.slices) {
       slice.offset *= first.narrowing;

@@ -39,17 +39,20 @@ PACKAGES = {
     "bootstrap/providers": {"bootstrap"},
     "autotune": {"collectives"},
     "array": {"collectives"},
+    "compression": {"planning"},
     "run": {
         "autotune",
         "bootstrap",
         "bootstrap/providers",
         "array",
         "collectives",
+        "compression",
         "planning",
         "planning/models",
     },
     "torch": {
         "collectives",
+        "compression",
         "planning",
         "autotune",
         "bootstrap",
@@ -61,10 +64,11 @@ PACKAGES = {
         "torch/distributed",
         "torch/elastic",
     },
-    "torch/compression": {"collectives", "torch"},
+    "torch/compression": {"collectives", "compression", "torch"},
     "torch/ops": {"collectives", "torch", "torch/compression"},
     "torch/reducer": {
         "collectives",
+        "compression",
         "autotune",
         "planning",
         "torch",
@@ -79,9 +83,24 @@ PACKAGES = {
         "torch/compression",
         "torch/reducer",
     },
-    "torch/distributed": {"collectives", "bootstrap", "bootstrap/providers", "torch"},
+    "torch/distributed": {
+        "collectives",
+        "compression",
+        "bootstrap",
+        "bootstrap/providers",
+        "torch",
+        "torch/compression",
+        "torch/reducer",
+    },
     "torch/elastic": {"collectives", "torch"},
-    "tensorflow": {"autotune", "collectives", "planning", "tensorflow/ops", "tensorflow/keras"},
+    "tensorflow": {
+        "autotune",
+        "collectives",
+        "compression",
+        "planning",
+        "tensorflow/ops",
+        "tensorflow/keras",
+    },
     "tensorflow/ops": {"collectives", "tensorflow"},
     "tensorflow/keras": {"collectives", "planning", "tensorflow", "tensorflow/ops"},
     "keras": {"planning", "tensorflow", "tensorflow/keras"},
@@ -315,6 +334,8 @@ def test_no_module_imports_itself_through_others():
         ("array", "import aiacc.torch.ops.allgather"),
         ("torch/ops", "from aiacc.torch.reducer.reducer import GradientReducer"),
         ("bootstrap", "from aiacc.run import local"),
+        ("compression", "from aiacc.collectives import reduce_ops"),
+        ("compression", "import aiacc.torch.compression.compressors"),
         ("torch", "import aiacc.tensorflow"),
         ("tensorflow", "from aiacc.torch import adapter"),
         (None, "import aiacc.torch"),
@@ -388,7 +409,10 @@ def test_environment_is_read_in_one_module(path):
     assert uses_environment(ast.parse(path.read_text())) == allowed
 
 
-@pytest.mark.parametrize("module", ["aiacc", "aiacc.array", "aiacc.run.main", "aiacc.bootstrap"])
+@pytest.mark.parametrize(
+    "module",
+    ["aiacc", "aiacc.array", "aiacc.run.main", "aiacc.bootstrap", "aiacc.compression.explain"],
+)
 def test_importing_aiacc_imports_no_framework(module):
     program = (
         f"import sys, {module}\n"

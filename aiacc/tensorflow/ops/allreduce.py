@@ -12,7 +12,7 @@ from aiacc.collectives.reduce_ops import Average, Sum, name_of_op, resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
-from aiacc.tensorflow.compression import Compression, Compressor, restored, to_send
+from aiacc.tensorflow.compression import Compression, Compressor, compressor_of, restored, to_send
 from aiacc.tensorflow.ops.allgather import grouped_allgather
 from aiacc.tensorflow.ops.topology import size_of
 
@@ -140,6 +140,7 @@ def _reduce(
     process_set: ProcessSet,
 ) -> list[Any]:
     given = [node.tensor_of(tensor, label_of(verb, name)) for tensor in tensors]
+    compression = compressor_of(compression)
     sent, contexts, wire = to_send(compression, given, op)
     reduced = _run(
         verb,

@@ -11,7 +11,7 @@ from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow import node
-from aiacc.tensorflow.compression import Compression, Compressor
+from aiacc.tensorflow.compression import Compression, Compressor, compressor_of
 from aiacc.tensorflow.ops.topology import size_op
 
 
@@ -102,6 +102,7 @@ def _scatter(
 ) -> list[Any]:
     check_scatter_op(op)
     given = [node.tensor_of(tensor, label_of(verb, name)) for tensor in tensors]
+    compression = compressor_of(compression)
     compressed, contexts = zip(*(compression.compress(tensor) for tensor in given), strict=True)
     parts = node.run(
         "aiacc_reducescatter",

@@ -6,9 +6,11 @@ compressors of `Compression` stand for. Elsewhere their ``compress`` casts: see 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from aiacc.compression.codecs import Codec, MSTopK, Quantised, parse
 
 
 class Compressor(Protocol):
@@ -112,13 +114,69 @@ class FP8E5M2Compressor(_FP8Compressor):
     """8-bit floats with 2 bits of mantissa: up to 57344."""
 
 
+class CodedCompressor:
+    """Lets float32 tensors in host memory travel as a codec of `aiacc.compression` makes them.
+
+    In sums and averages only: nothing else has a code. Other dtypes pass unchanged in those.
+
+    Attributes:
+        codec: How they travel.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        """Stand for ``codec``."""
+        self.codec = codec
+
+    def __str__(self) -> str:
+        return str(self.codec)
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+        """``tensor`` itself, unless it is floating-point.
+
+        Raises:
+            ValueError: It is: no cast stands for a codec.
+        """
+        if tensor.is_floating_point():
+            raise ValueError(
+                f"[torch] compression={self.codec}: tensor of dtype {tensor.dtype} in an operation "
+                "without codecs (expected an all-reduce, not Adasum); use Compression.bf16"
+            )
+        return tensor, None
+
+    def decompress(self, tensor: torch.Tensor, ctx: object) -> torch.Tensor:
+        """``tensor`` itself."""
+        del ctx
+        return tensor
+
+
+def compressor_of(compression: Any) -> Any:
+    """A compressor for what may stand for one: a codec, or its name. Others are returned as is.
+
+    Raises:
+        ValueError: A name of none.
+    """
+    if isinstance(compression, str):
+        compression = parse(compression)
+    if isinstance(compression, Codec):
+        plain = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
+        return plain.get(compression.name) or CodedCompressor(compression)
+    return compression
+
+
+def name_of(compression: Any) -> str:
+    """What an error calls a compressor or a policy."""
+    return getattr(compression, "__name__", None) or str(compression)
+
+
 class Compression:
     """The choices for the argument ``compression``.
 
     With none a tensor travels as it is. fp16 and bf16 send floating-point tensors in 16 bits, and
     fp8_e4m3 and fp8_e5m2 float32 CUDA tensors in 8 bits; the sum over the ranks is formed in that
-    format too. Integers pass unchanged. Results have the dtype of the tensors, and the same bits
-    on all ranks. docs/compression.md has the rules.
+    format too. int8, int4 and fp8 send float32 tensors in host memory in blocks with a scale each,
+    and mstopk the largest of their elements; sums are formed in float32. Integers pass unchanged.
+    Results have the dtype of the tensors, and the same bits on all ranks. docs/compression.md has
+    the rules.
     """
 
     none = NoneCompressor
@@ -126,3 +184,11 @@ class Compression:
     bf16 = BF16Compressor
     fp8_e4m3 = FP8E4M3Compressor
     fp8_e5m2 = FP8E5M2Compressor
+    int8 = CodedCompressor(Quantised("int8"))
+    int4 = CodedCompressor(Quantised("int4"))
+    fp8 = CodedCompressor(Quantised("fp8"))
+
+    @staticmethod
+    def mstopk(density: float = 0.01, mode: str = "tracked") -> CodedCompressor:
+        """Send this part of the elements, the largest: see `aiacc.compression.codecs.MSTopK`."""
+        return CodedCompressor(MSTopK(density=density, mode=mode))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from aiacc.collectives.submission import AS_THEY_ARE
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
 from aiacc.torch.compression.wire_format import wire_of
 
 
@@ -28,6 +28,7 @@ def to_send(compression: type[Compressor], tensors: Sequence[torch.Tensor], op: 
     Raises:
         ValueError: The compressor cannot do it.
     """
+    compression = compressor_of(compression)
     wire = wire_of(compression, tensors, op)
     codec = compression if wire is None else Compression.none
     with torch.no_grad():

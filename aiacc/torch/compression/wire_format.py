@@ -14,7 +14,14 @@ from aiacc.collectives.submission import (
     AS_FLOAT16,
     AS_THEY_ARE,
 )
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.compression.policy import Policy
+from aiacc.compression.wire import wire_of as wire_of_codec
+from aiacc.torch.compression.compressors import (
+    CodedCompressor,
+    Compression,
+    Compressor,
+    compressor_of,
+)
 
 _CASTS: dict[type, int] = {Compression.fp16: AS_FLOAT16, Compression.bf16: AS_BFLOAT16}
 _WITHOUT_CAST: dict[type, int] = {
@@ -37,9 +44,21 @@ def choose(compression: object, dtypes: Iterable[torch.dtype], op: int) -> int |
     Returns:
         The wire format for the tensors themselves, which the core may still refuse; or None: send
         what the compressor makes of them.
+
+    Raises:
+        ValueError: A policy, or the name of no codec.
     """
     if compression is Compression.none:
         return AS_THEY_ARE
+    compression = compressor_of(compression)
+    if isinstance(compression, Policy):
+        raise ValueError(
+            f"[torch] compression={compression} (expected a codec, its name or one of Compression: "
+            "operations have no steps; a Policy is for DistributedOptimizer)"
+        )
+    if isinstance(compression, CodedCompressor):
+        coded = all(dtype == torch.float32 for dtype in dtypes)
+        return wire_of_codec(compression.codec) if coded else AS_THEY_ARE
     if not isinstance(compression, type):
         return None
     if compression in _WITHOUT_CAST:
@@ -52,7 +71,9 @@ def choose(compression: object, dtypes: Iterable[torch.dtype], op: int) -> int |
 
 def has_cast(compression: object) -> bool:
     """Whether a compressor works wherever tensors are."""
-    return not isinstance(compression, type) or compression not in _WITHOUT_CAST
+    if not isinstance(compression, type):
+        return not isinstance(compression, CodedCompressor | Policy)
+    return compression not in _WITHOUT_CAST
 
 
 def wire_of(compression: type[Compressor], tensors: Sequence[torch.Tensor], op: int) -> int | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 from aiacc.collectives.reduce_ops import Average, Sum, name_of_op
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, name_of
 from aiacc.torch.decoupled.classes import check_elementwise
 from aiacc.torch.reducer.gradients import NamedParameters
 
@@ -19,7 +20,7 @@ def check_arguments(
     optimizer: torch.optim.Optimizer,
     model: nn.Module | None,
     op: int,
-    compression: type[Compressor],
+    compression: Any,
     groups: object,
     gradient_as_bucket_view: bool,
     bucket_bytes: int,
@@ -40,7 +41,7 @@ def check_arguments(
         )
     if compression is not Compression.none:
         raise ValueError(
-            f"schedule='decoupled' with compression={compression.__name__} (expected "
+            f"schedule='decoupled' with compression={name_of(compression)} (expected "
             f"Compression.none: a reduce-scatter sends gradients as they are); {_OTHER}"
         )
     if groups is not None:

@@ -14,7 +14,7 @@ from aiacc.collectives.reduce_ops import resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import DTYPE_CODES, device_and_stream_of, refusal, tensor_of, view_of, wait
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.ops.autograd import apply, grad_name
@@ -129,6 +129,7 @@ def allreduce_async(
     if compression is _NONE:
         return _start(tensor, None, *rest, AS_THEY_ARE)
     view_of(tensor, label_of("allreduce", name))
+    compression = compressor_of(compression)
     wire = wire_of(compression, [tensor], op)
     if wire is None:
         return _start_compressed(tensor.detach().clone(), compression, *rest)
@@ -173,6 +174,7 @@ def allreduce(
     op = resolve_op(average, op)
     rest = (name, op, prescale_factor, postscale_factor, process_set)
     reduced: torch.Tensor
+    compression = compressor_of(compression)
     wire = wire_of(compression, [tensor], op)
     if wire is not None:
         reduced = apply(_Allreduce, tensor, *rest, wire)

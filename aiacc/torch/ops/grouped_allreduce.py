@@ -14,7 +14,7 @@ from aiacc.collectives.reduce_ops import resolve_op
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.adapter import wait
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
@@ -90,6 +90,7 @@ def grouped_allreduce_async(
     op = resolve_op(average, op)
     group = group_of(tensors, "grouped_allreduce", name)
     rest = (name, op, prescale_factor, postscale_factor, process_set)
+    compression = compressor_of(compression)
     wire = wire_of(compression, group, op)
     if wire is None:
         copies = [tensor.detach().clone() for tensor in group]
@@ -124,6 +125,7 @@ def grouped_allreduce(
     op = resolve_op(average, op)
     group = group_of(tensors, "grouped_allreduce", name)
     rest = (name, op, prescale_factor, postscale_factor, process_set)
+    compression = compressor_of(compression)
     wire = wire_of(compression, group, op)
     if wire is not None:
         return apply_to_group(_GroupedAllreduce, group, *rest, wire)

@@ -13,7 +13,7 @@ from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.collectives.splits import scattered_rows
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
 from aiacc.torch.adapter import check_rows, tensor_of, view_of, wait
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
 from aiacc.torch.ops.allgather import allgather_async
 from aiacc.torch.ops.autograd import apply, grad_name
 
@@ -81,6 +81,7 @@ def reducescatter(
         CollectiveError: Another op; or the operation failed, `MismatchError` if the ranks disagree
             about it.
     """
+    compression = compressor_of(compression)
     compressed, ctx = compression.compress(tensor)
     part: torch.Tensor = apply(
         _Reducescatter, compressed, name, op, process_set, prescale_factor, postscale_factor

@@ -16,6 +16,7 @@ from aiacc.torch.reducer.codec import Codec, Encoded, gathering
 from aiacc.torch.reducer.gradients import Gradients, Then
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan
+from aiacc.torch.reducer.storage import Flat
 
 #: What is under way: its handle; the tensors whose memory the core uses, which so stay alive; what
 #: to do once it is done. (A plain tuple, which takes a tenth of the time of a named one.)
@@ -41,12 +42,13 @@ class Bucket:
         members: Sequence[int],
         gradients: Gradients,
         options: ReductionOptions,
-        flat: torch.Tensor | None = None,
+        flat: Flat | None = None,
     ) -> None:
         """Await all of ``members``."""
         self.members = tuple(members)
-        self.flat = flat
-        self.codec = options.codec(options.op)
+        self.flat = None if flat is None else flat.memory
+        named = [(gradients.names[index], gradients.parameters[index]) for index in members]
+        self.codec = options.codec(options.op, named, flat)
         self.awaited = len(members)
         self._gradients = gradients
         self._options = options
@@ -85,12 +87,20 @@ class Bucket:
         if self._prepared is None or key != self._key:
             self._prepared, self._key = self._prepare(view.spec, encoded), key
         address: Any = view[0]
-        handle = self._prepared.start(address, 0 if encoded.gathers else address, view.stream)
-        as_they_are = sent is tensors and encoded.decode is None
+        if encoded.residuals or encoded.inputs:
+            given = _addresses(encoded.inputs) or address
+            handle = self._prepared.start(
+                given, address, view.stream, _addresses(encoded.residuals) or 0
+            )
+        else:
+            handle = self._prepared.start(address, 0 if encoded.gathers else address, view.stream)
+        as_they_are = sent is tensors and encoded.decode is None and not encoded.changes
         self._again = self._prepared if as_they_are else None
         self._dtype, self._device, self._shape = sent[0].dtype, sent[0].get_device(), sent[0].shape
         if not dense:
             gradients.sparse.add(self.members[0])
+        if encoded.inputs:
+            sent = [*sent, *encoded.inputs]
         return handle, sent, gradients.adopting(self.members, encoded.decode)
 
     def start_again(self) -> InFlight | None:
@@ -149,6 +159,12 @@ class Bucket:
         )
 
 
+def _addresses(tensors: Sequence[torch.Tensor]) -> Any:
+    """As `_core.Submission.start` takes them; an empty tuple for none."""
+    addresses = tuple(tensor.data_ptr() for tensor in tensors)
+    return addresses[0] if len(addresses) == 1 else addresses
+
+
 def form(plan: Plan, gradients: Gradients, options: ReductionOptions) -> list[Bucket]:
     """Buckets of these gradients, which are brought to their places in them.
 
@@ -160,11 +176,9 @@ def form(plan: Plan, gradients: Gradients, options: ReductionOptions) -> list[Bu
     gradients.views.clear()
     buckets = []
     for number, (members, flat) in enumerate(zip(plan, made, strict=True)):
-        memory = None
         if flat is not None:
-            memory = flat.memory
             gradients.views.update(zip(members, flat.views, strict=True))
-        buckets.append(Bucket(number, members, gradients, options, memory))
+        buckets.append(Bucket(number, members, gradients, options, flat))
     for index in gradients.views:
         gradients.move(index)
     gradients.end_step()

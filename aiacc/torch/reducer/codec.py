@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from aiacc.torch.compression.compressors import Compressor
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.ops import sparse
+from aiacc.torch.reducer.storage import Flat
 
 
 class Encoded(NamedTuple):
@@ -25,6 +26,12 @@ class Encoded(NamedTuple):
     decode: Callable[[int], None] | None = None
     #: Wire format, see `submission`.
     wire: int = AS_THEY_ARE
+    #: Error feedback of each tensor, see `_core.Submission.start`; none: of none.
+    residuals: Sequence[torch.Tensor] = ()
+    #: What is reduced instead of what `tensors` have, which get the results; none: these.
+    inputs: Sequence[torch.Tensor] = ()
+    #: Whether later steps may encode them otherwise.
+    changes: bool = False
     #: The ranks' rows are gathered, not added up.
     gathers: bool = False
 
@@ -35,8 +42,22 @@ class Encoded(NamedTuple):
 Codec: TypeAlias = Callable[[list[torch.Tensor]], Encoded]
 
 
-def compressing(compression: type[Compressor], op: int) -> Codec:
+#: Makes the codec of a bucket from the op, names and parameters of its members, and the flat tensor
+#: that they are views of, if they are.
+Coding: TypeAlias = Callable[
+    [int, Sequence[tuple[str, torch.Tensor]], "Flat | None"],
+    Codec,
+]
+
+
+def compressing(
+    compression: type[Compressor],
+    op: int,
+    members: Sequence[tuple[str, torch.Tensor]] = (),
+    flat: Flat | None = None,
+) -> Codec:
     """A codec without state for dense gradients: a class of `Compression`, or one like them."""
+    del members, flat
 
     def encode(tensors: list[torch.Tensor]) -> Encoded:
         wire = wire_of(compression, tensors, op)

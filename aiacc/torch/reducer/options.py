@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import Compression
-from aiacc.torch.reducer.codec import Codec, compressing
+from aiacc.torch.reducer.codec import Coding, compressing
 from aiacc.torch.reducer.plan import Planner, singly
 from aiacc.torch.reducer.storage import Storage, own_memory
 
@@ -26,5 +25,5 @@ class ReductionOptions(NamedTuple):
     planner: Planner = singly()
     #: Where they are.
     storage: Storage = own_memory
-    #: Makes what encodes them, for each bucket anew, from ``op``.
-    codec: Callable[[int], Codec] = partial(compressing, Compression.none)
+    #: Makes what encodes them, for each bucket anew.
+    codec: Coding = partial(compressing, Compression.none)

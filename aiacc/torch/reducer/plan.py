@@ -6,7 +6,7 @@ how long each gradient takes to compute, hands in another (`GradientReducer.repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -72,9 +72,24 @@ def evenly(groups: int) -> Planner:
     return Planner(partial(_split, groups), "declared", f"groups={groups}")
 
 
-def by_size(bucket_bytes: int) -> Planner:
-    """Buckets of at most ``bucket_bytes``, or of a single larger gradient, of one dtype each."""
-    return Planner(partial(_packed, bucket_bytes), "arrival", "gradient_as_bucket_view")
+def by_size(bucket_bytes: int, apart: Collection[str] = ()) -> Planner:
+    """Buckets of at most ``bucket_bytes``, or of a single larger gradient, of one dtype each.
+
+    Those whose names are in ``apart`` are in no bucket with others.
+    """
+    divide = partial(_packed, bucket_bytes, frozenset(apart))
+    return Planner(divide, "arrival", "gradient_as_bucket_view")
+
+
+def fused(bucket_bytes: int, names: Collection[str]) -> Planner:
+    """The same for the gradients of these names; every other one by itself."""
+    return Planner(partial(_fused, bucket_bytes, frozenset(names)), "arrival", "compression")
+
+
+def fused_from_the_end(bucket_bytes: int, names: Collection[str]) -> Planner:
+    """As `fused`, in the order in which a backward pass comes to parameters, most likely."""
+    divide = partial(_fused_from_the_end, bucket_bytes, frozenset(names))
+    return Planner(divide, "declared", "compression")
 
 
 def checked(plan: Plan, count: int, argument: str) -> Plan:
@@ -105,11 +120,24 @@ def _split(groups: int, gradients: Sequence[Gradient]) -> Plan:
     return [part for run in runs for part in divided(run, keys)]
 
 
-def _packed(bucket_bytes: int, gradients: Sequence[Gradient]) -> Plan:
+def _fused(bucket_bytes: int, names: frozenset[str], gradients: Sequence[Gradient]) -> Plan:
+    plan = _packed(bucket_bytes, names, gradients)
+    return [bucket for bucket in plan if gradients[bucket[0]].name in names]
+
+
+def _fused_from_the_end(
+    bucket_bytes: int, names: frozenset[str], gradients: Sequence[Gradient]
+) -> Plan:
+    last = len(gradients) - 1
+    plan = _fused(bucket_bytes, names, gradients[::-1])
+    return [[last - position for position in bucket] for bucket in plan]
+
+
+def _packed(bucket_bytes: int, apart: frozenset[str], gradients: Sequence[Gradient]) -> Plan:
     done: list[list[int]] = []
     filling: dict[Hashable, tuple[list[int], int]] = {}
     for position, gradient in enumerate(gradients):
-        kind = gradient.dtype, gradient.device_key
+        kind = gradient.dtype, gradient.device_key, gradient.name in apart
         size = gradient.elements * gradient.element_bytes
         bucket, filled = filling.get(kind, ([], 0))
         if bucket and filled + size > bucket_bytes:

@@ -167,7 +167,7 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
   if (communicator->engine->slots(0).data != nullptr) {
     drop_wire_formats(of_communicator_);
   }
-  fill_planner_input(of_communicator_, gpus_.queues(), planner_input_);
+  fill_planner_input(of_communicator_, gpus_.queues(), communicator->size(), planner_input_);
   plan_units(planner_input_.tensors,
              parameters,
              next_seq,

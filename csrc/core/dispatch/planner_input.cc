@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "csrc/engines/coding.h"
+
 namespace aiacc {
 namespace {
 
@@ -32,13 +34,21 @@ std::uint64_t planned_bytes(const Piece& piece) {
   return 0;
 }
 
+constexpr int kMany = 64;
+
+/// What is coded waits for the network several times, whatever its size.
+constexpr std::uint32_t kCodedStretch = 16;
+
 bool packs_with(const Piece& left, const Piece& right) {
   const Request& a = left.request();
   const Request& b = right.request();
+  if (is_coded(a.wire) && left.operation != right.operation) {
+    return false;  // what is lost of a tensor must not depend on what travels with it by chance
+  }
   return a.kind == b.kind && left.spec().dtype == right.spec().dtype && a.op == b.op &&
          a.root == b.root && same_placement(left.operation->devices, right.operation->devices) &&
          same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
-         a.wire == b.wire;
+         a.wire == b.wire && a.wire_detail == b.wire_detail;
 }
 
 }  // namespace
@@ -71,12 +81,14 @@ void drop_wire_formats(const std::vector<Operation*>& operations) {
   for (Operation* operation : operations) {
     if (!operation->request.on_gpu()) {
       operation->request.wire = WireFormat::kTensor;
+      operation->request.wire_detail = 0;
     }
   }
 }
 
 void fill_planner_input(const std::vector<Operation*>& operations,
                         bool gpu_engine,
+                        int members,
                         PlannerInput& plan) {
   auto& [tensors, pieces, classes] = plan;
   tensors.clear();
@@ -86,6 +98,8 @@ void fill_planner_input(const std::vector<Operation*>& operations,
     const OpKind kind = operation->request.kind;
     const bool elementwise = kind == OpKind::kAllreduce || kind == OpKind::kBroadcast;
     // The weights of an adaptive summation are those of the whole tensor.
+    const Request& request = operation->request;
+    const bool coded = is_coded(request.wire);
     const bool whole = kind == OpKind::kAllreduce && operation->request.op == ReduceOp::kAdasum;
     for (std::uint32_t i = 0; i < operation->request.tensors(); ++i) {
       const Piece piece{operation, i};
@@ -104,9 +118,11 @@ void fill_planner_input(const std::vector<Operation*>& operations,
                          elementwise,
                          elementwise && !whole,
                          // Both use the connections between every two ranks (engines/adasum.h).
-                         kind == OpKind::kAlltoall || whole,
+                         kind == OpKind::kAlltoall || whole || (coded && members > kMany),
                          gpu_engine && operation->request.on_gpu(),
-                         static_cast<std::uint32_t>(narrowing)});
+                         static_cast<std::uint32_t>(narrowing),
+                         coded ? Coding{request.wire, request.wire_detail}.thinning() : 1,
+                         coded ? kCodedStretch : 1});
     }
   }
 }

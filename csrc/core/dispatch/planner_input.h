@@ -24,10 +24,12 @@ struct PlannerInput {
 /// bytes that it saves. Tensors on GPUs keep their wire formats. Pure, as the next.
 void drop_wire_formats(const std::vector<Operation*>& operations);
 
-/// `gpu_engine`: whether tensors on GPUs have an engine of their own. Pure: equal on all members
-/// for equal operations.
+/// `gpu_engine`: whether tensors on GPUs have an engine of their own. `members`: how many ranks
+/// take part; coded all-reduces of many are pinned to one lane, for each lane connects every two of
+/// them. Pure: equal on all members for equal operations.
 void fill_planner_input(const std::vector<Operation*>& operations,
                         bool gpu_engine,
+                        int members,
                         PlannerInput& plan);
 
 }  // namespace aiacc

@@ -51,7 +51,74 @@ void narrow_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   }
 }
 
+/// Of what is left to chance: no two units of a process set, and no two ranks, have the same.
+std::uint64_t seed_of(const Unit& unit) {
+  constexpr std::uint64_t kOdd = 0x2545f4914f6cdd1d;
+  const auto rank = static_cast<std::uint64_t>(unit.communicator->rank);
+  return (unit.plan.seq * static_cast<std::uint64_t>(unit.communicator->size()) + rank + 1) * kOdd;
+}
+
+/// The elements are packed as floats, and coded from there: whole units, whatever they are of.
+void coded_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  constexpr std::size_t kElement = sizeof(float);
+  const Request& request = unit.pieces.front().request();
+  const Reduction whole = reduction_of(unit);
+  const bool alone = unit.pieces.size() == 1;
+  bool feedback = false;
+  for (const Piece& piece : unit.pieces) {
+    feedback = feedback || piece.buffers().residual != nullptr;
+  }
+  std::byte* packed = alone ? nullptr : buffer.reserve(unit.plan.bytes * (feedback ? 2 : 1));
+  std::byte* values = packed;
+  std::byte* residuals = !alone && feedback ? packed + unit.plan.bytes : nullptr;
+  for (std::size_t i = 0, offset = 0; i < unit.pieces.size(); ++i) {
+    const Slice& slice = unit.plan.slices[i];
+    const TensorBuffers& buffers = unit.pieces[i].buffers();
+    void* kept = buffers.residual == nullptr ? nullptr : at(buffers.residual, slice.offset);
+    if (alone) {
+      values = at(buffers.output, slice.offset);
+      residuals = static_cast<std::byte*>(kept);
+    } else if (kept != nullptr) {
+      std::memcpy(residuals + offset, kept, slice.bytes);
+    } else if (feedback) {
+      std::memset(residuals + offset, 0, slice.bytes);
+    }
+    copy_scaled(values + offset,
+                at(buffers.input, slice.offset),
+                slice.bytes / kElement,
+                whole.dtype,
+                request.prescale);
+    offset += slice.bytes;
+  }
+  coded_all_reduce(*unit.communicator->engine,
+                   lane,
+                   {reinterpret_cast<float*>(values),
+                    reinterpret_cast<float*>(residuals),
+                    unit.plan.bytes / kElement,
+                    {request.wire, request.wire_detail},
+                    seed_of(unit)},
+                   unit.communicator->rank,
+                   unit.communicator->size(),
+                   buffer.coded());
+  for (std::size_t i = 0, offset = 0; i < unit.pieces.size(); ++i) {
+    const Slice& slice = unit.plan.slices[i];
+    const TensorBuffers& buffers = unit.pieces[i].buffers();
+    copy_scaled(at(buffers.output, slice.offset),
+                values + offset,
+                slice.bytes / kElement,
+                whole.dtype,
+                whole.factor);
+    if (!alone && buffers.residual != nullptr) {
+      std::memcpy(at(buffers.residual, slice.offset), residuals + offset, slice.bytes);
+    }
+    offset += slice.bytes;
+  }
+}
+
 void all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
+  if (is_coded(unit.pieces.front().request().wire)) {
+    return coded_all_reduce_unit(unit, lane, buffer);
+  }
   if (unit.pieces.front().request().wire != WireFormat::kTensor) {
     return narrow_all_reduce_unit(unit, lane, buffer);
   }

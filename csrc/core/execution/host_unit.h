@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "csrc/core/execution/unit.h"
+#include "csrc/engines/coded_all_reduce.h"
 
 namespace aiacc {
 
@@ -11,6 +12,8 @@ namespace aiacc {
 class PackBuffer {
  public:
   std::byte* reserve(std::size_t bytes);
+  /// For coded all-reduces.
+  CodedMemory& coded() { return coded_; }
 
  private:
   struct Free {
@@ -18,6 +21,7 @@ class PackBuffer {
   };
   std::unique_ptr<std::byte, Free> memory_;
   std::size_t capacity_ = 0;
+  CodedMemory coded_;
 };
 
 /// Multiplies a sum so that it becomes the average times `postscale`. A factor of 1.0 / n makes

@@ -72,7 +72,8 @@ bool same_signature(const Request& a, const Request& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
          a.on_gpu() == b.on_gpu() && a.process_set == b.process_set &&
          same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
-         a.wire == b.wire && a.shape == b.shape && a.more == b.more && a.numbers == b.numbers;
+         a.wire == b.wire && a.wire_detail == b.wire_detail && a.shape == b.shape &&
+         a.more == b.more && a.numbers == b.numbers;
 }
 
 std::uint32_t set_to_remove(const Request& request) {

@@ -9,6 +9,7 @@
 #include "csrc/core/negotiation/process_set_table.h"
 #include "csrc/core/negotiation/request_codec.h"
 #include "csrc/core/negotiation/request_matching.h"
+#include "csrc/engines/coding.h"
 
 namespace aiacc {
 namespace {
@@ -66,14 +67,26 @@ std::string op_problem(const Request& request, const std::vector<int>&) {
 
 /// float32 is what the kernels can narrow.
 std::string wire_problem(const Request& request, const std::vector<int>&) {
-  if (request.wire == WireFormat::kTensor) {
+  if (request.wire == WireFormat::kTensor && request.wire_detail == 0) {
     return "";
   }
   const std::string wire = std::string("wire format ") + name_of(request.wire);
+  const std::string problem = coding_problem(request.wire, request.wire_detail);
+  if (!problem.empty()) {
+    return wire + ": " + problem;
+  }
   if (request.kind != OpKind::kAllreduce || request.op == ReduceOp::kAdasum) {
     return wire +
            " (expected an all-reduce, and not Adasum); use Compression.bf16, which casts the "
            "tensor there";
+  }
+  const bool sums = request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage;
+  if (is_coded(request.wire) && !sums) {
+    return wire + " with op=" + name_of(request.op) +
+           " (expected Sum or Average); use Compression.bf16";
+  }
+  if (is_coded(request.wire) && request.on_gpu()) {
+    return wire + " of tensors on GPUs (expected host memory); use Compression.bf16";
   }
   if (is_float8(request.wire) && !request.on_gpu()) {
     return wire +

@@ -6,8 +6,8 @@
 namespace aiacc {
 namespace {
 
-/// Kind, reduction, wire format, two flags, root, process set, two scales.
-constexpr std::size_t kFixedBytes = 29;
+/// Kind, reduction, wire format with its numbers, two flags, root, process set, two scales.
+constexpr std::size_t kFixedBytes = 33;
 /// Encoded tensor of an empty shape.
 constexpr std::size_t kMinTensor = 2;
 
@@ -92,6 +92,7 @@ void encode_common(const Request& request, Writer& writer) {
   writer.put(static_cast<std::uint8_t>(request.cacheable));
   writer.put(static_cast<std::uint8_t>(request.on_gpu()));
   writer.put(request.wire);
+  writer.put(request.wire_detail);
   writer.put(request.root);
   writer.put(request.process_set);
   writer.put(request.prescale);
@@ -125,6 +126,7 @@ Request decode_common(std::string_view bytes) {
     Reader::malformed("an unknown wire format");
   }
   request.wire = static_cast<WireFormat>(wire);
+  request.wire_detail = reader.get<std::uint32_t>();
   request.root = reader.get<std::int32_t>();
   request.process_set = reader.get<std::uint32_t>();
   request.prescale = reader.get<double>();

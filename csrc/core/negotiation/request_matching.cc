@@ -69,8 +69,13 @@ const std::vector<Check>& checks() {
        [](const Request& r) { return number_text(r.postscale); },
        [](const Request& a, const Request& b) { return same_factor(a.postscale, b.postscale); }},
       {"wire format",
-       [](const Request& r) { return std::string(name_of(r.wire)); },
-       [](const Request& a, const Request& b) { return a.wire == b.wire; }},
+       [](const Request& r) {
+         return name_of(r.wire) +
+                (is_coded(r.wire) ? " " + std::to_string(r.wire_detail) : std::string());
+       },
+       [](const Request& a, const Request& b) {
+         return a.wire == b.wire && a.wire_detail == b.wire_detail;
+       }},
       {"process set",
        [](const Request& r) { return shape_text(r.numbers); },
        [](const Request& a, const Request& b) {

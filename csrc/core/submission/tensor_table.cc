@@ -20,6 +20,7 @@ void reset(Operation& operation) {
   operation.request.more.clear();
   operation.request.numbers.clear();
   operation.first_extents.clear();
+  operation.residual = nullptr;
   operation.gathered = {};
   operation.gathered_on_gpu.reset();
   operation.devices.reset();

@@ -29,6 +29,9 @@ struct TensorBuffers {
   /// Of an all-gather in host memory: room for what all members give, if their shapes are equal;
   /// else, and if it is null, the result is in `gathered`.
   void* output = nullptr;
+  /// Error feedback of a coded all-reduce, float32 of as many elements; null: none. This rank's own
+  /// affair, but it must be the same memory in every step.
+  void* residual = nullptr;
   /// Rows that come from every member of the process set: all-gather and all-to-all.
   std::vector<std::int64_t> first_extents;
   RawBytes gathered;                                       ///< the output of those

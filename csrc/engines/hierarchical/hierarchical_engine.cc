@@ -259,6 +259,16 @@ void HierarchicalEngine::all_reduce_moved(int lane,
   run(lane, [&] { inside_->all_reduce_moved(lane, count, reduction, mover); });
 }
 
+bool HierarchicalEngine::all_reduce_coded(int lane,
+                                          const CodedReduce& reduce,
+                                          CodedMemory& memory) {
+  if (alone(lane) != nullptr) {
+    return false;
+  }
+  run(lane, [&] { reduce_coded(lane, reduce, memory); });
+  return true;
+}
+
 void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   AIACC_CHECK(root >= 0 && root < static_cast<int>(ranks_.size()));
   run(lane, [&] {

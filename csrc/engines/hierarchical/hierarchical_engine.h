@@ -68,6 +68,7 @@ class HierarchicalEngine : public Engine {
                         std::size_t count,
                         const Reduction& reduction,
                         BlockMover& mover) override;
+  bool all_reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory) override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,
@@ -122,6 +123,7 @@ class HierarchicalEngine : public Engine {
   // On two levels: two_levels.cc.
   void reduce_all(
       int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction);
+  void reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory);
   void spread(int lane, std::byte* buffer, std::size_t bytes, int root);
   /// Cuts `bytes` into one share per column, for the ranks of this host; where this rank's begins.
   std::size_t cut(std::size_t bytes, PerRank& shares) const;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "csrc/base/error.h"
+#include "csrc/engines/coded_all_reduce.h"
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 
 namespace aiacc {
@@ -71,6 +72,29 @@ void HierarchicalEngine::reduce_all(
     int lane, const void* send, void* recv, std::size_t count, const Reduction& reduction) {
   Column column(between_.get(), lane);
   inside_->all_reduce_across(lane, send, recv, count, reduction, column, layout_.columns());
+}
+
+/// HiTopKComm (Shi et al., MLSys 2021), with any code: reduce-scatter inside the host, the coded
+/// all-reduce of each share along its column, all-gather inside.
+void HierarchicalEngine::reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory) {
+  PerRank& shares = scratch(lane).shares;
+  const std::size_t begin = cut(reduce.count, shares);
+  const std::size_t mine = shares[static_cast<std::size_t>(local())];
+  grow(memory.shard, mine * sizeof(float));
+  auto* shard = reinterpret_cast<float*>(memory.shard.data());
+  inside_->reduce_scatter(lane, reduce.values, shard, shares, {DataType::kFloat32, ReduceOp::kSum});
+  if (between_ != nullptr) {
+    CodedReduce part = reduce;
+    part.values = shard;
+    part.residual = reduce.residual == nullptr ? nullptr : reduce.residual + begin;
+    part.count = mine;
+    coded_all_reduce(
+        *between_, lane, part, layout_.index_in_column(local(), host()), layout_.hosts(), memory);
+  }
+  for (std::size_t& share : shares) {
+    share *= sizeof(float);
+  }
+  inside_->all_gather(lane, shard, reduce.values, shares);
 }
 
 void HierarchicalEngine::spread(int lane, std::byte* buffer, std::size_t bytes, int root) {

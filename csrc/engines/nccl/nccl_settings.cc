@@ -78,6 +78,10 @@ NcclDataType nccl_type_of(DataType dtype, WireFormat wire) {
     case WireFormat::kFloat8E5M2:
       return kNcclFloat8e5m2;
     case WireFormat::kTensor:
+    case WireFormat::kInt8Blocks:  // the coded ones never come here
+    case WireFormat::kInt4Blocks:
+    case WireFormat::kFloat8Blocks:
+    case WireFormat::kLargest:
       break;
   }
   switch (dtype) {

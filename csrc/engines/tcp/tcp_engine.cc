@@ -24,6 +24,7 @@ TcpEngine::TcpEngine(const EngineContext& context, Members members, const Cancel
       members_(std::move(members)),
       size_(context.size),
       lanes_(context.lanes),
+      pairs_(static_cast<std::size_t>(context.lanes) + 1),
       marks_(static_cast<std::size_t>(context.lanes) + 1) {
   if (size_ == 1) {
     return;
@@ -80,11 +81,12 @@ Channel TcpEngine::channel(Socket socket, int peer, int lane, std::string name) 
 }
 
 Pairs& TcpEngine::pairs(int lane) {
-  if (pairs_ == nullptr) {
+  std::unique_ptr<Pairs>& pairs = pairs_[static_cast<std::size_t>(lane)];
+  if (pairs == nullptr) {
     std::vector<ChannelSpec> specs;
     for (int distance = 1; distance < size_; ++distance) {
       const int peer = (context_.rank + distance) % size_;
-      specs.push_back(spec(peer, ChannelKind::kPair, 0, context_.rank < peer));
+      specs.push_back(spec(peer, ChannelKind::kPair, lane, context_.rank < peer));
     }
     std::vector<Socket> sockets = context_.connector->establish_in_unit(
         specs, cancellation_.fd(), &marks_[static_cast<std::size_t>(lane)]);
@@ -96,10 +98,10 @@ Pairs& TcpEngine::pairs(int lane) {
                                  lane,
                                  "the connection for all-to-alls"));
     }
-    pairs_ = std::make_unique<Pairs>(
+    pairs = std::make_unique<Pairs>(
         context_.rank, size_, std::move(channels), cancellation_, context_.spin_us);
   }
-  return *pairs_;
+  return *pairs;
 }
 
 template <class Operation>
@@ -192,11 +194,7 @@ void TcpEngine::all_to_all(
     }
     return;
   }
-  latch(lane, [&] {
-    const std::unique_lock lock(pairs_mutex_, std::try_to_lock);
-    AIACC_CHECK(lock.owns_lock());
-    pairs(lane).all_to_all(send, recv, send_bytes, recv_bytes);
-  });
+  latch(lane, [&] { pairs(lane).all_to_all(send, recv, send_bytes, recv_bytes); });
 }
 
 double TcpEngine::send_busy_s(int lane) const {

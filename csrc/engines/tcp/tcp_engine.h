@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -82,7 +81,7 @@ class TcpEngine : public Engine {
   Ring& ring(int lane) { return *rings_[static_cast<std::size_t>(lane)]; }
   Channel channel(Socket socket, int peer, int lane, std::string name);
   ChannelSpec spec(int peer, ChannelKind kind, int lane, bool connect) const;
-  /// Those of the set, whose all-to-alls are all in this lane.
+  /// Of a lane.
   Pairs& pairs(int lane);
 
   const EngineContext context_;
@@ -91,10 +90,9 @@ class TcpEngine : public Engine {
   const int lanes_;
   Cancellation cancellation_;
   std::vector<std::unique_ptr<Ring>> rings_;
-  std::unique_ptr<Mesh> mesh_;    ///< null at size 1
-  std::mutex pairs_mutex_;        ///< never waited for: there is one all-to-all at a time
-  std::unique_ptr<Pairs> pairs_;  ///< made when needed
-  std::vector<WaitMark> marks_;   ///< by lane, the express lane's last
+  std::unique_ptr<Mesh> mesh_;                 ///< null at size 1
+  std::vector<std::unique_ptr<Pairs>> pairs_;  ///< by lane, made when needed
+  std::vector<WaitMark> marks_;                ///< by lane, the express lane's last
 };
 
 }  // namespace aiacc

@@ -1,5 +1,7 @@
 #include "csrc/kernels/vector/kernels.h"
 #include "csrc/kernels/vector/level.h"
+#include "csrc/kernels/vector/quantise.h"
+#include "csrc/kernels/vector/select_kernels.h"
 
 namespace aiacc {
 
@@ -10,6 +12,13 @@ const VectorLevel kBaselineLevel = {"baseline",
                                     &BaselineKernels::scale,
                                     &BaselineKernels::narrow,
                                     &BaselineKernels::widen,
-                                    &BaselineKernels::largest_magnitude};
+                                    &BaselineKernels::largest_magnitude,
+                                    &encode_any_blocks,
+                                    &decode_any_blocks,
+                                    &decode_add_any_blocks,
+                                    &SelectKernels::accumulate,
+                                    &PlainCollect::collect,
+                                    &SelectKernels::count_reaching,
+                                    &SelectKernels::add_magnitudes};
 
 }  // namespace aiacc

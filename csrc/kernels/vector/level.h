@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "csrc/base/dtype.h"
+#include "csrc/kernels/quantise.h"
 
 namespace aiacc {
 
-/// The kernels of reduce.h, scale.h, narrow.h and check_finite.h, compiled for one instruction set.
-/// All levels give the same bits, so ranks on different processors agree (save which payload
-/// survives when two NaN meet).
+/// The kernels of reduce.h, scale.h, narrow.h, check_finite.h, quantise.h and select.h, compiled for
+/// one instruction set. All levels give the same bits, so ranks on different processors agree (save
+/// which payload survives when two NaN meet).
 struct VectorLevel {
   const char* name;
   void (*reduce_into)(
@@ -20,6 +21,37 @@ struct VectorLevel {
   void (*widen)(void* out, const void* in, std::size_t count, DataType from, double factor);
   /// Bits without sign of the largest of `count` floats, where NaN counts as larger than infinity.
   std::uint64_t (*largest_magnitude)(const void* in, std::size_t count, DataType dtype);
+  void (*encode_blocks)(void* wire,
+                        const void* in,
+                        void* residual,
+                        std::size_t count,
+                        const BlockCode& code,
+                        float factor,
+                        const Rounding& rounding,
+                        std::uint64_t first_index);
+  void (*decode_blocks)(
+      void* out, const void* wire, std::size_t count, const BlockCode& code, float factor);
+  void (*decode_add_blocks)(void* out, const void* wire, std::size_t count, const BlockCode& code);
+  /// out[i] = factor * in[i], plus residual[i] if there is one, which may be `out`. Returns the
+  /// bits without sign of the largest.
+  std::uint32_t (*accumulate)(
+      float* out, const float* in, const float* residual, std::size_t count, float factor);
+  /// Writes the elements whose bits without sign are at least `low`, and `first` plus their
+  /// indices. Returns how many; what follows them, up to `count` and 16 more, may be overwritten.
+  std::size_t (*collect)(float* values,
+                         std::uint32_t* indices,
+                         const float* in,
+                         std::size_t count,
+                         std::uint32_t low,
+                         std::uint32_t first);
+  /// counts[j] += how many have bits without sign of at least lows[j]. count < 2^31.
+  void (*count_reaching)(std::uint64_t* counts,
+                         const float* in,
+                         std::size_t count,
+                         const std::uint32_t* lows,
+                         std::size_t thresholds);
+  /// sums[i % 8] += |in[i]|.
+  void (*add_magnitudes)(double* sums, const float* in, std::size_t count);
 };
 
 /// Those that this processor and operating system can run, the widest first. Never empty.

@@ -37,7 +37,8 @@ TEST_P(CoordinatorGroupsTest, AGroupOfSeveralTypesIsReducedUnderOneName) {
       operation->request = make_request("g", {3});
       operation->request.more = {{DataType::kInt32, {0}}, {DataType::kFloat64, {50, 100}}};
       operation->input = operation->output = small.data();
-      operation->more = {{empty.data(), empty.data(), {}, {}}, {large.data(), sums.data(), {}, {}}};
+      operation->more = {{empty.data(), empty.data(), {}, {}, {}},
+                         {large.data(), sums.data(), {}, {}, {}}};
       const auto before = coordinator.stats();
       finish(coordinator, coordinator.submit(std::move(operation)));
       EXPECT_EQ(coordinator.stats().tensors - before.tensors, 1U);
@@ -62,7 +63,7 @@ TEST_P(CoordinatorGroupsTest, GroupsOfDifferentSizesFailEverywhere) {
     operation->input = operation->output = &values[0];
     if (rank == 0) {
       operation->request.more = {{DataType::kFloat32, {1}}};
-      operation->more = {{&values[1], &values[1], {}, {}}};
+      operation->more = {{&values[1], &values[1], {}, {}, {}}};
     }
     const Handle handle = coordinator.submit(std::move(operation));
     const Status status = status_of([&] { coordinator.wait(handle); });
@@ -84,7 +85,7 @@ TEST_P(CoordinatorGroupsTest, AGroupIsGatheredWithRowsOfItsOwn) {
       operation->request.dtype = DataType::kUInt8;
       operation->request.more = {{DataType::kUInt8, {2, 3}}};
       operation->input = first.data();
-      operation->more = {{second.data(), nullptr, {}, {}}};
+      operation->more = {{second.data(), nullptr, {}, {}, {}}};
       const Handle handle = coordinator.submit(std::move(operation));
       auto done = coordinator.wait(handle);
       RawBytes expected_first;
@@ -216,7 +217,7 @@ TEST_P(CoordinatorGroupsTest, AdaptiveSumsWeighWholeTensors) {
     operation->request.postscale = 0.5;
     operation->request.more = {{DataType::kFloat64, {3000}}};
     operation->input = operation->output = orthogonal.data();
-    operation->more = {{equal.data(), equal.data(), {}, {}}};
+    operation->more = {{equal.data(), equal.data(), {}, {}, {}}};
     if ((size() & (size() - 1)) != 0) {
       const Status status = status_of([&] { coordinator.submit(operation); });
       EXPECT_EQ(status.code(), Code::kUnsupported);

@@ -193,7 +193,7 @@ TEST_P(CoordinatorWireTest, GroupsAndProcessSets) {
       operation->request = narrow_request("g", 3, wire);
       operation->request.more = {{DataType::kFloat32, {50, 100}}};
       operation->input = operation->output = small.data();
-      operation->more = {{large.data(), large.data(), {}, {}}};
+      operation->more = {{large.data(), large.data(), {}, {}, {}}};
       finish(coordinator, coordinator.submit(std::move(operation)));
       EXPECT_EQ(std::vector<float>(3, total()), small);
       EXPECT_EQ(std::vector<float>(5000, total()), large);

@@ -42,6 +42,8 @@ Case random_case(std::uint32_t seed) {
     tensor.packable = below(6) != 0;
     tensor.on_gpu = tensor.pack_class == 3;
     tensor.narrowing = tensor.pack_class == 1 ? 2 : 1;
+    tensor.thinning = tensor.pack_class == 2 ? 3 : 1;
+    tensor.stretch = tensor.pack_class == 2 ? 4 : 1;
     tensor.splittable = tensor.packable || below(2) == 0;
     result.tensors.push_back(tensor);
   }
@@ -49,7 +51,13 @@ Case random_case(std::uint32_t seed) {
 }
 
 std::uint64_t unit_bytes_of(const Case& c, const PlannedTensor& tensor) {
-  return tensor.on_gpu ? c.parameters.gpu_unit_bytes : c.parameters.unit_bytes;
+  const std::uint64_t bytes = tensor.on_gpu ? c.parameters.gpu_unit_bytes : c.parameters.unit_bytes;
+  return bytes * tensor.thinning * tensor.stretch;
+}
+
+/// As the planner counts them.
+std::uint64_t planned_bytes(const Case& c, const PlannedUnit& unit) {
+  return unit.bytes / c.tensors[unit.slices.front().tensor].narrowing;
 }
 
 std::vector<PlannedUnit> planned(const std::vector<PlannedTensor>& tensors,
@@ -67,7 +75,9 @@ void expect_covered_once(const Case& c, const std::vector<PlannedUnit>& units) {
   for (const PlannedUnit& unit : units) {
     std::uint64_t bytes = 0;
     ASSERT_FALSE(unit.slices.empty());
-    EXPECT_EQ(unit.bytes, unit.wire_bytes * c.tensors[unit.slices.front().tensor].narrowing);
+    const PlannedTensor& first = c.tensors[unit.slices.front().tensor];
+    EXPECT_EQ(0U, unit.bytes % first.narrowing);
+    EXPECT_EQ((planned_bytes(c, unit) + first.thinning - 1) / first.thinning, unit.wire_bytes);
     for (const Slice& slice : unit.slices) {
       ASSERT_LT(slice.tensor, c.tensors.size());
       ASSERT_GT(slice.bytes, 0U);
@@ -105,7 +115,8 @@ void expect_sizes(const Case& c, const std::vector<PlannedUnit>& units) {
   for (const PlannedUnit& unit : units) {
     const PlannedTensor& first = c.tensors[unit.slices.front().tensor];
     if (first.splittable) {
-      EXPECT_LE(unit.wire_bytes, std::max<std::uint64_t>(unit_bytes_of(c, first), kSliceAlignment));
+      EXPECT_LE(planned_bytes(c, unit),
+                std::max<std::uint64_t>(unit_bytes_of(c, first), kSliceAlignment));
     }
   }
 }
@@ -169,7 +180,7 @@ void expect_packed(const Case& c, const std::vector<PlannedUnit>& units) {
     }
     const auto found = last.find(first.pack_class);
     if (found != last.end()) {
-      EXPECT_GT(found->second->wire_bytes + first.bytes, unit_bytes_of(c, first));
+      EXPECT_GT(planned_bytes(c, *found->second) + first.bytes, unit_bytes_of(c, first));
     }
     last[first.pack_class] = &unit;
   }
@@ -243,6 +254,33 @@ TEST(PlanUnits, SizesAreThoseOnTheWire) {
     EXPECT_EQ(units[i + 3].bytes * 2, units[i].bytes);
     EXPECT_EQ(units[i + 3].wire_bytes, units[i].wire_bytes);
   }
+}
+
+/// A tensor of which a tenth travels is as much as one of a tenth, times as long as units may be.
+TEST(PlanUnits, ThinAndStretchedUnitsAreLonger) {
+  PlannedTensor thin{5 * 1024 * 10 * 3, 4, 0};
+  thin.thinning = 10;
+  thin.stretch = 3;
+  const auto units = planned({thin}, {0, 1024, 1}, 0, kExpress);
+  ASSERT_EQ(5U, units.size());
+  for (const PlannedUnit& unit : units) {
+    EXPECT_EQ(1024U * 10 * 3, unit.bytes);
+    EXPECT_EQ(1024U * 3, unit.wire_bytes);
+  }
+}
+
+TEST(PlanUnits, ThinTensorsOfLessThanHalfSuchAUnitShareOne) {
+  PlannedTensor thin{1000, 4, 0};
+  thin.thinning = 10;
+  thin.stretch = 3;
+  const auto units = planned({thin, thin, thin, thin}, {0, 100, 1}, 0, kExpress);
+  ASSERT_EQ(2U, units.size()) << "of 3000 bytes at most";
+  EXPECT_EQ(3000U, units[0].bytes);
+  EXPECT_EQ(300U, units[0].wire_bytes);
+  EXPECT_EQ(100U, units[1].wire_bytes);
+  // What is left over of a byte is one.
+  thin.bytes = 1001;
+  EXPECT_EQ(101U, planned({thin}, {0, 100, 1}, 0, kExpress).front().wire_bytes);
 }
 
 TEST(PlanUnits, PacksSmallTensorsInOrderPerClass) {

@@ -99,7 +99,7 @@ class LoneRank {
     TouchingEngine engine(communicator->rank);
     communicator->engine = &engine;
     PlannerInput input;
-    fill_planner_input({&operation}, false, input);
+    fill_planner_input({&operation}, false, 1, input);
     std::uint64_t total = 0;
     for (const PlannedTensor& tensor : input.tensors) {
       ASSERT_LE(tensor.bytes, members.size() * kMaxTensorBytes);

@@ -168,7 +168,8 @@ def test_plans_from_outside(size):
 class _Feedback:
     """Sends whole numbers, and what they leave out with the next ones."""
 
-    def __init__(self, op):
+    def __init__(self, op, named, flat):
+        del named, flat
         self.op = op
         self.left = None
         self.calls = 0

@@ -1,6 +1,7 @@
 """``aiacc-plan`` as its users call it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,40 @@ def test_explaining(capsys):
     )
     assert status == 0
     assert "bucket 0:" in out
+
+
+def test_explaining_compression(capsys, tmp_path):
+    status, out, _ = run(
+        capsys, "explain", "resnet50", "--net", "alpha=30e-6,gbit=10", "--world", "16",
+        "--compression",
+    )  # fmt: skip
+    assert status == 0
+    assert out.startswith("16 hosts with 1 rank each, 97.5 MiB of float32 in ")
+    assert "sparse codecs send less than bf16 below density 0.0312" in out
+    path = tmp_path / "net.json"
+    levels = {"model": "hierarchical", "local": 8}
+    for name, gbit in (("inside", 1000), ("between", 3)):
+        levels[name] = {"model": "analytic", "alpha": 1e-5, "gbit": gbit}
+    path.write_text(json.dumps({"version": 1, **levels}))
+    arguments = ("explain", "resnet50", "--net", str(path), "--compression", "--world")
+    assert run(capsys, *arguments, "128")[1].startswith("16 hosts with 8 ranks each")
+    assert "no codec pays" in run(capsys, *arguments, "8")[1]
+    assert "12 ranks on hosts of 8 (expected a multiple" in run(capsys, *arguments, "12")[2]
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    page = (Path(__file__).parents[3] / "docs" / "compression.md").read_text()
+    block = page.partition("    $ aiacc-plan ")[2].partition("\n\nA network of two levels")[0]
+    command, *shown = block.splitlines()
+    assert run(capsys, *command.split())[1].splitlines() == [line[4:] for line in shown]
+
+
+def test_explaining_compression_needs_the_number_of_ranks(capsys):
+    arguments = ("explain", "vgg16", "--compression", "--net")
+    status, out, _ = run(capsys, *arguments, "a=1e-3,b=1e-9,world=8")
+    assert (status, out.partition(" hosts")[0]) == (0, "8")
+    status, _, err = run(capsys, *arguments, "a=1e-3,b=1e-9")
+    assert (status, "does not tell the number of ranks" in err) == (2, True)
 
 
 def test_ddp_makes_the_buckets_of_the_plan():

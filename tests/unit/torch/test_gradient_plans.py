@@ -8,7 +8,16 @@ import pickle
 import pytest
 import torch
 
-from aiacc.torch.reducer.plan import Gradient, by_size, checked, chosen, evenly, singly
+from aiacc.torch.reducer.plan import (
+    Gradient,
+    by_size,
+    checked,
+    chosen,
+    evenly,
+    fused,
+    fused_from_the_end,
+    singly,
+)
 from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_memory, views_pay
 
 
@@ -74,13 +83,45 @@ def test_types_are_not_mixed_and_buckets_come_in_the_order_of_completion():
     assert _plan(by_size(1 << 20), _gradients(1, 1, 1, device_keys=[1, 0, 1])) == [[1], [0, 2]]
 
 
+def test_those_apart_share_buckets_with_one_another():
+    gradients = _gradients(16, 16, 16, 16, 16)
+    assert _plan(by_size(1 << 20, ["b", "d"]), gradients) == [[1, 3], [0, 2, 4]]
+    assert _plan(by_size(128, ["b", "d", "e"]), gradients) == [[0, 2], [1, 3], [4]]
+    assert _plan(by_size(1 << 20, ["nobody"]), gradients) == [[0, 1, 2, 3, 4]]
+
+
+def test_only_those_that_are_named_are_fused():
+    gradients = _gradients(16, 16, 16, 16, 16)
+    assert _plan(fused(1 << 20, ["e", "a", "c"]), gradients) == [[0, 2, 4]]
+    assert _plan(fused(128, ["e", "a", "c"]), gradients) == [[0, 2], [4]]
+    assert _plan(fused(1 << 20, []), gradients) == []
+    kinds = [("float32", 4), ("bfloat16", 2), ("float32", 4)]
+    assert _plan(fused(1 << 20, "abc"), _gradients(1, 1, 1, dtypes=kinds)) == [[1], [0, 2]]
+
+
+def test_from_the_end_the_last_gradients_are_first():
+    gradients = _gradients(16, 16, 16, 16, 16)
+    assert _plan(fused_from_the_end(128, "abde"), gradients) == [[4, 3], [1, 0]]
+
+
 def test_empty_gradients_have_a_place():
     assert _plan(by_size(64), _gradients(0, 0)) == [[0, 1]]
     assert _plan(by_size(64), []) == []
     assert _plan(evenly(2), []) == []
 
 
-@pytest.mark.parametrize("planner", [singly(), chosen([["a"]]), evenly(3), by_size(64)])
+@pytest.mark.parametrize(
+    "planner",
+    [
+        singly(),
+        chosen([["a"]]),
+        evenly(3),
+        by_size(64),
+        by_size(64, ["b"]),
+        fused(64, ["b", "c"]),
+        fused_from_the_end(64, ["b", "c"]),
+    ],
+)
 def test_planners_are_data(planner):
     for other in (copy.deepcopy(planner), pickle.loads(pickle.dumps(planner))):
         assert (other.order, other.argument) == (planner.order, planner.argument)

@@ -68,6 +68,24 @@ TEST(RequestMatching, ADisagreementNamesTensorRanksAndBothValues) {
   }
 }
 
+TEST(RequestMatching, CodesThatDifferAreToldWithTheirNumbers) {
+  std::vector<Request> requests(3, make_request("x"));
+  for (Request& request : requests) {
+    request.wire = WireFormat::kLargest;
+    request.wire_detail = 10'000;
+  }
+  EXPECT_TRUE(validate(requests).ok());
+  EXPECT_TRUE(same_signature(requests[0], requests[2]));
+  requests[2].wire_detail = 10'001;
+  const Status status = validate(requests);
+  EXPECT_EQ(Code::kMismatch, status.code());
+  EXPECT_NE(std::string::npos,
+            status.message().find("rank 0 submitted wire format largest 10000, rank 2 submitted "
+                                  "wire format largest 10001"))
+      << status.message();
+  EXPECT_FALSE(same_signature(requests[0], requests[2]));
+}
+
 TEST(RequestMatching, ScalesThatDifferALittleAreToldApart) {
   std::vector<Request> requests(2, make_request("x"));
   requests[0].prescale = 1.0 / 1024;

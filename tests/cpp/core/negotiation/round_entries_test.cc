@@ -244,5 +244,38 @@ TEST(RequestCodec, SizesAreThoseOfTheEncodedRequest) {
   }
 }
 
+TEST(RequestCodec, WireFormatsArriveWithTheirNumbers) {
+  for (int wire = 0; wire < kWireFormats; ++wire) {
+    for (const std::uint32_t detail : {0U, 256U, 0x10100U, 0xfedcba98U}) {
+      Request request = make_request("x");
+      request.wire = static_cast<WireFormat>(wire);
+      request.wire_detail = detail;
+      Bytes common;
+      Writer writer(common);
+      encode_common(request, writer);
+      const Request arrived =
+          decode_common({reinterpret_cast<const char*>(common.data()), common.size()});
+      EXPECT_EQ(request.wire, arrived.wire);
+      EXPECT_EQ(detail, arrived.wire_detail);
+      EXPECT_TRUE(same_signature(request, arrived));
+    }
+  }
+}
+
+/// Of another rank, whose submission checked them, unless it lies.
+TEST(RequestCodec, CodesThatNobodyCanSubmitAreFoundOut) {
+  Request request = make_request("x");
+  request.wire = WireFormat::kInt8Blocks;
+  request.wire_detail = 256;
+  EXPECT_EQ("", common_problem(request, {0, 1}));
+  for (const std::uint32_t detail : {0U, 3U, 0xffffffffU}) {
+    request.wire_detail = detail;
+    EXPECT_NE("", common_problem(request, {0, 1})) << detail;
+  }
+  request.wire_detail = 256;
+  request.dtype = DataType::kFloat64;
+  EXPECT_NE("", common_problem(request, {0, 1}));
+}
+
 }  // namespace
 }  // namespace aiacc

@@ -188,9 +188,9 @@ std::size_t descriptors() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// One connection between every two ranks for all of them; each end is a descriptor of this
-/// process.
-TEST(TcpExchangeSharingTest, LanesShareTheConnections) {
+/// One connection between every two ranks for each lane that was used; each end is a descriptor of
+/// this process.
+TEST(TcpExchangeConnectionsTest, EveryLaneHasItsOwnFromItsFirstUseOn) {
   constexpr int kSize = 3;
   with_engines(kSize, [&](int rank, Engine& engine) {
     const auto meet = [&] {
@@ -203,10 +203,13 @@ TEST(TcpExchangeSharingTest, LanesShareTheConnections) {
     meet();
     for (int lane = 0; lane <= engine.express_lane(); ++lane) {
       exchange_floats(engine, lane, kSize, 10);
-    }
-    meet();
-    if (rank == 0) {
-      EXPECT_EQ(descriptors() - before, kSize * (kSize - 1U));
+      exchange_floats(engine, lane, kSize, 10);
+      meet();
+      if (rank == 0) {
+        const auto lanes = static_cast<std::size_t>(lane) + 1;
+        EXPECT_EQ(descriptors() - before, lanes * kSize * (kSize - 1U));
+      }
+      meet();
     }
     meet();
   });

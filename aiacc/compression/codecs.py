@@ -1,0 +1,169 @@
+"""Codecs by name: what float32 elements become on the wire, and how many bytes that is. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from aiacc.compression import spelling
+
+#: Bytes of a float32 element, of a scale of a block, and of a value with its index.
+FLOAT32, SCALE, PAIR = 4, 4, 8
+#: Sparse codecs send no more than this part of the elements. Near the mean of the absolute values
+#: MSTopK finds no good threshold; and pairs twice as long as elements then save little.
+MOST_DENSITY = 0.1
+#: Elements of an operation with a sparse codec: indices have 32 bits.
+MOST_ELEMENTS = 2**31 - 1
+MODES = ("tracked", "exact", "reference")
+_BITS = {"none": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "fp8": 8}
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One of `Cast`, `Quantised`, `Sparse` and `MSTopK`; as text as `parse` reads it."""
+
+    _NAMES: ClassVar[tuple[str, ...]] = ()
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in self._NAMES:
+            raise ValueError(
+                f"codec {self.name!r} (expected one of {', '.join(self._NAMES)} for a "
+                f"{type(self).__name__}; parse() takes all names)"
+            )
+
+    def wire_bytes(self, elements: int) -> int:
+        """What so many float32 elements are encoded to; ValueError for a negative number."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return spelling.spell(self, KNOWN)
+
+
+@dataclass(frozen=True)
+class Cast(Codec):
+    """Elements one by one: ``none`` (float32 as they are), ``fp16`` or ``bf16``."""
+
+    _NAMES: ClassVar[tuple[str, ...]] = ("none", "fp16", "bf16")
+
+    def wire_bytes(self, elements: int) -> int:
+        """See Codec."""
+        return _checked(elements) * _BITS[self.name] // 8
+
+
+@dataclass(frozen=True)
+class Quantised(Codec):
+    """``int8``, ``int4`` or ``fp8`` (e4m3) in blocks that have a float32 scale each.
+
+    The scale is that of the largest absolute value. Ranks exchange shards, sum them in float32,
+    encode the sums and gather these.
+    """
+
+    _NAMES: ClassVar[tuple[str, ...]] = ("int8", "int4", "fp8")
+
+    #: Elements that share a scale: a power of two from 128 to 1024.
+    block: int = 256
+    #: Whether rounding is random, and right in the mean, instead of to the nearest.
+    stochastic: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block not in (128, 256, 512, 1024):
+            raise ValueError(
+                f"block {self.block} of {self.name} (expected 128, 256, 512 or 1024 elements; "
+                "smaller blocks are more precise and add more scales)"
+            )
+
+    def wire_bytes(self, elements: int) -> int:
+        """See Codec. The last block may be a part of one; an odd number of 4 bits is padded."""
+        numbers = math.ceil(_checked(elements) * _BITS[self.name] / 8)
+        return numbers + SCALE * math.ceil(elements / self.block)
+
+
+@dataclass(frozen=True)
+class Sparse(Codec):
+    """Some elements with their indices: ``topk`` (the largest) or ``randomk`` (at random)."""
+
+    _NAMES: ClassVar[tuple[str, ...]] = ("topk", "randomk")
+
+    #: Part of the elements that is sent.
+    density: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.density <= MOST_DENSITY:
+            raise ValueError(
+                f"density {self.density} of {self.name} (expected more than 0 and at most "
+                f"{MOST_DENSITY}; to send more use none, bf16 or int8)"
+            )
+
+    def kept(self, elements: int) -> int:
+        """How many of so many elements are sent: the density times them, rounded up.
+
+        Raises ValueError for more than MOST_ELEMENTS.
+        """
+        if elements > MOST_ELEMENTS:
+            raise ValueError(
+                f"{elements} elements for {self.name} (expected at most {MOST_ELEMENTS}, for "
+                "indices have 32 bits; send them as several buckets)"
+            )
+        return math.ceil(self.density * _checked(elements))
+
+    def wire_bytes(self, elements: int) -> int:
+        """See Codec."""
+        return PAIR * self.kept(elements)
+
+
+@dataclass(frozen=True)
+class MSTopK(Sparse):
+    """``mstopk``: about the largest elements, by a search for a threshold that samples |x|.
+
+    Shi et al., "Towards scalable distributed training of deep learning on public cloud clusters",
+    MLSys 2021 (arXiv 2010.10458).
+    """
+
+    _NAMES: ClassVar[tuple[str, ...]] = ("mstopk",)
+
+    name: str = field(default="mstopk", init=False)
+    #: ``tracked``: the search starts at the threshold of the step before. ``exact``: what it finds
+    #: is resolved to the true largest elements. ``reference``: the bisection as published.
+    mode: str = "tracked"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode not in MODES:
+            raise ValueError(f"mode {self.mode!r} of mstopk (expected one of {', '.join(MODES)})")
+
+
+NONE, BF16 = Cast("none"), Cast("bf16")
+#: All codecs with their defaults, by name.
+KNOWN: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (
+        NONE,
+        Cast("fp16"),
+        BF16,
+        Quantised("int8"),
+        Quantised("int4"),
+        Quantised("fp8"),
+        MSTopK(),
+        Sparse("topk"),
+        Sparse("randomk"),
+    )
+}
+
+
+def parse(text: str) -> Codec:
+    """The codec that ``int8``, ``int8:block=512``, ``mstopk:density=0.001,mode=exact`` ... name.
+
+    Raises ValueError, which names what is wrong.
+    """
+    return spelling.parse(text, KNOWN, "codec")
+
+
+def _checked(elements: int) -> int:
+    if elements < 0:
+        raise ValueError(f"{elements} elements (expected 0 or more)")
+    return elements

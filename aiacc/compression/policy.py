@@ -1,0 +1,109 @@
+"""Which gradients are compressed, and how much in which step. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from aiacc.compression.codecs import MOST_DENSITY, NONE, Cast, Codec, Sparse
+from aiacc.compression.feedback import Feedback, NoFeedback, Residual
+
+#: Biases and the parameters of normalisation have fewer dimensions, small layers fewer elements:
+#: they are most sensitive to errors, and save nothing.
+LEAST_DIMENSIONS, LEAST_ELEMENTS = 2, 16384
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The same on all ranks.
+
+    The first ``dense_steps`` steps of a job are dense; let them be those in which the learning rate
+    warms up. Then a sparse codec begins with a density of ``first_density``, which falls to its own
+    in ``stages`` geometric steps, each after ``stage_steps`` steps (Lin et al., "Deep Gradient
+    Compression", ICLR 2018, section 3.3). Other codecs are used at once.
+    """
+
+    codec: Codec
+    #: For what is not compressed.
+    dense: Cast = NONE
+    #: What becomes of what the codec loses; None: residual for sparse codecs and int4, else none.
+    feedback: Feedback | None = None
+    #: Patterns as of a shell, of names: what matches one of ``include`` and none of ``exclude``.
+    include: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    least_elements: int = LEAST_ELEMENTS
+    dense_steps: int = 0
+    first_density: float = MOST_DENSITY
+    stages: int = 4
+    #: 0: the codec's own density from its first step on.
+    stage_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} (expected a sequence of patterns, such as "
+                    f"({getattr(self, name)!r},))"
+                )
+        for name, least in (
+            ("least_elements", 1),
+            ("dense_steps", 0),
+            ("stages", 1),
+            ("stage_steps", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {getattr(self, name)} (expected {least} or more)")
+        if not 0 < self.first_density <= MOST_DENSITY:
+            raise ValueError(
+                f"first_density {self.first_density} (expected more than 0 and at most "
+                f"{MOST_DENSITY}; for more let dense_steps last longer)"
+            )
+
+    @property
+    def keeps(self) -> Feedback:
+        """``feedback``, or what takes its place."""
+        if self.feedback is not None:
+            return self.feedback
+        loses_much = isinstance(self.codec, Sparse) or self.codec.name == "int4"
+        return Residual() if loses_much else NoFeedback()
+
+    def compresses(self, name: str, shape: Sequence[int], dtype: str) -> bool:
+        """Whether the gradient of that name is ever compressed.
+
+        Args:
+            name: Of the parameter.
+            shape: Of the gradient.
+            dtype: As NumPy writes it; only ``float32`` is compressed.
+        """
+        return (
+            dtype == "float32"
+            and len(shape) >= LEAST_DIMENSIONS
+            and math.prod(shape) >= self.least_elements
+            and any(fnmatchcase(name, pattern) for pattern in self.include)
+            and not any(fnmatchcase(name, pattern) for pattern in self.exclude)
+        )
+
+    def codec_of(self, name: str, shape: Sequence[int], dtype: str, step: int) -> Codec:
+        """How a gradient travels in a step, counted from 0; arguments as of `compresses`."""
+        if dtype != "float32":
+            return NONE
+        return self.codec_at(step) if self.compresses(name, shape, dtype) else self.dense
+
+    def codec_at(self, step: int) -> Codec:
+        """How what is compressed travels in a step, counted from 0."""
+        if step < 0:
+            raise ValueError(f"step {step} (expected 0 or more)")
+        since = step - self.dense_steps
+        if since < 0:
+            return self.dense
+        codec = self.codec
+        if not isinstance(codec, Sparse) or since >= self.stages * self.stage_steps:
+            return codec
+        if codec.density >= self.first_density:
+            return codec
+        stage = since // self.stage_steps
+        factor = (codec.density / self.first_density) ** (stage / self.stages)
+        return dataclasses.replace(codec, density=self.first_density * factor)

@@ -1,0 +1,171 @@
+"""``DistributedOptimizer(compression="auto")``: a job that finds out what compression saves."""
+
+from __future__ import annotations
+
+import sys
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+from aiacc import _core, basics
+from aiacc.collectives.barrier_join import after_join
+from aiacc.collectives.objects import broadcast_object, maxima, sums
+from aiacc.compression.choose import choose
+from aiacc.compression.codecs import BF16, NONE, Cast, Codec, MSTopK, Quantised, parse
+from aiacc.compression.costs import TWO_LEVEL, Cluster, Speeds
+from aiacc.compression.policy import Policy
+from aiacc.compression.watch import CHOSEN, CompressionWatch
+from aiacc.compression.wire import wire_of
+from aiacc.planning.cost import Affine
+from aiacc.planning.fit import Operation, fit_steps
+from aiacc.process_sets import first_rank, has_company
+from aiacc.torch.reducer.feedback import Feedback
+from aiacc.torch.reducer.plan import fused_from_the_end, singly
+
+if TYPE_CHECKING:
+    from aiacc.torch.reducer.reducer import GradientReducer
+
+AUTO = "auto"
+#: What "auto" may choose besides float32.
+ALLOWED: tuple[Codec, ...] = (BF16, Quantised("int8"), MSTopK())
+#: Steps of a visit that do not count, and those that do, times the number of the comparison.
+SETTLE, MEASURED = 2, 4
+#: Steps after which a job that has settled looks whether they still take as long.
+WATCHED = 20
+#: Elements with which coding is timed; seconds per byte inside hosts, which matter little.
+_TIMED, _INSIDE = 4 << 20, 0.25e-9
+#: A bucket of what is coded.
+_BUCKET_BYTES = 32 << 20
+
+
+class AutoCompression:
+    """Lets a reducer send gradients as a `CompressionWatch` says, which all ranks feed alike.
+
+    Steps come first in which gradients travel as they are: their operations' times give the costs
+    of the network, and this machine's speed of coding is timed. With both the first rank chooses a
+    codec. Then all is measured: as it is, 16 bits, and what was chosen, there and back.
+
+    Ranks: every rank of the process set ends equally many steps; after a `join` all count anew.
+    """
+
+    def __init__(self, reducer: GradientReducer, feedback: Feedback) -> None:
+        """Begin with the next steps of ``reducer``; ``feedback`` is what codes its buckets."""
+        self._reducer, self._feedback = reducer, feedback
+        self._process_set = reducer.options.process_set
+        self._watch = CompressionWatch()
+        self._chosen: Codec | None = None
+        self._over = False
+        #: When the last step ended; what each took since a visit began, and its operations.
+        self._last: float | None = None
+        self._seconds: list[float] = []
+        self._steps: list[list[Operation]] = []
+        self._start()
+        basics.at_init(self._start)
+        after_join(self._begin)
+
+    def step_done(self) -> None:
+        """Note the end of a step.
+
+        Collective: every rank of the process set, equally often. Blocks at the end of a visit.
+        """
+        if self._over or not has_company(self._process_set) or not self._reducer.attached:
+            return
+        now = time.perf_counter()
+        last, self._last = self._last, now
+        if last is not None:
+            self._seconds.append(now - last)
+        if self._reducer.operations is not None:
+            self._steps.append(self._reducer.operations)
+            self._reducer.operations = []
+        watch = self._watch
+        awaited = WATCHED if watch.settled else SETTLE + MEASURED * watch.comparisons
+        if len(self._seconds) < awaited - 1:
+            return
+        (here,) = sums([1], "compression.ranks", self._process_set)
+        if here == self._process_set.size():
+            self._end_visit()
+        self._begin()
+
+    def detach(self) -> None:
+        """Nothing is attached."""
+
+    def _start(self) -> None:
+        self._watch = CompressionWatch()
+        self._chosen = None
+        self._over = False
+        self._feedback.policy = Policy(NONE)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._last = None
+        self._seconds, self._steps = [], []
+        self._reducer.operations = [] if self._chosen is None else None
+
+    def _end_visit(self) -> None:
+        settled = 0 if self._watch.settled else SETTLE - 1
+        mine = median(self._seconds[settled:])
+        (seconds,) = maxima([mine], "compression.seconds", self._process_set)
+        if self._chosen is None and not self._choose():
+            return
+        before, was_settled = self._watch.current, self._watch.settled
+        self._watch.add(seconds)  # the same number on every rank
+        if self._watch.current != before:
+            self._follow()
+        if self._watch.settled and not was_settled:
+            self._say(self._watch.describe().replace(CHOSEN, f"{CHOSEN} ({self._chosen})"))
+
+    def _choose(self) -> bool:
+        """Let the first rank choose. Whether there is anything to choose from."""
+        names = set(self._feedback.compressed(self._reducer.named))
+        elements = sum(p.numel() for name, p in self._reducer.named if name in names)
+        decision = ("none", "")
+        if self._process_set.rank() == 0:
+            decision = self._decision(elements)
+        root = first_rank(self._process_set)
+        codec, text = broadcast_object(decision, root, "compression.choice", self._process_set)
+        self._chosen = parse(codec)
+        self._over = not text
+        self._say(text or "compression: these steps send nothing that compression would shorten")
+        return not self._over
+
+    def _decision(self, elements: int) -> tuple[str, str]:
+        hosts = basics.cross_size()
+        if hosts == 1 or elements == 0:
+            return "none", ""
+        try:
+            a, b = fit_steps(self._steps[SETTLE:])
+        except ValueError:
+            return "none", ""
+        local = basics.local_size()
+        inside = Affine(0.0, _INSIDE) if local > 1 else None
+        cluster = Cluster(hosts, local, Affine(a, b * local), inside)
+        speeds = {codec.name: _speeds(codec) for codec in ALLOWED}
+        bucket = min(elements, _BUCKET_BYTES // 4)
+        choice = choose(bucket, cluster, speeds, ALLOWED, exchanges=(TWO_LEVEL,))
+        return str(choice.chosen.codec), f"compression: {choice.text}"
+
+    def _follow(self) -> None:
+        """Send gradients as the watch says from the next step on. Collective."""
+        current = self._watch.current
+        codec = self._chosen if current == CHOSEN else parse(current)
+        assert codec is not None
+        if not isinstance(self._feedback.policy.codec, Cast):
+            self._feedback.flush()
+        self._feedback.policy = Policy(codec)
+        names = self._feedback.compressed(self._reducer.named)
+        coded = not isinstance(codec, Cast)
+        self._reducer.follow(fused_from_the_end(_BUCKET_BYTES, names) if coded else singly())
+
+    def _say(self, text: str) -> None:
+        if self._process_set.rank() == 0:
+            sys.stderr.write(f"aiacc: {text}\n")
+
+
+def _speeds(codec: Codec) -> Speeds:
+    """Of this rank; half of what coding takes counts for each way."""
+    if isinstance(codec, Cast):
+        return Speeds(1 / _INSIDE, 1 / _INSIDE)
+    seconds = _core.coding_seconds(wire_of(codec), _TIMED)
+    passes = 2 if isinstance(codec, Quantised) else 1  # sums are coded, too
+    encoded, decoded = 4 * _TIMED, codec.wire_bytes(_TIMED)
+    return Speeds(2 * passes * encoded / seconds, 2 * passes * decoded / seconds)

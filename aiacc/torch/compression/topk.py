@@ -1,0 +1,56 @@
+"""The largest elements of a tensor by a threshold, which is found without sorting."""
+
+from __future__ import annotations
+
+import torch
+
+from aiacc import _core
+
+_EXACT, _REFERENCE = 1, 2
+MODES = {"exact": _EXACT, "reference": _REFERENCE}
+
+
+def topk_threshold(
+    tensor: torch.Tensor, k: int, mode: str = "exact"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k elements of largest magnitude, and where they are.
+
+    In place of ``torch.topk(tensor.abs().flatten(), k)``, which sorts: one thread takes a fraction
+    of its time for large tensors (bench/selection.py).
+
+    Blocks: until they are found. Not collective, and not differentiable.
+
+    Args:
+        tensor: float32 in host memory, of any shape, with fewer than 2^32 elements.
+        k: How many.
+        mode: "exact"; or "reference": MSTopK of Shi et al. (MLSys 2021, arXiv 2010.10458), 30
+            samplings of thresholds between mean and maximum of the magnitudes.
+
+    Returns:
+        Values as float32, with their signs, and indices into the flattened tensor as int64, both
+        of shape [k] and in the order of the indices.
+
+    Raises:
+        ValueError: Another dtype or device, a k that the tensor does not have, an unknown mode, or
+            an element that is NaN or infinite.
+    """
+    if tensor.dtype != torch.float32 or not tensor.is_cpu:
+        raise ValueError(
+            f"topk_threshold of {tensor.dtype} on {tensor.device} (expected float32 in host "
+            "memory); use tensor.cpu().float()"
+        )
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r} (expected one of {', '.join(MODES)})")
+    if not 0 <= k <= tensor.numel():
+        raise ValueError(f"k={k} (expected 0 to {tensor.numel()}, the number of elements)")
+    flat = tensor.detach().resolve_neg().contiguous().view(-1)
+    pairs = torch.empty(2 * k, dtype=torch.float32)
+    finite = _core.select_largest(pairs.data_ptr(), flat.data_ptr(), flat.numel(), k, MODES[mode])
+    if not finite:
+        raise ValueError(
+            "topk_threshold of a tensor with NaN or infinity (expected finite numbers); use "
+            "torch.nan_to_num"
+        )
+    # uint32 has few functions in torch.
+    indices = pairs[k:].view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    return pairs[:k], indices

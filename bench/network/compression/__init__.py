@@ -1,0 +1,1 @@
+"""Gradients that travel compressed, between capped virtual hosts."""

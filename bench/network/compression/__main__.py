@@ -1,0 +1,147 @@
+"""``python -m bench.network.compression``: ways for gradients to travel between capped hosts.
+
+Four virtual hosts with two ranks each. In each cell all gradients of a model are there at once, so
+a step is their communication: with float32, 16 bits, block-quantised, as MSTopK's largest 1 %, and
+with PowerSGD of torch's DistributedDataParallel over gloo. Beside stands what the model of
+`aiacc.compression.costs` predicts from the rate, and from how fast this machine codes, which a job
+of one rank measures first. Results are written after each cell. Needs root, see bench/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aiacc.compression.codecs import parse
+from aiacc.compression.costs import Speeds
+from bench import machine
+from bench.network import launch, runs
+from bench.network.bed import Bed, BedError, bed_for
+from bench.network.compression.cells import CONTENDERS, PER_HOST, Cell, Contender, chosen
+from bench.network.compression.report import RESULT, report
+
+#: Steps before those that count: buckets are formed after the first.
+_WARMUP = 2
+_LIMIT_S = 3600.0
+#: Elements with which coding is timed.
+_ELEMENTS = 16 << 20
+_TIMER = """
+import sys, time, torch
+torch.set_num_threads(1)
+import aiacc.torch as hvd
+hvd.init()
+tensor, best = torch.randn({elements}), float("inf")
+for _ in range(5):
+    begun = time.perf_counter()
+    hvd.allreduce_(tensor, name="x", op=hvd.Sum, compression={codec!r})
+    best = min(best, time.perf_counter() - begun)
+print(best)
+"""
+
+
+def main() -> int:
+    """Do what the command line says; the exit code."""
+    options = _parser().parse_args()
+    try:
+        if options.report or options.write:
+            report(options.json, write=options.write)
+            return 0
+        done = [run["cell"]["name"] for run in runs.kept(options.json, add=not options.again)]
+        for cell in chosen(options.cells):
+            if cell.name not in done:
+                _record(cell, _measure(cell, options.only.split(",")), options.json)
+    except (BedError, ValueError, RuntimeError) as error:
+        print(f"[bench.network] {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _record(cell: Cell, run: object, path: Path) -> None:
+    kept = [old for old in runs.kept(path, add=True) if old["cell"]["name"] != cell.name]
+    runs.save(path, [*kept, run])
+
+
+def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:
+    contenders = [one for one in CONTENDERS if only == [""] or one.name in only]
+    load = machine.load()
+    speeds = {one.name: _speeds(one.codec) for one in contenders if _is_coded(one)}
+    jobs = []
+    with bed_for(cell.spec) as bed, tempfile.TemporaryDirectory() as folder:
+        for number in range(cell.rounds):
+            order = contenders[:: -1 if number % 2 else 1]
+            jobs.append(_job(bed, Path(folder), cell, order))
+    return {
+        "cell": {**asdict(cell), "name": cell.name},
+        "bed": asdict(cell.spec),
+        "speeds": {name: asdict(speed) for name, speed in speeds.items()},
+        "jobs": jobs,
+        "load": {"before": load, "after": machine.load()},
+        **runs.begun(),
+    }
+
+
+def _is_coded(one: Contender) -> bool:
+    return one.codec not in ("", "none", "bf16")
+
+
+def _speeds(codec: str) -> Speeds:
+    """A rank alone encodes and decodes; half of its time is taken for each."""
+    script = _TIMER.format(elements=_ELEMENTS, codec=codec)
+    output = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout
+    seconds = float(output.split()[-1])
+    passes = 1 if codec.startswith("mstopk") else 2  # the sums of blocks are coded, too
+    encoded, decoded = 4 * _ELEMENTS, parse(codec).wire_bytes(_ELEMENTS)
+    return Speeds(2 * passes * encoded / seconds, 2 * passes * decoded / seconds)
+
+
+def _job(bed: Bed, folder: Path, cell: Cell, order: list[Contender]) -> Mapping[str, Any]:
+    output = folder / "result.json"
+    output.unlink(missing_ok=True)
+    job = {
+        "shapes": [shape for _, shape in cell.shapes],
+        "warmup": _WARMUP,
+        "steps": cell.steps,
+        "contenders": [asdict(one) for one in order],
+        "output": str(output),
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "bench.network.compression.step", str(folder / "job.json")]
+    bed.reset()
+    code = launch.run(bed, "explicit", PER_HOST, command, timeout_s=_LIMIT_S)
+    if code != 0:
+        raise RuntimeError(f"{cell.name}: the job ended with code {code}")
+    found: dict[str, Any] = json.loads(output.read_text())
+    for name, each in found.items():
+        print(f"{cell.name} {name}: {statistics.median(each['seconds']):.3f} s", flush=True)
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.network.compression",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cells", default="all", metavar="A,B", help="all, or MODEL:MBIT")
+    parser.add_argument("--only", default="", metavar="A,B", help="some contenders")
+    parser.add_argument("--json", type=Path, default=RESULT, help="result file (%(default)s)")
+    parser.add_argument("--again", action="store_true", help="measure what the file has, too")
+    parser.add_argument("--report", action="store_true", help="print the table, measure nothing")
+    parser.add_argument(
+        "--write", action="store_true", help="the table of docs/compression.md and the plot"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""What is measured: a model, a rate, ways to travel, and what the model of costs says. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aiacc.compression.codecs import parse
+from aiacc.compression.costs import FLAT, FREE, TWO_LEVEL, Cluster, Speeds, predict
+from aiacc.planning.cost import Analytic
+from bench.network.plan import Spec
+from bench.network.planning.cells import CONGESTION, PAYLOAD
+from bench.network.workloads import workload
+
+HOSTS, PER_HOST = 4, 2
+MODELS = ("vgg16", "bert-base")
+RATES_MBIT = (1000.0, 300.0, 100.0)
+#: Seconds until a message between hosts is there, and bytes per second inside a host: for
+#: predictions. Both matter little at these rates.
+_ALPHA_S, _INSIDE = 100e-6, 4e9
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to travel.
+
+    Attributes:
+        name: Key in result files.
+        title: As in tables.
+        codec: As text; "" for torch's own PowerSGD.
+        flat: Whether all ranks talk to one another, as if none shared a host.
+    """
+
+    name: str
+    title: str
+    codec: str
+    flat: bool = False
+
+
+CONTENDERS = (
+    Contender("dense", "float32", "none"),
+    Contender("bf16", "bf16", "bf16"),
+    Contender("int8", "int8", "int8"),
+    Contender("int4", "int4", "int4"),
+    Contender("hitopk", "MSTopK 1 %, HiTopKComm", "mstopk"),
+    Contender("flat", "MSTopK 1 %, flat", "mstopk", flat=True),
+    Contender("powersgd", "PowerSGD, rank 4, DDP/gloo", ""),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of the table."""
+
+    workload: str
+    mbit: float
+    steps: int = 2
+    rounds: int = 2
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"{self.workload}:{self.mbit:g}"
+
+    @property
+    def spec(self) -> Spec:
+        """The bed."""
+        return Spec(
+            name="coded", hosts=HOSTS, flow_mbit=0, nic_mbit=self.mbit, congestion=CONGESTION
+        )
+
+    @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Parameters in the order of the forward pass."""
+        return workload(self.workload).shapes
+
+
+def chosen(text: str) -> list[Cell]:
+    """Cells by what a user wrote: all, or names such as vgg16:1000, with commas.
+
+    Raises:
+        ValueError: Something else.
+    """
+    if text == "all":
+        return [Cell(model, mbit) for mbit in RATES_MBIT for model in MODELS]
+    cells = []
+    for name in text.split(","):
+        model, _, mbit = name.partition(":")
+        try:
+            cells.append(Cell(workload(model).name, float(mbit)))
+        except ValueError as error:
+            raise ValueError(f"cell {name!r} (expected MODEL:MBIT, as vgg16:1000)") from error
+    return cells
+
+
+def cluster(mbit: float) -> Cluster:
+    """The bed by the formula of a ring; ranks of a host share its interface."""
+    beta = 8 / (mbit * 1e6 * PAYLOAD) * PER_HOST
+    across = Analytic("ring", _ALPHA_S, beta, 0.0, HOSTS)
+    return Cluster(HOSTS, PER_HOST, across, Analytic("ring", 0.0, 1 / _INSIDE, 0.0, PER_HOST))
+
+
+def predicted_s(
+    one: Contender, sizes: Sequence[int], mbit: float, speeds: Mapping[str, Speeds]
+) -> float | None:
+    """Seconds of the all-reduces of gradients of so many elements; None: there is no model.
+
+    A single rank of each host stands for both: they code at the same time and share the interface.
+    """
+    if not one.codec:
+        return None
+    exchange = FLAT if one.flat else TWO_LEVEL
+    elements = math.fsum(sizes)
+    found = predict(
+        parse(one.codec), int(elements), cluster(mbit), speeds.get(one.name, FREE), exchange
+    )
+    return found.seconds

@@ -1,0 +1,123 @@
+#include "csrc/engines/coded_all_reduce.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "csrc/engines/engine.h"
+
+namespace aiacc {
+namespace {
+
+/// Splits what is left to chance in the sum from what is in the parts.
+constexpr std::uint64_t kOfSum = 0x9e3779b97f4a7c15;
+
+constexpr std::size_t kMostTracks = 4096;
+
+std::byte* room(std::vector<std::byte>& memory, std::size_t bytes) {
+  if (memory.size() < bytes) {
+    memory.resize(bytes);
+  }
+  return memory.data();
+}
+
+/// Elements of each rank's shard: whole blocks, as equal as they can be.
+PerRank shards_of(std::size_t count, std::size_t block, std::size_t ranks) {
+  const std::size_t blocks = (count + block - 1) / block;
+  PerRank shards;
+  std::size_t left = count;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const std::size_t elements = (blocks / ranks + (rank < blocks % ranks ? 1 : 0)) * block;
+    shards.push_back(std::min(left, elements));
+    left -= shards.back();
+  }
+  return shards;
+}
+
+void in_blocks(Engine& engine,
+               int lane,
+               const CodedReduce& reduce,
+               std::size_t rank,
+               std::size_t ranks,
+               CodedMemory& memory) {
+  const BlockCode code = reduce.coding.block_code();
+  const PerRank shards = shards_of(reduce.count, code.block, ranks);
+  PerRank bytes;
+  for (const std::size_t shard : shards) {
+    bytes.push_back(encoded_bytes(shard, code));
+  }
+  const std::size_t first =
+      std::accumulate(shards.begin(), shards.begin() + static_cast<std::ptrdiff_t>(rank), 0UL);
+  const std::size_t total = std::accumulate(bytes.begin(), bytes.end(), 0UL);
+  const bool stochastic = reduce.coding.stochastic();
+  std::byte* sent = room(memory.sent, total);
+  std::byte* received = room(memory.received, std::max(total, bytes[rank] * ranks));
+  encode_blocks(
+      sent, reduce.values, reduce.residual, reduce.count, code, 1.0F, {stochastic, reduce.seed}, 0);
+  engine.all_to_all(lane, sent, received, bytes, PerRank(ranks, bytes[rank]));
+  float* sum = reduce.values + first;
+  for (std::size_t from = 0; from < ranks; ++from) {
+    const std::byte* part = received + from * bytes[rank];
+    if (from == 0) {
+      decode_blocks(sum, part, shards[rank], code, 1.0F);
+    } else {
+      decode_add_blocks(sum, part, shards[rank], code);
+    }
+  }
+  encode_blocks(sent,
+                sum,
+                reduce.residual == nullptr ? nullptr : reduce.residual + first,
+                shards[rank],
+                code,
+                1.0F,
+                {stochastic, reduce.seed ^ kOfSum},
+                first);
+  engine.all_gather(lane, sent, received, bytes);
+  decode_blocks(reduce.values, received, reduce.count, code, 1.0F);
+}
+
+void of_largest(
+    Engine& engine, int lane, const CodedReduce& reduce, std::size_t ranks, CodedMemory& memory) {
+  const std::size_t selected = reduce.coding.selected(reduce.count);
+  const std::size_t bytes = pairs_bytes(selected);
+  std::byte* sent = room(memory.sent, bytes);
+  std::byte* received = room(memory.received, bytes * ranks);
+  if (memory.tracks.size() >= kMostTracks) {
+    memory.tracks.clear();  // of buffers that may be gone
+  }
+  select_largest(sent,
+                 reduce.values,
+                 reduce.residual,
+                 reduce.count,
+                 selected,
+                 1.0F,
+                 reduce.coding.mode(),
+                 reduce.seed,
+                 memory.tracks[reduce.residual],
+                 memory.selection);
+  engine.all_gather(lane, sent, received, PerRank(ranks, bytes));
+  std::fill_n(reduce.values, reduce.count, 0.0F);
+  for (std::size_t from = 0; from < ranks; ++from) {
+    scatter_add(reduce.values, received + from * bytes, selected, reduce.count, 1.0F);
+  }
+}
+
+}  // namespace
+
+void coded_all_reduce(
+    Engine& engine, int lane, const CodedReduce& reduce, int rank, int ranks, CodedMemory& memory) {
+  if (reduce.count == 0 || engine.all_reduce_coded(lane, reduce, memory)) {
+    return;
+  }
+  if (reduce.coding.in_blocks()) {
+    in_blocks(engine,
+              lane,
+              reduce,
+              static_cast<std::size_t>(rank),
+              static_cast<std::size_t>(ranks),
+              memory);
+  } else {
+    of_largest(engine, lane, reduce, static_cast<std::size_t>(ranks), memory);
+  }
+}
+
+}  // namespace aiacc

@@ -1,0 +1,257 @@
+#include "csrc/engines/coded_all_reduce.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/base/error.h"
+#include "tests/cpp/engines/coded_sums.h"
+#include "tests/cpp/engines/engine_checks.h"
+#include "tests/cpp/engines/hierarchical_engines.h"
+
+namespace aiacc {
+namespace {
+
+constexpr Coding kInt8{WireFormat::kInt8Blocks, 256};
+constexpr Coding kInt4{WireFormat::kInt4Blocks, 128};
+constexpr Coding kFloat8{WireFormat::kFloat8Blocks, 512};
+constexpr Coding kLargest{WireFormat::kLargest, 50'000 + Coding::kExact};
+constexpr Coding kCodings[] = {kInt8, kInt4, kFloat8, kLargest};
+
+/// No more than fewer than ranks; blocks for some ranks only; a last block that is short.
+constexpr std::size_t kCounts[] = {0, 1, 3, 128, 700, 2048, 4999};
+
+std::string named(const Coding& coding, std::size_t count) {
+  return std::string(name_of(coding.format)) + " of " + std::to_string(count);
+}
+
+std::vector<CodedRank> given(int size, std::size_t count, bool feedback) {
+  std::vector<CodedRank> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto seed = static_cast<std::uint32_t>(10 * rank + 1);
+    ranks.push_back(
+        {exact_floats(count, seed), feedback ? exact_floats(count, seed + 1) : Floats(), seed});
+  }
+  return ranks;
+}
+
+/// This rank's part of an all-reduce, on lane 0.
+void reduce(Engine& engine, CodedRank& mine, const Coding& coding, int rank, int size) {
+  CodedMemory memory;
+  coded_all_reduce(engine,
+                   0,
+                   {mine.values.data(),
+                    mine.residual.empty() ? nullptr : mine.residual.data(),
+                    mine.values.size(),
+                    coding,
+                    mine.seed},
+                   rank,
+                   size,
+                   memory);
+}
+
+class CodedAllReduceTest : public testing::TestWithParam<Hosts> {
+ protected:
+  const Hosts& hosts() const { return GetParam(); }
+  int size() const { return hosts().size(); }
+  /// Where nothing travels between hosts of several ranks, all ranks exchange with all.
+  bool on_two_levels() const {
+    const HostTopology layout(hosts().of);
+    return layout.hosts() > 1 && layout.hosts() < size();
+  }
+  void reference(std::vector<CodedRank>& ranks, const Coding& coding) const {
+    if (on_two_levels()) {
+      return coded_sum_of_hosts(ranks, hosts().of, coding);
+    }
+    std::vector<CodedRank*> all;
+    for (CodedRank& rank : ranks) {
+      all.push_back(&rank);
+    }
+    coded_sum(all, coding);
+  }
+};
+
+TEST_P(CodedAllReduceTest, GivesTheBitsOfTheSameStepsWithoutMessages) {
+  for (const bool feedback : {false, true}) {
+    std::vector<std::vector<CodedRank>> expected;
+    for (const Coding& coding : kCodings) {
+      for (const std::size_t count : kCounts) {
+        expected.push_back(given(size(), count, feedback));
+        reference(expected.back(), coding);
+      }
+    }
+    with_engines(hosts(), [&](int rank, Engine& engine) {
+      const auto index = static_cast<std::size_t>(rank);
+      auto next = expected.begin();
+      for (const Coding& coding : kCodings) {
+        for (const std::size_t count : kCounts) {
+          CodedRank mine = given(size(), count, feedback)[index];
+          reduce(engine, mine, coding, rank, size());
+          const CodedRank& wanted = (*next++)[index];
+          expect_equal_bits(wanted.values, mine.values, named(coding, count));
+          expect_equal_bits(wanted.residual, mine.residual, named(coding, count) + ": residual");
+        }
+      }
+    });
+  }
+}
+
+/// Roundings: each rank's t = value + residual; up to n - 1 additions of codes, which to nearest
+/// are at most 2 |t|; the owner's sum with its residual. What is kept, t minus its code, is exact.
+/// By chance codes may be a step beyond |t|, less than a quarter of the largest of all, and what is
+/// kept is rounded too.
+TEST_P(CodedAllReduceTest, SumsAndResidualsTogetherLoseNothing) {
+  constexpr std::size_t kCount = 3001;
+  for (const Coding& coding : {kInt8,
+                               kInt4,
+                               kFloat8,
+                               kLargest,
+                               Coding{kInt8.format, kInt8.detail + Coding::kStochastic},
+                               Coding{kInt4.format, kInt4.detail + Coding::kStochastic},
+                               Coding{kFloat8.format, kFloat8.detail + Coding::kStochastic}}) {
+    std::vector<CodedRank> ranks = given(size(), kCount, true);
+    for (int step = 0; step < 4; ++step) {
+      std::vector<double> before(kCount);
+      std::vector<double> magnitude(kCount);
+      for (std::size_t r = 0; r < ranks.size(); ++r) {
+        ranks[r].values = exact_floats(kCount, static_cast<std::uint32_t>(50 * r) + 7U * step);
+        for (std::size_t i = 0; i < kCount; ++i) {
+          const double value = ranks[r].values[i];
+          const double kept = ranks[r].residual[i];
+          before[i] += value + kept;
+          magnitude[i] += std::abs(value) + std::abs(kept);
+        }
+      }
+      with_engines(hosts(), [&](int rank, Engine& engine) {
+        reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
+      });
+      const bool by_chance = coding.in_blocks() && coding.stochastic();
+      const double largest = *std::max_element(magnitude.begin(), magnitude.end());
+      const double beyond = by_chance ? size() * largest / 4 : 0;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        double after = ranks[0].values[i];
+        for (const CodedRank& rank : ranks) {
+          after += rank.residual[i];
+        }
+        ASSERT_NEAR(before[i], after, 0x1p-24 * (2 * size() + 2) * (magnitude[i] + beyond))
+            << named(coding, kCount) << ", step " << step << ", element " << i;
+      }
+    }
+  }
+}
+
+TEST_P(CodedAllReduceTest, StochasticSumsAreTheSameBitsOnAllRanks) {
+  for (Coding coding : {kInt8, kInt4, kFloat8}) {
+    coding.detail |= Coding::kStochastic;
+    std::vector<CodedRank> ranks = given(size(), 5000, true);
+    with_engines(hosts(), [&](int rank, Engine& engine) {
+      reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
+    });
+    for (const CodedRank& rank : ranks) {
+      expect_equal_bits(ranks[0].values, rank.values, name_of(coding.format));
+    }
+  }
+}
+
+TEST_P(CodedAllReduceTest, TheLargestThatAreAllAreTheDenseSum) {
+  for (const std::size_t count : kCounts) {
+    std::vector<CodedRank> ranks = given(size(), count, true);
+    Floats total(count);
+    for (const CodedRank& rank : ranks) {
+      for (std::size_t i = 0; i < count; ++i) {
+        total[i] += rank.values[i] + rank.residual[i];
+      }
+    }
+    with_engines(hosts(), [&](int rank, Engine& engine) {
+      const Coding all{WireFormat::kLargest, 1'000'000};
+      reduce(engine, ranks[static_cast<std::size_t>(rank)], all, rank, size());
+    });
+    for (const CodedRank& rank : ranks) {
+      expect_equal_bits(ranks[0].values, rank.values, "on another rank");
+      for (std::size_t i = 0; i < count; ++i) {
+        total[i] -= rank.residual[i];
+        if (!on_two_levels()) {
+          ASSERT_EQ(0, rank.residual[i]) << i;
+        }
+      }
+    }
+    // On two levels ranks have kept what was there of the shares of others.
+    for (std::size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(total[i], ranks[0].values[i]) << i;
+    }
+  }
+}
+
+TEST_P(CodedAllReduceTest, WhatIsNotFiniteOnOneRankIsSoOnAll) {
+  constexpr std::size_t kCount = 3000;
+  constexpr std::size_t kPlace = 2500;
+  for (const Coding& coding : kCodings) {
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+      for (const int odd : {0, size() - 1}) {
+        std::vector<CodedRank> ranks = given(size(), kCount, true);
+        ranks[static_cast<std::size_t>(odd)].values[kPlace] = bad;
+        with_engines(hosts(), [&](int rank, Engine& engine) {
+          reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
+        });
+        for (const CodedRank& rank : ranks) {
+          EXPECT_FALSE(std::isfinite(rank.values[kPlace])) << named(coding, kCount);
+          EXPECT_TRUE(std::isfinite(rank.values[0])) << named(coding, kCount);
+          for (const float kept : rank.residual) {
+            ASSERT_TRUE(std::isfinite(kept)) << named(coding, kCount);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CodedAllReduceTest, AnAbortEndsItWithItsError) {
+  if (size() < 2) {
+    GTEST_SKIP() << "needs two ranks";
+  }
+  // The last rank never comes.
+  with_engines(hosts(), [&](int rank, Engine& engine) {
+    if (rank == size() - 1) {
+      return;
+    }
+    for (const Coding& coding : {kInt8, kLargest}) {
+      std::atomic<bool> running{false};
+      Status seen;
+      std::thread blocked([&] {
+        CodedRank mine = given(size(), 100'000, true)[static_cast<std::size_t>(rank)];
+        running = true;
+        try {
+          reduce(engine, mine, coding, rank, size());
+        } catch (const Error& error) {
+          seen = error.status();
+        }
+      });
+      while (!running) {
+        std::this_thread::yield();
+      }
+      engine.abort(Status(Code::kShutdown, "stop now"));
+      blocked.join();
+      EXPECT_EQ("stop now", seen.message());
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts,
+                         CodedAllReduceTest,
+                         testing::Values(Hosts{"Alone", {0}},
+                                         Hosts{"OneHost", {0, 0, 0}},
+                                         Hosts{"OneRankPerHost", {0, 1, 2, 3}},
+                                         Hosts{"TwoByTwo", {0, 0, 1, 1}},
+                                         Hosts{"Interleaved", {1, 0, 1, 0}},
+                                         Hosts{"ThreeAndOne", {0, 0, 0, 1}},
+                                         Hosts{"ThreeHosts", {0, 1, 0, 2, 1, 2, 2}}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace aiacc

@@ -1,0 +1,181 @@
+// Which elements the modes choose; tests/cpp/kernels/select_test.cc has what all of them promise.
+
+#include "csrc/kernels/selection/selector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/kernels/selection/mstopk.h"
+#include "tests/cpp/kernels/selection/distributions.h"
+#include "tests/cpp/kernels/selection/selected.h"
+
+namespace aiacc {
+namespace {
+
+/// Predictions that are right, too high, too low, too wide, and nonsense.
+std::vector<ThresholdTrack> tracks_for(float threshold) {
+  std::vector<ThresholdTrack> tracks(1);
+  for (const float predicted : {threshold,
+                                threshold * 1.02F,
+                                threshold * 1e9F,
+                                threshold * 0.5F,
+                                threshold * 1e-9F,
+                                static_cast<float>(NAN),
+                                static_cast<float>(INFINITY)}) {
+    for (const float spread : {0.05F, 0.5F, static_cast<float>(NAN)}) {
+      tracks.push_back({predicted, spread, 3, 4});
+    }
+  }
+  return tracks;
+}
+
+TEST(SelectorExact, IsWhatASortFinds) {
+  for (const Shape shape : all_shapes()) {
+    const SelectInput input = {elements_of(shape, 30000, 3), elements_of(shape, 30000, 4)};
+    const std::vector<float> sorted = sorted_magnitudes(accumulated(input));
+    for (const std::size_t k : {1, 300, 10000, 29999}) {
+      const Selected got = select(input, k, SelectMode::kExact);
+      const std::vector<float> expected(sorted.begin(),
+                                        sorted.begin() + static_cast<std::ptrdiff_t>(k));
+      ASSERT_EQ(expected, sorted_magnitudes(got.values))
+          << "shape " << static_cast<int>(shape) << ", k " << k;
+      ASSERT_EQ(expected.back(), got.told.threshold);
+    }
+  }
+}
+
+/// So its recall is 1 whatever was predicted.
+TEST(SelectorTracked, IsExactWhateverThePrediction) {
+  for (const Shape shape : all_shapes()) {
+    const SelectInput input = {elements_of(shape, 30000, 3), elements_of(shape, 30000, 4), 0.9F, 5};
+    for (const std::size_t k : {1, 300, 6000}) {
+      const Selected expected = select(input, k, SelectMode::kExact);
+      for (ThresholdTrack track : tracks_for(expected.told.threshold)) {
+        const ThresholdTrack before = track;
+        const Selected got = select(input, k, SelectMode::kTracked, track);
+        ASSERT_EQ(expected.wire, got.wire) << "shape " << static_cast<int>(shape) << ", k " << k
+                                           << ", predicted " << before.predicted;
+        ASSERT_EQ(expected.residual, got.residual);
+        ASSERT_EQ(expected.told.threshold, track.predicted);
+        ASSERT_EQ(before.fallbacks + static_cast<std::uint64_t>(got.told.fell_back),
+                  track.fallbacks);
+      }
+    }
+  }
+}
+
+TEST(SelectorTracked, FallsBackWhereTooFewReachThePredictionAndOnlyThere) {
+  const SelectInput input = {elements_of(Shape::kGaussian, 100000, 3)};
+  const float threshold = select(input, 1000, SelectMode::kExact).told.threshold;
+  for (const float ratio : {1e-9F, 0.5F, 0.9F, 1.0F, 1.02F}) {
+    ThresholdTrack track = {threshold * ratio, 0.05F, 0, 0};
+    EXPECT_FALSE(select(input, 1000, SelectMode::kTracked, track).told.fell_back) << ratio;
+    EXPECT_EQ(1U, track.hits);
+  }
+  ThresholdTrack track = {threshold * 1.1F, 0.05F, 0, 0};
+  EXPECT_TRUE(select(input, 1000, SelectMode::kTracked, track).told.fell_back);
+  EXPECT_EQ(1U, track.fallbacks);
+}
+
+/// 200 steps of error feedback on gradients that drift, or collapse in the middle. The first step
+/// has no prediction; from the second on they hold.
+TEST(SelectorTracked, FollowsTheThresholdOfErrorFeedback) {
+  constexpr std::size_t kCount = 60000;
+  struct Row {
+    Shape shape;
+    std::size_t k;
+    bool collapses;
+    std::uint64_t fallbacks;
+  };
+  for (const auto& [shape, k, collapses, fallbacks] : {Row{Shape::kGaussian, 60, false, 0},
+                                                       Row{Shape::kGaussian, 600, false, 0},
+                                                       Row{Shape::kGaussian, 600, true, 2},
+                                                       Row{Shape::kLayers, 600, false, 0},
+                                                       Row{Shape::kLayers, 600, true, 2},
+                                                       Row{Shape::kStudent, 600, false, 0},
+                                                       Row{Shape::kStudent, 600, true, 2}}) {
+    const std::vector<float> means = elements_of(shape, kCount, 11);
+    const std::vector<float> later_means = elements_of(shape, kCount, 12);
+    SelectInput input;
+    input.in.resize(kCount);
+    input.residual.assign(kCount, 0.0F);
+    ThresholdTrack track;
+    for (std::uint32_t step = 0; step < 200; ++step) {
+      const float done = static_cast<float>(step) / 200.0F;
+      const float scale = collapses ? (step < 100 ? 1.0F : 0.05F) : 1.0F - 0.7F * done;
+      const std::vector<float> noise = elements_of(shape, kCount, 100 + step);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const float mean = (1.0F - done) * means[i] + done * later_means[i];
+        input.in[i] = scale * (noise[i] + 0.3F * mean);
+      }
+      input.seed = step;
+      const Selected got = select(input, k, SelectMode::kTracked, track);
+      ASSERT_EQ(select(input, k, SelectMode::kExact).wire, got.wire) << step;
+      input.residual = got.residual;
+    }
+    EXPECT_EQ(199U, track.hits + track.fallbacks);
+    EXPECT_LE(track.fallbacks, fallbacks)
+        << "k " << k << ", shape " << static_cast<int>(shape) << ", spread " << track.spread;
+  }
+}
+
+TEST(SelectorReference, IsTheAlgorithm) {
+  for (const Shape shape : all_shapes()) {
+    SelectInput input = {elements_of(shape, 7001, 3), {}, 1.0F, 17};
+    for (const std::size_t k : {1, 70, 2000, 7001}) {
+      const Source source(kBaselineLevel, input.in.data(), nullptr, input.in.size(), 1.0F);
+      const Bracket bracket = bisect(source, measure_magnitudes(source), k, 30, 1);
+      std::vector<std::uint32_t> sure;
+      std::vector<std::uint32_t> between;
+      for (std::uint32_t i = 0; i < input.in.size(); ++i) {
+        const float magnitude = std::fabs(input.in[i]);
+        if (magnitude >= bracket.high) {
+          sure.push_back(i);
+        } else if (magnitude >= bracket.low) {
+          between.push_back(i);
+        }
+      }
+      const Selected got = select(input, k, SelectMode::kReference);
+      ASSERT_EQ(bracket.low, got.told.threshold);
+      // What was chosen beside the sure ones is a run of those between.
+      std::vector<std::uint32_t> run;
+      std::set_difference(got.indices.begin(),
+                          got.indices.end(),
+                          sure.begin(),
+                          sure.end(),
+                          std::back_inserter(run));
+      ASSERT_EQ(k, sure.size() + run.size()) << "shape " << static_cast<int>(shape);
+      const auto at = std::search(between.begin(), between.end(), run.begin(), run.end());
+      ASSERT_TRUE(run.empty() || at != between.end()) << "no run";
+    }
+  }
+}
+
+TEST(SelectorReference, FindsTheLargestOfWhatGradientsLookLike) {
+  constexpr std::size_t kCount = 1000000;
+  struct Row {
+    Shape shape;
+    double density;
+  };
+  for (const auto& [shape, density] : {Row{Shape::kGaussian, 0.01},
+                                       Row{Shape::kLaplace, 0.001},
+                                       Row{Shape::kStudent, 0.01},
+                                       Row{Shape::kStudent, 0.05}}) {
+    const SelectInput input = {elements_of(shape, kCount, 21)};
+    const std::size_t k = selected_count(kCount, density);
+    const float least = select(input, k, SelectMode::kExact).told.threshold;
+    const Selected got = select(input, k, SelectMode::kReference);
+    const auto found = std::count_if(got.values.begin(), got.values.end(), [&](float value) {
+      return std::fabs(value) >= least;
+    });
+    EXPECT_GE(static_cast<double>(found) / static_cast<double>(k), 0.9998)
+        << "shape " << static_cast<int>(shape) << ", density " << density;
+  }
+}
+
+}  // namespace
+}  // namespace aiacc

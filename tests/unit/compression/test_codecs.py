@@ -1,0 +1,101 @@
+"""Names of codecs, and the bytes they put on the wire."""
+
+import re
+
+import pytest
+
+from aiacc.compression.codecs import KNOWN, Cast, MSTopK, Quantised, Sparse, parse
+
+CODECS = {
+    "none": Cast("none"),
+    "fp16": Cast("fp16"),
+    "bf16": Cast("bf16"),
+    "int8": Quantised("int8"),
+    "int8:block=512": Quantised("int8", block=512),
+    "int4:block=128,stochastic=true": Quantised("int4", 128, stochastic=True),
+    "fp8": Quantised("fp8"),
+    "mstopk": MSTopK(),
+    "mstopk:density=0.001": MSTopK(density=0.001),
+    "mstopk:density=1e-05,mode=exact": MSTopK(density=1e-5, mode="exact"),
+    "topk:density=0.1": Sparse("topk", 0.1),
+    "randomk": Sparse("randomk", 0.01),
+}
+
+
+@pytest.mark.parametrize("text", CODECS)
+def test_texts_there_and_back(text):
+    assert parse(text) == CODECS[text]
+    assert str(CODECS[text]) == text
+
+
+def test_a_text_is_canonical():
+    assert str(parse(" int8:stochastic=false,block=256 ")) == "int8"
+    assert str(parse("int8:stochastic=true,block=512")) == "int8:block=512,stochastic=true"
+
+
+def test_every_codec_has_its_name():
+    assert {name: str(codec) for name, codec in KNOWN.items()} == {name: name for name in KNOWN}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("int7", "codec 'int7' (expected one of none, fp16, bf16, int8"),
+        ("", "codec '' (expected one of none"),
+        ("none:block=256", "option 'block' (none takes none)"),
+        ("int8:blocks=256", "option 'blocks' (expected block, stochastic)"),
+        ("int8:name=fp8", "option 'name' (expected block, stochastic)"),
+        ("int8:block=256,block=512", "option 'block' comes twice"),
+        ("int8:block=100", "block 100 of int8 (expected 128, 256, 512 or 1024"),
+        ("int8:block=2048", "block 2048 of int8 (expected 128"),
+        ("int8:block=2.5", "block=2.5 (expected a whole number)"),
+        ("int8:stochastic=yes", "stochastic=yes (expected true or false)"),
+        ("int8:stochastic", "stochastic= (expected true or false)"),
+        ("mstopk:density=much", "density=much (expected a number)"),
+        ("mstopk:density=0", "density 0.0 of mstopk (expected more than 0"),
+        ("mstopk:density=nan", "density nan of mstopk (expected more than 0"),
+        ("topk:density=0.11", "at most 0.1; to send more use none, bf16 or int8)"),
+        ("topk:mode=exact", "option 'mode' (expected density)"),
+        ("mstopk:mode=fast", "mode 'fast' of mstopk (expected one of tracked, exact, reference)"),
+    ],
+)
+def test_bad_texts_are_named(text, error):
+    with pytest.raises(ValueError, match=re.escape(error)):
+        parse(text)
+
+
+def test_a_class_takes_its_own_names_only():
+    with pytest.raises(ValueError, match=r"codec 'int8' \(expected one of none, fp16, bf16 for"):
+        Cast("int8")
+    with pytest.raises(ValueError, match=r"codec 'mstopk' \(expected one of topk, randomk for"):
+        Sparse("mstopk")
+
+
+@pytest.mark.parametrize(
+    ("text", "elements", "nbytes"),
+    [
+        ("none", 1000, 4000),
+        ("fp16", 1001, 2002),
+        ("bf16", 0, 0),
+        ("int8", 1024, 1024 + 4 * 4),
+        ("int8", 1025, 1025 + 4 * 5),
+        ("fp8:block=1024", 1025, 1025 + 4 * 2),
+        ("int4", 1025, 513 + 4 * 5),
+        ("int4:block=128", 0, 0),
+        ("mstopk", 1000, 8 * 10),
+        ("mstopk", 1001, 8 * 11),
+        ("topk:density=0.001", 1, 8),
+        ("randomk", 0, 0),
+    ],
+)
+def test_bytes_on_the_wire(text, elements, nbytes):
+    assert parse(text).wire_bytes(elements) == nbytes
+
+
+def test_elements_that_no_codec_takes():
+    for text in CODECS:
+        with pytest.raises(ValueError, match=r"-1 elements \(expected 0 or more"):
+            parse(text).wire_bytes(-1)
+    assert parse("topk").kept(2**31 - 1) == 21474837
+    with pytest.raises(ValueError, match=r"2147483648 elements for topk .*send them as several"):
+        parse("topk").kept(2**31)

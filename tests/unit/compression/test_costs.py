@@ -1,0 +1,192 @@
+"""Predicted times of compressed all-reduces."""
+
+import math
+
+import pytest
+
+from aiacc.compression.codecs import BF16, NONE, PAIR, Cast, Quantised, Sparse, parse
+from aiacc.compression.costs import (
+    EXCHANGES,
+    FLAT,
+    FREE,
+    TWO_LEVEL,
+    Cluster,
+    Speeds,
+    break_even_bandwidth,
+    break_even_density,
+    cluster_of,
+    predict,
+)
+from aiacc.planning.cost import ALL_REDUCE, Affine, Hierarchical
+from tests.unit.compression.clusters import cluster
+
+ELEMENTS = 1 << 20
+SHAPES = [(2, 1), (16, 1), (2, 2), (4, 8), (16, 8)]
+
+
+@pytest.mark.parametrize(("hosts", "local"), SHAPES)
+def test_none_costs_what_the_planners_think(hosts, local):
+    where = cluster(hosts, local, alpha=1e-5)
+    levels = Hierarchical(where.inside, where.across, local)
+    for exchange in EXCHANGES:
+        found = predict(NONE, ELEMENTS, where, exchange=exchange)
+        assert found.seconds == pytest.approx(levels.time(ALL_REDUCE, 4 * ELEMENTS))
+
+
+@pytest.mark.parametrize(("hosts", "local"), SHAPES)
+def test_hitopkcomm_is_its_sum_of_terms(hosts, local):
+    alpha, near, far = 1e-5, 8e-11, 8e-10
+    where = cluster(hosts, local, alpha=alpha)
+    density, speeds = 0.01, Speeds(2e9, 5e8)
+    shard = math.ceil(density * ELEMENTS / local)
+    found = predict(Sparse("topk", density), ELEMENTS, where, speeds)
+    assert found.inside_s == pytest.approx(
+        2 * (local - 1) * alpha + 2 * (local - 1) / local * 4 * ELEMENTS * near
+    )
+    # All ranks of a host gather pairs at a time, over the interface that they share.
+    assert found.across_s == pytest.approx(
+        (hosts - 1) * alpha + (hosts - 1) * local * shard * PAIR * far
+    )
+    select, scatter = 4 * ELEMENTS / local / 2e9, hosts * shard * PAIR / 5e8
+    assert found.coding_s == pytest.approx(select + scatter)
+
+
+def sent_across(hosts, local, messages):
+    """Bytes that a rank sends to ranks of other hosts, if messages are (from, to, bytes)."""
+    crossing = sum(n for one, other, n in messages if one // local != other // local)
+    return crossing / (hosts * local)
+
+
+@pytest.mark.parametrize(("hosts", "local"), SHAPES)
+def test_bytes_across_hosts_by_counting_messages(hosts, local):
+    where, ranks = cluster(hosts, local), hosts * local
+    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if one != other]
+    peers = [(one, other) for one, other in pairs if one % local == other % local]
+    for text in ("int8", "int4:block=128", "fp8:block=1024"):
+        codec = parse(text)
+        whole, shard = codec.wire_bytes(ELEMENTS), codec.wire_bytes(ELEMENTS // local)
+        # Shards to their owners, and the sums from them: across hosts once for each rank there is.
+        numbers = [(one, other, whole / ranks) for one, other in pairs]
+        sums = [(one, other, whole / local / hosts) for one, other in peers]
+        found = predict(codec, ELEMENTS, where, exchange=FLAT)
+        assert found.across_bytes == pytest.approx(sent_across(hosts, local, numbers + sums))
+        both = [(one, other, shard / hosts) for one, other in peers] * 2
+        found = predict(codec, ELEMENTS, where, exchange=TWO_LEVEL)
+        assert found.across_bytes == pytest.approx(sent_across(hosts, local, both))
+    codec = parse("mstopk")
+    for exchange, elements in ((FLAT, ELEMENTS), (TWO_LEVEL, ELEMENTS // local)):
+        found = predict(codec, ELEMENTS, where, exchange=exchange)
+        gathered = [(one, other, codec.wire_bytes(elements)) for one, other in peers]
+        assert found.across_bytes == pytest.approx(sent_across(hosts, local, gathered))
+
+
+@pytest.mark.parametrize("text", ["int8", "topk"])
+def test_exchanges_are_the_same_with_one_rank_on_each_host(text):
+    where = cluster(8, alpha=1e-5)
+    assert len({predict(parse(text), 1000, where, exchange=name) for name in EXCHANGES}) == 1
+
+
+def test_a_single_host_gains_nothing():
+    where = cluster(1, 8)
+    for text in ("bf16", "int8", "topk"):
+        found = predict(parse(text), ELEMENTS, where, Speeds(1e9, 1e9))
+        assert found.across_bytes == found.across_s == 0
+        assert found.seconds > predict(NONE, ELEMENTS, where).seconds
+
+
+def test_coding_counts_what_is_read():
+    where, speeds = cluster(4), Speeds(1e9, 1e8)
+    assert predict(NONE, 1000, where, speeds).coding_s == 0
+    assert predict(BF16, 1000, where, speeds).coding_s == pytest.approx(4e-6 + 2e-5)
+    codec = Quantised("int8")
+    expected = 4e-6 * 5 / 4 + 2 * codec.wire_bytes(1000) / 1e8
+    assert predict(codec, 1000, where, speeds).coding_s == pytest.approx(expected)
+    flat = predict(codec, 1000, cluster(2, 2), speeds, FLAT)
+    assert flat.coding_s == pytest.approx(expected)
+    assert predict(codec, 1000, where, FREE).coding_s == 0
+
+
+@pytest.mark.parametrize(
+    ("hosts", "value_bytes", "density"),
+    [(16, 4, 0.0625), (16, 2, 1 / 24), (64, 4, 0.015625), (64, 2, 1 / 96), (128, 4, 1 / 128)],
+)
+def test_break_even_density(hosts, value_bytes, density):
+    assert break_even_density(hosts, value_bytes) == pytest.approx(density)
+
+
+@pytest.mark.parametrize("hosts", [32, 50, 128])
+@pytest.mark.parametrize("cast", ["none", "bf16"])
+def test_at_the_break_even_density_bytes_are_equal(hosts, cast):
+    dense = predict(Cast(cast), 1 << 30, cluster(hosts)).across_bytes
+    density = break_even_density(hosts, 4 if cast == "none" else 2, PAIR)
+    sparse = predict(Sparse("topk", density), 1 << 30, cluster(hosts)).across_bytes
+    assert sparse == pytest.approx(dense, rel=1e-6)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("text", ["int8", "int4", "mstopk:density=0.001"])
+@pytest.mark.parametrize("local", [1, 2])
+def test_at_the_break_even_bandwidth_times_are_equal(text, exchange, local):
+    codec, speeds, cast = parse(text), Speeds(2e9, 1e9), Speeds(8e9, 8e9)
+
+    def both(gbit):
+        where = cluster(4, local, gbit=gbit)
+        return (
+            predict(codec, ELEMENTS, where, speeds, exchange),
+            predict(BF16, ELEMENTS, where, cast),
+        )
+
+    bandwidth = break_even_bandwidth(*both(10))
+    gbit = bandwidth * local * 8e-9
+    assert 0 < gbit < math.inf
+    one, other = both(gbit)
+    assert one.seconds == pytest.approx(other.seconds)
+    one, other = both(gbit * 0.9)
+    assert one.seconds < other.seconds
+
+
+def test_break_even_bandwidths_at_the_ends():
+    where = cluster(4)
+    assert break_even_bandwidth(predict(BF16, 9, where), predict(NONE, 9, where)) == math.inf
+    assert break_even_bandwidth(predict(NONE, 9, where), predict(BF16, 9, where)) == 0
+    assert break_even_bandwidth(predict(NONE, 9, where), predict(NONE, 9, where)) == 0
+
+
+def test_clusters_of_costs():
+    plain, levels = Affine(1e-3, 1e-9), Hierarchical(Affine(1e-6, 1e-11), Affine(1e-3, 1e-9), 4)
+    assert cluster_of(plain, 8) == Cluster(8, 1, plain)
+    assert cluster_of(levels, 8) == Cluster(2, 4, levels.between, levels.inside)
+    assert cluster_of(levels, 3) == Cluster(1, 3, levels.between, levels.inside)
+    with pytest.raises(ValueError, match=r"6 ranks on hosts of 4 \(expected a multiple of 4\)"):
+        cluster_of(levels, 6)
+
+
+def test_flat_exchanges_are_the_sum_of_their_terms():
+    near, hosts, local = 8e-11, 4, 8
+    where, speeds = cluster(hosts, local), Speeds(2e9, 5e8)
+    codec = Sparse("topk", 0.01)
+    pairs = 32 * codec.wire_bytes(ELEMENTS)
+    found = predict(codec, ELEMENTS, where, speeds, FLAT)
+    assert found.inside_s == pytest.approx(7 / 8 * pairs * near)
+    assert found.coding_s == pytest.approx(4 * ELEMENTS / 2e9 + pairs / 5e8)
+    codec = Quantised("int8")
+    wire = codec.wire_bytes(ELEMENTS)
+    found = predict(codec, ELEMENTS, where, speeds, FLAT)
+    # Shards for the other 7 of 32 owners, and all sums, of which the rank has an eighth.
+    assert found.inside_s == pytest.approx((7 / 32 + 7 / 8) * wire * near)
+    assert found.coding_s == pytest.approx(4 * ELEMENTS * 33 / 32 / 2e9 + 2 * wire / 5e8)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"-1 elements \(expected 0 or more\)"):
+        predict(NONE, -1, cluster(2, 8))
+    with pytest.raises(ValueError, match=r"hosts 1 \(expected 2 or more"):
+        break_even_density(1)
+    with pytest.raises(ValueError, match=r"exchange 'ring' \(expected one of flat, two_level\)"):
+        predict(NONE, 1, cluster(2), exchange="ring")
+    with pytest.raises(ValueError, match=r"speeds of 0 and 1 bytes/s \(expected more than 0"):
+        Speeds(0, 1)
+    with pytest.raises(ValueError, match=r"0 hosts with 1 ranks \(expected 1 or more\)"):
+        Cluster(0, 1, Affine(0, 1))
+    with pytest.raises(ValueError, match=r"no costs inside hosts of 2 ranks \(expected a cost"):
+        Cluster(2, 2, Affine(0, 1))

@@ -1,0 +1,127 @@
+"""A choice that makes steps longer is withdrawn."""
+
+import random
+
+import pytest
+
+from aiacc.compression.watch import AGAIN, CHOSEN, NOISE, CompressionWatch
+from aiacc.planning.search import TOLERANCE
+
+
+def settled(times, watch=None, drift=0.0):
+    """A watch after a comparison with steps of ``times``, each longer by ``drift`` than before."""
+    watch = watch or CompressionWatch()
+    visit = 0
+    while not watch.settled:
+        watch.add(times[watch.current] * (1 + drift * visit))
+        visit += 1
+    return watch
+
+
+def test_visits_go_there_and_back():
+    watch, seen = CompressionWatch(), []
+    while not watch.settled:
+        seen.append(watch.current)
+        watch.add(1.0)
+    assert seen == ["none", "bf16", CHOSEN, CHOSEN, "bf16", "none"]
+    assert watch.comparisons == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "current"),
+    [
+        ({"none": 1.0, "bf16": 0.9, CHOSEN: 0.8}, CHOSEN),
+        ({"none": 1.0, "bf16": 0.9, CHOSEN: 0.95}, "bf16"),
+        ({"none": 0.9, "bf16": 1.0, CHOSEN: 0.95}, "none"),
+        ({"none": 1.0, "bf16": 0.9, CHOSEN: 0.9 * (1 - NOISE / 2)}, "bf16"),
+    ],
+)
+def test_the_choice_has_to_be_faster_than_both(times, current):
+    assert settled(times).current == current
+
+
+def test_a_drift_hits_all_alike():
+    assert settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.93}, drift=-0.02).current == "bf16"
+    assert settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.86}, drift=0.05).current == CHOSEN
+
+
+def test_users_may_allow_no_16_bits():
+    watch = CompressionWatch(("none",))
+    assert settled({"none": 1.0, CHOSEN: 1.1}, watch).current == "none"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_never_long_slower_than_the_better_of_the_dense_ones(seed):
+    rng = random.Random(seed)
+    watch = CompressionWatch()
+    sent = {"none": 1.0, "bf16": 0.5, CHOSEN: rng.uniform(0.02, 0.3)}
+    coding = {"none": 0.0, "bf16": rng.uniform(0, 0.05), CHOSEN: rng.uniform(0, 0.5)}
+    for _ in range(4):
+        network = rng.uniform(0, 2)  # it changes, in the middle of a comparison or after it
+        times = {name: 1 + network * sent[name] + coding[name] for name in sent}
+        best = min(times["none"], times["bf16"])
+        for _ in range(AGAIN + rng.randint(12, 24)):
+            watch.add(times[watch.current] * rng.uniform(1 - NOISE / 4, 1 + NOISE / 4))
+        if watch.settled and watch.current == CHOSEN:
+            assert times[CHOSEN] < best
+        elif watch.settled:
+            assert times[watch.current] < best * (1 + TOLERANCE)
+
+
+def test_dense_steps_that_become_faster_are_noticed():
+    watch = settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.8})
+    for _ in range(AGAIN - 1):
+        watch.add(0.8)
+    assert (watch.current, watch.comparisons) == (CHOSEN, 1)
+    watch.add(0.8)
+    assert settled({"none": 0.5, "bf16": 0.6, CHOSEN: 0.8}, watch).current == "none"
+    for _ in range(2 * AGAIN):
+        watch.add(0.5)
+    assert (watch.current, watch.comparisons) == ("none", 2)
+
+
+def test_a_choice_that_becomes_slower_is_withdrawn_at_once_and_for_good():
+    watch = settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.85})
+    watch.add(0.91)  # once is chance
+    watch.add(0.85)
+    watch.add(0.91)
+    assert (watch.current, watch.settled) == (CHOSEN, True)
+    watch.add(0.91)
+    assert (watch.current, watch.settled, watch.comparisons) == ("none", False, 2)
+    assert settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.91}, watch).current == "bf16"
+    for _ in range(50):
+        watch.add(0.9 * (1 + TOLERANCE / 2))
+    assert (watch.current, watch.comparisons) == ("bf16", 2)
+
+
+def test_a_network_that_changes_is_compared_anew():
+    watch = settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.92})
+    assert watch.current == "bf16"
+    for seconds in (0.9 * (1 + 2 * TOLERANCE),) * 2:
+        watch.add(seconds)
+    assert settled({"none": 2.0, "bf16": 1.1, CHOSEN: 0.95}, watch).current == CHOSEN
+    for seconds in (0.95 * (1 - 2 * TOLERANCE),) * 2:  # faster: dense may be faster still
+        watch.add(seconds)
+    assert not watch.settled
+    assert settled({"none": 0.5, "bf16": 0.6, CHOSEN: 0.76}, watch).current == "none"
+
+
+def test_a_line_says_what_was_measured():
+    watch = CompressionWatch()
+    assert watch.describe() == "compression: comparing (measured steps: none yet)"
+    settled({"none": 1.0, "bf16": 0.9, CHOSEN: 0.8}, watch)
+    assert watch.describe() == (
+        "compression: chosen (measured steps: none 1 s, bf16 0.9 s, chosen 0.8 s)"
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_steps_that_are_no_times(seconds):
+    with pytest.raises(ValueError, match=r"a step of .* s \(expected more than 0, and finite\)"):
+        CompressionWatch().add(seconds)
+
+
+@pytest.mark.parametrize("dense", [(), ("none", CHOSEN)])
+def test_dense_codecs_that_are_none(dense):
+    with pytest.raises(ValueError, match=r"dense codecs .* \(expected names"):
+        CompressionWatch(dense)
