@@ -94,7 +94,7 @@ class Task:
 
 
 #: Steps of a training, by workload and ranks: digits have as many epochs on any number of ranks.
-STEPS = {(DIGITS, 2): 1320, (DIGITS, 4): 660, (TEXT, 2): 3000, (TEXT, 4): 3000}
+STEPS = {(DIGITS, 2): 1320, (DIGITS, 4): 660, (TEXT, 2): 1500, (TEXT, 4): 1500}
 
 
 def tasks(workload: str, ranks: int, names: list[str], steps: int | None = None) -> list[Task]:
