@@ -20,13 +20,15 @@ from pathlib import Path
 from bench.machine import ROOT
 from bench.network import runs
 from bench.training.compression.contenders import DIGITS, TEXT, Task, tasks
-
-RESULT = ROOT / "bench" / "results" / "compression_convergence.json"
+from bench.training.compression.report import RESULT, report
 
 
 def main() -> int:
     """Do what the command line says; the exit code."""
     options = _parser().parse_args()
+    if options.report or options.write:
+        report(options.json, write=options.write)
+        return 0
     names = options.only.split(",") if options.only else []
     try:
         asked = tasks(options.workload, options.ranks, names, options.steps)
@@ -64,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="A,B", help="some contenders")
     parser.add_argument("--steps", type=int, metavar="N", help="of a training")
     parser.add_argument("--json", type=Path, default=RESULT, help="result file (%(default)s)")
+    parser.add_argument("--report", action="store_true", help="print the table, train nothing")
+    parser.add_argument(
+        "--write", action="store_true", help="the table of docs/compression.md and the plot"
+    )
     return parser
 
 
