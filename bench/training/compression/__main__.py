@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.machine import ROOT
 from bench.network import runs
-from bench.training.compression.contenders import DIGITS, TEXT, Task, tasks
+from bench.training.compression.contenders import DIGITS, SEEDS, TEXT, Task, tasks
 from bench.training.compression.report import RESULT, report
 
 
@@ -31,7 +31,8 @@ def main() -> int:
         return 0
     names = options.only.split(",") if options.only else []
     try:
-        asked = tasks(options.workload, options.ranks, names, options.steps)
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+        asked = tasks(options.workload, options.ranks, names, options.steps, seeds)
     except ValueError as error:
         print(f"[bench.training] {error}", file=sys.stderr)
         return 2
@@ -65,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--only", default="", metavar="A,B", help="some contenders")
     parser.add_argument("--steps", type=int, metavar="N", help="of a training")
+    parser.add_argument(
+        "--seeds", default=",".join(map(str, SEEDS)), metavar="A,B", help="(default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, default=RESULT, help="result file (%(default)s)")
     parser.add_argument("--report", action="store_true", help="print the table, train nothing")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiacc.compression.codecs import parse
@@ -61,6 +62,7 @@ CONTENDERS = (
         feeds_back=True,
         warms_up=True,
     ),
+    Contender("mstopk_10", "MSTopK 10 %, feedback", "mstopk:density=0.1", feeds_back=True),
     Contender("mstopk_alone", "MSTopK 1 %, no feedback", "mstopk:density=0.01"),
 )
 
@@ -97,7 +99,13 @@ class Task:
 STEPS = {(DIGITS, 2): 1320, (DIGITS, 4): 660, (TEXT, 2): 1500, (TEXT, 4): 1500}
 
 
-def tasks(workload: str, ranks: int, names: list[str], steps: int | None = None) -> list[Task]:
+def tasks(
+    workload: str,
+    ranks: int,
+    names: list[str],
+    steps: int | None = None,
+    seeds: Sequence[int] = SEEDS,
+) -> list[Task]:
     """Trainings in the order in which they run: everybody with one seed, then with the next.
 
     Raises:
@@ -109,4 +117,4 @@ def tasks(workload: str, ranks: int, names: list[str], steps: int | None = None)
             raise ValueError(f"{workload!r} on {ranks} ranks (expected {known}); give --steps")
         steps = STEPS[workload, ranks]
     chosen = [contender(name).name for name in names] or [one.name for one in CONTENDERS]
-    return [Task(workload, ranks, name, seed, steps) for seed in SEEDS for name in chosen]
+    return [Task(workload, ranks, name, seed, steps) for seed in seeds for name in chosen]

@@ -53,7 +53,7 @@ def section(found: Sequence[Run]) -> str:
 def table(found: Sequence[Run]) -> str:
     """Markdown: a line for each contender of a training. Pure."""
     head = (
-        *("training", "ranks", "gradients as", "final loss", "more than float32"),
+        *("training", "ranks", "gradients as", "seeds", "final loss", "more than float32"),
         *("within 1 %", "held-out loss", "more than float32", "KiB per step", "MiB to target"),
     )
     rows = [list(head), ["---"] * len(head)]
@@ -69,6 +69,7 @@ def table(found: Sequence[Run]) -> str:
                     f"{_TITLES[workload]}, {steps} steps",
                     str(ranks),
                     one.title,
+                    str(len(mine)),
                     f"{fmean(map(final_loss, mine)):.4f}",
                     "" if one.name == "dense" else _gaps(final),
                     "" if one.name == "dense" else "yes" if fmean(final) <= BAR else "**no**",
@@ -144,10 +145,10 @@ def plot(found: Sequence[Run]) -> Any:
     """A column per training: loss over steps, and over what a rank has encoded."""
     columns = groups(found)
     figure, axes = figures().subplots(
-        2, len(columns), figsize=(4.6 * len(columns), 6.4), squeeze=False
+        2, len(columns), figsize=(4.2 * len(columns), 6.4), squeeze=False
     )
-    for column, ((workload, ranks, _), group) in enumerate(columns.items()):
-        for one in CONTENDERS:
+    for column, ((workload, ranks, total_steps), group) in enumerate(columns.items()):
+        for number, one in enumerate(CONTENDERS):
             mine = [run for run in group if run["task"]["contender"] == one.name]
             if not mine:
                 continue
@@ -156,21 +157,18 @@ def plot(found: Sequence[Run]) -> Any:
             steps = [interval * (end + SMOOTHED) for end in range(len(curves))]
             sent = [total / 2**20 for total in accumulate(mine[0]["bytes"])][SMOOTHED - 1 :]
             for axis, places in zip(axes[:, column], (steps, sent), strict=True):
-                (line,) = axis.plot(places, list(map(fmean, curves)), label=one.title)
+                color = f"C{number}"
+                axis.plot(places, list(map(fmean, curves)), label=one.title, color=color)
                 axis.fill_between(
-                    places,
-                    list(map(min, curves)),
-                    list(map(max, curves)),
-                    alpha=0.2,
-                    color=line.get_color(),
+                    places, list(map(min, curves)), list(map(max, curves)), alpha=0.2, color=color
                 )
         top, bottom = axes[:, column]
-        top.set_title(f"{_TITLES[workload]}, {ranks} ranks, {len(set(_seeds(group)))} seeds")
+        top.set_title(f"{_TITLES[workload]}, {ranks} ranks, {total_steps} steps", fontsize=9)
         top.set_xlabel("steps")
         bottom.set_xlabel("MiB of encoded gradients, by one rank")
         bottom.set_xscale("log")
         for axis in (top, bottom):
-            axis.set_yscale("log")
+            axis.set_yscale("log" if workload == DIGITS else "linear")
             axis.set_ylabel("training loss")
     axes[0][0].legend(fontsize=7)
     return figure
@@ -179,7 +177,3 @@ def plot(found: Sequence[Run]) -> Any:
 def _smoothed(losses: Sequence[float]) -> list[float]:
     ends = range(SMOOTHED, len(losses) + 1)
     return [fmean(losses[end - SMOOTHED : end]) for end in ends]
-
-
-def _seeds(group: Sequence[Run]) -> list[int]:
-    return [run["task"]["seed"] for run in group]
