@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.machine import ROOT
 from bench.network import runs
-from bench.training.compression.contenders import DIGITS, SEEDS, TEXT, Task, tasks
+from bench.training.compression.contenders import DIGITS, PLAIN, SEEDS, TEXT, Task, tasks
 from bench.training.compression.report import RESULT, report
 
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workload", choices=(DIGITS, TEXT), default=DIGITS)
+    parser.add_argument("--workload", choices=(DIGITS, TEXT, PLAIN), default=DIGITS)
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--only", default="", metavar="A,B", help="some contenders")
     parser.add_argument("--steps", type=int, metavar="N", help="of a training")

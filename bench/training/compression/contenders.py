@@ -10,7 +10,8 @@ from aiacc.compression.feedback import Feedback, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 
 SEEDS = (1, 2, 3)
-DIGITS, TEXT = "digits", "text"
+#: The second trains on text by AdamW, the third by the same without momentum.
+DIGITS, TEXT, PLAIN = "digits", "text", "text-without-momentum"
 #: So that a share of small models is compressed, too: all but biases and normalisation.
 LEAST_ELEMENTS = 1
 #: Of the steps: as float32, then with a density that falls; for contenders that warm up.
@@ -81,7 +82,7 @@ class Task:
     """One training of one contender.
 
     Attributes:
-        workload: DIGITS or TEXT.
+        workload: DIGITS, TEXT or PLAIN.
         ranks: Number of ranks.
         contender: Its name.
         seed: Of the parameters, and of the order of the data.
@@ -96,7 +97,11 @@ class Task:
 
 
 #: Steps of a training, by workload and ranks: digits have as many epochs on any number of ranks.
-STEPS = {(DIGITS, 2): 1320, (DIGITS, 4): 660, (TEXT, 2): 1500, (TEXT, 4): 1500}
+STEPS = {
+    (DIGITS, 2): 1320,
+    (DIGITS, 4): 660,
+    **{(workload, ranks): 1500 for workload in (TEXT, PLAIN) for ranks in (2, 4)},
+}
 
 
 def tasks(

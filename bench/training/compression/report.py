@@ -13,7 +13,7 @@ from bench.network.report import figures
 from bench.network.runs import load
 from bench.network.tables import provenance
 from bench.report import between_markers
-from bench.training.compression.contenders import CONTENDERS, DIGITS, TEXT
+from bench.training.compression.contenders import CONTENDERS, DIGITS, PLAIN, TEXT
 
 RESULT = ROOT / "bench" / "results" / "compression_convergence.json"
 PAGE = ROOT / "docs" / "compression.md"
@@ -23,7 +23,7 @@ FINAL_SHARE = 0.1
 #: In percent: how much worse than dense a final loss may be. And as a factor: the loss to which
 #: bytes are counted, of which so many intervals have to be the mean.
 BAR, TARGET, SMOOTHED = 1.0, 1.05, 5
-_TITLES = {DIGITS: "digits", TEXT: "text"}
+_TITLES = {DIGITS: "digits", TEXT: "text", PLAIN: "text, no momentum"}
 
 Run = dict[str, Any]
 

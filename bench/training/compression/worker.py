@@ -20,7 +20,7 @@ import torch
 import aiacc
 import aiacc.torch as hvd
 from bench.network import runs
-from bench.training.compression.contenders import DIGITS, Task, contender
+from bench.training.compression.contenders import DIGITS, TEXT, Task, contender
 from bench.training.compression.workloads import digits, text
 
 #: Losses of a result file are means over so many steps.
@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def _trained(task: Task) -> dict[str, Any]:
-    training = (digits if task.workload == DIGITS else text)(task.seed, task.steps)
+    if task.workload == DIGITS:
+        training = digits(task.seed, task.steps)
+    else:
+        training = text(task.seed, task.steps, momentum=task.workload == TEXT)
     optimizer: Any = hvd.DistributedOptimizer(
         training.optimizer,
         training.model.named_parameters(),
