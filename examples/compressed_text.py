@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 import aiacc
 import aiacc.torch as hvd
+from aiacc.compression import codecs
 
 #: Characters of ASCII; the text has no others.
 SYMBOLS = 128
@@ -193,11 +194,20 @@ def train(options: argparse.Namespace) -> float:
     return result
 
 
+def read_compression(name: str) -> str:
+    """The name of a codec, or the word for one that the job finds by itself."""
+    try:
+        return name if name == "auto" else str(codecs.parse(name))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--compression",
+        type=read_compression,
         default="none",
         metavar="CODEC",
         help="none, bf16, int8, mstopk:density=0.01, ..., or auto (default: %(default)s)",

@@ -44,7 +44,7 @@ def test_under_every_launcher(launcher, size):
 
 @pytest.mark.parametrize(
     ("codec", "share"),
-    # Tables of less than 16,384 elements, and biases, stay float32: 3 % of all.
+    # Of codecs tables of less than 16,384 elements, and biases, stay float32: 3 % of all.
     [("bf16", 0.52), ("int8", 0.28), ("mstopk:density=0.01", 0.05)],
 )
 def test_codecs_send_less(codec, share):
@@ -60,10 +60,17 @@ def test_auto_ends():
     )
 
 
-def test_bad_options_are_named():
-    ended = run_example("python", 1, "compressed_text.py", "--steps", "-1")
-    assert ended.returncode == 1
-    assert "--steps -1 (expected a number from 0 to" in ended.stderr
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--steps", "-1", "--steps -1 (expected a number from 0 to"),
+        ("--compression", "int7", "codec 'int7' (expected one of none,"),
+    ],
+)
+def test_bad_options_are_named(option, value, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        compressed_text.parse([option, value])
+    assert said in str(ended.value) + capsys.readouterr().err
 
 
 def test_text_is_ascii_and_long():
