@@ -197,9 +197,11 @@ def train(options: argparse.Namespace) -> float:
 def read_compression(name: str) -> str:
     """The name of a codec, or the word for one that the job finds by itself."""
     try:
-        return name if name == "auto" else str(codecs.parse(name))
+        if name != "auto":
+            codecs.parse(name)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    return name
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
