@@ -1,12 +1,13 @@
 """Trains a small transformer on the words of Python's own library, with compressed gradients.
 
     AIACC_ENGINE=tcp aiaccrun -np 2 python examples/compressed_text.py --compression int8
-    AIACC_ENGINE=tcp mpirun -np 2 python examples/compressed_text.py --compression auto
+    AIACC_ENGINE=tcp mpirun -np 2 python examples/compressed_text.py --compression bf16
     python examples/compressed_text.py
 
 Compression acts between hosts. AIACC_ENGINE=tcp has ranks of one machine talk as if each were on a
 host of its own: that shows what training becomes, but saves no time. Without it they share memory,
-and results are those of `--compression none`. See docs/compression.md.
+and results are those of `--compression none`. `auto` counts hosts, and has nothing to do on a single
+one. See docs/compression.md.
 """
 
 from __future__ import annotations
