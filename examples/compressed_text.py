@@ -6,8 +6,8 @@
 
 Compression acts between hosts. AIACC_ENGINE=tcp has ranks of one machine talk as if each were on a
 host of its own: that shows what training becomes, but saves no time. Without it they share memory,
-and results are those of `--compression none`. `auto` counts hosts, and has nothing to do on a single
-one. See docs/compression.md.
+and results are those of `--compression none`. `auto` counts hosts: on one it changes nothing. See
+docs/compression.md.
 """
 
 from __future__ import annotations
