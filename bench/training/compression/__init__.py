@@ -1,0 +1,1 @@
+"""What compression of gradients does to trainings that end."""

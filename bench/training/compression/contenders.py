@@ -1,0 +1,125 @@
+"""What is compared: trainings, and ways for their gradients to travel. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiacc.compression.codecs import parse
+from aiacc.compression.feedback import Feedback, NoFeedback, Residual
+from aiacc.compression.policy import Policy
+
+SEEDS = (1, 2, 3)
+#: The second trains on text by AdamW, the third by the same without momentum.
+DIGITS, TEXT, PLAIN = "digits", "text", "text-without-momentum"
+#: So that a share of small models is compressed, too: all but biases and normalisation.
+LEAST_ELEMENTS = 1
+#: Of the steps: as float32, then with a density that falls; for contenders that warm up.
+DENSE_SHARE, FALLING_SHARE, STAGES = 0.1, 0.2, 4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to travel.
+
+    Attributes:
+        name: Key in result files.
+        title: As in tables.
+        codec: As text.
+        feeds_back: Whether what the codec loses is added to the next gradient.
+        warms_up: Whether the first steps are dense, and the next less sparse.
+    """
+
+    name: str
+    title: str
+    codec: str
+    feeds_back: bool = False
+    warms_up: bool = False
+
+    def policy(self, steps: int) -> Policy:
+        """For a training of so many steps."""
+        keeps: Feedback = Residual() if self.feeds_back else NoFeedback()
+        return Policy(
+            parse(self.codec),
+            feedback=keeps,
+            least_elements=LEAST_ELEMENTS,
+            dense_steps=round(DENSE_SHARE * steps) if self.warms_up else 0,
+            stages=STAGES,
+            stage_steps=round(FALLING_SHARE * steps / STAGES) if self.warms_up else 0,
+        )
+
+
+CONTENDERS = (
+    Contender("dense", "float32", "none"),
+    Contender("bf16", "bf16", "bf16"),
+    Contender("int8", "int8", "int8"),
+    Contender("int4", "int4, feedback", "int4", feeds_back=True),
+    Contender("int4_alone", "int4, no feedback", "int4"),
+    Contender("mstopk", "MSTopK 1 %, feedback", "mstopk:density=0.01", feeds_back=True),
+    Contender(
+        "mstopk_warm",
+        "MSTopK 1 %, feedback, warm-up",
+        "mstopk:density=0.01",
+        feeds_back=True,
+        warms_up=True,
+    ),
+    Contender("mstopk_10", "MSTopK 10 %, feedback", "mstopk:density=0.1", feeds_back=True),
+    Contender("mstopk_alone", "MSTopK 1 %, no feedback", "mstopk:density=0.01"),
+)
+
+
+def contender(name: str) -> Contender:
+    """The contender of that name; ValueError for another."""
+    for one in CONTENDERS:
+        if one.name == name:
+            return one
+    names = ", ".join(one.name for one in CONTENDERS)
+    raise ValueError(f"contender {name!r} (expected one of {names})")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training of one contender.
+
+    Attributes:
+        workload: DIGITS, TEXT or PLAIN.
+        ranks: Number of ranks.
+        contender: Its name.
+        seed: Of the parameters, and of the order of the data.
+        steps: Until the learning rate is 0.
+    """
+
+    workload: str
+    ranks: int
+    contender: str
+    seed: int
+    steps: int
+
+
+#: Steps of a training, by workload and ranks: digits have as many epochs on any number of ranks.
+STEPS = {
+    (DIGITS, 2): 1320,
+    (DIGITS, 4): 660,
+    **{(workload, ranks): 1500 for workload in (TEXT, PLAIN) for ranks in (2, 4)},
+}
+
+
+def tasks(
+    workload: str,
+    ranks: int,
+    names: list[str],
+    steps: int | None = None,
+    seeds: Sequence[int] = SEEDS,
+) -> list[Task]:
+    """Trainings in the order in which they run: everybody with one seed, then with the next.
+
+    Raises:
+        ValueError: Nobody has that name, or the workload has no number of steps on so many ranks.
+    """
+    if steps is None:
+        if (workload, ranks) not in STEPS:
+            known = ", ".join(f"{name} on {number}" for name, number in STEPS)
+            raise ValueError(f"{workload!r} on {ranks} ranks (expected {known}); give --steps")
+        steps = STEPS[workload, ranks]
+    chosen = [contender(name).name for name in names] or [one.name for one in CONTENDERS]
+    return [Task(workload, ranks, name, seed, steps) for seed in seeds for name in chosen]

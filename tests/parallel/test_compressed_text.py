@@ -1,0 +1,113 @@
+"""examples/compressed_text.py, unchanged."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import aiacc.torch as hvd
+from examples import compressed_text
+from tests.support.ranks import run_example, run_ranks
+
+SUMMARY = re.compile(
+    r"^held-out loss ([\d.]+)  compression (\S+)  ([\d.]+) KiB on the wire and [\d.]+ ms per step "
+    r"on (\d) rank\(s\)$",
+    re.MULTILINE,
+)
+STEPS = 60
+#: A model that has learned nothing has a loss of log 128 = 4.85.
+LEARNED = 4.0
+#: KiB of 437,888 float32.
+DENSE_KIB = 437_888 * 4 / 1024
+
+
+def _summary(launcher, size, *options, env=None):
+    steps = ("--steps", str(STEPS))
+    ended = run_example(launcher, size, "compressed_text.py", *steps, *options, env=env)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = SUMMARY.findall(ended.stdout)
+    assert len(found) == 1, ended.stdout + ended.stderr
+    loss, compression, kib, ranks = found[0]
+    assert int(ranks) == size
+    assert float(loss) < LEARNED
+    return compression, float(kib)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "size"), [("python", 1), ("aiaccrun", 2), ("mpirun", 2), ("torchrun", 2)]
+)
+def test_under_every_launcher(launcher, size):
+    assert _summary(launcher, size)[0] == "none"
+
+
+@pytest.mark.parametrize(
+    ("codec", "share"),
+    # Of codecs tables of less than 16,384 elements, and biases, stay float32: 3 % of all.
+    [("bf16", 0.52), ("int8", 0.28), ("mstopk:density=0.01", 0.05)],
+)
+def test_codecs_send_less(codec, share):
+    engine = {"AIACC_ENGINE": "tcp"}
+    compression, kib = _summary("aiaccrun", 2, "--compression", codec, env=engine)
+    assert compression == codec
+    assert kib < share * DENSE_KIB
+
+
+def test_auto_ends():
+    assert (
+        _summary("aiaccrun", 2, "--compression", "auto", env={"AIACC_ENGINE": "tcp"})[0] == "auto"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--steps", "-1", "--steps -1 (expected a number from 0 to"),
+        ("--compression", "int7", "codec 'int7' (expected one of none,"),
+    ],
+)
+def test_bad_options_are_named(option, value, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        compressed_text.parse([option, value])
+    assert said in str(ended.value) + capsys.readouterr().err
+
+
+def test_text_is_ascii_and_long():
+    text = compressed_text.load_text()
+    assert len(text.train) > 10 * len(text.held_out) > 100_000
+    for part in (text.train, text.held_out):
+        assert 0 <= part.min() <= part.max() < compressed_text.SYMBOLS
+
+
+def test_the_model_does_not_look_ahead():
+    torch.manual_seed(0)
+    model = compressed_text.Net(width=16, heads=2, blocks=2)
+    text = torch.randint(compressed_text.SYMBOLS, (2, compressed_text.CONTEXT))
+    other = text.clone()
+    other[:, 40:] = (other[:, 40:] + 1) % compressed_text.SYMBOLS
+    with torch.no_grad():
+        before, after = model(text), model(other)
+    torch.testing.assert_close(before[:, :40], after[:, :40])
+    assert not torch.allclose(before[:, 40:], after[:, 40:])
+
+
+def _parts():
+    hvd.init()
+    text = torch.arange(1000) % compressed_text.SYMBOLS
+    batches = compressed_text.batches(text, 4 // hvd.size(), seed=3, steps=2)
+    drawn = [[pieces.tolist() for pieces in batch] for batch in batches]
+    torch.manual_seed(0)
+    model = compressed_text.Net(width=16, heads=2, blocks=1)
+    loss = compressed_text.held_out_loss(model, text, 7)
+    hvd.shutdown()
+    return drawn, loss
+
+
+def test_two_ranks_divide_what_one_has():
+    (whole, loss), *parts = run_ranks(1, _parts) + run_ranks(2, _parts)
+    for step, batch in enumerate(whole):
+        for number, pieces in enumerate(batch):
+            assert [piece for drawn, _ in parts for piece in drawn[step][number]] == pieces
+    for _, shared in parts:
+        assert shared == pytest.approx(loss, rel=1e-5)

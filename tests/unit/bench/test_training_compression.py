@@ -1,0 +1,84 @@
+"""docs/compression.md states what the result file of the trainings has; how it is computed."""
+
+import pytest
+
+from aiacc.compression.codecs import NONE, MSTopK
+from bench.network.runs import load
+from bench.training.compression import contenders, report
+
+
+def test_the_page_has_the_table_of_the_file():
+    page = report.PAGE.read_text()
+    assert report.with_section(page, load(report.RESULT)) == page
+
+
+def test_warm_up_is_dense_then_falls_to_the_density():
+    policy = contenders.contender("mstopk_warm").policy(1000)
+    assert policy.codec_at(99) == NONE
+    falling = [policy.codec_at(step).density for step in (100, 150, 200, 250, 299)]
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] > falling[-1] > 0.01
+    assert policy.codec_at(300) == MSTopK(0.01)
+
+
+@pytest.mark.parametrize("one", contenders.CONTENDERS, ids=lambda one: one.name)
+def test_contenders_without_warm_up_code_from_the_first_step_on(one):
+    policy = one.policy(1000)
+    assert (policy.codec_at(0) == policy.codec) != one.warms_up
+    assert (policy.keeps.name == "residual") == one.feeds_back
+
+
+def test_everybody_runs_with_one_seed_before_the_next():
+    found = contenders.tasks(contenders.DIGITS, 2, ["dense", "int8"])
+    order = [(task.seed, task.contender) for task in found]
+    assert order == [(seed, name) for seed in (1, 2, 3) for name in ("dense", "int8")]
+    assert {task.steps for task in found} == {contenders.STEPS[contenders.DIGITS, 2]}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names", "said"), [(3, [], "give --steps"), (2, ["int9"], "expected one of dense")]
+)
+def test_what_cannot_run_is_named(ranks, names, said):
+    with pytest.raises(ValueError, match=said):
+        contenders.tasks(contenders.DIGITS, ranks, names)
+
+
+def _run(contender, losses, held_out=1.0, seed=1, sent=1000):
+    task = {"workload": "digits", "ranks": 2, "contender": contender, "seed": seed}
+    return {
+        "task": {**task, "steps": 20 * len(losses)},
+        "interval": 20,
+        "losses": losses,
+        "held_out": held_out,
+        "bytes": [sent] * len(losses),
+    }
+
+
+def test_gaps_are_those_to_float32_with_the_same_seed():
+    falling = [2.0] * 18 + [1.2, 0.8]
+    group = [
+        _run("dense", falling),
+        _run("dense", [4.0] * 20, seed=2),
+        _run("int8", [9.0] * 18 + [1.5, 0.7], held_out=1.5),
+        _run("int8", [3.0] * 20, seed=2),
+    ]
+    assert report.final_loss(group[0]) == pytest.approx(1.0)
+    gaps = [report.gap_of(run, group, report.final_loss) for run in group]
+    assert gaps == pytest.approx([0, 0, 10, -25])
+    assert report.gap_of(group[2], group, report.held_out_loss) == pytest.approx(50)
+
+
+def test_bytes_count_until_the_mean_of_five_intervals_is_low_enough():
+    dense = _run("dense", [2.0] * 10 + [1.0] * 10)
+    early = _run("int8", [1.0] * 4 + [1.2, 1.0] + [3.0] * 14, sent=10)
+    never = _run("int4", [1.06] * 20)
+    group = [dense, early, never]
+    assert report.bytes_to_target(dense, group) == 15_000
+    assert report.bytes_to_target(early, group) == 50
+    assert report.bytes_to_target(never, group) is None
+
+
+def test_runs_without_float32_of_their_seed_do_not_count():
+    group = [_run("dense", [1.0] * 20), _run("int8", [1.0] * 20), _run("int8", [1.0] * 20, seed=2)]
+    assert report.groups(group) == {("digits", 2, 400): group[:2]}
+    assert report.table(group).count("int8") == 1
