@@ -85,7 +85,7 @@ struct Request : TensorSpec {
   /// How the elements of an all-reduce travel, and are added up: narrower than they are.
   WireFormat wire = WireFormat::kTensor;
   std::uint32_t wire_detail = 0;  ///< the numbers of a coded one, see Coding
-  std::vector<TensorSpec> more;  ///< the other tensors of a group
+  std::vector<TensorSpec> more;   ///< the other tensors of a group
   /// All-to-all: rows for every member of the process set. Adding and forming a set: its ranks.
   /// Removing: its id. Receiving from any source: the ranks that may send.
   std::vector<std::int64_t> numbers;

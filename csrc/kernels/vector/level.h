@@ -9,9 +9,9 @@
 
 namespace aiacc {
 
-/// The kernels of reduce.h, scale.h, narrow.h, check_finite.h, quantise.h and select.h, compiled for
-/// one instruction set. All levels give the same bits, so ranks on different processors agree (save
-/// which payload survives when two NaN meet).
+/// The kernels of reduce.h, scale.h, narrow.h, check_finite.h, quantise.h and select.h, compiled
+/// for one instruction set. All levels give the same bits, so ranks on different processors agree
+/// (save which payload survives when two NaN meet).
 struct VectorLevel {
   const char* name;
   void (*reduce_into)(
