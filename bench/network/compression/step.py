@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.collectives.training import Ready
 
 _RANK = 4  # of PowerSGD's matrices
+_ONE_BUCKET_MIB = 1 << 16
 _START = 2  # the first step in which it compresses: DDP forms its buckets anew after the first
 
 
@@ -96,7 +97,9 @@ def _trained(
         rank=int(os.environ["AIACC_RANK"]),
         world_size=int(os.environ["AIACC_SIZE"]),
     )
-    module = DistributedDataParallel(model, init_sync=False)
+    # One bucket: the hook waits for operations in gloo's threads, and with several the ranks end up
+    # waiting for different ones.
+    module = DistributedDataParallel(model, init_sync=False, bucket_cap_mb_list=[_ONE_BUCKET_MIB])
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=_RANK, start_powerSGD_iter=_START
     )
