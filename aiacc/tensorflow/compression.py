@@ -158,11 +158,10 @@ _WIRE_FORMATS: dict[type, int] = {FP16Compressor: AS_FLOAT16, BF16Compressor: AS
 
 def to_send(compression: Any, tensors: Sequence[Any], op: int) -> tuple[list[Any], list[Any], int]:
     """What an all-reduce sends for ``tensors``: tensors, what `restored` needs, a wire format."""
-    if isinstance(compression, CodedCompressor):
-        coded = op != Adasum and all(t.dtype == tf.float32 for t in tensors)
-        if coded or not any(t.dtype.is_floating for t in tensors):
-            code = wire_of(compression.codec) if coded else AS_THEY_ARE
-            return list(tensors), [None] * len(tensors), code
+    if isinstance(compression, CodedCompressor) and op != Adasum:
+        coded = all(t.dtype == tf.float32 for t in tensors)
+        code = wire_of(compression.codec) if coded else AS_THEY_ARE
+        return list(tensors), [None] * len(tensors), code
     wire = _WIRE_FORMATS.get(compression)
     if wire is not None and op != Adasum and all(t.dtype == tf.float32 for t in tensors):
         return list(tensors), [None] * len(tensors), wire

@@ -32,9 +32,9 @@ class Model(torch.nn.Module):
     """Parameters whose gradients are there already."""
 
     def __init__(self, gradients: list[torch.Tensor]) -> None:
-        """Parameters are zero, and of no matter."""
+        """Parameters are in the memory of the gradients: their values are of no matter."""
         super().__init__()
-        self.weights = torch.nn.ParameterList(torch.zeros_like(each) for each in gradients)
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(each) for each in gradients)
         self._gradients = gradients
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:

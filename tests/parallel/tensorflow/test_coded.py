@@ -1,0 +1,65 @@
+"""Tensors of TensorFlow that travel coded."""
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import run_ranks
+
+_SHAPE = (300, 200)
+
+
+def _given(rank):
+    return np.random.default_rng(rank).standard_normal(_SHAPE).astype(np.float32)
+
+
+def _bound(inputs, largest):
+    """Each rank's code, and that of the sum, is off by half a scale at most; then the average."""
+    half = 0.5 / largest * (1 + 2**-16)
+    error = half * sum(np.abs(one).max() for one in inputs)
+    error += half * (np.abs(sum(inputs)).max() + error)
+    return error * (1 + 1e-5) / len(inputs)
+
+
+def _gradients():
+    import tensorflow as tf
+
+    import aiacc.tensorflow as hvd
+
+    hvd.init()
+    inputs = [_given(rank) for rank in range(hvd.size())]
+    mean = sum(inputs) / hvd.size()
+    for name, largest in (("int8", 127), ("int4", 7)):
+        call = tf.function(
+            lambda t, name=name: hvd.allreduce(t, op=hvd.Average, name=name, compression=name)
+        )
+        off = np.abs(call(tf.constant(inputs[hvd.rank()])).numpy() - mean).max()
+        assert 0 < off <= _bound(inputs, largest)
+    # Of integers and doubles nothing is coded.
+    for dtype in (tf.int32, tf.float64):
+        total = hvd.allreduce(
+            tf.ones(5, dtype), op=hvd.Sum, name=f"ones.{dtype.name}", compression="int8"
+        )
+        assert np.array_equal(total, np.full(5, hvd.size()))
+
+    weight, bias = tf.Variable(inputs[hvd.rank()]), tf.Variable(tf.ones(5) * (hvd.rank() + 1))
+
+    def compute():
+        plain = tf.GradientTape()
+        with hvd.DistributedGradientTape(plain, compression=hvd.Compression.int8) as tape:
+            loss = tf.reduce_sum(weight * weight) / 2 + tf.reduce_sum(bias * bias) / 2
+        return tape.gradient(loss, [weight, bias])
+
+    for of_weight, of_bias in (compute(), tf.function(compute)()):
+        off = np.abs(of_weight.numpy() - mean).max()
+        assert 0 < off <= _bound(inputs, 127)
+        assert np.array_equal(of_bias, np.full(5, (hvd.size() + 1) / 2))  # small: it stays dense
+
+    for lossy in ("int4", "mstopk:density=0.01"):
+        with pytest.raises(ValueError, match="no error feedback"):
+            hvd.DistributedGradientTape(tf.GradientTape(), compression=lossy)
+    with pytest.raises(ValueError, match="int9"):
+        hvd.allreduce(tf.ones(3), compression="int9")
+
+
+def test_gradients():
+    run_ranks(2, _gradients, env={"AIACC_ENGINE": "tcp"})

@@ -1,0 +1,50 @@
+"""The selection by a threshold, for users."""
+
+import pytest
+import torch
+
+from aiacc.torch import topk_threshold
+
+
+@pytest.mark.parametrize("k", [0, 1, 37, 6000])
+def test_it_finds_what_a_sort_finds(k):
+    tensor = torch.randn(60, 100, generator=torch.Generator().manual_seed(k))
+    values, indices = topk_threshold(tensor, k)
+    assert values.shape == indices.shape == (k,)
+    assert indices.dtype == torch.int64
+    assert torch.equal(tensor.flatten()[indices], values)
+    assert torch.equal(indices, indices.unique())
+    expected = tensor.abs().flatten().topk(k).values
+    assert torch.equal(values.abs().sort(descending=True).values, expected)
+
+
+def test_the_published_search_may_choose_others_of_about_the_same_size():
+    tensor = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    values, indices = topk_threshold(tensor, 1000, mode="reference")
+    assert indices.unique().numel() == 1000
+    best = tensor.abs().topk(1000).indices
+    assert torch.isin(best, indices).float().mean() >= 0.9998 - 1e-3
+    assert torch.equal(tensor[indices], values)
+
+
+def test_views_that_are_not_contiguous():
+    tensor = torch.arange(12.0).reshape(3, 4).T
+    values, indices = topk_threshold(tensor, 2)
+    assert values.tolist() == [10.0, 11.0]
+    assert indices.tolist() == [8, 11]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "k", "mode", "text"),
+    [
+        (torch.zeros(3, dtype=torch.float64), 1, "exact", "float64"),
+        (torch.zeros(3), 4, "exact", "k=4"),
+        (torch.zeros(3), -1, "exact", "k=-1"),
+        (torch.zeros(3), 1, "sorted", "mode='sorted'"),
+        (torch.tensor([1.0, float("nan")]), 1, "exact", "NaN or infinity"),
+        (torch.tensor([1.0, float("-inf")]), 2, "reference", "NaN or infinity"),
+    ],
+)
+def test_bad_input(tensor, k, mode, text):
+    with pytest.raises(ValueError, match=text):
+        topk_threshold(tensor, k, mode)
