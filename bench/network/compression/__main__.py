@@ -25,7 +25,14 @@ from aiacc.compression.costs import Speeds
 from bench import machine
 from bench.network import launch, runs
 from bench.network.bed import Bed, BedError, bed_for
-from bench.network.compression.cells import CONTENDERS, PER_HOST, Cell, Contender, chosen
+from bench.network.compression.cells import (
+    CONTENDERS,
+    PEERS_PER_HOST,
+    PER_HOST,
+    Cell,
+    Contender,
+    chosen,
+)
 from bench.network.compression.report import RESULT, report
 
 #: Steps before those that count: buckets are formed after the first.
@@ -77,7 +84,12 @@ def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:
     with bed_for(cell.spec) as bed, tempfile.TemporaryDirectory() as folder:
         for number in range(cell.rounds):
             order = contenders[:: -1 if number % 2 else 1]
-            jobs.append(_job(bed, Path(folder), cell, order))
+            ours = [one for one in order if one.codec]
+            peers = [one for one in order if not one.codec]
+            found = dict(_job(bed, Path(folder), cell, ours, PER_HOST)) if ours else {}
+            if peers:
+                found.update(_job(bed, Path(folder), cell, peers, PEERS_PER_HOST))
+            jobs.append(found)
     return {
         "cell": {**asdict(cell), "name": cell.name},
         "bed": asdict(cell.spec),
@@ -104,7 +116,9 @@ def _speeds(codec: str) -> Speeds:
     return Speeds(2 * passes * encoded / seconds, 2 * passes * decoded / seconds)
 
 
-def _job(bed: Bed, folder: Path, cell: Cell, order: list[Contender]) -> Mapping[str, Any]:
+def _job(
+    bed: Bed, folder: Path, cell: Cell, order: list[Contender], per_host: int
+) -> Mapping[str, Any]:
     output = folder / "result.json"
     output.unlink(missing_ok=True)
     job = {
@@ -117,7 +131,7 @@ def _job(bed: Bed, folder: Path, cell: Cell, order: list[Contender]) -> Mapping[
     (folder / "job.json").write_text(json.dumps(job))
     command = [sys.executable, "-m", "bench.network.compression.step", str(folder / "job.json")]
     bed.reset()
-    code = launch.run(bed, "explicit", PER_HOST, command, timeout_s=_LIMIT_S)
+    code = launch.run(bed, "explicit", per_host, command, timeout_s=_LIMIT_S)
     if code != 0:
         raise RuntimeError(f"{cell.name}: the job ended with code {code}")
     found: dict[str, Any] = json.loads(output.read_text())

@@ -14,6 +14,8 @@ from bench.network.planning.cells import CONGESTION, PAYLOAD
 from bench.network.workloads import workload
 
 HOSTS, PER_HOST = 4, 2
+#: PowerSGD keeps so much for a gradient that two ranks of a host do not fit into this machine.
+PEERS_PER_HOST = 1
 MODELS = ("vgg16", "bert-base")
 RATES_MBIT = (1000.0, 300.0, 100.0)
 #: Seconds until a message between hosts is there, and bytes per second inside a host: for
@@ -45,7 +47,7 @@ CONTENDERS = (
     Contender("int4", "int4", "int4"),
     Contender("hitopk", "MSTopK 1 %, HiTopKComm", "mstopk"),
     Contender("flat", "MSTopK 1 %, flat", "mstopk", flat=True),
-    Contender("powersgd", "PowerSGD, rank 4, DDP/gloo", ""),
+    Contender("powersgd", "PowerSGD of rank 4, DDP/gloo, 1 rank per host", ""),
 )
 
 
