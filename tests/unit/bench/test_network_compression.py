@@ -1,0 +1,44 @@
+"""What the bed of codecs measures, and what the model of costs says of it."""
+
+import pytest
+
+from bench.network.compression.cells import CONTENDERS, Cell, chosen, predicted_s
+from bench.network.compression.report import measured_s, table
+
+_BY_NAME = {one.name: one for one in CONTENDERS}
+
+
+def test_cells_by_name():
+    assert [cell.name for cell in chosen("vgg16:300,bert-base:1000")] == [
+        "vgg16:300",
+        "bert-base:1000",
+    ]
+    assert len(chosen("all")) == 6
+    for wrong in ("vgg17:300", "vgg16", "vgg16:fast"):
+        with pytest.raises(ValueError, match=wrong):
+            chosen(wrong)
+
+
+def test_fewer_bytes_are_predicted_to_take_less_time():
+    sizes = [25_000_000]
+    names = ("dense", "bf16", "int8", "int4", "flat", "hitopk")
+    seconds = [predicted_s(_BY_NAME[name], sizes, 100, {}) for name in names]
+    assert seconds == sorted(seconds, reverse=True)
+    # A ring between 4 hosts sends 1.5 times the bytes of each.
+    assert seconds[0] == pytest.approx(1.5 * 4 * sizes[0] * 8 / 100e6 * 1514 / 1448, rel=0.05)
+    assert predicted_s(_BY_NAME["powersgd"], sizes, 100, {}) is None
+
+
+def test_the_table_has_medians_beside_predictions():
+    cell = Cell("vgg16", 300)
+    jobs = [{"int8": {"seconds": [3.0, 1.0]}}, {"int8": {"seconds": [2.0]}}]
+    run = {
+        "cell": {"workload": cell.workload, "mbit": cell.mbit},
+        "speeds": {"int8": {"encode": 1e12, "decode": 1e12}},
+        "jobs": jobs,
+    }
+    assert measured_s(run, _BY_NAME["int8"]) == 2.0
+    assert measured_s(run, _BY_NAME["dense"]) is None
+    line = table([run]).splitlines()[-1]
+    assert "| VGG-16" in line
+    assert "| 2.00 / " in line
