@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from aiacc.collectives.reduce_ops import Adasum
 from aiacc.collectives.submission import AS_BFLOAT16, AS_FLOAT16, AS_THEY_ARE
-from aiacc.compression.codecs import Codec, Quantised, parse
+from aiacc.compression import compressor
+from aiacc.compression.codecs import Quantised
 from aiacc.compression.feedback import NoFeedback
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
@@ -73,40 +74,15 @@ class BF16Compressor(_Casting):
     dtype = tf.bfloat16
 
 
-class CodedCompressor:
-    """Lets float32 tensors travel as a codec of `aiacc.compression` makes them.
+class CodedCompressor(compressor.CodedCompressor):
+    """One for tensors of TensorFlow."""
 
-    In sums and averages only: nothing else has a code. Other dtypes pass unchanged in those.
+    front_end = "tensorflow"
 
-    Attributes:
-        codec: How they travel.
-    """
-
-    def __init__(self, codec: Codec) -> None:
-        """Stand for ``codec``."""
-        self.codec = codec
-
-    def __str__(self) -> str:
-        return str(self.codec)
-
-    def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """``tensor`` itself, unless it is floating-point.
-
-        Raises:
-            ValueError: It is: no cast stands for a codec.
-        """
-        if tensor.dtype.is_floating:
-            raise ValueError(
-                f"[tensorflow] compression={self.codec}: tensor of dtype {tensor.dtype.name} in an "
-                "operation without codecs (expected an all-reduce, not Adasum); use "
-                "Compression.bf16"
-            )
-        return tensor, None
-
-    def decompress(self, tensor: Any, ctx: Any) -> Any:
-        """``tensor`` itself."""
-        del ctx
-        return tensor
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        """See the base class."""
+        return bool(tensor.dtype.is_floating)
 
 
 class Compression:
@@ -121,17 +97,9 @@ class Compression:
 
 
 def compressor_of(compression: Any) -> Any:
-    """A compressor for what may stand for one: a codec, or its name. Others are returned as is.
-
-    Raises:
-        ValueError: A name of none.
-    """
-    if isinstance(compression, str):
-        compression = parse(compression)
-    if isinstance(compression, Codec):
-        plain = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
-        return plain.get(compression.name) or CodedCompressor(compression)
-    return compression
+    """As `aiacc.compression.compressor.compressor_of`, with the compressors above."""
+    casts = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
+    return compressor.compressor_of(compression, casts, CodedCompressor)
 
 
 def gradient_policy(compression: Any) -> Policy | None:

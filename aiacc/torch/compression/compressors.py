@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from aiacc.compression.codecs import Codec, MSTopK, Quantised, parse
+from aiacc.compression import compressor
+from aiacc.compression.codecs import MSTopK, Quantised
 
 
 class Compressor(Protocol):
@@ -114,53 +115,21 @@ class FP8E5M2Compressor(_FP8Compressor):
     """8-bit floats with 2 bits of mantissa: up to 57344."""
 
 
-class CodedCompressor:
-    """Lets float32 tensors in host memory travel as a codec of `aiacc.compression` makes them.
+class CodedCompressor(compressor.CodedCompressor):
+    """One for tensors of torch."""
 
-    In sums and averages only: nothing else has a code. Other dtypes pass unchanged in those.
+    front_end = "torch"
 
-    Attributes:
-        codec: How they travel.
-    """
-
-    def __init__(self, codec: Codec) -> None:
-        """Stand for ``codec``."""
-        self.codec = codec
-
-    def __str__(self) -> str:
-        return str(self.codec)
-
-    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """``tensor`` itself, unless it is floating-point.
-
-        Raises:
-            ValueError: It is: no cast stands for a codec.
-        """
-        if tensor.is_floating_point():
-            raise ValueError(
-                f"[torch] compression={self.codec}: tensor of dtype {tensor.dtype} in an operation "
-                "without codecs (expected an all-reduce, not Adasum); use Compression.bf16"
-            )
-        return tensor, None
-
-    def decompress(self, tensor: torch.Tensor, ctx: object) -> torch.Tensor:
-        """``tensor`` itself."""
-        del ctx
-        return tensor
+    @staticmethod
+    def is_floating(tensor: torch.Tensor) -> bool:
+        """See the base class."""
+        return tensor.is_floating_point()
 
 
 def compressor_of(compression: Any) -> Any:
-    """A compressor for what may stand for one: a codec, or its name. Others are returned as is.
-
-    Raises:
-        ValueError: A name of none.
-    """
-    if isinstance(compression, str):
-        compression = parse(compression)
-    if isinstance(compression, Codec):
-        plain = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
-        return plain.get(compression.name) or CodedCompressor(compression)
-    return compression
+    """As `aiacc.compression.compressor.compressor_of`, with the compressors below."""
+    casts = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
+    return compressor.compressor_of(compression, casts, CodedCompressor)
 
 
 def name_of(compression: Any) -> str:
