@@ -56,6 +56,16 @@ class Speeds:
 FREE = Speeds(math.inf, math.inf)
 
 
+def speeds_from(codec: Codec, elements: int, seconds: float) -> Speeds:
+    """For an all-reduce of so many elements that one rank does by itself in so many seconds.
+
+    Half of them count for each way. Sums of blocks are coded, too.
+    """
+    passes = 1 if isinstance(codec, Sparse) else 2
+    encoded, decoded = FLOAT32 * elements, codec.wire_bytes(elements)
+    return Speeds(2 * passes * encoded / seconds, 2 * passes * decoded / seconds)
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Hosts with the same number of ranks each.

@@ -12,7 +12,7 @@ from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object, maxima, sums
 from aiacc.compression.choose import choose
 from aiacc.compression.codecs import BF16, NONE, Cast, Codec, MSTopK, Quantised, parse
-from aiacc.compression.costs import TWO_LEVEL, Cluster, Speeds
+from aiacc.compression.costs import TWO_LEVEL, Cluster, Speeds, speeds_from
 from aiacc.compression.policy import Policy
 from aiacc.compression.watch import CHOSEN, CompressionWatch
 from aiacc.compression.wire import wire_of
@@ -20,7 +20,7 @@ from aiacc.planning.cost import Affine
 from aiacc.planning.fit import Operation, fit_steps
 from aiacc.process_sets import first_rank, has_company
 from aiacc.torch.reducer.feedback import Feedback
-from aiacc.torch.reducer.plan import fused_from_the_end, singly
+from aiacc.torch.reducer.plan import FUSED_BYTES, fused_from_the_end, singly
 
 if TYPE_CHECKING:
     from aiacc.torch.reducer.reducer import GradientReducer
@@ -34,8 +34,6 @@ SETTLE, MEASURED = 2, 4
 WATCHED = 20
 #: Elements with which coding is timed; seconds per byte inside hosts, which matter little.
 _TIMED, _INSIDE = 4 << 20, 0.25e-9
-#: A bucket of what is coded.
-_BUCKET_BYTES = 32 << 20
 
 
 class AutoCompression:
@@ -140,7 +138,7 @@ class AutoCompression:
         inside = Affine(0.0, _INSIDE) if local > 1 else None
         cluster = Cluster(hosts, local, Affine(a, b * local), inside)
         speeds = {codec.name: _speeds(codec) for codec in ALLOWED}
-        bucket = min(elements, _BUCKET_BYTES // 4)
+        bucket = min(elements, FUSED_BYTES // 4)
         choice = choose(bucket, cluster, speeds, ALLOWED, exchanges=(TWO_LEVEL,))
         return str(choice.chosen.codec), f"compression: {choice.text}"
 
@@ -154,7 +152,7 @@ class AutoCompression:
         self._feedback.policy = Policy(codec)
         names = self._feedback.compressed(self._reducer.named)
         coded = not isinstance(codec, Cast)
-        self._reducer.follow(fused_from_the_end(_BUCKET_BYTES, names) if coded else singly())
+        self._reducer.follow(fused_from_the_end(FUSED_BYTES, names) if coded else singly())
 
     def _say(self, text: str) -> None:
         if self._process_set.rank() == 0:
@@ -162,10 +160,7 @@ class AutoCompression:
 
 
 def _speeds(codec: Codec) -> Speeds:
-    """Of this rank; half of what coding takes counts for each way."""
+    """Of this rank."""
     if isinstance(codec, Cast):
         return Speeds(1 / _INSIDE, 1 / _INSIDE)
-    seconds = _core.coding_seconds(wire_of(codec), _TIMED)
-    passes = 2 if isinstance(codec, Quantised) else 1  # sums are coded, too
-    encoded, decoded = 4 * _TIMED, codec.wire_bytes(_TIMED)
-    return Speeds(2 * passes * encoded / seconds, 2 * passes * decoded / seconds)
+    return speeds_from(codec, _TIMED, _core.coding_seconds(wire_of(codec), _TIMED))

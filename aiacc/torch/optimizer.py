@@ -35,14 +35,21 @@ from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.feedback import feedback_of
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.reducer.plan import Planner, by_size, chosen, evenly, fused, planned, singly
+from aiacc.torch.reducer.plan import (
+    FUSED_BYTES,
+    Planner,
+    by_size,
+    chosen,
+    evenly,
+    fused,
+    planned,
+    singly,
+)
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.reducer.storage import flat_buckets, own_memory
 
 #: Small enough for the first bucket to leave early, large enough to be cut into parallel units.
 DEFAULT_BUCKET_BYTES = 8 << 20
-#: Of what travels coded, which waits for the network several times, whatever its size.
-FUSED_BYTES = 32 << 20
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

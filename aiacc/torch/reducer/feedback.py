@@ -175,7 +175,8 @@ class _BucketCodec:
                     residual.mul_(keeps.beta)
         if flushes:
             inputs = self._flushed(inputs, values)
-        residuals = self._kept(RESIDUAL) if coded and self._feeds_back(keeps) else []
+        feeds_back = coded and not isinstance(keeps, kinds.NoFeedback)
+        residuals = self._kept(RESIDUAL) if feeds_back else []
         return Encoded(
             sent,
             _both(after, restore),
@@ -184,9 +185,6 @@ class _BucketCodec:
             inputs=[] if inputs is values else inputs,
             changes=True,
         )
-
-    def _feeds_back(self, keeps: kinds.Feedback) -> bool:
-        return not isinstance(keeps, kinds.NoFeedback)
 
     def _with_momentum(
         self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool

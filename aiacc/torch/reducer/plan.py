@@ -81,6 +81,10 @@ def by_size(bucket_bytes: int, apart: Collection[str] = ()) -> Planner:
     return Planner(divide, "arrival", "gradient_as_bucket_view")
 
 
+#: For buckets of what travels coded, which waits for the network several times, whatever its size.
+FUSED_BYTES = 32 << 20
+
+
 def fused(bucket_bytes: int, names: Collection[str]) -> Planner:
     """The same for the gradients of these names; every other one by itself."""
     return Planner(partial(_fused, bucket_bytes, frozenset(names)), "arrival", "compression")

@@ -3,8 +3,8 @@
 Four virtual hosts with two ranks each. In each cell all gradients of a model are there at once, so
 a step is their communication: with float32, 16 bits, block-quantised, as MSTopK's largest 1 %, and
 with PowerSGD of torch's DistributedDataParallel over gloo. Beside stands what the model of
-`aiacc.compression.costs` predicts from the rate, and from how fast this machine codes, which a job
-of one rank measures first. Results are written after each cell. Needs root, see bench/README.md.
+`aiacc.compression.costs` predicts from the rate, and from how fast this machine codes, which is
+measured first. Results are written after each cell. Needs root, see bench/README.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,8 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aiacc import _core
 from aiacc.compression.codecs import parse
-from aiacc.compression.costs import Speeds
+from aiacc.compression.costs import Speeds, speeds_from
+from aiacc.compression.wire import wire_of
 from bench import machine
 from bench.network import launch, runs
 from bench.network.bed import Bed, BedError, bed_for
@@ -40,18 +41,6 @@ _WARMUP = 2
 _LIMIT_S = 3600.0
 #: Elements with which coding is timed.
 _ELEMENTS = 16 << 20
-_TIMER = """
-import sys, time, torch
-torch.set_num_threads(1)
-import aiacc.torch as hvd
-hvd.init()
-tensor, best = torch.randn({elements}), float("inf")
-for _ in range(5):
-    begun = time.perf_counter()
-    hvd.allreduce_(tensor, name="x", op=hvd.Sum, compression={codec!r})
-    best = min(best, time.perf_counter() - begun)
-print(best)
-"""
 
 
 def main() -> int:
@@ -105,15 +94,9 @@ def _is_coded(one: Contender) -> bool:
 
 
 def _speeds(codec: str) -> Speeds:
-    """A rank alone encodes and decodes; half of its time is taken for each."""
-    script = _TIMER.format(elements=_ELEMENTS, codec=codec)
-    output = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    ).stdout
-    seconds = float(output.split()[-1])
-    passes = 1 if codec.startswith("mstopk") else 2  # the sums of blocks are coded, too
-    encoded, decoded = 4 * _ELEMENTS, parse(codec).wire_bytes(_ELEMENTS)
-    return Speeds(2 * passes * encoded / seconds, 2 * passes * decoded / seconds)
+    """Of one rank by itself."""
+    one = parse(codec)
+    return speeds_from(one, _ELEMENTS, _core.coding_seconds(wire_of(one), _ELEMENTS))
 
 
 def _job(

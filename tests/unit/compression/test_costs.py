@@ -16,6 +16,7 @@ from aiacc.compression.costs import (
     break_even_density,
     cluster_of,
     predict,
+    speeds_from,
 )
 from aiacc.planning.cost import ALL_REDUCE, Affine, Hierarchical
 from tests.unit.compression.clusters import cluster
@@ -190,3 +191,9 @@ def test_bad_input_is_named():
         Cluster(0, 1, Affine(0, 1))
     with pytest.raises(ValueError, match=r"no costs inside hosts of 2 ranks \(expected a cost"):
         Cluster(2, 2, Affine(0, 1))
+
+
+def test_speeds_count_what_a_rank_reads_each_way():
+    # 1000 elements in blocks of 256: 1016 bytes. Encoded and decoded twice, half a second each way.
+    assert speeds_from(parse("int8"), 1000, 1.0) == Speeds(2 * 2 * 4000, 2 * 2 * 1016)
+    assert speeds_from(parse("mstopk"), 1000, 1.0) == Speeds(2 * 4000, 2 * 80)
