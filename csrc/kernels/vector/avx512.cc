@@ -52,7 +52,8 @@ struct Avx512Collect {
       const __mmask16 reach = _mm512_cmpge_epi32_mask(_mm512_and_si512(bits, without_sign), lowest);
       _mm512_storeu_si512(values + found, _mm512_maskz_compress_epi32(reach, bits));
       _mm512_storeu_si512(indices + found, _mm512_maskz_compress_epi32(reach, at));
-      found += static_cast<std::size_t>(__builtin_popcount(reach));
+      // Converted by name: GCC 12 may read a mask that it spilled, two bytes, as four.
+      found += static_cast<std::size_t>(__builtin_popcount(_cvtmask16_u32(reach)));
       at = _mm512_add_epi32(at, step);
     }
     return PlainCollect::append(values, indices, found, x, i, count, least, first);
