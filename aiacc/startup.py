@@ -113,7 +113,7 @@ def start(provider: Provider | None = None) -> bool:
         if isinstance(provider, RendezvousProvider):
             provider.keep_seat()
         if config["autotune"]:
-            tuner.start(provider.rank, plan.lanes, plan.unit_bytes)
+            tuner.start(provider.rank, plan.lanes)
         return len({topology.local_size for topology in plan.topologies}) == 1
     except BaseException:
         if listener is not None:

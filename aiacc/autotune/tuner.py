@@ -19,10 +19,9 @@ class Tuner:
     not depend on it.
     """
 
-    def __init__(self, lanes: int, unit_bytes: int) -> None:
-        """Begin a search of up to ``lanes`` lanes; units keep ``unit_bytes``."""
+    def __init__(self, lanes: int) -> None:
+        """Begin a search of up to ``lanes`` lanes; units keep their size."""
         self._search = LaneSearch(lanes)
-        self._unit_bytes = unit_bytes
         self._last: float | None = None
 
     @property
@@ -41,7 +40,7 @@ class Tuner:
         before = self._search.lanes
         settled = self._search.add(now - last)
         if self._search.lanes != before:
-            _core.propose_parameters(self._unit_bytes, self._search.lanes)
+            _core.propose_parameters(int(_core.stats()["unit_bytes"]), self._search.lanes)
         if settled:
             medians = {
                 lanes: f"{median(samples):.4g} s"
@@ -53,10 +52,10 @@ class Tuner:
 _tuner: Tuner | None = None
 
 
-def start(rank: int, lanes: int, unit_bytes: int) -> None:
+def start(rank: int, lanes: int) -> None:
     """Tune the job that has just started; ``lanes`` are connected."""
     global _tuner
-    _tuner = Tuner(lanes, unit_bytes) if rank == 0 and lanes > 1 else None
+    _tuner = Tuner(lanes) if rank == 0 and lanes > 1 else None
 
 
 def stop() -> None:

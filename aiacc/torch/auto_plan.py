@@ -38,8 +38,11 @@ _PROBE_S = 0.5
 
 #: Those that there are: units are the job's, so only a sole one tries others.
 _live: weakref.WeakSet[AutoPlan] = weakref.WeakSet()
-#: How many times as large units are as the job was started with.
+#: How many times as large units are as they were without a plan, and how many bytes that was.
 _growth = 1
+_unit_bytes = 0
+#: Units of so many bytes need not grow: they are worth the waits of any network.
+_LARGE = 8 << 20
 
 
 class AutoPlan:
@@ -238,14 +241,19 @@ class AutoPlan:
     def _may_grow(self) -> bool:
         """Whether this search may change the units, which all process sets and devices share."""
         in_host_memory = all(parameter.is_cpu for _, parameter in self._reducer.named)
-        return in_host_memory and self._process_set.process_set_id == 0 and len(_live) == 1
+        small = int(_core.stats()["unit_bytes"]) < _LARGE
+        return (
+            small and in_host_memory and self._process_set.process_set_id == 0 and len(_live) == 1
+        )
 
     def _grow(self, growth: int) -> None:
         """Let the first rank propose units of another size, which all take on in one round."""
-        global _growth
+        global _growth, _unit_bytes
         if growth != _growth and has_company(self._process_set) and self._is_first:
-            unit_bytes = int(_core.config()["unit_bytes"]) * growth
-            _core.propose_parameters(unit_bytes, int(_core.stats()["lanes"]))
+            now = _core.stats()
+            if _growth == 1:
+                _unit_bytes = int(now["unit_bytes"])
+            _core.propose_parameters(_unit_bytes * growth, int(now["lanes"]))
         _growth = growth
 
     def _constraints(self, trace: Trace) -> Constraints:

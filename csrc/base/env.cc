@@ -70,8 +70,9 @@ const std::vector<Variable>& table() {
      "Concurrent all-reduces. 0: 2 on one host, 4 on several. The ranks must agree."},
     {"AUTOTUNE", "HOROVOD_AUTOTUNE", &Config::autotune, "false", 0, 0, "",
      "Find the number of lanes in use while training: at most AIACC_LANES, 8 by default. The ranks must agree."},
-    {"UNIT_BYTES", "", &Config::unit_bytes, "1MiB", 256, kGiB, "",
-     "Size of one unit of work: smaller tensors are packed, larger ones split. The ranks must agree."},
+    {"UNIT_BYTES", "", &Config::unit_bytes, "0", 256, kGiB, "",
+     "Size of one unit of work: smaller tensors are packed, larger ones split. 0: 1 MiB, or 8 MiB where rank 0 has "
+     "hosts around it that are 5 ms away, there and back. The ranks must agree."},
     {"GPU_UNIT_BYTES", "", &Config::gpu_unit_bytes, "8MiB", 256, kGiB, "",
      "The same for tensors on GPUs, unless they are staged. The ranks must agree."},
     text("IFACE", "HOROVOD_GLOO_IFACE", &Config::iface, "",
@@ -166,10 +167,15 @@ std::string choices_text(const char* choices) {
   return joined;
 }
 
+/// Whether 0, which is below the least number, leaves the choice to us.
+bool has_own_zero(const Variable& variable) {
+  return variable.minimum > 0 && std::strcmp(variable.default_value, "0") == 0;
+}
+
 std::string type_text(const Variable& variable) {
   const auto range = [&](const char* kind, bool bytes) {
     return std::string(kind) + ", " + number_text(variable.minimum, bytes) + " .. " +
-           number_text(variable.maximum, bytes);
+           number_text(variable.maximum, bytes) + (has_own_zero(variable) ? ", or 0" : "");
   };
   switch (variable.member.index()) {
     case 0:
@@ -266,7 +272,8 @@ bool parse_number(const std::string& value, T& out) {
 template <typename T>
 bool in_range(const Variable& variable, T value) {
   const auto number = static_cast<double>(value);
-  return number >= variable.minimum && number <= variable.maximum;
+  return (number == 0 && has_own_zero(variable)) ||
+         (number >= variable.minimum && number <= variable.maximum);
 }
 
 bool parse(const Variable& variable, const std::string& value, int& out) {

@@ -45,6 +45,11 @@ double tcp_busy_s(int fd) {
   return static_cast<double>(TcpInfo(fd).fields().tcpi_busy_time) * 1e-6;
 }
 
+double tcp_round_trip_s(int fd) {
+  const std::uint32_t least_us = TcpInfo(fd).fields().tcpi_min_rtt;
+  return least_us == ~std::uint32_t{0} ? 0 : least_us * 1e-6;
+}
+
 TcpLink tcp_link(int fd) {
   const TcpInfo info(fd);
   const tcp_info fields = info.fields();

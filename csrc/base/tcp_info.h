@@ -9,6 +9,10 @@ namespace aiacc {
 /// kernel does not count. Any thread.
 double tcp_busy_s(int fd);
 
+/// Seconds that a byte takes to the other end of a TCP socket and its acknowledgement back, at
+/// best. 0 for what is no TCP socket, or if nothing was acknowledged yet. Any thread.
+double tcp_round_trip_s(int fd);
+
 /// What the kernel knows about the other end of a TCP socket.
 struct TcpLink {
   std::uint32_t unacknowledged = 0;  ///< packets that are under way

@@ -102,6 +102,7 @@ py::dict stats() {
   result["data_bytes"] = counters.data_bytes;
   result["wait_ns"] = counters.wait_ns;
   result["lanes"] = counters.lanes;
+  result["unit_bytes"] = counters.unit_bytes;
   return result;
 }
 

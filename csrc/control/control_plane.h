@@ -115,6 +115,10 @@ class ControlPlane {
   /// forward it. Progress thread only. Nothing can be sent afterwards.
   virtual void abort(const Status& status) noexcept = 0;
 
+  /// Seconds to the farthest of the ranks that this one is connected to and back, at best; 0 if
+  /// that is not known. Any thread.
+  virtual double round_trip_s() const { return 0; }
+
   /// Rounds completed and bytes sent since the start, heartbeats included.
   virtual std::uint64_t rounds() const = 0;
   virtual std::uint64_t bytes_sent() const = 0;

@@ -333,7 +333,8 @@ CoordinatorStats Coordinator::stats() const {
           dispatcher_.units(),
           dispatcher_.data_bytes(),
           wait_ns_.load(),
-          lanes_.load()};
+          lanes_.load(),
+          unit_bytes_.load()};
 }
 
 }  // namespace aiacc

@@ -54,6 +54,7 @@ struct CoordinatorStats {
   std::uint64_t data_bytes = 0;  ///< payload of those units
   std::uint64_t wait_ns = 0;     ///< time that callers spent in `wait`
   std::uint32_t lanes = 0;       ///< in use now
+  std::uint64_t unit_bytes = 0;  ///< of tensors in host memory, now
 };
 
 /// From submission to result: negotiate -> plan -> dispatch.

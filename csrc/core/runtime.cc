@@ -12,6 +12,7 @@
 #include "csrc/core/other_copy.h"
 #include "csrc/engines/nccl/nccl_settings.h"
 #include "csrc/engines/registry.h"
+#include "csrc/planning/unit_size.h"
 
 namespace aiacc {
 namespace {
@@ -19,9 +20,14 @@ namespace {
 /// A rank may be stopped for less than one, and its connections take as long again to go on.
 constexpr double kUnitTimeouts = 15;
 
+/// Of all ranks alike, before any knows how far the others are.
+std::uint64_t first_unit_bytes(const SessionOptions& session) {
+  return session.unit_bytes != 0 ? session.unit_bytes : kNearUnitBytes;
+}
+
 CoordinatorOptions coordinator_options(const Config& config, const SessionOptions& session) {
   CoordinatorOptions options;
-  options.parameters = {0, session.unit_bytes, static_cast<std::uint32_t>(session.lanes)};
+  options.parameters = {0, first_unit_bytes(session), static_cast<std::uint32_t>(session.lanes)};
   options.parameters.algorithm = algorithm_from(config.gpu_algorithm);
   options.parameters.gpu_unit_bytes = config.gpu_unit_bytes;
   options.cache_capacity = static_cast<std::size_t>(config.cache_capacity);
@@ -110,7 +116,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   context.spin_us = config.spin_us;
   context.pace_bytes = config.test_pace_bytes;
   context.connect_timeout_s = config.connect_timeout_s;
-  context.unit_bytes = options_.unit_bytes;
+  context.unit_bytes = first_unit_bytes(options_);
   context.device = topology.local_rank;
   context.gpu_capability = options_.gpu_capability;
   context.gpu_capability_rank = options_.gpu_capability_rank;
@@ -151,9 +157,25 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
                                                  coordinator_options(config, options_),
                                                  gpu_engine_.get(),
                                                  connector_.get());
+    if (options_.unit_bytes == 0 && topology.rank == 0) {
+      propose_units(coordinator_options(config, options_).parameters);
+    }
   } catch (...) {
     give_up(*plane_, Error(current_exception_status()));
   }
+}
+
+/// Rank 0 does it, so that one decides; the others hear of it in the first round.
+void Session::propose_units(Parameters parameters) {
+  const double round_trip_s = plane_->round_trip_s();
+  const std::uint64_t unit_bytes = unit_bytes_for(round_trip_s);
+  if (unit_bytes == parameters.unit_bytes) {
+    return;
+  }
+  AIACC_LOG(kInfo) << "[core] units of " << (unit_bytes >> 20) << " MiB: hosts are up to "
+                   << round_trip_s * 1e3 << " ms away, there and back";
+  parameters.unit_bytes = unit_bytes;
+  coordinator_->propose(parameters);
 }
 
 void Session::refuse_if_inherited() const {

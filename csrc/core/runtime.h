@@ -34,7 +34,7 @@ struct SessionOptions {
   int gpu_capability = 0;             ///< see EngineContext, like the next one
   int gpu_capability_rank = 0;
   int lanes = 1;
-  std::uint64_t unit_bytes = 1 << 20;
+  std::uint64_t unit_bytes = 0;  ///< 0: by the way to the other hosts, see unit_bytes_for
   JobToken token{};
   std::uint32_t epoch = 0;
   std::vector<std::string> addresses;  ///< of every rank's listener; may be empty at size 1
@@ -75,6 +75,7 @@ class Session {
 
  private:
   void refuse_if_inherited() const;
+  void propose_units(Parameters parameters);
 
   const std::uint32_t generation_ = fork_guard::generation();
   const SessionOptions options_;

@@ -248,3 +248,29 @@ def test_a_run_of_the_faults(name):
         assert survivor["short_calls"] > 0
     assert row["struck"]
     assert _traces(name) == []
+
+
+_UNITS = """
+import sys, aiacc.array as hvd
+from aiacc import _core
+hvd.init()
+hvd.barrier()
+hvd.barrier()
+expected = int(sys.argv[1])
+assert _core.stats()["unit_bytes"] == expected, _core.stats()
+"""
+
+
+@pytest.mark.parametrize(("delay_ms", "expected"), [(0, 1 << 20), (8, 8 << 20)])
+def test_units_are_larger_between_hosts_that_are_far_from_each_other(name, delay_ms, expected):
+    with bed_for(Spec(name, hosts=2, delay_ms=delay_ms)) as bed:
+        command = [sys.executable, "-c", _UNITS, str(expected)]
+        assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 0
+
+
+def test_units_stay_as_they_were_asked_for(name):
+    with bed_for(Spec(name, hosts=2, delay_ms=8)) as bed:
+        command = [sys.executable, "-c", _UNITS, "65536"]
+        variables = {"AIACC_UNIT_BYTES": "64K"}
+        code = launch.run(bed, "explicit", 1, command, variables=variables, timeout_s=_TIMEOUT_S)
+        assert code == 0

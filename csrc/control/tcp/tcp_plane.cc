@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "csrc/base/error.h"
+#include "csrc/base/tcp_info.h"
 
 namespace aiacc {
 namespace {
@@ -135,6 +136,14 @@ void TcpPlane::read_all() {
     flush(*peer);
     read_from(*peer);
   }
+}
+
+double TcpPlane::round_trip_s() const {
+  double farthest = 0;
+  for (const auto& peer : peers_) {
+    farthest = std::max(farthest, tcp_round_trip_s(peer->fd()));
+  }
+  return farthest;
 }
 
 bool TcpPlane::round_pending() const {

@@ -46,6 +46,7 @@ class TcpPlane : public ControlPlane {
   void check_peers() override;
   void interrupt(const Status& status) noexcept override;
   void abort(const Status& status) noexcept override;
+  double round_trip_s() const override;
   std::uint64_t rounds() const override { return rounds_.load(std::memory_order_relaxed); }
   std::uint64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
 

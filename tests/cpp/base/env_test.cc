@@ -36,7 +36,7 @@ TEST(Env, DefaultsWithoutVariables) {
   const Config config = config_of({});
   EXPECT_EQ(config.engine, "auto");
   EXPECT_EQ(config.lanes, 0);
-  EXPECT_EQ(config.unit_bytes, 1048576U);
+  EXPECT_EQ(config.unit_bytes, 0U);
   EXPECT_EQ(config.rank, -1);
   EXPECT_EQ(config.cross_size, -1);
   EXPECT_EQ(config.addr, "");
@@ -85,6 +85,19 @@ TEST(Env, SizesTakeSuffixes) {
   EXPECT_EQ(bytes("1GiB"), 1073741824U);
 }
 
+TEST(Env, ASizeOfZeroLeavesItToUsAndLessThanTheLeastIsRefused) {
+  EXPECT_EQ(config_of({{"AIACC_UNIT_BYTES", "0"}}).unit_bytes, 0U);
+  EXPECT_EQ(config_of({{"AIACC_UNIT_BYTES", "256"}}).unit_bytes, 256U);
+  try {
+    config_of({{"AIACC_UNIT_BYTES", "255"}});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string::npos, std::string(error.what()).find("256 .. 1GiB, or 0"))
+        << error.what();
+  }
+  EXPECT_THROW(config_of({{"AIACC_GPU_UNIT_BYTES", "0"}}), Error);
+}
+
 TEST(Env, BooleansAndChoicesIgnoreCase) {
   EXPECT_TRUE(config_of({{"HOROVOD_TIMELINE_MARK_CYCLES", "1"}}).timeline_mark_cycles);
   EXPECT_TRUE(config_of({{"AIACC_TIMELINE_MARK_CYCLES", "Yes"}}).timeline_mark_cycles);
@@ -99,8 +112,8 @@ TEST(Env, HorovodsDynamicTimelineIsNotAFile) {
 }
 
 TEST(Env, HorovodsFusionThresholdIsNoUnit) {
-  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "0"}}).unit_bytes, 1048576U);
-  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "134217728"}}).unit_bytes, 1048576U);
+  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "0"}}).unit_bytes, 0U);
+  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "134217728"}}).unit_bytes, 0U);
 }
 
 TEST(Env, HorovodsSwitchForTheStallCheck) {
@@ -136,7 +149,7 @@ TEST(Env, RejectsWhatDoesNotParse) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> bad = {
       {"AIACC_LANES", {"1.5", " 1", "1 ", "0x2", "-1", "65", "99999999999999999999"}},
       {"AIACC_RANK", {"-2", "65536", "one"}},
-      {"AIACC_UNIT_BYTES", {"0", "255", "-1", "M", "2 MiB", "2Mbit", "2T", "1025MiB", "1e6"}},
+      {"AIACC_UNIT_BYTES", {"255", "-1", "M", "2 MiB", "2Mbit", "2T", "1025MiB", "1e6"}},
       {"AIACC_PEER_TIMEOUT_S", {"0", "nan", "inf", "-4", "4s", "1,5"}},
       {"AIACC_SPIN_US", {"51", "-1"}},
       {"AIACC_TIMELINE_MARK_CYCLES", {"2", "maybe"}},
@@ -198,7 +211,7 @@ TEST(Env, EveryDefaultParsesWhenGiven) {
 TEST(Env, TypeTextShowsRange) {
   for (const VariableText& row : environment_table()) {
     if (row.name == "AIACC_UNIT_BYTES") {
-      EXPECT_EQ(row.type, "bytes, suffixes K M G (also KB, KiB: 1024 bytes), 256 .. 1GiB");
+      EXPECT_EQ(row.type, "bytes, suffixes K M G (also KB, KiB: 1024 bytes), 256 .. 1GiB, or 0");
     }
     if (row.name == "AIACC_PEER_TIMEOUT_S") {
       EXPECT_EQ(row.type, "number, 0.1 .. 3600");
