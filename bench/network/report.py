@@ -23,6 +23,8 @@ from bench.network.tables import (
     wan_table,
 )
 from bench.network.training import LANES, contenders
+from bench.network.units import RESULTS as UNITS
+from bench.network.units import units_table
 from bench.report import between_markers
 
 RESULTS = ROOT / "bench" / "results"
@@ -55,6 +57,7 @@ def main() -> int:
     for mark, path, table in (
         ("bench:network-wan", WAN, wan_table),
         ("bench:network-ablation", ABLATION, ablation_table),
+        ("bench:network-units", UNITS, units_table),
     ):
         runs = load(path)
         sections[mark] = [table(runs), provenance(runs)]

@@ -21,7 +21,7 @@ CONGESTION = "cubic"
 BALANCED = 1.5
 #: Steps that `plan="auto"` may take until it has chosen.
 AUTO_WARMUP = 80
-#: The default of AIACC_UNIT_BYTES, and one for networks with delay.
+#: What AIACC_UNIT_BYTES is by default: without delay, and with as much as DELAYS_MS has.
 UNIT, LARGE_UNIT = "1MiB", "8MiB"
 #: Cells whose gradients take longer than that on the wire have few steps; or few contenders, too.
 _SLOW_S, _SLOWEST_S = 2.5, 8.0

@@ -50,7 +50,7 @@ def tables(runs: Sequence[Run]) -> str:
         steps_table(runs),
         LEGEND,
         "Milliseconds of communication that computation does not hide, measured / predicted; bold "
-        "where they are more than 15 % apart:",
+        "where they are apart by more than 15 %, and by more than noise:",
         exposed_table(runs),
         "What was expected:",
         verdicts_table(runs),
