@@ -27,6 +27,7 @@ from bench import machine
 from bench.network import launch, runs
 from bench.network.bed import Bed, BedError, bed_for
 from bench.network.compression.cells import (
+    AUTO,
     CONTENDERS,
     PEERS_PER_HOST,
     PER_HOST,
@@ -36,8 +37,6 @@ from bench.network.compression.cells import (
 )
 from bench.network.compression.report import RESULT, report
 
-#: Steps before those that count: buckets are formed after the first.
-_WARMUP = 2
 _LIMIT_S = 3600.0
 #: Elements with which coding is timed.
 _ELEMENTS = 16 << 20
@@ -66,13 +65,15 @@ def _record(cell: Cell, run: object, path: Path) -> None:
 
 
 def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:
-    contenders = [one for one in CONTENDERS if only == [""] or one.name in only]
+    asked = [one.name for one in CONTENDERS if only == [""] or one.name in only]
     load = machine.load()
-    speeds = {one.name: _speeds(one.codec) for one in contenders if _is_coded(one)}
+    speeds = {
+        one.name: _speeds(one.codec) for one in CONTENDERS if _is_coded(one) and one.name in asked
+    }
     jobs = []
     with bed_for(cell.spec) as bed, tempfile.TemporaryDirectory() as folder:
         for number in range(cell.rounds):
-            order = contenders[:: -1 if number % 2 else 1]
+            order = [one for one in cell.contenders(number) if one.name in asked]
             ours = [one for one in order if one.codec]
             peers = [one for one in order if not one.codec]
             found = dict(_job(bed, Path(folder), cell, ours, PER_HOST)) if ours else {}
@@ -90,7 +91,7 @@ def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:
 
 
 def _is_coded(one: Contender) -> bool:
-    return one.codec not in ("", "none", "bf16")
+    return one.codec not in ("", "none", "bf16", AUTO)
 
 
 def _speeds(codec: str) -> Speeds:
@@ -106,7 +107,6 @@ def _job(
     output.unlink(missing_ok=True)
     job = {
         "shapes": [shape for _, shape in cell.shapes],
-        "warmup": _WARMUP,
         "steps": cell.steps,
         "contenders": [asdict(one) for one in order],
         "output": str(output),

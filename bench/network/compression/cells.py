@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aiacc.compression.codecs import parse
 from aiacc.compression.costs import FLAT, FREE, TWO_LEVEL, Cluster, Speeds, predict
 from aiacc.planning.cost import Analytic
+from aiacc.torch.auto_compression import AUTO, MEASURED, SETTLE
 from bench.network.plan import Spec
 from bench.network.planning.cells import CONGESTION, PAYLOAD
 from bench.network.workloads import workload
@@ -18,6 +19,8 @@ HOSTS, PER_HOST = 4, 2
 PEERS_PER_HOST = 1
 MODELS = ("vgg16", "bert-base")
 RATES_MBIT = (1000.0, 300.0, 100.0)
+#: Here a step of float32 takes a minute: one counts, of one round.
+_SLOWEST_MBIT = 100.0
 #: Seconds until a message between hosts is there, and bytes per second inside a host: for
 #: predictions. Both matter little at these rates.
 _ALPHA_S, _INSIDE = 100e-6, 4e9
@@ -32,14 +35,18 @@ class Contender:
         title: As in tables.
         codec: As text; "" for torch's own PowerSGD.
         flat: Whether all ranks talk to one another, as if none shared a host.
+        warmup: Steps that do not count: buckets are formed after the first.
     """
 
     name: str
     title: str
     codec: str
     flat: bool = False
+    warmup: int = 2
 
 
+#: Steps until "auto" has compared: six visits.
+_COMPARISON = 6 * (SETTLE + MEASURED)
 CONTENDERS = (
     Contender("dense", "float32", "none"),
     Contender("bf16", "bf16", "bf16"),
@@ -47,6 +54,7 @@ CONTENDERS = (
     Contender("int4", "int4", "int4"),
     Contender("hitopk", "MSTopK 1 %, HiTopKComm", "mstopk"),
     Contender("flat", "MSTopK 1 %, flat", "mstopk", flat=True),
+    Contender(AUTO, '`compression="auto"`', AUTO, warmup=_COMPARISON + 2),
     Contender("powersgd", "PowerSGD of rank 4, DDP/gloo, 1 rank per host", ""),
 )
 
@@ -64,6 +72,18 @@ class Cell:
     def name(self) -> str:
         """As on the command line."""
         return f"{self.workload}:{self.mbit:g}"
+
+    def contenders(self, number: int) -> list[Contender]:
+        """Who takes part in a round; back in every second one.
+
+        "auto" does so once, and not where its dense steps alone would take a quarter of an hour.
+        """
+        everybody = [
+            one
+            for one in CONTENDERS
+            if one.codec != AUTO or (number == 0 and self.mbit > _SLOWEST_MBIT)
+        ]
+        return everybody if number % 2 == 0 else everybody[::-1]
 
     @property
     def spec(self) -> Spec:
@@ -85,15 +105,19 @@ def chosen(text: str) -> list[Cell]:
         ValueError: Something else.
     """
     if text == "all":
-        return [Cell(model, mbit) for mbit in RATES_MBIT for model in MODELS]
+        return [_cell(model, mbit) for mbit in RATES_MBIT for model in MODELS]
     cells = []
     for name in text.split(","):
         model, _, mbit = name.partition(":")
         try:
-            cells.append(Cell(workload(model).name, float(mbit)))
+            cells.append(_cell(workload(model).name, float(mbit)))
         except ValueError as error:
             raise ValueError(f"cell {name!r} (expected MODEL:MBIT, as vgg16:1000)") from error
     return cells
+
+
+def _cell(model: str, mbit: float) -> Cell:
+    return Cell(model, mbit) if mbit > _SLOWEST_MBIT else Cell(model, mbit, steps=1, rounds=1)
 
 
 def cluster(mbit: float) -> Cluster:
@@ -110,7 +134,7 @@ def predicted_s(
 
     A single rank of each host stands for both: they code at the same time and share the interface.
     """
-    if not one.codec:
+    if one.codec in ("", AUTO):
         return None
     exchange = FLAT if one.flat else TWO_LEVEL
     elements = math.fsum(sizes)

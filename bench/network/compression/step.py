@@ -56,16 +56,17 @@ def main() -> None:
     for number, task in enumerate(job["contenders"]):
         for gradient in gradients:
             gradient.normal_(generator=random)
-        with _trained(task, model, number) as (module, finish):
+        with _trained(task, model, number) as (module, finish, update):
             seconds = []
-            for _ in range(job["warmup"] + job["steps"]):
+            for _ in range(task["warmup"] + job["steps"]):
                 for weight in model.weights:
                     weight.grad = None
                 begun = time.perf_counter()
                 module(torch.zeros((), requires_grad=True)).backward()
                 finish()
                 seconds.append(time.perf_counter() - begun)
-        found[task["name"]] = {"seconds": seconds[job["warmup"] :]}
+                update()
+        found[task["name"]] = {"seconds": seconds[task["warmup"] :]}
         gc.collect()
         if rank == 0:
             Path(job["output"]).write_text(json.dumps(found))
@@ -74,8 +75,8 @@ def main() -> None:
 @contextmanager
 def _trained(
     task: Any, model: Model, number: int
-) -> Iterator[tuple[torch.nn.Module, Callable[[], None]]]:
-    """What is called, and what ends the step."""
+) -> Iterator[tuple[torch.nn.Module, Callable[[], None], Callable[[], object]]]:
+    """What is called, what ends communication, and what ends the step."""
     if task["codec"]:
         import aiacc.torch as hvd
 
@@ -87,7 +88,12 @@ def _trained(
         optimizer: Any = hvd.DistributedOptimizer(
             sgd, model.named_parameters(), compression=task["codec"]
         )
-        yield model, optimizer.synchronize
+
+        def update() -> None:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+        yield model, optimizer.synchronize, update
         hvd.shutdown()
         return
     host, _, port = os.environ["AIACC_ADDR"].rpartition(":")
@@ -104,7 +110,7 @@ def _trained(
         None, matrix_approximation_rank=_RANK, start_powerSGD_iter=_START
     )
     module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    yield module, lambda: None
+    yield module, lambda: None, lambda: None
     dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.network.compression.cells import CONTENDERS, Cell, chosen, predicted_s
-from bench.network.compression.report import measured_s, table
+from bench.network.compression.report import automatic, measured_s, table
 
 _BY_NAME = {one.name: one for one in CONTENDERS}
 
@@ -14,9 +14,18 @@ def test_cells_by_name():
         "bert-base:1000",
     ]
     assert len(chosen("all")) == 6
+    assert [cell.rounds for cell in chosen("vgg16:300,vgg16:100")] == [2, 1]
     for wrong in ("vgg17:300", "vgg16", "vgg16:fast"):
         with pytest.raises(ValueError, match=wrong):
             chosen(wrong)
+
+
+def test_a_round_goes_there_and_the_next_one_back():
+    cell = Cell("vgg16", 300)
+    there = [one.name for one in cell.contenders(0)]
+    assert there == [one.name for one in CONTENDERS]
+    assert [one.name for one in cell.contenders(1)] == [n for n in there[::-1] if n != "auto"]
+    assert "auto" not in [one.name for one in Cell("vgg16", 100).contenders(0)]
 
 
 def test_fewer_bytes_are_predicted_to_take_less_time():
@@ -42,3 +51,6 @@ def test_the_table_has_medians_beside_predictions():
     line = table([run]).splitlines()[-1]
     assert "| VGG-16" in line
     assert "| 2.00 / " in line
+    assert automatic([run]) == ""
+    jobs[0].update(dense={"seconds": [4.0]}, bf16={"seconds": [2.0]}, auto={"seconds": [1.0]})
+    assert "0.50x the best" in automatic([run])
