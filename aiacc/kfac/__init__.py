@@ -1,0 +1,1 @@
+"""Second-order optimisation by Kronecker factors, K-FAC."""
