@@ -21,6 +21,7 @@ What is proven, and tested:
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -160,7 +161,7 @@ class _Model:
             for factor, at in zip(factors, ready.tolist(), strict=True):
                 arrived = max(arrived, at) + self.sending[factor]
         hidden = compute_s * overlap
-        sent = [tuple(factors[i:j]) for i, j in zip([0, *ends[:-1]], ends, strict=True)]
+        sent = [tuple(factors[i:j]) for i, j in itertools.pairwise([0, *ends])]
         return Stage(compute_s, compute_s - hidden + max(hidden, arrived), tuple(sent))
 
     def _gathered(self, factors: list[int], ready: Floats) -> tuple[list[int], float]:

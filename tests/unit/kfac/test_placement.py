@@ -144,7 +144,7 @@ def test_gathered_inverses_are_cut_by_the_best_of_all_plans():
         found = stage(dims, owners, ranks, costs)
         order = [factor for bucket in found.sent for factor in bucket]
         every = [
-            [tuple(order[i:j]) for i, j in zip([0, *ends[:-1]], ends, strict=True)]
+            [tuple(order[i:j]) for i, j in itertools.pairwise([0, *ends])]
             for ends in every_plan(len(order))
         ]
         best = min(simulated_s(dims, owners, ranks, costs, sent) for sent in every)
