@@ -79,8 +79,8 @@ class Placement:
 def place(dims: Sequence[int], ranks: int, costs: StageCosts) -> Placement:
     """Owners by the longest processing time, for so many of the largest factors as pays.
 
-    All numbers of CT factors are tried, the largest factors first. Equal on all ranks that are
-    given the same arguments.
+    Tried are no CT factor, all, and every number behind which dimensions change, then all numbers
+    between the neighbours of the best. Equal on all ranks that are given the same arguments.
 
     Args:
         dims: Dimensions of the factors.
@@ -89,14 +89,22 @@ def place(dims: Sequence[int], ranks: int, costs: StageCosts) -> Placement:
     """
     model = _Model(dims, ranks, costs)
     every = _assigned(dims, ranks, model.times, range(len(dims)))
-    owners: list[int | None] = [None] * len(dims)
-    best, least = tuple(owners), model.stage(owners).finish_s
-    for factor in _largest_first(dims) if ranks > 1 else ():
-        owners[factor] = every[factor]
-        seconds = model.stage(owners).finish_s
-        if seconds < least:
-            best, least = tuple(owners), seconds
-    return Placement(best, least, min(least, model.bound()))
+    order = _largest_first(dims)
+
+    def first(number: int) -> Owners:
+        owned = set(order[:number])
+        return tuple(every[factor] if factor in owned else None for factor in range(len(dims)))
+
+    count = len(dims) if ranks > 1 else 0
+    changes = [n for n in range(1, count) if dims[order[n - 1]] != dims[order[n]]]
+    tried = sorted({0, *changes, count})
+    seconds = {number: model.stage(first(number)).finish_s for number in tried}
+    at = tried.index(min(seconds, key=seconds.__getitem__))
+    for number in range(tried[max(at - 1, 0)], tried[min(at + 1, len(tried) - 1)]):
+        if number not in seconds:
+            seconds[number] = model.stage(first(number)).finish_s
+    best = min(seconds, key=lambda number: (seconds[number], number))
+    return Placement(first(best), seconds[best], min(seconds[best], model.bound()))
 
 
 def longest_first(dims: Sequence[int], ranks: int, inversion: InversionCost) -> Owners:
