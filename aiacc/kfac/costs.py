@@ -6,9 +6,11 @@ A factor is a symmetric matrix of d x d float32, of which the upper triangle tra
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,3 +136,39 @@ def fit(samples: Sequence[tuple[Sequence[int], float]]) -> Polynomial:
                 best = np.zeros(3)
                 best[chosen] = found
     return Polynomial(*(float(c) for c in best / scale))
+
+
+def inversion_of(text: str) -> InversionCost:
+    """Costs by what a user wrote: ``c0=1e-4,c2=1e-9,c3=1e-13``, or a file of JSON.
+
+    The file has a list of pairs: a dimension, and the measured seconds of its inversion.
+
+    Raises:
+        ValueError: Which names what is wrong.
+    """
+    if "=" in text:
+        fields: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            try:
+                fields[name.strip()] = float(value)
+            except ValueError as error:
+                raise ValueError(f"{part} (expected a number, as in c0=1e-4)") from error
+        strange = sorted(fields.keys() ^ {"c0", "c2", "c3"})
+        if strange:
+            raise ValueError(
+                f"inversion {text!r}: {strange[0]} (expected c0, c2 and c3, once each)"
+            )
+        return Polynomial(**fields)
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError(f"inversion {text!r} (expected a file, or c0=1e-4,c2=1e-9,c3=1e-13)")
+    try:
+        rows = json.loads(path.read_text())
+        return InversionTable(tuple((int(dim), float(seconds)) for dim, seconds in rows))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: no JSON ({error.msg})") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: {error} (expected a list of pairs, such as [[64, 1e-4], [512, 3e-3]])"
+        ) from error
