@@ -120,10 +120,9 @@ def _clusters(options: argparse.Namespace, worlds: Sequence[int]) -> Iterator[Co
                 f"--net {options.net} does not tell the number of ranks (expected --world, or "
                 "world=16 among its fields)"
             )
-        cost = network.cost(ranks)
-        yield Costs(
-            ranks, inversion, cost, cost, 1.0 if options.overlap is None else options.overlap
-        )
+        cost, overlap = network.cost(ranks), 1.0 if options.overlap is None else options.overlap
+        # From fields on the command line it is a float.
+        yield Costs(int(ranks), inversion, cost, cost, overlap)
 
 
 def _parts(model: Model, costs: Costs, found: Found, extra_s: float) -> tuple[float, ...]:

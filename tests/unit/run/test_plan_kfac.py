@@ -1,7 +1,5 @@
 """``aiacc-plan simulate --kfac`` as its users call it."""
 
-import json
-
 import pytest
 
 from aiacc.kfac import published
@@ -127,4 +125,4 @@ def test_a_picture(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "kfac.svg"
     assert run(capsys, "resnet50", "--kfac", "--plot", str(path))[0] == 0
-    assert json.dumps(path.read_text()[:200]).count("svg")
+    assert "<svg" in path.read_text()
