@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiacc.kfac.costs import packed_elements
-from aiacc.kfac.placement import Owners, StageCosts, longest_first, place
+from aiacc.kfac.placement import longest_first, place
+from aiacc.kfac.stage import Owners, StageCosts
 from aiacc.planning.models.kronecker import Layer
 
 REPLICATE = "replicate"

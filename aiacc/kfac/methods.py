@@ -6,16 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiacc.kfac.modelled import factor_names, kfac_trace
-from aiacc.kfac.placement import (
-    Owners,
-    Stage,
-    StageCosts,
-    by_dimension,
-    in_turn,
-    longest_first,
-    place,
-    stage,
-)
+from aiacc.kfac.placement import by_dimension, in_turn, longest_first, place
+from aiacc.kfac.stage import Owners, Stage, StageCosts, stage
 from aiacc.kfac.step import (
     HOROVOD,
     INTERLEAVED,
@@ -50,6 +42,11 @@ class Model:
         return kfac_trace(self.title, self.parameters, self.compute_s, self.factor_s)
 
     @property
+    def layer_names(self) -> list[str]:
+        """Of those that have factors."""
+        return [layer.name for layer in layers_of(self.parameters)]
+
+    @property
     def dims(self) -> list[int]:
         """Of A and G of each layer in turn."""
         return [dim for one in layers_of(self.parameters) for dim in (one.a_dim, one.g_dim)]
@@ -82,7 +79,9 @@ class Found:
 
     title: str
     step: Step
+    #: Of the factors, and of the gradients.
     buckets: tuple[Bucket, ...]
+    #: Of A and G of each layer in turn.
     owners: Owners
 
 
@@ -137,7 +136,7 @@ def ours(model: Model, costs: Costs, *, reduces: bool = True, gathers: bool = Tr
                 < stage(dims, owners, ranks, before).finish_s
             ):
                 candidates[owners] = way
-    names = [name for one in layers_of(model.parameters) for name in factor_names(one.name)]
+    names = [name for layer in model.layer_names for name in factor_names(layer)]
     found = []
     for owners, way in candidates.items():
         owner_of = dict(zip(names, owners, strict=True)) if reduces else None
@@ -149,7 +148,7 @@ def ours(model: Model, costs: Costs, *, reduces: bool = True, gathers: bool = Tr
 
 def sgd_s(model: Model, costs: Costs) -> float:
     """A step of synchronous SGD with gradients in `HOROVOD`'s buckets."""
-    return _sgd(model, costs, Stage(0.0, 0.0, ()))[0].seconds
+    return _sgd(model, costs, Stage(0.0, 0.0))[0].seconds
 
 
 def exposed_factors_s(method: Method, model: Model, costs: Costs) -> float:

@@ -1,7 +1,7 @@
 """A step of K-FAC: which factors and gradients travel together, and how long all of it takes. Pure.
 
 The step has two parts. In the first, passes and factors are computed while one network carries
-factors and gradients; behind it is the stage of `placement`, in which factors are inverted.
+factors and gradients; behind it is the `stage` in which factors are inverted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from aiacc.kfac.costs import InversionCost
 from aiacc.kfac.interleaved import Queue, interleaved
 from aiacc.kfac.modelled import is_factor
-from aiacc.kfac.placement import Stage
+from aiacc.kfac.stage import Stage
 from aiacc.planning import planners
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, CostModel
 from aiacc.planning.problem import Floats

@@ -9,6 +9,7 @@ from aiacc.kfac import published
 from aiacc.kfac.costs import inversion_of
 from aiacc.kfac.methods import D_KFAC, MPD_KFAC, SPD_KFAC, Found, Model, ours, run, sgd_s
 from aiacc.kfac.step import Costs
+from aiacc.kfac.timeline import timeline_of
 from aiacc.planning import chart
 from aiacc.planning.network import network_of
 
@@ -64,8 +65,8 @@ def refuse_without_kfac(options: argparse.Namespace) -> None:
 def simulate_kfac(options: argparse.Namespace, worlds: Sequence[int]) -> Iterator[str]:
     """Lines for a terminal."""
     model = published.model(options.trace)
-    if options.planner != "all" or options.chrome:
-        raise ValueError("--kfac has no --planner and no --chrome; leave them out")
+    if options.planner != "all":
+        raise ValueError("--kfac has planners of its own; leave out --planner")
     cluster = options.net is None
     if cluster and worlds:
         raise ValueError(
@@ -87,6 +88,8 @@ def simulate_kfac(options: argparse.Namespace, worlds: Sequence[int]) -> Iterato
             yield _line(options.trace, model, costs, found, extra_s, published_too=cluster)
             title = found.title + ("" if cluster else f", {costs.ranks} ranks")
             shown[title] = [*_parts(model, costs, found, extra_s)]
+        if options.chrome:  # of ours, with the most ranks in the end
+            options.chrome.write_text(timeline_of(found, model, costs).chrome_trace())
     if options.plot:
         rows = {name: dict(zip(PARTS, parts, strict=True)) for name, parts in shown.items()}
         known = published.MEASURED[options.trace].totals_s if cluster else ()

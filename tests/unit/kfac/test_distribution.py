@@ -4,7 +4,8 @@ import pytest
 
 from aiacc.kfac.costs import Polynomial, packed_elements
 from aiacc.kfac.distribution import distribute, of_owners
-from aiacc.kfac.placement import StageCosts, by_dimension
+from aiacc.kfac.placement import by_dimension
+from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import Affine
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.kronecker import Layer, layers_of

@@ -14,7 +14,8 @@ from aiacc.kfac.costs import (
     packed_bytes,
     packed_elements,
 )
-from aiacc.kfac.placement import StageCosts, place, stage
+from aiacc.kfac.placement import place
+from aiacc.kfac.stage import StageCosts, stage
 from aiacc.planning.cost import ALL_GATHER, BROADCAST, Affine
 from aiacc.planning.simulate import Activity, simulate
 from tests.unit.planning.instances import every_plan
@@ -113,12 +114,16 @@ def test_the_stage_ends_when_the_simulator_says_so(gathered):
         costs = StageCosts(costs.inversion, costs.network, gathered)
         owners = tuple(rng.choice([None, *range(ranks)]) for _ in dims)
         found = stage(dims, owners, ranks, costs)
-        assert simulated_s(dims, owners, ranks, costs, found.sent) == pytest.approx(
-            found.finish_s, rel=1e-9
-        )
+        buckets = [sent.factors for sent in found.sent]
+        timeline = simulated(dims, owners, ranks, costs, buckets)
+        assert timeline.end_s == pytest.approx(found.finish_s, rel=1e-9)
+        for number, sent in enumerate(found.sent):
+            interval = timeline.of(f"sent {number}")
+            expected = (interval.start_s, interval.end_s)
+            assert (sent.start_s, sent.end_s) == pytest.approx(expected, rel=1e-9)
 
 
-def simulated_s(dims, owners, ranks, costs, sent):
+def simulated(dims, owners, ranks, costs, sent):
     activities = []
     for rank in range(ranks):
         own = sorted((f for f, owner in enumerate(owners) if owner == rank), key=lambda f: -dims[f])
@@ -131,7 +136,7 @@ def simulated_s(dims, owners, ranks, costs, sent):
         after = tuple(f"{owners[factor]} {factor}" for factor in factors)
         seconds = float(costs.network.time(operation, nbytes))
         activities.append(Activity(f"sent {number}", "network", (seconds,), after))
-    return simulate(activities).end_s
+    return simulate(activities)
 
 
 def test_gathered_inverses_are_cut_by_the_best_of_all_plans():
@@ -142,18 +147,28 @@ def test_gathered_inverses_are_cut_by_the_best_of_all_plans():
         costs = StageCosts(costs.inversion, costs.network, True, 1.0)
         owners = tuple(rng.randrange(ranks) for _ in dims)
         found = stage(dims, owners, ranks, costs)
-        order = [factor for bucket in found.sent for factor in bucket]
+        order = [factor for sent in found.sent for factor in sent.factors]
         every = [
             [tuple(order[i:j]) for i, j in itertools.pairwise([0, *ends])]
             for ends in every_plan(len(order))
         ]
-        best = min(simulated_s(dims, owners, ranks, costs, sent) for sent in every)
+        best = min(simulated(dims, owners, ranks, costs, sent).end_s for sent in every)
         assert found.finish_s == pytest.approx(best, rel=1e-9)
 
 
 def test_where_nothing_hides_anything_inverses_are_sent_when_all_are_computed():
     costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=0.0)
-    assert stage([5, 4, 3], (0, 1, None), 2, costs).finish_s == (5 + 3) + 2 * 1.0
+    found = stage([5, 4, 3], (0, 1, None), 2, costs)
+    assert found.finish_s == (5 + 3) + 2 * 1.0
+    assert [(sent.factors, sent.start_s) for sent in found.sent] == [((1,), 8.0), ((0,), 9.0)]
+
+
+def test_where_half_of_the_computation_hides_something_inverses_leave_in_between():
+    costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=0.5)
+    found = stage([5, 4, 3], (0, 1, None), 2, costs)
+    # Each takes 1 s of what is hidden, and that is half of the time.
+    assert [(sent.start_s, sent.end_s) for sent in found.sent] == [(4.0, 6.0), (6.0, 8.0)]
+    assert found.finish_s == 8.0
 
 
 def test_one_rank_sends_nothing():

@@ -12,7 +12,8 @@ from aiacc.kfac.methods import (
     ours,
     run,
 )
-from aiacc.kfac.placement import StageCosts, by_dimension, in_turn, stage
+from aiacc.kfac.placement import by_dimension, in_turn
+from aiacc.kfac.stage import StageCosts, stage
 
 METHODS = (D_KFAC, MPD_KFAC, SPD_KFAC)
 

@@ -7,7 +7,7 @@ from aiacc.kfac import methods
 from aiacc.kfac.costs import Polynomial
 from aiacc.kfac.methods import D_KFAC, MPD_KFAC, SPD_KFAC, Model, ours, run
 from aiacc.kfac.modelled import factor_names, is_factor, kfac_trace
-from aiacc.kfac.placement import Stage
+from aiacc.kfac.stage import Stage
 from aiacc.kfac.step import (
     HOROVOD,
     INTERLEAVED,
@@ -155,7 +155,7 @@ def test_buckets_in_bulk():
 @pytest.mark.parametrize("fusion", [HOROVOD, INTERLEAVED])
 def test_a_share_that_hides_nothing_leaves_all_exposed(fusion):
     trace = trace_of(random.Random(3))
-    after = Stage(0.5, 0.7, ())
+    after = Stage(0.5, 0.7)
     buckets = plan_buckets(hiding(trace, 0.0), COSTS, fusion)
     found = step(trace, buckets, after, 0.0)
     assert found.exposed_s == pytest.approx(sum(bucket.seconds for bucket in buckets))

@@ -1,5 +1,7 @@
 """``aiacc-plan simulate --kfac`` as its users call it."""
 
+import json
+
 import pytest
 
 from aiacc.kfac import published
@@ -76,8 +78,7 @@ def test_inversions_from_a_file(capsys, tmp_path):
         (["vgg16", "--kfac"], "model 'vgg16' (expected one of resnet50, resnet152, densenet201"),
         (["resnet50", "--kfac", "--world", "4"], "the published cluster has 64 ranks"),
         (["resnet50", "--kfac", "--net", "a=1,b=1"], "does not tell the number of ranks"),
-        (["resnet50", "--kfac", "--planner", "optimal"], "--kfac has no --planner"),
-        (["resnet50", "--kfac", "--chrome", "x.json"], "no --chrome"),
+        (["resnet50", "--kfac", "--planner", "optimal"], "leave out --planner"),
         (["resnet50", "--kfac", "--overlap", "2"], "overlap 2.0 (expected 0 to 1)"),
         (["resnet50", "--kfac", "--inversion", "c0=1"], "c2 (expected c0, c2 and c3, once each)"),
         (["resnet50", "--kfac", "--inversion", "c0=x"], "c0=x (expected a number"),
@@ -119,6 +120,18 @@ def test_help_names_what_may_be_asked(capsys):
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
     assert "--inversion" in capsys.readouterr().out
+
+
+def test_a_timeline_of_ours(capsys, tmp_path):
+    path = tmp_path / "kfac.json"
+    _, out, _ = run(
+        capsys, "resnet50", "--kfac", "--net", "a=1e-3,b=1e-9,world=2", "--chrome", str(path)
+    )
+    events = json.loads(path.read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert sorted(names) == ["compute", "network", "rank 0", "rank 1"]
+    end_us = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
+    assert end_us / 1e3 == pytest.approx(float(rows_of(out)[3][2]), abs=0.06)
 
 
 def test_a_picture(capsys, tmp_path):
