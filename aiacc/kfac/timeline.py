@@ -33,7 +33,7 @@ def timeline_of(found: Found, model: Model, costs: Costs) -> Timeline:
             end_s = clock + float(costs.inversion.seconds(dims[factor]))
             intervals.append(_interval(f"invert {names[factor]}", f"rank {rank}", clock, end_s))
             clock = end_s
-    intervals.sort(key=lambda interval: (interval.start_s, interval.end_s))
+    intervals.sort(key=lambda interval: interval.start_s)  # of those at a time, rank by rank
     return Timeline(tuple(intervals))
 
 

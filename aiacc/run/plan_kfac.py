@@ -51,11 +51,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="with --kfac: seconds by dimension, as c0=1e-4,c2=1e-9,c3=1e-13 for c0 + c2 d^2 + c3 "
         "d^3, or a JSON file of pairs; default: what fits the published GPU",
     )
+    command.add_argument(
+        "--every",
+        metavar="F,I",
+        help="with --kfac: steps from factors to factors and from inverses to inverses, as 10,100, "
+        "over which a mean step is taken; default: 1,1",
+    )
 
 
 def refuse_without_kfac(options: argparse.Namespace) -> None:
     """Raises ValueError for arguments that would be ignored."""
-    for name in ("overlap", "inversion"):
+    for name in ("overlap", "inversion", "every"):
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} has no meaning without --kfac; leave it out or add --kfac")
     if options.net is None:
@@ -67,6 +73,7 @@ def simulate_kfac(options: argparse.Namespace, worlds: Sequence[int]) -> Iterato
     model = published.model(options.trace)
     if options.planner != "all":
         raise ValueError("--kfac has planners of its own; leave out --planner")
+    every = _every(options.every)
     cluster = options.net is None
     if cluster and worlds:
         raise ValueError(
@@ -76,30 +83,33 @@ def simulate_kfac(options: argparse.Namespace, worlds: Sequence[int]) -> Iterato
     yield (
         f"{model.title}, {model.compute_s * 1e3:.1f} ms for both passes and "
         f"{model.factor_s * 1e3:.1f} ms for factors, as published; simulated"
+        + (
+            ""
+            if every == (1, 1)
+            else f"; factors every {every[0]} and inverses every {every[1]} steps"
+        )
     )
+    beside = cluster and every == (1, 1)
     yield (
         f"{'ranks':>6}  {'method':10}{'step ms':>9}{'exposed':>9}{'inverting':>11}{'sending':>9}"
-        f"{'owned':>7}" + (f"{'published':>11}{'error':>8}" if cluster else "")
+        f"{'owned':>7}" + (f"{'published':>11}{'error':>8}" if beside else "")
     )
-    shown: dict[str, list[float]] = {}
+    shown: dict[str, tuple[float, ...]] = {}
     for costs in _clusters(options, worlds):
         extra_s = published.unexplained_s(options.trace, costs.overlap) if cluster else 0.0
         for found in _all(model, costs):
-            yield _line(options.trace, model, costs, found, extra_s, published_too=cluster)
-            title = found.title + ("" if cluster else f", {costs.ranks} ranks")
-            shown[title] = [*_parts(model, costs, found, extra_s)]
+            parts = _parts(model, costs, found, extra_s, every)
+            known = _published_s(options.trace, found) if beside else None
+            yield _line(costs.ranks, model, found, parts, known)
+            shown[found.title + ("" if cluster else f", {costs.ranks} ranks")] = parts
         if options.chrome:  # of ours, with the most ranks in the end
             options.chrome.write_text(timeline_of(found, model, costs).chrome_trace())
     if options.plot:
         rows = {name: dict(zip(PARTS, parts, strict=True)) for name, parts in shown.items()}
-        known = published.MEASURED[options.trace].totals_s if cluster else ()
-        titles = [method.title for method in METHODS]
-        chart.stacked(
-            rows,
-            options.plot,
-            f"{model.title}, K-FAC with all factors in every step",
-            dict(zip(titles, known, strict=False)),
-        )
+        totals = published.MEASURED[options.trace].totals_s if beside else ()
+        marks = dict(zip([method.title for method in METHODS], totals, strict=False))
+        title = f"{model.title}, K-FAC: factors every {every[0]}, inverses every {every[1]} steps"
+        chart.stacked(rows, options.plot, title, marks)
 
 
 PARTS = ("passes and gradients", "building factors", "factors", "inverting", "sending inverses")
@@ -128,31 +138,52 @@ def _clusters(options: argparse.Namespace, worlds: Sequence[int]) -> Iterator[Co
         yield Costs(int(ranks), inversion, cost, cost, overlap)
 
 
-def _parts(model: Model, costs: Costs, found: Found, extra_s: float) -> tuple[float, ...]:
-    """Seconds of a step, by PARTS."""
-    sgd = sgd_s(model, costs)
-    step = found.step
+def _parts(
+    model: Model, costs: Costs, found: Found, extra_s: float, every: tuple[int, int]
+) -> tuple[float, ...]:
+    """Seconds of a mean step, by PARTS."""
+    sgd, step = sgd_s(model, costs), found.step
+    factors, inverses = every
     return (
         sgd + extra_s,
-        model.factor_s,
-        step.compute_s + step.exposed_s - sgd - model.factor_s,
-        step.stage.compute_s,
-        step.stage.finish_s - step.stage.compute_s,
+        model.factor_s / factors,
+        (step.compute_s + step.exposed_s - sgd - model.factor_s) / factors,
+        step.stage.compute_s / inverses,
+        (step.stage.finish_s - step.stage.compute_s) / inverses,
     )
+
+
+def _published_s(name: str, found: Found) -> float | None:
+    titles = [method.title for method in METHODS]
+    totals = published.MEASURED[name].totals_s
+    return totals[titles.index(found.title)] if found.title in titles else None
 
 
 def _line(
-    name: str, model: Model, costs: Costs, found: Found, extra_s: float, *, published_too: bool
+    ranks: int, model: Model, found: Found, parts: tuple[float, ...], known_s: float | None
 ) -> str:
-    parts = [seconds * 1e3 for seconds in _parts(model, costs, found, extra_s)]
-    exposed = sum(parts) - (model.compute_s + model.factor_s) * 1e3 - parts[3] - parts[4]
+    total_s = sum(parts)
+    exposed_s = parts[0] - model.compute_s + parts[2]
     owned = sum(owner is not None for owner in found.owners)
     line = (
-        f"{costs.ranks:>6}  {found.title:10}{sum(parts):>9.1f}{exposed:>9.1f}{parts[3]:>11.1f}"
-        f"{parts[4]:>9.1f}{owned:>7}"
+        f"{ranks:>6}  {found.title:10}{total_s * 1e3:>9.1f}{exposed_s * 1e3:>9.1f}"
+        f"{parts[3] * 1e3:>11.1f}{parts[4] * 1e3:>9.1f}{owned:>7}"
     )
-    titles = [method.title for method in METHODS]
-    if not published_too or found.title not in titles:
+    if known_s is None:
         return line
-    total = published.MEASURED[name].totals_s[titles.index(found.title)] * 1e3
-    return line + f"{total:>11.1f}{sum(parts) / total - 1:>+8.1%}"
+    return line + f"{known_s * 1e3:>11.1f}{total_s / known_s - 1:>+8.1%}"
+
+
+def _every(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    try:
+        factors, inverses = map(int, text.split(","))
+    except ValueError as error:
+        raise ValueError(f"--every {text} (expected two numbers, as in 10,100)") from error
+    if factors < 1 or inverses < factors or inverses % factors:
+        raise ValueError(
+            f"--every {text} (expected two numbers >= 1, the second a multiple of the first: "
+            "inverses are of factors that are new)"
+        )
+    return factors, inverses

@@ -83,7 +83,11 @@ def test_inversions_from_a_file(capsys, tmp_path):
         (["resnet50", "--kfac", "--inversion", "c0=1"], "c2 (expected c0, c2 and c3, once each)"),
         (["resnet50", "--kfac", "--inversion", "c0=x"], "c0=x (expected a number"),
         (["resnet50", "--kfac", "--inversion", "none"], "inversion 'none' (expected a file, or"),
+        (["resnet50", "--kfac", "--every", "10"], "--every 10 (expected two numbers, as in"),
+        (["resnet50", "--kfac", "--every", "10,5"], "the second a multiple of the first"),
+        (["resnet50", "--kfac", "--every", "0,5"], "--every 0,5 (expected two numbers >= 1"),
         (["resnet50"], "--net is missing"),
+        (["resnet50", "--net", "10gbe-64", "--every", "1,1"], "--every has no meaning"),
         (["resnet50", "--net", "10gbe-64", "--overlap", "1"], "--overlap has no meaning without"),
         (["resnet50", "--net", "10gbe-64", "--inversion", "x"], "--inversion has no meaning"),
     ],
@@ -120,6 +124,21 @@ def test_help_names_what_may_be_asked(capsys):
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
     assert "--inversion" in capsys.readouterr().out
+
+
+def test_rare_factors_and_inverses(capsys):
+    _, often, _ = run(capsys, "resnet50", "--kfac")
+    _, out, _ = run(capsys, "resnet50", "--kfac", "--every", "10,100")
+    assert "every 10 and inverses every 100 steps" in out
+    assert "published" not in out.splitlines()[1]
+    for one, other in zip(rows_of(often), rows_of(out), strict=True):
+        assert float(other[4]) == pytest.approx(float(one[4]) / 100, abs=0.06)
+        assert float(other[5]) == pytest.approx(float(one[5]) / 100, abs=0.06)
+        # SGD's step and a tenth of what factors take, built and sent.
+        sgd = 196.8
+        factors = float(one[2]) - sgd - float(one[4]) - float(one[5])
+        expected = sgd + factors / 10 + float(other[4]) + float(other[5])
+        assert float(other[2]) == pytest.approx(expected, abs=0.3)
 
 
 def test_a_timeline_of_ours(capsys, tmp_path):
