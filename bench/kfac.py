@@ -32,6 +32,7 @@ from aiacc.kfac.step import HOROVOD, INTERLEAVED, PER_TENSOR, Costs
 from aiacc.kfac.timeline import timeline_of
 from aiacc.planning import chart
 from aiacc.planning.network import network_of
+from aiacc.planning.simulate import Interval, Timeline
 from bench.machine import ROOT, commit
 from bench.report import between_markers
 
@@ -235,11 +236,27 @@ def _draw(report: dict[str, Any]) -> None:
     model, cost = published.model("resnet50"), network_of(_GANTT_NET).cost(_GANTT_RANKS)
     costs = Costs(_GANTT_RANKS, published.inversion(), cost, cost)
     timelines = {
-        found.title: timeline_of(found, model, costs)
+        found.title: _coarse(timeline_of(found, model, costs))
         for found in (run(SPD_KFAC, model, costs), ours(model, costs))
     }
     title = f"ResNet-50 with all factors in every step, {_GANTT_RANKS} ranks, {_GANTT_NET}"
     chart.gantt(timelines, GANTT, title)
+
+
+def _coarse(timeline: Timeline, least_s: float = 4e-3) -> Timeline:
+    """What follows one another on a resource as one, until that takes so long: for a picture."""
+    last: dict[str, Interval] = {}
+    found: list[Interval] = []
+    for interval in timeline.intervals:
+        resource = interval.activity.resource
+        before = last.get(resource)
+        touches = before is not None and interval.start_s <= before.end_s + 1e-9
+        if before is not None and touches and before.end_s - before.start_s < least_s:
+            found.remove(before)
+            interval = Interval(before.activity, before.start_s, interval.end_s)
+        last[resource] = interval
+        found.append(interval)
+    return Timeline(tuple(found))
 
 
 def with_tables(page: str, report: dict[str, Any]) -> str:
