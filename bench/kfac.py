@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiacc.kfac import published
@@ -33,13 +33,12 @@ from aiacc.kfac.timeline import timeline_of
 from aiacc.planning import chart
 from aiacc.planning.network import network_of
 from aiacc.planning.simulate import Interval, Timeline
+from bench import kfac_page
 from bench.machine import ROOT, commit
-from bench.report import between_markers
 
 RESULT = ROOT / "bench" / "results" / "kfac.json"
 PLOT = RESULT.with_name("kfac.svg")
 GANTT = RESULT.with_name("kfac_gantt.svg")
-PAGE = ROOT / "docs" / "kfac_simulated.md"
 
 #: Of the timelines.
 _GANTT_RANKS, _GANTT_NET = 4, "alpha=30e-6,gbit=25"
@@ -71,13 +70,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare the tables, compute nothing")
     options = parser.parse_args()
     if options.check:
-        page = PAGE.read_text()
-        return 0 if page == with_tables(page, json.loads(RESULT.read_text())) else 1
+        page = kfac_page.PAGE.read_text()
+        return 0 if page == kfac_page.with_tables(page, json.loads(RESULT.read_text())) else 1
     report = simulated()
     RESULT.write_text(json.dumps(report, indent=1) + "\n")
     _draw(report)
     if options.write:
-        PAGE.write_text(with_tables(PAGE.read_text(), report))
+        kfac_page.PAGE.write_text(kfac_page.with_tables(kfac_page.PAGE.read_text(), report))
     print(f"wrote {RESULT.relative_to(ROOT)}")
     return 0
 
@@ -257,119 +256,6 @@ def _coarse(timeline: Timeline, least_s: float = 4e-3) -> Timeline:
         last[resource] = interval
         found.append(interval)
     return Timeline(tuple(found))
-
-
-def with_tables(page: str, report: dict[str, Any]) -> str:
-    """``page`` with the tables of a report."""
-    for mark, table in (
-        ("kfac:calibrated", _table(_calibrated_rows(report))),
-        ("kfac:totals", _table(_total_rows(report))),
-        ("kfac:factors", _table(_factor_rows(report))),
-        ("kfac:stages", _table(_stage_rows(report))),
-        ("kfac:ablation", _table(_ablation_rows(report))),
-        ("kfac:ours", _table(_ours_rows(report))),
-        ("kfac:sensitivity", _table(_sensitivity_rows(report))),
-    ):
-        page = between_markers(page, table, PAGE.name, mark)
-    return page
-
-
-def _calibrated_rows(report: dict[str, Any]) -> Iterator[Sequence[str]]:
-    found = report["calibrated"]
-    yield ("quantity", "value", "fitted to")
-    polynomial = found["inversion"]
-    yield (
-        "seconds of an inversion, c0 + c2 d² + c3 d³",
-        ", ".join(f"{name} = {value:.3g}" for name, value in polynomial.items()),
-        "the four times in which one GPU inverts all factors of a model",
-    )
-    yield (
-        "share of the computation that hides communication",
-        f"{found['overlap']:g}",
-        "the four exposed times of factors in buckets of 64 MiB",
-    )
-
-
-def _total_rows(report: dict[str, Any]) -> Iterator[Sequence[str]]:
-    titles = (method.title for method in _TOTALS)
-    yield ("model", *titles, "ours", "ours / D-KFAC", "not explained")
-    for model in report["models"].values():
-        best = model["ours_s"]["all"]
-        yield (
-            model["title"],
-            *map(_beside, model["totals_s"], model["published_totals_s"]),
-            f"{best:.3f}",
-            f"{best / model['totals_s'][0]:.2f}",
-            f"{model['unexplained_s']:.3f}",
-        )
-
-
-def _factor_rows(report: dict[str, Any]) -> Iterator[Sequence[str]]:
-    yield (
-        "model",
-        "behind the passes",
-        "one by one",
-        "64 MiB (fitted)",
-        "the paper's rule",
-        "exact, with gradients",
-    )
-    for model in report["models"].values():
-        known = model["published_exposed_factors_s"]
-        found = model["exposed_factors_s"]
-        yield (
-            model["title"],
-            *(_beside(found[field], known[field]) for field in known),
-            f"{found['exact_s']:.3f}",
-        )
-
-
-def _stage_rows(report: dict[str, Any]) -> Iterator[Sequence[str]]:
-    first = next(iter(report["models"].values()))
-    yield ("model", *first["stages_s"], "bound of the last")
-    for model in report["models"].values():
-        cells = []
-        for row in model["stages_s"].values():
-            if "published_s" in row:
-                cells.append(_beside(row["finish_s"], row["published_s"][1]))
-            else:
-                cells.append(f"{row['finish_s']:.3f} ({row['owned']} owned)")
-        yield (model["title"], *cells, f"{row['bound_s']:.3f}")
-
-
-def _ablation_rows(report: dict[str, Any]) -> Iterator[Sequence[str]]:
-    yield ("model", "neither", "pipeline", "placement", "both")
-    for model in report["models"].values():
-        yield (
-            model["title"],
-            *map(_beside, model["ablation_s"], model["published_ablation_s"]),
-        )
-
-
-def _ours_rows(report: dict[str, Any]) -> Iterator[Sequence[str]]:
-    yield ("model", *_LESS, "SPD-KFAC")
-    for model in report["models"].values():
-        yield (
-            model["title"],
-            *(f"{model['ours_s'][title]:.3f}" for title in _LESS),
-            f"{model['totals_s'][2]:.3f}",
-        )
-
-
-def _sensitivity_rows(report: dict[str, Any]) -> Iterator[Sequence[str]]:
-    yield ("with", *(method.title for method in _TOTALS))
-    for title, errors in report["sensitivity"].items():
-        yield (title, *(f"{errors[method.title]:+.1%}" for method in _TOTALS))
-
-
-def _beside(simulated_s: float, published_s: float) -> str:
-    if not published_s:
-        return f"{simulated_s:.3f}"
-    return f"{simulated_s:.3f} / {published_s:.3f} ({simulated_s / published_s - 1:+.1%})"
-
-
-def _table(rows: Iterator[Sequence[str]]) -> str:
-    head, *rest = rows
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rest))
 
 
 if __name__ == "__main__":

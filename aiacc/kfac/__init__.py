@@ -1,1 +1,1 @@
-"""Second-order optimisation by Kronecker factors, K-FAC."""
+"""SPD-KFAC: the mathematics of K-FAC, and who computes what of it."""

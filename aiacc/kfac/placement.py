@@ -18,7 +18,7 @@ What is proven, and tested:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aiacc.kfac.costs import InversionCost
@@ -64,6 +64,11 @@ def place(dims: Sequence[int], ranks: int, costs: StageCosts) -> Placement:
             seconds[number] = model.stage(first(number)).finish_s
     best = min(seconds, key=lambda number: (seconds[number], number))
     return Placement(first(best), seconds[best], min(seconds[best], model.bound()))
+
+
+def placing(costs: StageCosts) -> Callable[[Sequence[int], int], Owners]:
+    """`place` with these costs: what says the owners of dimensions among a number of ranks."""
+    return lambda dims, ranks: place(dims, ranks, costs).owners
 
 
 def longest_first(dims: Sequence[int], ranks: int, inversion: InversionCost) -> Owners:

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from aiacc.kfac import published
-from bench import kfac
+from bench import kfac, kfac_page
 
 REPORT = json.loads(kfac.RESULT.read_text())
 
 
 def test_the_page_has_the_tables_of_the_file():
-    page = kfac.PAGE.read_text()
-    assert kfac.with_tables(page, REPORT) == page
+    page = kfac_page.PAGE.read_text()
+    assert kfac_page.with_tables(page, REPORT) == page
 
 
 def test_the_file_has_what_the_simulator_says():

@@ -185,6 +185,11 @@ def test_startups_decide_which_factors_have_an_owner():
     assert place([9, 9, 1, 1], 2, between).owners == (0, 1, None, None)
 
 
+def test_a_placement_for_those_who_know_no_costs():
+    costs = StageCosts(Linear(), Affine(2.0, 0.0, {BROADCAST: (2.0, 0.0)}))
+    assert placement.placing(costs)([9, 9, 1, 1], 2) == (0, 1, None, None)
+
+
 def test_the_papers_placements():
     assert placement.in_turn([1, 1, 1, 1, 1], 3) == (0, 1, 2, 0, 1)
     owners = placement.by_dimension([2000, 64, 1400, 1399, 1500], 2)
