@@ -121,6 +121,17 @@ def test_the_exact_plan_is_never_longer_than_others_of_whole_layers():
     assert shorter > 40  # of 120: the comparison says something
 
 
+def test_gradients_between_two_factors_stay_together_and_others_need_not():
+    trace = resnet50()
+    slow = Affine(0.0, 1e-8)  # the sooner something leaves, the better
+    buckets = plan_buckets(trace, dataclasses.replace(COSTS, fused=slow), INTERLEAVED)
+    order = [tensor.name for tensor in trace.tensors]
+    gradients = [bucket for bucket in buckets if not is_factor(bucket.tensors[0])]
+    assert len(gradients) > 1
+    for bucket in gradients[:-1]:
+        assert is_factor(order[order.index(bucket.tensors[-1]) + 1])
+
+
 def test_factors_of_owners_are_reduced_for_half_of_the_bytes():
     trace = resnet50()
     names = [tensor.name for tensor in trace.tensors if is_factor(tensor.name)]
