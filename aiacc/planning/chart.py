@@ -53,6 +53,40 @@ def scaling(
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
+def stacked(
+    rows: Mapping[str, Mapping[str, float]],
+    path: Path,
+    title: str,
+    measured: Mapping[str, float] | None = None,
+) -> None:
+    """A bar for each row: seconds by part, one behind the other, over milliseconds.
+
+    ``measured``: seconds of some rows that are marked, for comparison.
+    """
+    figure, axes = _figure(title)
+    before = [0.0] * len(rows)
+    for part in dict.fromkeys(part for parts in rows.values() for part in parts):
+        values = [1e3 * parts.get(part, 0.0) for parts in rows.values()]
+        axes.barh(range(len(rows)), values, left=before, label=part, edgecolor="white")
+        before = [one + other for one, other in zip(before, values, strict=True)]
+    names = list(rows)
+    if measured:
+        axes.plot(
+            [1e3 * seconds for seconds in measured.values()],
+            [names.index(name) for name in measured],
+            "k|",
+            markersize=14,
+            label="published",
+        )
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.margins(y=0.01)
+    axes.set_xlabel("ms (simulated)")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.6 / (1 + 0.3 * len(rows))), ncols=3)
+    figure.set_size_inches(10, 1 + 0.3 * len(rows))
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
 def _figure(title: str) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure

@@ -17,8 +17,9 @@ from aiacc.planning.models import MODELS, trace_of
 from aiacc.planning.network import PUBLISHED, Network, network_of
 from aiacc.planning.plan import Plan
 from aiacc.planning.trace import Trace, TraceError
+from aiacc.run import plan_kfac
 
-_EPILOG = """\
+_EPILOG = f"""\
 A trace says when each gradient of a step is ready; a network, what an all-reduce of so many bytes
 costs. From both a planner decides which gradients travel together. TRACE is a file, or a published
 network of layers whose trace is modelled (aiacc-plan models). NET is a file, a published network
@@ -34,6 +35,8 @@ recursive_doubling or halving_doubling for others; capacity=4 where one flow fil
   aiaccrun -np 4 aiacc-plan probe --output net.json
   aiaccrun -np 4 --profile model.json python train.py
   aiacc-plan explain model.json --net net.json
+
+{plan_kfac.EPILOG}
 
 All times but those of probe are simulated."""
 
@@ -67,7 +70,12 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         command.add_argument("trace", metavar="TRACE", help="a file, or one of `aiacc-plan models`")
-        command.add_argument("--net", metavar="NET", required=True, help="see aiacc-plan --help")
+        command.add_argument(
+            "--net",
+            metavar="NET",
+            required=name != "simulate",  # --kfac has one of its own
+            help="see aiacc-plan --help",
+        )
         command.add_argument(
             "--world",
             metavar="RANKS",
@@ -83,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "simulate":
             command.add_argument("--plot", metavar="PNG", type=Path, help="scaling, or Gantt chart")
             command.add_argument("--chrome", metavar="JSON", type=Path, help="for Perfetto")
+            plan_kfac.add_arguments(command)
         if name == "explain":
             command.add_argument(
                 "--compression",
@@ -170,6 +179,10 @@ def _ddp(options: argparse.Namespace) -> list[str]:
 
 
 def _simulate(options: argparse.Namespace) -> list[str]:
+    if options.kfac:
+        ranks = _worlds(options.world) if options.world else []
+        return list(plan_kfac.simulate_kfac(options, ranks))
+    plan_kfac.refuse_without_kfac(options)
     trace, network = _trace(options.trace), network_of(options.net)
     worlds: list[int | None] = [network.world]
     if options.world:

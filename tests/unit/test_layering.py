@@ -40,6 +40,7 @@ PACKAGES = {
     "autotune": {"collectives"},
     "array": {"collectives"},
     "compression": {"planning"},
+    "kfac": {"planning", "planning/models"},
     "run": {
         "autotune",
         "bootstrap",
@@ -47,6 +48,7 @@ PACKAGES = {
         "array",
         "collectives",
         "compression",
+        "kfac",
         "planning",
         "planning/models",
     },
@@ -336,6 +338,7 @@ def test_no_module_imports_itself_through_others():
         ("bootstrap", "from aiacc.run import local"),
         ("compression", "from aiacc.collectives import reduce_ops"),
         ("compression", "import aiacc.torch.compression.compressors"),
+        ("kfac", "import aiacc.run.plan"),
         ("torch", "import aiacc.tensorflow"),
         ("tensorflow", "from aiacc.torch import adapter"),
         (None, "import aiacc.torch"),
@@ -411,7 +414,14 @@ def test_environment_is_read_in_one_module(path):
 
 @pytest.mark.parametrize(
     "module",
-    ["aiacc", "aiacc.array", "aiacc.run.main", "aiacc.bootstrap", "aiacc.compression.explain"],
+    [
+        "aiacc",
+        "aiacc.array",
+        "aiacc.run.main",
+        "aiacc.bootstrap",
+        "aiacc.compression.explain",
+        "aiacc.kfac.placement",
+    ],
 )
 def test_importing_aiacc_imports_no_framework(module):
     program = (

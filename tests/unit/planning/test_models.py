@@ -4,6 +4,7 @@ import pytest
 
 from aiacc.planning import models, planners
 from aiacc.planning.cost import Affine
+from aiacc.planning.models.kronecker import Layer, layers_of
 
 #: a in seconds and b in seconds per byte that the authors of MG-WFBP and DeAR fitted.
 TEN_GBIT_64 = Affine(7.04e-3, 9.64e-10)
@@ -61,6 +62,53 @@ def test_networks_have_the_published_sizes(name, tensors, elements, giga):
     assert sum(parameter.elements for parameter in parameters) == elements
     work = sum(parameter.multiply_adds for parameter in parameters)
     assert work / 1e9 == pytest.approx(giga, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "a_elements", "g_elements", "largest"),
+    [
+        ("resnet50", 54, 62_348_671, 14_618_356, 4608),
+        ("resnet152", 156, 161_955_199, 32_927_476, 4608),
+        ("densenet201", 201, 130_961_295, 1_806_420, 1921),
+        ("inception_v4", 150, 116_414_683, 4_695_748, 3456),
+    ],
+)
+def test_layers_have_factors_of_the_published_sizes(name, layers, a_elements, g_elements, largest):
+    """Upper triangles; those of ResNets and DenseNet were counted independently."""
+    parameters = models.MODELS[name].parameters()
+    found = layers_of(parameters)
+    assert len(found) == layers
+    assert sum(layer.a_dim * (layer.a_dim + 1) // 2 for layer in found) == a_elements
+    assert sum(layer.g_dim * (layer.g_dim + 1) // 2 for layer in found) == g_elements
+    assert max(layer.a_dim for layer in found) == largest
+    sizes = {parameter.name: parameter.elements for parameter in parameters}
+    for layer in found:
+        assert sum(sizes[name] for name in layer.parameters) == layer.a_dim * layer.g_dim
+
+
+def test_layers_of_resnet50():
+    first, *_, last = layers_of(models.MODELS["resnet50"].parameters())
+    assert first == Layer("conv1", 3 * 7 * 7, 64, 112 * 112, ("conv1.weight",))
+    assert last == Layer("fc", 2049, 1000, 1, ("fc.weight", "fc.bias"))
+    assert (first.a_work, first.g_work) == (112 * 112 * 147**2, 112 * 112 * 64**2)
+
+
+def test_a_bias_is_a_column_of_the_weights():
+    found = layers_of(models.MODELS["vgg16"].parameters())
+    inputs = [3, *[64] * 2, *[128] * 2, *[256] * 3, *[512] * 5]
+    assert [layer.a_dim for layer in found] == [9 * channels + 1 for channels in inputs] + [
+        512 * 7 * 7 + 1,
+        4097,
+        4097,
+    ]
+
+
+def test_embeddings_have_no_factors():
+    found = layers_of(models.MODELS["bert_base"].parameters())
+    assert len(found) == 12 * 6 + 2
+    assert found[0] == Layer(
+        "layer0.query", 769, 768, 128, ("layer0.query.weight", "layer0.query.bias")
+    )
 
 
 def test_a_modelled_trace_says_so():

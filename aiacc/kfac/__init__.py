@@ -1,0 +1,1 @@
+"""SPD-KFAC: the mathematics of K-FAC, and who computes what of it."""

@@ -1,0 +1,108 @@
+"""Which rank inverts which factor. Pure.
+
+Shi, Zhang, Li, "Accelerating Distributed K-FAC with Smart Parallelism of Computing and
+Communication Tasks" (SPD-KFAC), ICDCS 2021 (arXiv 2107.06533): a factor is *CT*, inverted by its
+owner and sent to all, or *NCT*, inverted by everybody. The paper compares the two for each factor
+by itself; its release compares the dimension with a constant. `place` asks when the whole stage
+ends (`stage`), for that is what a step waits for.
+
+What is proven, and tested:
+
+* Graham 1969: with everything CT, the longest processing time first gives a computation of at most
+  4/3 - 1/(3m) times the least there is, m ranks. As NCT factors add the same to every rank, that
+  holds for the CT factors of any placement of `place`, too.
+* `place` is never worse than everything CT or everything NCT, both of which it tries.
+* No placement ends before `bound_s`. So `finish_s / bound_s - 1` is what may be left to gain.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiacc.kfac.costs import InversionCost
+from aiacc.kfac.stage import Owners, StageCosts, StageModel, check, largest_first
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Who inverts what."""
+
+    owners: Owners
+    finish_s: float
+    #: No placement ends earlier, in this model.
+    bound_s: float
+
+
+def place(dims: Sequence[int], ranks: int, costs: StageCosts) -> Placement:
+    """Owners by the longest processing time, for so many of the largest factors as pays.
+
+    Tried are no CT factor, all, and every number behind which dimensions change, then all numbers
+    between the neighbours of the best. Equal on all ranks that are given the same arguments.
+
+    Args:
+        dims: Dimensions of the factors.
+        ranks: That share them.
+        costs: Of the stage.
+    """
+    model = StageModel(dims, ranks, costs)
+    every = _assigned(dims, ranks, model.times, range(len(dims)))
+    order = model.order
+
+    def first(number: int) -> Owners:
+        owned = set(order[:number])
+        return tuple(every[factor] if factor in owned else None for factor in range(len(dims)))
+
+    count = len(dims) if ranks > 1 else 0
+    changes = [n for n in range(1, count) if dims[order[n - 1]] != dims[order[n]]]
+    tried = sorted({0, *changes, count})
+    seconds = {number: model.stage(first(number)).finish_s for number in tried}
+    at = tried.index(min(seconds, key=seconds.__getitem__))
+    for number in range(tried[max(at - 1, 0)], tried[min(at + 1, len(tried) - 1)]):
+        if number not in seconds:
+            seconds[number] = model.stage(first(number)).finish_s
+    best = min(seconds, key=lambda number: (seconds[number], number))
+    return Placement(first(best), seconds[best], min(seconds[best], model.bound()))
+
+
+def placing(costs: StageCosts) -> Callable[[Sequence[int], int], Owners]:
+    """`place` with these costs: what says the owners of dimensions among a number of ranks."""
+    return lambda dims, ranks: place(dims, ranks, costs).owners
+
+
+def longest_first(dims: Sequence[int], ranks: int, inversion: InversionCost) -> Owners:
+    """Every factor to the rank that has the least to do, the largest first."""
+    check(dims, ranks)
+    return _assigned(dims, ranks, [float(inversion.seconds(dim)) for dim in dims], range(len(dims)))
+
+
+def in_turn(dims: Sequence[int], ranks: int) -> Owners:
+    """One rank after the other, as the paper's MPD-KFAC."""
+    check(dims, ranks)
+    return tuple(factor % ranks for factor in range(len(dims)))
+
+
+def by_dimension(dims: Sequence[int], ranks: int, least: int = 1400) -> Owners:
+    """The placement of the paper's release.
+
+    CT from a dimension of ``least`` on, and a load is a sum of dimensions.
+    """
+    check(dims, ranks)
+    chosen = [factor for factor, dim in enumerate(dims) if dim >= least]
+    return _assigned(dims, ranks, dims, chosen)
+
+
+def _assigned(
+    dims: Sequence[int], ranks: int, loads: Sequence[float], chosen: Sequence[int]
+) -> Owners:
+    """Each of the chosen factors, the largest first, to the rank with the least load."""
+    among = set(chosen)
+    owners: list[int | None] = [None] * len(dims)
+    heap = [(0.0, rank) for rank in range(ranks)]
+    for factor in largest_first(dims):
+        if factor in among:
+            load, rank = heap[0]
+            owners[factor] = rank
+            heapq.heapreplace(heap, (load + loads[factor], rank))
+    return tuple(owners)

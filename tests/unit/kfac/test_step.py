@@ -1,0 +1,212 @@
+import dataclasses
+import random
+
+import pytest
+
+from aiacc.kfac import methods
+from aiacc.kfac.costs import Polynomial
+from aiacc.kfac.methods import D_KFAC, MPD_KFAC, SPD_KFAC, Model, ours, run
+from aiacc.kfac.modelled import factor_names, is_factor, kfac_trace
+from aiacc.kfac.stage import Stage
+from aiacc.kfac.step import (
+    HOROVOD,
+    INTERLEAVED,
+    PER_TENSOR,
+    Costs,
+    bulk_buckets,
+    hiding,
+    plan_buckets,
+    simulated,
+    step,
+)
+from aiacc.planning import planners
+from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
+from aiacc.planning.models import MODELS, modelled
+from aiacc.planning.models.kronecker import layers_of
+from aiacc.planning.models.layers import Layers
+
+COSTS = Costs(8, Polynomial(1e-4, 1e-9, 1e-13), Affine(2e-3, 3e-10), Affine(1e-3, 3e-10))
+
+
+def network(rng):
+    net = Layers()
+    for number in range(rng.randint(1, 6)):
+        net.conv(f"conv{number}", rng.choice((8, 32, 64)), rng.choice((1, 3)), 28, bias=True)
+        net.norm(f"norm{number}")
+    net.linear("fc", net.channels, 10)
+    return net.parameters
+
+
+def trace_of(rng):
+    return kfac_trace("random", network(rng), rng.random() * 0.1, rng.random() * 0.1)
+
+
+def resnet50():
+    return kfac_trace("ResNet-50", MODELS["resnet50"].parameters(), 0.132, 0.2115)
+
+
+def test_a_trace_has_every_factor_and_every_gradient():
+    trace = resnet50()
+    assert trace.compute_s == pytest.approx(0.132 + 0.2115)
+    factors = [tensor for tensor in trace.tensors if is_factor(tensor.name)]
+    assert len(factors) == 2 * 54
+    assert sum(factor.bytes for factor in factors) == 4 * (62_348_671 + 14_618_356)
+    layers = layers_of(MODELS["resnet50"].parameters())
+    names = [factor_names(layer.name) for layer in layers]
+    forward = [a for a, _ in names]
+    assert [factor.name for factor in factors] == forward + [g for _, g in reversed(names)]
+    gradients = [tensor for tensor in trace.tensors if not is_factor(tensor.name)]
+    assert [(t.name, t.bytes) for t in gradients] == [
+        (t.name, t.bytes) for t in modelled("", MODELS["resnet50"].parameters(), 1.0).tensors
+    ]
+
+
+def test_a_is_ready_in_the_forward_pass_and_g_behind_its_gradient():
+    trace = resnet50()
+    ready = {tensor.name: tensor.ready_s for tensor in trace.tensors}
+    for layer in layers_of(MODELS["resnet50"].parameters()):
+        a, g = factor_names(layer.name)
+        assert 0 < ready[a] <= trace.forward_s
+        assert trace.forward_s < ready[layer.parameters[0]] < ready[g]
+    assert ready["fc A"] < trace.forward_s  # then comes the layer itself
+    assert ready["conv1 G"] == pytest.approx(trace.compute_s)
+
+
+def test_factors_take_no_time_that_is_not_asked_for():
+    parameters = MODELS["resnet50"].parameters()
+    base = modelled("ResNet-50", parameters, 0.132)
+    free = kfac_trace("ResNet-50", parameters, 0.132, 0.0)
+    gradients = [tensor for tensor in free.tensors if not is_factor(tensor.name)]
+    for one, other in zip(gradients, base.tensors, strict=True):
+        assert (one.ready_s, one.need_s) == pytest.approx((other.ready_s, other.need_s))
+
+
+def test_a_network_without_layers_is_refused():
+    net = Layers()
+    net.norm("norm")
+    with pytest.raises(ValueError, match="net has no layer with factors"):
+        kfac_trace("net", net.parameters, 1.0, 1.0)
+
+
+def everything(trace, buckets):
+    return sorted(name for bucket in buckets for name in bucket.tensors) == sorted(
+        tensor.name for tensor in trace.tensors
+    )
+
+
+@pytest.mark.parametrize("fusion", [PER_TENSOR, HOROVOD, "mgwfbp_paper", "optimal", INTERLEAVED])
+def test_everything_travels_once_and_leaves_in_an_order_that_can_be(fusion):
+    rng = random.Random(1)
+    for _ in range(10):
+        trace = trace_of(rng)
+        buckets = plan_buckets(trace, COSTS, fusion)
+        assert everything(trace, buckets)
+        assert simulated(trace, buckets).end_s >= trace.compute_s
+        for bucket in buckets:
+            assert len({is_factor(name) for name in bucket.tensors}) == 1
+
+
+def test_the_exact_plan_is_never_longer_than_others_of_whole_layers():
+    rng = random.Random(2)
+    shorter = 0
+    for _ in range(40):
+        trace = trace_of(rng)
+        a, b = rng.choice((1e-4, 1e-3, 1e-2)), rng.choice((1e-10, 1e-9, 1e-8))
+        costs = dataclasses.replace(COSTS, fused=Affine(a, b))
+        best = simulated(trace, plan_buckets(trace, costs, INTERLEAVED)).end_s
+        for fusion in ("mgwfbp_paper", "optimal", HOROVOD):
+            other = simulated(trace, plan_buckets(trace, costs, fusion)).end_s
+            assert best <= other * (1 + 1e-9)
+            shorter += best < other * (1 - 1e-9)
+    assert shorter > 40  # of 120: the comparison says something
+
+
+def test_gradients_between_two_factors_stay_together_and_others_need_not():
+    trace = resnet50()
+    slow = Affine(0.0, 1e-8)  # the sooner something leaves, the better
+    buckets = plan_buckets(trace, dataclasses.replace(COSTS, fused=slow), INTERLEAVED)
+    order = [tensor.name for tensor in trace.tensors]
+    gradients = [bucket for bucket in buckets if not is_factor(bucket.tensors[0])]
+    assert len(gradients) > 1
+    for bucket in gradients[:-1]:
+        assert is_factor(order[order.index(bucket.tensors[-1]) + 1])
+
+
+def test_factors_of_owners_are_reduced_for_half_of_the_bytes():
+    trace = resnet50()
+    names = [tensor.name for tensor in trace.tensors if is_factor(tensor.name)]
+    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
+    owned = {name: 0 if number % 3 else None for number, name in enumerate(names)}
+    for owners in ({}, owned, dict.fromkeys(names, 1)):
+        buckets = plan_buckets(trace, COSTS, INTERLEAVED, owners)
+        assert everything(trace, buckets)
+        for bucket in buckets:
+            alone = all(owners.get(name) is not None for name in bucket.tensors)
+            assert bucket.operation == (REDUCE_SCATTER if alone else ALL_REDUCE)
+            nbytes = sum(sizes[name] for name in bucket.tensors)
+            assert bucket.seconds == COSTS.fused.time(bucket.operation, nbytes)
+    ends = [
+        simulated(trace, plan_buckets(trace, COSTS, INTERLEAVED, owners)).end_s
+        for owners in (dict.fromkeys(names, 1), owned, {})
+    ]
+    assert ends == sorted(ends)
+
+
+def test_buckets_in_bulk():
+    trace = resnet50()
+    buckets = bulk_buckets(trace, COSTS)
+    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
+    assert len(buckets) == 5
+    assert all(sum(sizes[n] for n in bucket.tensors) >= 64 << 20 for bucket in buckets[:-1])
+    assert sum(bucket.seconds for bucket in buckets) == pytest.approx(
+        5 * COSTS.fused.a + COSTS.fused.b * 4 * (62_348_671 + 14_618_356)
+    )
+
+
+@pytest.mark.parametrize("fusion", [HOROVOD, INTERLEAVED])
+def test_a_share_that_hides_nothing_leaves_all_exposed(fusion):
+    trace = trace_of(random.Random(3))
+    after = Stage(0.5, 0.7)
+    buckets = plan_buckets(hiding(trace, 0.0), COSTS, fusion)
+    found = step(trace, buckets, after, 0.0)
+    assert found.exposed_s == pytest.approx(sum(bucket.seconds for bucket in buckets))
+    assert found.seconds == found.compute_s + found.exposed_s + 0.7
+    assert found.compute_s == trace.compute_s
+    shares = [0.0, 0.3, 0.7, 1.0]
+    exposed = [step(trace, buckets, after, share).exposed_s for share in shares]
+    assert exposed == sorted(exposed, reverse=True)
+    assert exposed[0] > exposed[-1] >= 0
+
+
+def test_shares_are_checked():
+    with pytest.raises(ValueError, match=r"overlap 1.5 .expected 0 to 1"):
+        dataclasses.replace(COSTS, overlap=1.5)
+
+
+def test_no_part_of_ours_makes_the_step_longer():
+    model = Model("ResNet-50", MODELS["resnet50"].parameters(), 0.132, 0.2115)
+    for overlap in (0.0, 0.5, 1.0):
+        costs = dataclasses.replace(COSTS, overlap=overlap)
+        neither = ours(model, costs, reduces=False, gathers=False).step.seconds
+        for reduces, gathers in ((True, False), (False, True), (True, True)):
+            found = ours(model, costs, reduces=reduces, gathers=gathers)
+            assert found.step.seconds <= neither
+            assert everything(model.trace, found.buckets)
+        assert found.step.seconds <= run(SPD_KFAC, model, costs).step.seconds
+
+
+def test_one_rank_has_no_owners():
+    model = Model("net", network(random.Random(4)), 0.1, 0.1)
+    free = Affine(0.0, 0.0)
+    costs = dataclasses.replace(COSTS, ranks=1, fused=free, single=free)
+    inversions = sum(float(costs.inversion.seconds(dim)) for dim in model.dims)
+    for found in (run(D_KFAC, model, costs), run(MPD_KFAC, model, costs), ours(model, costs)):
+        assert found.step.seconds == pytest.approx(0.2 + inversions)
+    assert set(found.owners) == {None}
+
+
+def test_a_step_of_sgd_has_no_factors():
+    parameters = MODELS["resnet50"].parameters()
+    model = Model("ResNet-50", parameters, 0.132, 0.2115)
+    plan = planners.plan(HOROVOD, modelled("ResNet-50", parameters, 0.132), COSTS.fused)
+    assert methods.sgd_s(model, COSTS) == pytest.approx(plan.predicted_s)
