@@ -151,14 +151,15 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     if (!config.timeline.empty() && config.timeline != "DYNAMIC") {
       timeline_.start(config.timeline, config.timeline_mark_cycles);
     }
+    const CoordinatorOptions chosen = coordinator_options(config, options_);
     coordinator_ = std::make_unique<Coordinator>(*plane_,
                                                  *engine_,
                                                  timeline_,
-                                                 coordinator_options(config, options_),
+                                                 chosen,
                                                  gpu_engine_.get(),
                                                  connector_.get());
     if (options_.unit_bytes == 0 && topology.rank == 0) {
-      propose_units(coordinator_options(config, options_).parameters);
+      propose_units(chosen.parameters);
     }
   } catch (...) {
     give_up(*plane_, Error(current_exception_status()));
