@@ -152,12 +152,8 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
       timeline_.start(config.timeline, config.timeline_mark_cycles);
     }
     const CoordinatorOptions chosen = coordinator_options(config, options_);
-    coordinator_ = std::make_unique<Coordinator>(*plane_,
-                                                 *engine_,
-                                                 timeline_,
-                                                 chosen,
-                                                 gpu_engine_.get(),
-                                                 connector_.get());
+    coordinator_ = std::make_unique<Coordinator>(
+        *plane_, *engine_, timeline_, chosen, gpu_engine_.get(), connector_.get());
     if (options_.unit_bytes == 0 && topology.rank == 0) {
       propose_units(chosen.parameters);
     }
