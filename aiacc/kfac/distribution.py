@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from aiacc.kfac.costs import packed_elements
 from aiacc.kfac.placement import longest_first, place
-from aiacc.kfac.stage import Owners, StageCosts
+from aiacc.kfac.stage import StageCosts
+from aiacc.planning.division.placement import Owners
 from aiacc.planning.models.kronecker import Layer
 
 REPLICATE = "replicate"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiacc.kfac.modelled import factor_names, kfac_trace
 from aiacc.kfac.placement import by_dimension, in_turn, longest_first, place
-from aiacc.kfac.stage import Owners, Stage, StageCosts, stage
+from aiacc.kfac.stage import Stage, StageCosts, stage
 from aiacc.kfac.step import (
     HOROVOD,
     INTERLEAVED,
@@ -19,6 +19,7 @@ from aiacc.kfac.step import (
     plan_buckets,
     step,
 )
+from aiacc.planning.division.placement import Owners
 from aiacc.planning.models import modelled
 from aiacc.planning.models.kronecker import layers_of
 from aiacc.planning.models.layers import Parameter

@@ -17,12 +17,12 @@ What is proven, and tested:
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aiacc.kfac.costs import InversionCost
-from aiacc.kfac.stage import Owners, StageCosts, StageModel, check, largest_first
+from aiacc.kfac.stage import StageCosts, StageModel, check
+from aiacc.planning.division.placement import Owners, assign, largest_first
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def place(dims: Sequence[int], ranks: int, costs: StageCosts) -> Placement:
         costs: Of the stage.
     """
     model = StageModel(dims, ranks, costs)
-    every = _assigned(dims, ranks, model.times, range(len(dims)))
     order = model.order
+    every = assign(model.times, ranks, order)
 
     def first(number: int) -> Owners:
         owned = set(order[:number])
@@ -74,7 +74,8 @@ def placing(costs: StageCosts) -> Callable[[Sequence[int], int], Owners]:
 def longest_first(dims: Sequence[int], ranks: int, inversion: InversionCost) -> Owners:
     """Every factor to the rank that has the least to do, the largest first."""
     check(dims, ranks)
-    return _assigned(dims, ranks, [float(inversion.seconds(dim)) for dim in dims], range(len(dims)))
+    loads = [float(inversion.seconds(dim)) for dim in dims]
+    return assign(loads, ranks, largest_first(dims))
 
 
 def in_turn(dims: Sequence[int], ranks: int) -> Owners:
@@ -89,20 +90,4 @@ def by_dimension(dims: Sequence[int], ranks: int, least: int = 1400) -> Owners:
     CT from a dimension of ``least`` on, and a load is a sum of dimensions.
     """
     check(dims, ranks)
-    chosen = [factor for factor, dim in enumerate(dims) if dim >= least]
-    return _assigned(dims, ranks, dims, chosen)
-
-
-def _assigned(
-    dims: Sequence[int], ranks: int, loads: Sequence[float], chosen: Sequence[int]
-) -> Owners:
-    """Each of the chosen factors, the largest first, to the rank with the least load."""
-    among = set(chosen)
-    owners: list[int | None] = [None] * len(dims)
-    heap = [(0.0, rank) for rank in range(ranks)]
-    for factor in largest_first(dims):
-        if factor in among:
-            load, rank = heap[0]
-            owners[factor] = rank
-            heapq.heapreplace(heap, (load + loads[factor], rank))
-    return tuple(owners)
+    return assign(dims, ranks, [factor for factor in largest_first(dims) if dims[factor] >= least])

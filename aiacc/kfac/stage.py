@@ -15,11 +15,9 @@ import numpy as np
 
 from aiacc.kfac.costs import InversionCost, packed_bytes
 from aiacc.planning.cost import ALL_GATHER, BROADCAST, CostModel
+from aiacc.planning.division.placement import Owners, largest_first
 from aiacc.planning.optimal import best_ends
 from aiacc.planning.problem import Floats
-
-#: Owner of each factor; None: everybody inverts it.
-Owners = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -148,11 +146,6 @@ class StageModel:
             shared = compute * times / ranks + (1 - weight) * sending
             least = max(least, float(np.minimum(compute * times, shared).sum()))
         return least
-
-
-def largest_first(dims: Sequence[int]) -> list[int]:
-    """Factors in that order; of equal ones the first one first."""
-    return sorted(range(len(dims)), key=lambda factor: (-dims[factor], factor))
 
 
 def check(dims: Sequence[int], ranks: int) -> None:

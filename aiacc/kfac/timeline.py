@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiacc.kfac.methods import Found, Model
 from aiacc.kfac.modelled import factor_names
-from aiacc.kfac.stage import largest_first
 from aiacc.kfac.step import NETWORK, Costs, hiding, simulated
+from aiacc.planning.division.placement import largest_first
 from aiacc.planning.simulate import Activity, Interval, Timeline
 from aiacc.planning.trace import Trace
 
