@@ -29,6 +29,10 @@ class CollectiveTimeoutError(CollectiveError):
     """A deadline passed: a rank did not come to the start, or an operation stalled too long."""
 
 
+class ParallelMapError(AiaccError):
+    """A `parallel_map` raised on a rank, and therefore on all of them. The job goes on."""
+
+
 class EngineError(CollectiveError):
     """The engine that moves the data failed."""
 

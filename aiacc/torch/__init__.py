@@ -10,6 +10,7 @@ from aiacc.exceptions import (
     CollectiveError,
     HorovodVersionMismatchError,
     HostsUpdatedInterrupt,
+    ParallelMapError,
 )
 from aiacc.torch import elastic, mpi_ops
 from aiacc.torch.compile import compile_blocks
@@ -24,6 +25,7 @@ from aiacc.torch.functions import (
 )
 from aiacc.torch.mpi_ops import *  # noqa: F403
 from aiacc.torch.optimizer import DistributedOptimizer
+from aiacc.torch.parallel.mapping import parallel_map
 from aiacc.torch.sync_batch_norm import SyncBatchNorm
 
 process_group.register()
@@ -34,6 +36,7 @@ __all__ = [
     "HookState",
     "HorovodVersionMismatchError",
     "HostsUpdatedInterrupt",
+    "ParallelMapError",
     "SyncBatchNorm",
     "allgather_object",
     "allreduce_hook",
@@ -43,6 +46,7 @@ __all__ = [
     "check_extension",
     "compile_blocks",
     "elastic",
+    "parallel_map",
     "topk_threshold",
 ]
 __all__ += mpi_ops.__all__

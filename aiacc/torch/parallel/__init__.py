@@ -1,0 +1,1 @@
+"""Work on tensors that all ranks have alike, divided among them."""

@@ -1,0 +1,189 @@
+"""`parallel_map`: a function of every tensor, divided among ranks where that is faster."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from aiacc import basics
+from aiacc.planning.division.decision import Decision, Division, decide
+from aiacc.planning.division.placement import in_waves, longest_first
+from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
+from aiacc.torch.parallel.exchange import Result, compute_and_exchange
+from aiacc.torch.parallel.kind import Cost, Kind, agree, kind_of
+from aiacc.torch.parallel.network import Networks
+
+#: Divided calls whose times a decision follows from: the first one warms caches up.
+MEASURED = 2
+#: Waves of calls before costs are known.
+_WAVES = 4
+#: Kinds of calls that are remembered.
+_REMEMBERED = 256
+
+
+class Mapped(list[Result]):
+    """Results in the order of the tensors.
+
+    Attributes:
+        decision: Who has computed them, and why.
+    """
+
+    def __init__(self, results: Iterable[Result], decision: Decision) -> None:
+        """Hold ``results``."""
+        super().__init__(results)
+        self.decision = decision
+
+
+class _History:
+    """What is known of a kind of calls; the same on all ranks."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        #: Least seconds of each tensor, and bytes of its result, once they were measured.
+        self.loads: list[float] | None = None
+        self.nbytes: list[float] = []
+        self.decision: Decision | None = None
+        self.division: Division | None = None
+
+
+class _Memory:
+    """Of this job."""
+
+    def __init__(self) -> None:
+        self.kinds: OrderedDict[Kind, _History] = OrderedDict()
+        basics.at_init(self.forget)
+
+    def forget(self) -> None:
+        """What was measured, for another job begins."""
+        self.kinds.clear()
+
+    def history(self, kind: Kind) -> _History:
+        """Of this kind."""
+        found = self.kinds.pop(kind, None) or _History()
+        self.kinds[kind] = found
+        if len(self.kinds) > _REMEMBERED:
+            self.kinds.popitem(last=False)
+        return found
+
+
+_memory = _Memory()
+_networks = Networks()
+
+
+def parallel_map(
+    tensors: Iterable[torch.Tensor],
+    function: Callable[[torch.Tensor], Result],
+    *,
+    cost: Cost | None = None,
+    process_set: ProcessSet = global_process_set,
+    name: str | None = None,
+    divide: bool | None = None,
+) -> Mapped:
+    """``[function(tensor) for tensor in tensors]``, of which every rank computes a part.
+
+    For tensors that all ranks have alike, and a function that takes long: inverses of factors,
+    Newton-Schulz iterations. Results of early tensors travel while later ones are computed. The
+    first two calls of a kind (name, function, shapes and dtypes) are divided and timed, and so are
+    some all-gathers; then all ranks decide alike, by the longest processing time and a model of the
+    exchange, whether dividing pays; if not, later calls compute everything and communicate nothing.
+    The first rank of the set says so in a line, and the result in ``decision``.
+
+    The results are those of a serial loop bit by bit, if ``function`` gives the same on all ranks.
+    Results of other ranks are views of a few buffers, contiguous, without gradient.
+
+    Collective: every rank of the set, with as many tensors of the same shapes, dtypes and values,
+        the same function and costs, in the same order of calls.
+    Blocks: until all results are there.
+
+    Args:
+        tensors: On one device, of any shapes and dtypes; not written to.
+        function: Of one tensor, alike on all ranks; returns a tensor on that device, or a tuple of
+            tensors, of any shapes and dtypes. It does not communicate. Gradients are off in it.
+        cost: Seconds of each tensor, or anything in proportion to them, as a list or a function of
+            the tensor (by its shape, not by its values). None: in proportion to elements. Only
+            matters until costs were measured.
+        process_set: Ranks that share the work.
+        name: Pairs this call with those of the other ranks, and tells kinds of calls apart. None:
+            "parallel_map".
+        divide: True or False: divide always or never, whatever pays.
+
+    Returns:
+        The results, with the `Decision` as ``decision``.
+
+    Raises:
+        ValueError: Tensors on several devices; costs that are negative, no numbers or not as many.
+        TypeError: Something that is no tensor.
+        ParallelMapError: The function has raised on a rank, which the text names: on all ranks.
+        MismatchError: Ranks gave other tensors, functions or costs.
+        CollectiveError: Not initialised, or a collective operation failed.
+    """
+    given = list(tensors)
+    place = rank_and_size(process_set)
+    kind = kind_of(given, function, cost, process_set, name, divide)
+    with torch.no_grad():
+        if place.size == 1 or divide is False:
+            reason = "divide=False" if divide is False else "there is one rank"
+            return _serial(given, function, Decision(False, reason, place.size))
+        history = _memory.history(kind)
+        if history.decision is not None and not history.decision.divided:
+            return _serial(given, function, history.decision)
+        agree(kind, process_set)
+        if not given:
+            return _serial(given, function, Decision(False, "no tensors", place.size))
+        return _divided(given, function, kind, history, process_set)
+
+
+def _serial(
+    tensors: Sequence[torch.Tensor], function: Callable[[torch.Tensor], Result], decision: Decision
+) -> Mapped:
+    return Mapped([function(tensor) for tensor in tensors], decision)
+
+
+def _divided(
+    tensors: Sequence[torch.Tensor],
+    function: Callable[[torch.Tensor], Result],
+    kind: Kind,
+    history: _History,
+    process_set: ProcessSet,
+) -> Mapped:
+    size = rank_and_size(process_set).size
+    if history.division is not None:
+        owners, waves = history.division.owners, history.division.waves
+    else:
+        loads = history.loads or kind.weights
+        owners = longest_first(loads, size)
+        waves = in_waves(loads, owners, size, _WAVES)
+    measuring = history.decision is None
+    exchanged = compute_and_exchange(
+        lambda item: function(tensors[item]),
+        owners,
+        waves,
+        tensors[0].device,
+        name=kind.name,
+        process_set=process_set,
+        describe=lambda item: f"tensor {item} of shape {tuple(tensors[item].shape)}",
+        timed=measuring,
+    )
+    decision = history.decision or Decision(True, "measures", size, owners, len(waves))
+    if measuring:
+        history.calls += 1
+        before = history.loads or exchanged.seconds
+        history.loads = [min(*pair) for pair in zip(before, exchanged.seconds, strict=True)]
+        history.nbytes = list(map(float, exchanged.nbytes))
+        if history.calls == MEASURED:
+            _decide(kind, history, process_set)
+    return Mapped(exchanged.results, decision)
+
+
+def _decide(kind: Kind, history: _History, process_set: ProcessSet) -> None:
+    """Settle how later calls are computed. Collective."""
+    assert history.loads is not None
+    size = rank_and_size(process_set).size
+    network = _networks.cost(process_set, torch.device(kind.device))
+    decision, division = decide(history.loads, size, history.nbytes, network, kind.divide)
+    history.decision, history.division = decision, division
+    if rank_and_size(process_set).rank == 0:
+        sys.stderr.write(f"aiacc: {kind.name}: {decision.reason}\n")

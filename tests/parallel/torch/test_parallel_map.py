@@ -1,0 +1,152 @@
+"""Functions of tensors whose results the ranks compute for each other."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import aiacc.torch as hvd
+from aiacc.exceptions import MismatchError
+from tests.support.ranks import run_ranks
+
+#: Tensors of a call after which all costs are known.
+KNOWN = 3
+
+
+def _tensors(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(17, 17), (3, 3), (64, 64), (1, 1), (33, 33), (8, 8), (40, 40)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def _inverse(tensor):
+    return torch.linalg.inv(tensor @ tensor.T + torch.eye(len(tensor)))
+
+
+def _odd(tensor):
+    """Results of other shapes, dtypes and strides, several of them, and an empty one."""
+    values, vectors = torch.linalg.eigh((tensor + tensor.T).double())
+    conjugate = vectors.to(torch.complex64).conj()
+    return values, vectors.T, tensor > 0, conjugate, tensor[:0], tensor.sum().to(torch.bfloat16)
+
+
+def _same(one, other):
+    one, other = (value if isinstance(value, tuple) else (value,) for value in (one, other))
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _check(tensors, function, **options):
+    """The results are those of a loop; returns the decision."""
+    mapped = hvd.parallel_map(tensors, function, **options)
+    assert len(mapped) == len(tensors)
+    assert all(map(_same, mapped, map(function, tensors)))
+    return mapped.decision
+
+
+def _maps():
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    tensors = _tensors()
+    for function in (_inverse, _odd):
+        for divide in (True, False, None):
+            decisions = [
+                _check(tensors, function, divide=divide, name=f"{function.__name__}.{divide}")
+                for _ in range(KNOWN + 1)
+            ]
+            if divide is not None:
+                assert all(decision.divided == (divide and size > 1) for decision in decisions)
+        everyones = hvd.allgather_object(decisions)
+        assert all(one == everyones[0] for one in everyones)
+        if size > 1:
+            # Measured first, then decided for good.
+            assert [decision.reason for decision in decisions[:2]] == ["measures"] * 2
+            assert decisions[2] == decisions[3]
+            assert decisions[2].serial_s > 0
+            assert decisions[2].divided_s > 0
+            assert set(decisions[0].owners) == set(range(size))
+    assert _check([], _inverse).divided is False
+    _check(tensors, _inverse, cost=lambda tensor: len(tensor) ** 3, name="costs", divide=True)
+    _check(tensors, _inverse, cost=[7, 1, 9, 0, 2, 3, 4], name="list", divide=True)
+    _check(tensors[:1], _inverse, name="one", divide=True)
+    weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(4), requires_grad=True)
+    (result,) = hvd.parallel_map([weight], lambda tensor: tensor * 2, name="grad", divide=True)
+    assert not result.requires_grad
+    with pytest.raises(ValueError, match=r"costs \[1.0\] of 7 tensors"):
+        hvd.parallel_map(tensors, _inverse, cost=[1.0])
+    with pytest.raises(TypeError, match="tensor 1 is a int"):
+        hvd.parallel_map([tensors[0], 3], _inverse)
+    with pytest.raises(ValueError, match="tensor 1 is on meta, tensor 0 on cpu"):
+        hvd.parallel_map([tensors[0], torch.ones(2, device="meta")], _inverse)
+    if size == 3:
+        _on_two_of_three(rank)
+        _errors(rank)
+    hvd.shutdown()
+
+
+def _on_two_of_three(rank):
+    pair = hvd.add_process_set([0, 2])
+    tensors = _tensors(1)
+    if rank == 1:
+        with pytest.raises(ValueError, match="rank 1 is not in"):
+            hvd.parallel_map(tensors, _inverse, process_set=pair)
+    else:
+        decision = _check(tensors, _inverse, process_set=pair, name="pair", divide=True)
+        assert set(decision.owners) == {0, 1}
+        with pytest.raises(hvd.ParallelMapError, match=r"\[pair.bad\] rank 2 failed at tensor"):
+            hvd.parallel_map(
+                tensors,
+                functools.partial(_fail, rank == 2),
+                process_set=pair,
+                name="pair.bad",
+                cost=[3, 1, 2, 1, 1, 1, 1],
+            )
+
+
+def _fail(really, tensor):
+    if really:
+        raise ArithmeticError("singular")
+    return tensor
+
+
+def _errors(rank):
+    tensors = _tensors(2)
+    # The largest comes first, to the first rank.
+    with pytest.raises(
+        hvd.ParallelMapError,
+        match=r"\[bad\] rank 0 failed at tensor 2 of shape \(64, 64\): ArithmeticError: singular",
+    ) as raised:
+        hvd.parallel_map(tensors, functools.partial(_fail, rank == 0), name="bad")
+    assert isinstance(raised.value.__cause__, ArithmeticError) == (rank == 0)
+    with pytest.raises(hvd.ParallelMapError, match=r"rank 0 .* returned a str"):
+        hvd.parallel_map(tensors, lambda tensor: "no tensor", name="text")
+    with pytest.raises(hvd.ParallelMapError, match=r"layout torch\.sparse_coo on cpu .expected"):
+        hvd.parallel_map(tensors, lambda tensor: tensor.to_sparse(), name="sparse")
+    with pytest.raises(MismatchError, match=r"tensors differ: .* on rank 0, .* on rank 1 .expect"):
+        hvd.parallel_map(tensors[: 7 - (rank == 1)], _inverse, name="different")
+    with pytest.raises(MismatchError, match=r"function differs?: .*_inverse.* on rank 0, .*_odd"):
+        hvd.parallel_map(tensors, _odd if rank == 2 else _inverse, name="different")
+    _check(tensors, _inverse, name="bad", divide=True)  # the job goes on
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_parallel_map(size):
+    run_ranks(size, _maps)
+
+
+def _says_so():
+    hvd.init()
+    for _ in range(KNOWN):
+        decision = hvd.parallel_map(_tensors(), _inverse, name="said").decision
+    hvd.shutdown()
+    return decision.reason
+
+
+def test_the_first_rank_says_what_was_decided(capfd):
+    reason, again = run_ranks(2, _says_so)
+    assert reason == again
+    assert capfd.readouterr().err.count(f"aiacc: said: {reason}\n") == 1
