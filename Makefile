@@ -6,6 +6,8 @@ TORCH ?= torch==2.13.0
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 # Without what it depends on: that is tensorflow, which tensorflow-cpu stands for.
 TF_KERAS ?= tf_keras==2.21.0
+# What tests of K-FAC compare with, without what it depends on but does not need here.
+CURVLINOPS := curvlinops-for-pytorch==3.0.1 einconv==0.1.0 einops==0.8.2 linear-operator==0.6.1 tqdm==4.70.1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -163,6 +165,7 @@ $(STAMPS)/tools: Makefile
 	$(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q $(TENSORFLOW)
 	$(BIN)/python -m pip install -q --no-deps $(TF_KERAS)
+	$(BIN)/python -m pip install -q --no-deps $(CURVLINOPS)
 	@mkdir -p $(@D) && touch $@
 
 # The package in place with its development tools; C++ changes only need `cmake --build`.
