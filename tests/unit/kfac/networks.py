@@ -1,0 +1,50 @@
+"""Layers in networks, and what K-FAC's hooks would see of them."""
+
+import torch
+from torch import nn
+
+from aiacc.kfac.factors import gradient_factor, input_factor
+
+
+def record(model, inputs, backward):
+    """Inputs and gradients of outputs of each layer, by name, in a pass that `backward` ends."""
+    seen, handles = {}, []
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)):
+            continue
+
+        def after(_module, args, output, name=name):
+            seen[name] = [args[0].detach(), None]
+
+            def at_gradient(gradient):
+                seen[name][1] = gradient.detach()
+
+            output.register_hook(at_gradient)
+
+        handles.append(module.register_forward_hook(after))
+    backward(model(inputs))
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def factors_of(model, inputs, backward, approx="expand", **of_loss):
+    """A and G of each layer by name."""
+    return {
+        name: (
+            input_factor(model.get_submodule(name), a, approx=approx),
+            gradient_factor(model.get_submodule(name), g, approx=approx, **of_loss),
+        )
+        for name, (a, g) in record(model, inputs, backward).items()
+    }
+
+
+def dense_gradients(model, inputs, loss_of_outputs):
+    """The gradient of each example's own loss by all parameters: examples x parameters."""
+    rows = []
+    for number in range(len(inputs)):
+        model.zero_grad()
+        loss_of_outputs(model(inputs[number : number + 1]), number).backward()
+        rows.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    model.zero_grad()
+    return torch.stack(rows)

@@ -1,0 +1,312 @@
+"""Factors beside curvlinops 3, which computes them from modules in its own way."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from aiacc.kfac.factors import MicroBatches, average, gradient_factor, input_factor
+from aiacc.kfac.rows import factor_shapes, patches, why_not
+from tests.unit.kfac.networks import factors_of, record
+from tests.unit.kfac.oracle import their_factors
+
+
+class LastAxis(nn.Module):
+    """Logits of each token with classes on axis 1, as a cross entropy wants them."""
+
+    def forward(self, values):
+        return values.movedim(-1, 1)
+
+
+class MeanOfTokens(nn.Module):
+    def forward(self, values):
+        return values.mean(1)
+
+
+def image_network(convolution, size=9):
+    torch.manual_seed(0)
+    first = convolution.double()
+    channels = first(torch.zeros(1, first.in_channels, size, size).double()).shape[1]
+    return nn.Sequential(
+        first,
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * channels, 3),
+    ).double()
+
+
+def compare(model, inputs, targets, loss, approx="expand", rtol=1e-9, **of_loss):
+    ours = factors_of(model, inputs, lambda o: loss(o, targets).backward(), approx, **of_loss)
+    inputs_of, gradients_of = their_factors(model, inputs, targets, loss, approx)
+    assert set(ours) == set(inputs_of)
+    for name, (a, g) in ours.items():
+        assert (tuple(a.shape), tuple(g.shape)) == factor_shapes(model.get_submodule(name))
+        torch.testing.assert_close(a, inputs_of[name], rtol=rtol, atol=rtol * float(a.abs().max()))
+        torch.testing.assert_close(
+            g, gradients_of[name], rtol=rtol, atol=rtol * float(g.abs().max())
+        )
+
+
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv2d(2, 4, 3),
+        nn.Conv2d(2, 4, 3, bias=False),
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.Conv2d(2, 4, (3, 2), stride=(1, 2), padding=(2, 0)),
+        nn.Conv2d(2, 4, 3, dilation=2, padding=2),
+        nn.Conv2d(2, 4, (2, 3), dilation=(3, 1), stride=(2, 1)),
+        nn.Conv2d(2, 4, 3, padding="same"),
+        nn.Conv2d(2, 4, 3, padding="valid"),
+        nn.Conv2d(2, 4, 1),
+    ],
+    ids=str,
+)
+def test_convolutions_as_curvlinops(convolution, approx):
+    inputs = torch.randn(5, 2, 9, 9).double()
+    compare(
+        image_network(convolution),
+        inputs,
+        torch.tensor([0, 1, 2, 1, 0]),
+        nn.CrossEntropyLoss(),
+        approx,
+    )
+
+
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_linear_layers_on_sequences_as_curvlinops(approx, reduction):
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6, bias=False), MeanOfTokens(), nn.Linear(6, 3)
+    ).double()
+    inputs, targets = torch.randn(6, 7, 4).double(), torch.tensor([0, 1, 2, 1, 0, 2])
+    loss = nn.CrossEntropyLoss(reduction=reduction)
+    scale = {"mean": 1.0, "sum": 6.0}[reduction]
+    ours = factors_of(
+        model, inputs, lambda o: loss(o, targets).backward(), approx, loss_scale=scale
+    )
+    inputs_of, gradients_of = their_factors(model, inputs, targets, loss, approx)
+    for name, (a, g) in ours.items():
+        torch.testing.assert_close(a, inputs_of[name], rtol=1e-9, atol=1e-12)
+        # Theirs is of the sum over examples, ours of the mean.
+        torch.testing.assert_close(g * scale, gradients_of[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+def test_a_loss_of_each_token_has_as_many_terms(approx):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), LastAxis()).double()
+    inputs = torch.randn(6, 7, 4).double()
+    compare(
+        model,
+        inputs,
+        torch.randint(3, (6, 7)),
+        nn.CrossEntropyLoss(),
+        approx,
+        loss_terms=42,
+    )
+
+
+def test_float32_to_1e_5():
+    model = image_network(nn.Conv2d(3, 8, 3, padding=1)).float()
+    inputs = torch.randn(16, 3, 9, 9)
+    compare(model, inputs, torch.randint(3, (16,)), nn.CrossEntropyLoss(), rtol=1e-5)
+
+
+def test_squared_errors_as_curvlinops_but_for_its_factor():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    inputs, targets = torch.randn(6, 4).double(), torch.randn(6, 3).double()
+    loss = nn.MSELoss()
+    ours = factors_of(model, inputs, lambda o: loss(o, targets).backward())
+    _, gradients_of = their_factors(model, inputs, targets, loss)
+    for name, (_, g) in ours.items():
+        # It multiplies the loss with the root of the number of outputs.
+        torch.testing.assert_close(3 * g, gradients_of[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+def test_a_convolution_with_groups_is_that_many_convolutions(approx):
+    grouped = nn.Conv2d(4, 6, 3, groups=2, stride=2, padding=1).double()
+    inputs = torch.randn(5, 4, 9, 9).double()
+    gradients = torch.randn(5, 6, 5, 5).double()
+    a = input_factor(grouped, inputs, approx=approx)
+    g = gradient_factor(grouped, gradients, approx=approx)
+    assert (tuple(a.shape), tuple(g.shape)) == factor_shapes(grouped) == ((2, 19, 19), (2, 3, 3))
+    alone = nn.Conv2d(2, 3, 3, stride=2, padding=1).double()
+    for group in range(2):
+        mine = inputs[:, 2 * group : 2 * group + 2]
+        torch.testing.assert_close(a[group], input_factor(alone, mine, approx=approx))
+        mine = gradients[:, 3 * group : 3 * group + 3]
+        torch.testing.assert_close(g[group], gradient_factor(alone, mine, approx=approx))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (kind, {"padding": padding, "padding_mode": mode, "dilation": dilation, "groups": groups})
+        for kind, padding, mode, dilation, groups in itertools.product(
+            (nn.Conv1d, nn.Conv2d, nn.Conv3d),
+            (0, 1, "same"),
+            ("zeros", "reflect", "circular"),
+            (1, 2),
+            (1, 2),
+        )
+    ],
+    ids=str,
+)
+def test_patches_times_weights_are_the_convolution(kind, options):
+    """Even kernels, too, for which "same" pads more behind than before."""
+    axes = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[kind]
+    module = kind(4, 6, (2, 3, 2)[:axes], **options).double()
+    inputs = torch.randn(2, 4, *(5, 6, 7)[:axes]).double()
+    found = patches(module, inputs)
+    weight = module.weight.view(options["groups"], -1, 4 // options["groups"], *module.kernel_size)
+    letters = "xyz"[:axes]
+    result = torch.einsum(
+        f"ngc{letters}{letters.upper()},goc{letters.upper()}->ngo{letters}", found, weight
+    )
+    bias = module.bias.view(-1, *[1] * axes)
+    torch.testing.assert_close(result.flatten(1, 2) + bias, module(inputs))
+
+
+def test_parts_of_a_batch_need_less_memory_and_add_up():
+    module = nn.Conv2d(3, 4, 3, padding=1).double()
+    inputs = torch.randn(7, 3, 8, 8).double()
+    whole = input_factor(module, inputs)
+    torch.testing.assert_close(input_factor(module, inputs, patch_bytes=1), whole)
+    torch.testing.assert_close(input_factor(module, inputs, patch_bytes=40_000), whole)
+
+
+def test_an_embedding_is_a_linear_layer_on_ones():
+    embedding = nn.Embedding(5, 3).double()
+    linear = nn.Linear(5, 3, bias=False).double()
+    indices, gradients = torch.tensor([[0, 1, 1], [4, 4, 1]]), torch.randn(2, 3, 3).double()
+    ones = nn.functional.one_hot(indices, 5).double()
+    torch.testing.assert_close(
+        torch.diag(input_factor(embedding, indices)), input_factor(linear, ones)
+    )
+    torch.testing.assert_close(
+        gradient_factor(embedding, gradients), gradient_factor(linear, gradients)
+    )
+    assert factor_shapes(embedding) == ((5,), (3, 3))
+
+
+def test_one_example_without_an_axis_of_examples():
+    module = nn.Linear(3, 2)
+    x, g = torch.randn(3), torch.randn(2)
+    torch.testing.assert_close(input_factor(module, x), input_factor(module, x[None]))
+    torch.testing.assert_close(gradient_factor(module, g), gradient_factor(module, g[None]))
+
+
+def test_float32_under_autocast_and_without_the_scale_of_the_loss():
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    inputs, targets = torch.randn(64, 8), torch.randint(3, (64,))
+    scale = torch.tensor(2.0**16)
+
+    def backward(outputs):
+        (nn.functional.cross_entropy(outputs.float(), targets) * scale).backward()
+
+    plain = factors_of(model, inputs, lambda o: backward(o / scale * scale), loss_scale=scale)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen = record(model, inputs, backward)
+        assert seen["2"][0].dtype == seen["2"][1].dtype == torch.bfloat16
+        for name, (a, g) in seen.items():
+            module = model.get_submodule(name)
+            found = input_factor(module, a), gradient_factor(module, g, loss_scale=scale)
+            for ours, exact in zip(found, plain[name], strict=True):
+                assert ours.dtype == torch.float32
+                # As far as bfloat16's inputs allow: products of their own would be as coarse again.
+                torch.testing.assert_close(ours, exact, rtol=0.05, atol=0.02 * float(exact.max()))
+            rows = torch.cat([a.double(), a.new_ones(64, 1).double()], 1)
+            torch.testing.assert_close(found[0].double(), rows.T @ rows / 64, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_gradients_do_not_overflow_in_their_squares():
+    module = nn.Linear(3, 2)
+    gradients = torch.full((4, 2), 6e4, dtype=torch.float16)
+    scale = torch.tensor(2.0**24)
+    found = gradient_factor(module, gradients, loss_scale=scale)
+    exact = gradient_factor(module, gradients.double(), loss_scale=2.0**24)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
+
+
+def test_micro_batches_add_up_to_the_batch():
+    torch.manual_seed(5)
+    model = image_network(nn.Conv2d(2, 4, 3))
+    inputs, targets = torch.randn(12, 2, 9, 9).double(), torch.randint(3, (12,))
+    loss = nn.CrossEntropyLoss()
+    whole = factors_of(model, inputs, lambda o: loss(o, targets).backward())
+    sums = {name: (MicroBatches(), MicroBatches()) for name in whole}
+    # The loss of each part is weighted as its examples are, so that gradients add up to the mean.
+    for start, stop in ((0, 6), (6, 8), (8, 12)):
+        share = (stop - start) / 12
+        parts = factors_of(
+            model,
+            inputs[start:stop],
+            lambda o, y=targets[start:stop], share=share: (loss(o, y) * share).backward(),
+            loss_scale=share,
+        )
+        for name, pair in parts.items():
+            for total, factor in zip(sums[name], pair, strict=True):
+                total.add(factor, stop - start)
+    for name, pair in whole.items():
+        for total, factor in zip(sums[name], pair, strict=True):
+            torch.testing.assert_close(total.take(), factor)
+            assert total.take() is None
+
+
+def test_the_average_starts_at_the_first_value():
+    first, second = torch.ones(2, 2), torch.full((2, 2), 3.0)
+    old = average(None, first, 0.75)
+    torch.testing.assert_close(old, torch.ones(2, 2))
+    torch.testing.assert_close(average(old, second, 0.75), torch.full((2, 2), 1.5))
+    for decay in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="expected 0 <= decay < 1"):
+            average(None, first, decay)
+
+
+def test_frozen_parameters():
+    module = nn.Linear(3, 2)
+    module.bias.requires_grad_(False)
+    assert factor_shapes(module) == ((3, 3), (2, 2))
+    assert input_factor(module, torch.randn(4, 3)).shape == (3, 3)
+    module.weight.requires_grad_(False)
+    assert "frozen" in why_not(module)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (nn.BatchNorm2d(3), "BatchNorm2d has no Kronecker factors"),
+        (nn.ConvTranspose2d(3, 4, 3), "ConvTranspose2d has no"),
+        (nn.Embedding(3, 4, sparse=True), "sparse=scale_grad_by_freq=False"),
+        (nn.LazyLinear(3), "run a forward pass first"),
+    ],
+)
+def test_what_has_no_factors_is_said(module, text):
+    assert text in why_not(module)
+    with pytest.raises(TypeError, match=text):
+        factor_shapes(module)
+
+
+def test_bad_arguments():
+    module = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="expected one of expand, reduce"):
+        input_factor(module, torch.randn(4, 3), approx="shrink")
+    with pytest.raises(ValueError, match="expected one of expand, reduce"):
+        gradient_factor(module, torch.randn(4, 2), approx="shrink")
+    with pytest.raises(ValueError, match="expected one example"):
+        input_factor(module, torch.randn(0, 3))
+    with pytest.raises(ValueError, match="expected one example"):
+        gradient_factor(module, torch.randn(0, 2))
+    with pytest.raises(ValueError, match="loss_terms 0"):
+        gradient_factor(module, torch.randn(4, 2), loss_terms=0)
+    with pytest.raises(ValueError, match="weight 0"):
+        MicroBatches().add(torch.ones(2, 2), 0)
