@@ -1,0 +1,264 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from aiacc.kfac import inverses
+from aiacc.kfac.factors import average
+from aiacc.kfac.inverses import decompose, invert, split_damping
+from aiacc.kfac.precondition import (
+    by_eigenvectors,
+    by_inverses,
+    clip_factor,
+    gradient_matrix,
+    write_gradient,
+)
+from aiacc.kfac.rows import factor_shapes
+from tests.unit.kfac.networks import factors_of
+from tests.unit.kfac.oracle import KFACInverseLinearOperator, operator_of
+
+
+def positive(*shape, dtype=torch.float64):
+    rows = torch.randn(*shape[:-1], 3 * shape[-1], dtype=dtype)
+    return rows @ rows.mT / (3 * shape[-1])
+
+
+def damped(matrix, damping):
+    return matrix + damping * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+
+
+def zero(value=0.01):
+    return torch.tensor(value).double()
+
+
+def test_inverses_of_every_form_and_no_factor_is_changed():
+    torch.manual_seed(0)
+    factors = [positive(4, 4), positive(6, 6), positive(4, 4), positive(3, 4, 4)]
+    factors.append(torch.rand(5).double())
+    dampings = [zero(0.1), zero(0.2), zero(0.3), torch.tensor([0.1, 0.2, 0.3]).double(), zero(0.4)]
+    before = [factor.clone() for factor in factors]
+    found = invert(factors, dampings)
+    for factor, damping, inverse in zip(factors[:3], dampings, found, strict=False):
+        torch.testing.assert_close(inverse, damped(factor, damping).inverse())
+    for number in range(3):
+        exact = damped(factors[3][number], dampings[3][number]).inverse()
+        torch.testing.assert_close(found[3][number], exact)
+    torch.testing.assert_close(found[4], 1 / (factors[4] + 0.4))
+    for factor, old in zip(factors, before, strict=True):
+        assert torch.equal(factor, old)
+
+
+def test_damping_does_not_add_up_in_the_average():
+    torch.manual_seed(1)
+    new = positive(4, 4)
+    old = average(None, new.clone(), 0.95)
+    for _ in range(100):
+        invert([old], [zero(0.5)])
+        old = average(old, new.clone(), 0.95)
+    torch.testing.assert_close(old, new)
+
+
+def test_one_call_for_each_dimension(monkeypatch):
+    calls = []
+    real = torch.linalg.cholesky_ex
+
+    def counted(matrices):
+        calls.append(tuple(matrices.shape))
+        return real(matrices)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", counted)
+    invert([positive(4, 4), positive(6, 6), positive(4, 4), positive(3, 4, 4)], [zero()] * 2 + [
+        zero(), torch.ones(3).double()
+    ])  # fmt: skip
+    assert sorted(calls) == [(1, 6, 6), (5, 4, 4)]
+
+
+def test_retry_with_more_damping_then_in_float64_then_none():
+    torch.manual_seed(2)
+    good = positive(3, 3, dtype=torch.float32)
+    # Positive definite with ten times the damping only.
+    slightly = torch.diag(torch.tensor([1.0, 1.0, -0.05]))
+    # Singular in float32 whatever is added, but not in float64.
+    flat = torch.full((3, 3), 1e8)
+    hopeless = torch.diag(torch.tensor([1.0, 1.0, -50.0]))
+    endless = torch.full((3, 3), float("nan"))
+    small = torch.tensor(0.01)
+    found = invert([good, slightly, flat, hopeless, endless], [small] * 5)
+    torch.testing.assert_close(found[0], damped(good, small).inverse())
+    torch.testing.assert_close(found[1], damped(slightly, 0.1).inverse())
+    torch.testing.assert_close(found[2], damped(flat.double(), 0.1).inverse().float())
+    assert found[3] is found[4] is None
+    diagonal = torch.tensor([1.0, float("inf"), float("nan")])
+    assert invert([diagonal], [small]) == [None]
+
+
+def test_a_failure_spoils_no_neighbour_of_equal_dimension():
+    torch.manual_seed(3)
+    good = [positive(3, 3) for _ in range(3)]
+    alone = [invert([factor], [zero()])[0] for factor in good]
+    bad = torch.full((3, 3), float("inf")).double()
+    found = invert([good[0], bad, *good[1:]], [zero()] * 4)
+    assert found.pop(1) is None
+    for ours, expected in zip(found, alone, strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_the_split_of_damping():
+    a, g = 4 * torch.eye(3), torch.eye(2)
+    of_a, of_g = split_damping(a, g, 0.09)
+    assert (float(of_a), float(of_g)) == pytest.approx((0.6, 0.15))
+    of_a, of_g = split_damping(a, g, 0.09, "plain")
+    assert (float(of_a), float(of_g)) == pytest.approx((0.09, 0.09))
+    stack = torch.stack([4 * torch.eye(3), torch.eye(3)])
+    of_a, of_g = split_damping(stack, torch.eye(2).expand(2, 2, 2), torch.tensor(0.09))
+    torch.testing.assert_close(of_a, torch.tensor([0.6, 0.3]))
+    torch.testing.assert_close(of_g, torch.tensor([0.15, 0.3]))
+    of_a, _ = split_damping(torch.full((3,), 4.0), g, 0.09)  # the diagonal of an embedding
+    assert float(of_a) == pytest.approx(0.6)
+    for nothing in (torch.zeros(3, 3), torch.full((3, 3), float("nan"))):
+        assert [float(value) for value in split_damping(nothing, g, 0.09)] == pytest.approx(
+            [0.3, 0.3]
+        )
+    with pytest.raises(ValueError, match="expected one of pi, plain"):
+        split_damping(a, g, 0.09, "half")
+
+
+def test_preconditioned_gradients_as_curvlinops():
+    """By inverses with the damping split by pi, and by eigenvectors with the exact damping."""
+    torch.manual_seed(4)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(75, 4)
+    ).double()
+    inputs, targets = torch.randn(8, 2, 5, 5).double(), torch.randint(4, (8,))
+    loss = nn.CrossEntropyLoss()
+    operator = operator_of(model, inputs, targets, loss)
+    found = factors_of(model, inputs, lambda o: loss(o, targets).backward())
+    gradients = [p.grad.clone() for p in model.parameters()]
+    damping = 1e-2
+    for exact in (False, True):
+        theirs = KFACInverseLinearOperator(
+            operator, damping=damping, use_heuristic_damping=not exact, use_exact_damping=exact
+        )
+        expected = theirs @ gradients
+        for p, gradient in zip(model.parameters(), gradients, strict=True):
+            p.grad.copy_(gradient)
+        for name, (a, g) in found.items():
+            module = model.get_submodule(name)
+            matrix = gradient_matrix(module)
+            if exact:
+                pairs = decompose([a, g])
+                result = by_eigenvectors(matrix, pairs[0], pairs[1], damping)
+            else:
+                of_a, of_g = invert([a, g], split_damping(a, g, damping))
+                result = by_inverses(matrix, of_a, of_g)
+            write_gradient(module, result)
+        for p, result in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(p.grad, result, rtol=1e-8, atol=1e-10)
+
+
+def test_preconditioning_solves_the_dense_system():
+    torch.manual_seed(5)
+    a, g, gradient = positive(4, 4), positive(3, 3), torch.randn(3, 4).double()
+    of_a, of_g = invert([a, g], [zero(0.1), zero(0.2)])
+    dense = torch.kron(damped(g, 0.2), damped(a, 0.1))
+    exact = torch.linalg.solve(dense, gradient.flatten()).view(3, 4)
+    torch.testing.assert_close(by_inverses(gradient, of_a, of_g), exact)
+    dense = damped(torch.kron(g, a), 0.3)
+    exact = torch.linalg.solve(dense, gradient.flatten()).view(3, 4)
+    pairs = decompose([a, g])
+    torch.testing.assert_close(by_eigenvectors(gradient, *pairs, 0.3), exact)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(4, 3),
+        nn.Linear(4, 3, bias=False),
+        nn.Conv2d(4, 6, 3),
+        nn.Conv2d(4, 6, 3, groups=2),
+        nn.Conv1d(4, 4, 3, groups=4, bias=False),
+        nn.Embedding(5, 3),
+    ],
+    ids=str,
+)
+def test_gradients_as_matrices_and_back(module):
+    torch.manual_seed(6)
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    before = [parameter.grad.clone() for parameter in module.parameters()]
+    matrix = gradient_matrix(module)
+    write_gradient(module, 2 * matrix)
+    for parameter, old in zip(module.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * old)
+    # With factors of one, preconditioning changes nothing; and the shapes fit those of factors.
+    a, g = (
+        torch.ones(s) if len(s) == 1 else torch.eye(s[-1]).expand(s) for s in factor_shapes(module)
+    )
+    torch.testing.assert_close(by_inverses(matrix, a, g), matrix)
+    torch.testing.assert_close(by_eigenvectors(matrix, *decompose([a, g]), 1.0), matrix / 2)
+
+
+def test_the_bias_is_the_last_column():
+    module = nn.Conv2d(1, 2, (1, 2))
+    module.weight.grad = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(2, 1, 1, 2)
+    module.bias.grad = torch.tensor([5.0, 6.0])
+    assert gradient_matrix(module).tolist() == [[1, 2, 5], [3, 4, 6]]
+
+
+def test_gradients_in_half_precision_are_preconditioned_in_float32():
+    module = nn.Linear(4, 3).half()
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    matrix = gradient_matrix(module)
+    assert matrix.dtype == torch.float32
+    write_gradient(module, matrix / 4)
+    assert module.weight.grad.dtype == torch.float16
+    assert float(module.bias.grad[0]) == 0.25
+
+
+def test_a_missing_gradient_is_named():
+    with pytest.raises(ValueError, match=r"weight of Linear.*leave the layer out of this step"):
+        gradient_matrix(nn.Linear(4, 3))
+
+
+def test_eigenvalues_are_not_negative_and_failures_are_none(monkeypatch):
+    torch.manual_seed(7)
+    rank_one = torch.ones(3, 3) * 1e6
+    (pair,) = decompose([rank_one])
+    assert (pair[0] >= 0).all()
+    stack = positive(2, 4, 4)
+    values, vectors = decompose([stack])[0]
+    torch.testing.assert_close(vectors @ torch.diag_embed(values) @ vectors.mT, stack)
+    infinite = torch.full((3, 3), float("inf"))
+    found = decompose([infinite, rank_one])
+    assert found[0] is None
+    assert found[1] is not None
+
+    real = torch.linalg.eigh
+
+    def stuck(matrices):
+        """As if one of several did not converge."""
+        if matrices.dtype != torch.float64:
+            raise torch.linalg.LinAlgError("linalg.eigh: failed to converge")
+        return real(matrices)
+
+    monkeypatch.setattr(inverses.torch.linalg, "eigh", stuck)
+    (again,) = decompose([rank_one])
+    torch.testing.assert_close(again[0].max(), pair[0].max())
+
+
+def test_the_clip_is_that_of_the_published_formula():
+    v, g = torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 2.0]])
+    w, h = torch.ones(2, 2), torch.full((2, 2), 0.25)
+    # lr^2 (v.g + w.h) = 0.01 * 12
+    found = clip_factor([v, w], [g, h], lr=0.1, kl_clip=0.001)
+    assert float(found) == pytest.approx(math.sqrt(0.001 / 0.12))
+    assert float(clip_factor([v, w], [g, h], lr=0.1, kl_clip=1.0)) == 1
+    assert float(clip_factor([-v, -w], [g, h], lr=0.1, kl_clip=0.001)) == float(found)
+    assert float(clip_factor([0 * v], [g], lr=0.1, kl_clip=0.001)) == 1
+    assert float(clip_factor([v], [g], lr=0.0, kl_clip=0.001)) == 1
+    with pytest.raises(ValueError, match="kl_clip 0"):
+        clip_factor([v], [g], lr=0.1, kl_clip=0)
+    with pytest.raises(ValueError, match="no gradients"):
+        clip_factor([], [], lr=0.1, kl_clip=0.001)
