@@ -71,8 +71,8 @@ const std::vector<Variable>& table() {
     {"AUTOTUNE", "HOROVOD_AUTOTUNE", &Config::autotune, "false", 0, 0, "",
      "Find the number of lanes in use while training: at most AIACC_LANES, 8 by default. The ranks must agree."},
     {"UNIT_BYTES", "", &Config::unit_bytes, "0", 256, kGiB, "",
-     "Size of one unit of work: smaller tensors are packed, larger ones split. 0: 1 MiB, or 8 MiB where rank 0 has "
-     "hosts around it that are 5 ms away, there and back. The ranks must agree."},
+     "Size of one unit of work: smaller tensors are packed, larger ones split. 0: 1 MiB, or 8 MiB where some host "
+     "is 5 ms away from another, there and back. The ranks must agree."},
     {"GPU_UNIT_BYTES", "", &Config::gpu_unit_bytes, "8MiB", 256, kGiB, "",
      "The same for tensors on GPUs, unless they are staged. The ranks must agree."},
     text("IFACE", "HOROVOD_GLOO_IFACE", &Config::iface, "",

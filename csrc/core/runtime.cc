@@ -154,7 +154,7 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
     const CoordinatorOptions chosen = coordinator_options(config, options_);
     coordinator_ = std::make_unique<Coordinator>(
         *plane_, *engine_, timeline_, chosen, gpu_engine_.get(), connector_.get());
-    if (options_.unit_bytes == 0 && topology.rank == 0) {
+    if (options_.unit_bytes == 0) {
       propose_units(chosen.parameters);
     }
   } catch (...) {
@@ -162,7 +162,8 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   }
 }
 
-/// Rank 0 does it, so that one decides; the others hear of it in the first round.
+/// Every rank that has a far neighbour does it, for those of rank 0 may all be on its own host. They
+/// propose the same, and the others hear of it in the first round.
 void Session::propose_units(Parameters parameters) {
   const double round_trip_s = plane_->round_trip_s();
   const std::uint64_t unit_bytes = unit_bytes_for(round_trip_s);

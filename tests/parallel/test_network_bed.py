@@ -268,6 +268,23 @@ def test_units_are_larger_between_hosts_that_are_far_from_each_other(name, delay
         assert launch.run(bed, "explicit", 1, command, timeout_s=_TIMEOUT_S) == 0
 
 
+def test_units_are_larger_where_only_other_ranks_than_the_first_see_the_distance(name):
+    with ExitStack() as stack:
+        bed = stack.enter_context(bed_for(Spec(name, hosts=2, delay_ms=8)))
+        command = [sys.executable, "-c", _UNITS, str(8 << 20)]
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    bed.enter(start.host, start.command),
+                    env={**launch.environment(bed), **start.variables},
+                )
+            )
+            # Rank 0 is connected with ranks 1 and 2 only, both on its own host.
+            for start in launch.explicit_starts([0, 0, 0, 1], command, name)
+        ]
+        assert [process.wait(_TIMEOUT_S) for process in processes] == [0] * 4
+
+
 def test_units_stay_as_they_were_asked_for(name):
     with bed_for(Spec(name, hosts=2, delay_ms=8)) as bed:
         command = [sys.executable, "-c", _UNITS, "65536"]
