@@ -20,7 +20,7 @@ from aiacc.planning.fit import Operation, fit_affine, fit_steps
 from aiacc.planning.plan import Constraints, Plan
 from aiacc.planning.search import AUTO, Costs, PlanSearch, Watch
 from aiacc.planning.trace import Trace
-from aiacc.process_sets import first_rank, has_company
+from aiacc.process_sets import ProcessSet, first_rank, has_company
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import StepRecorder
 from aiacc.torch.reducer.consensus import describe
@@ -38,11 +38,32 @@ _PROBE_S = 0.5
 
 #: Those that there are: units are the job's, so only a sole one tries others.
 _live: weakref.WeakSet[AutoPlan] = weakref.WeakSet()
-#: How many times as large units are as they were without a plan, and how many bytes that was.
-_growth = 1
-_unit_bytes = 0
 #: Units of so many bytes need not grow: they are worth the waits of any network.
 _LARGE = 8 << 20
+
+
+class _Units:
+    """How many times as large the units of this job are as they were without a plan."""
+
+    def __init__(self) -> None:
+        self._growth, self._bytes = 1, 0
+        basics.at_init(self._forget)
+
+    def grow(self, growth: int, process_set: ProcessSet) -> None:
+        """Let the first rank propose units of another size, which all take on in one round."""
+        if growth != self._growth and has_company(process_set) and process_set.rank() == 0:
+            now = _core.stats()
+            if self._growth == 1:
+                self._bytes = int(now["unit_bytes"])
+            _core.propose_parameters(self._bytes * growth, int(now["lanes"]))
+        self._growth = growth
+
+    def _forget(self) -> None:
+        """In a job that starts anew, with units of its own."""
+        self._growth = 1
+
+
+_units = _Units()
 
 
 class AutoPlan:
@@ -73,7 +94,7 @@ class AutoPlan:
         self._steps: list[list[Operation]] = []
         self._start()
         if not _live:
-            self._grow(1)  # an earlier one may have left them larger
+            _units.grow(1, self._process_set)  # an earlier one may have left them larger
         _live.add(self)
         basics.at_init(self._restart)
         after_join(self._count_anew)
@@ -152,7 +173,7 @@ class AutoPlan:
             self._say(f"plan={self._wish!r}: steps take {seconds:.4g} s now; planning anew")
             self._watched *= 2  # where steps change again and again, plans are worth less
             self._reducer.follow(singly())
-            self._grow(1)
+            _units.grow(1, self._process_set)
             self._start()
         else:
             self._begin(self._watch)
@@ -163,7 +184,7 @@ class AutoPlan:
         decision: tuple[str | None, bool] = (None, True)
         if search is not None:
             plan = search.current.plan
-            self._grow(search.current.growth)
+            _units.grow(search.current.growth, self._process_set)
             decision = None if plan is None else plan.encode(), search.done
         root = first_rank(self._process_set)
         text, done = broadcast_object(decision, root, "plan.decision", self._process_set)
@@ -246,16 +267,6 @@ class AutoPlan:
             small and in_host_memory and self._process_set.process_set_id == 0 and len(_live) == 1
         )
 
-    def _grow(self, growth: int) -> None:
-        """Let the first rank propose units of another size, which all take on in one round."""
-        global _growth, _unit_bytes
-        if growth != _growth and has_company(self._process_set) and self._is_first:
-            now = _core.stats()
-            if _growth == 1:
-                _unit_bytes = int(now["unit_bytes"])
-            _core.propose_parameters(_unit_bytes * growth, int(now["lanes"]))
-        _growth = growth
-
     def _constraints(self, trace: Trace) -> Constraints:
         key_of = {gradient.name: gradient.device_key for gradient in describe(self._reducer.named)}
         return Constraints(keys=[str(key_of[tensor.name]) for tensor in trace.tensors])
@@ -274,8 +285,7 @@ class AutoPlan:
 
     def _restart(self) -> None:
         """In a job that starts anew, where the reducer has no buckets."""
-        global _growth
-        self._costs, _growth = None, 1
+        self._costs = None
         self._reducer.options = self._reducer.options._replace(planner=singly())
         self._process_set = self._reducer.options.process_set
         self._start()

@@ -207,7 +207,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         planner = _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
-    all_reduce = options(planner=planner, storage=storage, codec=codec)
+    asked = _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None, finds_codec)
+    all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked)
     reducer = GradientReducer(named, all_reduce, passes)
     return distribute(optimizer, reducer, wish, feedback, finds_codec)
 
@@ -235,6 +236,24 @@ def _resolve_groups(
     raise ValueError(
         f"groups={groups!r:.100} (expected a positive number or a list of lists of parameters)"
     )
+
+
+def _asked(
+    plan: Plan | str | None,
+    groups: int | list[list[torch.Tensor]] | None,
+    bucket_bytes: int | None,
+    finds_codec: bool,
+) -> str:
+    """What decides on buckets, to be compared by the ranks."""
+    if isinstance(plan, Plan):
+        return f"plan {plan.digest[:12]} of {len(plan.buckets)} buckets"
+    if plan is not None:
+        return f"plan={plan!r}"
+    if groups is not None:
+        return f"{groups if isinstance(groups, int) else len(groups)} groups"
+    if bucket_bytes is not None:
+        return f"buckets of {bucket_bytes} bytes"
+    return f"compression={AUTO!r}" if finds_codec else "no plan"
 
 
 def _planner(groups: int | list[list[torch.Tensor]] | None, named: NamedParameters) -> Planner:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
 
-from aiacc.collectives.objects import broadcast_object
+from aiacc.collectives.objects import broadcast_object, sums
 from aiacc.collectives.reduce_ops import Min, Sum
 from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.adapter import device_of
@@ -23,6 +24,25 @@ def describe(named: NamedParameters) -> list[Gradient]:
     return [
         Gradient(name, p.numel(), p.element_size(), str(p.dtype), keys[name]) for name, p in named
     ]
+
+
+def check_alike(asked: str, process_set: ProcessSet) -> None:
+    """Whether all ranks were asked for the same.
+
+    Collective: every rank of the process set; those that have joined agree with all.
+    Blocks: until all have answered.
+
+    Raises:
+        ValueError: On every rank, if they were not.
+    """
+    number = zlib.crc32(asked.encode()) & 0xFFFFF
+    total, squares, ranks = sums([number, number**2, 1], "asked_of_optimizers", process_set)
+    if total != number * ranks or squares != number**2 * ranks:
+        raise ValueError(
+            f"the ranks were given different plans, groups or buckets; this one {asked} (expected "
+            "the same on every rank); load a plan from one file, or broadcast it "
+            "(broadcast_object)"
+        )
 
 
 def agree(
@@ -42,12 +62,7 @@ def agree(
     if planner.order != "own":
         number_of = {name: index for index, (name, _) in zip(order, named, strict=True)}
         in_buckets = options.storage is not own_memory
-        names, same_wish = _order_of_first(named, planner.digest, options.process_set, in_buckets)
-        if not same_wish:
-            raise ValueError(
-                f"{planner.argument}: the ranks were given different ones (expected the same on "
-                "every rank); load it from one file, or broadcast it (broadcast_object)"
-            )
+        names = _order_of_first(named, options.process_set, in_buckets)
         if names is None:
             raise ValueError(
                 f"{planner.argument}: the ranks have parameters of different names, shapes, dtypes "
@@ -78,23 +93,15 @@ def agree_on_views(gradients: Gradients, process_set: ProcessSet) -> bool | None
 
 
 def _order_of_first(
-    named: NamedParameters, wish: str, process_set: ProcessSet, strides_count: bool
-) -> tuple[list[str] | None, bool]:
-    """The names in the order of the lowest rank of ``process_set``; None if the ranks differ.
-
-    And whether all have the same ``wish``.
-    """
+    named: NamedParameters, process_set: ProcessSet, strides_count: bool
+) -> list[str] | None:
+    """The names in the order of the lowest rank of ``process_set``; None if the ranks differ."""
     described = {
         gradient.name: (*gradient, tuple(p.shape), strides_in(p) if strides_count else ())
         for gradient, (_, p) in zip(describe(named), named, strict=True)
     }
     root = first_rank(process_set)
-    first, first_wish = broadcast_object(
-        (list(described.items()), wish), root, "order_of_gradients", process_set
-    )
-    equal = torch.tensor(
-        [int(dict(first) == described), int(first_wish == wish)], dtype=torch.uint8, device="cpu"
-    )
+    first = broadcast_object(list(described.items()), root, "order_of_gradients", process_set)
+    equal = torch.tensor([int(dict(first) == described)], dtype=torch.uint8, device="cpu")
     allreduce_(equal, None, "descriptions_of_gradients", Min, process_set=process_set)
-    same_names, same_wish = equal.tolist()
-    return [name for name, _ in first] if same_names else None, bool(same_wish)
+    return [name for name, _ in first] if equal.item() else None

@@ -27,3 +27,5 @@ class ReductionOptions(NamedTuple):
     storage: Storage = own_memory
     #: Makes what encodes them, for each bucket anew.
     codec: Coding = partial(compressing, Compression.none)
+    #: What decides on buckets, as the user gave it; the ranks compare it in their first step.
+    asked: str = ""

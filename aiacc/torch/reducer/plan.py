@@ -43,13 +43,11 @@ class Planner:
             them in that step; once more after each step in which gradients have come that were not
             reduced before.
         argument: Where the user asked for it, for errors.
-        digest: What the ranks compare when they agree on an order: that of what the user gave.
     """
 
     divide: Callable[[Sequence[Gradient]], Plan]
     order: Literal["own", "declared", "arrival"] = "arrival"
     argument: str = "the planner"
-    digest: str = ""
 
 
 def singly() -> Planner:
@@ -64,7 +62,7 @@ def chosen(groups: Sequence[Sequence[str]]) -> Planner:
 
 def planned(plan: NamedPlan) -> Planner:
     """The buckets of a plan from `aiacc.planning`, which names gradients."""
-    return Planner(partial(_named, plan.buckets), "declared", "plan", plan.digest)
+    return Planner(partial(_named, plan.buckets), "declared", "plan")
 
 
 def evenly(groups: int) -> Planner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from aiacc.planning.fit import Operation
 from aiacc.process_sets import has_company
 from aiacc.torch.adapter import wait
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
-from aiacc.torch.reducer.consensus import agree, agree_on_views
+from aiacc.torch.reducer.consensus import agree, agree_on_views, check_alike
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan, Planner
@@ -68,6 +67,8 @@ class GradientReducer:
         #: Whether the end of this step is to show that views of flat buckets pay.
         self._on_trial = False
         self._told_of_missing = False
+        #: Whether the ranks have found that they were asked for the same.
+        self._alike = False
         self.add(named_parameters)
         self._decide_alone()
         basics.at_init(self.reset)
@@ -126,6 +127,7 @@ class GradientReducer:
         self.detach()  # operations know the number of a process set that may have another now
         self._form(())  # ranks that come anew have no buckets either
         self._on_trial = False
+        self._alike = False
         self._attach()
         self._undecided = True
         self._decide_alone()
@@ -153,8 +155,8 @@ class GradientReducer:
 
         Raises:
             CollectiveError: The first failure. The reducer is ready for the next step.
-            ValueError: A gradient that cannot be reduced, parameters that the ranks do not share,
-                or a plan that is none.
+            ValueError: A gradient that cannot be reduced, parameters or a plan that the ranks do
+                not share, or a plan that is none.
         """
         self._attach()  # parameters that were frozen until now, a process set that is new
         if not self._hooks:
@@ -165,6 +167,9 @@ class GradientReducer:
         self._gradients.end_step()
         step_done()
         try:
+            if not self._alike:
+                check_alike(self.options.asked, self.options.process_set)
+                self._alike = True
             if self._undecided:  # whatever failed here need not have failed on the other ranks
                 self._decide()
             elif self._on_trial:
@@ -282,8 +287,7 @@ class GradientReducer:
     @staticmethod
     def _note(handle: int, used: Sequence[torch.Tensor], operations: list[Operation]) -> None:
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in used)
-        with contextlib.suppress(CollectiveError, ValueError):  # which `wait` raises again
-            operations.append(Operation(*_core.times(handle), nbytes))
+        operations.append(Operation(*_core.times(handle), nbytes))
 
     # --- buckets
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
 
+import aiacc
 import aiacc.torch as hvd
+from aiacc import _core
 from aiacc.planning import search
 from aiacc.torch import auto_plan
 from tests.support.ranks import run_ranks
@@ -158,6 +161,23 @@ def test_a_job_that_starts_anew_plans_anew():
     run_ranks(2, _starts_anew)
 
 
+def _grows_units():
+    hvd.init()
+    auto_plan._units.grow(8, hvd.global_process_set)
+    hvd.shutdown()
+    os.environ["AIACC_UNIT_BYTES"] = "64K"
+    hvd.init()
+    _wrap(_net())
+    hvd.barrier()
+    hvd.barrier()
+    assert _core.stats()["unit_bytes"] == 1 << 16
+    hvd.shutdown()
+
+
+def test_grown_units_end_with_their_job():
+    run_ranks(2, _grows_units)
+
+
 class _Changing(search.Watch):
     """The first look after the search sees a change."""
 
@@ -227,6 +247,22 @@ def _mixed():
     assert sorted(map(len, _buckets(optimizer))) == [1, 7]
     assert embedding.weight.grad.is_sparse
     hvd.shutdown()
+
+
+def _loses_a_rank():
+    hvd.init()
+    model = _net()
+    optimizer = _wrap(model)
+    _train(model, optimizer, range(3), [hvd.rank()])
+    if hvd.rank() == 1:
+        os._exit(3)
+    with pytest.raises(aiacc.PeerLostError, match="rank 1"):
+        _train(model, optimizer, range(3, STEPS), [hvd.rank()])
+    return "survived"
+
+
+def test_a_lost_rank_is_an_error():
+    assert run_ranks(2, _loses_a_rank, missing=[1])[0] == "survived"
 
 
 def test_frozen_and_sparse_parameters_are_in_no_plan():

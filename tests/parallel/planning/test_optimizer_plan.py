@@ -61,13 +61,15 @@ def test_the_buckets_of_a_plan_give_the_same_training(view):
 
 def _differs():
     hvd.init()
-    model = _net()
-    plan = PLAN if hvd.rank() == 0 else Plan("other", (("2.bias",), *PLAN.buckets[1:]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        optimizer = _wrap(model, plan)
-    with pytest.raises(ValueError, match="plan: the ranks were given different ones"):
-        _train(model, optimizer, 1, [hvd.rank()])
+    # One of the ranks has another plan than the others, or none.
+    for odd in (Plan("other", (("2.bias",), *PLAN.buckets[1:])), None, "auto"):
+        model = _net()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer = _wrap(model, odd if hvd.rank() == 1 else PLAN)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="given different plans, groups or buckets"):
+                _train(model, optimizer, 1, [hvd.rank()])
     hvd.shutdown()
 
 
