@@ -47,7 +47,7 @@ def main() -> None:
         train = ["python", str(DIGITS), "--epochs", str(options.epochs)]
         run(
             "When is each gradient ready?",
-            [*on_ranks, "--profile", trace, "python", str(DIGITS), "--epochs", "1"],
+            ["aiacc-plan", "profile", trace, *on_ranks[1:], "python", str(DIGITS), "--epochs", "1"],
         )
         run(
             "What do operations cost between these ranks?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from aiacc.planning.cost import (
     ALL_REDUCE,
+    OPERATIONS,
     Affine,
     Analytic,
     Contention,
@@ -59,10 +61,7 @@ class Network:
                 f"this network was measured with {self.world or 'a number of'} ranks, which says "
                 f"nothing about {ranks} (expected a network by alpha and gbit, or no --world)"
             )
-        try:
-            return _cost(self.fields, ranks)
-        except (TypeError, KeyError) as error:
-            raise NetworkError(f"{self._kind}: {error} (see aiacc-plan networks)") from error
+        return _cost(self.fields, ranks)
 
     def encode(self) -> str:
         """As JSON; `network_of` reads a file with it."""
@@ -91,11 +90,13 @@ def network_of(text: str) -> Network:
         )
     try:
         fields = json.loads(path.read_text())
+        if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
+            raise NetworkError(f"no network of version {VERSION}")
+        return _checked(fields)
     except json.JSONDecodeError as error:
         raise NetworkError(f"{path}, line {error.lineno}: no JSON ({error.msg})") from error
-    if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
-        raise NetworkError(f"{path}: no network of version {VERSION}")
-    return _checked(fields)
+    except (ValueError, RecursionError) as error:
+        raise NetworkError(f"{path}: {error}") from error
 
 
 def _fields_of(text: str) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def _fields_of(text: str) -> dict[str, Any]:
         try:
             fields[name.strip()] = value if name.strip() == "algorithm" else float(value)
         except ValueError as error:
-            raise NetworkError(f"{name.strip()}={value} (expected a number)") from error
+            raise NetworkError(f"{name.strip()}: {value!r} (expected a number)") from error
     fields["model"] = "analytic" if "alpha" in fields else "affine"
     return fields
 
@@ -117,6 +118,29 @@ def _checked(fields: dict[str, Any]) -> Network:
 
 
 def _cost(fields: Mapping[str, Any], ranks: int | None) -> CostModel:
+    kind = _kind_of(fields)
+    contention = Contention(_number(fields, "capacity", 1.0, least=1.0))
+    if kind == "affine":
+        a, b = _number(fields, "a"), _number(fields, "b")
+        return Affine(a, b, _pairs(fields.get("of", {})), contention)
+    if kind == "table":
+        return _table(fields.get("points"))
+    if ranks is None:
+        raise NetworkError("the number of ranks is missing (give --world)")
+    if kind == "analytic":
+        gbit = _number(fields, "gbit")
+        if gbit == 0:
+            raise NetworkError("gbit: 0 (expected a bandwidth, > 0)")
+        algorithm = str(fields.get("algorithm", "ring"))
+        alpha, gamma = _number(fields, "alpha"), _number(fields, "gamma", 0.0)
+        return Analytic(algorithm, alpha, 8e-9 / gbit, gamma, ranks, contention)
+    local = int(_number(fields, "local", least=1, whole=True))
+    inside = _cost(_level(fields, "inside"), min(local, ranks))
+    return Hierarchical(inside, _cost(_level(fields, "between"), max(1, ranks // local)), local)
+
+
+def _kind_of(fields: Mapping[str, Any]) -> str:
+    """The model of a network whose fields are all known."""
     known = {
         "affine": {"a", "b", "of", "world", "capacity"},
         "analytic": {"algorithm", "alpha", "gbit", "gamma", "capacity"},
@@ -124,33 +148,69 @@ def _cost(fields: Mapping[str, Any], ranks: int | None) -> CostModel:
         "hierarchical": {"inside", "between", "local"},
     }
     kind = fields.get("model")
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise NetworkError(f"model: {kind!r} (expected one of {', '.join(known)})")
-    strange = sorted(fields.keys() - known[kind] - {"model", "comment"})
+    strange = sorted(map(str, fields.keys() - known[kind] - {"model", "comment"}))
     if strange:
         raise NetworkError(
             f"{kind}: unknown {', '.join(strange)} (expected {', '.join(sorted(known[kind]))})"
         )
-    contention = Contention(float(fields.get("capacity", 1.0)))
-    if kind == "affine":
-        of = {name: (float(a), float(b)) for name, (a, b) in fields.get("of", {}).items()}
-        return Affine(float(fields["a"]), float(fields["b"]), of, contention)
-    if kind == "analytic":
-        if ranks is None:
-            raise NetworkError("the number of ranks is missing (give --world)")
-        beta = 8e-9 / float(fields["gbit"])
-        algorithm, gamma = str(fields.get("algorithm", "ring")), float(fields.get("gamma", 0.0))
-        return Analytic(algorithm, float(fields["alpha"]), beta, gamma, ranks, contention)
-    if kind == "hierarchical":
-        if ranks is None:
-            raise NetworkError("the number of ranks is missing (give --world)")
-        local = int(fields["local"])
-        hosts = max(1, ranks // local)
-        return Hierarchical(
-            _cost(fields["inside"], min(local, ranks)), _cost(fields["between"], hosts), local
+    if fields.get("world") is not None:
+        _number(fields, "world", least=1, whole=True)
+    return kind
+
+
+def _number(
+    fields: Mapping[str, Any],
+    name: str,
+    default: float | None = None,
+    at: str = "",
+    *,
+    least: float = 0.0,
+    whole: bool = False,
+) -> float:
+    value = fields.get(name, default)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (good and least <= value < math.inf and (not whole or value == int(value))):
+        raise NetworkError(
+            f"{at}{name}: {value!r} (expected a {'whole ' if whole else ''}number, >= {least:g})"
         )
+    return float(value)
+
+
+def _level(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    level = fields.get(name)
+    if not isinstance(level, Mapping):
+        raise NetworkError(f"{name}: {level!r} (expected the network of this level, an object)")
+    return level
+
+
+def _pairs(of: Any) -> dict[str, tuple[float, float]]:
+    pairs: dict[str, tuple[float, float]] = {}
+    for name, pair in (of if isinstance(of, Mapping) else {"": of}).items():
+        if name not in OPERATIONS or not isinstance(pair, list) or len(pair) != 2:
+            raise NetworkError(
+                f"of: {name!r}: {pair!r} (expected pairs [a, b] of {', '.join(OPERATIONS)})"
+            )
+        both = dict(zip("ab", pair, strict=True))
+        pairs[name] = _number(both, "a", at=f"of.{name}."), _number(both, "b", at=f"of.{name}.")
+    return pairs
+
+
+def _table(rows: Any) -> Table:
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise NetworkError("points: expected a list of objects with bytes and seconds")
     points: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for row in fields["points"]:
-        key = str(row.get("operation", ALL_REDUCE)), int(row.get("lanes", 1))
-        points.setdefault(key, []).append((float(row["bytes"]), float(row["seconds"])))
+    for number, row in enumerate(rows):
+        at = f"points[{number}]."
+        operation = row.get("operation", ALL_REDUCE)
+        if operation not in OPERATIONS:
+            raise NetworkError(
+                f"{at}operation: {operation!r} (expected one of {', '.join(OPERATIONS)})"
+            )
+        lanes = int(_number(row, "lanes", 1, at, least=1, whole=True))
+        point = _number(row, "bytes", None, at), _number(row, "seconds", None, at)
+        points.setdefault((operation, lanes), []).append(point)
+    if not any(operation == ALL_REDUCE for operation, _ in points):
+        raise NetworkError(f"points: none of {ALL_REDUCE} (expected two sizes of it at least)")
     return Table({key: sorted(row) for key, row in points.items()})

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiacc.planning.trace import Trace
 
@@ -70,11 +71,16 @@ class Plan:
             fields = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {error.lineno}: no JSON ({error.msg})") from error
-        known = {entry.name for entry in dataclasses.fields(Plan)}
-        if not isinstance(fields, dict) or not fields.keys() <= known:
-            raise ValueError(f"the file holds no plan (expected an object with {sorted(known)})")
-        buckets = fields.get("buckets")
-        if not isinstance(buckets, list) or not all(
+        kinds: dict[str, Any] = {"planner": str, "buckets": list, "schedule": str, "lanes": int}
+        kinds |= {"predicted_s": (int, float), "bound_s": (int, float)}
+        if not isinstance(fields, dict) or not fields.keys() <= kinds.keys():
+            raise ValueError(f"the file holds no plan (expected an object with {sorted(kinds)})")
+        for name, value in {"planner": None, "buckets": None, **fields}.items():
+            if not isinstance(value, kinds[name]) or isinstance(value, bool):
+                expected = "a number" if name.endswith("_s") else kinds[name].__name__
+                raise ValueError(f"{name}: {value!r:.100} (expected {expected})")
+        buckets = fields["buckets"]
+        if not all(
             isinstance(bucket, list) and all(isinstance(name, str) for name in bucket)
             for bucket in buckets
         ):

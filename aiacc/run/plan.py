@@ -33,7 +33,7 @@ recursive_doubling or halving_doubling for others; capacity=4 where one flow fil
   aiacc-plan plan resnet50 --net 10gbe-64 --output plan.json
   aiacc-plan ddp resnet50 --net 10gbe-64
   aiaccrun -np 4 aiacc-plan probe --output net.json
-  aiaccrun -np 4 --profile model.json python train.py
+  aiacc-plan profile model.json -np 4 python train.py
   aiacc-plan explain model.json --net net.json
 
 {plan_kfac.EPILOG}
@@ -44,6 +44,8 @@ All times but those of probe are simulated."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status."""
     options = _parser().parse_args(arguments)
+    if "launch" in options:
+        return _profile(options)
     try:
         lines = list(options.run(options))
     except (ValueError, OSError) as error:
@@ -101,6 +103,15 @@ def _parser() -> argparse.ArgumentParser:
         if name == "plan":
             command.add_argument("--output", metavar="FILE", type=Path, help="default: print it")
     command = commands.add_parser(
+        "profile",
+        help="train, and write the trace of the first steps",
+        description="Runs `aiaccrun --profile FILE` with what follows FILE: its options, and a "
+        "training script of torch or TensorFlow that uses DistributedOptimizer. After 13 steps "
+        "rank 0 writes FILE. Under another launcher set AIACC_PROFILE=FILE instead.",
+    )
+    command.add_argument("file", metavar="FILE", help="the trace")
+    command.add_argument("launch", metavar="...", nargs=argparse.REMAINDER, help="-np 4 python ...")
+    command = commands.add_parser(
         "probe",
         help="measure what operations cost here; to be started on every rank by a launcher",
         description="Measures all-reduces, reduce-scatters, all-gathers and broadcasts, one and "
@@ -140,6 +151,13 @@ def _networks(_: argparse.Namespace) -> list[str]:
         f"{name:10} a = {a:.3g} s, b = {b:.3g} s/byte, {world} ranks"
         for name, (a, b, world) in PUBLISHED.items()
     ]
+
+
+def _profile(options: argparse.Namespace) -> int:
+    """Run the job; its exit status."""
+    from aiacc.run.main import main as aiaccrun  # the other commands need no core
+
+    return aiaccrun(["--profile", options.file, *options.launch])
 
 
 def _probe(options: argparse.Namespace) -> list[str]:
@@ -199,7 +217,9 @@ def _simulate(options: argparse.Namespace) -> list[str]:
         cost = network.cost(world)
         for name in names:
             plan = planners.plan(name, trace, cost)
-            timelines[f"{name}, {world} ranks"] = graphs.simulated([trace], plan, cost)
+            last = (world, name) == (worlds[-1], names[-1])
+            if (options.plot and len(worlds) == 1) or (options.chrome and last):
+                timelines[f"{name}, {world} ranks"] = graphs.simulated([trace], plan, cost)
             efficiency[name].append(trace.compute_s / plan.predicted_s)
             lines.append(
                 f"{world or '?':>6}  {name:16}{len(plan.buckets):>8}{plan.predicted_s * 1e3:>10.1f}"
@@ -232,7 +252,7 @@ def _trace(text: str) -> Trace:
         raise TraceError(f"trace {text!r} (expected a file, or one of {', '.join(MODELS)})")
     try:
         return Trace.decode(path.read_text())
-    except TraceError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}: {error}") from error
 
 
@@ -253,9 +273,9 @@ def _worlds(text: str) -> list[int]:
             worlds = [int(part) for part in text.split(",")]
         else:
             worlds = [int(first)]
-            while worlds[-1] * 2 <= int(last):
+            while 0 < worlds[-1] * 2 <= int(last):
                 worlds.append(worlds[-1] * 2)
-        if min(worlds) < 1:
+        if min(worlds) < 1 or (dots and int(last) < worlds[0]):
             raise ValueError(text)
     except ValueError as error:
         raise ValueError(f"--world {text} (expected 64, 4,8,64 or 4..2048)") from error

@@ -16,6 +16,7 @@ import numpy as np
 
 import aiacc
 from aiacc import array
+from aiacc.collectives.objects import broadcast_object
 from aiacc.planning import cost
 from aiacc.planning.fit import fit_affine
 from aiacc.planning.network import VERSION
@@ -55,7 +56,7 @@ def network(points: Sequence[dict[str, Any]], world: int) -> dict[str, Any]:
 def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
     """Measure as one rank; rank 0 writes the file and returns what to say. Collective, blocks.
 
-    Raises ValueError for a single rank.
+    Raises ValueError for a single rank, or, on every rank, if rank 0 cannot write the file.
     """
     if most_bytes < 16 * SMALLEST or most_lanes < 1:
         raise ValueError(
@@ -68,6 +69,7 @@ def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
             "one rank has nobody to measure with (expected a launcher, as in "
             "`aiaccrun -np 4 aiacc-plan probe`)"
         )
+    _check_output(output)
     points = [
         {"operation": operation, "lanes": lanes, "bytes": nbytes, "seconds": seconds}
         for operation in cost.OPERATIONS
@@ -82,6 +84,19 @@ def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
     found = network(points, world)
     output.write_text(json.dumps(found, indent=1) + "\n")
     return [f"{output}: {len(points)} points among {world} ranks; {found['comment']}"]
+
+
+def _check_output(output: Path) -> None:
+    """Before minutes of measurements. Collective."""
+    cause = None
+    if aiacc.rank() == 0:
+        try:
+            output.open("a").close()
+        except OSError as error:
+            cause = str(error)
+    cause = broadcast_object(cause, 0, "probe.output")
+    if cause is not None:
+        raise ValueError(f"rank 0 cannot write --output: {cause}; name another file")
 
 
 def _seconds(operation: str, nbytes: int, lanes: int, world: int) -> float:

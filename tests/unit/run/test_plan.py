@@ -117,6 +117,14 @@ def test_ddp_makes_the_buckets_of_the_plan():
         assert ends == [len(bucket) for bucket in plan.buckets]
 
 
+def test_profile_launches_the_script(monkeypatch):
+    launched = []
+    monkeypatch.setattr("aiacc.run.main.main", lambda arguments: launched.append(arguments) or 3)
+    assert main(["profile", "model.json", "-np", "4", "python", "train.py", "--lr", "1"]) == 3
+    expected = ["--profile", "model.json", "-np", "4", "python", "train.py", "--lr", "1"]
+    assert launched == [expected]
+
+
 def test_ddp_on_the_command_line(capsys):
     status, out, _ = run(capsys, "ddp", "vgg16", "--net", "10gbe-64")
     assert status == 0
@@ -130,13 +138,20 @@ def test_ddp_on_the_command_line(capsys):
     [
         (["alexnet", "--net", "10gbe-64"], "trace 'alexnet' (expected a file, or one of resnet50"),
         (["vgg16", "--net", "fast"], "network 'fast' (expected a file, one of 10gbe-8"),
-        (["vgg16", "--net", "a=1"], "affine: 'b'"),
-        (["vgg16", "--net", "a=x,b=1"], "a=x (expected a number)"),
+        (["vgg16", "--net", "a=1"], "b: None (expected a number, >= 0)"),
+        (["vgg16", "--net", "a=x,b=1"], "a: 'x' (expected a number)"),
         (["vgg16", "--net", "a=1,c=2,b=3"], "affine: unknown c"),
-        (["vgg16", "--net", "a=-1,b=3"], "a = -1.0 s"),
+        (["vgg16", "--net", "a=-1,b=3"], "a: -1.0 (expected a number, >= 0)"),
+        (["vgg16", "--net", "a=nan,b=3"], "a: nan (expected a number, >= 0)"),
+        (["vgg16", "--net", "a=1,b=3,world=2.5"], "world: 2.5 (expected a whole number, >= 1)"),
+        (["vgg16", "--net", "a=1,b=3,capacity=0"], "capacity: 0.0 (expected a number, >= 1)"),
+        (["vgg16", "--net", "alpha=1,gbit=0", "--world", "4"], "gbit: 0 (expected a bandwidth"),
+        (["vgg16", "--net", "alpha=1,gbit=-1", "--world", "4"], "gbit: -1.0 (expected a number"),
         (["vgg16", "--net", "alpha=1,gbit=1"], "give --world"),
         (["vgg16", "--net", "10gbe-64", "--world", "8"], "measured with 64 ranks, which says"),
         (["vgg16", "--net", "10gbe-64", "--world", "x"], "--world x (expected 64, 4,8,64"),
+        (["vgg16", "--net", "alpha=1,gbit=1", "--world", "0..4"], "--world 0..4 (expected 64"),
+        (["vgg16", "--net", "alpha=1,gbit=1", "--world", "8..4"], "--world 8..4 (expected 64"),
         (["vgg16", "--net", "10gbe-64", "--planner", "best"], "planner 'best' (expected"),
     ],
 )
@@ -155,6 +170,51 @@ def test_bad_traces_name_file_and_field(capsys, tmp_path):
     status, _, err = run(capsys, "explain", str(path), "--net", "10gbe-64")
     assert status == 2
     assert f"{path}: tensors[3].bytes: -1" in err
+
+
+_POINT = {"bytes": 1, "seconds": 1.0}
+_NEAR = {"model": "analytic", "alpha": 1e-6, "gbit": 100}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"model": ["affine"]}, r"model: \['affine'\] .expected one of affine"),
+        ({"model": "affine", "a": True, "b": 1}, "a: True"),
+        ({"model": "affine", "a": 1, "b": 1, "of": [1]}, "of: '': .1. .expected pairs"),
+        ({"model": "affine", "a": 1, "b": 1, "of": {"gather": [1, 1]}}, "of: 'gather'"),
+        ({"model": "affine", "a": 1, "b": 1, "of": {"broadcast": [1, -1]}}, "of.broadcast.b: -1"),
+        ({"model": "affine", "a": 1, "b": 1, "world": "8"}, "world: '8' .expected a whole number"),
+        ({"model": "table"}, "points: expected a list of objects"),
+        ({"model": "table", "points": [1]}, "points: expected a list of objects"),
+        ({"model": "table", "points": []}, "points: none of all_reduce"),
+        ({"model": "table", "points": [_POINT]}, "sizes .1.0. .expected two or more"),
+        ({"model": "table", "points": [{"bytes": "1"}]}, r"points\[0\].bytes: '1'"),
+        ({"model": "table", "points": [_POINT, {"bytes": 2}]}, r"points\[1\].seconds: None"),
+        ({"model": "table", "points": [_POINT | {"lanes": 0}]}, r"points\[0\].lanes: 0"),
+        ({"model": "table", "points": [_POINT | {"operation": 3}]}, r"points\[0\].operation: 3"),
+        ({"model": "hierarchical", "local": 0, "inside": _NEAR, "between": _NEAR}, "local: 0"),
+        ({"model": "hierarchical", "local": 2, "inside": 1, "between": _NEAR}, "inside: 1"),
+        ({"model": "hierarchical", "local": 2, "inside": _NEAR}, "between: None"),
+    ],
+)
+def test_bad_networks_name_file_and_field(tmp_path, fields, text):
+    path = tmp_path / "net.json"
+    path.write_text(json.dumps({"version": 1, **fields}))
+    with pytest.raises(NetworkError, match=f"{path}: .*{text}"):
+        network_of(str(path))
+
+
+def test_files_that_are_no_text_are_named(capsys, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"\xff\xfe")
+    for arguments in ((str(path), "--net", "10gbe-64"), ("vgg16", "--net", str(path))):
+        status, _, err = run(capsys, "explain", *arguments)
+        assert (status, str(path) in err) == (2, True)
+    path.write_text("[" * 100_000)
+    for arguments in ((str(path), "--net", "10gbe-64"), ("vgg16", "--net", str(path))):
+        status, _, err = run(capsys, "explain", *arguments)
+        assert (status, str(path) in err) == (2, True)
 
 
 def test_networks_there_and_back(tmp_path):
