@@ -1,0 +1,275 @@
+"""Memory of the node: records in one file in memory that all workers and local ranks map.
+
+Reading takes no lock. One process at a time appends, under an fcntl lock that the kernel takes
+back when the process dies. What it had not finished then is void: the entry of the index is
+written last.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aiacc.data import layout as geometry
+from aiacc.data.arena_file import PREFIX, ArenaFile, attach, sweep
+from aiacc.data.layout import ENTRY, PROBES, Entry, Eviction, Layout, Segment
+
+#: Bytes of the file that stand for locks, far behind its end.
+_APPENDING = 1 << 60
+_ROWS = _APPENDING + 1
+_CLAIMS = 1 << 61
+_VOID = bytes(ENTRY.size)
+_COUNTER = struct.Struct("<Q")
+#: Claims are looked at again after so long: fcntl locks have no deadline.
+_FIRST_NAP_S, _LONGEST_NAP_S = 0.001, 0.02
+
+
+class CorruptRecordError(Exception):
+    """A record whose bytes are not what was written. It has been forgotten."""
+
+
+class Arena:
+    """One process's view of the node's memory.
+
+    Threads: any. Processes: one that was forked goes on with its parent's view; one that was
+        spawned makes
+    its own with the same arguments.
+    """
+
+    def __init__(self, folder: Path, name: str, plan: Layout, evict: Eviction) -> None:
+        """Use, or create, the arena ``name``; remove those that killed jobs have left.
+
+        Raises:
+            OSError: It cannot be created.
+        """
+        sweep(folder)
+        self._file: ArenaFile = attach(folder / f"{PREFIX}{name}", plan)
+        self._layout = self._file.layout
+        self._evict = evict
+        self._row = -1
+        self._row_pid = 0
+        #: Why nothing more is admitted: memory itself is full. None while it is not.
+        self.failure: OSError | None = None
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self._file.path
+
+    @property
+    def used(self) -> int:
+        """Bytes of records."""
+        return sum(one.used - one.begin for one in self._segments())
+
+    @property
+    def window(self) -> int:
+        """Bytes for records that were fetched ahead and do not stay."""
+        return sum(end - begin for begin, end in self._layout.segments[1:])
+
+    def close(self) -> None:
+        """End the use of it; the last user of all removes it."""
+        self._file.release()
+
+    def read(self, key: bytes) -> bytearray | None:
+        """The record of a key, a copy; None if it is not there.
+
+        Blocks: never.
+
+        Raises:
+            CorruptRecordError: It was there, and its checksum is wrong.
+        """
+        for _, entry in self._entries(key):
+            if entry is not None and entry.key == key and self._is_valid(entry):
+                record = bytearray(
+                    memoryview(self._file.map)[entry.begin : entry.begin + entry.size]
+                )
+                right = zlib.crc32(record) == entry.checksum
+                if not self._is_valid(entry):  # emptied while it was read
+                    return None
+                if not right:
+                    self.forget(key)
+                    raise CorruptRecordError
+                if self._evict == "lru":
+                    self._touch(entry.segment)
+                return record
+        return None
+
+    def __contains__(self, key: bytes) -> bool:
+        return any(
+            entry is not None and entry.key == key and self._is_valid(entry)
+            for _, entry in self._entries(key)
+        )
+
+    def write(self, key: bytes, record: bytes | bytearray, may_go: bool = False) -> bool:
+        """Admit a record if there is room.
+
+        Blocks: while others write.
+
+        Args:
+            key: Of 16 bytes.
+            record: Whole record.
+            may_go: Whether it was fetched ahead: it gets a place in the window then, if no other.
+
+        Returns:
+            Whether the record is there now.
+        """
+        if self.failure is not None:
+            return False
+        with self._appending():
+            if key in self:
+                return True
+            place = geometry.admit(self._segments(), len(record), may_go, self._evict)
+            number = self._free_entry(key)
+            if place is None or number is None:
+                return False
+            segment = self._segment(place.segment)
+            if place.empties:
+                generation = (segment.generation + 1) % (1 << 32)
+                segment = Segment(segment.begin, segment.end, segment.begin, generation, 0)
+                self._put(place.segment, segment)
+            if not self._store(segment.used, record):
+                return False
+            end = segment.used + len(record)
+            end += -end % geometry.ALIGNMENT
+            moved = Segment(
+                segment.begin, segment.end, end, segment.generation, time.monotonic_ns()
+            )
+            self._put(place.segment, moved)
+            entry = Entry(
+                key,
+                segment.used,
+                len(record),
+                zlib.crc32(record),
+                place.segment,
+                segment.generation,
+            )
+            at = self._layout.entry_at(number)
+            self._file.map[at : at + ENTRY.size] = entry.pack()
+            return True
+
+    def forget(self, key: bytes) -> None:
+        """Let a record be absent. Its place stays occupied."""
+        with self._appending():
+            for number, entry in self._entries(key):
+                if entry is not None and entry.key == key:
+                    at = self._layout.entry_at(number)
+                    # Not all zeros, which would end the search for entries behind it.
+                    self._file.map[at : at + ENTRY.size] = b"\xff" * ENTRY.size
+
+    def count(self, counter: int, amount: int) -> None:
+        """Add to one of the 16 counters of this process. Lost if more than 192 processes count."""
+        with self._file.mutex:
+            row = self._own_row()
+            if row >= 0:
+                at = self._layout.rows_at + row * geometry.ROW_BYTES + counter * _COUNTER.size
+                value = _COUNTER.unpack_from(self._file.map, at)[0] + amount
+                _COUNTER.pack_into(self._file.map, at, value % (1 << 64))
+
+    def counters(self) -> list[int]:
+        """Sums over all processes that have ever counted, the dead ones too."""
+        begin = self._layout.rows_at
+        table = self._file.map[begin : begin + geometry.ROWS * geometry.ROW_BYTES]
+        width = geometry.ROW_BYTES // _COUNTER.size
+        numbers = struct.unpack(f"<{geometry.ROWS * width}Q", table)
+        return [sum(numbers[column::width]) for column in range(width)]
+
+    @contextmanager
+    def claim(self, key: bytes, patience_s: float) -> Iterator[None]:
+        """Be the only process of the node that fetches a record, as far as that goes.
+
+        Threads of one process do not exclude each other.
+        Blocks: until no other process has the claim, ``patience_s`` at most; then it goes without.
+        """
+        byte = _CLAIMS + int.from_bytes(key[:7], "little")
+        deadline, nap = time.monotonic() + patience_s, _FIRST_NAP_S
+        while not (claimed := self._try_lock(byte)) and time.monotonic() < deadline:
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP_S)
+        try:
+            yield
+        finally:
+            if claimed:
+                fcntl.lockf(self._file.descriptor, fcntl.LOCK_UN, 1, byte)
+
+    @contextmanager
+    def _appending(self) -> Iterator[None]:
+        with self._file.mutex:
+            fcntl.lockf(self._file.descriptor, fcntl.LOCK_EX, 1, _APPENDING)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file.descriptor, fcntl.LOCK_UN, 1, _APPENDING)
+
+    def _try_lock(self, byte: int) -> bool:
+        try:
+            fcntl.lockf(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _own_row(self) -> int:
+        """This process's row of counters, which nobody else who lives has; -1 if there is none."""
+        if self._row_pid != os.getpid():
+            self._row_pid = os.getpid()
+            rows = range(geometry.ROWS)
+            self._row = next((row for row in rows if self._try_lock(_ROWS + row)), -1)
+        return self._row
+
+    def _entries(self, key: bytes) -> Iterator[tuple[int, Entry | None]]:
+        """What the index has where this key may be, up to the first entry never used."""
+        first = int.from_bytes(key[:8], "little")
+        for number in range(first, first + PROBES):
+            at = self._layout.entry_at(number)
+            data = self._file.map[at : at + ENTRY.size]
+            if data == _VOID:
+                return
+            yield number, Entry.unpack(data)
+
+    def _free_entry(self, key: bytes) -> int | None:
+        """An entry that was never used, or is void; None if all that the key may have are taken."""
+        first = int.from_bytes(key[:8], "little")
+        for number in range(first, first + PROBES):
+            at = self._layout.entry_at(number)
+            entry = Entry.unpack(self._file.map[at : at + ENTRY.size])
+            if entry is None or not self._is_valid(entry):
+                return number
+        return None
+
+    def _is_valid(self, entry: Entry) -> bool:
+        if entry.segment >= len(self._layout.segments):
+            return False
+        begin, end = self._layout.segments[entry.segment]
+        inside = begin <= entry.begin and entry.begin + entry.size <= end
+        return inside and self._segment(entry.segment).generation == entry.generation
+
+    def _segment(self, number: int) -> Segment:
+        at = self._layout.segment_at(number)
+        return Segment.unpack(self._file.map[at : at + geometry.SEGMENT.size])
+
+    def _segments(self) -> list[Segment]:
+        return [self._segment(number) for number in range(len(self._layout.segments))]
+
+    def _put(self, number: int, segment: Segment) -> None:
+        at = self._layout.segment_at(number)
+        self._file.map[at : at + geometry.SEGMENT.size] = segment.pack()
+
+    def _touch(self, number: int) -> None:
+        at = self._layout.segment_at(number) + geometry.SEGMENT.size - geometry.LAST_USE.size
+        geometry.LAST_USE.pack_into(self._file.map, at, time.monotonic_ns())
+
+    def _store(self, at: int, record: bytes | bytearray) -> bool:
+        view = memoryview(record)
+        try:
+            while view:
+                written = os.pwrite(self._file.descriptor, view, at)
+                view, at = view[written:], at + written
+        except OSError as error:  # memory is full: of the machine, or what this user may have
+            self.failure = error
+            return False
+        return True

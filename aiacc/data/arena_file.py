@@ -1,0 +1,177 @@
+"""The arena's file: who creates it, who uses it, who removes it.
+
+Everybody who uses the file holds a shared flock on it, which the kernel takes back however a
+process ends. So a file on which somebody gets the exclusive one is used by nobody: it is what a
+job has left that was killed, and is removed. A process has one descriptor per file, because
+closing any descriptor of a file would drop all fcntl locks that the process has on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from aiacc.data.layout import Layout
+
+PREFIX = f"aiacc-data-{os.getuid()}-"
+_temporary = itertools.count()
+
+
+class ArenaFile:
+    """An arena's file as this process uses it. Made by `attach` only."""
+
+    def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self.layout = layout
+        self.users = 1
+        #: Between the threads of this process; fcntl locks are between processes.
+        self.mutex = threading.Lock()
+        self.pid = os.getpid()
+        # What is mapped for writing is in memory already: index and counters. Records are written
+        # by pwrite, which fails where a store to a page that does not fit into memory would kill.
+        self.map = mmap.mmap(descriptor, layout.size)
+
+    def release(self) -> None:
+        """End this use. The last user of all removes the file."""
+        with _registry_mutex:
+            self.users -= 1
+            if self.users or self.pid != os.getpid():  # what was inherited by fork is the parent's
+                return
+            _registry.pop(self.path, None)
+        with suppress(BufferError):  # a record is being read; the map goes with it
+            self.map.close()
+        _remove_if_unused(self.path, self.descriptor)
+        os.close(self.descriptor)
+
+
+_registry: dict[Path, ArenaFile] = {}
+_registry_mutex = threading.Lock()
+
+
+def attach(path: Path, layout: Layout) -> ArenaFile:
+    """Use the arena at ``path``, which is created if nobody uses it.
+
+    Blocks: for milliseconds at most, while others create or remove it.
+
+    Raises:
+        OSError: There is no such folder, no right to write, or no memory for the index.
+    """
+    path = path.absolute()
+    with _registry_mutex:
+        known = _registry.get(path)
+        if known is not None:
+            known.users += 1
+            return known
+        while True:
+            file = _join(path) or _create(path, layout)
+            if file is not None:
+                _registry[path] = file
+                return file
+            time.sleep(0.001)  # somebody removes it at this moment, or made it just now
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Remove arenas and halves of arenas that nobody uses; returns which."""
+    removed = []
+    for path in sorted(folder.glob(f"{PREFIX}*")):
+        with _registry_mutex:
+            if path.absolute() in _registry:
+                continue
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    if _remove_if_unused(path, descriptor):
+                        removed.append(path)
+                finally:
+                    os.close(descriptor)
+    return removed
+
+
+def _join(path: Path) -> ArenaFile | None:
+    """Use what others use; None if there is no such thing."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        is_used = not _remove_if_unused(path, descriptor)
+        if not is_used or not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(path, descriptor):
+            return None
+        layout = Layout.unpack(os.pread(descriptor, 1 << 16, 0))
+        file = ArenaFile(path, descriptor, layout)
+        descriptor = -1
+        return file
+    except ValueError as error:
+        raise OSError(f"{path} is used by a job with {error}") from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _create(path: Path, layout: Layout) -> ArenaFile | None:
+    """Make the file under another name, so that it is whole when it can be seen."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_temporary)}")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.posix_fallocate(descriptor, 0, layout.heap_at)
+        os.ftruncate(descriptor, layout.size)
+        os.pwrite(descriptor, layout.pack(), 0)
+        try:
+            os.link(temporary, path)
+        except (FileExistsError, FileNotFoundError):  # others were first, or have swept it away
+            return None
+        file = ArenaFile(path, descriptor, layout)
+        descriptor = -1
+        return file
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _remove_if_unused(path: Path, descriptor: int) -> bool:
+    """Remove the file if nobody else holds a lock on it. The caller's own is lost."""
+    if not _lock(descriptor, fcntl.LOCK_EX):
+        return False
+    if _is_at(path, descriptor):
+        path.unlink()
+    return True
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the file is still the one that has this name."""
+    mine = os.fstat(descriptor)
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino)
+
+
+def _after_fork() -> None:
+    """Free the locks that threads of the parent held: they are not in the child."""
+    global _registry_mutex
+    _registry_mutex = threading.Lock()
+    for file in _registry.values():
+        file.mutex = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,337 @@
+"""The wrapper: bit-identical to the dataset, fetched once, whoever asks."""
+
+import multiprocessing
+import os
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from aiacc.data import CachedDataset, RecordError
+from aiacc.data import origin as origin_module
+from tests.unit.data.test_record import same
+
+
+class Origin:
+    """Samples of several kinds; writes down each fetch, of every process, in a file."""
+
+    def __init__(self, log, length=20, size=100):
+        self.log = str(log)
+        self.length = length
+        self.size = size
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        with open(self.log, "a") as log:  # noqa: PTH123
+            log.write(f"{index}\n")
+        image = np.random.default_rng(index).integers(0, 256, (self.size,), np.uint8)
+        return {"image": torch.from_numpy(image), "label": index % 7, "name": f"sample {index}"}
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Origin(tmp_path / "log")
+
+
+@pytest.fixture
+def cached(source, tmp_path):
+    (tmp_path / "shm").mkdir()
+    made = CachedDataset(source, memory=(tmp_path / "shm", "1MB"))
+    yield made
+    made.close()
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def fetches(source):
+    return [int(line) for line in Path(source.log).read_text().split()]
+
+
+def test_epochs_are_those_of_the_dataset_and_the_second_fetches_nothing(cached, source):
+    expected = [source[index] for index in range(len(source))]
+    Path(source.log).unlink()
+    for _ in range(3):
+        assert same([cached[index] for index in range(len(cached))], expected)
+    # Three samples are fetched twice, to see whether they are augmented.
+    assert sorted(fetches(source)) == sorted([*range(20), 0, 1, 2])
+    found = cached.statistics()
+    assert (found.samples, found.fetched, found.memory_hits) == (60, 20, 40)
+    assert found.hit_ratio == pytest.approx(2 / 3)
+    assert found.memory_bytes == 2 * found.fetched_bytes
+    assert "40 from memory" in found.line()
+    assert "disk" not in found.line()
+
+
+def test_indices_are_those_of_the_dataset(cached):
+    assert same(cached[-1], cached[19])
+    assert same(cached[np.int64(3)], cached[3])
+    assert same(cached[torch.tensor(3)], cached[3])
+    assert len(list(cached)) == 20  # ends by IndexError
+    with pytest.raises(IndexError, match="sample 20 of a dataset of 20"):
+        cached[20]
+    with pytest.raises(TypeError):
+        cached["3"]
+
+
+def test_transform_runs_after_the_cache(source, tmp_path):
+    seen = []
+
+    def augment(sample):
+        seen.append(sample["label"])
+        sample["image"] += 1  # changes what it was given
+        return sample["image"]
+
+    cached = CachedDataset(source, (tmp_path, "1MB"), transform=augment)
+    first, second = cached[3], cached[3]
+    assert same(first, second)
+    assert same(first, source[3]["image"] + 1)
+    assert seen == [3, 3]
+    cached.close()
+
+
+class Augmented(Origin):
+    def __getitem__(self, index):
+        return super().__getitem__(index)["image"] + torch.randint(100, (1,)).to(torch.uint8)
+
+
+def test_augmentation_inside_the_dataset_is_noticed(tmp_path):
+    cached = CachedDataset(Augmented(tmp_path / "log"), (tmp_path, "1MB"))
+    with pytest.warns(UserWarning, match="sample 4 of Augmented was another one"):
+        kept = cached[4]
+    assert same(cached[4], kept)
+    cached.close()
+
+
+def test_bytes_of_the_node_are_bounded_however_many_workers(tmp_path):
+    """One of the reasons for which torch has no such cache: a copy per worker."""
+    source = Origin(tmp_path / "log", length=64, size=10_000)
+    cached = CachedDataset(source, (tmp_path, "2MB"))
+    loader = torch.utils.data.DataLoader(cached, batch_size=4, num_workers=2)
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            assert same(batch["image"][1], source_sample(source, 4 * number + 1)["image"])
+    # Each once, but for those fetched twice: the workers share what they have.
+    found = cached.statistics()
+    assert (found.fetched, found.memory_hits) == (64, 64)
+    (file,) = [path for path in tmp_path.iterdir() if path.name != "log"]
+    assert file.stat().st_blocks * 512 <= 2_000_000
+    cached.close()
+
+
+def source_sample(source, index):
+    return Origin(os.devnull, source.length, source.size)[index]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_data_loader(cached, source, method):
+    loader = torch.utils.data.DataLoader(
+        cached, batch_size=5, num_workers=1, multiprocessing_context=method
+    )
+    for _ in range(2):
+        labels = torch.cat([batch["label"] for batch in loader])
+        assert labels.tolist() == [index % 7 for index in range(20)]
+    assert cached.statistics().fetched == 20
+    assert cached.statistics().memory_hits == 20
+
+
+def _read_all(source, folder, index):
+    cached = CachedDataset(source, (folder, "1MB"))
+    for number in range(20):
+        assert same(cached[(number + index) % 20], source_sample(source, (number + index) % 20))
+    cached.close()
+
+
+def test_ranks_of_a_node_share(cached, source, tmp_path):
+    context = multiprocessing.get_context("fork")
+    arguments = [(source, tmp_path / "shm", index) for index in (0, 10)]
+    ranks = [context.Process(target=_read_all, args=one) for one in arguments]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+    assert len(set(fetches(source))) == 20
+    assert len(fetches(source)) <= 20 + 4  # two may compare a sample at the same time
+    assert cached.statistics().fetched == 20
+
+
+class Together(Origin):
+    """Answers when so many have asked at a time."""
+
+    def __init__(self, log, parties):
+        super().__init__(log)
+        self.barrier = threading.Barrier(parties)
+
+    def __getitem__(self, index):
+        self.barrier.wait(60)
+        return super().__getitem__(index)
+
+
+def test_requests_of_a_batch_are_in_flight_at_a_time(tmp_path):
+    source = Together(tmp_path / "log", 8)
+    cached = CachedDataset(source, (tmp_path, "1MB"), fingerprint="together", requests=8)
+    cached._count("compared", 3)  # nothing is fetched twice, which would break the barrier
+    asked = [3, 1, 4, 1, 5, 9, 2, 6, 0]
+    batch = cached.__getitems__(asked)
+    assert [sample["name"] for sample in batch] == [f"sample {index}" for index in asked]
+    assert sorted(fetches(source)) == [0, 1, 2, 3, 4, 5, 6, 9]
+    cached.close()
+
+
+def test_threads_that_want_the_same_sample_fetch_it_once(tmp_path):
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(Origin):
+        def __getitem__(self, index):
+            entered.set()
+            go_on.wait()
+            return super().__getitem__(index)
+
+    source = Slow(tmp_path / "log")
+    cached = CachedDataset(source, (tmp_path, "1MB"), fingerprint="slow")
+    cached._count("compared", 3)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(cached[5])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    entered.wait()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert same(found[0], found[1])
+    found[0]["image"] += 1
+    assert not same(found[0], found[1])
+    assert fetches(source) == [5]
+    cached.close()
+
+
+class Failing(Origin):
+    def __init__(self, log, errors):
+        super().__init__(log)
+        self.errors = errors
+
+    def __getitem__(self, index):
+        if self.errors:
+            raise self.errors.pop()
+        return super().__getitem__(index)
+
+
+def test_an_origin_that_fails_for_a_while_is_asked_again(tmp_path, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(origin_module, "pause_before", lambda n, chance: pauses.append(n) or 0)
+    source = Failing(tmp_path / "log", [ConnectionError("reset"), TimeoutError("late")])
+    cached = CachedDataset(source, (tmp_path, "1MB"), fingerprint="failing")
+    assert same(cached[3], source_sample(source, 3))
+    assert cached.statistics().retries == 2
+    source.errors = [ConnectionError(f"failure {n}") for n in range(4)]
+    with pytest.raises(ConnectionError, match="failure 0"):
+        cached[4]
+    assert cached.statistics().failures == 1
+    assert pauses == [1, 2, 1, 2, 3]
+    source.errors = [KeyError("a defect")]
+    with pytest.raises(KeyError, match="a defect"):
+        cached[4]
+    source.errors = [FileNotFoundError("gone")]
+    with pytest.raises(FileNotFoundError, match="gone"):
+        cached[4]
+    assert pauses == [1, 2, 1, 2, 3]
+    assert same(cached[4], source_sample(source, 4))
+    cached.close()
+
+
+def test_pauses_double():
+    pauses = [origin_module.pause_before(attempt, 0) for attempt in range(1, 10)]
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert pauses[-1] == 10
+    assert origin_module.pause_before(1, 1) == 0.05
+
+
+def test_samples_that_no_record_holds_are_named(tmp_path):
+    cached = CachedDataset([{1, 2}], (tmp_path, "1MB"))
+    with pytest.raises(RecordError, match="transform="):
+        cached[0]
+    cached.close()
+
+
+def test_without_memory_everything_is_fetched(source):
+    cached = CachedDataset(source, memory=None)
+    assert [cached[1]["label"] for _ in range(3)] == [1, 1, 1]
+    assert (cached.statistics().fetched, cached.statistics().refused) == (3, 3)
+    cached.close()
+
+
+def test_no_folder_in_memory_is_a_warning(source, tmp_path):
+    with pytest.warns(UserWarning, match="no memory of the node is used: .*absent"):
+        cached = CachedDataset(source, (tmp_path / "absent", "1MB"))
+    assert cached[1]["label"] == 1
+    cached.close()
+
+
+def test_a_cyclic_scan_of_more_than_fits_hits_what_fits(tmp_path):
+    source = Origin(tmp_path / "log", length=200, size=10_000)
+    cached = CachedDataset(source, (tmp_path, "1MB"))
+    for _ in range(3):
+        for index in range(200):
+            cached[index]
+    found = cached.statistics()
+    kept = (600 - found.fetched) // 2
+    assert 70 < kept < 100
+    assert found.memory_hits == 2 * kept
+    assert found.refused == found.fetched - kept
+    cached.close()
+
+
+def test_a_bit_flip_is_fetched_again_and_counted(cached, source):
+    kept = [cached[index] for index in range(20)]
+    file = cached._arena._file
+    where = file.map.find(kept[7]["image"].numpy().tobytes())
+    os.pwrite(file.descriptor, b"\x00\xff\x00\xff", where)
+    assert same([cached[index] for index in range(20)], kept)
+    assert cached.statistics().corrupt == 1
+    assert cached.statistics().fetched == 21
+
+
+def test_images_are_kept_as_pixels(tmp_path):
+    path = tmp_path / "image.png"
+    PIL.Image.new("RGB", (9, 5), (200, 30, 77)).save(path)
+
+    class Images:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return PIL.Image.open(path), index
+
+    cached = CachedDataset(Images(), (tmp_path, "1MB"))
+    for _ in range(2):
+        assert cached[0][0].tobytes() == PIL.Image.open(path).tobytes()
+    cached.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"memory": "8 apples"}, "memory='8 apples'"),
+        ({"evict": "fifo"}, "evict='fifo'"),
+        ({"requests": 0}, "requests=0"),
+        ({"retries": -1}, "retries=-1"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        CachedDataset([1], **arguments)
+
+
+def test_everything_ends_by_itself(source, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cached = CachedDataset(source, (tmp_path, "1MB"))
+        cached[0]
+        del cached
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
