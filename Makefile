@@ -8,6 +8,8 @@ TENSORFLOW ?= tensorflow-cpu==2.21.0
 TF_KERAS ?= tf_keras==2.21.0
 # What tests of K-FAC compare with, without what it depends on but does not need here.
 CURVLINOPS := curvlinops-for-pytorch==3.0.1 einconv==0.1.0 einops==0.8.2 linear-operator==0.6.1 tqdm==4.70.1
+# What tests of aiacc.optim compare with, without torchvision, which would bring another torch.
+TIMM := timm==1.0.31
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -165,7 +167,7 @@ $(STAMPS)/tools: Makefile
 	$(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q $(TENSORFLOW)
 	$(BIN)/python -m pip install -q --no-deps $(TF_KERAS)
-	$(BIN)/python -m pip install -q --no-deps $(CURVLINOPS)
+	$(BIN)/python -m pip install -q --no-deps $(CURVLINOPS) $(TIMM)
 	@mkdir -p $(@D) && touch $@
 
 # The package in place with its development tools; C++ changes only need `cmake --build`.

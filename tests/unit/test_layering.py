@@ -41,6 +41,7 @@ PACKAGES = {
     "array": {"collectives"},
     "compression": {"planning"},
     "data": set(),
+    "optim": set(),
     "planning/division": {"planning"},
     "kfac": {"planning", "planning/division", "planning/models"},
     "run": {

@@ -1,0 +1,118 @@
+"""From Adam to SGD in the course of a training.
+
+AIACC-Training (ICDCS 2022) says that it trains with a hybrid of Adam and SGD, and gives no formula.
+**This one is ours.** Both have the same mean of gradients m, corrected for its bias; with a share s
+of SGD, which a schedule gives for each step,
+
+    w <- w - ((1 - s) lr m / (sqrt(v) + eps) + s sgd_lr m)
+
+and decoupled weight decay by (1 - s) lr + s sgd_lr. At s = 0 this is AdamW, at s = 1 SGD whose
+momentum is a mean. Others have gone the same way at once (SWATS, arXiv 1712.07628) or by bounds on
+the rates (AdaBound, arXiv 1902.09843).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aiacc.optim.trust import check_options, gradients_of
+
+
+class AdamSGD(torch.optim.Optimizer):
+    """Adam at first, SGD with momentum at last, by a share that a schedule says.
+
+    Each element is updated by itself, so that schedule "decoupled" takes it.
+    """
+
+    #: See `aiacc.torch.decoupled.classes`.
+    is_elementwise = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        sgd_lr: float = 0.1,
+        *,
+        share: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        """Update ``params`` in `step`.
+
+        Args:
+            params: Tensors, or groups of them.
+            lr: Adam's learning rate.
+            sgd_lr: SGD's, for a mean of gradients: 1 / (1 - momentum) times that of torch's SGD.
+            share: Of SGD, from 0 to 1; an option of groups that `follow` sets in each step.
+            betas: What stays of the means of gradients and of their squares.
+            eps: Added to Adam's denominator.
+            weight_decay: Multiple of the parameters that is subtracted, times the rate.
+            maximize: Ascend.
+
+        Raises:
+            ValueError: A number that makes no sense.
+        """
+        defaults = {
+            "lr": lr,
+            "sgd_lr": sgd_lr,
+            "share": share,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        check_options(defaults)
+        if not (sgd_lr >= 0 and 0 <= share <= 1):
+            raise ValueError(f"sgd_lr={sgd_lr}, share={share} (expected >= 0, and 0 to 1)")
+        super().__init__(params, defaults)
+
+    def follow(self, share: Callable[[int], float]) -> None:
+        """Let the share of SGD in all groups be ``share(n)`` in the n-th step, from 0 on.
+
+        The number of a step is that of the parameters, which `state_dict` holds.
+        """
+        self.register_step_pre_hook(lambda optimizer, *_: _set_share(optimizer, share))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have gradients; see `LARS.step`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter, grad in zip(*gradients_of(group, "AdamSGD"), strict=True):
+                self._update(group, parameter, grad)
+        return loss
+
+    def _update(self, group: dict[str, Any], parameter: torch.Tensor, grad: torch.Tensor) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        number = state["step"].item()
+        beta1, beta2 = group["betas"]
+        mean = state["exp_avg"].lerp_(grad, 1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        share, first = group["share"], 1 - beta1**number
+        adam, sgd = (1 - share) * group["lr"], share * group["sgd_lr"]
+        if group["weight_decay"]:
+            parameter.mul_(1 - (adam + sgd) * group["weight_decay"])
+        if adam:
+            root = square.sqrt().div_((1 - beta2**number) ** 0.5).add_(group["eps"])
+            parameter.addcdiv_(mean, root, value=-adam / first)
+        if sgd:
+            parameter.add_(mean, alpha=-sgd / first)
+
+
+def _set_share(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> None:
+    number = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
+    for group in optimizer.param_groups:
+        group["share"] = share(number)

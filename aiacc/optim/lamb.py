@@ -1,0 +1,223 @@
+"""Layer-wise adaptive moments for large batches.
+
+You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes" (LAMB), ICLR
+2020 (arXiv 1904.00962), Algorithm 2, with Adam's correction of bias: a tensor w has the update
+u = m / (sqrt(v) + eps) + weight_decay w, and takes a step of lr |w| / |u| along it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _use_grad_for_differentiable
+
+from aiacc.optim import trust
+from aiacc.optim.trust import Clamp, Exclusion, TrustRatioOptimizer, one_dimensional
+
+
+class LAMB(TrustRatioOptimizer):
+    """Adam whose step of each tensor is as long as lr times its norm.
+
+    A tensor whose norm or whose update's is 0 has ratio 1. Norms of 16-bit tensors are float32.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        *,
+        bias_correction: bool = True,
+        max_grad_norm: float | None = None,
+        trust_clamp: Clamp | None = None,
+        exclude: Exclusion | Collection[str] | None = one_dimensional,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        """Update ``params`` in `step`.
+
+        Args:
+            params: See `LARS`.
+            lr: Learning rate, of which each tensor takes its ratio.
+            betas: What stays of the means of gradients and of their squares.
+            eps: Added to the denominator.
+            weight_decay: Multiple of the parameters that is added to the update.
+            bias_correction: As in Adam.
+            max_grad_norm: Gradients of all parameters together are clipped to this norm. They are
+                not changed; clip yourself to see the norm.
+            trust_clamp: Least and largest ratio.
+            exclude: See `LARS`.
+            maximize: Ascend.
+            foreach: See `LARS`.
+            capturable: Keep the number of steps on the device, for a CUDA graph.
+            differentiable: Let autograd go through `step`.
+
+        Raises:
+            ValueError: A number that makes no sense.
+        """
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm={max_grad_norm} (expected None or > 0)")
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "bias_correction": bias_correction,
+                "max_grad_norm": max_grad_norm,
+                "trust_clamp": trust_clamp,
+                "maximize": maximize,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+            },
+            exclude,
+        )
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have gradients; see `LARS.step`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        given = [trust.gradients_of(group, "LAMB") for group in self.param_groups]
+        most = self.defaults["max_grad_norm"]
+        clip = None
+        if most is not None and any(grads for _, grads in given):
+            clip = _clipping([grad for _, grads in given for grad in grads], most)
+        for group, (every, grads_of_all) in zip(self.param_groups, given, strict=True):
+            for params, grads in trust.by_kind(every, grads_of_all):
+                if clip is not None:
+                    grads = [grad * clip.to(grad.device, grad.dtype) for grad in grads]
+                self._update(group, params, grads)
+        return loss
+
+    def _update(
+        self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
+    ) -> None:
+        states = [self.state[parameter] for parameter in params]
+        for parameter, state in zip(params, states, strict=True):
+            if not state:
+                device = parameter.device if group["capturable"] else "cpu"
+                state["step"] = torch.zeros((), device=device)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["step"] += 1
+        foreach = group["foreach"]
+        if foreach is None:
+            foreach = params[0].is_cuda and not group["differentiable"]
+        update = _foreach if foreach else _one_by_one
+        update(
+            group,
+            params,
+            grads,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [_corrections(group, state["step"]) for state in states],
+        )
+
+
+def _clipping(grads: list[torch.Tensor], most: float) -> torch.Tensor:
+    """Factor of gradients, at most 1."""
+    device = grads[0].device
+    every = [
+        torch.linalg.vector_norm(grad, dtype=trust.wide(grad)).to(device, torch.float32)
+        for grad in grads
+    ]
+    factor: torch.Tensor = most / torch.linalg.vector_norm(torch.stack(every))
+    return factor.clamp(max=1.0)
+
+
+def _corrections(group: dict[str, Any], step: torch.Tensor) -> tuple[Any, Any]:
+    """What the means are divided by: numbers, or tensors where the host must not look at them."""
+    if not group["bias_correction"]:
+        return 1.0, 1.0
+    if not group["capturable"]:
+        first, second = (1 - beta ** step.item() for beta in group["betas"])
+        return first, second**0.5
+    # 1 - beta^step, of which float32 would leave four digits.
+    first, second = (
+        -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)
+        for beta in group["betas"]
+    )
+    return first, second.sqrt()
+
+
+def _ratios(
+    group: dict[str, Any], params: list[torch.Tensor], updates: list[torch.Tensor], foreach: bool
+) -> torch.Tensor:
+    weights, lengths = trust.norms(params, foreach), trust.norms(updates, foreach)
+    ratios = trust.ratio_of(weights, lengths, (weights > 0) & (lengths > 0))
+    if group["trust_clamp"] is not None:
+        ratios = ratios.clamp(*group["trust_clamp"])
+    return ratios
+
+
+def _one_by_one(
+    group: dict[str, Any],
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    corrections: list[tuple[Any, Any]],
+) -> None:
+    """The update, tensor by tensor."""
+    beta1, beta2 = group["betas"]
+    for parameter, grad, mean, square, (first, second) in zip(
+        params, grads, means, squares, corrections, strict=True
+    ):
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        # A square root has no derivative at 0, where there was no gradient yet.
+        root = (square + 1e-30).sqrt() if group["differentiable"] else square.sqrt()
+        update = (mean / first) / (root / second).add_(group["eps"])
+        # Autograd wants what it has seen of parameters, which change in place.
+        seen = parameter.clone() if group["differentiable"] else parameter
+        if group["weight_decay"]:
+            update.add_(seen, alpha=group["weight_decay"])
+        if group["adapt"]:
+            (ratio,) = _ratios(group, [seen], [update], False).unbind()
+            update = update * ratio
+        if isinstance(group["lr"], torch.Tensor):
+            parameter.sub_(update * group["lr"])
+        else:
+            parameter.add_(update, alpha=-group["lr"])
+
+
+def _foreach(
+    group: dict[str, Any],
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    corrections: list[tuple[Any, Any]],
+) -> None:
+    """The same with operations on all tensors."""
+    beta1, beta2 = group["betas"]
+    torch._foreach_lerp_(means, grads, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+    first, second = map(list, zip(*corrections, strict=True))
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_div_(roots, second)
+    torch._foreach_add_(roots, group["eps"])
+    updates = torch._foreach_div(means, first)
+    torch._foreach_div_(updates, roots)
+    if group["weight_decay"]:
+        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+    if group["adapt"]:
+        ratios = _ratios(group, params, list(updates), True)
+        torch._foreach_mul_(updates, ratios.unbind())
+    if isinstance(group["lr"], torch.Tensor):
+        torch._foreach_sub_(params, torch._foreach_mul(updates, group["lr"]))
+    else:
+        torch._foreach_add_(params, updates, alpha=-group["lr"])

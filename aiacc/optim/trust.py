@@ -1,0 +1,141 @@
+"""Rates that differ between tensors by a ratio of norms: what LARS and LAMB have in common."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+#: Says of a parameter, by its name ("" if it has none) and itself, whether it is excluded.
+Exclusion: TypeAlias = Callable[[str, torch.Tensor], bool]
+#: Least and largest ratio.
+Clamp: TypeAlias = tuple[float, float]
+
+
+def one_dimensional(name: str, parameter: torch.Tensor) -> bool:
+    """Whether a parameter has at most one dimension, as biases and those of norms do."""
+    return parameter.ndim <= 1
+
+
+class TrustRatioOptimizer(Optimizer):
+    """Puts excluded parameters into groups of their own.
+
+    A group has ``adapt``: whether its parameters have ratios. Excluded ones have ``adapt=False``
+    and ``weight_decay=0``, in a group that follows the one that they were given in.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        exclude: Exclusion | Collection[str] | None,
+    ) -> None:
+        """As of `torch.optim.Optimizer`, and what to exclude; see `LARS`."""
+        self._exclude = exclude
+        check_options(defaults)
+        super().__init__(params, {**defaults, "adapt": True})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, or two if some of its parameters are excluded.
+
+        A group with ``adapt`` is taken as it is.
+        """
+        exclude = getattr(self, "_exclude", None)  # a copy has none, and groups that have ``adapt``
+        if "adapt" in param_group or exclude is None:
+            super().add_param_group(param_group)
+            return
+        given = param_group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        excluded = [_is_excluded(entry, exclude) for entry in given]
+        for adapt in (True, False):
+            params = [entry for entry, apart in zip(given, excluded, strict=True) if apart != adapt]
+            if params:
+                group = {**param_group, "params": params, "adapt": adapt}
+                if not adapt:
+                    group["weight_decay"] = 0.0
+                super().add_param_group(group)
+        if not given:
+            super().add_param_group(param_group)
+
+
+def _is_excluded(entry: Any, exclude: Exclusion | Collection[str]) -> bool:
+    name, parameter = entry if isinstance(entry, tuple) else ("", entry)
+    if callable(exclude):
+        return bool(exclude(name, parameter))
+    if not name:
+        raise ValueError(
+            f"exclude={exclude!r} and a parameter without a name (expected names to match); pass "
+            "model.named_parameters() instead of model.parameters()"
+        )
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise ValueError for numbers that make no sense."""
+    for name in ("lr", "momentum", "dampening", "weight_decay", "eps", "trust_coefficient"):
+        value = options.get(name, 0.0)
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} of {value.numel()} elements (expected one)")
+        if not value >= 0:
+            raise ValueError(f"{name}={value} (expected >= 0)")
+    for beta in options.get("betas", ()):
+        if not 0 <= beta < 1:
+            raise ValueError(f"betas={options['betas']} (expected 0 <= beta < 1)")
+    clamp = options.get("trust_clamp")
+    if clamp is not None and not 0 <= clamp[0] <= clamp[1]:
+        raise ValueError(f"trust_clamp={clamp} (expected 0 <= least <= largest)")
+    if options.get("nesterov") and (not options["momentum"] or options["dampening"]):
+        raise ValueError(
+            f"nesterov=True with momentum={options['momentum']}, dampening={options['dampening']} "
+            "(expected a momentum and no dampening)"
+        )
+    if options.get("differentiable") and options.get("foreach"):
+        raise ValueError("differentiable=True with foreach=True (expected one of them)")
+
+
+def gradients_of(group: dict[str, Any], kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Parameters of a group that have gradients, and those.
+
+    Raises:
+        ValueError: A gradient is sparse.
+    """
+    params = [parameter for parameter in group["params"] if parameter.grad is not None]
+    grads = [parameter.grad for parameter in params]
+    for grad in grads:
+        if grad.layout is not torch.strided:
+            raise ValueError(
+                f"{kind} got a gradient of layout {grad.layout} (expected torch.strided, for it "
+                "takes norms of whole tensors); use grad.to_dense(), or "
+                "DistributedOptimizer(..., sparse_as_dense=True)"
+            )
+    return params, [-grad for grad in grads] if group["maximize"] else grads
+
+
+def wide(tensor: torch.Tensor) -> torch.dtype:
+    """Dtype for norms of ``tensor``: squares of 16 bits overflow."""
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def norms(tensors: list[torch.Tensor], foreach: bool) -> torch.Tensor:
+    """2-norm of each, in one tensor."""
+    if foreach:
+        return torch.stack(torch._foreach_norm(tensors, 2, wide(tensors[0])))
+    return torch.stack([torch.linalg.vector_norm(t, dtype=wide(t)) for t in tensors])
+
+
+def ratio_of(above: torch.Tensor, below: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """``above / below``, and 1 unless all of ``known`` are positive: there is nothing to go by."""
+    return torch.where(known, above / torch.where(known, below, torch.ones_like(below)), 1.0)
+
+
+def by_kind(*lists: Iterable[Any]) -> list[list[list[Any]]]:
+    """Entries of lists that belong together, by device and dtype of the first list's."""
+    kinds: dict[Any, list[list[Any]]] = {}
+    for entries in zip(*lists, strict=True):
+        kind = kinds.setdefault((entries[0].device, entries[0].dtype), [[] for _ in lists])
+        for at, entry in zip(kind, entries, strict=True):
+            at.append(entry)
+    return list(kinds.values())
