@@ -16,6 +16,7 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/selection/candidates.cc
   csrc/kernels/selection/mstopk.cc
   csrc/kernels/selection/radix.cc
+  csrc/kernels/selection/random_sample.cc
   csrc/kernels/selection/selector.cc
   csrc/kernels/selection/threshold_track.cc
   csrc/kernels/vector/baseline.cc

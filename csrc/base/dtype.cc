@@ -120,6 +120,8 @@ const char* name_of(WireFormat wire) {
       return "float8_blocks";
     case WireFormat::kLargest:
       return "largest";
+    case WireFormat::kRandom:
+      return "random";
   }
   return "unknown";
 }

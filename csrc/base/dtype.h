@@ -46,8 +46,9 @@ enum class WireFormat : std::uint8_t {
   kInt4Blocks = 6,
   kFloat8Blocks = 7,
   kLargest = 8,
+  kRandom = 9,
 };
-inline constexpr int kWireFormats = 9;
+inline constexpr int kWireFormats = 10;
 
 /// The arithmetic of one all-reduce: factor * (a op b op ...). What the factor does to integers and
 /// 16-bit floats is said in kernels/scale.h.

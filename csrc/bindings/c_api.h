@@ -104,7 +104,9 @@ typedef enum aiacc_wire {
   AIACC_WIRE_INT4_BLOCKS = 6,
   AIACC_WIRE_FLOAT8_BLOCKS = 7,
   /* The largest: their density in millionths, up to 100000. */
-  AIACC_WIRE_LARGEST = 8
+  AIACC_WIRE_LARGEST = 8,
+  /* Random ones, the same on all ranks: likewise, plus 4194304 to make sums right in the mean. */
+  AIACC_WIRE_RANDOM = 9
 } aiacc_wire;
 
 /* AIACC_ABI_VERSION of the library. Also without a runtime, like the next two. */

@@ -25,7 +25,7 @@ static_assert(AIACC_JOIN == static_cast<int>(OpKind::kJoin) &&
 static_assert(AIACC_UINT64 == kDataTypes - 1 &&
               AIACC_FLOAT32 == static_cast<int>(DataType::kFloat32));
 static_assert(AIACC_PRODUCT == static_cast<int>(ReduceOp::kProduct));
-static_assert(AIACC_WIRE_LARGEST == kWireFormats - 1);
+static_assert(AIACC_WIRE_RANDOM == kWireFormats - 1);
 
 /// What callers of ABI 1 have at least, whatever members come later.
 constexpr std::size_t kFirstSize = 128;

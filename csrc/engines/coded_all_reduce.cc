@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "csrc/engines/engine.h"
+#include "csrc/kernels/selection/random_sample.h"
 
 namespace aiacc {
 namespace {
@@ -101,6 +102,15 @@ void of_largest(
   }
 }
 
+void of_random(Engine& engine, int lane, const CodedReduce& reduce, CodedMemory& memory) {
+  const RandomSample places(reduce.count, reduce.coding.selected(reduce.count), reduce.common_seed);
+  const bool weighted = reduce.coding.unbiased();
+  auto* sample = reinterpret_cast<float*>(room(memory.sent, places.size() * sizeof(float)));
+  take_sample(sample, reduce.values, reduce.residual, places, weighted);
+  engine.all_reduce(lane, sample, sample, places.size(), {DataType::kFloat32, ReduceOp::kSum});
+  put_sample(reduce.values, sample, places);
+}
+
 }  // namespace
 
 void coded_all_reduce(
@@ -115,6 +125,8 @@ void coded_all_reduce(
               static_cast<std::size_t>(rank),
               static_cast<std::size_t>(ranks),
               memory);
+  } else if (reduce.coding.format == WireFormat::kRandom) {
+    of_random(engine, lane, reduce, memory);
   } else {
     of_largest(engine, lane, reduce, static_cast<std::size_t>(ranks), memory);
   }

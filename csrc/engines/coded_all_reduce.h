@@ -29,6 +29,8 @@ struct CodedReduce {
   std::size_t count;
   Coding coding;
   std::uint64_t seed;  ///< of what is left to chance; another one for every step, unit and rank
+  /// The same on all ranks; another one for every step and unit.
+  std::uint64_t common_seed = 0;
 };
 
 /// The sum over the ranks of an engine, of which this is number `rank` of `ranks`. Bit-identical
@@ -38,6 +40,7 @@ struct CodedReduce {
 /// In blocks: every rank encodes its values once, sends each rank its shard, adds up what comes for
 /// its own in float32, in the order of ranks, and encodes the sum, which all get. Largest: every
 /// rank sends the largest of its values and where they are, and all add up in the order of ranks.
+/// Random: all choose the same places by chance, and add up what is there, by an all-reduce.
 ///
 /// With a residual, a rank gives values + residual and keeps there what the code has lost of it;
 /// the owner of a shard also what the sum has lost. So sums and residuals together lose nothing

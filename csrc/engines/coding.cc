@@ -25,7 +25,7 @@ BlockFormat block_format(WireFormat format) {
 BlockCode Coding::block_code() const { return {block_format(format), detail & ~kStochastic}; }
 
 std::size_t Coding::selected(std::size_t count) const {
-  return selected_count(count, (detail & ~(kExact | kReference)) / kMillion);
+  return selected_count(count, millionths() / kMillion);
 }
 
 SelectMode Coding::mode() const {
@@ -35,9 +35,9 @@ SelectMode Coding::mode() const {
 }
 
 std::uint32_t Coding::thinning() const {
-  if (format == WireFormat::kLargest) {
-    const std::uint32_t millionths = detail & ~(kExact | kReference);
-    return std::max<std::uint32_t>(1, 1'000'000 / (8 * std::max<std::uint32_t>(1, millionths)));
+  if (!in_blocks()) {
+    const std::uint32_t bytes = format == WireFormat::kLargest ? 8 : 4;
+    return std::max(1U, 1'000'000 / (bytes * std::max(1U, millionths())));
   }
   return format == WireFormat::kInt4Blocks ? 2 : 1;
 }
@@ -55,10 +55,12 @@ std::string coding_problem(WireFormat format, std::uint32_t detail) {
     }
     return "";
   }
-  const std::uint32_t millionths = detail & ~(Coding::kExact | Coding::kReference);
   if ((detail & Coding::kExact) != 0 && (detail & Coding::kReference) != 0) {
     return "both exact and reference (expected at most one of them)";
   }
+  const std::uint32_t others =
+      format == WireFormat::kRandom ? Coding::kExact | Coding::kReference : Coding::kUnbiased;
+  const std::uint32_t millionths = coding.millionths() | (detail & others);
   if (millionths < 1 || millionths > Coding::kMostMillionths) {
     return "density of " + std::to_string(millionths) + " millionths (expected 1 to " +
            std::to_string(Coding::kMostMillionths) + "); send denser tensors in blocks of int8";

@@ -15,6 +15,7 @@
 #include "csrc/core/dispatch/lanes.h"
 #include "csrc/core/dispatch/planner_input.h"
 #include "csrc/core/dispatch/zero_answers.h"
+#include "csrc/core/execution/chance_seeds.h"
 #include "csrc/core/execution/communicator_table.h"
 #include "csrc/core/execution/device_executor.h"
 #include "csrc/core/execution/finite_check.h"
@@ -98,6 +99,7 @@ class Dispatcher {
   struct Numbering {
     std::uint64_t next_seq = 0;
     LaneLoads loads;
+    ChanceSeeds seeds = {};
   };
 
   void change_process_sets(Operation& operation, const Response& response);

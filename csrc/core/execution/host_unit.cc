@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "csrc/core/execution/chance_seeds.h"
 #include "csrc/core/execution/finite_check.h"
 #include "csrc/core/submission/result_memory.h"
 #include "csrc/engines/adasum.h"
@@ -51,19 +52,15 @@ void narrow_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   }
 }
 
-/// Of what is left to chance: no two units of a process set, and no two ranks, have the same.
-std::uint64_t seed_of(const Unit& unit) {
-  constexpr std::uint64_t kOdd = 0x2545f4914f6cdd1d;
-  const auto rank = static_cast<std::uint64_t>(unit.communicator->rank);
-  return (unit.plan.seq * static_cast<std::uint64_t>(unit.communicator->size()) + rank + 1) * kOdd;
-}
-
 /// The elements are packed as floats, and coded from there: whole units, whatever they are of.
 void coded_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   constexpr std::size_t kElement = sizeof(float);
   const Request& request = unit.pieces.front().request();
   const Reduction whole = reduction_of(unit);
   const bool alone = unit.pieces.size() == 1;
+  const Slice& first = unit.plan.slices.front();
+  const std::uint64_t seed =
+      seed_of_unit(unit.pieces.front().operation->seed, unit.pieces.front().tensor, first.offset);
   bool feedback = false;
   for (const Piece& piece : unit.pieces) {
     feedback = feedback || piece.buffers().residual != nullptr;
@@ -96,7 +93,8 @@ void coded_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
                     reinterpret_cast<float*>(residuals),
                     unit.plan.bytes / kElement,
                     {request.wire, request.wire_detail},
-                    seed_of(unit)},
+                    seed_of_rank(seed, unit.communicator->rank),
+                    seed},
                    unit.communicator->rank,
                    unit.communicator->size(),
                    buffer.coded());

@@ -60,6 +60,7 @@ struct Operation : TensorBuffers {
   Clock::time_point ready;
   Clock::time_point finished;              ///< of tensors on a GPU: when their work was queued
   std::int64_t value = 0;                  ///< Response::value
+  std::uint64_t seed = 0;                  ///< of a coded all-reduce, see ChanceSeeds
   std::unique_ptr<Completion> completion;  ///< null: somebody waits for the handle
   std::atomic<std::uint32_t> slices_left{0};
   std::atomic<bool> dispatched{false};

@@ -82,6 +82,7 @@ NcclDataType nccl_type_of(DataType dtype, WireFormat wire) {
     case WireFormat::kInt4Blocks:
     case WireFormat::kFloat8Blocks:
     case WireFormat::kLargest:
+    case WireFormat::kRandom:
       break;
   }
   switch (dtype) {

@@ -22,7 +22,9 @@ constexpr Coding kInt8{WireFormat::kInt8Blocks, 256};
 constexpr Coding kInt4{WireFormat::kInt4Blocks, 128};
 constexpr Coding kFloat8{WireFormat::kFloat8Blocks, 512};
 constexpr Coding kLargest{WireFormat::kLargest, 50'000 + Coding::kExact};
-constexpr Coding kCodings[] = {kInt8, kInt4, kFloat8, kLargest};
+constexpr Coding kRandom{WireFormat::kRandom, 50'000};
+constexpr Coding kUnbiased{WireFormat::kRandom, 70'000 + Coding::kUnbiased};
+constexpr Coding kCodings[] = {kInt8, kInt4, kFloat8, kLargest, kRandom, kUnbiased};
 
 /// No more than fewer than ranks; blocks for some ranks only; a last block that is short.
 constexpr std::size_t kCounts[] = {0, 1, 3, 128, 700, 2048, 4999};
@@ -50,7 +52,8 @@ void reduce(Engine& engine, CodedRank& mine, const Coding& coding, int rank, int
                     mine.residual.empty() ? nullptr : mine.residual.data(),
                     mine.values.size(),
                     coding,
-                    mine.seed},
+                    mine.seed,
+                    kCommonSeed},
                    rank,
                    size,
                    memory);
@@ -61,6 +64,7 @@ class CodedAllReduceTest : public testing::TestWithParam<Hosts> {
   const Hosts& hosts() const { return GetParam(); }
   int size() const { return hosts().size(); }
   /// Where nothing travels between hosts of several ranks, all ranks exchange with all.
+  void expect_dense_sums(WireFormat format) const;
   bool on_two_levels() const {
     const HostTopology layout(hosts().of);
     return layout.hosts() > 1 && layout.hosts() < size();
@@ -112,6 +116,7 @@ TEST_P(CodedAllReduceTest, SumsAndResidualsTogetherLoseNothing) {
                                kInt4,
                                kFloat8,
                                kLargest,
+                               kRandom,
                                Coding{kInt8.format, kInt8.detail + Coding::kStochastic},
                                Coding{kInt4.format, kInt4.detail + Coding::kStochastic},
                                Coding{kFloat8.format, kFloat8.detail + Coding::kStochastic}}) {
@@ -160,6 +165,14 @@ TEST_P(CodedAllReduceTest, StochasticSumsAreTheSameBitsOnAllRanks) {
 }
 
 TEST_P(CodedAllReduceTest, TheLargestThatAreAllAreTheDenseSum) {
+  expect_dense_sums(WireFormat::kLargest);
+}
+
+TEST_P(CodedAllReduceTest, RandomOnesThatAreAllAreTheDenseSum) {
+  expect_dense_sums(WireFormat::kRandom);
+}
+
+void CodedAllReduceTest::expect_dense_sums(WireFormat format) const {
   for (const std::size_t count : kCounts) {
     std::vector<CodedRank> ranks = given(size(), count, true);
     Floats total(count);
@@ -169,7 +182,7 @@ TEST_P(CodedAllReduceTest, TheLargestThatAreAllAreTheDenseSum) {
       }
     }
     with_engines(hosts(), [&](int rank, Engine& engine) {
-      const Coding all{WireFormat::kLargest, 1'000'000};
+      const Coding all{format, 1'000'000};
       reduce(engine, ranks[static_cast<std::size_t>(rank)], all, rank, size());
     });
     for (const CodedRank& rank : ranks) {
@@ -200,8 +213,12 @@ TEST_P(CodedAllReduceTest, WhatIsNotFiniteOnOneRankIsSoOnAll) {
           reduce(engine, ranks[static_cast<std::size_t>(rank)], coding, rank, size());
         });
         for (const CodedRank& rank : ranks) {
-          EXPECT_FALSE(std::isfinite(rank.values[kPlace])) << named(coding, kCount);
-          EXPECT_TRUE(std::isfinite(rank.values[0])) << named(coding, kCount);
+          const auto is_finite = [](float value) { return std::isfinite(value); };
+          EXPECT_FALSE(std::all_of(rank.values.begin(), rank.values.end(), is_finite));
+          if (coding.format != WireFormat::kRandom) {
+            EXPECT_FALSE(std::isfinite(rank.values[kPlace])) << named(coding, kCount);
+            EXPECT_TRUE(std::isfinite(rank.values[0])) << named(coding, kCount);
+          }
           for (const float kept : rank.residual) {
             ASSERT_TRUE(std::isfinite(kept)) << named(coding, kCount);
           }
@@ -220,7 +237,7 @@ TEST_P(CodedAllReduceTest, AnAbortEndsItWithItsError) {
     if (rank == size() - 1) {
       return;
     }
-    for (const Coding& coding : {kInt8, kLargest}) {
+    for (const Coding& coding : {kInt8, kLargest, kRandom}) {
       std::atomic<bool> running{false};
       Status seen;
       std::thread blocked([&] {

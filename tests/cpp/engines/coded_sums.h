@@ -9,6 +9,7 @@
 #include "csrc/engines/hierarchical/host_topology.h"
 #include "csrc/kernels/quantise.h"
 #include "csrc/kernels/select.h"
+#include "csrc/kernels/selection/random_sample.h"
 
 namespace aiacc {
 
@@ -97,12 +98,37 @@ inline void sum_of_largest(std::vector<CodedRank*>& ranks, const Coding& coding)
   }
 }
 
+/// Of all references here.
+constexpr std::uint64_t kCommonSeed = 77;
+
+inline void sum_of_random(std::vector<CodedRank*>& ranks, const Coding& coding) {
+  const std::size_t count = ranks.front()->values.size();
+  const RandomSample places(count, coding.selected(count), kCommonSeed);
+  Floats sum(places.size(), 0.0F);
+  for (CodedRank* rank : ranks) {
+    Floats sample(places.size());
+    take_sample(sample.data(),
+                rank->values.data(),
+                rank->residual.empty() ? nullptr : rank->residual.data(),
+                places,
+                coding.unbiased());
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      sum[i] += sample[i];
+    }
+  }
+  for (CodedRank* rank : ranks) {
+    put_sample(rank->values.data(), sum.data(), places);
+  }
+}
+
 inline void coded_sum(std::vector<CodedRank*> ranks, const Coding& coding) {
   if (ranks.front()->values.empty()) {
     return;
   }
   if (coding.in_blocks()) {
     sum_in_blocks(ranks, coding.block_code());
+  } else if (coding.format == WireFormat::kRandom) {
+    sum_of_random(ranks, coding);
   } else {
     sum_of_largest(ranks, coding);
   }

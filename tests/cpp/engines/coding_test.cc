@@ -50,7 +50,20 @@ TEST(Coding, NumbersThatAreNot) {
           "density of " + std::to_string(millionths) + " millionths (expected 1 to 100000)");
     }
   }
-  EXPECT_NE("", coding_problem(WireFormat::kLargest, 1 << 22)) << "an unknown flag";
+  EXPECT_NE("", coding_problem(WireFormat::kLargest, 1000 + Coding::kUnbiased)) << "of others";
+  EXPECT_NE("", coding_problem(WireFormat::kLargest, 1 << 23)) << "an unknown flag";
+  for (const std::uint32_t unbiased : {0U, Coding::kUnbiased}) {
+    EXPECT_EQ("", coding_problem(WireFormat::kRandom, 1000 + unbiased));
+    for (const std::uint32_t millionths : {0U, Coding::kMostMillionths + 1}) {
+      expect_problem(
+          WireFormat::kRandom,
+          millionths + unbiased,
+          "density of " + std::to_string(millionths) + " millionths (expected 1 to 100000)");
+    }
+  }
+  for (const std::uint32_t other : {Coding::kExact, Coding::kReference}) {
+    EXPECT_NE("", coding_problem(WireFormat::kRandom, 1000 + other)) << "a flag of others";
+  }
   expect_problem(
       WireFormat::kLargest, 1000 + Coding::kExact + Coding::kReference, "both exact and reference");
   expect_problem(WireFormat::kFloat16, 7, "number 7 (expected none)");
@@ -70,6 +83,11 @@ TEST(Coding, IsReadFromItsNumbers) {
   EXPECT_EQ(SelectMode::kTracked, largest.mode());
   EXPECT_EQ(SelectMode::kExact, (Coding{WireFormat::kLargest, 1 + Coding::kExact}.mode()));
   EXPECT_EQ(SelectMode::kReference, (Coding{WireFormat::kLargest, 1 + Coding::kReference}.mode()));
+  const Coding random{WireFormat::kRandom, 20'000 + Coding::kUnbiased};
+  EXPECT_FALSE(random.in_blocks());
+  EXPECT_TRUE(random.unbiased());
+  EXPECT_FALSE((Coding{WireFormat::kRandom, 20'000}.unbiased()));
+  EXPECT_EQ(3U, random.selected(101));
   // Rounded up, whatever the mode.
   for (const std::uint32_t mode : {0U, Coding::kExact, Coding::kReference}) {
     const Coding one{WireFormat::kLargest, 10'000 + mode};
@@ -94,6 +112,8 @@ TEST(Coding, ThinningIsBytesOfEightBitsPerByteThatTravels) {
     EXPECT_EQ(125U, thinning(WireFormat::kLargest, 1000 + mode));
     EXPECT_EQ(125'000U, thinning(WireFormat::kLargest, 1 + mode));
   }
+  EXPECT_EQ(25U, thinning(WireFormat::kRandom, 10'000 + Coding::kUnbiased));
+  EXPECT_EQ(2U, thinning(WireFormat::kRandom, 100'000));
 }
 
 }  // namespace

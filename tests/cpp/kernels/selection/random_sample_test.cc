@@ -1,0 +1,141 @@
+#include "csrc/kernels/selection/random_sample.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace aiacc {
+namespace {
+
+using Floats = std::vector<float>;
+
+Floats numbers(std::size_t count, float step) {
+  Floats values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = step * (static_cast<float>(i % 1000) - 499.5F);
+  }
+  return values;
+}
+
+TEST(RandomSample, HasOnePlaceInEveryRun) {
+  for (const std::size_t count : {0, 1, 2, 7, 100, 4999, 123'457}) {
+    for (const std::size_t part : {1, 2, 3, 100, 5000}) {
+      const std::size_t k = (count + part - 1) / part;
+      for (const std::uint64_t seed : {0, 1, 2}) {
+        const RandomSample sample(count, k, seed);
+        std::size_t begin = 0;
+        for (std::size_t i = 0; i < k; ++i) {
+          ASSERT_LE(begin, sample.place(i)) << count << " " << k;
+          ASSERT_LT(sample.place(i), begin + sample.run(i)) << count << " " << k;
+          ASSERT_LE(sample.run(k - 1), sample.run(i));
+          ASSERT_GE(sample.run(k - 1) + 1, sample.run(i));
+          begin += sample.run(i);
+        }
+        ASSERT_EQ(count, k == 0 ? 0 : begin);
+      }
+    }
+  }
+}
+
+/// The longest runs that a density of a millionth gives, and elements beyond 2^32.
+TEST(RandomSample, PlacesBeyond32Bits) {
+  constexpr std::size_t kCount = (std::size_t{1} << 36) + 5;
+  const RandomSample sample(kCount, kCount / 1'000'000 + 1, 3);
+  std::size_t before = 0;
+  for (std::size_t i = 0; i < sample.size(); ++i) {
+    ASSERT_LE(before, sample.place(i));
+    before = sample.place(i) + 1;
+  }
+  EXPECT_LE(before, kCount);
+  EXPECT_GT(before, kCount - 2'000'000);
+}
+
+TEST(RandomSample, ElementsAreChosenEquallyOften) {
+  constexpr std::size_t kRun = 8;
+  constexpr std::uint64_t kSeeds = 8000;
+  std::vector<int> chosen(2 * kRun);
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const RandomSample sample(2 * kRun, 2, seed);
+    ++chosen[sample.place(0)];
+    ++chosen[sample.place(1)];
+  }
+  // Of a binomial distribution, 1000 with a standard deviation of 30.
+  for (const int times : chosen) {
+    EXPECT_NEAR(1000, times, 5 * 30);
+  }
+}
+
+TEST(RandomSample, WhatIsTakenAndWhatIsLeftIsWhatThereWas) {
+  constexpr std::size_t kCount = 5000;
+  const RandomSample places(kCount, 250, 9);
+  const Floats in = numbers(kCount, 0.25F);
+  for (const bool weighted : {false, true}) {
+    Floats residual = numbers(kCount, -0.5F);
+    Floats sample(places.size());
+    take_sample(sample.data(), in.data(), residual.data(), places, weighted);
+    Floats decoded(kCount, 7.0F);
+    put_sample(decoded.data(), sample.data(), places);
+    const Floats before = numbers(kCount, -0.5F);
+    std::size_t sent = 0;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(in[i] + before[i], decoded[i] + residual[i]) << i;
+      sent += decoded[i] != 0 ? 1 : 0;
+      if (decoded[i] != 0) {
+        ASSERT_EQ((weighted ? 20 : 1) * (in[i] + before[i]), decoded[i]);
+      }
+    }
+    EXPECT_EQ(places.size(), sent);
+  }
+}
+
+TEST(RandomSample, WithoutResidualsTheMeanOfWeightedOnesIsWhatThereWas) {
+  constexpr std::size_t kCount = 100;
+  constexpr int kSeeds = 10'000;
+  Floats in(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    in[i] = static_cast<float>(i);
+  }
+  std::vector<double> mean(kCount);
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const RandomSample places(kCount, 30, seed);
+    Floats sample(places.size());
+    Floats decoded(kCount);
+    take_sample(sample.data(), in.data(), nullptr, places, true);
+    put_sample(decoded.data(), sample.data(), places);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      mean[i] += decoded[i] / kSeeds;
+    }
+  }
+  for (std::size_t i = 0; i < kCount; ++i) {
+    // Runs of 3 or 4: a standard deviation of less than in sqrt(3 / kSeeds).
+    EXPECT_NEAR(in[i], mean[i], 5 * in[i] * std::sqrt(3.0 / kSeeds));
+  }
+}
+
+TEST(RandomSample, WhatIsNotFiniteIsSeenWhereverItIs) {
+  const RandomSample places(3000, 10, 1);
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    for (const std::size_t where : {0, 1234, 2999}) {
+      for (const bool in_residual : {false, true}) {
+        Floats in = numbers(3000, 1.0F);
+        Floats residual = numbers(3000, 2.0F);
+        (in_residual ? residual : in)[where] = bad;
+        const Floats before = residual;
+        Floats sample(places.size());
+        take_sample(sample.data(), in.data(), residual.data(), places, false);
+        for (const float value : sample) {
+          EXPECT_TRUE(std::isnan(value));
+        }
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          ASSERT_TRUE(i == where || before[i] == residual[i]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
