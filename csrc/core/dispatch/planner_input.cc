@@ -56,6 +56,11 @@ bool packs_with(const Piece& left, const Piece& right) {
 void take_response(Operation& operation, const Response& response) {
   operation.value = response.value;
   operation.devices = response.devices;
+  if (response.joined && is_coded(operation.request.wire)) {
+    // What is lost of a sum would be lost for ever where a rank without residuals codes it.
+    operation.request.wire = WireFormat::kTensor;
+    operation.request.wire_detail = 0;
+  }
   if (response.first_extents.empty()) {
     return;
   }

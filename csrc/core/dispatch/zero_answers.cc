@@ -12,7 +12,7 @@ Operation* ZeroAnswers::add(const Response& response) {
   const Request& request = *response.zeros;
   auto operation = std::make_unique<Operation>();
   operation->request = request;
-  operation->devices = response.devices;
+  take_response(*operation, response);
   operation->more.resize(request.more.size());
   for (std::size_t i = 0; i < request.tensors(); ++i) {
     TensorBuffers& buffers = operation->tensor(i);

@@ -191,6 +191,7 @@ void Negotiator::apply_bits(const BitVector& ready, RoundOutcome& outcome) {
       response.zeros = std::make_shared<Request>(request);
     }
     response.devices = cache_.devices(slot);
+    response.joined = joined_.any() && joinable(request);
     if (request.kind == OpKind::kAllgather) {
       const std::size_t members = sets_.members(request.process_set)->size();
       for (std::size_t i = 0; i < request.tensors(); ++i) {

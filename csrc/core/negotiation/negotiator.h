@@ -28,6 +28,8 @@ struct Response {
   SharedPlacement devices;               ///< the members' GPUs; null: a tensor in host memory
   Status status;                         ///< not ok: fails on every rank with this
   std::shared_ptr<const Request> zeros;  ///< what this rank, which has joined, answers with zeros
+  /// Some member has joined. It has no residuals there, so nothing is to travel coded.
+  bool joined = false;
 };
 
 struct RoundOutcome {

@@ -103,6 +103,7 @@ void Negotiator::conclude(const Key& key, const Waiting& waiting, RoundOutcome& 
   const Request& first = requests.front();
   Response response;
   response.status = validate(requests, ranks);
+  response.joined = joined_.any() && joinable(first);
   bool uniform = true;
   if (response.status.ok()) {
     const auto parts = parts_of(waiting.requests, members);

@@ -180,24 +180,34 @@ TEST_P(CoordinatorCodedTest, ALargeTensorIsCutWithItsResidual) {
   }
 }
 
-TEST_P(CoordinatorCodedTest, AJoinedRankGivesZeros) {
+/// It keeps no residuals of them: what it lost of a sum, as the owner of a share, would be lost.
+TEST_P(CoordinatorCodedTest, WhileARankHasJoinedNothingIsCoded) {
   for (const Coding& coding : kCodings) {
-    std::vector<CodedRank> ranks(1, {Floats(700, 0.0F), {}});
-    for (int rank = 1; rank < size(); ++rank) {
+    Floats total(700, 0.0F);
+    std::vector<CodedRank> ranks;
+    for (int rank = 0; rank < size(); ++rank) {
       ranks.push_back(given(rank, 700));
+      for (std::size_t i = 0; rank > 0 && i < total.size(); ++i) {
+        total[i] += ranks.back().values[i];
+      }
     }
     const std::vector<CodedRank> expected = summed(ranks, coding);
     with_coordinators(world_, [&](int rank, RankParts& parts) {
       Coordinator& coordinator = *parts.coordinator;
-      if (rank != 0) {
+      const Request request = coded_request("x", 700, coding);
+      for (int step = 0; rank != 0 && step < 3; ++step) {  // as a request, then by a bit
         CodedRank mine = given(rank, 700);
-        finish(coordinator, submit_in_place(coordinator, coded_request("x", 700, coding), mine));
-        const CodedRank& wanted = expected[static_cast<std::size_t>(rank)];
-        expect_equal_bits(wanted.values, mine.values, name_of(coding.format));
-        expect_equal_bits(wanted.residual, mine.residual, name_of(coding.format));
+        finish(coordinator, submit_in_place(coordinator, request, mine));
+        expect_equal_bits(total, mine.values, name_of(coding.format));
+        expect_equal_bits(given(rank, 700).residual, mine.residual, name_of(coding.format));
       }
       finish(coordinator,
              submit(coordinator, make_request("", OpKind::kJoin, {}), nullptr, nullptr));
+      CodedRank mine = given(rank, 700);
+      finish(coordinator, submit_in_place(coordinator, request, mine));
+      const CodedRank& wanted = expected[static_cast<std::size_t>(rank)];
+      expect_equal_bits(wanted.values, mine.values, name_of(coding.format));
+      expect_equal_bits(wanted.residual, mine.residual, name_of(coding.format));
     });
   }
 }
@@ -287,6 +297,7 @@ TEST(CoordinatorCoded, RefusedWhereItIsSubmitted) {
     expect_refusal(coded_request("x", 1, {WireFormat::kInt8Blocks, 200}), "200");
     expect_refusal(coded_request("x", 1, {WireFormat::kInt4Blocks, 0}), "int4_blocks: ");
     expect_refusal(coded_request("x", 1, {WireFormat::kLargest, 0}), "density of 0 millionths");
+    expect_refusal(coded_request("x", 1, {WireFormat::kRandom, 0}), "random: density of 0 mill");
     expect_refusal(coded_request("x", 1, {WireFormat::kLargest, 200'000}),
                    "density of 200000 millionths (expected 1 to 100000)");
     for (const WireFormat plain : {WireFormat::kTensor, WireFormat::kBFloat16}) {

@@ -98,6 +98,8 @@ class Simulation {
       ASSERT_EQ(ready.size(), count);
       for (std::size_t i = 0; i < count; ++i) {
         ASSERT_TRUE(ready[i].status.ok()) << ready[i].status.message();
+        EXPECT_EQ(ready[i].joined, outcomes[0].ready[i].joined) << "all code it, or none";
+        EXPECT_TRUE(ready[i].joined || ready[i].ticket != 0) << "who gives zeros has joined";
         if (ready[i].ticket == 0) {
           ASSERT_NE(ready[i].zeros, nullptr);
           EXPECT_NE(rank.join, 0U) << "only who has joined gives zeros";
