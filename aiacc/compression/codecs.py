@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ _BITS = {"none": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "fp8": 8}
 
 @dataclass(frozen=True)
 class Codec:
-    """One of `Cast`, `Quantised`, `Sparse` and `MSTopK`; as text as `parse` reads it."""
+    """One of the classes below; as text as `parse` reads it."""
 
     _NAMES: ClassVar[tuple[str, ...]] = ()
 
@@ -37,6 +38,11 @@ class Codec:
     def wire_bytes(self, elements: int) -> int:
         """What so many float32 elements are encoded to; ValueError for a negative number."""
         raise NotImplementedError
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether it makes a float32 tensor of this shape shorter."""
+        del shape
+        return True
 
     def __str__(self) -> str:
         return spelling.spell(self, KNOWN)
@@ -84,9 +90,9 @@ class Quantised(Codec):
 
 @dataclass(frozen=True)
 class Sparse(Codec):
-    """Some elements with their indices: ``topk`` (the largest) or ``randomk`` (at random)."""
+    """Some elements with their indices: ``topk``, the largest."""
 
-    _NAMES: ClassVar[tuple[str, ...]] = ("topk", "randomk")
+    _NAMES: ClassVar[tuple[str, ...]] = ("topk",)
 
     #: Part of the elements that is sent.
     density: float = 0.01
@@ -137,6 +143,59 @@ class MSTopK(Sparse):
             raise ValueError(f"mode {self.mode!r} of mstopk (expected one of {', '.join(MODES)})")
 
 
+@dataclass(frozen=True)
+class RandomK(Sparse):
+    """``randomk``: elements at places that all ranks choose alike by chance, in every step anew.
+
+    So no indices travel, and what is there is added up by an all-reduce (Stich et al., "Sparsified
+    SGD with memory", NeurIPS 2018, arXiv 1809.07599, section 2). One place is chosen of each of so
+    many runs of consecutive elements as are sent.
+    """
+
+    _NAMES: ClassVar[tuple[str, ...]] = ("randomk",)
+
+    name: str = field(default="randomk", init=False)
+    #: Whether what is sent is multiplied by the length of its run, so that sums are right in the
+    #: mean. Such sums have a large variance, with which residuals would grow: keep none.
+    unbiased: bool = False
+
+    def wire_bytes(self, elements: int) -> int:
+        """See Codec."""
+        return FLOAT32 * self.kept(elements)
+
+
+@dataclass(frozen=True)
+class PowerSGD(Codec):
+    """``powersgd``: matrices as products of two thin ones, which ranks sum up one after the other.
+
+    Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019 (arXiv 1905.13727). Gradients alone have
+    it, of `DistributedOptimizer`, for each step begins with what the one before has found.
+    """
+
+    _NAMES: ClassVar[tuple[str, ...]] = ("powersgd",)
+
+    name: str = field(default="powersgd", init=False)
+    #: Columns of the thin matrices.
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1:
+            raise ValueError(f"rank {self.rank} of powersgd (expected 1 or more; 4 suits most)")
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether the thin ones are less than half as long as the matrix of the first dimension."""
+        if len(shape) < 2 or 0 in shape:
+            return False
+        rows, columns = shape[0], math.prod(shape[1:])
+        return 2 * self.rank * (rows + columns) < rows * columns
+
+    def wire_bytes(self, elements: int) -> int:
+        """Of a square matrix of so many elements, which gets shorter than any other of them."""
+        side = math.ceil(math.sqrt(_checked(elements)))
+        return min(FLOAT32 * elements, FLOAT32 * 2 * min(self.rank, side) * side)
+
+
 NONE, BF16 = Cast("none"), Cast("bf16")
 #: All codecs with their defaults, by name.
 KNOWN: dict[str, Codec] = {
@@ -150,7 +209,8 @@ KNOWN: dict[str, Codec] = {
         Quantised("fp8"),
         MSTopK(),
         Sparse("topk"),
-        Sparse("randomk"),
+        RandomK(),
+        PowerSGD(),
     )
 }
 

@@ -5,6 +5,7 @@ format. The others know two exchanges:
 
 * FLAT, all ranks with one another. Quantised: shards to their owners, which sum them in float32,
   and a gather of the encoded sums. Sparse: a gather of all pairs, which every rank adds up.
+  `randomk`: an all-reduce of what is sent.
 * TWO_LEVEL: a reduce-scatter in float32 inside hosts, FLAT among the ranks of the same shard, one
   of each host, and a gather in float32 inside hosts. With sparse codecs this is HiTopKComm (Shi et
   al., MLSys 2021, arXiv 2010.10458).
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aiacc.compression.codecs import FLOAT32, NONE, Cast, Codec, Sparse
+from aiacc.compression.codecs import FLOAT32, NONE, Cast, Codec, RandomK, Sparse
 from aiacc.planning.cost import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -159,7 +160,10 @@ def predict(
     whole, wire = FLOAT32 * elements, codec.wire_bytes(shard)
     inside = cluster.near_s(REDUCE_SCATTER, whole) + cluster.near_s(ALL_GATHER, whole)
     hosts = cluster.hosts
-    if isinstance(codec, Sparse):
+    if isinstance(codec, RandomK):
+        across = [(ALL_REDUCE, wire)]
+        coding = _coding_s(speeds, FLOAT32 * shard, wire)
+    elif isinstance(codec, Sparse):
         across = [(ALL_GATHER, hosts * wire)]
         coding = _coding_s(speeds, FLOAT32 * shard, hosts * wire)
     elif isinstance(codec, Cast):
@@ -175,6 +179,10 @@ def predict(
 def _flat(codec: Codec, elements: int, cluster: Cluster, speeds: Speeds) -> Prediction:
     """With several ranks on each host."""
     wire, ranks = codec.wire_bytes(elements), cluster.ranks
+    if isinstance(codec, RandomK):
+        inside = cluster.near_s(REDUCE_SCATTER, wire) + cluster.near_s(ALL_GATHER, wire)
+        coding = _coding_s(speeds, FLOAT32 * elements, wire)
+        return _prediction(cluster, inside, [(ALL_REDUCE, wire / cluster.local)], coding)
     if isinstance(codec, Sparse):
         # The pairs of all hosts come in through the ranks of a host in equal parts.
         inside = cluster.near_s(ALL_GATHER, ranks * wire)

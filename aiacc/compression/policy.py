@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from aiacc.compression.codecs import MOST_DENSITY, NONE, Cast, Codec, Sparse
+from aiacc.compression.codecs import MOST_DENSITY, NONE, Cast, Codec, PowerSGD, RandomK, Sparse
 from aiacc.compression.feedback import Feedback, NoFeedback, Residual
 
 #: Biases and the parameters of normalisation have fewer dimensions, small layers fewer elements:
@@ -29,7 +29,8 @@ class Policy:
     codec: Codec
     #: For what is not compressed.
     dense: Cast = NONE
-    #: What becomes of what the codec loses; None: residual for sparse codecs and int4, else none.
+    #: What becomes of what the codec loses; None: residual for int4, powersgd, and sparse codecs
+    #: that are not unbiased, else none.
     feedback: Feedback | None = None
     #: Patterns as of a shell, of names: what matches one of ``include`` and none of ``exclude``.
     include: Sequence[str] = ("*",)
@@ -56,6 +57,16 @@ class Policy:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} (expected {least} or more)")
+        if self._unbiased and not isinstance(self.keeps, NoFeedback):
+            raise ValueError(
+                f"feedback {self.feedback} with {self.codec} (expected none: what an unbiased "
+                "codec loses grows when it is sent again); leave out unbiased=true"
+            )
+        if isinstance(self.codec, PowerSGD) and not isinstance(self.keeps, NoFeedback | Residual):
+            raise ValueError(
+                f"feedback {self.feedback} with {self.codec} (expected residual or none); leave it "
+                "out"
+            )
         if not 0 < self.first_density <= MOST_DENSITY:
             raise ValueError(
                 f"first_density {self.first_density} (expected more than 0 and at most "
@@ -67,8 +78,14 @@ class Policy:
         """``feedback``, or what takes its place."""
         if self.feedback is not None:
             return self.feedback
-        loses_much = isinstance(self.codec, Sparse) or self.codec.name == "int4"
+        if self._unbiased:
+            return NoFeedback()
+        loses_much = isinstance(self.codec, Sparse | PowerSGD) or self.codec.name == "int4"
         return Residual() if loses_much else NoFeedback()
+
+    @property
+    def _unbiased(self) -> bool:
+        return isinstance(self.codec, RandomK) and self.codec.unbiased
 
     def compresses(self, name: str, shape: Sequence[int], dtype: str) -> bool:
         """Whether the gradient of that name is ever compressed.
@@ -82,6 +99,7 @@ class Policy:
             dtype == "float32"
             and len(shape) >= LEAST_DIMENSIONS
             and math.prod(shape) >= self.least_elements
+            and self.codec.takes(shape)
             and any(fnmatchcase(name, pattern) for pattern in self.include)
             and not any(fnmatchcase(name, pattern) for pattern in self.exclude)
         )

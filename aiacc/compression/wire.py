@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
-from aiacc.compression.codecs import Cast, Codec, MSTopK, Quantised
+from aiacc.compression.codecs import Cast, Codec, MSTopK, Quantised, RandomK, Sparse
 
 #: The core's wire formats (csrc/base/dtype.h).
 _FORMATS = {"none": 0, "fp16": 1, "bf16": 2, "int8": 5, "int4": 6, "fp8": 7}
-_LARGEST = 8
+_LARGEST, _RANDOM = 8, 9
 #: Numbers of a format begin here; flags of csrc/engines/coding.h.
 _NUMBERS = 256
 _STOCHASTIC = 1 << 16
 _MODES = {"tracked": 0, "exact": 1 << 20, "reference": 1 << 21}
+_UNBIASED = 1 << 22
 _MILLION = 1_000_000
 
 
@@ -29,11 +30,15 @@ def wire_of(codec: Codec) -> int:
     if isinstance(codec, Quantised):
         number = codec.block + (_STOCHASTIC if codec.stochastic else 0)
         return _FORMATS[codec.name] + _NUMBERS * number
-    if isinstance(codec, MSTopK):
-        return _largest(codec.density, codec.mode)
-    if codec.name == "topk":
-        return _largest(getattr(codec, "density"), "exact")  # noqa: B009 - of Sparse
-    raise ValueError(f"codec {codec} (expected one that the core has: all but randomk); use mstopk")
+    if isinstance(codec, RandomK):
+        return _sparse(_RANDOM, codec.density, _UNBIASED if codec.unbiased else 0)
+    if isinstance(codec, Sparse):
+        mode = codec.mode if isinstance(codec, MSTopK) else "exact"
+        return _sparse(_LARGEST, codec.density, _MODES[mode])
+    raise ValueError(
+        f"codec {codec} of an operation (expected one that the core has, such as int8 or mstopk); "
+        "reduce gradients with it, by DistributedOptimizer"
+    )
 
 
 def is_coded(codec: Codec) -> bool:
@@ -41,7 +46,7 @@ def is_coded(codec: Codec) -> bool:
     return not isinstance(codec, Cast)
 
 
-def _largest(density: float, mode: str) -> int:
+def _sparse(wire_format: int, density: float, flags: int) -> int:
     # 0.00051 times a million is a little more than 510.
     millionths = max(1, math.ceil(round(density * _MILLION, 6)))
-    return _LARGEST + _NUMBERS * (millionths + _MODES[mode])
+    return wire_format + _NUMBERS * (millionths + flags)

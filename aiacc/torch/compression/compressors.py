@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from aiacc.compression import compressor
-from aiacc.compression.codecs import MSTopK, Quantised
+from aiacc.compression.codecs import MSTopK, PowerSGD, Quantised, RandomK
 
 
 class Compressor(Protocol):
@@ -143,9 +143,9 @@ class Compression:
     With none a tensor travels as it is. fp16 and bf16 send floating-point tensors in 16 bits, and
     fp8_e4m3 and fp8_e5m2 float32 CUDA tensors in 8 bits; the sum over the ranks is formed in that
     format too. int8, int4 and fp8 send float32 tensors in host memory in blocks with a scale each,
-    and mstopk the largest of their elements; sums are formed in float32. Integers pass unchanged.
-    Results have the dtype of the tensors, and the same bits on all ranks. docs/compression.md has
-    the rules.
+    mstopk the largest of their elements, randomk random ones; sums are formed in float32. powersgd
+    is for gradients alone. Integers pass unchanged. Results have the dtype of the tensors, and the
+    same bits on all ranks. docs/compression.md has the rules.
     """
 
     none = NoneCompressor
@@ -161,3 +161,13 @@ class Compression:
     def mstopk(density: float = 0.01, mode: str = "tracked") -> CodedCompressor:
         """Send this part of the elements, the largest: see `aiacc.compression.codecs.MSTopK`."""
         return CodedCompressor(MSTopK(density=density, mode=mode))
+
+    @staticmethod
+    def randomk(density: float = 0.01, unbiased: bool = False) -> CodedCompressor:
+        """Send this part of the elements, by chance: see `aiacc.compression.codecs.RandomK`."""
+        return CodedCompressor(RandomK(density=density, unbiased=unbiased))
+
+    @staticmethod
+    def powersgd(rank: int = 4) -> CodedCompressor:
+        """Send gradients as two thin matrices: see `aiacc.compression.codecs.PowerSGD`."""
+        return CodedCompressor(PowerSGD(rank=rank))

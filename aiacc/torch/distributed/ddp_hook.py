@@ -9,6 +9,7 @@ from aiacc import _core, basics
 from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
 from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.compression.codecs import PowerSGD
 from aiacc.compression.feedback import NoFeedback, Residual
 from aiacc.compression.wire import wire_of as wire_of_codec
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
@@ -52,6 +53,11 @@ class HookState:
             raise ValueError(
                 f"feedback {feedback.policy.keeps} of a hook (expected residual or none); reduce "
                 "with DistributedOptimizer"
+            )
+        if isinstance(self._codec, PowerSGD):
+            raise ValueError(
+                f"{self._codec} of a hook (expected a codec that the core has); use torch's own "
+                "hook, powerSGD_hook, or DistributedOptimizer"
             )
         if feedback is None and wire_of(self.compression, (), Average) is None:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -13,14 +13,16 @@ from aiacc.torch import streams
 from aiacc.torch.adapter import view_of
 from aiacc.torch.ops.tensor_list import group_view_of
 from aiacc.torch.reducer.codec import Codec, Encoded, gathering
-from aiacc.torch.reducer.gradients import Gradients, Then
+from aiacc.torch.reducer.gradients import Gradients
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan
 from aiacc.torch.reducer.storage import Flat
 
 #: What is under way: its handle; the tensors whose memory the core uses, which so stay alive; what
 #: to do once it is done. (A plain tuple, which takes a tenth of the time of a named one.)
-InFlight: TypeAlias = tuple[int, Sequence[torch.Tensor], Then]
+InFlight: TypeAlias = tuple[int, Sequence[torch.Tensor], "Then"]
+#: Gives what is under way in its place, if anything is.
+Then: TypeAlias = Callable[[int], InFlight | None] | None
 
 
 class Bucket:
@@ -62,9 +64,8 @@ class Bucket:
             self._what = f"bucket {number} of gradients"
         elif len(members) > 1:
             self._what = f"gradients in the group of {self._name!r}"
-        #: What was prepared, and for what.
-        self._prepared: _core.Submission | None = None
-        self._key: tuple[Any, ...] = ()
+        #: What was prepared for each of the operations that follow one another, and for what.
+        self._prepared: dict[int, tuple[tuple[Any, ...], _core.Submission]] = {}
         #: The same, if the tensors before travelled as they are; and what the first of them was.
         self._again: _core.Submission | None = None
         self._dtype, self._device, self._shape = torch.float32, -1, torch.Size()
@@ -82,26 +83,50 @@ class Bucket:
         encode = self.codec if dense else self._gathering()
         encoded = encode(tensors)
         sent = encoded.tensors
-        view = view_of(sent[0], self._what) if len(sent) == 1 else group_view_of(sent, self._what)
-        key = view.spec, encoded.wire, encoded.gathers
-        if self._prepared is None or key != self._key:
-            self._prepared, self._key = self._prepare(view.spec, encoded), key
-        address: Any = view[0]
-        if encoded.residuals or encoded.inputs:
-            given = _addresses(encoded.inputs) or address
-            handle = self._prepared.start(
-                given, address, view.stream, _addresses(encoded.residuals) or 0
-            )
-        else:
-            handle = self._prepared.start(address, 0 if encoded.gathers else address, view.stream)
         as_they_are = sent is tensors and encoded.decode is None and not encoded.changes
-        self._again = self._prepared if as_they_are else None
+        in_flight = self._submit(encoded, 0, gradients.adopting(self.members))
+        self._again = self._prepared[0][1] if as_they_are else None
         self._dtype, self._device, self._shape = sent[0].dtype, sent[0].get_device(), sent[0].shape
         if not dense:
             gradients.sparse.add(self.members[0])
+        return in_flight
+
+    def _submit(self, encoded: Encoded, part: int, adopt: Callable[[], None] | None) -> InFlight:
+        """Start one of the operations that follow one another; `adopt` comes after the last."""
+        sent = encoded.tensors
+        view = view_of(sent[0], self._what) if len(sent) == 1 else group_view_of(sent, self._what)
+        key = view.spec, encoded.wire, encoded.gathers
+        if part not in self._prepared or self._prepared[part][0] != key:
+            self._prepared[part] = key, self._prepare(view.spec, encoded, part)
+        prepared = self._prepared[part][1]
+        address: Any = view[0]
+        if encoded.residuals or encoded.inputs:
+            given = _addresses(encoded.inputs) or address
+            handle = prepared.start(given, address, view.stream, _addresses(encoded.residuals) or 0)
+        else:
+            handle = prepared.start(address, 0 if encoded.gathers else address, view.stream)
         if encoded.inputs:
             sent = [*sent, *encoded.inputs]
-        return handle, sent, gradients.adopting(self.members, encoded.decode)
+        return handle, sent, self._after(encoded.decode, part, adopt)
+
+    def _after(
+        self,
+        decode: Callable[[int], Encoded | None] | None,
+        part: int,
+        adopt: Callable[[], None] | None,
+    ) -> Then:
+        if decode is None and adopt is None:
+            return None
+
+        def then(handle: int) -> InFlight | None:
+            more = None if decode is None else decode(handle)
+            if more is not None:
+                return self._submit(more, part + 1, adopt)
+            if adopt is not None:
+                adopt()
+            return None
+
+        return then
 
     def start_again(self) -> InFlight | None:
         """The fast path of `start`, if only the addresses of the tensors have changed since."""
@@ -142,14 +167,15 @@ class Bucket:
     def _gathering(self) -> Codec:
         return gathering(self._first, self._what, self._options.op, self._options.process_set)
 
-    def _prepare(self, spec: submission.Spec, encoded: Encoded) -> _core.Submission:
+    def _prepare(self, spec: submission.Spec, encoded: Encoded, part: int) -> _core.Submission:
         options = self._options
+        name = self._name if part == 0 else f"{self._name}.part.{part}"
         if encoded.gathers:
             # Under the name that a dense gradient would have: ranks that disagree on the form get
             # an error, and do not wait for one another.
-            return submission.allgather(self._name, *spec, options.process_set, "allreduce")
+            return submission.allgather(name, *spec, options.process_set, "allreduce")
         return submission.allreduce(
-            self._name,
+            name,
             *spec,
             options.op,
             options.prescale_factor,

@@ -22,8 +22,9 @@ class Encoded(NamedTuple):
     #: Contiguous. The list that was given, and no `decode`: these gradients are reduced where they
     #: are, and so may they be in later steps, without being encoded, while only addresses change.
     tensors: list[torch.Tensor]
-    #: Puts what the operation of this handle, which is done, gave into the gradients.
-    decode: Callable[[int], None] | None = None
+    #: Puts what the operation of this handle, which is done, gave into the gradients; or gives what
+    #: else is to be reduced before they are there.
+    decode: Callable[[int], Encoded | None] | None = None
     #: Wire format, see `submission`.
     wire: int = AS_THEY_ARE
     #: Error feedback of each tensor, see `_core.Submission.start`; none: of none.

@@ -10,12 +10,14 @@ import torch
 from aiacc import basics
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.compression import feedback as kinds
+from aiacc.compression.codecs import PowerSGD
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded, wire_of
 from aiacc.torch.compression.compressors import CodedCompressor, Compression
 from aiacc.torch.compression.encode import to_send
 from aiacc.torch.reducer.codec import Codec, Encoded
 from aiacc.torch.reducer.kept import BEFORE, KNOWN, MOMENTUM, RESIDUAL, Kept
+from aiacc.torch.reducer.low_rank import LowRank
 from aiacc.torch.reducer.storage import Flat
 
 _FLOAT32 = "float32"
@@ -39,9 +41,12 @@ class Feedback:
         Raises:
             ValueError: The core does not have the policy's codec.
         """
-        wire_of(policy.codec)
+        if not isinstance(policy.codec, PowerSGD):
+            wire_of(policy.codec)
         self.policy = policy
         self.kept = Kept()
+        #: Of `LowRank`, by name of the parameter.
+        self._factors: dict[str, torch.Tensor] = {}
         #: By name of the parameter, for buckets may be formed anew.
         self._steps: dict[str, int] = {}
         self._flushing: set[str] = set()
@@ -90,6 +95,7 @@ class Feedback:
         place = basics.rank(), basics.size()
         return {
             "kept": self.kept.copy(),
+            "factors": {name: factor.clone() for name, factor in self._factors.items()},
             "scale": self._scale,
             "steps": dict(self._steps),
             "rank_and_size": place,
@@ -112,6 +118,7 @@ class Feedback:
                 )
             )
         self.kept.load(state["kept"])
+        self._factors = {name: factor.clone() for name, factor in state["factors"].items()}
         self._scale = state["scale"]
         self._steps = dict(state["steps"])
 
@@ -140,8 +147,8 @@ class _BucketCodec:
         self._members = set(self._names)
         self._shapes = [parameter.shape for _, parameter in named]
         owner.kept.shapes.update(zip(self._names, self._shapes, strict=True))
-        compressed = set(owner.compressed(named))
-        elements = sum(p.numel() for name, p in named if name in compressed)
+        self._compressed = set(owner.compressed(named))
+        elements = sum(p.numel() for name, p in named if name in self._compressed)
         self._whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
         self._on = self._whole and 2 * elements > sum(p.numel() for _, p in named)
         self._held: dict[str, list[torch.Tensor]] = {}
@@ -162,6 +169,8 @@ class _BucketCodec:
             owner._flushing -= self._members
             codec = owner.policy.dense
         keeps = owner.policy.keeps
+        if isinstance(codec, PowerSGD):
+            return self._of_low_rank(sent, codec, restore)
         coded = is_coded(codec)
         values = [tensor.view(-1) for tensor in sent]
         inputs, after = values, None
@@ -185,6 +194,35 @@ class _BucketCodec:
             inputs=[] if inputs is values else inputs,
             changes=True,
         )
+
+    def _of_low_rank(
+        self, sent: list[torch.Tensor], codec: PowerSGD, restore: Callable[[], None] | None
+    ) -> Encoded:
+        """Two operations, one after the other."""
+        owner = self._owner
+        places = [(n, i) for i, n in enumerate(self._names) if n in self._compressed]
+        residuals: list[torch.Tensor | None] = [None] * len(places)
+        if isinstance(owner.policy.keeps, kinds.Residual):
+            for residual in self._kept(RESIDUAL):
+                residual.mul_(owner.policy.keeps.beta)
+            residuals = [owner.residuals[name] for name, _ in places]
+        low_rank = LowRank(codec.rank, places, owner._factors)
+        parts = sent if self._flat is None else self._flat.views
+        first = low_rank.begin(parts, residuals, owner._prescale)
+
+        def project(handle: int) -> Encoded | None:
+            second = low_rank.project(first)
+            if second is None:
+                return None if restore is None else restore()
+
+            def finish(handle: int) -> None:
+                low_rank.finish(second)
+                if restore is not None:
+                    restore()
+
+            return Encoded([second], finish, changes=True)
+
+        return Encoded([first], project, changes=True)
 
     def _with_momentum(
         self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool

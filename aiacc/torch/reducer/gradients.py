@@ -12,9 +12,6 @@ from aiacc.torch.ops import sparse
 
 NamedParameters: TypeAlias = Sequence[tuple[str, torch.Tensor]]
 
-#: What to do with the handle of an operation that is done, if anything.
-Then: TypeAlias = Callable[[int], None] | None
-
 
 class Gradients:
     """Gradients by the number of their parameter: where they are, and which there are none of.
@@ -90,8 +87,8 @@ class Gradients:
             else:
                 self._stand_ins[index] = zeros
 
-    def adopting(self, members: Sequence[int], then: Then) -> Then:
-        """``then``, after which frozen parameters have the gradients that other ranks gave them.
+    def adopting(self, members: Sequence[int]) -> Callable[[], None] | None:
+        """Gives frozen parameters the gradients that other ranks gave them, once they are reduced.
 
         A parameter may be frozen on this rank only. If it is everywhere, no step shall touch it.
         """
@@ -101,11 +98,9 @@ class Gradients:
             if index in self._stand_ins
         ]
         if not reduced:
-            return then
+            return None
 
-        def adopt(handle: int) -> None:
-            if then is not None:
-                then(handle)
+        def adopt() -> None:
             for parameter, gradient in reduced:
                 if gradient.any():
                     parameter.grad = gradient

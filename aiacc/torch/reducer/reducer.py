@@ -273,15 +273,19 @@ class GradientReducer:
         failure: Exception | None = None
         while in_flight:
             handle, used, then = in_flight[0]
+            more: InFlight | None = None
             try:
                 if self.operations is not None and used[0].is_cpu:
                     self._note(handle, used, self.operations)
                 wait(handle, used)
                 if then is not None:
-                    then(handle)
+                    more = then(handle)
             except (CollectiveError, ValueError) as error:  # later: the others still use memory
                 failure = failure or error
             in_flight.popleft()
+            if more is not None:
+                in_flight.append(more)
+                _core.flush()
         return failure
 
     @staticmethod

@@ -87,6 +87,26 @@ def test_every_operation_is_as_close_as_theory_says(size):
     run_over_tcp(size, _operations)
 
 
+def _random_ones():
+    """All ranks send what is at the same places, which are others every time."""
+    inputs = [values_of(rank) for rank in range(hvd.size())]
+    exact = torch.stack(inputs).sum(0)
+    for compression, weight in {
+        "randomk:density=0.05": 1,
+        hvd.Compression.randomk(0.05, unbiased=True): 20,
+    }.items():
+        seen = [
+            result.clone()
+            for result in _call_every_way(inputs[hvd.rank()], op=hvd.Sum, compression=compression)
+        ]
+        for result in seen:
+            check_same(result)
+            sent = result != 0
+            assert sent.sum() == 250
+            torch.testing.assert_close(result[sent], weight * exact[sent])
+        assert len({tuple((result != 0).nonzero().flatten().tolist()) for result in seen}) == 8
+
+
 def _objects_and_errors():
     hvd.init()
     mine = values_of(hvd.rank())
@@ -115,6 +135,7 @@ def _objects_and_errors():
     leaf = mine.clone().requires_grad_()
     hvd.allreduce(leaf, op=hvd.Sum, compression="int8").backward(mine)
     assert torch.equal(leaf.grad, hvd.allreduce(mine, op=hvd.Sum, compression="int8"))
+    _random_ones()
     hvd.shutdown()
 
 

@@ -4,7 +4,16 @@ import re
 
 import pytest
 
-from aiacc.compression.codecs import KNOWN, Cast, MSTopK, Quantised, Sparse, parse
+from aiacc.compression.codecs import (
+    KNOWN,
+    Cast,
+    MSTopK,
+    PowerSGD,
+    Quantised,
+    RandomK,
+    Sparse,
+    parse,
+)
 
 CODECS = {
     "none": Cast("none"),
@@ -18,7 +27,9 @@ CODECS = {
     "mstopk:density=0.001": MSTopK(density=0.001),
     "mstopk:density=1e-05,mode=exact": MSTopK(density=1e-5, mode="exact"),
     "topk:density=0.1": Sparse("topk", 0.1),
-    "randomk": Sparse("randomk", 0.01),
+    "randomk": RandomK(),
+    "powersgd": PowerSGD(),
+    "randomk:density=0.02,unbiased=true": RandomK(density=0.02, unbiased=True),
 }
 
 
@@ -67,7 +78,7 @@ def test_bad_texts_are_named(text, error):
 def test_a_class_takes_its_own_names_only():
     with pytest.raises(ValueError, match=r"codec 'int8' \(expected one of none, fp16, bf16 for"):
         Cast("int8")
-    with pytest.raises(ValueError, match=r"codec 'mstopk' \(expected one of topk, randomk for"):
+    with pytest.raises(ValueError, match=r"codec 'mstopk' \(expected one of topk for"):
         Sparse("mstopk")
 
 
@@ -86,6 +97,7 @@ def test_a_class_takes_its_own_names_only():
         ("mstopk", 1001, 8 * 11),
         ("topk:density=0.001", 1, 8),
         ("randomk", 0, 0),
+        ("randomk", 1001, 4 * 11),
     ],
 )
 def test_bytes_on_the_wire(text, elements, nbytes):
@@ -99,3 +111,28 @@ def test_elements_that_no_codec_takes():
     assert parse("topk").kept(2**31 - 1) == 21474837
     with pytest.raises(ValueError, match=r"2147483648 elements for topk .*send them as several"):
         parse("topk").kept(2**31)
+
+
+@pytest.mark.parametrize(
+    ("shape", "takes"),
+    [
+        ((100, 100), True),
+        ((64, 8, 3, 3), True),  # 64 x 72
+        ((16, 16), False),
+        ((4, 100_000), False),
+        ((10_000,), False),
+        ((), False),
+        ((0, 1000), False),
+    ],
+)
+def test_powersgd_takes_what_it_halves(shape, takes):
+    assert PowerSGD().takes(shape) == takes
+    assert parse("int8").takes(shape)
+
+
+def test_powersgd_has_a_rank():
+    assert parse("powersgd:rank=2") == PowerSGD(rank=2)
+    assert parse("powersgd:rank=2").wire_bytes(10_000) == 4 * 2 * 2 * 100
+    assert parse("powersgd").wire_bytes(4) == 4 * 4, "never more than all"
+    with pytest.raises(ValueError, match=r"rank 0 of powersgd \(expected 1 or more"):
+        parse("powersgd:rank=0")

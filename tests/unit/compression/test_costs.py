@@ -74,6 +74,13 @@ def test_bytes_across_hosts_by_counting_messages(hosts, local):
         both = [(one, other, shard / hosts) for one, other in peers] * 2
         found = predict(codec, ELEMENTS, where, exchange=TWO_LEVEL)
         assert found.across_bytes == pytest.approx(sent_across(hosts, local, both))
+    codec = parse("randomk")
+    for exchange, elements in ((FLAT, ELEMENTS), (TWO_LEVEL, ELEMENTS // local)):
+        found = predict(codec, ELEMENTS, where, exchange=exchange)
+        parts = [(one, other, codec.wire_bytes(elements) / hosts) for one, other in peers] * 2
+        if exchange == FLAT:  # the ranks of a host have a part each
+            parts = [(one, other, nbytes / local) for one, other, nbytes in parts]
+        assert found.across_bytes == pytest.approx(sent_across(hosts, local, parts), rel=1e-3)
     codec = parse("mstopk")
     for exchange, elements in ((FLAT, ELEMENTS), (TWO_LEVEL, ELEMENTS // local)):
         found = predict(codec, ELEMENTS, where, exchange=exchange)

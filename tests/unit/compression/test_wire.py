@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from aiacc.compression.codecs import KNOWN, MOST_DENSITY, Cast, MSTopK, Quantised, Sparse, parse
+from aiacc.compression.codecs import (
+    KNOWN,
+    MOST_DENSITY,
+    Cast,
+    MSTopK,
+    PowerSGD,
+    Quantised,
+    RandomK,
+    Sparse,
+)
 from aiacc.compression.wire import is_coded, wire_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,9 +86,17 @@ def test_no_density_is_more_than_the_core_takes():
     assert wire_of(MSTopK(density=MOST_DENSITY)) // 256 == int(most.replace("'", ""))
 
 
-def test_every_codec_but_randomk_has_a_number_below_2_to_the_31():
-    wires = {name: wire_of(codec) for name, codec in KNOWN.items() if name != "randomk"}
+def test_random_ones():
+    for unbiased, flag in {False: 0, True: _flag("kUnbiased")}.items():
+        wire = wire_of(RandomK(density=0.05, unbiased=unbiased))
+        assert divmod(wire, 256) == (50000 + flag, _format("kRandom"))
+        assert wire < 2**31
+    assert is_coded(RandomK())
+
+
+def test_every_codec_but_powersgd_has_a_number_below_2_to_the_31():
+    wires = {name: wire_of(codec) for name, codec in KNOWN.items() if name != "powersgd"}
     assert len(set(wires.values())) == len(wires)
     assert max(wires.values()) < 2**31
-    with pytest.raises(ValueError, match=r"randomk:density=0\.05 \(expected .*; use mstopk"):
-        wire_of(parse("randomk:density=0.05"))
+    with pytest.raises(ValueError, match=r"powersgd of an operation .*DistributedOptimizer"):
+        wire_of(PowerSGD())

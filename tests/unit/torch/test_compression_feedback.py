@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aiacc.torch as hvd
-from aiacc.compression.codecs import BF16, MSTopK, Quantised, Sparse, parse
+from aiacc.compression.codecs import BF16, MSTopK, Quantised, RandomK, parse
 from aiacc.compression.feedback import NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
@@ -77,9 +77,11 @@ def test_what_stands_for_a_policy():
     assert feedback_of(TOPK).policy is TOPK
 
 
-def test_what_the_core_does_not_have_is_refused_at_once():
-    with pytest.raises(ValueError, match=r"randomk \(expected one that the core has"):
-        Feedback(Policy(Sparse("randomk")))
+def test_what_an_unbiased_codec_loses_is_not_kept():
+    assert Policy(RandomK(unbiased=True)).keeps == NoFeedback()
+    assert Policy(RandomK()).keeps == Residual()
+    with pytest.raises(ValueError, match=r"residual with randomk:unbiased=true \(expected"):
+        Policy(RandomK(unbiased=True), feedback=Residual())
 
 
 # --- residuals
