@@ -1,7 +1,11 @@
-"""Factors as flat memory: a symmetric matrix is its upper triangle, row by row. Pure.
+"""Factors as flat memory: of a symmetric matrix the upper triangle, in pieces. Pure.
 
 A factor of d x d is d (d + 1) / 2 elements, so ResNet-50's take 62,348,671 (A) and 14,618,356 (G).
 A stack of matrices is one after the other, a diagonal itself.
+
+A small triangle is gathered row by row, by indices that are kept. Indices of a large one would be
+twice as long as itself, and its rows one by one are many. So it is cut: squares of `PANEL` on the
+diagonal, whose triangles come first, and what lies right of each, which is copied as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +19,11 @@ from torch import Tensor
 
 from aiacc.kfac.costs import packed_elements
 
+#: Rows of a square on the diagonal.
+PANEL = 128
+#: Dimension up to which a triangle is not cut.
+LEAST = 2 * PANEL
+
 
 def packed_size(shape: Sequence[int]) -> int:
     """Elements of a factor of this shape: see `rows.factor_shapes`."""
@@ -26,7 +35,7 @@ def packed_size(shape: Sequence[int]) -> int:
 
 
 def pack(factors: Sequence[Tensor], flat: Tensor) -> None:
-    """Write upper triangles one behind the other.
+    """Write the triangles of factors one behind the other.
 
     Args:
         factors: Of any shapes that `packed_size` knows; only upper triangles are read.
@@ -39,19 +48,20 @@ def pack(factors: Sequence[Tensor], flat: Tensor) -> None:
         if factor.dim() == 1:
             part.copy_(factor)
             continue
-        dim = factor.shape[-1]
-        upper, _ = _indices(dim, factor.device)
-        matrices = factor.reshape(-1, dim * dim)
-        for matrix, row in zip(matrices, part.view(len(matrices), -1), strict=True):
-            torch.index_select(matrix, 0, upper, out=row)
+        squares, panels = _pieces(factor, part)
+        for blocks, packed in squares:
+            upper, _ = _indices(blocks.shape[-1], blocks.device)
+            torch.index_select(blocks.flatten(1), 1, upper, out=packed)
+        for right, _, packed in panels:
+            packed.copy_(right)
 
 
 def unpack(flat: Tensor, factors: Sequence[Tensor]) -> None:
-    """Write both triangles of ``factors`` from what `pack` has made.
+    """Write both triangles of factors from what `pack` has made.
 
     Args:
         flat: As many elements as the factors have, contiguous.
-        factors: Contiguous memory for the result, overwritten.
+        factors: Memory for the result, overwritten.
 
     Raises:
         ValueError: ``flat`` has another number of elements.
@@ -60,11 +70,13 @@ def unpack(flat: Tensor, factors: Sequence[Tensor]) -> None:
         if factor.dim() == 1:
             factor.copy_(part)
             continue
-        dim = factor.shape[-1]
-        _, full = _indices(dim, factor.device)
-        matrices = factor.view(-1, dim * dim)
-        for matrix, row in zip(matrices, part.view(len(matrices), -1), strict=True):
-            torch.index_select(row, 0, full, out=matrix)
+        squares, panels = _pieces(factor, part)
+        for blocks, packed in squares:
+            _, full = _indices(blocks.shape[-1], blocks.device)
+            blocks.copy_(torch.index_select(packed, 1, full).view(blocks.shape))
+        for right, below, packed in panels:
+            right.copy_(packed)
+            below.copy_(packed.t())
 
 
 def _parts(factors: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
@@ -75,6 +87,40 @@ def _parts(factors: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
             f"of {sum(sizes)} elements)"
         )
     return list(torch.split(flat, sizes))
+
+
+def _pieces(
+    factor: Tensor, packed: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor, Tensor]]]:
+    """Views of a factor and of where each is packed.
+
+    Returns:
+        Squares on the diagonal, n x size x size, with n x packed elements; and what lies right of a
+        square, what is below it, and where the former is packed.
+    """
+    dim = factor.shape[-1]
+    if dim <= LEAST:
+        matrices = factor if factor.dim() == 3 else factor.unsqueeze(0)
+        return [(matrices, packed.view(len(matrices), -1))], []
+    squares, panels = [], []
+    matrices = factor if factor.dim() == 3 else factor.unsqueeze(0)
+    for matrix, part in zip(matrices, packed.view(len(matrices), -1), strict=True):
+        count, rest = divmod(dim, PANEL)
+        inner = dim - rest
+        diagonal = matrix[:inner, :inner].view(count, PANEL, count, PANEL).diagonal(0, 0, 2)
+        at = count * packed_elements(PANEL)
+        squares.append((diagonal.movedim(-1, 0), part[:at].view(count, -1)))
+        if rest:
+            end = at + packed_elements(rest)
+            squares.append((matrix[None, inner:, inner:], part[at:end].view(1, -1)))
+            at = end
+        for start in range(0, inner, PANEL):
+            stop = start + PANEL
+            end = at + PANEL * (dim - stop)
+            right, below = matrix[start:stop, stop:], matrix[stop:, start:stop]
+            panels.append((right, below, part[at:end].view(PANEL, -1)))
+            at = end
+    return squares, [panel for panel in panels if panel[0].numel()]
 
 
 @lru_cache(maxsize=256)

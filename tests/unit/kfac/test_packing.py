@@ -7,6 +7,9 @@ from aiacc.kfac.rows import factor_shapes
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.kronecker import layers_of
 
+#: Beyond 256 triangles are cut into squares of 128, with a rest or without.
+FORMS = [(1, 1), (5, 5), (7,), (3, 4, 4), (256, 256), (257, 257), (2, 300, 300), (384, 384), (5, 5)]
+
 
 def symmetric(*shape, dtype=torch.float32):
     values = torch.randn(shape, dtype=dtype)
@@ -16,12 +19,9 @@ def symmetric(*shape, dtype=torch.float32):
 def test_there_and_back_in_every_form():
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.float64):
-        factors = [
-            symmetric(*shape, dtype=dtype)
-            for shape in ((1, 1), (5, 5), (7,), (3, 4, 4), (33, 33), (5, 5))
-        ]
+        factors = [symmetric(*shape, dtype=dtype) for shape in FORMS]
         size = sum(packed_size(factor.shape) for factor in factors)
-        assert size == 1 + 15 + 7 + 30 + 561 + 15
+        assert size == 1 + 15 + 7 + 30 + 32_896 + 33_153 + 2 * 45_150 + 73_920 + 15
         flat = torch.full((size + 2,), -7.0, dtype=dtype)
         pack(factors, flat[1:-1])
         assert flat[0] == flat[-1] == -7
@@ -36,15 +36,21 @@ def test_rows_of_upper_triangles_are_in_order_and_nothing_else_is_read():
     flat = torch.empty(6)
     pack([matrix], flat)
     assert flat.tolist() == [1, 2, 3, 4, 5, 6]
+    large = symmetric(300, 300)
+    flat = torch.empty(45_150)
+    pack([large.triu() + torch.full((300, 300), float("nan")).tril(-1)], flat)
+    assert torch.equal(flat.sort().values, large[tuple(torch.triu_indices(300, 300))].sort().values)
 
 
 def test_a_factor_that_is_a_part_of_another_tensor():
-    wide = symmetric(6, 6)
-    flat = torch.empty(10)
-    pack([wide[:4, :4]], flat)
-    back = torch.empty(4, 4)
-    unpack(flat, [back])
-    assert torch.equal(back, wide[:4, :4])
+    for dim in (4, 300):
+        wide = symmetric(dim + 2, dim + 2)
+        flat = torch.empty(packed_size((dim, dim)))
+        pack([wide[:dim, :dim]], flat)
+        back = torch.zeros(dim + 2, dim + 2)
+        unpack(flat, [back[1:-1, 1:-1]])
+        assert torch.equal(back[1:-1, 1:-1], wide[:dim, :dim])
+        assert float(back[0].abs().max()) == float(back[:, -1].abs().max()) == 0
 
 
 def test_sizes_of_resnet_50():
