@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from aiacc.kfac.products import Products
 from aiacc.kfac.rows import (
     Convolution,
     batched,
@@ -25,6 +26,7 @@ from aiacc.kfac.rows import (
     has_bias,
     in_full,
     input_rows,
+    with_ones,
 )
 
 APPROXIMATIONS = ("expand", "reduce")
@@ -58,15 +60,21 @@ def input_factor(
         return in_full(counts).to(in_full(module.weight).dtype) / inputs.numel()
     with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
         inputs = in_full(inputs)
-        total: Tensor | None = None
+        total = sums = None
         number = 0
         for part in torch.split(inputs, _examples(module, inputs, reduce, patch_bytes)):
             rows = input_rows(module, part, reduce=reduce)
+            if total is None or sums is None:
+                groups, _, width = rows.shape
+                total, sums = Products(groups, width, rows), rows.new_zeros(groups, width)
+            total.add(rows)
             number += rows.shape[1]
-            total = _added(total, rows, has_bias(module))
+            if has_bias(module):
+                sums += rows.sum(1)
         assert total is not None
-        total /= number
-        return total if groups_of(module) > 1 else total.squeeze(0)
+        assert sums is not None
+        found = with_ones(module, total.take(), sums, number) / number
+        return found if groups_of(module) > 1 else found.squeeze(0)
 
 
 def gradient_factor(
@@ -107,8 +115,13 @@ def gradient_factor(
         raise ValueError(f"loss_terms {terms} (expected one or more)")
     with torch.no_grad(), torch.autocast(gradients.device.type, enabled=False):
         # Divided first: squares of scaled gradients leave float32's range before they do.
-        rows = gradient_rows(module, in_full(gradients) / loss_scale, reduce=reduce)
-        total = torch.bmm(rows.transpose(1, 2), rows)
+        gradients = in_full(gradients)
+        if isinstance(loss_scale, Tensor) or loss_scale != 1:
+            gradients = gradients / loss_scale
+        rows = gradient_rows(module, gradients, reduce=reduce)
+        products = Products(len(rows), rows.shape[-1], rows)
+        products.add(rows)
+        total = products.take()
         total *= terms
         return total if groups_of(module) > 1 else total.squeeze(0)
 
@@ -165,19 +178,3 @@ def _examples(module: nn.Module, inputs: Tensor, reduce: bool, patch_bytes: int)
     for kernel, stride in zip(module.kernel_size, module.stride, strict=True):
         volume = volume * kernel // stride
     return max(1, patch_bytes // max(volume, 1))
-
-
-def _added(total: Tensor | None, rows: Tensor, bias: bool) -> Tensor:
-    """``total`` and the products of rows, as if these ended in a 1 with ``bias``."""
-    groups, number, width = rows.shape
-    if total is None:
-        dim = width + bias
-        total = rows.new_zeros(groups, dim, dim)
-    inner = total[:, :width, :width]
-    inner.baddbmm_(rows.transpose(1, 2), rows)
-    if bias:
-        sums = rows.sum(1)
-        total[:, width, :width] += sums
-        total[:, :width, width] += sums
-        total[:, width, width] += number
-    return total

@@ -66,46 +66,51 @@ def invert(factors: Sequence[Tensor], dampings: Sequence[Tensor]) -> list[Tensor
             found[number] = inverse if bool(inverse.isfinite().all()) else None
         else:
             by_dim[factor.shape[-1], factor.dtype, factor.device].append(number)
-    for (dim, _, _), numbers in by_dim.items():
-        stacks = [factors[number].reshape(-1, dim, dim) for number in numbers]
-        stack = torch.cat(stacks)
-        each = torch.cat([dampings[number].to(stack).reshape(-1) for number in numbers])
-        inverses, good = _inverted(stack, each)
-        for number, inverse, success in zip(
-            numbers,
-            torch.split(inverses, [len(part) for part in stacks]),
-            torch.split(good, [len(part) for part in stacks]),
-            strict=True,
-        ):
-            if bool(success.all()):
-                found[number] = inverse.reshape(factors[number].shape)
+    for numbers in by_dim.values():
+        inverses, good = _inverted(
+            [matrix for number in numbers for matrix in _stack(factors[number])],
+            torch.cat([dampings[number].to(factors[number]).reshape(-1) for number in numbers]),
+        )
+        start = 0
+        for number in numbers:
+            stop = start + len(_stack(factors[number]))
+            if all(good[start:stop]):
+                found[number] = inverses[start:stop].reshape(factors[number].shape)
+            start = stop
     return found
 
 
-def _inverted(stack: Tensor, dampings: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverses, and which of them are any; the latter on the host."""
-    inverses, good = _cholesky_inverses(stack, dampings)
-    good = good.cpu()
-    for dtype in (stack.dtype, torch.float64):
-        if bool(good.all()):
+def _stack(factor: Tensor) -> Tensor:
+    return factor.reshape(-1, *factor.shape[-2:])
+
+
+def _inverted(matrices: Sequence[Tensor], dampings: Tensor) -> tuple[Tensor, list[bool]]:
+    """Inverses of matrices of equal dimension, and which of them are any."""
+    dtype = matrices[0].dtype
+    inverses, good = _by_cholesky(torch.stack(list(matrices)), dampings)
+    for tried in (dtype, torch.float64):
+        bad = [number for number, success in enumerate(good) if not success]
+        if not bad:
             break
-        bad = (~good).nonzero().flatten()
-        again = bad.to(stack.device)
-        tried, success = _cholesky_inverses(stack[again].to(dtype), dampings[again] * RETRY)
-        inverses[again] = tried.to(stack.dtype)
-        good[bad] = success.cpu()
+        again = torch.stack([matrices[number].to(tried) for number in bad])
+        result, successes = _by_cholesky(again, dampings[bad].to(tried) * RETRY)
+        for number, inverse, success in zip(bad, result, successes, strict=True):
+            inverses[number] = inverse
+            good[number] = success
     return inverses, good
 
 
-def _cholesky_inverses(stack: Tensor, dampings: Tensor) -> tuple[Tensor, Tensor]:
-    damped = stack.clone()
-    damped.diagonal(dim1=-2, dim2=-1).add_(dampings.to(stack.dtype).unsqueeze(-1))
-    lower, info = torch.linalg.cholesky_ex(damped)
+def _by_cholesky(stack: Tensor, dampings: Tensor) -> tuple[Tensor, list[bool]]:
+    """The same of a stack, which is overwritten."""
+    stack.diagonal(dim1=-2, dim2=-1).add_(dampings.unsqueeze(-1))
+    lower, info = torch.linalg.cholesky_ex(stack)
     good = info == 0
     # On a CPU a zero there is an error for the whole stack.
     lower.diagonal(dim1=-2, dim2=-1).masked_fill_(~good.unsqueeze(-1), 1.0)
     inverses = torch.cholesky_inverse(lower)
-    return inverses, good & inverses.flatten(1).isfinite().all(1)
+    # What is none in float32 is none in float64 either.
+    finite = (inverses.float() if inverses.dtype == torch.float64 else inverses).isfinite()
+    return inverses, (good & finite.flatten(1).all(1)).tolist()
 
 
 def decompose(factors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
@@ -127,8 +132,8 @@ def decompose(factors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
             found[number] = (factor.clamp(min=0), factor.new_empty(0))
         else:
             by_dim[factor.shape[-1], factor.dtype, factor.device].append(number)
-    for (dim, _, _), numbers in by_dim.items():
-        stacks = [factors[number].reshape(-1, dim, dim) for number in numbers]
+    for numbers in by_dim.values():
+        stacks = [_stack(factors[number]) for number in numbers]
         sizes = [len(part) for part in stacks]
         try:
             values, vectors = torch.linalg.eigh(torch.cat(stacks))

@@ -10,7 +10,7 @@ Neural Network Architectures", NeurIPS 2023, section 3, say what to do then (`fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,11 @@ def has_bias(module: nn.Module) -> bool:
 def groups_of(module: nn.Module) -> int:
     """Layers that a module is: more than one for a convolution with groups."""
     return module.groups if isinstance(module, Convolution) else 1
+
+
+def kernel_places(module: nn.Module) -> int:
+    """Places of the kernel of a convolution, 1 for other layers."""
+    return prod(module.kernel_size) if isinstance(module, Convolution) else 1
 
 
 def factor_shapes(module: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -112,6 +117,9 @@ def batched(module: nn.Module, values: Tensor) -> Tensor:
 def input_rows(module: nn.Module, inputs: Tensor, *, reduce: bool) -> Tensor:
     """What a layer multiplies: groups x rows x in, with no 1 for the bias.
 
+    Columns of a convolution are those of one place of the kernel after the other, all channels of
+    each, while its weights have the channels outside.
+
     Args:
         module: Linear or a convolution.
         inputs: Of the module, with an axis of examples first.
@@ -122,14 +130,42 @@ def input_rows(module: nn.Module, inputs: Tensor, *, reduce: bool) -> Tensor:
         if reduce and inputs.dim() > 2:
             inputs = inputs.flatten(1, -2).mean(1)
         return inputs.reshape(1, -1, inputs.shape[-1])
+    # With the channels of a pixel beside one another, patches are copied in runs of them.
+    inputs = inputs.movedim(1, -1).contiguous().movedim(-1, 1)
     found = patches(module, inputs)
     size = len(module.kernel_size)
-    places = range(3, 3 + size)
+    places = list(range(3, 3 + size))
+    found = found.permute(1, 0, *places, *range(3 + size, 3 + 2 * size), 2)
     if reduce:
-        found = found.mean(tuple(places))
-        return found.transpose(0, 1).flatten(2)
-    found = found.permute(1, 0, *places, 2, *range(3 + size, 3 + 2 * size))
-    return found.reshape(module.groups, -1, _volume(found.shape[-1 - size :]))
+        return found.mean([place - 1 for place in places]).flatten(2)
+    return found.reshape(module.groups, -1, found.shape[-1] * kernel_places(module))
+
+
+def with_ones(module: nn.Module, products: Tensor, sums: Tensor, number: int) -> Tensor:
+    """What the products of rows are in the order of weights, and if they ended in a 1 for a bias.
+
+    Args:
+        module: Layer.
+        products: groups x width x width, in the order of `input_rows`.
+        sums: groups x width, of the rows, in the same order.
+        number: Of rows.
+    """
+    groups, width = sums.shape
+    places = kernel_places(module)
+    bias = has_bias(module)
+    if places == 1 and not bias:
+        return products
+    dim = width + bias
+    found = products.new_empty(groups, dim, dim)
+    split = (groups, places, -1)
+    inner = products.view(*split, places, width // places).permute(0, 2, 1, 4, 3)
+    found[:, :width, :width].view(inner.shape).copy_(inner)
+    if bias:
+        column = sums.view(split).mT.flatten(1)
+        found[:, :width, width] = column
+        found[:, width, :width] = column
+        found[:, width, width] = number
+    return found
 
 
 def gradient_rows(module: nn.Module, gradients: Tensor, *, reduce: bool) -> Tensor:
@@ -144,17 +180,11 @@ def gradient_rows(module: nn.Module, gradients: Tensor, *, reduce: bool) -> Tens
         found = gradients.reshape(len(gradients), module.groups, -1, gradients[0, 0].numel())
         if reduce:
             return found.sum(3).transpose(0, 1)
-        return found.permute(1, 0, 3, 2).flatten(1, 2)
+        # Features stay outside, where whole images are copied; BLAS takes either.
+        return found.permute(1, 2, 0, 3).flatten(2).mT
     if reduce and gradients.dim() > 2:
         gradients = gradients.flatten(1, -2).sum(1)
     return gradients.reshape(1, -1, gradients.shape[-1])
-
-
-def _volume(sizes: Sequence[int]) -> int:
-    volume = 1
-    for size in sizes:
-        volume *= size
-    return volume
 
 
 def in_full(values: Tensor) -> Tensor:

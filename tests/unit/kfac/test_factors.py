@@ -183,6 +183,25 @@ def test_parts_of_a_batch_need_less_memory_and_add_up():
     torch.testing.assert_close(input_factor(module, inputs, patch_bytes=40_000), whole)
 
 
+def test_wide_layers_whose_products_are_computed_by_halves():
+    torch.manual_seed(8)
+    module = nn.Conv2d(64, 300, 3, padding=1, groups=2).double()  # 288 inputs of each group
+    inputs = torch.randn(3, 64, 16, 16).double()
+    gradients = torch.randn(3, 300, 16, 16).double()
+    a = input_factor(module, inputs)
+    rows = patches(module, inputs).permute(1, 0, 3, 4, 2, 5, 6).reshape(2, 768, 288)
+    rows = torch.cat([rows, rows.new_ones(2, 768, 1)], 2)
+    torch.testing.assert_close(a, rows.mT @ rows / 768)
+    assert torch.equal(a, a.mT)
+    # Parts of few rows are multiplied as a whole, in sums with others that are not.
+    torch.testing.assert_close(
+        input_factor(module, inputs, patch_bytes=2 * 64 * 256 * 9 * 8), a, rtol=1e-12, atol=1e-12
+    )
+    alone = nn.Conv2d(64, 300, 3, padding=1).double()
+    rows = gradients.permute(0, 2, 3, 1).reshape(768, 300)
+    torch.testing.assert_close(gradient_factor(alone, gradients), 3 * rows.T @ rows)
+
+
 def test_an_embedding_is_a_linear_layer_on_ones():
     embedding = nn.Embedding(5, 3).double()
     linear = nn.Linear(5, 3, bias=False).double()
