@@ -23,6 +23,7 @@ from aiacc.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from aiacc.torch.kfac.preconditioner import KFAC
 from aiacc.torch.mpi_ops import *  # noqa: F403
 from aiacc.torch.optimizer import DistributedOptimizer
 from aiacc.torch.parallel.mapping import parallel_map
@@ -31,6 +32,7 @@ from aiacc.torch.sync_batch_norm import SyncBatchNorm
 process_group.register()
 
 __all__ = [
+    "KFAC",
     "CollectiveError",
     "DistributedOptimizer",
     "HookState",

@@ -38,6 +38,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
     _reducer: GradientReducer
     _profile: Profile | None
     _plan: AutoPlan | AutoCompression | None
+    #: Whether `settle` was called since the last step.
+    _settled: bool = False
 
     @property
     def _options(self) -> ReductionOptions:
@@ -56,6 +58,23 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """
         self._reducer.finish()
         self._synchronized = True
+        self._settled = False
+
+    def settle(self) -> None:
+        """`synchronize`, unless that was done; the next `step` takes gradients as they are then.
+
+        What changes gradients between the two calls this. If a backward pass comes before the step,
+        that reduces them as always.
+
+        Collective: every rank.
+        Blocks: until every gradient is reduced.
+
+        Raises:
+            CollectiveError: A gradient could not be reduced.
+        """
+        if not self._synchronized:
+            self.synchronize()
+        self._synchronized, self._settled = False, True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise, then update the parameters.
@@ -69,7 +88,9 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced; no parameter was changed.
         """
-        if self._should_synchronize:
+        settled = self._settled and closure is None and not self._reducer.under_way
+        self._settled = False
+        if self._should_synchronize and not settled:
             if self._synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "

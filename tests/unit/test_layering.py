@@ -65,6 +65,7 @@ PACKAGES = {
         "torch/ops",
         "torch/compression",
         "torch/decoupled",
+        "torch/kfac",
         "torch/reducer",
         "torch/distributed",
         "torch/elastic",
@@ -95,6 +96,14 @@ PACKAGES = {
         "torch/ops",
         "torch/compression",
         "torch/reducer",
+    },
+    "torch/kfac": {
+        "collectives",
+        "kfac",
+        "planning",
+        "planning/models",
+        "torch",
+        "torch/decoupled",
     },
     "torch/distributed": {
         "collectives",

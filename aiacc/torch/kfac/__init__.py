@@ -1,0 +1,1 @@
+"""Distributed K-FAC for models of torch."""

@@ -1,0 +1,114 @@
+"""What the ranks agree on in the first step, before any factor is sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from aiacc.collectives.objects import broadcast_object, maxima
+from aiacc.kfac.distribution import (
+    DP,
+    KAISA,
+    MPD,
+    REPLICATE,
+    SPD,
+    Distribution,
+    distribute,
+    of_owners,
+)
+from aiacc.kfac.stage import StageCosts
+from aiacc.process_sets import first_rank
+from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.measure import inversion_table, network
+from aiacc.torch.kfac.ranks import Ranks
+
+
+def check_alike(wish: str, layers: Sequence[FactoredModule], ranks: Ranks, number: int) -> int:
+    """Compare layers and options with the first rank's; the number that names operations.
+
+    Collective: every rank. Blocks.
+
+    Raises:
+        ValueError: On every rank, if some differ.
+    """
+    if ranks.alone:
+        return number
+    mine = repr([(f.name, f.shape, str(f.dtype)) for layer in layers for f in layer.factors])
+    digest = hashlib.sha256(f"{wish}\n{mine}".encode()).hexdigest()
+    root = first_rank(ranks.process_set)
+    first, number = broadcast_object((digest, number), root, "kfac.wish", ranks.process_set)
+    (differ,) = maxima([int(first != digest)], "kfac.differ", ranks.process_set)
+    if differ:
+        raise ValueError(
+            f"K-FAC: the ranks have other layers or options than the first one (expected the same "
+            f"everywhere, here {len(layers)} layers, {wish}); pass the same model and arguments on "
+            "every rank"
+        )
+    return int(number)
+
+
+def agree_on_uses(layers: Sequence[FactoredModule], passes: int, ranks: Ranks) -> None:
+    """How often a pass uses each layer: as often as on the rank that uses it most.
+
+    Collective: every rank. Blocks.
+    """
+    factors = [factor for layer in layers for factor in layer.factors]
+    uses = [-(-factor.uses // passes) for factor in factors]
+    if not ranks.alone:
+        uses = maxima(uses, "kfac.uses", ranks.process_set)
+    for factor, number in zip(factors, uses, strict=True):
+        factor.uses_per_pass = int(number)
+
+
+def agree_on_costs(layers: Sequence[FactoredModule], ranks: Ranks) -> StageCosts:
+    """Measured: inversions on the first rank, operations among all. Collective, blocks."""
+    dims = [dim for layer in layers for dim in (layer.described.a_dim, layer.described.g_dim)]
+    like = torch.empty(0, dtype=layers[0].a.dtype, device=layers[0].a.device)
+    first = first_rank(ranks.process_set)
+    table = inversion_table(dims, like) if ranks.index == 0 else None
+    table = broadcast_object(table, first, "kfac.inversions", ranks.process_set)
+    return StageCosts(table, network(ranks.process_set, ranks.size, like.device), gathered=True)
+
+
+def distribution_of(
+    kind: str, layers: Sequence[FactoredModule], ranks: Ranks, costs: StageCosts | None
+) -> Distribution:
+    """The plan, equal on all ranks. One rank does everything, whatever the plan is called."""
+    described = [layer.described for layer in layers]
+    if ranks.alone or costs is None:
+        return of_owners(kind, described, 1, (None,) * (2 * len(layers)))
+    return distribute(kind, described, ranks.size, costs)
+
+
+def check_kind(kind: str) -> None:
+    """Raise ValueError unless it is one for some number of ranks."""
+    name, _, share = kind.partition(":")
+    try:
+        good = kind in (REPLICATE, MPD, SPD, DP) or (name == KAISA and 0 < float(share) <= 1)
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(
+            f"distribution={kind!r} (expected replicate, mpd, spd, dp, or kaisa: with a share of "
+            "the ranks, as in kaisa:0.5)"
+        )
+
+
+def check_gradients(layers: Sequence[FactoredModule], ranks: Ranks) -> None:
+    """Whether all ranks have the same gradients, once. Collective, blocks.
+
+    Raises:
+        ValueError: On every rank, if not.
+    """
+    gradients = [layer.weight.grad for layer in layers]
+    sums = [0.0 if one is None else float(one.double().sum().nan_to_num()) for one in gradients]
+    highest = maxima([*sums, *(-one for one in sums)], "kfac.gradients", ranks.process_set)
+    for layer, high, minus_low in zip(layers, highest, highest[len(layers) :], strict=False):
+        if high != -minus_low:
+            raise ValueError(
+                f"K-FAC: the gradient of {layer.name!r} is not the same on all ranks (expected the "
+                "mean over them before step()); pass KFAC a DistributedOptimizer of the same "
+                "process set, or reduce the gradients before"
+            )

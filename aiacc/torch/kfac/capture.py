@@ -1,0 +1,147 @@
+"""Hooks that compute the factors of a step where their data is."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from aiacc.kfac.factors import gradient_factor, input_factor
+from aiacc.kfac.rows import batched
+from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.kfac.layers import FactoredModule
+
+
+class Capture:
+    """Adds to factors while the model computes.
+
+    A is computed before the forward pass of its module, where its input is known; G where the
+    gradient of the output is, before the module's own backward pass.
+
+    Attributes:
+        wanted: Whether this step is one that builds factors.
+        seconds: Spent in the hooks; on a GPU, until the work was queued.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[FactoredModule],
+        ready: Callable[[Factor], None],
+        approx: str,
+    ) -> None:
+        """Hook the layers of ``model``; ``ready`` is told of every factor that all uses are in."""
+        self._model, self._ready, self._approx = model, ready, approx
+        self.wanted = False
+        self.seconds = 0.0
+        self.passes = 1
+        #: Of the loss, by which gradients are divided; None: gradients count nothing now.
+        self.loss_scale: Callable[[], float] | None = None
+        self._late: set[str] = set()
+        self._skipped: set[str] = set()
+        self._hooks: list[RemovableHandle] = []
+        for layer in layers:
+            before, after = _hooks_of(weakref.ref(self), layer)
+            module = layer.module
+            self._hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(after))
+
+    def skip(self, names: Sequence[str]) -> None:
+        """Compute these factors no more, for nobody needs them here."""
+        self._skipped = set(names)
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    @contextmanager
+    def scaled(self, loss_scale: Callable[[], float] | None) -> Iterator[None]:
+        """In this context gradients are those of another loss, or count nothing."""
+        before, self.loss_scale = self.loss_scale, loss_scale
+        try:
+            yield
+        finally:
+            self.loss_scale = before
+
+    def _open(self, factor: Factor) -> bool:
+        """Whether this step takes more of it."""
+        if factor.name in self._skipped:
+            return False
+        most = factor.uses_per_pass * self.passes
+        if most and factor.uses >= most:
+            if factor.name not in self._late:
+                self._late.add(factor.name)
+                warnings.warn(
+                    f"K-FAC: factor {factor.name!r} came more often than {most} times in a step "
+                    "(expected as often as in the first one, for it leaves when all uses are in); "
+                    "what comes later does not count. Give KFAC backward_passes_per_step if "
+                    "gradients are accumulated",
+                    stacklevel=2,
+                )
+            return False
+        return True
+
+    def before(self, layer: FactoredModule, inputs: torch.Tensor) -> None:
+        """A forward pass of the layer with these inputs is about to begin."""
+        if self._active and inputs.numel() and self._open(layer.a):
+            self._add(layer.a, layer.module, inputs, partial(input_factor, approx=self._approx))
+
+    def after(self, layer: FactoredModule, output: torch.Tensor) -> None:
+        """It has ended."""
+        if self._active and output.requires_grad:
+            register: Any = output.register_hook  # untyped in torch
+            register(partial(self._on_gradient, layer))
+
+    @property
+    def _active(self) -> bool:
+        return self.wanted and self._model.training and torch.is_grad_enabled()
+
+    def _on_gradient(self, layer: FactoredModule, gradient: torch.Tensor) -> None:
+        if self.loss_scale is None or not self.wanted or not gradient.numel():
+            return
+        if self._open(layer.g):
+            scale = self.loss_scale()
+            build = partial(gradient_factor, approx=self._approx, loss_scale=scale)
+            self._add(layer.g, layer.module, gradient, build)
+
+    def _add(
+        self,
+        factor: Factor,
+        module: nn.Module,
+        values: torch.Tensor,
+        build: Callable[[nn.Module, torch.Tensor], torch.Tensor],
+    ) -> None:
+        began = time.perf_counter()
+        with torch.no_grad():
+            factor.add(build(module, values), batched(module, values).shape[0])
+            self.seconds += time.perf_counter() - began
+            if factor.uses == factor.uses_per_pass * self.passes:
+                self._ready(factor)
+
+
+def _hooks_of(
+    reference: weakref.ref[Capture], layer: FactoredModule
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Before and after the forward pass. A copy of the model has them, too, and is not meant."""
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        capture = reference()
+        if capture is not None and module is layer.module:
+            capture.before(layer, args[0] if args else next(iter(kwargs.values())))
+
+    def after(module: nn.Module, _: Any, output: torch.Tensor) -> None:
+        capture = reference()
+        if capture is not None and module is layer.module:
+            capture.after(layer, output)
+
+    return before, after

@@ -1,0 +1,103 @@
+"""A distribution at work: the exchanges of its factors, inverses and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiacc.kfac.distribution import Distribution
+from aiacc.torch.kfac.buckets import FactorBucket, FactorExchange
+from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.kfac.fusion import Fused, Planned, by_threshold
+from aiacc.torch.kfac.gradients import Preconditioning
+from aiacc.torch.kfac.inverses import InverseStage
+from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.ranks import Ranks
+
+
+class Execution:
+    """What one rank does of a distribution.
+
+    Attributes:
+        plan: The distribution.
+        exchange: Of factors.
+        stage: Of inverses.
+        preconditioning: Of gradients.
+        unneeded: Names of factors that this rank need not build.
+    """
+
+    def __init__(
+        self, name: str, layers: Sequence[FactoredModule], plan: Distribution, ranks: Ranks
+    ) -> None:
+        """Lay out the memory of exchanges.
+
+        Collective: every rank, with the same arguments. Blocks until groups of ranks are connected.
+
+        Args:
+            name: Of its operations.
+            layers: In the order of the plan.
+            plan: Equal on all ranks.
+            ranks: That take part.
+        """
+        self.plan = plan
+        self._name, self._ranks = name, ranks
+        self._factors = {f.name: f for layer in layers for f in layer.factors}
+        self._works = {
+            factor.name: work
+            for layer, works in zip(layers, plan.layers, strict=True)
+            for factor, work in zip(layer.factors, (works.a, works.g), strict=True)
+        }
+        forward = [layer.a for layer in layers]
+        backward = [layer.g for layer in reversed(layers)]
+        sent = [f for f in (*forward, *backward) if self._works[f.name].reduced_to]
+        local = [f for f in self._factors.values() if not self._works[f.name].reduced_to]
+        if ranks.alone:
+            sent, local = [], list(self._factors.values())
+        local = [f for f in local if ranks.index in self._works[f.name].inverted_by]
+        self._sent, self._local = sent, local
+        self._generation = 0
+        self.exchange = self._exchange(
+            by_threshold([self._planned(f) for f in sent], ranks.size) if sent else []
+        )
+        self.stage = InverseStage(name, layers, plan, ranks)
+        self.preconditioning = Preconditioning(name, layers, plan, ranks)
+        needed = {f.name for f in (*sent, *local)}
+        self.unneeded = [name for name in self._factors if name not in needed]
+        self.forget_unneeded()
+
+    @property
+    def divided(self) -> bool:
+        """Whether no rank has all means."""
+        return any(self.holder(name) is not None for name in self._factors)
+
+    def forget_unneeded(self) -> None:
+        """Drop means that this rank does not need, such as those of a checkpoint."""
+        for factor in self._factors.values():
+            work = self._works[factor.name]
+            if self._ranks.index not in (*work.reduced_to, *work.inverted_by):
+                factor.mean = None
+
+    def holder(self, name: str) -> int | None:
+        """The rank that alone has the mean of a factor; None: all have."""
+        work = self._works[name]
+        return None if self._ranks.alone or len(work.reduced_to) > 1 else work.owner
+
+    def _planned(self, factor: Factor) -> Planned:
+        nbytes = (factor.packed + 1) * factor.dtype.itemsize
+        owner = self._works[factor.name].owner
+        return Planned(factor.name, nbytes, owner, f"{factor.dtype} {factor.device}")
+
+    def _exchange(self, buckets: Sequence[Fused]) -> FactorExchange:
+        self._generation += 1
+        return FactorExchange(
+            [
+                FactorBucket(
+                    f"{self._name}.factors.{self._generation}.{number}",
+                    bucket.operation,
+                    [self._factors[name] for name in bucket.names],
+                    [self._works[name].owner for name in bucket.names],
+                    self._ranks,
+                )
+                for number, bucket in enumerate(buckets)
+            ],
+            self._local,
+        )

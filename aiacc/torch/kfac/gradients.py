@@ -1,0 +1,122 @@
+"""Preconditioned gradients: of the layers of this rank, and from those that send theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from aiacc.kfac.distribution import Distribution
+from aiacc.kfac.precondition import by_inverses, clip_factor
+from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.mpi_ops import allgather_async, synchronize
+
+
+class Preconditioning:
+    """Replaces the gradients of layers by G^-1 gradient A^-1."""
+
+    def __init__(
+        self, name: str, layers: Sequence[FactoredModule], plan: Distribution, ranks: Ranks
+    ) -> None:
+        """Of the layers in ``plan``. Collective: connects senders and receivers."""
+        self._name, self._ranks = name, ranks
+        self._layers = list(layers)
+        self._mine = [
+            layer
+            for layer, work in zip(layers, plan.layers, strict=True)
+            if ranks.index in work.preconditioned_by
+        ]
+        #: Layers by who sends them among the ranks that this one exchanges gradients with.
+        self._of: dict[int, list[FactoredModule]] = {}
+        members: set[int] = set()
+        for layer, work in zip(layers, plan.layers, strict=True):
+            for sender, receivers in work.sends:
+                if ranks.index == sender or ranks.index in receivers:
+                    self._of.setdefault(sender, []).append(layer)
+                    members |= {sender, *receivers}
+        for rank in members:
+            self._of.setdefault(rank, [])
+        self._process_set = ranks.among(sorted(members)) if members else None
+
+    @property
+    def nbytes(self) -> int:
+        """That this rank sends in each step."""
+        mine = self._of.get(self._ranks.index, [])
+        return sum(layer.weight.numel() * layer.a.dtype.itemsize for layer in mine)
+
+    def run(self, kl_clip: float | None, lr_of: Callable[[torch.Tensor], float]) -> None:
+        """Precondition all gradients.
+
+        Collective: every rank, if some send gradients. Blocks: then, until they are there.
+
+        Args:
+            kl_clip: See `clip_factor`; None: no clipping.
+            lr_of: Learning rate of a parameter.
+
+        Raises:
+            CollectiveError: An operation failed.
+        """
+        before = {layer.name: layer.gradient() for layer in self._layers}
+        after: dict[str, torch.Tensor] = {}
+        for layer in self._mine:
+            gradient = before[layer.name]
+            if gradient is None:
+                continue
+            a, g = layer.a.inverse, layer.g.inverse
+            after[layer.name] = gradient if a is None or g is None else by_inverses(gradient, a, g)
+        if self._process_set is not None:
+            self._exchange(after)
+        changed = [layer for layer in self._layers if before[layer.name] is not None]
+        if not changed:
+            return
+        if kl_clip is not None:
+            factor = _clip(changed, before, after, kl_clip, lr_of)
+            for matrix in after.values():
+                matrix *= factor
+        for layer in changed:
+            layer.put_gradient(after[layer.name])
+
+    def _exchange(self, after: dict[str, torch.Tensor]) -> None:
+        """Send what is this rank's, and receive the rest; a layer without gradient sends zeros."""
+        assert self._process_set is not None
+        mine = self._of[self._ranks.index]
+        parts = [
+            after[layer.name].reshape(-1)
+            if layer.name in after
+            else layer.weight.new_zeros(_size(layer), dtype=layer.a.dtype)
+            for layer in mine
+        ]
+        like = self._layers[0]
+        flat = torch.cat(parts) if parts else like.weight.new_empty(0, dtype=like.a.dtype)
+        handle = allgather_async(flat, f"{self._name}.gradients", self._process_set)
+        result: torch.Tensor = synchronize(handle)
+        begin = 0
+        for rank in sorted(self._of):
+            for layer in self._of[rank]:
+                end = begin + _size(layer)
+                after[layer.name] = result[begin:end].view(layer.shape)
+                begin = end
+
+
+def _size(layer: FactoredModule) -> int:
+    size = 1
+    for number in layer.shape:
+        size *= number
+    return size
+
+
+def _clip(
+    layers: Sequence[FactoredModule],
+    before: dict[str, torch.Tensor | None],
+    after: dict[str, torch.Tensor],
+    kl_clip: float,
+    lr_of: Callable[[torch.Tensor], float],
+) -> torch.Tensor:
+    # Groups may have learning rates of their own: each counts in its layers' gradients.
+    gradients = [
+        gradient * lr_of(layer.weight) ** 2
+        for layer in layers
+        if (gradient := before[layer.name]) is not None
+    ]
+    return clip_factor([after[layer.name] for layer in layers], gradients, 1.0, kl_clip)

@@ -1,0 +1,234 @@
+"""The stage in which factors are inverted and inverses are sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import torch
+
+from aiacc.collectives.reduce_ops import Sum
+from aiacc.kfac.distribution import Distribution, Work
+from aiacc.kfac.inverses import invert, split_damping
+from aiacc.kfac.packing import pack, unpack
+from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.mpi_ops import allgather_async, allreduce_, synchronize
+
+Pair = tuple[Factor, Work]
+
+
+class InverseStage:
+    """Inverts what a distribution gives this rank, and brings inverses to where they belong.
+
+    Where a factor has no inverse, because it is not finite, its last one stays, on every rank.
+    Where there is none yet, or nothing has come to the factor, the identity stands for it.
+
+    Attributes:
+        computing_s: Spent on inversions so far.
+        waiting_s: Spent on waiting for others so far.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layers: Sequence[FactoredModule],
+        plan: Distribution,
+        ranks: Ranks,
+        together: Sequence[Iterable[str]] = (),
+    ) -> None:
+        """Of the layers in ``plan``.
+
+        Collective: connects the ranks that share inverses. Blocks until they are.
+
+        Args:
+            name: Of its operations, equal on all ranks.
+            layers: In the order of the plan.
+            plan: Who inverts what.
+            ranks: That take part.
+            together: Names of factors whose inverses travel together, in this order; those that
+                are in none do as well.
+        """
+        self._name, self._ranks = name, ranks
+        self._layers = list(layers)
+        works = [work for layer in plan.layers for work in (layer.a, layer.g)]
+        factors = [factor for layer in layers for factor in layer.factors]
+        pairs: list[Pair] = list(zip(factors, works, strict=True))
+        #: Whose means only their owners have.
+        self._apart = [
+            (factor, work.owner)
+            for factor, work in pairs
+            if len(work.reduced_to) == 1 and not ranks.alone
+        ]
+        mine = [pair for pair in pairs if ranks.index in pair[1].inverted_by]
+        # As the stage is planned: what others wait for first, the largest first.
+        self._mine = sorted(mine, key=_turn)
+        self._groups = _groups(name, pairs, ranks, together)
+        self.computing_s = self.waiting_s = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """That this rank sends each time."""
+        return sum(group.nbytes for group in self._groups)
+
+    def run(self, damping: float, split: str) -> None:
+        """Invert, send and receive.
+
+        Collective: every rank. Blocks: until the inverses of others are there.
+
+        Args:
+            damping: Of A (x) G.
+            split: See `split_damping`.
+
+        Raises:
+            CollectiveError: An operation failed.
+        """
+        began = time.perf_counter()
+        dampings = self._dampings(damping, split)
+        shared = time.perf_counter()
+        waiting = list(self._groups)
+        for _, some in groupby([*self._mine, None], lambda pair: pair and _turn(pair)):
+            # What has all of this rank's inverses leaves while others are computed.
+            for group in [group for group in waiting if group.complete]:
+                group.start()
+                waiting.remove(group)
+            self._invert([pair[0] for pair in some if pair is not None], dampings)
+        computed = time.perf_counter()
+        for group in self._groups:
+            group.finish()
+        self.computing_s += computed - shared
+        self.waiting_s += shared - began + time.perf_counter() - computed
+
+    def _invert(self, factors: list[Factor], dampings: dict[str, torch.Tensor]) -> None:
+        """Those of one dimension, at once."""
+        means = [factor.mean for factor in factors if factor.mean is not None]
+        known = [factor for factor in factors if factor.mean is not None]
+        found = invert(means, [dampings[factor.name] for factor in known])
+        for factor, inverse in zip(known, found, strict=True):
+            if inverse is None:
+                factor.failures += 1
+            else:
+                factor.inverse = inverse
+        for factor in factors:
+            if factor.inverse is None:
+                factor.inverse = factor.identity()
+            for group in self._groups:
+                group.awaited.discard(factor.name)
+
+    def _dampings(self, damping: float, split: str) -> dict[str, torch.Tensor]:
+        """Of every factor; of each the mean eigenvalue of its layer's other one decides, too."""
+        means = {f.name: _mean_eigenvalue(f) for layer in self._layers for f in layer.factors}
+        if self._apart:
+            self._exchange(means)
+        found: dict[str, torch.Tensor] = {}
+        for layer in self._layers:
+            a, g = (means[factor.name][..., None, None] for factor in layer.factors)
+            dampings = split_damping(a, g, damping, split)
+            found.update(zip((layer.a.name, layer.g.name), dampings, strict=True))
+        return found
+
+    def _exchange(self, means: dict[str, torch.Tensor]) -> None:
+        """Let all ranks know the mean eigenvalues that only owners know."""
+        known = [
+            means[factor.name].reshape(-1).double() * (owner == self._ranks.index)
+            for factor, owner in self._apart
+        ]
+        flat = torch.cat(known)
+        allreduce_(flat, None, f"{self._name}.traces", Sum, process_set=self._ranks.process_set)
+        parts = torch.split(flat, [one.numel() for one in known])
+        for (factor, _), part in zip(self._apart, parts, strict=True):
+            means[factor.name] = part.to(factor.dtype).reshape(means[factor.name].shape)
+
+
+class _Group:
+    """Inverses that travel together, by an all-gather among the ranks that share them."""
+
+    def __init__(self, name: str, members: Sequence[int], pairs: list[Pair], ranks: Ranks) -> None:
+        self._name, self._me = name, ranks.index
+        self._process_set = ranks.among(members)
+        #: What each of the ranks sends.
+        self._of = {
+            rank: [factor for factor, work in pairs if work.owner == rank] for rank in members
+        }
+        self.awaited: set[str] = set()
+        self._expect()
+        self._handle: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(factor.packed * factor.dtype.itemsize for factor in self._of[self._me])
+
+    @property
+    def complete(self) -> bool:
+        """Whether this rank has inverted its part."""
+        return not self.awaited
+
+    def start(self) -> None:
+        mine = self._of[self._me]
+        like = next(factor for factors in self._of.values() for factor in factors)
+        size = sum(factor.packed for factor in mine)
+        flat = torch.empty(size, dtype=like.dtype, device=like.device)
+        inverses = [factor.inverse for factor in mine if factor.inverse is not None]
+        pack(inverses, flat)
+        # Rounding has left the lower triangles others; all ranks are to compute with the same.
+        _put(mine, flat)
+        self._handle = allgather_async(flat, self._name, self._process_set)
+
+    def finish(self) -> None:
+        assert self._handle is not None
+        handle, self._handle = self._handle, None
+        self._expect()
+        result: torch.Tensor = synchronize(handle)
+        begin = 0
+        for rank, factors in self._of.items():
+            end = begin + sum(factor.packed for factor in factors)
+            if rank != self._me and factors:
+                _put(factors, result[begin:end])
+            begin = end
+
+    def _expect(self) -> None:
+        self.awaited = {factor.name for factor in self._of[self._me]}
+
+
+def _groups(
+    name: str, pairs: Sequence[Pair], ranks: Ranks, together: Sequence[Iterable[str]]
+) -> list[_Group]:
+    """Those that this rank is in."""
+    number_of = {factor: number for number, names in enumerate(together) for factor in names}
+    sent: dict[tuple[object, ...], list[Pair]] = {}
+    for factor, work in pairs:
+        members = tuple(sorted({*work.inverted_by, *work.inverse_to}))
+        if work.inverse_to and ranks.index in members:
+            number = number_of.get(factor.name, len(together))
+            key = (number, members, str(factor.dtype), str(factor.device))
+            sent.setdefault(key, []).append((factor, work))
+    return [
+        _Group(f"{name}.inverses.{number}", key[1], sent[key], ranks)  # type: ignore[arg-type]
+        for number, key in enumerate(sorted(sent, key=lambda key: key[0]))  # type: ignore[arg-type, return-value]
+    ]
+
+
+def _put(factors: Sequence[Factor], packed: torch.Tensor) -> None:
+    """Give factors the inverses that were packed."""
+    inverses = [factor.empty() for factor in factors]
+    unpack(packed, inverses)
+    for factor, inverse in zip(factors, inverses, strict=True):
+        factor.inverse = inverse
+
+
+def _turn(pair: Pair) -> tuple[bool, int, tuple[int, ...]]:
+    factor, work = pair
+    return not work.inverse_to, -factor.packed, factor.shape
+
+
+def _mean_eigenvalue(factor: Factor) -> torch.Tensor:
+    """Of each of its matrices; 0 if nothing has come to it, or if it is not here."""
+    shape = factor.shape
+    if factor.mean is None:
+        return torch.zeros(
+            shape[:-2] if len(shape) > 2 else (), dtype=factor.dtype, device=factor.device
+        )
+    mean = factor.mean
+    return (mean if len(shape) == 1 else mean.diagonal(dim1=-2, dim2=-1)).mean(-1)

@@ -1,0 +1,91 @@
+"""What inversions and operations cost here, measured once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from aiacc.collectives.objects import maxima
+from aiacc.kfac.costs import InversionTable
+from aiacc.kfac.inverses import invert
+from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Affine
+from aiacc.planning.fit import fit_affine
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.mpi_ops import allgather_async, allreduce_async_, reducescatter_async, synchronize
+
+#: Points of a table, and what a dimension may take until larger ones are not measured: their times
+#: are taken to grow with the third power.
+POINTS, LONGEST_S = 6, 0.2
+_REPEATS = 3
+#: Bytes of the operations that are timed.
+_PROBED = (1 << 14, 1 << 18, 1 << 20)
+
+
+def dimensions(dims: Sequence[int]) -> list[int]:
+    """Of the points of a table for factors of these dimensions. Pure."""
+    least, most = min(dims), max(dims)
+    points = np.geomspace(least, most, min(POINTS, len(set(dims))))
+    return sorted({*(round(float(point)) for point in points)})
+
+
+def inversion_table(dims: Sequence[int], like: torch.Tensor) -> InversionTable:
+    """Seconds of inversions on the device of ``like``, and in its dtype, by dimension."""
+    points = []
+    for dim in dimensions(dims):
+        points.append((dim, _inversion_s(dim, like)))
+        if points[-1][1] > LONGEST_S:
+            break
+    return InversionTable(tuple(points))
+
+
+def _inversion_s(dim: int, like: torch.Tensor) -> float:
+    rows = torch.randn(dim, dim, dtype=like.dtype, device=like.device)
+    factor, damping = rows @ rows.T / dim, like.new_tensor(0.1)
+    return min(_seconds(lambda: invert([factor], [damping]), like) for _ in range(_REPEATS))
+
+
+def network(process_set: ProcessSet, ranks: int, device: torch.device) -> Affine:
+    """A + b M of operations among these ranks, as the slowest sees them. Collective, blocks."""
+    pairs = {}
+    for operation in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER):
+        samples = []
+        for nbytes in _PROBED:
+            whole = torch.zeros(max(ranks, nbytes // 4 // ranks * ranks), device=device)
+            name = f"kfac.probe.{operation}.{nbytes}"
+            run = _operation(operation, whole, ranks, name, process_set)
+            took = [_seconds(run, whole) for _ in range(_REPEATS)]
+            (slowest,) = maxima([min(took[1:])], f"{name}.slowest", process_set)
+            samples.append((float(nbytes), float(slowest)))
+        try:
+            pairs[operation] = fit_affine(samples)
+        except ValueError:  # a busy machine: times that do not grow with bytes
+            pairs[operation] = (0.0, samples[-1][1] / samples[-1][0])
+    return Affine(*pairs[ALL_REDUCE], pairs)
+
+
+def _operation(
+    operation: str, whole: torch.Tensor, ranks: int, name: str, process_set: ProcessSet
+) -> Callable[[], object]:
+    """What does it, from start to end."""
+    if operation == ALL_REDUCE:
+        return lambda: synchronize(allreduce_async_(whole, None, name, process_set=process_set))
+    if operation == REDUCE_SCATTER:
+        return lambda: synchronize(reducescatter_async(whole, name, process_set=process_set))
+    part = whole[: len(whole) // ranks]
+    return lambda: synchronize(allgather_async(part, name, process_set))
+
+
+def _seconds(run: Callable[[], object], like: torch.Tensor) -> float:
+    _settle(like)
+    began = time.perf_counter()
+    run()
+    _settle(like)
+    return time.perf_counter() - began
+
+
+def _settle(like: torch.Tensor) -> None:
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)

@@ -1,0 +1,124 @@
+"""What a user gives to KFAC, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from aiacc.kfac.factors import APPROXIMATIONS
+from aiacc.kfac.inverses import SPLITS
+from aiacc.torch.kfac.agreement import check_kind
+
+#: A number, or what gives one for the number of a step.
+Schedule = float | Callable[[int], float]
+EMPIRICAL, SAMPLED = "empirical", "mc"
+
+
+@dataclass(frozen=True)
+class Options:
+    """See KFAC."""
+
+    lr: Schedule | None
+    damping: Schedule
+    decay: Schedule
+    kl_clip: Schedule | None
+    factor_every: Schedule
+    inverse_every: Schedule
+    distribution: str
+    fisher: str
+    approx: str
+    split: str
+    loss_scale: float
+    grad_scaler: Any
+    skip_layers: Sequence[str | type[nn.Module]]
+
+    def __post_init__(self) -> None:
+        check_kind(self.distribution)
+        _one_of("fisher", self.fisher, (EMPIRICAL, SAMPLED))
+        _one_of("approx", self.approx, APPROXIMATIONS)
+        _one_of("split", self.split, SPLITS)
+        if not (self.loss_scale > 0 and math.isfinite(self.loss_scale)):
+            raise ValueError(f"loss_scale={self.loss_scale} (expected a finite number > 0)")
+        for name in ("damping", "kl_clip", "decay", "factor_every", "inverse_every"):
+            wish = getattr(self, name)
+            if wish is not None and not callable(wish):
+                self.at(name, 0)
+
+    @property
+    def described(self) -> str:
+        """What has to be equal on all ranks; of schedules no more than that they are some."""
+        names = ("damping", "decay", "kl_clip", "factor_every", "inverse_every")
+        values = [f"{name}={_text(getattr(self, name))}" for name in names]
+        texts = [f"{n}={getattr(self, n)}" for n in ("distribution", "fisher", "approx", "split")]
+        return ", ".join([*texts, *values])
+
+    def at(self, name: str, step: int) -> float:
+        """The value of ``name`` in a step.
+
+        Raises:
+            ValueError: It is out of range.
+        """
+        wish = getattr(self, name)
+        value = wish(step) if callable(wish) else wish
+        every = name.endswith("_every")
+        good = math.isfinite(value) and (
+            value >= 1 and value == int(value)
+            if every
+            else 0 <= value < 1
+            if name == "decay"
+            else value > 0
+        )
+        if not good:
+            expected = (
+                "a whole number >= 1" if every else "0 to below 1" if name == "decay" else "> 0"
+            )
+            raise ValueError(f"{name}={value} at step {step} (expected {expected})")
+        return float(value)
+
+    def due(self, name: str, step: int) -> bool:
+        """Whether a step is one of every so many."""
+        return step % int(self.at(name, step)) == 0
+
+
+def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
+    """``optimizer`` itself.
+
+    Raises:
+        TypeError: It is none of torch's.
+        ValueError: One that computes gradients in its step, or whose gradients are never whole.
+    """
+    from aiacc.torch.adasum_optimizer import AdasumDistributed
+    from aiacc.torch.decoupled.optimizer import DecoupledDistributed
+
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__} (expected one of torch.optim, or a "
+            "DistributedOptimizer of one); call KFAC(model, optimizer)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "optimizer is LBFGS, which computes gradients in its own step (expected one that takes "
+            "those of backward()); use SGD"
+        )
+    if isinstance(optimizer, AdasumDistributed | DecoupledDistributed):
+        how = "op=Adasum" if isinstance(optimizer, AdasumDistributed) else "schedule='decoupled'"
+        raise ValueError(
+            f"optimizer is a DistributedOptimizer with {how}, in which no rank has the reduced "
+            "gradients before the step (expected op=Average and schedule='all_reduce'); leave that "
+            "argument out"
+        )
+    return optimizer
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value!r} (expected one of {', '.join(known)})")
+
+
+def _text(wish: Schedule | None) -> str:
+    return "schedule" if callable(wish) else str(wish)

@@ -1,0 +1,408 @@
+"""Second-order steps for any optimizer of torch: distributed K-FAC."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from aiacc import _core, basics
+from aiacc.kfac.fisher import sample_targets
+from aiacc.kfac.stage import StageCosts
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.kfac.agreement import (
+    agree_on_costs,
+    agree_on_uses,
+    check_alike,
+    check_gradients,
+    distribution_of,
+)
+from aiacc.torch.kfac.buckets import Arrived
+from aiacc.torch.kfac.capture import Capture
+from aiacc.torch.kfac.execution import Execution
+from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.kfac.layers import factored
+from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer
+from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.kfac.report import Report
+from aiacc.torch.kfac.state import VERSION, gathered, put
+from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin
+
+_numbers = itertools.count()
+
+
+class KFAC:
+    """Preconditions the gradients of a model before its optimizer steps.
+
+    In a training loop::
+
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        kfac = hvd.KFAC(model, optimizer, damping=0.01)
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loss(model(inputs), labels).backward()
+            kfac.step()       # waits for the gradients of all ranks, and changes them
+            optimizer.step()
+
+    Of each layer with inputs a and gradients g of its outputs, the gradient becomes
+    ``G^-1 gradient A^-1``, where A and G are running means of a a^T and g g^T over the batches of
+    all ranks: Martens, Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate
+    Curvature", ICML 2015. How the work is divided among the ranks: Shi, Zhang, Li, "Accelerating
+    Distributed K-FAC with Smart Parallelism of Computing and Communication Tasks" (SPD-KFAC), ICDCS
+    2021, and what `aiacc.kfac.distribution` lists. Factors are computed in the passes, and travel
+    meanwhile.
+
+    Ranks: every rank of the process set makes one of the same model and options, and steps equally
+    often, whether its batch has used all layers or not. A rank outside the set works alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lr: Schedule | None = None,
+        damping: Schedule = 1e-3,
+        decay: Schedule = 0.95,
+        kl_clip: Schedule | None = 1e-3,
+        factor_every: Schedule = 10,
+        inverse_every: Schedule = 100,
+        distribution: str = "spd",
+        fisher: str = "empirical",
+        approx: str = "expand",
+        split: str = "pi",
+        skip_layers: Sequence[str | type[nn.Module]] = (),
+        loss_scale: float = 1.0,
+        grad_scaler: Any = None,
+        backward_passes_per_step: int | None = None,
+        process_set: ProcessSet = global_process_set,
+        costs: StageCosts | None = None,
+    ) -> None:
+        """Hook the layers of ``model``: linear ones, convolutions and embeddings.
+
+        Numbers marked * may be functions of the number of the step, which is from 0.
+
+        Collective: no; the ranks compare what they were given in their first step.
+
+        Args:
+            model: What is trained. Factors are built while it is in training mode.
+            optimizer: Any of torch but LBFGS, or a DistributedOptimizer of one. Another one than
+                that has to be given gradients of all ranks, as DistributedDataParallel does.
+            lr: * Learning rate, for ``kl_clip``; that of the optimizer's groups if not given.
+            damping: * Added to A (x) G. It is what has to be tuned: 0.001 to 0.1.
+            decay: * Weight of the old running mean; the first step's factors are the first mean.
+            kl_clip: * Gradients are scaled down so that a step changes predictions no more than so;
+                None: not at all.
+            factor_every: * Steps from one update of the factors to the next.
+            inverse_every: * Steps from one inversion to the next.
+            distribution: "replicate", "mpd", "spd", "dp", or "kaisa:" with a share of the ranks,
+                such as "kaisa:0.5"; see `aiacc.kfac.distribution`. All but "dp" give the same
+                gradients.
+            fisher: "empirical": with the gradients of the loss; "mc": with those that `sample`
+                draws from the model.
+            approx: "expand" or "reduce", for layers that share weights among places (`factors`).
+            split: How damping is divided between A and G: "pi" or "plain" (`split_damping`).
+            skip_layers: Names of modules, with all in them, and classes, that are left to the
+                optimizer alone.
+            loss_scale: By which the mean over this rank's examples was multiplied to get the loss.
+            grad_scaler: The GradScaler by which the loss is scaled, if any. Call its ``unscale_``
+                before `step`.
+            backward_passes_per_step: Passes whose gradients add up to a step; that of a
+                DistributedOptimizer, else 1, if not given.
+            process_set: Ranks that take part.
+            costs: Of inversions and of sending, by which work is placed; measured in the first step
+                if not given.
+
+        Raises:
+            ValueError: A bad argument, or a model without any such layer.
+            TypeError: ``optimizer`` is none.
+        """
+        self._optimizer = check_optimizer(optimizer)
+        self._options = Options(
+            lr=lr,
+            damping=damping,
+            decay=decay,
+            kl_clip=kl_clip,
+            factor_every=factor_every,
+            inverse_every=inverse_every,
+            distribution=distribution,
+            fisher=fisher,
+            approx=approx,
+            split=split,
+            loss_scale=loss_scale,
+            grad_scaler=grad_scaler,
+            skip_layers=tuple(skip_layers),
+        )
+        self._layers, self._left_out = factored(model, self._options.skip_layers)
+        if not self._layers:
+            reasons = [f"{name}: {reason}" for name, reason in self._left_out.items()]
+            raise ValueError(
+                f"model has no layer with factors (expected a linear layer or a convolution); "
+                f"{'; '.join(reasons[:3])}"
+            )
+        self._process_set = process_set
+        self._costs = costs
+        self._passes = backward_passes_per_step
+        self._step = 0
+        self._execution: Execution | None = None
+        self._ranks = Ranks(process_set)
+        self._uses_known = False
+        self._invert_next = False
+        self._unchecked = False
+        self._report = Report()
+        self._capture = Capture(model, self._layers, self._ready, approx)
+        if fisher != SAMPLED:
+            self._capture.loss_scale = self._loss_scale
+        self._scale: float | None = None
+        self._warned = False
+        self._consolidated: tuple[int, dict[str, torch.Tensor]] | None = None
+        self._begin()
+        basics.at_init(self._restart)
+
+    # --- the steps of training
+
+    def sample(self, outputs: torch.Tensor, loss: nn.Module) -> None:
+        """Build G with targets that are drawn from what the model predicts (``fisher="mc"``).
+
+        Call it after the forward pass and before ``backward()``, in every step; it does nothing in
+        those that build no factors. It costs a backward pass, and leaves gradients as they are.
+
+        Args:
+            outputs: Of the model, with their graph.
+            loss: The module that computes the loss, with a mean over examples; see
+                `sample_targets`.
+
+        Raises:
+            TypeError: A loss that has no distribution.
+        """
+        if not self._capture.wanted:
+            return
+        scaler = self._options.grad_scaler
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        weights = [layer.weight for layer in self._layers]
+        with torch.enable_grad(), self._capture.scaled(lambda: scale):
+            sampled = loss(outputs, sample_targets(outputs, loss)) * scale
+            torch.autograd.grad(sampled, weights, retain_graph=True, allow_unused=True)
+
+    def step(self) -> None:
+        """Replace the gradients of layers by preconditioned ones.
+
+        With a DistributedOptimizer it waits for the reduced gradients first, unless ``synchronize``
+        was called; the optimizer's next step takes them as they are then.
+
+        Collective: every rank of the process set.
+        Blocks: until this step's exchanges have ended.
+
+        Raises:
+            CollectiveError: An operation failed; gradients may be of this rank, or reduced, but are
+                not preconditioned.
+            ValueError: In the first step, if the ranks differ; a schedule gave a bad value.
+        """
+        with torch.no_grad():
+            execution = self._agreed()
+            builds = self._capture.wanted
+            if builds:
+                self._warn_of_nothing()
+                execution.exchange.complete()
+                self._flush()
+            self._take_gradients()
+            if self._unchecked:
+                check_gradients(self._layers, self._ranks)
+                self._unchecked = False
+            if builds:
+                began = time.perf_counter()
+                self._average(execution.exchange.finish())
+                self._report.note("wait for factors", began)
+            if self._invert_next or self._options.due("inverse_every", self._step):
+                damping = self._options.at("damping", self._step)
+                execution.stage.run(damping, self._options.split)
+                self._report.inverse_steps += 1
+                self._invert_next = False
+            began = time.perf_counter()
+            clip = self._options.kl_clip
+            bound = None if clip is None else self._options.at("kl_clip", self._step)
+            execution.preconditioning.run(bound, self._rates())
+            self._report.note("precondition", began)
+            self._step += 1
+            self._begin()
+
+    def report(self) -> Report:
+        """What was done so far, and what it took, as numbers and as text. Not collective."""
+        report = self._report
+        report.left_out = self._left_out
+        factors = [factor for layer in self._layers for factor in layer.factors]
+        report.steps = self._step
+        report.seconds["build factors"] = self._capture.seconds
+        report.failures = sum(factor.failures for factor in factors)
+        report.dropped = int(sum(float(f.dropped) for f in factors if f.dropped is not None))
+        execution = self._execution
+        if execution is not None:
+            report.distribution, report.ranks = execution.plan.name, execution.plan.ranks
+            report.seconds["invert"] = execution.stage.computing_s
+            report.seconds["wait for inverses"] = execution.stage.waiting_s
+            report.nbytes = {
+                "factors": execution.exchange.nbytes,
+                "inverses": execution.stage.nbytes,
+                "preconditioned": execution.preconditioning.nbytes,
+            }
+            report.inverted_by = {
+                rank: execution.plan.inverted_by(rank) for rank in range(execution.plan.ranks)
+            }
+        return report
+
+    # --- checkpoints
+
+    def consolidate_state_dict(self) -> None:
+        """Bring all factors here, which are divided among the ranks, for `state_dict`.
+
+        Collective: every rank of the process set. Blocks until they are there.
+        """
+        factors = gathered(self._layers, self._execution, self._ranks)
+        self._consolidated = self._step, factors
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running means and the number of the step, for `load_state_dict` at any number of ranks.
+
+        Raises:
+            ValueError: `consolidate_state_dict` was not called after the last step, and factors are
+                divided among the ranks.
+        """
+        if self._consolidated is None or self._consolidated[0] != self._step:
+            if self._execution is not None and self._execution.divided:
+                raise ValueError(
+                    "state_dict() of factors that are divided among the ranks (expected "
+                    "consolidate_state_dict() on every rank after the last step); call that before"
+                )
+            factors = gathered(self._layers, None, self._ranks)
+        else:
+            factors = self._consolidated[1]
+        return {"version": VERSION, "step": self._step, "factors": factors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a state was taken; the next step computes inverses anew.
+
+        Collective: every rank, with the same state, before the same step.
+
+        Raises:
+            ValueError: A state of another model.
+        """
+        put(self._layers, state_dict)
+        self._step = int(state_dict["step"])
+        self._invert_next = True
+        if self._execution is not None:
+            self._execution.forget_unneeded()
+        self._begin()
+
+    def detach(self) -> None:
+        """Remove the hooks; do not call `step` any more."""
+        self._capture.detach()
+
+    # --- parts of a step
+
+    def _begin(self) -> None:
+        """Start the step with the number `_step`."""
+        self._capture.wanted = self._options.due("factor_every", self._step)
+        self._capture.passes = self._number_of_passes
+        self._scale = None
+        for layer in self._layers:
+            for factor in layer.factors:
+                factor.clear()
+
+    @property
+    def _number_of_passes(self) -> int:
+        if self._passes is not None:
+            return self._passes
+        return int(getattr(self._optimizer, "backward_passes_per_step", 1))
+
+    def _loss_scale(self) -> float:
+        if self._scale is None:
+            scaler = self._options.grad_scaler
+            scale = self._options.loss_scale / self._number_of_passes
+            self._scale = scale if scaler is None else scale * float(scaler.get_scale())
+        return self._scale
+
+    def _ready(self, factor: Factor) -> None:
+        if self._execution is not None:
+            self._execution.exchange.ready(factor)
+
+    def _flush(self) -> None:
+        if not self._ranks.alone:
+            _core.flush()
+
+    def _take_gradients(self) -> None:
+        if isinstance(self._optimizer, DistributedOptimizerMixin):
+            began = time.perf_counter()
+            self._optimizer.settle()
+            self._report.note("wait for gradients", began)
+
+    def _average(self, arrived: list[Arrived]) -> None:
+        decay = self._options.at("decay", self._step)
+        if not arrived:
+            return
+        weights = torch.stack([one.weight.double() for one in arrived]).tolist()
+        of_g = {layer.g.name for layer in self._layers}
+        for one, weight in zip(arrived, weights, strict=True):
+            if weight > 0:
+                one.factor.take(one.total, weight, one.factor.name in of_g, decay)
+        self._report.factor_steps += 1
+
+    def _rates(self) -> Callable[[torch.Tensor], float]:
+        if self._options.lr is not None:
+            lr = self._options.at("lr", self._step)
+            return lambda _: lr
+        rates = {
+            parameter: float(group["lr"])
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return lambda parameter: rates.get(parameter, 0.0)
+
+    def _warn_of_nothing(self) -> None:
+        """Once, if this rank's passes have built no A or no G."""
+        missing = [
+            side
+            for side, uses in (
+                ("A", sum(layer.a.uses for layer in self._layers)),
+                ("G", sum(layer.g.uses for layer in self._layers)),
+            )
+            if not uses
+        ]
+        if missing and not self._warned:
+            self._warned = True
+            expected = "a forward pass in training mode and a backward pass"
+            if self._options.fisher == SAMPLED:
+                expected = "a forward pass in training mode, and sample()"
+            warnings.warn(
+                f"K-FAC: step {self._step} of this rank has built no factor {missing[0]} (expected "
+                f"{expected} before step()); its last ones stay",
+                stacklevel=3,
+            )
+
+    # --- what the ranks agree on
+
+    def _agreed(self) -> Execution:
+        if self._execution is None:
+            self._ranks = ranks = Ranks(self._process_set)
+            number = check_alike(self._options.described, self._layers, ranks, next(_numbers))
+            ranks.name = f"kfac.{number}"
+            costs = self._costs
+            if costs is None and not ranks.alone:
+                costs = agree_on_costs(self._layers, ranks)
+            plan = distribution_of(self._options.distribution, self._layers, ranks, costs)
+            self._execution = Execution(ranks.name, self._layers, plan, ranks)
+            self._capture.skip(self._execution.unneeded)
+            self._unchecked = not ranks.alone
+        if self._capture.wanted and not self._uses_known:
+            agree_on_uses(self._layers, self._number_of_passes, self._ranks)
+            self._uses_known = True
+        return self._execution
+
+    def _restart(self) -> None:
+        """In a job that starts anew."""
+        self._execution, self._uses_known = None, False
+        self._begin()

@@ -1,0 +1,63 @@
+"""What K-FAC has done so far, and what it took."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Report:
+    """Of one rank. As text: a line for each stage, rank and kind of event.
+
+    Attributes:
+        distribution: Its name.
+        ranks: That take part.
+        steps: So far.
+        factor_steps: Those that built factors.
+        inverse_steps: Those that inverted them.
+        seconds: By stage; on a GPU, what the host has spent.
+        nbytes: That an operation moves each time, by what it carries, on this rank.
+        inverted_by: Factors by the rank that inverts them; replicated ones are each rank's.
+        left_out: Modules with parameters that the optimizer alone trains, and why.
+        dropped: Parts of factors that were not finite and did not count.
+        failures: Inversions after which the last inverse stayed.
+    """
+
+    distribution: str = ""
+    ranks: int = 1
+    steps: int = 0
+    factor_steps: int = 0
+    inverse_steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+    inverted_by: dict[int, list[str]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    dropped: int = 0
+    failures: int = 0
+
+    def note(self, stage: str, began: float) -> None:
+        """Add the time since ``began``, of `time.perf_counter`."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+
+    def __str__(self) -> str:
+        """Some lines."""
+        lines = [
+            f"K-FAC {self.distribution} on {self.ranks} rank(s): {self.steps} steps, factors in "
+            f"{self.factor_steps}, inverses in {self.inverse_steps}"
+        ]
+        for stage, seconds in self.seconds.items():
+            each = seconds / max(self.steps, 1)
+            lines.append(f"  {stage:22} {seconds:9.3f} s  {each:.5f} a step")
+        for what, nbytes in self.nbytes.items():
+            lines.append(f"  {what:22} {nbytes / 1e6:9.3f} MB each time")
+        for rank, names in self.inverted_by.items():
+            some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            lines.append(f"  rank {rank} inverts {len(names)}: {some}")
+        for name, reason in self.left_out.items():
+            lines.append(f"  left to the optimizer: {name} ({reason})")
+        if self.dropped:
+            lines.append(f"  {self.dropped} parts of factors were not finite and did not count")
+        if self.failures:
+            lines.append(f"  {self.failures} inversions failed; the last inverse stayed")
+        return "\n".join(lines)

@@ -1,0 +1,88 @@
+"""Checkpoints of K-FAC, which hold for any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aiacc.kfac.packing import pack, unpack
+from aiacc.torch.kfac.execution import Execution
+from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.mpi_ops import allgather
+
+VERSION = 1
+
+
+def gathered(
+    layers: Sequence[FactoredModule], execution: Execution | None, ranks: Ranks
+) -> dict[str, torch.Tensor]:
+    """The mean of every factor that has one, packed, in host memory.
+
+    Collective: every rank. Blocks.
+    """
+    factors = [factor for layer in layers for factor in layer.factors]
+    found = {factor.name: _packed(factor) for factor in factors if factor.mean is not None}
+    if execution is None or ranks.alone:
+        return found
+    owned: dict[int, list[Factor]] = {rank: [] for rank in range(ranks.size)}
+    for factor in factors:
+        owner = execution.holder(factor.name)
+        if owner is not None:
+            owned[owner].append(factor)
+    if not any(owned.values()):
+        return found
+    # A first element says whether there is a mean.
+    parts = []
+    for factor in owned[ranks.index]:
+        known = factor.mean is not None
+        body = _packed(factor) if known else torch.zeros(factor.packed, dtype=factor.dtype)
+        parts += [torch.tensor([float(known)], dtype=torch.float64), body.double()]
+    flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+    everyones = allgather(flat, f"{ranks.name}.state", ranks.process_set)
+    begin = 0
+    for rank in range(ranks.size):
+        for factor in owned[rank]:
+            end = begin + 1 + factor.packed
+            if everyones[begin] > 0:
+                found[factor.name] = everyones[begin + 1 : end].to(factor.dtype)
+            begin = end
+    return {factor.name: found[factor.name] for factor in factors if factor.name in found}
+
+
+def put(layers: Sequence[FactoredModule], state: dict[str, Any]) -> None:
+    """Give every factor its mean, on every rank; inverses are computed anew.
+
+    Raises:
+        ValueError: A state of other layers, or none of K-FAC.
+    """
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        raise ValueError(
+            f"state_dict without version {VERSION} (expected what KFAC.state_dict() returned)"
+        )
+    factors = {factor.name: factor for layer in layers for factor in layer.factors}
+    for name, packed in state["factors"].items():
+        factor = factors.get(name)
+        if factor is None or factor.packed != packed.numel():
+            shape = "no such factor" if factor is None else f"one of {factor.packed} elements"
+            raise ValueError(
+                f"state_dict has factor {name!r} of {packed.numel()} elements (expected those of "
+                f"the model, which has {shape}); load it into the same model and skip_layers"
+            )
+    for name, factor in factors.items():
+        factor.clear()
+        factor.inverse = factor.mean = None
+        if name in state["factors"]:
+            factor.mean = factor.empty()
+            packed = state["factors"][name].to(factor.device, factor.dtype).contiguous()
+            unpack(packed, [factor.mean])
+
+
+def _packed(factor: Factor) -> torch.Tensor:
+    assert factor.mean is not None
+    flat = torch.empty(factor.packed, dtype=factor.dtype, device=factor.device)
+    pack([factor.mean], flat)
+    return flat.cpu()

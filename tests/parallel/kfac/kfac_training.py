@@ -1,0 +1,164 @@
+"""A model, its data by rank, and K-FAC as one process would compute it with the data of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.kfac.costs import Polynomial
+from aiacc.kfac.factors import average, gradient_factor, input_factor
+from aiacc.kfac.inverses import invert, split_damping
+from aiacc.kfac.precondition import by_inverses, clip_factor, gradient_matrix, write_gradient
+from aiacc.kfac.rows import why_not
+from aiacc.kfac.stage import StageCosts
+from aiacc.planning.cost import Affine
+from tests.support.training import flat
+
+LR, DAMPING, DECAY, CLIP = 0.1, 0.03, 0.8, 1e-3
+FACTOR_EVERY, INVERSE_EVERY = 2, 4
+STEPS = 6
+#: By which some factors have owners and others none.
+COSTS = StageCosts(Polynomial(1e-4, 0.0, 1e-6), Affine(2e-3, 1e-9), gathered=True)
+
+
+def net() -> nn.Module:
+    """Layers of all kinds, one of them with groups, one without bias, one used twice."""
+    torch.manual_seed(0)
+    return _Net().double()
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.grouped = nn.Conv2d(4, 4, 3, groups=2, bias=False)
+        self.hidden = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = self.grouped(self.conv(images).relu()).flatten(1)
+        found = self.hidden(self.hidden(found).tanh()).tanh()
+        out: torch.Tensor = self.head(self.norm(found))
+        return out
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """Of a rank's batch."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    images = torch.randn(8, 1, 6, 6, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 5, (8,), generator=generator)
+    return nn.functional.cross_entropy(model(images), labels)
+
+
+def trained(
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    *,
+    loss: Callable[[nn.Module, int, int], torch.Tensor] = loss_of,
+    **options: object,
+) -> tuple[torch.Tensor, hvd.KFAC]:
+    """Parameters after `STEPS` steps as one of the ranks, and what has preconditioned."""
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=process_set)
+    kfac = hvd.KFAC(model, optimizer, process_set=process_set, **settings(options))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(model, hvd.rank(), step).backward()
+        kfac.step()
+        optimizer.step()
+    kfac.detach()
+    return flat(model), kfac
+
+
+def settings(changes: Mapping[str, object]) -> dict[str, object]:
+    """Options of KFAC."""
+    return {
+        "damping": DAMPING,
+        "decay": DECAY,
+        "kl_clip": CLIP,
+        "factor_every": FACTOR_EVERY,
+        "inverse_every": INVERSE_EVERY,
+        "costs": COSTS,
+        **changes,
+    }
+
+
+def expected(
+    ranks: Sequence[int],
+    sources: Mapping[str, Sequence[int]] | None = None,
+    loss: Callable[[nn.Module, int, int], torch.Tensor] = loss_of,
+) -> torch.Tensor:
+    """Parameters that `ranks` together should have.
+
+    Args:
+        ranks: Whose data is used.
+        sources: By layer, the ranks of whose data factors are built; all, if not given.
+        loss: Of a rank's batch.
+    """
+    model = net()
+    layers = {name: module for name, module in model.named_modules() if why_not(module) is None}
+    sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
+    means: dict[str, list[torch.Tensor | None]] = {name: [None, None] for name in layers}
+    inverses: dict[str, list[torch.Tensor | None]] = {}
+    for step in range(STEPS):
+        sgd.zero_grad()
+        new: dict[str, list[torch.Tensor]] = {}
+        for rank in ranks:
+            seen = _watched(layers, lambda rank=rank, step=step: loss(model, rank, step), ranks)
+            for name, (inputs, gradients) in seen.items():
+                if rank not in (sources or {}).get(name, ranks):
+                    continue
+                module, uses = layers[name], len(inputs)
+                both = [
+                    sum(input_factor(module, one) for one in inputs) / uses,
+                    sum(gradient_factor(module, one) for one in gradients),
+                ]
+                before = new.get(name)
+                new[name] = (
+                    both if before is None else [x + y for x, y in zip(before, both, strict=True)]
+                )
+        if step % FACTOR_EVERY == 0:
+            for name, both in new.items():
+                number = len((sources or {}).get(name, ranks))
+                means[name] = [
+                    average(old, fresh / number, DECAY)
+                    for old, fresh in zip(means[name], both, strict=True)
+                ]
+        if step % INVERSE_EVERY == 0:
+            for name, (a, g) in means.items():
+                if a is not None and g is not None:
+                    inverses[name] = invert([a, g], split_damping(a, g, DAMPING))
+        before = {name: gradient_matrix(layers[name]) for name in layers}
+        after = {
+            name: by_inverses(before[name], *inverses[name]) if name in inverses else before[name]
+            for name in layers
+        }
+        clip = clip_factor(list(after.values()), list(before.values()), LR, CLIP)
+        for name, matrix in after.items():
+            write_gradient(layers[name], matrix * clip)
+        sgd.step()
+    return flat(model)
+
+
+def _watched(
+    layers: Mapping[str, nn.Module], loss: Callable[[], torch.Tensor], ranks: Sequence[int]
+) -> dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Inputs and gradients of outputs of each layer in a pass; gradients of parameters add up."""
+    seen: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[torch.Tensor], torch.Tensor], None]:
+        def hook(_: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+            seen.setdefault(name, ([], []))[0].append(inputs[0].detach())
+            output.register_hook(lambda gradient: seen[name][1].append(gradient * len(ranks)))
+
+        return hook
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in layers.items()]
+    (loss() / len(ranks)).backward()
+    for hook in hooks:
+        hook.remove()
+    return seen
