@@ -1,5 +1,6 @@
 """aiacc under torch's DistributedDataParallel: a communication hook."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,14 +11,15 @@ from aiacc.collectives import submission
 from aiacc.collectives.reduce_ops import Average
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.compression.codecs import PowerSGD
-from aiacc.compression.feedback import NoFeedback, Residual
-from aiacc.compression.wire import wire_of as wire_of_codec
+from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import view_of
-from aiacc.torch.compression.compressors import Compression, compressor_of, name_of
+from aiacc.torch.compression.compressors import CodedCompressor, Compression, compressor_of, name_of
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.distributed.work import CollectiveWork, Futures
-from aiacc.torch.reducer.feedback import feedback_of
+from aiacc.torch.reducer.codec import Codec, Encoded
+from aiacc.torch.reducer.feedback import Feedback
+from aiacc.torch.reducer.storage import Flat
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
 if TYPE_CHECKING:
@@ -31,54 +33,73 @@ class HookState:
 
     Attributes:
         process_set: Ranks that take part, which are to be those of the model's process group.
-        compression: As of `DistributedOptimizer`, except that whole buckets are compressed,
-            whatever gradients they have; of a `Policy` codec and feedback count.
+        compression: As of `DistributedOptimizer`. Of a codec, or its name, all gradients of two
+            dimensions at least are compressed; a `Policy` says which, from which step on, and what
+            becomes of what is lost. A bucket is compressed if most of its elements would be.
+        feedback: What codecs have lost, with its ``state_dict``, ``flush`` and ``follow``; None:
+            nothing is coded.
     """
 
     def __init__(
-        self, process_set: ProcessSet = global_process_set, compression: Any = Compression.none
+        self,
+        process_set: ProcessSet = global_process_set,
+        compression: Any = Compression.none,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] = (),
     ) -> None:
         """Start without residuals.
+
+        Args:
+            process_set: See above.
+            compression: See above.
+            named_parameters: Of the model, for patterns of a policy and for states. Others are
+                called by the order in which they are seen, ``parameter.0`` and so on.
 
         Raises:
             ValueError: ``compression`` is none of the core's own forms.
         """
         self.process_set = process_set
         self.compression = compressor_of(compression)
-        feedback = feedback_of(self.compression)
-        self._codec = None if feedback is None else feedback.policy.codec
-        self._keeps = feedback is not None and isinstance(feedback.policy.keeps, Residual)
-        self._residuals: dict[tuple[int, int], torch.Tensor] = {}
-        if feedback is not None and not isinstance(feedback.policy.keeps, NoFeedback | Residual):
+        policy = self.compression
+        if isinstance(policy, CodedCompressor):
+            policy = Policy(policy.codec, least_elements=1)
+        self.feedback = Feedback(policy) if isinstance(policy, Policy) else None
+        self._names: Any = WeakTensorKeyDictionary()
+        for name, parameter in named_parameters:
+            self._names[parameter] = name
+        self._seen = 0
+        #: By the number of a bucket: of which parameters it was, and what encodes it.
+        self._codecs: dict[int, tuple[tuple[str, ...], Codec]] = {}
+        if self.feedback is not None and isinstance(self.feedback.policy.codec, PowerSGD):
             raise ValueError(
-                f"feedback {feedback.policy.keeps} of a hook (expected residual or none); reduce "
-                "with DistributedOptimizer"
+                f"{self.feedback.policy.codec} of a hook (expected a codec that the core has); use "
+                "torch's own hook, powerSGD_hook, or DistributedOptimizer"
             )
-        if isinstance(self._codec, PowerSGD):
-            raise ValueError(
-                f"{self._codec} of a hook (expected a codec that the core has); use torch's own "
-                "hook, powerSGD_hook, or DistributedOptimizer"
-            )
-        if feedback is None and wire_of(self.compression, (), Average) is None:
+        if self.feedback is None and wire_of(self.compression, (), Average) is None:
             raise ValueError(
                 f"compression={name_of(self.compression)} of a hook (expected one of Compression, "
                 "a codec, or a Policy); reduce with DistributedOptimizer"
             )
 
-    def wire(self, tensor: torch.Tensor) -> int:
-        """How a bucket travels."""
-        if self._codec is None:
-            return wire_of(self.compression, [tensor], Average) or AS_THEY_ARE
-        return wire_of_codec(self._codec) if tensor.dtype == torch.float32 else AS_THEY_ARE
+    def encode(self, number: int, bucket: GradBucket) -> Encoded:
+        """What is submitted for a bucket of this number, in this step."""
+        buffer = bucket.buffer()
+        if self.feedback is None:
+            wire = wire_of(self.compression, [buffer], Average) or AS_THEY_ARE
+            return Encoded([buffer], wire=wire)
+        parameters = bucket.parameters()
+        names = tuple(self._name(parameter) for parameter in parameters)
+        known = self._codecs.get(number)
+        if known is None or known[0] != names:
+            named = list(zip(names, parameters, strict=True))
+            codec = self.feedback.codec(Average, named, Flat(buffer, bucket.gradients()))
+            known = self._codecs[number] = names, codec
+        return known[1]([buffer])
 
-    def residual(self, number: int, tensor: torch.Tensor) -> int:
-        """Address of the residual of a bucket; 0: it has none."""
-        if not self._keeps or tensor.dtype != torch.float32:
-            return 0
-        key = number, tensor.numel()
-        if key not in self._residuals:
-            self._residuals[key] = torch.zeros_like(tensor)
-        return self._residuals[key].data_ptr()
+    def _name(self, parameter: torch.Tensor) -> str:
+        if parameter not in self._names:
+            self._names[parameter] = f"parameter.{self._seen}"
+            self._seen += 1
+        return str(self._names[parameter])
 
 
 def allreduce_hook(
@@ -116,13 +137,19 @@ def allreduce_hook(
     view = view_of(tensor, f"bucket {bucket.index()} of gradients")
     number = _numbers.of(bucket.parameters()[0])
     name = f"ddp.{set_id(process_set)}.{number}.{tensor.numel()}"
-    wire = state.wire(tensor)
-    prepared = submission.allreduce(name, *view.spec, Average, process_set=process_set, wire=wire)
-    residual = state.residual(number, tensor)
-    handle = prepared.start(view.address, view.address, view.stream, residual)
+    encoded = state.encode(number, bucket)
+    prepared = submission.allreduce(
+        name, *view.spec, Average, process_set=process_set, wire=encoded.wire
+    )
+    given, residual = (
+        tensors[0].data_ptr() if tensors else otherwise
+        for tensors, otherwise in ((encoded.inputs, view.address), (encoded.residuals, 0))
+    )
+    handle = prepared.start(given, view.address, view.stream, residual)
     if bucket.is_last():
         _core.flush()
-    done = CollectiveWork([(handle, None, (tensor,))], [tensor], _futures).get_future()
+    step = handle, encoded.decode, (tensor, *encoded.inputs)
+    done = CollectiveWork([step], [tensor], _futures).get_future()
     return done.then(lambda future: future.value()[0])
 
 

@@ -18,7 +18,7 @@ from aiacc.torch import streams
 from aiacc.torch.adapter import device_of, wait
 
 #: A handle, what is left to do with its result, and the tensors whose memory the core uses.
-Step: TypeAlias = tuple[int, Callable[[int], None] | None, tuple[torch.Tensor, ...]]
+Step: TypeAlias = tuple[int, Callable[[int], object] | None, tuple[torch.Tensor, ...]]
 
 
 class CollectiveWork(Work):

@@ -1,5 +1,8 @@
 """DistributedDataParallel whose buckets travel coded."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -7,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc.torch as hvd
 from aiacc.compression.codecs import parse
-from aiacc.compression.feedback import EF21
+from aiacc.compression.feedback import EF21, Momentum, Residual
 from aiacc.compression.policy import Policy
-from tests.support.coded import check_same, run_over_tcp
+from tests.support.coded import check_same, coding_optimizer, run_over_tcp
 
 
 def _loss_after(compression, folder, steps=60):
@@ -32,16 +35,93 @@ def _loss_after(compression, folder, steps=60):
     return float(hvd.allreduce(loss.detach(), name=f"loss.{name}"))
 
 
+_POLICY = Policy(
+    parse("topk:density=0.01"), least_elements=64, dense_steps=2, stages=2, stage_steps=2
+)
+
+
+def _as_optimizers_do(folder):
+    """One bucket with the schedule and the feedback of an optimizer: its gradients, bit for bit."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/feedback", rank=hvd.rank(), world_size=hvd.size()
+    )
+    for feedback in (Residual(0.9), Momentum(0.5), EF21()):
+        policy = dataclasses.replace(_POLICY, feedback=feedback)
+        torch.manual_seed(0)
+        model = nn.Linear(40, 30, bias=False)
+        theirs = DistributedDataParallel(copy.deepcopy(model))
+        state = hvd.HookState(compression=policy, named_parameters=theirs.named_parameters())
+        theirs.register_comm_hook(state, hvd.allreduce_hook)
+        optimizer = coding_optimizer(model, policy, op=hvd.Average)
+        sent = []
+        for step in range(8):
+            theirs.zero_grad()
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + hvd.rank())
+            inputs = torch.randn(16, 40, generator=generator)
+            theirs(inputs).pow(3).mean().backward()
+            model(inputs).pow(3).mean().backward()
+            optimizer.step()
+            found = theirs.module.weight.grad
+            assert torch.equal(found, model.weight.grad), (feedback, step)
+            sent.append(int((found != 0).sum()))
+        if not isinstance(feedback, EF21):
+            assert sent[:2] == [1200] * 2, "dense"
+            assert 120 <= sent[2] <= 240
+            assert sent[2] > sent[4] > sent[7]
+            assert 12 <= sent[7] <= 24
+        (name,) = state.feedback.residuals
+        assert name == "module.weight"
+        assert torch.equal(state.feedback.residuals[name], optimizer.feedback.residuals["weight"])
+        assert state.feedback.residuals[name].any()
+    torch.distributed.destroy_process_group()
+
+
+def _rebuilt(folder):
+    """DDP forms its buckets anew after the first step; what is kept moves with its gradients."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rebuilt", rank=hvd.rank(), world_size=hvd.size()
+    )
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 40), nn.Linear(40, 20))
+    local = copy.deepcopy(net)
+    model = DistributedDataParallel(net, bucket_cap_mb=0.005)
+    state = hvd.HookState(compression="topk:density=0.05")
+    model.register_comm_hook(state, hvd.allreduce_hook)
+    left = [torch.zeros(p.shape).double() for p in net.parameters()]
+    for step in range(5):
+        model.zero_grad()
+        for rank in range(hvd.size()):
+            inputs = torch.randn(8, 40, generator=torch.Generator().manual_seed(10 * step + rank))
+            if rank == hvd.rank():
+                model(inputs).pow(2).mean().backward()
+            local.zero_grad()
+            local(inputs).pow(2).mean().backward()
+            for total, parameter in zip(left, local.parameters(), strict=True):
+                total += parameter.grad
+        for total, parameter in zip(left, net.parameters(), strict=True):
+            total -= hvd.size() * parameter.grad
+    names = {parameter: state._name(parameter) for parameter in net.parameters()}
+    for total, parameter in zip(left, net.parameters(), strict=True):
+        kept = state.feedback.residuals[names[parameter]].double()
+        kept = hvd.allreduce(kept, op=hvd.Sum, name=f"kept.{names[parameter]}")
+        torch.testing.assert_close(kept, total, rtol=0, atol=1e-5)
+        assert kept.any()
+    torch.distributed.destroy_process_group()
+
+
 def _hooks(folder):
     hvd.init()
+    _as_optimizers_do(folder)
+    _rebuilt(folder)
     first = _loss_after("none", folder, steps=1)
     dense = _loss_after("bf16", folder)
     assert dense < first / 10
     # What the codes lose of gradients that get smaller is a part of them.
     assert _loss_after("int8", folder) < dense * 1.1
     assert _loss_after("mstopk:density=0.1", folder) < first / 10
-    with pytest.raises(ValueError, match="ef21 of a hook"):
-        hvd.HookState(compression=Policy(parse("int8"), feedback=EF21()))
+    with pytest.raises(ValueError, match="int9"):
+        hvd.HookState(compression="int9")
 
 
 def test_hooks(tmp_path):
