@@ -111,3 +111,21 @@ def cut(trace: Trace, ends: Iterable[int]) -> tuple[tuple[str, ...], ...]:
         buckets.append(tuple(names[start:end]))
         start = end
     return tuple(buckets)
+
+
+def bucket_cap_mb_list(trace: Trace, plan: Plan) -> list[float]:
+    """Limits in MiB with which DDP makes the plan's buckets.
+
+    DDP fills a bucket in the order of the gradients and closes it when it has reached its limit, so
+    any limit that only the bucket's last tensor reaches will do: here the middle of that range.
+
+    Raises ValueError for a plan that DDP cannot follow.
+    """
+    if plan.schedule == DECOUPLED:
+        raise ValueError("DDP has no decoupled schedule (expected a plan for all-reduces)")
+    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
+    limits = []
+    for bucket in plan.buckets:
+        nbytes = [sizes[name] for name in bucket]
+        limits.append((sum(nbytes) - nbytes[-1] / 2) / (1 << 20))
+    return limits

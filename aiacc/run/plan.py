@@ -11,11 +11,10 @@ from aiacc.compression.codecs import FLOAT32
 from aiacc.compression.costs import cluster_of
 from aiacc.compression.explain import explain as explain_compression
 from aiacc.planning import chart, graphs, planners
-from aiacc.planning.ddp import bucket_cap_mb_list
 from aiacc.planning.explain import explain
 from aiacc.planning.models import MODELS, trace_of
 from aiacc.planning.network import PUBLISHED, Network, network_of
-from aiacc.planning.plan import Plan
+from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Trace, TraceError
 from aiacc.run import plan_kfac
 

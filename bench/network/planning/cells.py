@@ -100,6 +100,11 @@ class Cell:
         )
 
 
+def unit_bytes(cell: Cell) -> int:
+    """AIACC_UNIT_BYTES of the cell."""
+    return int(cell.unit.removesuffix("MiB")) << 20
+
+
 def wire_s(nbytes: int, mbit: float, hosts: int = HOSTS) -> float:
     """Seconds of a ring all-reduce that does nothing but fill the interfaces."""
     return 2 * (hosts - 1) / hosts * 8 * nbytes / (mbit * 1e6 * PAYLOAD)

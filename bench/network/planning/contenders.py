@@ -8,12 +8,10 @@ from typing import Any
 
 from aiacc.planning import planners
 from aiacc.planning.cost import CostModel
-from aiacc.planning.ddp import bucket_cap_mb_list
-from aiacc.planning.plan import DECOUPLED, Plan
-from aiacc.planning.problem import Problem
-from aiacc.planning.schedule import all_reduce_step
+from aiacc.planning.execution import Sending, step_s
+from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Trace
-from bench.network.planning.cells import AUTO_WARMUP, Cell
+from bench.network.planning.cells import AUTO_WARMUP, Cell, unit_bytes
 
 #: AIACC_LANES of all ranks, which is its default on several hosts.
 LANES = 4
@@ -74,14 +72,9 @@ def plans(trace: Trace, cost: CostModel) -> dict[str, Plan]:
     return {name: planners.plan(name, trace, cost) for name in PLANNERS}
 
 
-def prediction(plan: Plan, trace: Trace, cost: CostModel) -> dict[str, Any]:
-    """What a result file has of a plan.
-
-    ``predicted_s`` is the planner's. ``overlapped_s`` is what the model says if up to LANES buckets
-    are under way at a time, whatever the planner thought: the optimizer does not wait for one
-    bucket before it sends the next.
-    """
-    found: dict[str, Any] = {
+def prediction(plan: Plan) -> dict[str, Any]:
+    """What a result file has of a plan; ``predicted_s`` is the planner's."""
+    return {
         "buckets": len(plan.buckets),
         "schedule": plan.schedule,
         "lanes": plan.lanes,
@@ -89,9 +82,17 @@ def prediction(plan: Plan, trace: Trace, cost: CostModel) -> dict[str, Any]:
         "bound_s": plan.bound_s,
         "digest": plan.digest,
     }
-    if plan.schedule != DECOUPLED:
-        found["overlapped_s"] = all_reduce_step(Problem(trace, cost), plan.ends, LANES)
-    return found
+
+
+def sent(cell: Cell, made: Mapping[str, Plan], trace: Trace, cost: CostModel) -> dict[str, float]:
+    """Seconds of the step of each contender as the core sends it, whatever the planner thinks."""
+    return {
+        one.name: step_s(
+            trace, made.get(one.planner), cost, Sending(unit_bytes(cell), one.lanes, one.views)
+        )
+        for one in CONTENDERS
+        if one.kind == "aiacc" and one.name != "auto"
+    }
 
 
 def taking_part(cell: Cell, number: int) -> list[Contender]:

@@ -22,6 +22,7 @@ from bench.network.planning.contenders import (
     Contender,
     plans,
     prediction,
+    sent,
     taking_part,
     task,
 )
@@ -72,7 +73,8 @@ def measure(cell: Cell, only: Sequence[str] = ()) -> dict[str, Any]:
         "bed": asdict(cell.spec),
         "variables": variables(cell),
         "network": network,
-        "plans": {name: prediction(plan, trace, cost) for name, plan in made.items()},
+        "plans": {name: prediction(plan) for name, plan in made.items()},
+        "as_sent_s": sent(cell, made, trace, cost),
         "jobs": jobs,
         "load": {"before": load, "after": machine.load()},
         **runs.begun(),

@@ -49,7 +49,8 @@ def tables(runs: Sequence[Run]) -> str:
         "Milliseconds of a step:",
         steps_table(runs),
         LEGEND,
-        "Milliseconds of communication that computation does not hide, measured / predicted; bold "
+        "Milliseconds of communication that computation does not hide, measured / predicted as the "
+        "core sends it (as the planner sees it, one bucket at a time); bold "
         "where they are apart by more than 15 %, and by more than noise:",
         exposed_table(runs),
         "What was expected:",

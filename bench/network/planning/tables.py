@@ -49,7 +49,13 @@ def exposed_s(run: Run, name: str) -> float | None:
 
 
 def predicted_s(run: Run, contender: Contender) -> float | None:
-    """The same by its planner; None without one, and for DDP, whose operations cost otherwise."""
+    """The same as the core sends the plan; None for DDP, whose operations cost otherwise."""
+    value = run["as_sent_s"].get(contender.name)
+    return None if value is None else value - run["compute_s"]
+
+
+def planner_s(run: Run, contender: Contender) -> float | None:
+    """The same as the planner sees it, with one bucket at a time; None without a planner."""
     plan = run["plans"].get(contender.planner) if contender.kind == "aiacc" else None
     return None if plan is None else plan["predicted_s"] - run["compute_s"]
 
@@ -70,7 +76,7 @@ def steps_table(runs: Sequence[Run]) -> str:
 
 
 def exposed_table(runs: Sequence[Run]) -> str:
-    """Markdown: a line per cell, a column per plan: exposed, predicted, by how much it is off."""
+    """Markdown: a line per cell, a column per plan: exposed, predicted, and by the planner."""
     planned = [one for one in CONTENDERS if any(predicted_s(run, one) is not None for run in runs)]
     shown = [one for one in planned if any(medians(run, one.name) for run in runs)]
     rows = []
@@ -83,7 +89,9 @@ def exposed_table(runs: Sequence[Run]) -> str:
                 continue
             text = f"{measured * 1e3:.0f} / {predicted * 1e3:.0f}"
             near = is_near(measured, predicted, spread_s(run, one.name, ALONE))
-            cells.append(text if near else f"**{text}**")
+            planner = planner_s(run, one)
+            behind = "" if planner is None else f" ({planner * 1e3:.0f})"
+            cells.append((text if near else f"**{text}**") + behind)
         rows.append(cells)
     return _table([*_CASE, *(one.title for one in shown)], rows)
 

@@ -7,9 +7,8 @@ import pytest
 
 from aiacc.planning import models, planners
 from aiacc.planning.cost import Affine
-from aiacc.planning.ddp import bucket_cap_mb_list
 from aiacc.planning.network import NetworkError, affine, network_of
-from aiacc.planning.plan import Plan
+from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.run.plan import main
 
 
@@ -66,6 +65,15 @@ def test_explaining(capsys):
     )
     assert status == 0
     assert "bucket 0:" in out
+
+
+def test_explaining_on_a_probed_network_tells_how_the_core_sends_it(capsys, tmp_path):
+    path = tmp_path / "net.json"
+    points = [{"bytes": 4**n, "seconds": 1e-3 + 1e-8 * 4**n} for n in range(5, 14)]
+    path.write_text(json.dumps({"version": 1, "model": "table", "points": points}))
+    status, out, _ = run(capsys, "explain", "resnet50", "--net", str(path))
+    assert status == 0
+    assert "as the core sends it, in units of 1 MiB over 4 lanes: " in out
 
 
 def test_explaining_compression(capsys, tmp_path):

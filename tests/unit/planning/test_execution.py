@@ -1,0 +1,99 @@
+"""Steps as the core sends them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aiacc.planning import planners
+from aiacc.planning.cost import ALL_REDUCE, Affine
+from aiacc.planning.execution import Sending, step_s, units_of
+from aiacc.planning.models import trace_of
+from aiacc.planning.plan import Plan
+from aiacc.planning.trace import Tensor, Trace
+
+MIB = 1 << 20
+COST = Affine(2e-3, 1e-8)
+
+
+def _trace(*rows, forward_s=0.5, backward_s=0.5):
+    """Tensors of so many bytes that are ready at such times."""
+    tensors = [
+        Tensor(f"t{number}", nbytes, "float32", ready_s, 0.0)
+        for number, (nbytes, ready_s) in enumerate(rows)
+    ]
+    return Trace("made up", tuple(tensors), forward_s, backward_s, "modelled")
+
+
+def test_one_tensor_takes_what_it_takes_alone():
+    trace = _trace((MIB, 1.0))
+    # Less the half of the startup, and with it again as the round.
+    expected = 1.0 + COST.time(ALL_REDUCE, MIB)
+    assert step_s(trace, None, COST, Sending()) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_tensor_of_several_units_fills_the_lanes():
+    trace = _trace((8 * MIB, 1.0))
+    one, four = (step_s(trace, None, COST, Sending(2 * MIB, lanes)) for lanes in (1, 4))
+    wire_s = COST.b * 8 * MIB
+    assert four == pytest.approx(1.0 + COST.a + wire_s, abs=1e-4)
+    assert one == pytest.approx(1.0 + COST.a / 2 + 4 * COST.a / 2 + wire_s, abs=1e-4)
+
+
+def test_what_comes_in_a_round_is_packed():
+    trace = _trace(*[(1000, 1.0)] * 100)
+    seconds = step_s(trace, None, COST, Sending())
+    assert seconds == pytest.approx(1.0 + COST.time(ALL_REDUCE, 100_000), abs=1e-4)
+    assert planners.plan("per_tensor", trace, COST).predicted_s > 1.0 + 100 * COST.a
+
+
+def test_the_wire_is_never_faster_than_itself():
+    draw = random.Random(0)
+    for _ in range(50):
+        sizes = [draw.choice((500, 70_000, 3 * MIB)) for _ in range(draw.randint(1, 30))]
+        ready = sorted(draw.uniform(0.5, 1.0) for _ in sizes)
+        trace = _trace(*zip(sizes, ready, strict=True))
+        sending = Sending(draw.choice((MIB // 4, MIB)), draw.randint(1, 5), draw.random() < 0.5)
+        plan = draw.choice((None, planners.plan("optimal", trace, COST)))
+        seconds = step_s(trace, plan, COST, sending)
+        assert seconds >= trace.compute_s
+        assert seconds >= ready[0] + COST.b * sum(sizes) * 0.999
+        assert seconds <= 1.0 + sum(COST.time(ALL_REDUCE, size) for size in sizes) * 4
+
+
+def test_views_are_one_tensor():
+    trace = _trace(*[(3 * MIB // 4, 1.0)] * 4)
+    plan = planners.plan("single", trace, COST)
+    apart, together = (step_s(trace, plan, COST, Sending(MIB, 1, views)) for views in (False, True))
+    assert apart - together == pytest.approx(COST.a / 2, abs=1e-4)  # four units, or three
+
+
+def test_the_decoupled_schedule_waits_for_what_it_needs():
+    trace = trace_of("resnet50", compute_s=0.3)
+    plan = planners.plan("decoupled", trace, COST)
+    assert step_s(trace, plan, COST, Sending(lanes=1)) == pytest.approx(plan.predicted_s, rel=0.1)
+    late = Plan("one", (tuple(t.name for t in trace.tensors),), schedule="decoupled")
+    assert step_s(trace, late, COST, Sending(lanes=1)) > plan.predicted_s
+
+
+def test_units_have_every_byte_once():
+    draw = random.Random(1)
+    for _ in range(200):
+        sizes = [draw.randint(1, draw.choice((1000, 5_000_000))) for _ in range(20)]
+        unit_bytes, lanes = draw.choice((4096, 65536, MIB)), draw.randint(1, 5)
+        units = units_of(sizes, unit_bytes, lanes)
+        found = [0.0] * len(sizes)
+        for unit in units:
+            assert sum(nbytes for _, nbytes in unit) <= unit_bytes or len(unit) == 1
+            for number, nbytes in unit:
+                found[number] += nbytes
+        assert found == pytest.approx(sizes)
+
+
+def test_units_are_cut_as_the_core_cuts_them():
+    assert units_of([300, 300, 600, 500, 1000], 1000, 4) == [
+        [(0, 300), (1, 300)], [(2, 600)], [(3, 500)], [(4, 1000)]
+    ]  # fmt: skip
+    assert len(units_of([5 * MIB], MIB, 4)) == 8  # a multiple of the lanes
+    assert len(units_of([3 * 65536], 65536, 4)) == 3  # but no part below 64 KiB
