@@ -21,6 +21,7 @@ from aiacc.kfac.products import Products
 from aiacc.kfac.rows import (
     Convolution,
     batched,
+    by_places,
     gradient_rows,
     groups_of,
     has_bias,
@@ -57,13 +58,14 @@ def input_factor(
         raise ValueError(f"inputs of shape {tuple(inputs.shape)} (expected one example or more)")
     if isinstance(module, nn.Embedding):
         counts = torch.bincount(inputs.flatten(), minlength=module.num_embeddings)
-        return in_full(counts).to(in_full(module.weight).dtype) / inputs.numel()
+        return counts.to(in_full(module.weight).dtype) / inputs.numel()
     with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
         inputs = in_full(inputs)
         total = sums = None
+        outside = by_places(module, inputs)
         number = 0
         for part in torch.split(inputs, _examples(module, inputs, reduce, patch_bytes)):
-            rows = input_rows(module, part, reduce=reduce)
+            rows = input_rows(module, part, reduce=reduce, places_outside=outside)
             if total is None or sums is None:
                 groups, _, width = rows.shape
                 total, sums = Products(groups, width, rows), rows.new_zeros(groups, width)
@@ -73,7 +75,8 @@ def input_factor(
                 sums += rows.sum(1)
         assert total is not None
         assert sums is not None
-        found = with_ones(module, total.take(), sums, number) / number
+        found = with_ones(module, total.take(), sums, number, places_outside=outside)
+        found /= number
         return found if groups_of(module) > 1 else found.squeeze(0)
 
 

@@ -114,34 +114,47 @@ def batched(module: nn.Module, values: Tensor) -> Tensor:
     return values if values.dim() >= least else values.unsqueeze(0)
 
 
-def input_rows(module: nn.Module, inputs: Tensor, *, reduce: bool) -> Tensor:
-    """What a layer multiplies: groups x rows x in, with no 1 for the bias.
+def by_places(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether columns had better be in the order of the kernel's places, all channels of each.
 
-    Columns of a convolution are those of one place of the kernel after the other, all channels of
-    each, while its weights have the channels outside.
+    Patches are copied in runs of channels then; but the product has to be put into the order of
+    weights, which have the channels outside. That is worth it for more rows than columns.
+    """
+    if not isinstance(module, Convolution):
+        return False
+    rows = inputs[:, 0].numel() // prod(module.stride)
+    return rows > module.weight[0].numel() and kernel_places(module) > 1
+
+
+def input_rows(module: nn.Module, inputs: Tensor, *, reduce: bool, places_outside: bool) -> Tensor:
+    """What a layer multiplies: groups x rows x in, with no 1 for the bias.
 
     Args:
         module: Linear or a convolution.
         inputs: Of the module, with an axis of examples first.
         reduce: One row for each example, the mean over the places that share the weights, instead
             of one for each place.
+        places_outside: See `by_places`; columns are in the order of weights without it.
     """
     if not isinstance(module, Convolution):
         if reduce and inputs.dim() > 2:
             inputs = inputs.flatten(1, -2).mean(1)
         return inputs.reshape(1, -1, inputs.shape[-1])
-    # With the channels of a pixel beside one another, patches are copied in runs of them.
-    inputs = inputs.movedim(1, -1).contiguous().movedim(-1, 1)
+    if places_outside:
+        inputs = inputs.movedim(1, -1).contiguous().movedim(-1, 1)
     found = patches(module, inputs)
     size = len(module.kernel_size)
-    places = list(range(3, 3 + size))
-    found = found.permute(1, 0, *places, *range(3 + size, 3 + 2 * size), 2)
+    places, kernel = list(range(3, 3 + size)), list(range(3 + size, 3 + 2 * size))
+    columns = [*kernel, 2] if places_outside else [2, *kernel]
+    found = found.permute(1, 0, *places, *columns)
     if reduce:
         return found.mean([place - 1 for place in places]).flatten(2)
-    return found.reshape(module.groups, -1, found.shape[-1] * kernel_places(module))
+    return found.reshape(module.groups, -1, module.weight[0].numel())
 
 
-def with_ones(module: nn.Module, products: Tensor, sums: Tensor, number: int) -> Tensor:
+def with_ones(
+    module: nn.Module, products: Tensor, sums: Tensor, number: int, *, places_outside: bool
+) -> Tensor:
     """What the products of rows are in the order of weights, and if they ended in a 1 for a bias.
 
     Args:
@@ -149,9 +162,10 @@ def with_ones(module: nn.Module, products: Tensor, sums: Tensor, number: int) ->
         products: groups x width x width, in the order of `input_rows`.
         sums: groups x width, of the rows, in the same order.
         number: Of rows.
+        places_outside: As for `input_rows`.
     """
     groups, width = sums.shape
-    places = kernel_places(module)
+    places = kernel_places(module) if places_outside else 1
     bias = has_bias(module)
     if places == 1 and not bias:
         return products

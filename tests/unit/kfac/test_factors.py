@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aiacc.kfac.factors import MicroBatches, average, gradient_factor, input_factor
-from aiacc.kfac.rows import factor_shapes, patches, why_not
+from aiacc.kfac.rows import by_places, factor_shapes, patches, why_not
 from tests.unit.kfac.networks import factors_of, record
 from tests.unit.kfac.oracle import their_factors
 
@@ -183,22 +183,32 @@ def test_parts_of_a_batch_need_less_memory_and_add_up():
     torch.testing.assert_close(input_factor(module, inputs, patch_bytes=40_000), whole)
 
 
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+def test_columns_in_either_order_are_put_into_that_of_weights(approx):
+    """Few rows are taken in the order of weights at once: see `by_places`."""
+    module = nn.Conv2d(6, 4, 3, groups=2).double()
+    inputs = torch.randn(8, 6, 5, 5).double()
+    assert [by_places(module, part) for part in (inputs, inputs[:1])] == [True, False]
+    parts = sum(input_factor(module, inputs[n : n + 1], approx=approx) for n in range(8)) / 8
+    torch.testing.assert_close(input_factor(module, inputs, approx=approx), parts)
+
+
 def test_wide_layers_whose_products_are_computed_by_halves():
     torch.manual_seed(8)
     module = nn.Conv2d(64, 300, 3, padding=1, groups=2).double()  # 288 inputs of each group
-    inputs = torch.randn(3, 64, 16, 16).double()
-    gradients = torch.randn(3, 300, 16, 16).double()
+    inputs = torch.randn(3, 64, 16, 15).double()
+    gradients = torch.randn(3, 300, 16, 15).double()
     a = input_factor(module, inputs)
-    rows = patches(module, inputs).permute(1, 0, 3, 4, 2, 5, 6).reshape(2, 768, 288)
-    rows = torch.cat([rows, rows.new_ones(2, 768, 1)], 2)
-    torch.testing.assert_close(a, rows.mT @ rows / 768)
+    rows = patches(module, inputs).permute(1, 0, 3, 4, 2, 5, 6).reshape(2, 720, 288)
+    rows = torch.cat([rows, rows.new_ones(2, 720, 1)], 2)
+    torch.testing.assert_close(a, rows.mT @ rows / 720)
     assert torch.equal(a, a.mT)
     # Parts of few rows are multiplied as a whole, in sums with others that are not.
     torch.testing.assert_close(
-        input_factor(module, inputs, patch_bytes=2 * 64 * 256 * 9 * 8), a, rtol=1e-12, atol=1e-12
+        input_factor(module, inputs, patch_bytes=2 * 64 * 240 * 9 * 8), a, rtol=1e-12, atol=1e-12
     )
     alone = nn.Conv2d(64, 300, 3, padding=1).double()
-    rows = gradients.permute(0, 2, 3, 1).reshape(768, 300)
+    rows = gradients.permute(0, 2, 3, 1).reshape(720, 300)
     torch.testing.assert_close(gradient_factor(alone, gradients), 3 * rows.T @ rows)
 
 
