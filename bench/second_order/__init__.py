@@ -1,0 +1,1 @@
+"""What K-FAC costs in its parts, and what it brings in trainings that end."""
