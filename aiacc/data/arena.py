@@ -19,6 +19,7 @@ from pathlib import Path
 from aiacc.data import layout as geometry
 from aiacc.data.arena_file import PREFIX, ArenaFile, attach, sweep
 from aiacc.data.layout import ENTRY, PROBES, Entry, Eviction, Layout, Segment
+from aiacc.data.record import CorruptRecordError
 
 #: Bytes of the file that stand for locks, far behind its end.
 _APPENDING = 1 << 60
@@ -26,12 +27,10 @@ _ROWS = _APPENDING + 1
 _CLAIMS = 1 << 61
 _VOID = bytes(ENTRY.size)
 _COUNTER = struct.Struct("<Q")
-#: Claims are looked at again after so long: fcntl locks have no deadline.
-_FIRST_NAP_S, _LONGEST_NAP_S = 0.001, 0.02
-
-
-class CorruptRecordError(Exception):
-    """A record whose bytes are not what was written. It has been forgotten."""
+#: Locks are tried again after so long: waiting for one in the kernel has no deadline.
+_FIRST_NAP_S, _LONGEST_NAP_S = 0.0002, 0.02
+#: Longer than anybody writes; who waits longer goes without.
+_PATIENCE_S = 5.0
 
 
 class Arena:
@@ -121,9 +120,9 @@ class Arena:
         """
         if self.failure is not None:
             return False
-        with self._appending():
-            if key in self:
-                return True
+        with self._appending() as is_mine:
+            if key in self or not is_mine:
+                return key in self
             place = geometry.admit(self._segments(), len(record), may_go, self._evict)
             number = self._free_entry(key)
             if place is None or number is None:
@@ -155,9 +154,9 @@ class Arena:
 
     def forget(self, key: bytes) -> None:
         """Let a record be absent. Its place stays occupied."""
-        with self._appending():
+        with self._appending() as is_mine:
             for number, entry in self._entries(key):
-                if entry is not None and entry.key == key:
+                if is_mine and entry is not None and entry.key == key:
                     at = self._layout.entry_at(number)
                     # Not all zeros, which would end the search for entries behind it.
                     self._file.map[at : at + ENTRY.size] = b"\xff" * ENTRY.size
@@ -187,24 +186,30 @@ class Arena:
         Blocks: until no other process has the claim, ``patience_s`` at most; then it goes without.
         """
         byte = _CLAIMS + int.from_bytes(key[:7], "little")
-        deadline, nap = time.monotonic() + patience_s, _FIRST_NAP_S
-        while not (claimed := self._try_lock(byte)) and time.monotonic() < deadline:
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP_S)
+        is_mine = self._lock(byte, patience_s)
         try:
             yield
         finally:
-            if claimed:
+            if is_mine:
                 fcntl.lockf(self._file.descriptor, fcntl.LOCK_UN, 1, byte)
 
     @contextmanager
-    def _appending(self) -> Iterator[None]:
+    def _appending(self) -> Iterator[bool]:
+        """Be the one who changes the index; False if the one who does has stopped for long."""
         with self._file.mutex:
-            fcntl.lockf(self._file.descriptor, fcntl.LOCK_EX, 1, _APPENDING)
+            is_mine = self._lock(_APPENDING, _PATIENCE_S)
             try:
-                yield
+                yield is_mine
             finally:
-                fcntl.lockf(self._file.descriptor, fcntl.LOCK_UN, 1, _APPENDING)
+                if is_mine:
+                    fcntl.lockf(self._file.descriptor, fcntl.LOCK_UN, 1, _APPENDING)
+
+    def _lock(self, byte: int, patience_s: float) -> bool:
+        deadline, nap = time.monotonic() + patience_s, _FIRST_NAP_S
+        while not (is_mine := self._try_lock(byte)) and time.monotonic() < deadline:
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP_S)
+        return is_mine
 
     def _try_lock(self, byte: int) -> bool:
         try:

@@ -1,32 +1,24 @@
-"""A dataset whose samples are fetched once and come from the node's memory afterwards."""
+"""A dataset whose samples are fetched once, and come from near by afterwards."""
 
 from __future__ import annotations
 
 import operator
-import os
-import tempfile
-import threading
-import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from aiacc.data import layout, origin, record
-from aiacc.data.arena import Arena, CorruptRecordError
+from aiacc.data import origin, record
 from aiacc.data.fingerprint import fingerprint_of, key_of, named
 from aiacc.data.layout import Eviction
 from aiacc.data.sizes import folder_and_bytes
-from aiacc.data.statistics import Statistics, counter_of, from_counters
+from aiacc.data.statistics import Statistics
+from aiacc.data.store import Store, Tiers
 
 _SHARED_MEMORY = Path("/dev/shm")
 #: Samples of a node that are fetched twice.
 _COMPARED = 3
-#: A reader that waits for another process which fetches the same sample gives up after so long.
-_PATIENCE_S = 60.0
 
 
 class CachedDataset:
@@ -41,19 +33,24 @@ class CachedDataset:
     copy.
 
     Collective: no. All processes of a machine that wrap an equal dataset in the same way share the
-        memory,
-    whatever job they are in.
+    memory, and all that give the same folder the disk, whatever job they are in.
 
     Args:
         dataset: Has ``__getitem__`` and ``__len__``. Its samples depend on their index only.
         memory: Bytes of the node's memory ("8GB", "8GiB" or a number), for all its processes
             together; or a folder of a memory file system and the bytes; None: none.
+        disk: Folder of a local disk, and the bytes that caches may have there, for all datasets
+            together: records of others that nobody uses make room. They go to ``aiacc-cache`` in
+            that folder, and stay when the job ends. Where nothing can be written, what is there is
+            read.
         transform: Called with every sample after it was read, never kept.
         version: Changes the fingerprint; for datasets whose files have changed in place.
         fingerprint: Takes the place of what is found out about the dataset.
         evict: "never": what is there stays, and what finds no room is fetched again each time, so
-            that a scan of N samples hits C of C that have room; "lru": the least recently used go,
-            in 32 parts.
+            that a scan of N samples hits the C that have room; "lru": the least recently used go,
+            a 32nd part at a time.
+        sync: Whether records are on the disk before they count (fsync). Without, a machine that
+            loses its power may lose records, but never has wrong ones.
         requests: Samples that one process fetches at a time, in threads, of one batch. More than 1
             needs a dataset that several threads may ask at a time.
         retries: Repetitions of an attempt that failed with one of ``retry_on``, with pauses that
@@ -68,32 +65,38 @@ class CachedDataset:
         self,
         dataset: Any,
         memory: int | str | tuple[str | Path, int | str] | None = "8GB",
+        disk: tuple[str | Path, int | str] | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         version: str = "",
         fingerprint: str | None = None,
         evict: Eviction = "never",
+        sync: bool = False,
         requests: int = 1,
         retries: int = 3,
         retry_on: tuple[type[Exception], ...] = origin.TRANSIENT,
     ) -> None:
-        if evict not in ("never", "lru"):
-            raise ValueError(f'evict={evict!r} (expected "never" or "lru")')
         if requests < 1 or retries < 0:
             raise ValueError(
                 f"requests={requests}, retries={retries} (expected at least 1 and at least 0)"
             )
         self.dataset = dataset
         self.transform = transform
-        self.fingerprint = (
-            fingerprint_of(dataset, version) if fingerprint is None else named(fingerprint, version)
-        )
-        self._evict: Eviction = evict
+        if fingerprint is None:
+            self.fingerprint = fingerprint_of(dataset, version)
+        else:
+            self.fingerprint = named(fingerprint, version)
         self._requests = requests
         self._retries = retries
         self._retry_on = retry_on
-        self._memory = folder_and_bytes(0 if memory is None else memory, "memory", _SHARED_MEMORY)
-        self._open()
+        tiers = Tiers(
+            folder_and_bytes(0 if memory is None else memory, "memory", _SHARED_MEMORY),
+            None if disk is None else folder_and_bytes(disk, "disk"),
+            evict,
+            sync,
+            len(dataset),
+        )
+        self._store = Store(self.fingerprint, tiers)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -116,7 +119,7 @@ class CachedDataset:
         if self._requests == 1:
             return [self._finish(self._sample(number)) for number in numbers]
         distinct = dict.fromkeys(numbers)
-        absent = [number for number in distinct if self._key(number) not in self._arena]
+        absent = [number for number in distinct if not self._store.in_memory(self._key(number))]
         with ThreadPoolExecutor(min(self._requests, max(1, len(absent)))) as pool:
             # Only what is absent: a sample that is there takes less time than handing it over.
             coming = {number: pool.submit(self._sample, number) for number in absent}
@@ -129,41 +132,11 @@ class CachedDataset:
 
     def statistics(self) -> Statistics:
         """What all processes of the node have counted since the first of them came."""
-        return from_counters(self._arena.counters())
+        return self._store.statistics()
 
     def close(self) -> None:
         """End the use of the cache. The node's last user removes what is in memory."""
-        self._closing()
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_arena", "_closing", "_fetching", "_mutex", "_pid")
-        return {name: value for name, value in vars(self).items() if name not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._open()
-
-    def _open(self) -> None:
-        folder, size = self._memory
-        plan = layout.plan(size, len(self.dataset), self._evict)
-        name = f"{self.fingerprint}-{size}-{self._evict}"
-        try:
-            self._arena = Arena(folder, name, plan, self._evict)
-        except OSError as error:
-            warnings.warn(
-                f"no memory of the node is used: {error}; give memory= a folder in memory that "
-                "this user may write to, and no more bytes than there are",
-                stacklevel=3,
-            )
-            nothing = layout.plan(0, 0, self._evict)
-            self._arena = Arena(Path(tempfile.gettempdir()), name, nothing, self._evict)
-        self._closing = weakref.finalize(self, self._arena.close)
-        self._forget_threads()
-
-    def _forget_threads(self) -> None:
-        self._pid = os.getpid()
-        self._mutex = threading.Lock()
-        self._fetching: dict[bytes, Future[bytes]] = {}
+        self._store.close()
 
     def _index(self, index: int) -> int:
         number = operator.index(index)
@@ -179,53 +152,13 @@ class CachedDataset:
         return sample if self.transform is None else self.transform(sample)
 
     def _sample(self, number: int) -> Any:
-        key = self._key(number)
-        found = self._from_memory(key)
-        if found is None:
-            with self._stall():
-                found = bytearray(self._absent(key, number))
+        found = self._store.obtain(self._key(number), lambda: self._fetch(number))
         return record.decode(found)
 
-    def _from_memory(self, key: bytes) -> bytearray | None:
-        try:
-            found = self._arena.read(key)
-        except CorruptRecordError:
-            self._count("corrupt")
-            return None
-        if found is not None:
-            self._count("memory_hits")
-            self._count("memory_bytes", len(found))
-        return found
-
-    def _absent(self, key: bytes, number: int) -> bytes | bytearray:
-        """The record of a sample that is not in memory: fetched by one thread of one process."""
-        if self._pid != os.getpid():  # threads of the process that has forked this one are not here
-            self._forget_threads()
-        with self._mutex:
-            coming = self._fetching.get(key)
-            mine = coming is None
-            if coming is None:
-                coming = self._fetching[key] = Future()
-        if not mine:
-            return coming.result()
-        try:
-            with self._arena.claim(key, _PATIENCE_S):
-                fetched = self._from_memory(key)  # somebody else has fetched it meanwhile
-                found = self._fetch(key, number) if fetched is None else fetched
-        except BaseException as error:
-            coming.set_exception(error)
-            raise
-        else:
-            coming.set_result(bytes(found))
-            return found
-        finally:
-            with self._mutex:
-                del self._fetching[key]
-
-    def _fetch(self, key: bytes, number: int) -> bytes:
+    def _fetch(self, number: int) -> bytes:
         data = record.encode(self._from_origin(number))
-        if self.statistics().compared < _COMPARED:
-            self._count("compared")
+        if self._store.statistics().compared < _COMPARED:
+            self._store.count("compared")
             if record.encode(self._from_origin(number)) != data:
                 warnings.warn(
                     f"sample {number} of {type(self.dataset).__name__} was another one when it was "
@@ -233,10 +166,6 @@ class CachedDataset:
                     "augmentation from the dataset to transform=",
                     stacklevel=2,
                 )
-        self._count("fetched")
-        self._count("fetched_bytes", len(data))
-        if not self._arena.write(key, data):
-            self._count("refused")
         return data
 
     def _from_origin(self, number: int) -> Any:
@@ -245,19 +174,8 @@ class CachedDataset:
                 lambda: self.dataset[number],
                 self._retries,
                 self._retry_on,
-                lambda: self._count("retries"),
+                lambda: self._store.count("retries"),
             )
         except Exception:
-            self._count("failures")
+            self._store.count("failures")
             raise
-
-    @contextmanager
-    def _stall(self) -> Iterator[None]:
-        begin = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            self._count("stall_ns", time.monotonic_ns() - begin)
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        self._arena.count(counter_of(name), amount)

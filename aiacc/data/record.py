@@ -38,6 +38,10 @@ class RecordError(ValueError):
     """A sample that no record can hold, or bytes that are no record."""
 
 
+class CorruptRecordError(Exception):
+    """A record that was found is not what was written. It has been forgotten."""
+
+
 def encode(sample: Any) -> bytes:
     """The record of a sample.
 

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+#: Said only where it is not 0.
+_SELDOM = ("refused", "corrupt", "retries", "failures", "disk_failures")
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -35,6 +38,8 @@ class Statistics:
     stall_ns: int = 0
     #: Samples that were fetched twice to find out whether they come out equal.
     compared: int = 0
+    #: Processes that have given up writing to the disk.
+    disk_failures: int = 0
 
     @property
     def samples(self) -> int:
@@ -62,8 +67,8 @@ class Statistics:
             f"{self.fetched} from the origin ({_megabytes(self.fetched_bytes)})",
             f"waited {self.stall_ns / 1e9:.1f} s",
         ]
-        seldom = ("refused", "corrupt", "retries", "failures")
-        parts += [f"{getattr(self, name)} {name}" for name in seldom if getattr(self, name)]
+        seldom = [(name.replace("_", " "), getattr(self, name)) for name in _SELDOM]
+        parts += [f"{number} {name}" for name, number in seldom if number]
         return ", ".join(part for part in parts if not part.startswith("0 from"))
 
 

@@ -11,9 +11,10 @@ import threading
 import pytest
 
 from aiacc.data import arena as module
-from aiacc.data.arena import Arena, CorruptRecordError
+from aiacc.data.arena import Arena
 from aiacc.data.arena_file import PREFIX, attach, sweep
 from aiacc.data.layout import ALIGNMENT, plan
+from aiacc.data.record import CorruptRecordError
 
 FORK = multiprocessing.get_context("fork")
 

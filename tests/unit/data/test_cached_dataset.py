@@ -175,7 +175,7 @@ class Together(Origin):
 def test_requests_of_a_batch_are_in_flight_at_a_time(tmp_path):
     source = Together(tmp_path / "log", 8)
     cached = CachedDataset(source, (tmp_path, "1MB"), fingerprint="together", requests=8)
-    cached._count("compared", 3)  # nothing is fetched twice, which would break the barrier
+    cached._store.count("compared", 3)  # nothing is fetched twice, which would break the barrier
     asked = [3, 1, 4, 1, 5, 9, 2, 6, 0]
     batch = cached.__getitems__(asked)
     assert [sample["name"] for sample in batch] == [f"sample {index}" for index in asked]
@@ -194,7 +194,7 @@ def test_threads_that_want_the_same_sample_fetch_it_once(tmp_path):
 
     source = Slow(tmp_path / "log")
     cached = CachedDataset(source, (tmp_path, "1MB"), fingerprint="slow")
-    cached._count("compared", 3)
+    cached._store.count("compared", 3)
     found = []
     threads = [threading.Thread(target=lambda: found.append(cached[5])) for _ in range(3)]
     for thread in threads:
@@ -289,7 +289,7 @@ def test_a_cyclic_scan_of_more_than_fits_hits_what_fits(tmp_path):
 
 def test_a_bit_flip_is_fetched_again_and_counted(cached, source):
     kept = [cached[index] for index in range(20)]
-    file = cached._arena._file
+    file = cached._store._arena._file
     where = file.map.find(kept[7]["image"].numpy().tobytes())
     os.pwrite(file.descriptor, b"\x00\xff\x00\xff", where)
     assert same([cached[index] for index in range(20)], kept)

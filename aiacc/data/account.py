@@ -1,0 +1,228 @@
+"""The folder on disk that caches share: which sets of records it has, and how many bytes these are.
+
+``aiacc-cache/account`` is JSON and is changed under a flock of a descriptor of its own, so that
+threads, forked processes and other jobs take their turns. Every set, the records of one dataset,
+is a folder with a file ``lock``, on which its users hold a shared flock: a set on which somebody
+gets the exclusive one is used by nobody. Nothing outside ``aiacc-cache`` is ever touched, and in
+it nothing but folders of sets.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+FOLDER = "aiacc-cache"
+VERSION = 1
+LOCK = "lock"
+SUFFIX = ".rec"
+_SET = re.compile(r"[0-9a-f]{32}")
+_BLOCK = 4096
+#: Longer than anybody has the account; who waits longer goes without.
+_PATIENCE_S = 5.0
+
+
+class OtherVersionError(OSError):
+    """The folder is used by a job whose aiacc has another format."""
+
+
+def on_disk(size: int) -> int:
+    """Bytes that a file of ``size`` bytes occupies, its name included. Pure."""
+    return size + -size % _BLOCK + 512
+
+
+def sets_to_remove(sets: Mapping[str, int], ages: Mapping[str, float], needed: int) -> list[str]:
+    """Whole sets that give ``needed`` bytes, those used least recently first. Pure.
+
+    Args:
+        sets: Bytes of each set.
+        ages: When each set that nobody uses was used last.
+        needed: Bytes that are missing.
+    """
+    chosen = []
+    for name in sorted(ages, key=lambda name: (ages[name], name)):
+        if needed <= 0:
+            break
+        chosen.append(name)
+        needed -= sets.get(name, 0)
+    return chosen
+
+
+class Account:
+    """What the caches of one folder know of each other.
+
+    Threads and processes: any.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder if need be.
+
+        Raises:
+            OSError: Nobody can write there.
+            OtherVersionError: A job uses it whose aiacc has another format.
+        """
+        self.folder = folder / FOLDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._changed():
+            pass
+
+    def enter(self, name: str) -> int:
+        """Become a user of a set; returns the descriptor that makes this process one.
+
+        Who is alone in it counts its files anew, and removes halves that killed processes have
+        left.
+        """
+        place = self.folder / name
+        place.mkdir(exist_ok=True)
+        descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with self._changed() as sets:  # nobody removes the set meanwhile
+                if _locked(descriptor, fcntl.LOCK_EX):
+                    sets[name] = _tidy(place)
+                elif name not in sets:
+                    sets[name] = _bytes_of(place)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                os.utime(descriptor)
+                if not _is_at(place / LOCK, descriptor):
+                    raise OSError(f"{place} was removed by another job at this moment")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def reserve(self, name: str, size: int, capacity: int) -> int:
+        """Take ``size`` bytes for a set, if need be from sets that nobody uses.
+
+        Returns:
+            Bytes that are missing: 0 if they are taken now.
+        """
+        with self._changed() as sets:
+            missing = sum(sets.values()) + size - capacity
+            if missing > 0 and size <= capacity:
+                unused = self._unused(sets, name)
+                for other in sets_to_remove(sets, unused, missing):
+                    missing -= self._remove(sets, other)
+            if missing <= 0:
+                sets[name] = sets.get(name, 0) + size
+            return max(0, missing)
+
+    def release(self, name: str, size: int) -> None:
+        """Give bytes back."""
+        with self._changed() as sets:
+            sets[name] = max(0, sets.get(name, 0) - size)
+
+    def used(self) -> int:
+        """Bytes of all sets."""
+        with self._changed() as sets:
+            return sum(sets.values())
+
+    def _unused(self, sets: Mapping[str, int], mine: str) -> dict[str, float]:
+        """When those sets were used last that nobody uses."""
+        found = {}
+        for name in sets:
+            if name != mine:
+                with suppress(OSError):
+                    descriptor = os.open(self.folder / name / LOCK, os.O_RDWR | os.O_CLOEXEC)
+                    try:
+                        if _locked(descriptor, fcntl.LOCK_EX):
+                            found[name] = os.fstat(descriptor).st_mtime
+                    finally:
+                        os.close(descriptor)
+        return found
+
+    def _remove(self, sets: dict[str, int], name: str) -> int:
+        """Remove a set; nobody enters it meanwhile, for that needs the account."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        return sets.pop(name)
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, int]]:
+        """The bytes of each set, to be changed by one at a time."""
+        descriptor = os.open(self.folder / "account", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            deadline, nap = time.monotonic() + _PATIENCE_S, 0.0001
+            while not _locked(descriptor, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise OSError(f"another process has had {self.folder}/account for long")
+                time.sleep(nap)
+                nap = min(2 * nap, 0.01)
+            before = os.pread(descriptor, 1 << 20, 0)
+            sets = self._read(before)
+            try:
+                yield sets
+            finally:
+                after = json.dumps({"version": VERSION, "sets": sets}).encode()
+                if after != before:
+                    os.pwrite(descriptor, after, 0)
+                    os.ftruncate(descriptor, len(after))
+        finally:
+            os.close(descriptor)
+
+    def _read(self, data: bytes) -> dict[str, int]:
+        """The sets of an account; those that are there if it is none."""
+        try:
+            content = json.loads(data) if data else None
+        except ValueError:  # somebody was killed while writing it
+            content = None
+        if isinstance(content, dict) and content.get("version") == VERSION:
+            sets = content.get("sets")
+            if isinstance(sets, dict) and all(type(size) is int for size in sets.values()):
+                return {name: size for name, size in sets.items() if _SET.fullmatch(name)}
+        present = {path.name: 0 for path in self.folder.iterdir() if _SET.fullmatch(path.name)}
+        if isinstance(content, dict) and content.get("version") != VERSION:
+            unused = self._unused(present, "")
+            if len(unused) < len(present):
+                raise OtherVersionError(
+                    f"{self.folder} is used by a job whose aiacc has format "
+                    f"{content.get('version')!r} (expected {VERSION})"
+                )
+            for name in list(present):
+                self._remove(present, name)
+        return {name: _bytes_of(self.folder / name) for name in present}
+
+
+def records_of(place: Path) -> Iterator[os.DirEntry[str]]:
+    """The files of the records of a set."""
+    with suppress(OSError), os.scandir(place) as folders:
+        for folder in folders:
+            with suppress(OSError), os.scandir(folder) as files:
+                yield from (file for file in files if file.name.endswith(SUFFIX))
+
+
+def _bytes_of(place: Path) -> int:
+    total = 0
+    for file in records_of(place):
+        with suppress(OSError):
+            total += on_disk(file.stat().st_size)
+    return total
+
+
+def _tidy(place: Path) -> int:
+    """Remove halves of records; returns the bytes of the others."""
+    for half in place.glob("*/.*.tmp"):
+        with suppress(OSError):
+            half.unlink()
+    return _bytes_of(place)
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    mine = os.fstat(descriptor)
+    with suppress(FileNotFoundError):
+        named = path.stat()
+        return (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino)
+    return False

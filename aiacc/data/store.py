@@ -1,0 +1,231 @@
+"""The tiers of a node in their order: memory, disk, and whoever fetches."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiacc.data import layout
+from aiacc.data.arena import Arena
+from aiacc.data.disk import Disk
+from aiacc.data.layout import Eviction
+from aiacc.data.record import CorruptRecordError
+from aiacc.data.statistics import Statistics, counter_of, from_counters
+
+#: A reader that waits for another process which fetches the same sample gives up after so long.
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Which tiers there are, and how large; equal on all processes that are to share them."""
+
+    #: Folder in memory, and bytes.
+    memory: tuple[Path, int]
+    #: Folder on disk, and bytes; None: none.
+    disk: tuple[Path, int] | None = None
+    evict: Eviction = "never"
+    #: Whether records are on the disk before they count.
+    sync: bool = False
+    #: How many samples there are; None: unknown.
+    samples: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.evict not in ("never", "lru"):
+            raise ValueError(f'evict={self.evict!r} (expected "never" or "lru")')
+
+
+class Store:
+    """Records of one dataset in the tiers of this node.
+
+    Threads: any. Processes: one that was forked goes on with it, one that was spawned gets it by
+        pickle,
+    of which its tiers and its fingerprint are all.
+    """
+
+    def __init__(self, fingerprint: str, tiers: Tiers) -> None:
+        """Open the tiers. Those that cannot be opened are done without, with a warning."""
+        self._fingerprint = fingerprint
+        self._tiers = tiers
+        self._arena = self._open_arena()
+        self._disk: Disk | None = None
+        if tiers.disk is not None:
+            folder, size = tiers.disk
+            self._disk = Disk(folder, fingerprint, size, tiers.evict, sync=tiers.sync)
+        self._closing = weakref.finalize(self, _close, self._arena, self._disk)
+        self._told_of_disk = False
+        self._forget_threads()
+        self._tell_of_disk()
+
+    def __reduce__(self) -> Any:
+        return Store, (self._fingerprint, self._tiers)
+
+    def close(self) -> None:
+        """End the use of the tiers. The node's last user removes what is in memory."""
+        self._closing()
+
+    @property
+    def window(self) -> int:
+        """Bytes of memory for records that are fetched ahead and do not stay."""
+        return self._arena.window
+
+    def statistics(self) -> Statistics:
+        """What all processes of the node have counted since the first of them came."""
+        return from_counters(self._arena.counters())
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a field of the statistics."""
+        self._arena.count(counter_of(name), amount)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._arena or (self._disk is not None and key in self._disk)
+
+    def in_memory(self, key: bytes) -> bool:
+        """Whether it is in the nearest tier."""
+        return key in self._arena
+
+    def obtain(self, key: bytes, fetch: Callable[[], bytes], ahead: bool = False) -> bytearray:
+        """The record of a key, from the nearest place that has it; a copy.
+
+        Blocks: while it is fetched, by this process or by another one of the node.
+
+        Args:
+            key: Of 16 bytes.
+            fetch: Makes the record if no tier has it. Called by one process of the node at a time.
+            ahead: Whether it is fetched for others: it is not counted as given then.
+
+        Raises:
+            Exception: What ``fetch`` raised.
+        """
+        found = self._from_memory(key, ahead)
+        if found is None:
+            with self._stall(ahead):
+                found = self._absent(key, fetch, ahead)
+        return found
+
+    def _from_memory(self, key: bytes, ahead: bool) -> bytearray | None:
+        return self._hit("memory", self._arena.read, key, ahead)
+
+    def _from_disk(self, key: bytes, ahead: bool) -> bytearray | None:
+        if self._disk is None:
+            return None
+        found = self._hit("disk", self._disk.read, key, ahead)
+        if found is not None:
+            self._arena.write(key, found, ahead)
+        return found
+
+    def _hit(
+        self, tier: str, read: Callable[[bytes], bytearray | None], key: bytes, ahead: bool
+    ) -> bytearray | None:
+        try:
+            found = read(key)
+        except CorruptRecordError:
+            self.count("corrupt")
+            return None
+        if found is not None and not ahead:
+            self.count(f"{tier}_hits")
+            self.count(f"{tier}_bytes", len(found))
+        return found
+
+    def _absent(self, key: bytes, fetch: Callable[[], bytes], ahead: bool) -> bytearray:
+        """A record that is not in memory: brought there by one thread of one process."""
+        if self._pid != os.getpid():  # threads of the process that has forked this one are not here
+            self._forget_threads()
+        with self._mutex:
+            coming = self._fetching.get(key)
+            is_mine = coming is None
+            if coming is None:
+                coming = self._fetching[key] = Future()
+        if not is_mine:
+            result = bytearray(coming.result())
+            if not ahead:
+                self.count("memory_hits")
+                self.count("memory_bytes", len(result))
+            return result
+        try:
+            found = self._from_disk(key, ahead)
+            if found is None:
+                with self._arena.claim(key, _PATIENCE_S):
+                    # Somebody else may have fetched it meanwhile.
+                    found = self._from_memory(key, ahead) or self._from_disk(key, ahead)
+                    found = found or bytearray(self._fetched(key, fetch, ahead))
+        except BaseException as error:
+            coming.set_exception(error)
+            raise
+        else:
+            coming.set_result(bytes(found))
+            return found
+        finally:
+            with self._mutex:
+                del self._fetching[key]
+
+    def _fetched(self, key: bytes, fetch: Callable[[], bytes], ahead: bool) -> bytes:
+        data = fetch()
+        self.count("fetched")
+        self.count("fetched_bytes", len(data))
+        if ahead:
+            self.count("ahead")
+        is_on_disk = self._disk is not None and self._disk.write(key, data)
+        is_in_memory = self._arena.write(key, data, ahead)
+        if not is_on_disk and not is_in_memory:
+            self.count("refused")
+        self._tell_of_disk()
+        return data
+
+    def _tell_of_disk(self) -> None:
+        if self._disk is None or self._disk.failure is None or self._told_of_disk:
+            return
+        self._told_of_disk = True
+        self.count("disk_failures")
+        if self.statistics().disk_failures == 1:  # the others of the node need not say it again
+            warnings.warn(
+                f"nothing more is kept on disk: {self._disk.failure}; what is there is still read. "
+                "Make room or give the right to write, and start again",
+                stacklevel=3,
+            )
+
+    def _open_arena(self) -> Arena:
+        folder, size = self._tiers.memory
+        evict = self._tiers.evict
+        plan = layout.plan(size, self._tiers.samples, evict)
+        name = f"{self._fingerprint}-{size}-{evict}"
+        try:
+            return Arena(folder, name, plan, evict)
+        except OSError as error:
+            warnings.warn(
+                f"no memory of the node is used: {error}; give memory= a folder in memory that "
+                "this user may write to, and no more bytes than there are",
+                stacklevel=4,
+            )
+            nothing = layout.plan(0, 0, evict)
+            return Arena(Path(tempfile.gettempdir()), name, nothing, evict)
+
+    def _forget_threads(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._fetching: dict[bytes, Future[bytes]] = {}
+
+    @contextmanager
+    def _stall(self, ahead: bool) -> Iterator[None]:
+        begin = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            if not ahead:
+                self.count("stall_ns", time.monotonic_ns() - begin)
+
+
+def _close(arena: Arena, disk: Disk | None) -> None:
+    arena.close()
+    if disk is not None:
+        disk.close()
