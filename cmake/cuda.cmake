@@ -1,4 +1,4 @@
-# Looks for nvcc and compiles the kernels to one device image (csrc/kernels/device_image.h), which the
+# Looks for nvcc and compiles the kernels to device images (csrc/kernels/device_image.h), which the
 # driver loads at run time: nothing of CUDA is linked, and no CUDA header is needed for the rest.
 # Sets AIACC_NVCC, AIACC_CUDA_BUILT (the architectures, or empty), AIACC_CUDA_TOOLKIT,
 # AIACC_CUDA_TEXT (what there is, or why there is none) and adds to AIACC_KERNEL_SOURCES.
@@ -50,22 +50,29 @@ endforeach()
 list(GET AIACC_CUDA_BUILT -1 newest)
 list(APPEND AIACC_NVCC_TARGETS -gencode arch=compute_${newest},code=compute_${newest})
 
-set(AIACC_DEVICE_IMAGE ${CMAKE_BINARY_DIR}/generated/batch_copy.fatbin)
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
+list(APPEND AIACC_KERNEL_SOURCES csrc/kernels/device_image.cc)
+
+# aiacc_device_image(csrc/kernels/gpu/block_code.cu BLOCK_CODE): AIACC_BLOCK_CODE_IMAGE is the image's path there.
 # Only device code is made of it, so a host compiler that is newer than nvcc expects does no harm.
 # Compressed, because most of it is zeros: the space that is reserved for arguments.
-add_custom_command(
-  OUTPUT ${AIACC_DEVICE_IMAGE}
-  COMMAND ${AIACC_NVCC} -fatbin ${AIACC_NVCC_FLAGS} ${AIACC_NVCC_TARGETS}
-          -ccbin ${CMAKE_CXX_COMPILER} -allow-unsupported-compiler
-          -Xfatbin=-compress-all -MD -MF ${AIACC_DEVICE_IMAGE}.d
-          -o ${AIACC_DEVICE_IMAGE} ${CMAKE_SOURCE_DIR}/csrc/kernels/batch_copy.cu
-  DEPENDS ${CMAKE_SOURCE_DIR}/csrc/kernels/batch_copy.cu
-  DEPFILE ${AIACC_DEVICE_IMAGE}.d
-  COMMENT "Compiling the CUDA kernels"
-  VERBATIM
-)
-list(APPEND AIACC_KERNEL_SOURCES csrc/kernels/device_image.cc)
-set_source_files_properties(csrc/kernels/device_image.cc PROPERTIES
-  COMPILE_DEFINITIONS "AIACC_DEVICE_IMAGE=\"${AIACC_DEVICE_IMAGE}\""
-  OBJECT_DEPENDS ${AIACC_DEVICE_IMAGE})
+function(aiacc_device_image source name)
+  set(source ${CMAKE_SOURCE_DIR}/${source})
+  get_filename_component(stem ${source} NAME_WE)
+  set(image ${CMAKE_BINARY_DIR}/generated/${stem}.fatbin)
+  add_custom_command(
+    OUTPUT ${image}
+    COMMAND ${AIACC_NVCC} -fatbin ${AIACC_NVCC_FLAGS} ${AIACC_NVCC_TARGETS}
+            -ccbin ${CMAKE_CXX_COMPILER} -allow-unsupported-compiler
+            -Xfatbin=-compress-all -MD -MF ${image}.d -o ${image} ${source}
+    DEPENDS ${source}
+    DEPFILE ${image}.d
+    COMMENT "Compiling the CUDA kernels of ${stem}"
+    VERBATIM
+  )
+  set_property(SOURCE csrc/kernels/device_image.cc APPEND PROPERTY
+    COMPILE_DEFINITIONS "AIACC_${name}_IMAGE=\"${image}\"")
+  set_property(SOURCE csrc/kernels/device_image.cc APPEND PROPERTY OBJECT_DEPENDS ${image})
+endfunction()
+aiacc_device_image(csrc/kernels/batch_copy.cu BATCH_COPY)
+aiacc_device_image(csrc/kernels/gpu/block_code.cu BLOCK_CODE)

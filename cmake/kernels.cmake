@@ -7,6 +7,9 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/batch_copier.cc
   csrc/kernels/batch_copy.cc
   csrc/kernels/check_finite.cc
+  csrc/kernels/gpu/block_code.cc
+  csrc/kernels/gpu/block_coder.cc
+  csrc/kernels/gpu/device_module.cc
   csrc/kernels/half.cc
   csrc/kernels/narrow.cc
   csrc/kernels/quantise.cc
@@ -24,7 +27,8 @@ set(AIACC_KERNEL_SOURCES
 # Contraction to fused multiply-add would make the levels differ; without the assumption that
 # comparisons trap, Min and Max become vector code. -O3 also where the build type says less.
 set(AIACC_KERNEL_OPTIONS -O3 -ffp-contract=off -fno-trapping-math)
-set_source_files_properties(csrc/kernels/adasum.cc csrc/kernels/vector/baseline.cc PROPERTIES
+set_source_files_properties(
+  csrc/kernels/adasum.cc csrc/kernels/gpu/block_code.cc csrc/kernels/vector/baseline.cc PROPERTIES
   COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS}")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")

@@ -1,7 +1,6 @@
 #include "csrc/kernels/batch_copier.h"
 
 #include <algorithm>
-#include <string>
 
 namespace aiacc {
 namespace {
@@ -9,59 +8,14 @@ namespace {
 constexpr std::size_t kSmallCapacity = sizeof(SmallCopyBatch::item) / sizeof(PlannedCopy);
 constexpr std::size_t kLargeCapacity = sizeof(LargeCopyBatch::item) / sizeof(PlannedCopy);
 
-CudaModule load(const CudaDriver& driver, const DeviceImage& image) {
-  if (image.data == nullptr) {
-    throw Error(
-        Code::kUnsupported,
-        "[cuda] this build has no CUDA kernels (expected nvcc at build time); rebuild aiacc "
-        "where a CUDA toolkit is installed");
-  }
-  CudaModule module = nullptr;
-  try {
-    AIACC_CUDA_CHECK(driver, module_load, &module, image.data);
-  } catch (const Error& error) {
-    CudaDevice device = 0;
-    int major = 0;
-    int minor = 0;
-    int version = 0;
-    driver.context_device(&device);
-    driver.device_attribute(&major, kCudaCapabilityMajor, device);
-    driver.device_attribute(&minor, kCudaCapabilityMinor, device);
-    driver.driver_version(&version);
-    throw Error(error.code(),
-                std::string(error.what()) + ": the kernels do not suit device " +
-                    std::to_string(device) + " (compute capability " + std::to_string(major) + "." +
-                    std::to_string(minor) + ", driver for CUDA " + std::to_string(version / 1000) +
-                    "." + std::to_string(version % 1000 / 10) +
-                    "); update the driver, or rebuild aiacc with AIACC_CUDA_ARCHITECTURES=" +
-                    std::to_string(major * 10 + minor));
-  }
-  return module;
-}
-
 }  // namespace
 
 BatchCopier::BatchCopier(const CudaDriver& driver, const DeviceImage& image)
-    : driver_(driver), module_(load(driver, image)) {
-  CudaDevice device = 0;
-  int multiprocessors = 0;
-  AIACC_CUDA_CHECK(driver_, context_device, &device);
-  AIACC_CUDA_CHECK(driver_, device_attribute, &multiprocessors, kCudaMultiprocessors, device);
+    : module_(driver, image) {
   for (const CopyKernel& kernel : copy_kernels()) {
-    small_.push_back(find(kernel.name, multiprocessors));
-    large_.push_back(find(kernel.large_name, multiprocessors));
+    small_.push_back(module_.find(kernel.name, kCopyThreads));
+    large_.push_back(module_.find(kernel.large_name, kCopyThreads));
   }
-}
-
-BatchCopier::~BatchCopier() { AIACC_CUDA_LOG(driver_, module_unload, module_); }
-
-BatchCopier::Kernel BatchCopier::find(const char* name, int multiprocessors) {
-  Kernel kernel;
-  int blocks = 0;
-  AIACC_CUDA_CHECK(driver_, module_get_function, &kernel.function, module_, name);
-  AIACC_CUDA_CHECK(driver_, blocks_per_multiprocessor, &blocks, kernel.function, kCopyThreads, 0);
-  kernel.resident = static_cast<unsigned>(std::max(1, blocks * multiprocessors));
-  return kernel;
 }
 
 void BatchCopier::enqueue(CudaStream stream,
@@ -83,7 +37,7 @@ void BatchCopier::enqueue(CudaStream stream,
 }
 
 template <class Batch>
-void BatchCopier::launch(const Kernel& kernel,
+void BatchCopier::launch(const DeviceKernel& kernel,
                          const CopyKernel& shape,
                          CudaStream stream,
                          const CopyJob& job,
@@ -97,20 +51,7 @@ void BatchCopier::launch(const Kernel& kernel,
   }
   // As many blocks as run at a time: each has an equal share, so there is no last wave of a few.
   const unsigned blocks = std::min(batch.chunks, kernel.resident);
-  void* arguments[] = {&batch};
-  AIACC_CUDA_CHECK(driver_,
-                   launch,
-                   kernel.function,
-                   blocks,
-                   1,
-                   1,
-                   kCopyThreads,
-                   1,
-                   1,
-                   0,
-                   stream,
-                   static_cast<void**>(arguments),
-                   nullptr);
+  module_.launch(kernel, stream, blocks, kCopyThreads, batch);
 }
 
 }  // namespace aiacc

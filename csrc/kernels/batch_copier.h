@@ -1,11 +1,11 @@
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "csrc/cuda/driver.h"
 #include "csrc/kernels/batch_copy.h"
 #include "csrc/kernels/device_image.h"
+#include "csrc/kernels/gpu/device_module.h"
 
 namespace aiacc {
 
@@ -18,10 +18,8 @@ class BatchCopier {
   /// Loads all kernels, so that no launch has to. Blocks, may wait for the GPU. Throws
   /// Error(kUnsupported) if the image is empty, Error(kEngine) if it does not suit the device or
   /// the driver.
-  explicit BatchCopier(const CudaDriver& driver, const DeviceImage& image = device_image());
-  ~BatchCopier();
-  BatchCopier(const BatchCopier&) = delete;
-  BatchCopier& operator=(const BatchCopier&) = delete;
+  explicit BatchCopier(const CudaDriver& driver,
+                       const DeviceImage& image = device_image(DeviceCode::kBatchCopy));
 
   /// Queues the copies on `stream` and returns: one launch for up to 1022 segments. Nothing but the
   /// segments' memory, and `reports`, has to stay until the stream is past them. `reports`: if the
@@ -34,13 +32,8 @@ class BatchCopier {
                CopyReport* reports = nullptr);
 
  private:
-  struct Kernel {
-    CudaFunction function = nullptr;
-    unsigned resident = 1;  ///< blocks that the whole device runs at a time
-  };
-  Kernel find(const char* name, int multiprocessors);
   template <class Batch>
-  void launch(const Kernel& kernel,
+  void launch(const DeviceKernel& kernel,
               const CopyKernel& shape,
               CudaStream stream,
               const CopyJob& job,
@@ -49,10 +42,9 @@ class BatchCopier {
               CopyReport* reports,
               Batch& batch);
 
-  const CudaDriver& driver_;
-  CudaModule module_ = nullptr;
-  std::vector<Kernel> small_;  ///< by the numbers of copy_kernels()
-  std::vector<Kernel> large_;
+  const DeviceModule module_;
+  std::vector<DeviceKernel> small_;  ///< by the numbers of copy_kernels()
+  std::vector<DeviceKernel> large_;
   SmallCopyBatch small_batch_;
   LargeCopyBatch large_batch_;
 };

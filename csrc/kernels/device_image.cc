@@ -1,23 +1,45 @@
 #include "csrc/kernels/device_image.h"
 
-// AIACC_DEVICE_IMAGE, from CMake: path of the file that nvcc made.
-asm(".section .rodata.aiacc_device_image, \"a\"\n"
-    ".balign 64\n"
-    "aiacc_device_image_begin:\n"
-    ".incbin \"" AIACC_DEVICE_IMAGE
-    "\"\n"
-    "aiacc_device_image_end:\n"
-    ".byte 0\n"
-    ".text\n");
+// AIACC_..._IMAGE, from CMake: path of a file that nvcc made.
+// NOLINTBEGIN(bugprone-macro-parentheses): names and literals
+#define AIACC_EMBED(name, path)                                \
+  asm(".section .rodata.aiacc_" #name                          \
+      "_image, \"a\"\n"                                        \
+      ".balign 64\n"                                           \
+      "aiacc_" #name                                           \
+      "_image_begin:\n"                                        \
+      ".incbin \"" path                                        \
+      "\"\n"                                                   \
+      "aiacc_" #name                                           \
+      "_image_end:\n"                                          \
+      ".byte 0\n"                                              \
+      ".text\n");                                              \
+  extern "C" const unsigned char aiacc_##name##_image_begin[]; \
+  extern "C" const unsigned char aiacc_##name##_image_end[];   \
+  namespace aiacc {                                            \
+  namespace {                                                  \
+  DeviceImage name##_image() {                                 \
+    const unsigned char* begin = aiacc_##name##_image_begin;   \
+    const unsigned char* end = aiacc_##name##_image_end;       \
+    return {begin, static_cast<std::size_t>(end - begin)};     \
+  }                                                            \
+  }                                                            \
+  }
+// NOLINTEND(bugprone-macro-parentheses)
 
-extern "C" const unsigned char aiacc_device_image_begin[];
-extern "C" const unsigned char aiacc_device_image_end[];
+AIACC_EMBED(batch_copy, AIACC_BATCH_COPY_IMAGE)
+AIACC_EMBED(block_code, AIACC_BLOCK_CODE_IMAGE)
 
 namespace aiacc {
 
-DeviceImage device_image() {
-  return {aiacc_device_image_begin,
-          static_cast<std::size_t>(aiacc_device_image_end - aiacc_device_image_begin)};
+DeviceImage device_image(DeviceCode code) {
+  switch (code) {
+    case DeviceCode::kBatchCopy:
+      return batch_copy_image();
+    case DeviceCode::kBlockCode:
+      return block_code_image();
+  }
+  return {};
 }
 
 }  // namespace aiacc

@@ -4,13 +4,19 @@
 
 namespace aiacc {
 
-/// The compiled CUDA kernels, in the driver's format for several architectures (fat binary): what
-/// `CudaDriver::module_load` takes. `data` is null in a build without nvcc (no_device_image.cc).
+/// The compiled kernels of a .cu file, in the driver's format for several architectures (fat
+/// binary): what `CudaDriver::module_load` takes. `data` is null in a build without nvcc
+/// (no_device_image.cc).
 struct DeviceImage {
   const void* data = nullptr;
   std::size_t bytes = 0;
 };
 
-DeviceImage device_image();
+enum class DeviceCode {
+  kBatchCopy,  ///< batch_copy.cu
+  kBlockCode,  ///< gpu/block_code.cu
+};
+
+DeviceImage device_image(DeviceCode code);
 
 }  // namespace aiacc

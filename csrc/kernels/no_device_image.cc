@@ -2,6 +2,6 @@
 
 namespace aiacc {
 
-DeviceImage device_image() { return {}; }
+DeviceImage device_image(DeviceCode) { return {}; }
 
 }  // namespace aiacc

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "csrc/kernels").glob("*.cu"))
+SOURCES = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
 #: Most registers of the hot kernels by compute capability. None of them may spill.
 TABLE = json.loads((ROOT / "tests/unit/cuda_kernel_registers.json").read_text())
 NVCC = shutil.which("nvcc", path="/usr/local/cuda/bin") or shutil.which("nvcc")
@@ -42,11 +42,30 @@ def excesses(found, allowed):
             yield f"{name}: {registers} registers (at most {most}), {spilled} bytes spilled (none)"
 
 
-def kernel_names():
-    """Names of all kernels, from the list that the host's twins are made of."""
+def copy_names():
+    """Names of the kernels that copy, from the list that the host's twins are made of."""
     pairs = (ROOT / "csrc/kernels/batch_copy_pairs.h").read_text()
     names = re.findall(r"^ +X\((\w+),", pairs, re.MULTILINE)
     return {f"aiacc_copy_{name}{size}" for name in names for size in ("", "_large")}
+
+
+def kernel_names():
+    """Names of all kernels."""
+    body = (ROOT / "csrc/kernels/gpu/block_code_body.h").read_text()
+    formats = re.findall(r"\bX\((\w+), \w+Code\)", body)
+    assert formats, "the list of block codes is not found"
+    return copy_names() | {
+        f"aiacc_{way}_{name}" for way in ("encode", "decode") for name in formats
+    }
+
+
+def test_every_image_is_embedded():
+    """A new .cu file is compiled, embedded and known by a name."""
+    names = {source.stem for source in SOURCES}
+    cmake = (ROOT / "cmake/cuda.cmake").read_text()
+    assert set(re.findall(r"^aiacc_device_image\(\S*/(\w+)\.cu ", cmake, re.MULTILINE)) == names
+    embedded = (ROOT / "csrc/kernels/device_image.cc").read_text()
+    assert set(re.findall(r"^AIACC_EMBED\((\w+), ", embedded, re.MULTILINE)) == names
 
 
 def test_the_build_names_the_same_architectures():

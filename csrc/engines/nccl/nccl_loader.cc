@@ -22,7 +22,7 @@ const NcclApi& nccl_of_process() {
 int nccl_version() { return nccl_of_process().version; }
 
 Viability nccl_viability() {
-  if (device_image().data == nullptr) {
+  if (device_image(DeviceCode::kBatchCopy).data == nullptr) {
     return {
         false,
         "this build has no CUDA kernels: rebuild aiacc where nvcc is; CPU tensors work with the "

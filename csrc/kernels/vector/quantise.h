@@ -20,21 +20,6 @@ template <class Format>
 struct BlockKernels {
   static std::size_t bytes_of(std::size_t n) { return Format::kPacked ? (n + 1) / 2 : n; }
 
-  /// By the largest magnitude, which is finite.
-  static float scale_for(std::uint32_t largest) {
-    constexpr std::uint32_t kDropped = 0x7f;
-    constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite
-    // The largest whose products are finite.
-    const std::uint32_t most = raw_bits(raw_float(0x7f7fffff) / Format::kLargest) & ~kDropped;
-    if (largest == 0) {
-      return 0.0F;
-    }
-    std::uint32_t bits = raw_bits(raw_float(largest) / Format::kLargest);
-    bits = (bits + kDropped) & ~kDropped;
-    bits = bits < most ? bits : most;
-    return bits > raw_bits(kLeast) ? raw_float(bits) : kLeast;
-  }
-
   template <bool kByChance, bool kKeeps>
   static void write_codes(Byte* codes,
                           const Float* t,
@@ -120,7 +105,7 @@ struct BlockKernels {
       }
       const Float* t = copies ? sums : in + at;
       const auto largest = static_cast<std::uint32_t>(largest_bits<std::int32_t>(t, n, INT32_MAX));
-      const float scale = largest < kInfinity ? scale_for(largest) : raw_float(0x7fc00000);
+      const float scale = largest < kInfinity ? scale_for<Format>(largest) : raw_float(0x7fc00000);
       __builtin_memcpy(wire, &scale, sizeof scale);
       wire += sizeof scale;
       if (largest >= kInfinity) {

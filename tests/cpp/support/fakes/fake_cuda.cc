@@ -6,18 +6,20 @@
 #include <utility>
 
 #include "csrc/base/error.h"
+#include "csrc/kernels/gpu/block_code.h"
 
 namespace aiacc {
 namespace {
 
 FakeCuda* instance = nullptr;
 
-template <class Batch>
-std::function<void()> run_later(void (*run)(const Batch&, std::uint32_t),
-                                const void* argument,
-                                std::uint32_t blocks) {
-  auto batch = std::make_shared<Batch>(*static_cast<const Batch*>(argument));
-  return [run, batch, blocks] { run(*batch, blocks); };
+/// A launch: copies its argument at once, and runs the twin of the kernel later.
+template <class Argument, class Run>
+auto run_later(Run run) {
+  return [run](const void* argument, std::uint32_t blocks) -> std::function<void()> {
+    auto copy = std::make_shared<Argument>(*static_cast<const Argument*>(argument));
+    return [run, copy, blocks] { run(*copy, blocks); };
+  };
 }
 
 }  // namespace
@@ -26,8 +28,19 @@ FakeCuda::FakeCuda(int devices) : devices_(devices) {
   AIACC_CHECK(instance == nullptr);
   instance = this;
   for (const CopyKernel& kernel : copy_kernels()) {
-    kernels_[kernel.name] = {&kernel, false};
-    kernels_[kernel.large_name] = {&kernel, true};
+    kernels_[kernel.name] = {kCopyThreads, run_later<SmallCopyBatch>(kernel.run_small)};
+    kernels_[kernel.large_name] = {kCopyThreads, run_later<LargeCopyBatch>(kernel.run_large)};
+  }
+  for (const BlockCodeKernels& kernels : block_code_kernels()) {
+    const auto twin = [](auto run) {
+      return [run](const auto& plan, std::uint32_t blocks) {
+        run(plan, blocks * (kBlockCodeThreads / kWarpThreads), false);
+      };
+    };
+    kernels_[kernels.encode_name] = {kBlockCodeThreads,
+                                     run_later<BlockEncoding>(twin(kernels.encode))};
+    kernels_[kernels.decode_name] = {kBlockCodeThreads,
+                                     run_later<BlockDecoding>(twin(kernels.decode))};
   }
   for (int device = 0; device < devices; ++device) {
     add_stream(device);
@@ -328,15 +341,13 @@ void FakeCuda::fill_table() {
                       void** arguments,
                       void** extra) {
     const auto& kernel = *reinterpret_cast<const Kernel*>(function);
-    const bool fits = blocks > 0 && blocks_y == 1 && blocks_z == 1 && threads == kCopyThreads &&
+    const bool fits = blocks > 0 && blocks_y == 1 && blocks_z == 1 && threads == kernel.threads &&
                       threads_y == 1 && threads_z == 1 && shared_bytes == 0 && extra == nullptr;
     if (!fits) {
       return self().refuse(kCudaInvalidValue);
     }
     ++self().launches_;
-    return self().enqueue(stream,
-                          kernel.large ? run_later(kernel.copy->run_large, arguments[0], blocks)
-                                       : run_later(kernel.copy->run_small, arguments[0], blocks));
+    return self().enqueue(stream, kernel.launch(arguments[0], blocks));
   };
 }
 

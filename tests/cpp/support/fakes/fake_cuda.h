@@ -100,8 +100,8 @@ class FakeCuda {
     std::thread thread;
   };
   struct Kernel {
-    const CopyKernel* copy = nullptr;
-    bool large = false;
+    unsigned threads = 0;  ///< of a block
+    std::function<std::function<void()>(const void* argument, std::uint32_t blocks)> launch;
   };
   struct Memory {
     std::unique_ptr<std::byte[]> bytes;

@@ -1,0 +1,103 @@
+#pragma once
+
+// Bodies of CUDA kernels as phases, so that the same text runs on the device and, one thread after
+// another, on the host, where tests compare it bit by bit. In a phase every thread of a warp does
+// the same to a `Thread` of its own; between phases values change hands. No thread may read in a
+// phase what another one writes in it.
+
+#include <cstdint>
+
+#include "csrc/kernels/gpu/block_code.h"
+#include "csrc/kernels/host_device.h"
+
+namespace aiacc {
+
+/// A product that is rounded: nvcc would make a fused multiply-add of it and of a sum, and the
+/// device would give other bits than the host, which is compiled without.
+AIACC_HOST_DEVICE inline float product(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+AIACC_HOST_DEVICE inline std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+  return a > b ? a : b;
+}
+
+/// The warp of the host.
+template <class Thread>
+class HostWarp {
+ public:
+  /// Calls phase(number, thread) for every thread. The order must not matter: `backwards` is for
+  /// tests of that.
+  template <class Phase>
+  void each(Phase phase) {
+    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
+      const std::uint32_t number = backwards ? kWarpThreads - 1 - i : i;
+      phase(number, threads_[number]);
+    }
+  }
+  /// Every thread's value becomes the largest of all.
+  template <class Value>
+  void largest(Value value) {
+    std::uint32_t of_all = 0;
+    for (Thread& thread : threads_) {
+      of_all = larger(of_all, value(thread));
+    }
+    for (Thread& thread : threads_) {
+      value(thread) = of_all;
+    }
+  }
+  /// Every thread's value becomes that of thread number + distance, modulo the warp.
+  template <class Value>
+  void rotate(std::uint32_t distance, Value value) {
+    std::uint32_t before[kWarpThreads];
+    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
+      before[i] = value(threads_[i]);
+    }
+    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
+      value(threads_[i]) = before[(i + distance) % kWarpThreads];
+    }
+  }
+
+  bool backwards = false;
+
+ private:
+  Thread threads_[kWarpThreads];
+};
+
+#ifdef __CUDACC__
+/// One thread of the device as its warp.
+template <class Thread>
+class DeviceWarp {
+ public:
+  template <class Phase>
+  __device__ void each(Phase phase) {
+    phase(threadIdx.x % kWarpThreads, thread_);
+    __syncwarp();
+  }
+  template <class Value>
+  __device__ void largest(Value value) {
+    std::uint32_t& mine = value(thread_);
+#if __CUDA_ARCH__ >= 800
+    mine = __reduce_max_sync(0xffffffff, mine);
+#else
+    for (int distance = 16; distance > 0; distance /= 2) {
+      mine = larger(mine, __shfl_xor_sync(0xffffffff, mine, distance));
+    }
+#endif
+  }
+  template <class Value>
+  __device__ void rotate(std::uint32_t distance, Value value) {
+    std::uint32_t& mine = value(thread_);
+    mine = __shfl_sync(0xffffffff, mine, (threadIdx.x + distance) % kWarpThreads);
+  }
+
+ private:
+  Thread thread_;
+};
+#endif
+
+}  // namespace aiacc

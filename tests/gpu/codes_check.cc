@@ -1,0 +1,167 @@
+// The kernels of csrc/kernels/gpu on a GPU against the CPU's, byte by byte. A program of its own,
+// so that compute-sanitizer can run it: with an argument, on small tensors. Ends with 1 and what
+// differs.
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "csrc/base/error.h"
+#include "csrc/kernels/gpu/block_coder.h"
+#include "csrc/kernels/quantise.h"
+#include "tests/gpu/gpu_rig.h"
+
+namespace aiacc {
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+/// Of many sizes; one block has an infinity.
+std::vector<float> numbers(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = std::ldexp(normal(random), static_cast<int>(i / 128 % 9) - 4);
+  }
+  if (count > 700) {
+    values[700] = INFINITY;
+  }
+  return values;
+}
+
+/// Memory of the GPU `shift` bytes behind an aligned address, filled with bytes of the host.
+class Mirror {
+ public:
+  Mirror(GpuRig& rig, const void* from, std::size_t bytes, std::size_t shift)
+      : memory_(rig, bytes + shift), shift_(shift), bytes_(bytes) {
+    Bytes all(bytes + shift);
+    std::memcpy(all.data() + shift, from, bytes);
+    memory_.write(all.data());
+  }
+  unsigned char* pointer() const { return static_cast<unsigned char*>(memory_.pointer()) + shift_; }
+  bool equals(const void* expected) {
+    Bytes all(bytes_ + shift_);
+    memory_.read(all.data());
+    return std::memcmp(all.data() + shift_, expected, bytes_) == 0;
+  }
+
+ private:
+  DeviceMemory memory_;
+  std::size_t shift_;
+  std::size_t bytes_;
+};
+
+/// What differs, or "".
+std::string check_blocks(GpuRig& rig,
+                         const BlockCoder& coder,
+                         const BlockCode& code,
+                         std::size_t count,
+                         std::size_t shift,
+                         const Rounding& rounding) {
+  const std::size_t size = count * sizeof(float);
+  const std::vector<float> in = numbers(count, 1);
+  std::vector<float> residual = numbers(count, 2);
+  std::vector<float> out = numbers(count, 3);
+  Bytes wire(encoded_bytes(count, code), 0x5a);
+  const Mirror in_mirror(rig, in.data(), size, shift);
+  Mirror residual_mirror(rig, residual.data(), size, shift);
+  Mirror out_mirror(rig, out.data(), size, shift);
+  Mirror wire_mirror(rig, wire.data(), wire.size(), shift);
+  coder.encode(rig.stream(),
+               wire_mirror.pointer(),
+               in_mirror.pointer(),
+               residual_mirror.pointer(),
+               count,
+               code,
+               0.7F,
+               rounding,
+               1024);
+  encode_blocks(wire.data(), in.data(), residual.data(), count, code, 0.7F, rounding, 1024);
+  if (!wire_mirror.equals(wire.data())) {
+    return "encoded";
+  }
+  if (!residual_mirror.equals(residual.data())) {
+    return "residual";
+  }
+  // Decoders read what both sides have, without the block that is not finite: which of its NaN one
+  // gets is nobody's promise.
+  const std::size_t skipped = count > 1024 ? 1024 : 0;
+  const std::size_t from = encoded_bytes(skipped, code);
+  coder.decode_add(rig.stream(),
+                   out_mirror.pointer() + skipped * sizeof(float),
+                   wire_mirror.pointer() + from,
+                   count - skipped,
+                   code);
+  decode_add_blocks(out.data() + skipped, wire.data() + from, count - skipped, code);
+  if (!out_mirror.equals(out.data())) {
+    return "decoded and added";
+  }
+  coder.decode(rig.stream(),
+               out_mirror.pointer() + skipped * sizeof(float),
+               wire_mirror.pointer() + from,
+               count - skipped,
+               code,
+               1.0F / 3);
+  decode_blocks(out.data() + skipped, wire.data() + from, count - skipped, code, 1.0F / 3);
+  return out_mirror.equals(out.data()) ? "" : "decoded";
+}
+
+int run_blocks(GpuRig& rig, const std::vector<std::size_t>& counts) {
+  const BlockCoder coder(rig.driver());
+  int jobs = 0;
+  for (int format = 0; format < 3; ++format) {
+    for (const std::uint32_t block : {128, 256, 512, 1024}) {
+      for (const std::size_t count : counts) {
+        for (const std::size_t shift : {0, 4}) {
+          for (const bool stochastic : {false, true}) {
+            const BlockCode code = {static_cast<BlockFormat>(format), block};
+            const std::string wrong =
+                check_blocks(rig, coder, code, count, shift, {stochastic, 77});
+            if (!wrong.empty()) {
+              std::printf("differs: %s, format %d, blocks of %u, %zu elements, %zu bytes on, %s\n",
+                          wrong.c_str(),
+                          format,
+                          block,
+                          count,
+                          shift,
+                          stochastic ? "stochastic" : "nearest");
+              return -1;
+            }
+            ++jobs;
+          }
+        }
+      }
+    }
+  }
+  return jobs;
+}
+
+int run(bool small) {
+  GpuRig rig;
+  std::vector<std::size_t> counts = {1, 127, 1024, 5000};
+  if (!small) {
+    counts.push_back(3000001);
+  }
+  const int blocks = run_blocks(rig, counts);
+  if (blocks <= 0) {
+    return 1;
+  }
+  std::printf("%d block codes agree with their twins\n", blocks);
+  return 0;
+}
+
+}  // namespace
+}  // namespace aiacc
+
+int main(int argc, char**) {
+  try {
+    return aiacc::run(argc > 1);
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 1;
+  }
+}
