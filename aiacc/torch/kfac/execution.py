@@ -48,6 +48,7 @@ class Execution:
         }
         forward = [layer.a for layer in layers]
         backward = [layer.g for layer in reversed(layers)]
+        self._forward = {factor.name for factor in forward}
         sent = [f for f in (*forward, *backward) if self._works[f.name].reduced_to]
         local = [f for f in self._factors.values() if not self._works[f.name].reduced_to]
         if ranks.alone:
@@ -84,7 +85,9 @@ class Execution:
     def _planned(self, factor: Factor) -> Planned:
         nbytes = (factor.packed + 1) * factor.dtype.itemsize
         owner = self._works[factor.name].owner
-        return Planned(factor.name, nbytes, owner, f"{factor.dtype} {factor.device}")
+        # Those of the forward pass do not wait for the backward pass.
+        side = factor.name in self._forward
+        return Planned(factor.name, nbytes, owner, f"{side} {factor.dtype} {factor.device}")
 
     def _exchange(self, buckets: Sequence[Fused]) -> FactorExchange:
         self._generation += 1

@@ -21,7 +21,7 @@ class Planned(NamedTuple):
     nbytes: int
     #: Rank that alone needs it; None: all do.
     owner: int | None
-    #: Factors of different kinds (dtype, device) have no bucket in common.
+    #: Factors of different kinds (pass, dtype, device) have no bucket in common.
     kind: str
 
 

@@ -174,7 +174,7 @@ class KFAC:
 
         Args:
             outputs: Of the model, with their graph.
-            loss: The module that computes the loss, with a mean over examples; see
+            loss: The module that computes the loss, as a mean or a sum over examples; see
                 `sample_targets`.
 
         Raises:
@@ -185,7 +185,8 @@ class KFAC:
         scaler = self._options.grad_scaler
         scale = 1.0 if scaler is None else float(scaler.get_scale())
         weights = [layer.weight for layer in self._layers]
-        with torch.enable_grad(), self._capture.scaled(lambda: scale):
+        terms = len(outputs) if getattr(loss, "reduction", "mean") == "sum" else 1
+        with torch.enable_grad(), self._capture.scaled(lambda: scale * terms):
             sampled = loss(outputs, sample_targets(outputs, loss)) * scale
             torch.autograd.grad(sampled, weights, retain_graph=True, allow_unused=True)
 

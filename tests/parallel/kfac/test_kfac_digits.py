@@ -1,0 +1,30 @@
+"""examples/kfac_digits.py, unchanged."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.ranks import run_example
+
+SUMMARY = re.compile(
+    r"^(K-FAC|Adam): test loss ([\d.]+) after 200 steps in [\d.]+ s on (\d) rank\(s\)$",
+    re.MULTILINE,
+)
+#: Of the mean image: what a model has learned that stays at the first plateau.
+PLATEAU = 26.8
+
+
+@pytest.mark.parametrize(("launcher", "size"), [("python", 1), ("aiaccrun", 2)])
+def test_second_order_steps_leave_the_plateau_first(launcher, size):
+    ended = run_example(launcher, size, "kfac_digits.py", "--steps", "200")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = {name: (float(loss), int(ranks)) for name, loss, ranks in SUMMARY.findall(ended.stdout)}
+    assert found.keys() == {"K-FAC", "Adam"}, ended.stdout + ended.stderr
+    assert {ranks for _, ranks in found.values()} == {size}
+    assert found["K-FAC"][0] < PLATEAU - 3
+    assert found["K-FAC"][0] < found["Adam"][0] < PLATEAU + 1
+    # The report names the owners of the factors that have one.
+    assert f"K-FAC spd on {size} rank(s): 200 steps, factors in 100, inverses in 20" in ended.stdout
+    assert re.search(rf"rank {size - 1} inverts \d+", ended.stdout)

@@ -1,0 +1,78 @@
+"""Factors travel while the passes run, as the timeline shows."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from tests.support.ranks import run_ranks
+
+LAYERS, STEPS = 3, 3
+
+
+class _Wait(torch.autograd.Function):
+    """Does nothing, but waits in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, tensor, wait):
+        ctx.wait = wait
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.wait()
+        return gradient, None
+
+
+def _train():
+    torch.set_num_threads(1)
+    hvd.init()
+    layers = [nn.Linear(8, 8) for _ in range(LAYERS)]
+    model = nn.ModuleList(layers)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
+    )
+    kfac = hvd.KFAC(model, optimizer, factor_every=1, inverse_every=1, distribution="replicate")
+    ends = []
+
+    def arrived():
+        """Wait in the backward pass until the factors of the forward pass are reduced."""
+        if kfac._execution is None:
+            return  # in the first step nothing leaves before the ranks have agreed
+        handle = kfac._execution.exchange._buckets[0]._handle
+        assert handle is not None
+        deadline = time.monotonic() + 30
+        while not hvd.poll(handle):
+            assert time.monotonic() < deadline
+
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        found = torch.randn(4, 8)
+        for layer in layers:
+            found = layer(found)
+        _Wait.apply(found, arrived).pow(2).sum().backward()
+        ends.append(time.monotonic() * 1e6)
+        kfac.step()
+        optimizer.step()
+    hvd.shutdown()
+    return ends
+
+
+def test_factors_of_the_forward_pass_are_reduced_during_the_backward_pass(tmp_path):
+    path = tmp_path / "t.json"
+    ends = run_ranks(2, _train, env={"AIACC_TIMELINE": str(path)})[0]
+    events = json.loads(path.read_text())
+    ours = [one for one in events if ".factors." in one.get("name", "")]
+    reduced = sorted(one["ts"] + one["dur"] for one in ours if one["cat"] == "ALLREDUCE")
+    assert reduced[0] > ends[0]  # where both buckets may be one unit
+    later = reduced[-2 * (STEPS - 1) :]
+    assert later[0] > reduced[0]
+    for step in range(1, STEPS):
+        a, g = later[2 * step - 2 : 2 * step]
+        assert ends[step - 1] < a < ends[step]
+        assert a < g
