@@ -10,6 +10,8 @@ TF_KERAS ?= tf_keras==2.21.0
 CURVLINOPS := curvlinops-for-pytorch==3.0.1 einconv==0.1.0 einops==0.8.2 linear-operator==0.6.1 tqdm==4.70.1
 # What tests of aiacc.optim compare with, without torchvision, which would bring another torch.
 TIMM := timm==1.0.31
+# What tests of aiacc.data load data with; without torch, which would be another one.
+TORCHDATA := torchdata==0.11.0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -167,7 +169,7 @@ $(STAMPS)/tools: Makefile
 	$(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q $(TENSORFLOW)
 	$(BIN)/python -m pip install -q --no-deps $(TF_KERAS)
-	$(BIN)/python -m pip install -q --no-deps $(CURVLINOPS) $(TIMM)
+	$(BIN)/python -m pip install -q --no-deps $(CURVLINOPS) $(TIMM) $(TORCHDATA)
 	@mkdir -p $(@D) && touch $@
 
 # The package in place with its development tools; C++ changes only need `cmake --build`.

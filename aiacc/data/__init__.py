@@ -1,7 +1,8 @@
 """CommLib's DataCache: samples are fetched from a slow origin once. Imports no framework."""
 
 from aiacc.data.dataset import CachedDataset
+from aiacc.data.orders import Topology
 from aiacc.data.record import RecordError
 from aiacc.data.statistics import Statistics
 
-__all__ = ["CachedDataset", "RecordError", "Statistics"]
+__all__ = ["CachedDataset", "RecordError", "Statistics", "Topology"]

@@ -179,16 +179,19 @@ class Arena:
         return [sum(numbers[column::width]) for column in range(width)]
 
     @contextmanager
-    def claim(self, key: bytes, patience_s: float) -> Iterator[None]:
+    def claim(self, key: bytes, patience_s: float) -> Iterator[bool]:
         """Be the only process of the node that fetches a record, as far as that goes.
 
-        Threads of one process do not exclude each other.
+        The context is whether nobody else was at it. Threads of one process do not exclude each
+        other.
         Blocks: until no other process has the claim, ``patience_s`` at most; then it goes without.
         """
         byte = _CLAIMS + int.from_bytes(key[:7], "little")
-        is_mine = self._lock(byte, patience_s)
+        is_free = is_mine = self._try_lock(byte)
+        if not is_free:
+            is_mine = self._lock(byte, patience_s)
         try:
-            yield
+            yield is_free
         finally:
             if is_mine:
                 fcntl.lockf(self._file.descriptor, fcntl.LOCK_UN, 1, byte)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import operator
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from aiacc.data import origin, record
+from aiacc.data import orders, origin, record
+from aiacc.data.ahead import AheadOf, Fetcher, how_far
 from aiacc.data.fingerprint import fingerprint_of, key_of, named
 from aiacc.data.layout import Eviction
+from aiacc.data.orders import SHARDS, Shard, Topology
+from aiacc.data.sampler import ShardSampler, first_epoch, topology_of_job
 from aiacc.data.sizes import folder_and_bytes
 from aiacc.data.statistics import Statistics
 from aiacc.data.store import Store, Tiers
+from aiacc.data.warmup import Bar, Progress, quiet, warm
 
 _SHARED_MEMORY = Path("/dev/shm")
 #: Samples of a node that are fetched twice.
 _COMPARED = 3
+_logger = logging.getLogger("aiacc.data")
 
 
 class CachedDataset:
@@ -46,6 +53,10 @@ class CachedDataset:
         transform: Called with every sample after it was read, never kept.
         version: Changes the fingerprint; for datasets whose files have changed in place.
         fingerprint: Takes the place of what is found out about the dataset.
+        shard: What the nodes of a job keep. "replicas": each keeps what it reads, and every epoch
+            is shuffled over all nodes; "node": each keeps an equal part, and reads no other, so
+            that all nodes together keep as much as they have room for, and epochs are shuffled
+            inside nodes. `sampler` and `warmup` follow it.
         evict: "never": what is there stays, and what finds no room is fetched again each time, so
             that a scan of N samples hits the C that have room; "lru": the least recently used go,
             a 32nd part at a time.
@@ -68,6 +79,7 @@ class CachedDataset:
         disk: tuple[str | Path, int | str] | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
+        shard: Shard = "replicas",
         version: str = "",
         fingerprint: str | None = None,
         evict: Eviction = "never",
@@ -80,12 +92,15 @@ class CachedDataset:
             raise ValueError(
                 f"requests={requests}, retries={retries} (expected at least 1 and at least 0)"
             )
+        if shard not in SHARDS[:2]:
+            raise ValueError(f'shard={shard!r} (expected "replicas" or "node")')
         self.dataset = dataset
         self.transform = transform
         if fingerprint is None:
             self.fingerprint = fingerprint_of(dataset, version)
         else:
             self.fingerprint = named(fingerprint, version)
+        self._shard: Shard = shard
         self._requests = requests
         self._retries = retries
         self._retry_on = retry_on
@@ -97,6 +112,7 @@ class CachedDataset:
             len(dataset),
         )
         self._store = Store(self.fingerprint, tiers)
+        self._reported = self._store.statistics()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -130,6 +146,125 @@ class CachedDataset:
                 for number in numbers
             ]
 
+    def sampler(
+        self,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        ahead: int = 0,
+        reshard_every: int = 0,
+        topology: Topology | None = None,
+    ) -> ShardSampler:
+        """Indices for this rank's DataLoader, by `shard`; its position can be saved.
+
+        Every other sampler does, too; `fetching_ahead` wraps one.
+
+        Args:
+            shuffle: Whether every epoch has an order of its own.
+            seed: Of the orders and of the division among nodes; equal on all ranks.
+            drop_last: Whether samples are left out that cannot be divided equally among the ranks;
+                some are read twice if not.
+            ahead: See `fetching_ahead`.
+            reshard_every: With shard "node": epochs after which samples are divided among the
+                nodes anew, so that what ranks see together changes; what is fetched again is most
+                of them.
+            topology: Where this rank is; None: where the job says it is, if ``init`` was called.
+
+        Raises:
+            ValueError: An argument that is none of these, or nodes of different sizes without
+                ``topology``.
+        """
+        epoch = first_epoch(len(self), self._shard, shuffle, seed, drop_last, reshard_every)
+        place = topology_of_job() if topology is None else topology
+
+        def at_epoch(number: int) -> None:
+            if place.local_rank == 0:
+                self.log_epoch(number)
+
+        through = self.fetching_ahead((), ahead).through if ahead else iter
+        return ShardSampler(epoch, place, self.fingerprint, through, at_epoch)
+
+    def fetching_ahead(
+        self, sampler: Iterable[int], count: int = 256, *, start_method: str | None = None
+    ) -> AheadOf:
+        """A sampler with the same indices, whose samples are fetched before their turn.
+
+        A process beside this one fetches them, `requests` at a time, into the node's memory or
+        disk. It needs one of these, and more requests than 1 to be of much use.
+
+        Args:
+            sampler: Any iterable of indices; read ``count`` indices before they are given.
+            count: How many samples ahead; fewer, if the window in memory is too small for them.
+            start_method: How the process is started; None: as multiprocessing does.
+        """
+
+        def reach() -> int:
+            found = self.statistics()
+            mean = found.fetched_bytes / found.fetched if found.fetched else 0.0
+            return how_far(count, self._store.window, mean)
+
+        return AheadOf(Fetcher(self._bring, self._requests, start_method), sampler, reach)
+
+    def warmup(
+        self,
+        indices: Sequence[int] | None = None,
+        *,
+        seed: int = 0,
+        topology: Topology | None = None,
+        progress: Progress | None = None,
+    ) -> Statistics:
+        """Fetch samples, `requests` at a time, before they are asked for.
+
+        Collective: no; but the ranks of a node divide the work if all call it.
+        Blocks: until they are there.
+
+        Args:
+            indices: Which; None: those that this node keeps by `shard`, divided among its ranks.
+            seed: That of the sampler.
+            topology: As for `sampler`.
+            progress: Called with how many are done and of how many; None: a bar, on a terminal.
+
+        Returns:
+            What was counted meanwhile, by all processes of the node.
+
+        Raises:
+            Exception: What the dataset raised.
+        """
+        before = self.statistics()
+        if indices is None:
+            place = topology_of_job() if topology is None else topology
+            epoch = first_epoch(len(self), self._shard, False, seed, False, 0)
+            indices = orders.kept(epoch, place).tolist()
+        if progress is None:
+            progress = Bar("filling the cache") if sys.stderr.isatty() else quiet
+        warm(self._bring, indices, self._requests, progress)
+        return self.statistics().since(before)
+
+    def log_epoch(self, number: int) -> Statistics:
+        """Log one line about what the node has read since the last one, and return it."""
+        now = self.statistics()
+        found, self._reported = now.since(self._reported), now
+        if found.samples:
+            _logger.info("[data] epoch %d: %s", number, found.line())
+        return found
+
+    def state_dict(self) -> dict[str, str]:
+        """Which dataset it is. Positions in an epoch are the sampler's."""
+        return {"fingerprint": self.fingerprint}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Check that a state is of an equal dataset.
+
+        Raises:
+            ValueError: It is not.
+        """
+        if state != self.state_dict():
+            raise ValueError(
+                f"a state of dataset {state.get('fingerprint')!r} (expected {self.fingerprint!r}); "
+                "load it with an equal dataset, or give both the same fingerprint="
+            )
+
     def statistics(self) -> Statistics:
         """What all processes of the node have counted since the first of them came."""
         return self._store.statistics()
@@ -154,6 +289,10 @@ class CachedDataset:
     def _sample(self, number: int) -> Any:
         found = self._store.obtain(self._key(number), lambda: self._fetch(number))
         return record.decode(found)
+
+    def _bring(self, number: int) -> None:
+        """Get a sample to the nearest tier that has room, for others who will read it."""
+        self._store.bring(self._key(number), lambda: self._fetch(number))
 
     def _fetch(self, number: int) -> bytes:
         data = record.encode(self._from_origin(number))

@@ -94,7 +94,7 @@ class Store:
         """Whether it is in the nearest tier."""
         return key in self._arena
 
-    def obtain(self, key: bytes, fetch: Callable[[], bytes], ahead: bool = False) -> bytearray:
+    def obtain(self, key: bytes, fetch: Callable[[], bytes]) -> bytearray:
         """The record of a key, from the nearest place that has it; a copy.
 
         Blocks: while it is fetched, by this process or by another one of the node.
@@ -102,16 +102,29 @@ class Store:
         Args:
             key: Of 16 bytes.
             fetch: Makes the record if no tier has it. Called by one process of the node at a time.
-            ahead: Whether it is fetched for others: it is not counted as given then.
 
         Raises:
             Exception: What ``fetch`` raised.
         """
-        found = self._from_memory(key, ahead)
+        found = self._from_memory(key, False)
         if found is None:
-            with self._stall(ahead):
-                found = self._absent(key, fetch, ahead)
+            with self._stall():
+                found = self._absent(key, fetch, False)
+                if found is None:  # a thread of this process was bringing it, and left it to others
+                    found = bytearray(fetch())
         return found
+
+    def bring(self, key: bytes, fetch: Callable[[], bytes]) -> None:
+        """Get a record to the nearest tier that has room, for others who will read it.
+
+        Where somebody fetches it at this moment, nothing is done.
+        Blocks: while it is fetched.
+
+        Raises:
+            Exception: What ``fetch`` raised.
+        """
+        if key not in self._arena:
+            self._absent(key, fetch, True)
 
     def _from_memory(self, key: bytes, ahead: bool) -> bytearray | None:
         return self._hit("memory", self._arena.read, key, ahead)
@@ -137,7 +150,7 @@ class Store:
             self.count(f"{tier}_bytes", len(found))
         return found
 
-    def _absent(self, key: bytes, fetch: Callable[[], bytes], ahead: bool) -> bytearray:
+    def _absent(self, key: bytes, fetch: Callable[[], bytes], ahead: bool) -> bytearray | None:
         """A record that is not in memory: brought there by one thread of one process."""
         if self._pid != os.getpid():  # threads of the process that has forked this one are not here
             self._forget_threads()
@@ -147,23 +160,24 @@ class Store:
             if coming is None:
                 coming = self._fetching[key] = Future()
         if not is_mine:
-            result = bytearray(coming.result())
-            if not ahead:
+            result = coming.result()
+            if result and not ahead:
                 self.count("memory_hits")
                 self.count("memory_bytes", len(result))
-            return result
+            return bytearray(result) if result else None
         try:
             found = self._from_disk(key, ahead)
             if found is None:
-                with self._arena.claim(key, _PATIENCE_S):
+                with self._arena.claim(key, _PATIENCE_S) as is_free:
                     # Somebody else may have fetched it meanwhile.
                     found = self._from_memory(key, ahead) or self._from_disk(key, ahead)
-                    found = found or bytearray(self._fetched(key, fetch, ahead))
+                    if found is None and (is_free or not ahead):
+                        found = bytearray(self._fetched(key, fetch, ahead))
         except BaseException as error:
             coming.set_exception(error)
             raise
         else:
-            coming.set_result(bytes(found))
+            coming.set_result(bytes(found or b""))
             return found
         finally:
             with self._mutex:
@@ -216,13 +230,12 @@ class Store:
         self._fetching: dict[bytes, Future[bytes]] = {}
 
     @contextmanager
-    def _stall(self, ahead: bool) -> Iterator[None]:
+    def _stall(self) -> Iterator[None]:
         begin = time.monotonic_ns()
         try:
             yield
         finally:
-            if not ahead:
-                self.count("stall_ns", time.monotonic_ns() - begin)
+            self.count("stall_ns", time.monotonic_ns() - begin)
 
 
 def _close(arena: Arena, disk: Disk | None) -> None:

@@ -292,7 +292,8 @@ def test_one_process_has_a_claim(arena):
     child = FORK.Process(target=_claim, args=(arena, order, ready, go_on))
     child.start()
     ready.wait()
-    with arena.claim(key(2), 60), arena.claim(key(1), 0):  # another one's; no patience
+    with arena.claim(key(2), 60) as free, arena.claim(key(1), 0) as other:  # no patience
+        assert (free, other) == (True, False)
         go_on.set()
     with arena.claim(key(1), 60):
         assert order.get() == "first"

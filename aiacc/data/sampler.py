@@ -1,0 +1,150 @@
+"""A sampler whose position in an epoch can be saved, and taken up by another number of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from aiacc import basics
+from aiacc.data import orders
+from aiacc.data.orders import Epoch, Part, Shard, Topology
+
+
+def topology_of_job() -> Topology:
+    """The nodes and ranks of the job, or one rank alone before ``init``.
+
+    Raises:
+        ValueError: The nodes have different numbers of ranks.
+    """
+    if not basics.is_initialized():
+        return Topology()
+    if not basics.is_homogeneous():
+        raise ValueError(
+            "nodes with different numbers of ranks (expected equal ones, or topology=); give "
+            "aiacc.data.Topology the ranks of each node"
+        )
+    sizes = (basics.local_size(),) * basics.cross_size()
+    return Topology(sizes, basics.cross_rank(), basics.local_rank())
+
+
+class ShardSampler:
+    """Indices for one rank's DataLoader. Made by `CachedDataset.sampler`.
+
+    It is deterministic: the same seed and epoch give the same order, whatever was read before.
+
+    Collective: no message is sent; but every rank needs the same arguments, epochs and states.
+    """
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        topology: Topology,
+        fingerprint: str,
+        ahead: Callable[[Iterable[int]], Iterator[int]],
+        at_epoch: Callable[[int], object],
+    ) -> None:
+        """For internal use.
+
+        Args:
+            epoch: The first pass.
+            topology: Where this rank is.
+            fingerprint: The dataset's.
+            ahead: Fetches what comes, and gives the same indices.
+            at_epoch: Called by `set_epoch` with the epoch that ends, if any sample was read in it.
+        """
+        self._epoch = epoch
+        self._topology = topology
+        self._fingerprint = fingerprint
+        self._ahead = ahead
+        self._at_epoch = at_epoch
+        self._parts: list[Part] = []
+        self._taken = 0
+        self._is_over = False
+        self._known: tuple[Epoch, list[Part], list[int]] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self._epoch.number
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch. A state that was loaded is kept if it is of this epoch.
+
+        Logs a line about the one before to "aiacc.data".
+        """
+        if epoch == self._epoch.number:
+            return
+        self._at_epoch(self._epoch.number)
+        self._epoch = dataclasses.replace(self._epoch, number=epoch)
+        self._parts, self._taken, self._is_over = [], 0, False
+
+    def __len__(self) -> int:
+        """How many indices this rank has in this epoch, or had left when a state was loaded."""
+        return len(self._list())
+
+    def __iter__(self) -> Iterator[int]:
+        if self._taken or self._is_over:  # the whole epoch again, as with torch's samplers
+            self._parts = []
+        self._taken, self._is_over = 0, False
+        for index in self._ahead(self._list()):
+            self._taken += 1
+            yield index
+        self._is_over = True
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """The position in the epoch, equal on all ranks; numbers, lists and text.
+
+        Args:
+            consumed: Samples that this rank has used since the iteration began. None: as many as
+                were taken from the sampler; a DataLoader with workers takes more than it has
+                given, so give ``batches * batch_size`` there (torchdata's StatefulDataLoader knows
+                by itself).
+        """
+        taken = self._taken if consumed is None else consumed
+        now = [Part(self._topology.local_sizes, taken)] if taken else []
+        state = orders.encode_state(self._epoch, [*self._parts, *now])
+        return {"fingerprint": self._fingerprint, **state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the ranks were that saved the state, however many these were.
+
+        What they have used does not come again in this epoch; the rest is divided among the ranks
+        that there are now.
+
+        Raises:
+            ValueError: It is no state of a sampler, or one of another dataset.
+        """
+        found = dict(state)
+        if found.pop("fingerprint", None) != self._fingerprint:
+            raise ValueError(
+                f"a state of dataset {state.get('fingerprint')!r} (expected "
+                f"{self._fingerprint!r}); load it with an equal dataset, or give both the same "
+                "fingerprint="
+            )
+        epoch, parts = orders.decode_state(found)
+        if epoch.length != self._epoch.length:
+            raise ValueError(f"a state of {epoch.length} samples (expected {self._epoch.length})")
+        self._epoch, self._parts = epoch, parts
+        self._taken, self._is_over = 0, False
+
+    def _list(self) -> list[int]:
+        known = self._known
+        if known is None or known[:2] != (self._epoch, self._parts):
+            everyones = orders.lists(self._epoch, self._topology.local_sizes, self._parts)
+            mine = everyones[self._topology.rank].tolist()
+            known = self._known = (self._epoch, list(self._parts), mine)
+        return known[2]
+
+
+def first_epoch(
+    length: int, shard: Shard, shuffle: bool, seed: int, drop_last: bool, reshard_every: int
+) -> Epoch:
+    """Epoch 0.
+
+    Raises:
+        ValueError: ``reshard_every`` is negative.
+    """
+    if reshard_every < 0:
+        raise ValueError(f"reshard_every={reshard_every} (expected 0, never, or more epochs)")
+    return Epoch(length, seed, 0, shard, shuffle, drop_last, reshard_every)

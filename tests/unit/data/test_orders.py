@@ -1,0 +1,126 @@
+"""Orders, shards and what is left of an epoch: every sample once, on the right node."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from aiacc.data.orders import (
+    SHARDS,
+    Epoch,
+    Part,
+    Topology,
+    decode_state,
+    encode_state,
+    kept,
+    lists,
+    owners,
+    shuffled,
+)
+
+TOPOLOGIES = [(1,), (2,), (1, 1), (2, 2), (3, 1), (1, 2, 3)]
+
+
+def epoch(length=100, number=0, shard="replicas", **others):
+    fields = {"seed": 7, "shuffle": True, "drop_last": False, **others}
+    return Epoch(length=length, number=number, shard=shard, **fields)
+
+
+def test_the_order_of_a_seed_is_the_same_for_ever():
+    assert shuffled(10, 0, 0).tolist() == [4, 8, 0, 1, 7, 6, 2, 5, 3, 9]
+    assert sorted(shuffled(1000, 3, 5)) == list(range(1000))
+    assert (
+        len({tuple(shuffled(10, seed, number)) for seed in range(9) for number in range(9)}) == 81
+    )
+    assert shuffled(0, 0, 0).tolist() == []
+
+
+def test_positions_are_uniform():
+    places = [np.flatnonzero(shuffled(16, 1, number) == 3)[0] for number in range(1600)]
+    counts = np.bincount(places, minlength=16)
+    assert counts.min() > 60
+    assert counts.max() < 140
+
+
+@pytest.mark.parametrize("sizes", TOPOLOGIES)
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("length", [0, 1, 5, 96, 101])
+def test_every_sample_comes_once_but_for_what_fills_up(sizes, shard, length):
+    found = lists(epoch(length, shard=shard), sizes)
+    size = sum(sizes)
+    assert {len(one) for one in found} == {-(-length // size)}
+    assert set(np.concatenate(found)) == set(range(length))
+    fewer = lists(epoch(length, shard=shard, drop_last=True), sizes)
+    assert {len(one) for one in fewer} == {length // size}
+    everything = np.concatenate(fewer).tolist()
+    assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("sizes", TOPOLOGIES)
+def test_shards_of_nodes_stay_with_them(sizes):
+    owner = owners(epoch(96, shard="node"), sizes)
+    assert np.bincount(owner).tolist() == [96 // sum(sizes) * ranks for ranks in sizes]
+    orders = set()
+    for number in range(3):
+        found = lists(epoch(96, number, shard="node"), sizes)
+        ranks = iter(found)
+        for node, count in enumerate(sizes):
+            mine = np.concatenate(list(itertools.islice(ranks, count)))
+            assert set(owner[mine]) == {node}
+        orders.add(tuple(found[0]))
+    assert len(orders) == 3
+
+
+def test_shards_change_as_often_as_they_should():
+    found = [owners(epoch(96, n, "node", reshard_every=2), (1, 1)).tolist() for n in range(4)]
+    assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_without_shuffle_indices_ascend():
+    found = lists(epoch(10, shuffle=False), (1, 1))
+    assert [one.tolist() for one in found] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_any_numbers_of_ranks_take_up_an_epoch(shard):
+    chance = random.Random(shard)
+    for _ in range(60):
+        this = epoch(chance.randrange(1, 200), chance.randrange(5), shard)
+        parts, read = [], set()
+        for _ in range(chance.randrange(4)):
+            sizes = chance.choice(TOPOLOGIES)
+            found = lists(this, sizes, parts)
+            taken = chance.randrange(len(found[0]) + 1)
+            parts.append(Part(sizes, taken))
+            now = {int(index) for one in found for index in one[:taken]}
+            assert not now & read
+            read |= now
+        rest = np.concatenate(lists(this, chance.choice(TOPOLOGIES), parts))
+        assert set(rest.tolist()) == set(range(this.length)) - read
+        assert decode_state(encode_state(this, parts)) == (this, parts)
+
+
+def test_states_that_are_none_are_named():
+    with pytest.raises(ValueError, match=r"expected \['drop_last'"):
+        decode_state({"epoch": 3})
+
+
+@pytest.mark.parametrize("shard", ["replicas", "node"])
+@pytest.mark.parametrize("sizes", TOPOLOGIES)
+def test_the_ranks_of_a_node_bring_what_it_keeps(shard, sizes):
+    this = epoch(50, shard=shard)
+    for node, count in enumerate(sizes):
+        brought = [kept(this, Topology(sizes, node, local)) for local in range(count)]
+        everything = np.concatenate(brought).tolist()
+        expected = range(50) if shard == "replicas" else np.flatnonzero(owners(this, sizes) == node)
+        assert sorted(everything) == list(expected)
+
+
+def test_topologies():
+    place = Topology((2, 3), 1, 2)
+    assert (place.size, place.rank, place.nodes.tolist()) == (5, 4, [0, 0, 1, 1, 1])
+    wrong = [((2,), 1, 0), ((2,), 0, 2), ((), 0, 0), ((2, 0), 0, 0), ((1,), 0, -1)]
+    for sizes, node, local in wrong:
+        with pytest.raises(ValueError, match=r"expected one of the nodes"):
+            Topology(sizes, node, local)
