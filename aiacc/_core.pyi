@@ -318,6 +318,29 @@ def select_largest(pairs: int, input: int, count: int, k: int, mode: int) -> boo
     pairs, and the others are zeros. Raises ValueError for a k or a mode that cannot be.
     """
 
+def lars_step(
+    tensors: Sequence[tuple[int, int, int, int]],
+    *,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    trust_coefficient: float,
+    eps: float,
+    least_ratio: float,
+    largest_ratio: float,
+    nesterov: bool,
+    larc: bool,
+    adapt: bool,
+    first: bool,
+) -> None:
+    """One step of LARS on float32 tensors in host memory, on this thread, without the GIL.
+
+    `tensors`: addresses of weights, gradient and momentum (0: none), which are contiguous, and the
+    number of elements. `first`: momenta are written without being read. The rest is as in
+    `aiacc.optim.LARS`.
+    """
+
 def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
     """Why so many lanes of NCCL would not be safe in this process; "" if they are, or without NCCL.
 

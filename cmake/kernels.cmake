@@ -11,6 +11,7 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/gpu/block_coder.cc
   csrc/kernels/gpu/device_module.cc
   csrc/kernels/half.cc
+  csrc/kernels/lars.cc
   csrc/kernels/narrow.cc
   csrc/kernels/quantise.cc
   csrc/kernels/reduce.cc

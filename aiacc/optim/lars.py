@@ -12,14 +12,22 @@ once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 
+from aiacc import _core
 from aiacc.optim import trust
 from aiacc.optim.trust import Clamp, Exclusion, TrustRatioOptimizer, one_dimensional
+
+#: Of a group, which the core takes as they are.
+_FUSED_OPTIONS = (
+    *("lr", "momentum", "dampening", "weight_decay", "trust_coefficient", "eps"),
+    *("nesterov", "larc", "adapt"),
+)
 
 
 class LARS(TrustRatioOptimizer):
@@ -46,6 +54,7 @@ class LARS(TrustRatioOptimizer):
         exclude: Exclusion | Collection[str] | None = one_dimensional,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
         differentiable: bool = False,
     ) -> None:
         """Update ``params`` in `step`.
@@ -67,6 +76,8 @@ class LARS(TrustRatioOptimizer):
                 parameter, or patterns of names such as ``("*.bias", "norm*")``. None: no parameter.
             maximize: Ascend.
             foreach: Operations on lists of tensors. None: on GPUs, where each is a kernel.
+            fused: Norms, then one pass of the core, by one thread, of float32 in host memory. None:
+                where that can be, unless ``foreach`` is given.
             differentiable: Let autograd go through `step`.
 
         Raises:
@@ -86,6 +97,7 @@ class LARS(TrustRatioOptimizer):
                 "larc": larc,
                 "maximize": maximize,
                 "foreach": foreach,
+                "fused": fused,
                 "differentiable": differentiable,
             },
             exclude,
@@ -118,18 +130,75 @@ class LARS(TrustRatioOptimizer):
         self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
     ) -> None:
         foreach = group["foreach"]
+        if group["fused"] or (group["fused"] is None and foreach is None):
+            problem = _not_fusable(group, params, grads)
+            if not problem:
+                self._fused(group, params, grads)
+                return
+            if group["fused"]:
+                raise ValueError(f"fused=True with {problem}; leave fused out")
         if foreach is None:
             foreach = params[0].is_cuda and not group["differentiable"]
-        # Autograd wants what it has seen of parameters, which change in place.
-        seen = [p.clone() for p in params] if group["differentiable"] else params
-        ratios = _ratios(group, seen, grads, foreach) if group["adapt"] else None
         bufs = None
         if group["momentum"]:
             bufs = [self.state[parameter].get("momentum_buffer") for parameter in params]
         update = _foreach if foreach else _one_by_one
-        update(group, params, grads, ratios, bufs)
+        update(group, params, grads, bufs)
         for parameter, buf in zip(params, bufs or (), strict=False):
             self.state[parameter]["momentum_buffer"] = buf
+
+    def _fused(
+        self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
+    ) -> None:
+        """The update by the core: norms, then weights and momentum in one pass."""
+        tensors: dict[bool, list[tuple[int, int, int, int]]] = {True: [], False: []}
+        for parameter, grad in zip(params, grads, strict=True):
+            buf, first = None, False
+            if group["momentum"]:
+                state = self.state[parameter]
+                buf = state.get("momentum_buffer")
+                first = buf is None
+                if buf is None or buf.stride() != parameter.stride():
+                    made = torch.empty_like(parameter)
+                    buf = state["momentum_buffer"] = made if buf is None else made.copy_(buf)
+            address = 0 if buf is None else buf.data_ptr()
+            entry = (parameter.data_ptr(), grad.data_ptr(), address, parameter.numel())
+            tensors[first].append(entry)
+        least, largest = group["trust_clamp"] or (0.0, math.inf)
+        for first, some in tensors.items():
+            if some:
+                _core.lars_step(
+                    some,
+                    least_ratio=least,
+                    largest_ratio=largest,
+                    first=first,
+                    **{name: group[name] for name in _FUSED_OPTIONS},
+                )
+        for parameter in params:  # whose memory has changed, as autograd has to know
+            torch.autograd.graph.increment_version(parameter)
+
+
+def _not_fusable(
+    group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
+) -> str:
+    """Why the core cannot make a step; "" if it can."""
+    if group["differentiable"] or isinstance(group["lr"], torch.Tensor):
+        return "differentiable=True or a tensor as lr (expected False and a number)"
+    for parameter, grad in zip(params, grads, strict=True):
+        for tensor in (parameter, grad):
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+                return f"a {type(tensor).__name__} (expected torch.Tensor)"
+        if not (parameter.is_cpu and parameter.dtype == grad.dtype == torch.float32):
+            return f"{parameter.dtype} on {parameter.device} (expected torch.float32 on cpu)"
+        dense = parameter.is_contiguous() or (
+            parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+        )
+        if not dense or parameter.stride() != grad.stride():
+            return (
+                f"strides {parameter.stride()} and a gradient's {grad.stride()} (expected equal "
+                "ones without gaps)"
+            )
+    return ""
 
 
 def _ratios(
@@ -150,16 +219,20 @@ def _one_by_one(
     group: dict[str, Any],
     params: list[torch.Tensor],
     grads: list[torch.Tensor],
-    ratios: torch.Tensor | None,
     bufs: list[torch.Tensor | None] | None,
 ) -> None:
     """The update, tensor by tensor: on a CPU a tensor stays in the cache between its operations."""
     lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
     for index, (parameter, grad) in enumerate(zip(params, grads, strict=True)):
+        ratio = None
+        if group["adapt"]:
+            # Autograd wants what it has seen of parameters, which change in place.
+            seen = parameter.clone() if group["differentiable"] else parameter
+            (ratio,) = _ratios(group, [seen], [grad], False).unbind()
         if weight_decay:
             grad = grad.add(parameter, alpha=weight_decay)
-        if ratios is not None:
-            grad = grad * ratios[index]
+        if ratio is not None:
+            grad = grad * ratio
         if bufs is not None:
             buf = bufs[index]
             if buf is None:
@@ -177,11 +250,11 @@ def _foreach(
     group: dict[str, Any],
     params: list[torch.Tensor],
     grads: list[torch.Tensor],
-    ratios: torch.Tensor | None,
     bufs: list[torch.Tensor | None] | None,
 ) -> None:
     """The same with operations on all tensors."""
     lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+    ratios = _ratios(group, params, grads, True) if group["adapt"] else None
     if weight_decay:
         grads = list(torch._foreach_add(grads, params, alpha=weight_decay))
     if ratios is not None:

@@ -92,6 +92,8 @@ def check_options(options: dict[str, Any]) -> None:
             f"nesterov=True with momentum={options['momentum']}, dampening={options['dampening']} "
             "(expected a momentum and no dampening)"
         )
+    if options.get("fused") and (options["foreach"] or options["differentiable"]):
+        raise ValueError("fused=True with foreach=True or differentiable=True (expected one)")
     if options.get("differentiable") and options.get("foreach"):
         raise ValueError("differentiable=True with foreach=True (expected one of them)")
 

@@ -6,6 +6,7 @@
 #include "csrc/kernels/vector/level.h"
 #include "csrc/kernels/vector/quantise.h"
 #include "csrc/kernels/vector/select_kernels.h"
+#include "csrc/kernels/vector/update.h"
 
 namespace aiacc {
 namespace {
@@ -73,6 +74,8 @@ const VectorLevel kAvx2Level = {"avx2",
                                 &SelectKernels::accumulate,
                                 &Avx2Collect::collect,
                                 &SelectKernels::count_reaching,
-                                &SelectKernels::add_magnitudes};
+                                &SelectKernels::add_magnitudes,
+                                &UpdateKernels::add_squares,
+                                &UpdateKernels::momentum_update};
 
 }  // namespace aiacc

@@ -2,6 +2,7 @@
 #include "csrc/kernels/vector/level.h"
 #include "csrc/kernels/vector/quantise.h"
 #include "csrc/kernels/vector/select_kernels.h"
+#include "csrc/kernels/vector/update.h"
 
 namespace aiacc {
 
@@ -19,6 +20,8 @@ const VectorLevel kBaselineLevel = {"baseline",
                                     &SelectKernels::accumulate,
                                     &PlainCollect::collect,
                                     &SelectKernels::count_reaching,
-                                    &SelectKernels::add_magnitudes};
+                                    &SelectKernels::add_magnitudes,
+                                    &UpdateKernels::add_squares,
+                                    &UpdateKernels::momentum_update};
 
 }  // namespace aiacc

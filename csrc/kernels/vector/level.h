@@ -9,9 +9,20 @@
 
 namespace aiacc {
 
-/// The kernels of reduce.h, scale.h, narrow.h, check_finite.h, quantise.h and select.h, compiled
-/// for one instruction set. All levels give the same bits, so ranks on different processors agree
-/// (save which payload survives when two NaN meet).
+/// What an element's update multiplies: change = gradient * g + weight * w, then
+/// m = kept * m + enters * change, then w -= step_by_change * change + step_by_momentum * m.
+struct MomentumFactors {
+  float gradient;
+  float weight;
+  float kept;
+  float enters;
+  float step_by_change;
+  float step_by_momentum;
+};
+
+/// The kernels of reduce.h, scale.h, narrow.h, check_finite.h, quantise.h, select.h and lars.h,
+/// compiled for one instruction set. All levels give the same bits, so ranks on different
+/// processors agree (save which payload survives when two NaN meet).
 struct VectorLevel {
   const char* name;
   void (*reduce_into)(
@@ -52,6 +63,16 @@ struct VectorLevel {
                          std::size_t thresholds);
   /// sums[i % 8] += |in[i]|.
   void (*add_magnitudes)(double* sums, const float* in, std::size_t count);
+  /// a_sums[i % 8] += a[i] * a[i], and so for b.
+  void (*add_squares)(
+      double* a_sums, double* b_sums, const float* a, const float* b, std::size_t count);
+  /// See MomentumFactors. Without `momentum`: w -= step_by_change * change. With kept 0 the
+  /// momentum is not read.
+  void (*momentum_update)(float* weights,
+                          const float* gradient,
+                          float* momentum,
+                          std::size_t count,
+                          const MomentumFactors& factors);
 };
 
 /// Those that this processor and operating system can run, the widest first. Never empty.

@@ -19,7 +19,8 @@ from tests.unit.optim.training import (
     train,
 )
 
-FOREACH = [False, True]
+#: Tensor by tensor, with operations on lists, and by the core.
+WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
 def paper(lr, momentum, weight_decay, *, nesterov=False, coefficient=0.001, clamp=None, larc=False):
@@ -43,7 +44,7 @@ def paper(lr, momentum, weight_decay, *, nesterov=False, coefficient=0.001, clam
     return update
 
 
-@pytest.mark.parametrize("foreach", FOREACH)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,17 +57,18 @@ def paper(lr, momentum, weight_decay, *, nesterov=False, coefficient=0.001, clam
     ],
     ids=str,
 )
-def test_equal_to_the_paper_in_float64(options, foreach):
+def test_equal_to_the_paper_in_float64(options, way):
     options = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, **options}
     names = {"trust_coefficient": "coefficient", "trust_clamp": "clamp"}
     expected = reference(paper(**{names.get(name, name): v for name, v in options.items()}))
-    found = train(lambda params: LARS(params, foreach=foreach, **options), torch.float64)
-    assert_close(found, expected, 1e-12)
-    found = train(lambda params: LARS(params, foreach=foreach, **options))
+    if "fused" not in way:
+        found = train(lambda params: LARS(params, **way, **options), torch.float64)
+        assert_close(found, expected, 1e-12)
+    found = train(lambda params: LARS(params, **way, **options))
     assert_close(found, expected, 2e-6)
 
 
-@pytest.mark.parametrize("foreach", FOREACH)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize(
     ("momentum", "dampening", "nesterov", "weight_decay", "larc"),
     [
@@ -76,39 +78,39 @@ def test_equal_to_the_paper_in_float64(options, foreach):
         (0.0, 0.0, False, 1e-2, False),
     ],
 )
-def test_equal_to_timm(momentum, dampening, nesterov, weight_decay, larc, foreach):
+def test_equal_to_timm(momentum, dampening, nesterov, weight_decay, larc, way):
     options = {
         "lr": 0.3,
         "momentum": momentum,
         "dampening": dampening,
         "nesterov": nesterov,
         "weight_decay": weight_decay,
-        "foreach": foreach,
     }
     expected = train(lambda params: Lars(params, trust_clip=larc, always_adapt=True, **options))
-    found = train(lambda params: LARS(params, larc=larc, exclude=None, **options))
+    found = train(lambda params: LARS(params, larc=larc, exclude=None, **way, **options))
     assert_close(found, expected, 1e-6)
 
 
-@pytest.mark.parametrize("foreach", FOREACH)
-def test_maximize_goes_the_other_way(foreach):
-    found = train(lambda params: LARS(params, lr=0.5, maximize=True, foreach=foreach))
-    expected = train(lambda params: LARS(params, lr=0.5, foreach=foreach), sign=-1)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_maximize_goes_the_other_way(way):
+    found = train(lambda params: LARS(params, lr=0.5, maximize=True, **way))
+    expected = train(lambda params: LARS(params, lr=0.5, **way), sign=-1)
     assert_close(found, expected, 0)
 
 
-@pytest.mark.parametrize("foreach", FOREACH)
-def test_a_tensor_as_learning_rate_and_a_schedule(foreach):
-    made = [
-        train(lambda params, lr=lr: LARS(params, lr=lr, weight_decay=0.1, foreach=foreach))
-        for lr in (0.25, torch.tensor(0.25))
-    ]
-    assert_close(*made, 1e-7)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_tensor_as_learning_rate_and_a_schedule(way):
+    number = train(lambda params: LARS(params, lr=0.25, weight_decay=0.1, **way))
+    way = {} if "fused" in way else way
+    tensor = torch.tensor(0.25)
+    assert_close(
+        train(lambda params: LARS(params, lr=tensor, weight_decay=0.1, **way)), number, 1e-6
+    )
 
 
 def test_norms_of_half_precision_do_not_overflow():
     big = torch.nn.Parameter(torch.full((100, 10), 300.0, dtype=torch.float16))
-    for foreach in FOREACH:
+    for foreach in (False, True):
         weight = torch.nn.Parameter(big.detach().clone())
         weight.grad = torch.full_like(weight, 300.0)
         LARS([weight], lr=100.0, foreach=foreach).step()
@@ -138,10 +140,10 @@ def test_excluded_parameters_are_groups_of_their_own():
         LARS(model.parameters(), exclude=["*.bias"])
 
 
-@pytest.mark.parametrize("foreach", FOREACH)
-def test_state_loads_and_goes_on_as_before(foreach):
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_state_loads_and_goes_on_as_before(way):
     params = parameters()
-    optimizer = LARS(params, lr=0.5, weight_decay=0.1, foreach=foreach)
+    optimizer = LARS(params, lr=0.5, weight_decay=0.1, **way)
     for number, grads in enumerate(gradients()):
         if number == 2:
             state = copy.deepcopy(optimizer.state_dict())
@@ -150,7 +152,7 @@ def test_state_loads_and_goes_on_as_before(foreach):
         for parameter, grad in zip(params, grads, strict=True):
             parameter.grad = grad
         optimizer.step()
-    whole = train(lambda params: LARS(params, lr=0.5, weight_decay=0.1, foreach=foreach))
+    whole = train(lambda params: LARS(params, lr=0.5, weight_decay=0.1, **way))
     assert_close([parameter.detach() for parameter in params], whole, 0)
 
 
@@ -198,6 +200,8 @@ def test_what_makes_no_sense_is_refused():
         LARS(params, trust_clamp=(2, 1))
     with pytest.raises(ValueError, match="2 elements"):
         LARS(params, lr=torch.ones(2))
+    with pytest.raises(ValueError, match="fused=True with foreach=True or"):
+        LARS(params, fused=True, foreach=True)
     with pytest.raises(ValueError, match="differentiable=True with foreach=True"):
         LARS(params, differentiable=True, foreach=True)
     weight.grad = torch.ones(2, 2).to_sparse()
@@ -213,3 +217,38 @@ def test_parameters_without_gradient_stay():
     assert optimizer.step(lambda: 3.0) == 3.0
     assert not torch.equal(params[0], before[0])
     assert_close([p.detach() for p in params[1:]], before[1:], 0)
+
+
+def test_the_core_takes_any_layout_without_gaps():
+    start = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(4))
+    last = start.contiguous(memory_format=torch.channels_last)
+    found = []
+    for values in (start, last):
+        weight = torch.nn.Parameter(values.clone(memory_format=torch.preserve_format))
+        optimizer = LARS([weight], weight_decay=0.1, fused=True)
+        for _ in range(3):
+            weight.grad = torch.full_like(weight, 0.5).add_(values)
+            version = weight._version
+            optimizer.step()
+            assert weight._version > version  # so that autograd notices
+        found.append(weight.detach())
+        assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
+    assert_close(found[:1], found[1:], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("made", "grad", "text"),
+    [
+        (torch.ones(2, 2, dtype=torch.float64), None, "torch.float64 on cpu"),
+        (torch.ones(4, 4)[:, :2], None, "strides"),
+        (torch.ones(2, 3), torch.ones(3, 2).T, "strides .* and a gradient's"),
+    ],
+    ids=["float64", "gaps", "transposed gradient"],
+)
+def test_what_the_core_cannot_is_said_or_done_otherwise(made, grad, text):
+    weight = torch.nn.Parameter(made)
+    weight.grad = torch.ones_like(weight) if grad is None else grad
+    with pytest.raises(ValueError, match=f"fused=True with .*{text}"):
+        LARS([weight], fused=True).step()
+    LARS([weight], lr=100.0).step()
+    assert not torch.equal(weight, made.clone().fill_(1.0))

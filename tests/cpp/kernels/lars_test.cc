@@ -1,0 +1,146 @@
+// LARS against plain loops in double, and its kernels alike on all levels.
+
+#include "csrc/kernels/lars.h"
+
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "csrc/kernels/vector/level.h"
+
+namespace aiacc {
+namespace {
+
+constexpr std::size_t kCounts[] = {0, 1, 7, 8, 9, 31, 33, 515};
+
+std::vector<float> numbers(std::size_t count, unsigned seed) {
+  std::vector<float> made(count);
+  for (float& value : made) {
+    seed = seed * 1664525U + 1013904223U;
+    value = static_cast<float>(seed >> 8) / static_cast<float>(1U << 23) - 1.0F;
+  }
+  return made;
+}
+
+LarsOptions usual() {
+  LarsOptions options;
+  options.lr = 0.5;
+  options.momentum = 0.9;
+  options.weight_decay = 0.01;
+  options.trust_coefficient = 0.02;
+  options.eps = 1e-8;
+  options.largest_ratio = std::numeric_limits<double>::infinity();
+  return options;
+}
+
+double norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) {
+    sum += value * value;
+  }
+  return std::sqrt(sum);
+}
+
+/// The same in double, by the equations.
+void reference(std::vector<double>& w,
+               const std::vector<double>& g,
+               std::vector<double>& v,
+               const LarsOptions& o) {
+  double ratio = 1;
+  if (o.adapt) {
+    if (norm(w) > 0 && norm(g) > 0) {
+      ratio = o.trust_coefficient * norm(w) / (norm(g) + o.weight_decay * norm(w) + o.eps);
+    }
+    ratio = std::min(std::max(ratio, o.least_ratio), o.largest_ratio);
+    ratio = o.larc ? std::min(ratio / o.lr, 1.0) : ratio;
+  }
+  for (std::size_t i = 0; i < w.size(); ++i) {
+    const double change = ratio * (g[i] + o.weight_decay * w[i]);
+    if (o.momentum == 0) {
+      w[i] -= o.lr * change;
+      continue;
+    }
+    v[i] = o.first ? change : o.momentum * v[i] + (1 - o.dampening) * change;
+    w[i] -= o.lr * (o.nesterov ? change + o.momentum * v[i] : v[i]);
+  }
+}
+
+void check(LarsOptions options, std::size_t count, float scale = 1) {
+  std::vector<float> w = numbers(count, 1);
+  for (float& value : w) {
+    value *= scale;
+  }
+  // Nothing reads a momentum in the first step.
+  std::vector<float> v(count, std::numeric_limits<float>::quiet_NaN());
+  std::vector<double> wide_w(w.begin(), w.end());
+  std::vector<double> wide_v(count);
+  for (unsigned step = 0; step < 4; ++step) {
+    const std::vector<float> g = numbers(count, 10 + step);
+    options.first = step == 0;
+    lars_step(w.data(), g.data(), options.momentum == 0 ? nullptr : v.data(), count, options);
+    reference(wide_w, {g.begin(), g.end()}, wide_v, options);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    ASSERT_NEAR(w[i], wide_w[i], 1e-6) << i << " of " << count;
+    if (options.momentum != 0) {
+      ASSERT_NEAR(v[i], wide_v[i], 1e-6) << i << " of " << count;
+    }
+  }
+}
+
+TEST(Lars, EqualsTheEquations) {
+  for (const std::size_t count : kCounts) {
+    check(usual(), count);
+    check(usual(), count, 0);
+    LarsOptions options = usual();
+    options.nesterov = true;
+    check(options, count);
+    options = usual();
+    options.momentum = 0;
+    check(options, count);
+    options = usual();
+    options.dampening = 0.3;
+    options.adapt = false;
+    options.lr = 0.01;
+    check(options, count);
+    options = usual();
+    options.least_ratio = 0.03;
+    options.largest_ratio = 0.031;
+    check(options, count);
+    options = usual();
+    options.larc = true;
+    options.lr = 0.001;
+    check(options, count);
+  }
+}
+
+TEST(Lars, AllLevelsGiveTheSameBits) {
+  const VectorLevel& baseline = kBaselineLevel;
+  const MomentumFactors factors = {0.3F, 0.01F, 0.9F, 0.7F, 0.2F, 0.1F};
+  for (const VectorLevel* level : runnable_vector_levels()) {
+    for (const std::size_t count : kCounts) {
+      const std::vector<float> a = numbers(count, 1);
+      const std::vector<float> b = numbers(count, 2);
+      double sums[2][2][8] = {};
+      baseline.add_squares(sums[0][0], sums[0][1], a.data(), b.data(), count);
+      level->add_squares(sums[1][0], sums[1][1], a.data(), b.data(), count);
+      for (int lane = 0; lane < 8; ++lane) {
+        ASSERT_EQ(sums[0][0][lane], sums[1][0][lane]) << level->name;
+        ASSERT_EQ(sums[0][1][lane], sums[1][1][lane]) << level->name;
+      }
+      std::vector<float> w[2] = {a, a};
+      std::vector<float> m[2] = {b, b};
+      const std::vector<float> g = numbers(count, 3);
+      baseline.momentum_update(w[0].data(), g.data(), m[0].data(), count, factors);
+      level->momentum_update(w[1].data(), g.data(), m[1].data(), count, factors);
+      ASSERT_EQ(w[0], w[1]) << level->name;
+      ASSERT_EQ(m[0], m[1]) << level->name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace aiacc
