@@ -47,6 +47,10 @@ class Costs:
     single: CostModel
     #: Share of the computation that hides communication: 1 where neither slows down the other.
     overlap: float = 1.0
+    #: Whether a reduction to owners gives every rank a part of the same size, as a reduce-scatter
+    #: does: it takes as long as if all owned as much as the one that owns most. Else it moves what
+    #: is owned, and no more.
+    even: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -176,14 +180,20 @@ def _interleaved(
     # How many of the factors before each one everybody needs.
     needed = np.array([owners.get(tensor.name) is None for tensor in factors], bool)
     common = np.concatenate([[0], np.cumsum(needed)])
+    of_rank = _owned(factors, owners, costs.ranks)
+
+    def to_owners(j: int) -> Floats:
+        """Seconds of buckets that end behind j factors; infinite if everybody needs one of them."""
+        sizes = prefixes[0][j] - prefixes[0][:j]
+        if costs.even:
+            sizes = costs.ranks * (of_rank[:, j : j + 1] - of_rank[:, :j]).max(axis=0)
+        seconds = np.asarray(costs.fused.time(REDUCE_SCATTER, sizes), float)
+        return np.where(common[:j] == common[j], seconds, np.inf)
 
     def costs_to(number: int, j: int) -> Floats:
         sizes = prefixes[number][j] - prefixes[number][:j]
         everybody = np.asarray(costs.fused.time(ALL_REDUCE, sizes), float)
-        if number == 1:
-            return everybody
-        owned = np.asarray(costs.fused.time(REDUCE_SCATTER, sizes), float)
-        return np.where(common[:j] == common[j], owned, everybody)
+        return everybody if number == 1 else np.minimum(everybody, to_owners(j))
 
     found, _ = interleaved(
         Queue(np.array([t.ready_s for t in factors]), lambda j: costs_to(0, j)),
@@ -191,12 +201,22 @@ def _interleaved(
     )
     buckets = []
     for number, i, j in found:
-        owned = number == 0 and common[i] == common[j]
-        tensors = factors[i:j] if number == 0 else [t for group in groups[i:j] for t in group]
         seconds = float(costs_to(number, j)[i])
+        owned = number == 0 and float(to_owners(j)[i]) <= seconds
+        tensors = factors[i:j] if number == 0 else [t for group in groups[i:j] for t in group]
         operation = REDUCE_SCATTER if owned else ALL_REDUCE
         buckets.append(Bucket(operation, tuple(t.name for t in tensors), seconds))
     return buckets
+
+
+def _owned(factors: Sequence[Tensor], owners: OwnerOf, ranks: int) -> Floats:
+    """Bytes of the first j factors that each rank owns: ranks x (factors + 1)."""
+    sizes = np.zeros((ranks, len(factors) + 1))
+    for number, tensor in enumerate(factors, start=1):
+        owner = owners.get(tensor.name)
+        if owner is not None:
+            sizes[owner, number] = tensor.bytes
+    return np.cumsum(sizes, axis=1)
 
 
 def _between(factors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[list[Tensor]]:

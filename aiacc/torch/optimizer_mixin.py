@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ import torch
 from aiacc import _core
 from aiacc.autotune.profile import Profile
 from aiacc.collectives.reduce_ops import Average, Sum
+from aiacc.planning.plan import Plan
 from aiacc.torch.auto_compression import AutoCompression
 from aiacc.torch.auto_plan import AutoPlan
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import profile_of
 from aiacc.torch.reducer.feedback import Feedback
 from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.plan import planned
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.wrapped_optimizer import (
     ReducingOptimizer,
@@ -75,6 +77,19 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         if not self._synchronized:
             self.synchronize()
         self._synchronized, self._settled = False, True
+
+    @property
+    def unplanned(self) -> list[tuple[str, torch.Tensor]]:
+        """Names and parameters, if each gradient is reduced by itself and nobody is to plan."""
+        free = self._plan is None and self.feedback is None and self._reducer.single
+        return self._reducer.named if free else []
+
+    def follow(self, buckets: Sequence[Sequence[str]]) -> None:
+        """Reduce gradients in these buckets, by name, from the next step on.
+
+        Collective: every rank, between the same two steps. Blocks.
+        """
+        self._reducer.follow(planned(Plan("given", tuple(map(tuple, buckets)))))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise, then update the parameters.

@@ -18,7 +18,7 @@ from aiacc.kfac.distribution import (
     distribute,
     of_owners,
 )
-from aiacc.kfac.stage import StageCosts
+from aiacc.kfac.stage import StageCosts, stage
 from aiacc.process_sets import first_rank
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.measure import inversion_table, network
@@ -80,6 +80,23 @@ def distribution_of(
     if ranks.alone or costs is None:
         return of_owners(kind, described, 1, (None,) * (2 * len(layers)))
     return distribute(kind, described, ranks.size, costs)
+
+
+def sent_together(
+    layers: Sequence[FactoredModule], plan: Distribution, costs: StageCosts | None
+) -> list[list[str]]:
+    """Names of factors whose inverses leave together, by when the stage ends. Pure.
+
+    Empty where not all ranks get all inverses.
+    """
+    works = [work for layer in plan.layers for work in (layer.a, layer.g)]
+    owners = tuple(work.owner if work.inverse_to else None for work in works)
+    others = {len(work.inverse_to) for work in works if work.inverse_to}
+    if costs is None or others != {plan.ranks - 1}:
+        return []
+    names = [factor.name for layer in layers for factor in layer.factors]
+    sent = stage([work.dim for work in works], owners, plan.ranks, costs).sent
+    return [[names[number] for number in one.factors] for one in sent]
 
 
 def check_kind(kind: str) -> None:

@@ -18,6 +18,7 @@ from aiacc.kfac.factors import gradient_factor, input_factor
 from aiacc.kfac.rows import batched
 from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.moments import Recording
 
 
 class Capture:
@@ -29,6 +30,8 @@ class Capture:
     Attributes:
         wanted: Whether this step is one that builds factors.
         seconds: Spent in the hooks; on a GPU, until the work was queued.
+        passes: Backward passes of a step.
+        recording: Notes when factors are ready; None: nobody does.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Capture:
         self.wanted = False
         self.seconds = 0.0
         self.passes = 1
+        self.recording: Recording | None = None
         #: Of the loss, by which gradients are divided; None: gradients count nothing now.
         self.loss_scale: Callable[[], float] | None = None
         self._late: set[str] = set()
@@ -93,6 +97,8 @@ class Capture:
 
     def before(self, layer: FactoredModule, inputs: torch.Tensor) -> None:
         """A forward pass of the layer with these inputs is about to begin."""
+        if self._active and self.recording is not None:
+            self.recording.begin()
         if self._active and inputs.numel() and self._open(layer.a):
             self._add(layer.a, layer.module, inputs, partial(input_factor, approx=self._approx))
 
@@ -126,6 +132,8 @@ class Capture:
             factor.add(build(module, values), batched(module, values).shape[0])
             self.seconds += time.perf_counter() - began
             if factor.uses == factor.uses_per_pass * self.passes:
+                if self.recording is not None:
+                    self.recording.mark(factor.name)
                 self._ready(factor)
 
 

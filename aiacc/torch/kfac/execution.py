@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from aiacc.kfac.distribution import Distribution
+from aiacc.kfac.stage import StageCosts
 from aiacc.torch.kfac.buckets import FactorBucket, FactorExchange
 from aiacc.torch.kfac.factor import Factor
-from aiacc.torch.kfac.fusion import Fused, Planned, by_threshold
+from aiacc.torch.kfac.fusion import THRESHOLD_BYTES, Fused, Planned, by_plan, by_threshold
 from aiacc.torch.kfac.gradients import Preconditioning
 from aiacc.torch.kfac.inverses import InverseStage
 from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.moments import Recording
 from aiacc.torch.kfac.ranks import Ranks
 
 
@@ -26,7 +28,13 @@ class Execution:
     """
 
     def __init__(
-        self, name: str, layers: Sequence[FactoredModule], plan: Distribution, ranks: Ranks
+        self,
+        name: str,
+        layers: Sequence[FactoredModule],
+        plan: Distribution,
+        ranks: Ranks,
+        most_bytes: int = THRESHOLD_BYTES,
+        together: Sequence[Iterable[str]] = (),
     ) -> None:
         """Lay out the memory of exchanges.
 
@@ -37,6 +45,8 @@ class Execution:
             layers: In the order of the plan.
             plan: Equal on all ranks.
             ranks: That take part.
+            most_bytes: Of a bucket, until `fuse` says better.
+            together: See `InverseStage`.
         """
         self.plan = plan
         self._name, self._ranks = name, ranks
@@ -56,10 +66,9 @@ class Execution:
         local = [f for f in local if ranks.index in self._works[f.name].inverted_by]
         self._sent, self._local = sent, local
         self._generation = 0
-        self.exchange = self._exchange(
-            by_threshold([self._planned(f) for f in sent], ranks.size) if sent else []
-        )
-        self.stage = InverseStage(name, layers, plan, ranks)
+        planned = [self._planned(factor) for factor in sent]
+        self.exchange = self._exchange(by_threshold(planned, ranks.size, most_bytes))
+        self.stage = InverseStage(name, layers, plan, ranks, together)
         self.preconditioning = Preconditioning(name, layers, plan, ranks)
         needed = {f.name for f in (*sent, *local)}
         self.unneeded = [name for name in self._factors if name not in needed]
@@ -82,9 +91,35 @@ class Execution:
         work = self._works[name]
         return None if self._ranks.alone or len(work.reduced_to) > 1 else work.owner
 
+    @property
+    def can_fuse(self) -> bool:
+        """Whether there are several factors to send, which may share buckets."""
+        kinds = {(factor.dtype, factor.device) for factor in self._sent}
+        return len(self._sent) > 1 and len(kinds) == 1
+
+    def fuse_by(self, recording: Recording, costs: StageCosts) -> list[tuple[str, ...]]:
+        """Let factors travel by the exact plan of what was recorded; the buckets of gradients.
+
+        Collective: every rank, between the same two steps. Blocks.
+        """
+        planned = [self._planned(factor) for factor in self._sent]
+        sizes = [(one.name, one.nbytes) for one in planned]
+        factors, gradients = recording.moments(sizes, self._ranks)
+        owners = {one.name: one.owner for one in planned}
+        fused, merged = by_plan(factors, gradients, owners, costs, self._ranks.size)
+        self.fuse(fused)
+        return merged
+
+    def fuse(self, buckets: Sequence[Fused]) -> None:
+        """Let factors travel in other buckets from now on.
+
+        Collective: no, but every rank between the same two steps, with the same buckets.
+        """
+        self.exchange = self._exchange(buckets)
+
     def _planned(self, factor: Factor) -> Planned:
         nbytes = (factor.packed + 1) * factor.dtype.itemsize
-        owner = self._works[factor.name].owner
+        owner = self.holder(factor.name)
         # Those of the forward pass do not wait for the backward pass.
         side = factor.name in self._forward
         return Planned(factor.name, nbytes, owner, f"{side} {factor.dtype} {factor.device}")
@@ -97,7 +132,7 @@ class Execution:
                     f"{self._name}.factors.{self._generation}.{number}",
                     bucket.operation,
                     [self._factors[name] for name in bucket.names],
-                    [self._works[name].owner for name in bucket.names],
+                    [self.holder(name) for name in bucket.names],
                     self._ranks,
                 )
                 for number, bucket in enumerate(buckets)

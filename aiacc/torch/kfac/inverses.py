@@ -8,6 +8,7 @@ from itertools import groupby
 
 import torch
 
+from aiacc import _core
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.kfac.distribution import Distribution, Work
 from aiacc.kfac.inverses import invert, split_damping
@@ -15,7 +16,7 @@ from aiacc.kfac.packing import pack, unpack
 from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.ranks import Ranks
-from aiacc.torch.mpi_ops import allgather_async, allreduce_, synchronize
+from aiacc.torch.mpi_ops import allgather_async, allreduce_, broadcast_async_, synchronize
 
 Pair = tuple[Factor, Work]
 
@@ -91,9 +92,12 @@ class InverseStage:
         waiting = list(self._groups)
         for _, some in groupby([*self._mine, None], lambda pair: pair and _turn(pair)):
             # What has all of this rank's inverses leaves while others are computed.
-            for group in [group for group in waiting if group.complete]:
+            leaving = [group for group in waiting if group.complete]
+            for group in leaving:
                 group.start()
                 waiting.remove(group)
+            if leaving:
+                _core.flush()
             self._invert([pair[0] for pair in some if pair is not None], dampings)
         computed = time.perf_counter()
         for group in self._groups:
@@ -105,7 +109,7 @@ class InverseStage:
         """Those of one dimension, at once."""
         means = [factor.mean for factor in factors if factor.mean is not None]
         known = [factor for factor in factors if factor.mean is not None]
-        found = invert(means, [dampings[factor.name] for factor in known])
+        found = self._compute(means, [dampings[factor.name] for factor in known])
         for factor, inverse in zip(known, found, strict=True):
             if inverse is None:
                 factor.failures += 1
@@ -116,6 +120,11 @@ class InverseStage:
                 factor.inverse = factor.identity()
             for group in self._groups:
                 group.awaited.discard(factor.name)
+
+    def _compute(
+        self, means: list[torch.Tensor], dampings: list[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        return invert(means, dampings)
 
     def _dampings(self, damping: float, split: str) -> dict[str, torch.Tensor]:
         """Of every factor; of each the mean eigenvalue of its layer's other one decides, too."""
@@ -143,7 +152,10 @@ class InverseStage:
 
 
 class _Group:
-    """Inverses that travel together, by an all-gather among the ranks that share them."""
+    """Inverses that travel together among the ranks that share them.
+
+    Those of several owners by an all-gather, those of one by a broadcast.
+    """
 
     def __init__(self, name: str, members: Sequence[int], pairs: list[Pair], ranks: Ranks) -> None:
         self._name, self._me = name, ranks.index
@@ -152,6 +164,10 @@ class _Group:
         self._of = {
             rank: [factor for factor, work in pairs if work.owner == rank] for rank in members
         }
+        owners = [rank for rank, factors in self._of.items() if factors]
+        self._root = owners[0] if len(owners) == 1 else None
+        everyone = ranks.process_set.ranks or range(ranks.size)
+        self._root_rank = None if self._root is None else everyone[self._root]
         self.awaited: set[str] = set()
         self._expect()
         self._handle: int | None = None
@@ -166,15 +182,19 @@ class _Group:
         return not self.awaited
 
     def start(self) -> None:
-        mine = self._of[self._me]
+        sender = self._me if self._root is None else self._root
+        size = sum(factor.packed for factor in self._of[sender])
         like = next(factor for factors in self._of.values() for factor in factors)
-        size = sum(factor.packed for factor in mine)
         flat = torch.empty(size, dtype=like.dtype, device=like.device)
-        inverses = [factor.inverse for factor in mine if factor.inverse is not None]
-        pack(inverses, flat)
-        # Rounding has left the lower triangles others; all ranks are to compute with the same.
-        _put(mine, flat)
-        self._handle = allgather_async(flat, self._name, self._process_set)
+        mine = self._of[self._me]
+        if mine:
+            pack([factor.inverse for factor in mine if factor.inverse is not None], flat)
+            # Rounding has left the lower triangles others; all ranks are to compute with the same.
+            _put(mine, flat)
+        if self._root_rank is None:
+            self._handle = allgather_async(flat, self._name, self._process_set)
+        else:
+            self._handle = broadcast_async_(flat, self._root_rank, self._name, self._process_set)
 
     def finish(self) -> None:
         assert self._handle is not None

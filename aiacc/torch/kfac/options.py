@@ -13,9 +13,11 @@ from torch import nn
 from aiacc.kfac.factors import APPROXIMATIONS
 from aiacc.kfac.inverses import SPLITS
 from aiacc.torch.kfac.agreement import check_kind
+from aiacc.torch.kfac.fusion import FUSIONS
 
 #: A number, or what gives one for the number of a step.
 Schedule = float | Callable[[int], float]
+_CHOICES = ("distribution", "fisher", "approx", "split", "fusion")
 EMPIRICAL, SAMPLED = "empirical", "mc"
 
 
@@ -33,6 +35,7 @@ class Options:
     fisher: str
     approx: str
     split: str
+    fusion: str
     loss_scale: float
     grad_scaler: Any
     skip_layers: Sequence[str | type[nn.Module]]
@@ -42,6 +45,7 @@ class Options:
         _one_of("fisher", self.fisher, (EMPIRICAL, SAMPLED))
         _one_of("approx", self.approx, APPROXIMATIONS)
         _one_of("split", self.split, SPLITS)
+        _one_of("fusion", self.fusion, FUSIONS)
         if not (self.loss_scale > 0 and math.isfinite(self.loss_scale)):
             raise ValueError(f"loss_scale={self.loss_scale} (expected a finite number > 0)")
         for name in ("damping", "kl_clip", "decay", "factor_every", "inverse_every"):
@@ -54,7 +58,7 @@ class Options:
         """What has to be equal on all ranks; of schedules no more than that they are some."""
         names = ("damping", "decay", "kl_clip", "factor_every", "inverse_every")
         values = [f"{name}={_text(getattr(self, name))}" for name in names]
-        texts = [f"{n}={getattr(self, n)}" for n in ("distribution", "fisher", "approx", "split")]
+        texts = [f"{n}={getattr(self, n)}" for n in _CHOICES]
         return ", ".join([*texts, *values])
 
     def at(self, name: str, step: int) -> float:

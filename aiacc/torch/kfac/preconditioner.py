@@ -21,12 +21,15 @@ from aiacc.torch.kfac.agreement import (
     check_alike,
     check_gradients,
     distribution_of,
+    sent_together,
 )
 from aiacc.torch.kfac.buckets import Arrived
 from aiacc.torch.kfac.capture import Capture
 from aiacc.torch.kfac.execution import Execution
 from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.kfac.fusion import BULK, BULK_BYTES, OPTIMAL, THRESHOLD_BYTES
 from aiacc.torch.kfac.layers import factored
+from aiacc.torch.kfac.moments import Recording
 from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer
 from aiacc.torch.kfac.ranks import Ranks
 from aiacc.torch.kfac.report import Report
@@ -76,6 +79,7 @@ class KFAC:
         fisher: str = "empirical",
         approx: str = "expand",
         split: str = "pi",
+        fusion: str = "optimal",
         skip_layers: Sequence[str | type[nn.Module]] = (),
         loss_scale: float = 1.0,
         grad_scaler: Any = None,
@@ -107,6 +111,10 @@ class KFAC:
                 draws from the model.
             approx: "expand" or "reduce", for layers that share weights among places (`factors`).
             split: How damping is divided between A and G: "pi" or "plain" (`split_damping`).
+            fusion: Which factors travel together: "optimal": record when factors and gradients are
+                ready in 4 steps, and follow the exact plan of both from then on, gradients too if
+                every step builds factors and the DistributedOptimizer has no plan or groups;
+                "threshold": neighbours up to 4 MiB; "bulk": up to 64 MiB, behind the passes.
             skip_layers: Names of modules, with all in them, and classes, that are left to the
                 optimizer alone.
             loss_scale: By which the mean over this rank's examples was multiplied to get the loss.
@@ -134,6 +142,7 @@ class KFAC:
             fisher=fisher,
             approx=approx,
             split=split,
+            fusion=fusion,
             loss_scale=loss_scale,
             grad_scaler=grad_scaler,
             skip_layers=tuple(skip_layers),
@@ -152,6 +161,7 @@ class KFAC:
         self._execution: Execution | None = None
         self._ranks = Ranks(process_set)
         self._uses_known = False
+        self._stage_costs = costs
         self._invert_next = False
         self._unchecked = False
         self._report = Report()
@@ -160,6 +170,7 @@ class KFAC:
             self._capture.loss_scale = self._loss_scale
         self._scale: float | None = None
         self._warned = False
+        self._recorded = fusion != OPTIMAL
         self._consolidated: tuple[int, dict[str, torch.Tensor]] | None = None
         self._begin()
         basics.at_init(self._restart)
@@ -229,6 +240,8 @@ class KFAC:
             bound = None if clip is None else self._options.at("kl_clip", self._step)
             execution.preconditioning.run(bound, self._rates())
             self._report.note("precondition", began)
+            if not self._recorded:
+                self._record(execution, builds)
             self._step += 1
             self._begin()
 
@@ -328,7 +341,7 @@ class KFAC:
         return self._scale
 
     def _ready(self, factor: Factor) -> None:
-        if self._execution is not None:
+        if self._execution is not None and self._options.fusion != BULK:
             self._execution.exchange.ready(factor)
 
     def _flush(self) -> None:
@@ -363,6 +376,35 @@ class KFAC:
         }
         return lambda parameter: rates.get(parameter, 0.0)
 
+    def _record(self, execution: Execution, builds: bool) -> None:
+        """Note when what travels is ready, then plan. Collective in the step that plans."""
+        recording = self._capture.recording
+        if recording is None:
+            # Not from the first step, in which the ranks agree and allocate.
+            if execution.can_fuse and self._stage_costs is not None:
+                self._capture.recording = Recording(self._free_gradients())
+            else:
+                self._recorded = True
+            return
+        if not builds:
+            recording.drop()
+            return
+        recording.step_done()
+        costs = self._stage_costs
+        if recording.complete and costs is not None:
+            self._capture.recording, self._recorded = None, True
+            recording.detach()
+            gradients = execution.fuse_by(recording, costs)
+            if gradients and isinstance(self._optimizer, DistributedOptimizerMixin):
+                self._optimizer.follow(gradients)
+
+    def _free_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """Those that nobody else has a plan for, if every step builds factors."""
+        always = self._options.factor_every == 1
+        if always and isinstance(self._optimizer, DistributedOptimizerMixin):
+            return self._optimizer.unplanned
+        return []
+
     def _warn_of_nothing(self) -> None:
         """Once, if this rank's passes have built no A or no G."""
         missing = [
@@ -395,7 +437,10 @@ class KFAC:
             if costs is None and not ranks.alone:
                 costs = agree_on_costs(self._layers, ranks)
             plan = distribution_of(self._options.distribution, self._layers, ranks, costs)
-            self._execution = Execution(ranks.name, self._layers, plan, ranks)
+            together = sent_together(self._layers, plan, costs)
+            most = BULK_BYTES if self._options.fusion == BULK else THRESHOLD_BYTES
+            self._execution = Execution(ranks.name, self._layers, plan, ranks, most, together)
+            self._stage_costs = costs
             self._capture.skip(self._execution.unneeded)
             self._unchecked = not ranks.alone
         if self._capture.wanted and not self._uses_known:
@@ -406,4 +451,7 @@ class KFAC:
     def _restart(self) -> None:
         """In a job that starts anew."""
         self._execution, self._uses_known = None, False
+        if self._capture.recording is not None:
+            self._capture.recording.detach()
+        self._capture.recording, self._recorded = None, self._options.fusion != OPTIMAL
         self._begin()

@@ -20,7 +20,7 @@ from aiacc.torch.reducer.bucket import Bucket, InFlight, form
 from aiacc.torch.reducer.consensus import agree, agree_on_views, check_alike
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.reducer.plan import Plan, Planner
+from aiacc.torch.reducer.plan import Plan, Planner, singly
 from aiacc.torch.reducer.storage import own_memory
 
 
@@ -82,6 +82,11 @@ class GradientReducer:
     def attached(self) -> bool:
         """Whether there is anything to reduce; never in a job of one rank."""
         return bool(self._hooks)
+
+    @property
+    def single(self) -> bool:
+        """Whether each gradient is reduced by itself, where autograd puts it."""
+        return self.options.planner == singly() and self.options.storage is own_memory
 
     @property
     def under_way(self) -> bool:

@@ -37,7 +37,8 @@ def _train():
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
     )
-    kfac = hvd.KFAC(model, optimizer, factor_every=1, inverse_every=1, distribution="replicate")
+    options = {"factor_every": 1, "inverse_every": 1, "fusion": "threshold"}
+    kfac = hvd.KFAC(model, optimizer, distribution="replicate", **options)
     ends = []
 
     def arrived():
@@ -76,3 +77,44 @@ def test_factors_of_the_forward_pass_are_reduced_during_the_backward_pass(tmp_pa
         a, g = later[2 * step - 2 : 2 * step]
         assert ends[step - 1] < a < ends[step]
         assert a < g
+
+
+def _train_by(fusion, kind, steps=8):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS))).double()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
+    )
+    options = {"factor_every": 1, "inverse_every": 1, "distribution": kind, "fusion": fusion}
+    kfac = hvd.KFAC(model, optimizer, **options)
+    for step in range(steps):
+        optimizer.zero_grad()
+        torch.manual_seed(hvd.size() * step + hvd.rank())
+        model(torch.randn(4, 8).double()).pow(2).mean().backward()
+        kfac.step()
+        optimizer.step()
+    kfac.detach()
+    return model, kfac, optimizer
+
+
+def _fuse():
+    torch.set_num_threads(1)
+    hvd.init()
+    for kind in ("replicate", "mpd", "spd"):
+        model, kfac, optimizer = _train_by("optimal", kind)
+        buckets = [[f.name for f in one._factors] for one in kfac._execution.exchange._buckets]
+        assert sorted(name for names in buckets for name in names) == sorted(
+            f"{layer} {side}" for layer in range(LAYERS) for side in "AG"
+        )
+        assert hvd.allgather(torch.tensor([len(buckets)])).unique().numel() == 1
+        assert not optimizer.unplanned  # gradients follow the same plan
+        for fusion in ("threshold", "bulk"):
+            other, _, plain = _train_by(fusion, kind)
+            assert len(plain.unplanned) == 2 * LAYERS
+            for one, two in zip(model.parameters(), other.parameters(), strict=True):
+                torch.testing.assert_close(one, two)
+    hvd.shutdown()
+
+
+def test_a_plan_of_recorded_steps_fuses_factors_and_gradients_and_changes_no_result():
+    run_ranks(2, _fuse)

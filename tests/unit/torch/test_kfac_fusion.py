@@ -1,0 +1,54 @@
+"""Which factors travel together."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiacc.kfac.costs import Polynomial
+from aiacc.kfac.stage import StageCosts
+from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
+from aiacc.torch.kfac.fusion import Fused, Moment, Planned, by_plan, by_threshold
+
+
+def _planned(*rows):
+    return [Planned(name, nbytes, owner, kind) for name, nbytes, owner, kind in rows]
+
+
+def test_neighbours_of_one_kind_share_a_bucket_up_to_the_threshold():
+    factors = _planned(
+        ("a", 60, None, "A"),
+        ("b", 40, None, "A"),
+        ("c", 10, None, "A"),
+        ("d", 10, 0, "A"),
+        ("e", 10, 1, "A"),
+        ("f", 500, 0, "G"),
+        ("g", 10, None, "G"),
+    )
+    assert by_threshold(factors, 2, most=100) == [
+        Fused(ALL_REDUCE, ("a", "b")),
+        Fused(ALL_REDUCE, ("c",)),
+        Fused(REDUCE_SCATTER, ("d", "e")),
+        Fused(ALL_REDUCE, ("f",)),  # of one owner: the other rank's part would be as large
+        Fused(ALL_REDUCE, ("g",)),
+    ]
+    assert by_threshold([], 2) == []
+
+
+@pytest.mark.parametrize(("bytes_of_g", "operation"), [(100, REDUCE_SCATTER), (10, ALL_REDUCE)])
+def test_parts_of_a_reduce_scatter_are_as_large_as_the_largest(bytes_of_g, operation):
+    # Merging saves much, and 2 x the larger one is less than 2 x the sum, or not by enough.
+    network = Affine(1.0, 1e-2, {ALL_REDUCE: (1.0, 1e-2), REDUCE_SCATTER: (1.2, 0.5e-2)})
+    costs = StageCosts(Polynomial(1.0, 0.0, 0.0), network)
+    factors = [Moment("x A", 100, 0.1), Moment("x G", bytes_of_g, 0.2)]
+    buckets, gradients = by_plan(factors, [], {"x A": 0, "x G": 1}, costs, 2)
+    assert buckets == [Fused(operation, ("x A", "x G"))]
+    assert gradients == []
+
+
+def test_gradients_go_between_factors_that_are_not_ready():
+    costs = StageCosts(Polynomial(1.0, 0.0, 0.0), Affine(0.01, 1e-3))
+    factors = [Moment("x A", 10, 0.0), Moment("x G", 10, 9.0)]
+    gradients = [Moment("u", 10, 1.0), Moment("v", 10, 1.001)]
+    buckets, merged = by_plan(factors, gradients, {}, costs, 2)
+    assert [one.names for one in buckets] == [("x A",), ("x G",)]
+    assert merged == [("u", "v")]
