@@ -116,7 +116,7 @@ def prepare(
     `wire`: how the float32 tensor of an ALLREDUCE travels, and is added up: 0 as it is, 1 float16,
     2 bfloat16, 3 float8_e4m3, 4 float8_e5m2 (these two between CUDA devices only); or coded, in
     host memory, with Sum and Average only: 5 int8, 6 int4, 7 float8 in blocks, 8 the largest
-    elements, plus 256 times their number (`aiacc.compression.wire`).
+    elements, 9 random ones, plus 256 times their number (`aiacc.compression.wire`).
     Raises ValueError for what no job could do. Needs no `init`, and outlives `shutdown`.
     """
 

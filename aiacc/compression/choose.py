@@ -61,7 +61,7 @@ def choose(
         exchanges: Those that the job can do.
 
     Raises:
-        ValueError: A speed is missing, a codec refuses so many elements, or the margin is no part.
+        ValueError: A speed is missing, a number of elements is negative, or the margin is no part.
     """
     if not 0 <= margin < 1:
         raise ValueError(f"margin {margin} (expected 0 or more and less than 1)")

@@ -14,8 +14,6 @@ FLOAT32, SCALE, PAIR = 4, 4, 8
 #: Sparse codecs send no more than this part of the elements. Near the mean of the absolute values
 #: MSTopK finds no good threshold; and pairs twice as long as elements then save little.
 MOST_DENSITY = 0.1
-#: Elements of an operation with a sparse codec: indices have 32 bits.
-MOST_ELEMENTS = 2**31 - 1
 MODES = ("tracked", "exact", "reference")
 _BITS = {"none": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "fp8": 8}
 
@@ -108,13 +106,8 @@ class Sparse(Codec):
     def kept(self, elements: int) -> int:
         """How many of so many elements are sent: the density times them, rounded up.
 
-        Raises ValueError for more than MOST_ELEMENTS.
+        Indices have 32 bits: the core cuts what has more than 2^31 elements.
         """
-        if elements > MOST_ELEMENTS:
-            raise ValueError(
-                f"{elements} elements for {self.name} (expected at most {MOST_ELEMENTS}, for "
-                "indices have 32 bits; send them as several buckets)"
-            )
         return math.ceil(self.density * _checked(elements))
 
     def wire_bytes(self, elements: int) -> int:

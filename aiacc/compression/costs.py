@@ -148,7 +148,7 @@ def predict(
 ) -> Prediction:
     """An all-reduce of so many float32 elements; see the text of this module.
 
-    Raises ValueError for another exchange, and for a number of elements that the codec refuses.
+    Raises ValueError for another exchange, and for a negative number of elements.
     """
     if elements < 0:
         raise ValueError(f"{elements} elements (expected 0 or more)")

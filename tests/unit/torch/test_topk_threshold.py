@@ -48,3 +48,31 @@ def test_views_that_are_not_contiguous():
 def test_bad_input(tensor, k, mode, text):
     with pytest.raises(ValueError, match=text):
         topk_threshold(tensor, k, mode)
+
+
+@pytest.mark.parametrize("mode", ["exact", "reference"])
+@pytest.mark.parametrize("k", [0, 1, 5, 99, 100])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.full((100,), -2.5),
+        torch.zeros(100),
+        torch.cat([torch.tensor([3.0, -4.0, 1.0]), torch.zeros(97)]),
+        torch.arange(-50.0, 50.0),
+        torch.cat([torch.full((99,), 1e-38), torch.tensor([3e38])]),
+    ],
+    ids=["one magnitude", "zeros", "three that are not zero", "pairs of equals", "far apart"],
+)
+def test_always_exactly_k_whose_places_differ(tensor, k, mode):
+    values, indices = topk_threshold(tensor, k, mode)
+    assert indices.unique().numel() == values.numel() == k
+    assert torch.equal(tensor[indices], values)
+    left_out = tensor.abs().clone()
+    left_out[indices] = 0
+    if mode == "exact" and 0 < k < 100:
+        assert left_out.max() <= values.abs().min()
+
+
+def test_of_nothing():
+    values, indices = topk_threshold(torch.zeros(0), 0)
+    assert values.numel() == indices.numel() == 0

@@ -89,8 +89,8 @@ def test_numbers_are_the_cores():
         wire = choose(compression, [SINGLE], hvd.Sum)
         with pytest.raises(ValueError, match=rf"'allreduce.w': wire format {name} in host memory"):
             _submit(wire)
-    for wrong in (-1, 9, 255, 2**31):
-        with pytest.raises(ValueError, match=rf"wire format {wrong} \(expected 0\.\.8, plus 256"):
+    for wrong in (-1, 10, 255, 2**31):
+        with pytest.raises(ValueError, match=rf"wire format {wrong} \(expected 0\.\.9, plus 256"):
             _submit(wrong)
 
 
