@@ -33,24 +33,11 @@ Selection select_largest(void* wire,
                          SelectMode mode,
                          std::uint64_t seed,
                          ThresholdTrack& track,
-                         SelectScratch& scratch) {
-  static const VectorLevel& level = *runnable_vector_levels().front();
-  return select_largest(wire, in, residual, count, k, factor, mode, seed, track, scratch, level);
-}
-
-Selection select_largest(void* wire,
-                         const float* in,
-                         float* residual,
-                         std::size_t count,
-                         std::size_t k,
-                         float factor,
-                         SelectMode mode,
-                         std::uint64_t seed,
-                         ThresholdTrack& track,
                          SelectScratch& scratch,
-                         const VectorLevel& level) {
+                         const VectorLevel* level) {
   AIACC_CHECK(k <= count && count <= UINT32_MAX);
-  const Source source(level, in, residual, count, factor);
+  static const VectorLevel& widest = *runnable_vector_levels().front();
+  const Source source(level == nullptr ? widest : *level, in, residual, count, factor);
   Selector selector(source, wire, residual, k, seed, scratch);
   if (k == 0) {
     return selector.nothing();

@@ -50,19 +50,7 @@ std::size_t selected_count(std::size_t count, double density);
 /// residual is written only after everything was read: with a residual there is a second read.
 ///
 /// k <= count < 2^32. `in` and `residual` do not overlap. `track` belongs to this buffer, and to
-/// kTracked alone.
-Selection select_largest(void* wire,
-                         const float* in,
-                         float* residual,
-                         std::size_t count,
-                         std::size_t k,
-                         float factor,
-                         SelectMode mode,
-                         std::uint64_t seed,
-                         ThresholdTrack& track,
-                         SelectScratch& scratch);
-
-/// The same with the instructions of one level, for tests.
+/// kTracked alone. `level`: instructions to use, for tests; null: the widest.
 Selection select_largest(void* wire,
                          const float* in,
                          float* residual,
@@ -73,7 +61,7 @@ Selection select_largest(void* wire,
                          std::uint64_t seed,
                          ThresholdTrack& track,
                          SelectScratch& scratch,
-                         const VectorLevel& level);
+                         const VectorLevel* level = nullptr);
 
 /// out[index] += factor * value for k pairs, in their order. Throws Error(kInternal), before it
 /// writes anything, if an index is not below `count`: it came from another rank.

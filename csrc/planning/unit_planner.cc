@@ -19,9 +19,13 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
   unit.slices.push_back(slice);
 }
 
+/// What codes the elements of a unit counts them in 32 bits.
+constexpr std::uint64_t kMostThinBytes = std::uint64_t{1} << 31;
+
 std::uint64_t unit_bytes_of(const PlannedTensor& tensor, const Parameters& parameters) {
-  return (tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes) * tensor.thinning *
-         tensor.stretch;
+  const std::uint64_t bytes = tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes;
+  const std::uint64_t times = std::uint64_t{tensor.thinning} * tensor.stretch;
+  return times == 1 ? bytes : std::min(bytes * times, kMostThinBytes);
 }
 
 std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }

@@ -269,6 +269,20 @@ TEST(PlanUnits, ThinAndStretchedUnitsAreLonger) {
   }
 }
 
+/// Whatever the density: what selects elements counts them in 32 bits.
+TEST(PlanUnits, ThinTensorsBeyond31BitsAreCut) {
+  PlannedTensor thin{std::uint64_t{5} << 31, 4, 0};
+  thin.thinning = 125'000;
+  thin.stretch = 16;
+  std::uint64_t end = 0;
+  for (const PlannedUnit& unit : planned({thin}, {0, 8 << 20, 1}, 0, kExpress)) {
+    EXPECT_GE(std::uint64_t{1} << 31, unit.bytes);
+    EXPECT_EQ(end, unit.slices.front().offset);
+    end += unit.bytes;
+  }
+  EXPECT_EQ(thin.bytes, end);
+}
+
 TEST(PlanUnits, ThinTensorsOfLessThanHalfSuchAUnitShareOne) {
   PlannedTensor thin{1000, 4, 0};
   thin.thinning = 10;

@@ -44,7 +44,7 @@ inline Selected select(const SelectInput& input,
                                  input.seed,
                                  track,
                                  scratch,
-                                 level);
+                                 &level);
   selected.wire.assign(bytes.begin() + 1, bytes.end());
   selected.values.resize(k);
   selected.indices.resize(k);
