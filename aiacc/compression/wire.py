@@ -37,7 +37,7 @@ def wire_of(codec: Codec) -> int:
         return _sparse(_LARGEST, codec.density, _MODES[mode])
     raise ValueError(
         f"codec {codec} of an operation (expected one that the core has, such as int8 or mstopk); "
-        "reduce gradients with it, by DistributedOptimizer"
+        "reduce gradients with it, by torch's DistributedOptimizer"
     )
 
 

@@ -208,7 +208,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
     asked = _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None, finds_codec)
-    all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked)
+    settle = None if feedback is None else feedback.settle
+    all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked, settle=settle)
     reducer = GradientReducer(named, all_reduce, passes)
     return distribute(optimizer, reducer, wish, feedback, finds_codec)
 

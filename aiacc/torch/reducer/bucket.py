@@ -100,11 +100,9 @@ class Bucket:
             self._prepared[part] = key, self._prepare(view.spec, encoded, part)
         prepared = self._prepared[part][1]
         address: Any = view[0]
-        if encoded.residuals or encoded.inputs:
-            given = _addresses(encoded.inputs) or address
-            handle = prepared.start(given, address, view.stream, _addresses(encoded.residuals) or 0)
-        else:
-            handle = prepared.start(address, 0 if encoded.gathers else address, view.stream)
+        given = _addresses(encoded.inputs) or address
+        residuals = [_addresses(encoded.residuals)] if encoded.residuals else []
+        handle = prepared.start(given, 0 if encoded.gathers else address, view.stream, *residuals)
         if encoded.inputs:
             sent = [*sent, *encoded.inputs]
         return handle, sent, self._after(encoded.decode, part, adopt)

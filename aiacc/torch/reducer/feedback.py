@@ -8,19 +8,17 @@ from typing import Any
 import torch
 
 from aiacc import basics
-from aiacc.collectives.submission import AS_THEY_ARE
-from aiacc.compression import feedback as kinds
+from aiacc.collectives.reduce_ops import Sum
 from aiacc.compression.codecs import PowerSGD
 from aiacc.compression.policy import Policy
-from aiacc.compression.wire import is_coded, wire_of
-from aiacc.torch.compression.compressors import CodedCompressor, Compression
-from aiacc.torch.compression.encode import to_send
-from aiacc.torch.reducer.codec import Codec, Encoded
-from aiacc.torch.reducer.kept import BEFORE, KNOWN, MOMENTUM, RESIDUAL, Kept
-from aiacc.torch.reducer.low_rank import LowRank
+from aiacc.compression.wire import wire_of
+from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.torch.compression.compressors import CodedCompressor
+from aiacc.torch.ops.allreduce import allreduce
+from aiacc.torch.reducer.bucket_codec import BucketCodec
+from aiacc.torch.reducer.codec import Codec
+from aiacc.torch.reducer.kept import KNOWN, RESIDUAL, Kept
 from aiacc.torch.reducer.storage import Flat
-
-_FLOAT32 = "float32"
 
 
 class Feedback:
@@ -46,14 +44,23 @@ class Feedback:
         self.policy = policy
         self.kept = Kept()
         #: Of `LowRank`, by name of the parameter.
-        self._factors: dict[str, torch.Tensor] = {}
+        self.factors: dict[str, torch.Tensor] = {}
         #: By name of the parameter, for buckets may be formed anew.
         self._steps: dict[str, int] = {}
-        self._flushing: set[str] = set()
-        self._prescale = prescale_factor
+        #: The parameters whose next step is dense.
+        self.flushing: set[str] = set()
+        self.prescale = prescale_factor
         self._scaler: torch.amp.GradScaler | None = None
         #: That of the loss in which things are kept.
         self._scale = 1.0
+        #: Of the step: whether some result is not finite, and what makes all as it was before.
+        self.spoilt = False
+        self.undo: list[Callable[[], None]] = []
+
+    @property
+    def follows(self) -> bool:
+        """Whether a scaler may skip steps, which then are to leave no trace."""
+        return self._scaler is not None
 
     @property
     def residuals(self) -> dict[str, torch.Tensor]:
@@ -64,7 +71,7 @@ class Feedback:
         self, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None = None
     ) -> Codec:
         """For a bucket: it is compressed if most of its elements are the policy's."""
-        return _BucketCodec(self, op, named, flat)
+        return BucketCodec(self, op, named, flat)
 
     def compressed(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
         """Names of the parameters whose gradients the policy compresses."""
@@ -77,9 +84,18 @@ class Feedback:
     def follow(self, scaler: torch.amp.GradScaler) -> None:
         """Keep what is kept in the scale of the loss, which changes: multiply it as it does.
 
-        Call it before the first step.
+        Steps whose gradients are not finite, which the scaler skips, leave no trace in what is
+        kept; that takes a copy of it in every step. Call it before the first step.
         """
         self._scaler = scaler
+
+    def settle(self) -> None:
+        """A step's gradients are all there: undo what it has changed here if it will not count."""
+        if self.spoilt:
+            for undo in self.undo:
+                undo()
+        self.spoilt = False
+        self.undo.clear()
 
     def flush(self) -> None:
         """Let the next step be dense and take all residuals with it, so that none are left.
@@ -88,224 +104,89 @@ class Feedback:
 
         Collective: every rank, between the same steps. Blocks: never.
         """
-        self._flushing = self.kept.names()
+        self.flushing = self.kept.names()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, and steps, of this rank, which no other rank can use: see `flush`."""
+        """What is kept, and steps, of this rank, which no other rank can use.
+
+        For another number of ranks there are `gathered_state_dict` and `flush`.
+        """
         place = basics.rank(), basics.size()
         return {
             "kept": self.kept.copy(),
-            "factors": {name: factor.clone() for name, factor in self._factors.items()},
+            "factors": {name: factor.clone() for name, factor in self.factors.items()},
             "scale": self._scale,
             "steps": dict(self._steps),
             "rank_and_size": place,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with what `state_dict` of this rank has given.
+    def gathered_state_dict(self, process_set: ProcessSet = global_process_set) -> dict[str, Any]:
+        """What all ranks keep together, with which any number of ranks can go on.
+
+        Collective: every rank of the process set, between the same steps. Blocks: until the sums
+        are there.
+        """
+        state = self.state_dict()
+        for kind, kept in state["kept"].items():
+            for name in sorted(kept) if kind != KNOWN else ():  # that is the same on all ranks
+                kept[name] = allreduce(
+                    kept[name], op=Sum, name=f"feedback.{kind}.{name}", process_set=process_set
+                )
+        return {**state, "rank_and_size": None}
+
+    def load_state_dict(
+        self, state: dict[str, Any], process_set: ProcessSet = global_process_set
+    ) -> None:
+        """Continue with what `state_dict` of this rank has given, or `gathered_state_dict`.
+
+        Of the latter each rank takes an equal part, so that sums are preserved, and the next step
+        is dense and takes all residuals with it: shares of hosts may be others now.
+
+        Args:
+            state: Equal on all ranks if it is gathered.
+            process_set: Ranks that load it.
 
         Raises:
             ValueError: It is of another rank or number of ranks and has residuals, or of another
                 model.
         """
         place = basics.rank(), basics.size()
-        left = any(bool(residual.any()) for residual in state["kept"][RESIDUAL].values())
+        gathered = state["rank_and_size"] is None
+        left = not gathered and any(
+            bool(residual.any()) for residual in state["kept"][RESIDUAL].values()
+        )
         if left and tuple(state["rank_and_size"]) != place:
             raise ValueError(
-                "residuals of rank {} of {} (expected rank {} of {}); load each rank's own, or "
-                "flush() before the step whose state is saved".format(
+                "residuals of rank {} of {} (expected rank {} of {}); load each rank's own, save "
+                "gathered_state_dict(), or flush() before the step whose state is saved".format(
                     *state["rank_and_size"], *place
                 )
             )
-        self.kept.load(state["kept"])
-        self._factors = {name: factor.clone() for name, factor in state["factors"].items()}
+        kept = state["kept"]
+        if gathered:
+            ranks = process_set.size()
+            kept = {
+                kind: {name: one if kind == KNOWN else one / ranks for name, one in of.items()}
+                for kind, of in kept.items()
+            }
+        self.kept.load(kept)
+        self.factors = {name: factor.clone() for name, factor in state["factors"].items()}
         self._scale = state["scale"]
         self._steps = dict(state["steps"])
+        self.flushing = self.kept.names() if gathered else set()
 
-    def _next_step(self, names: Iterable[str]) -> int:
+    def next_step(self, names: Iterable[str]) -> int:
         """Number of the step in which the gradients of these names are, in one bucket, now."""
         step = max(self._steps.get(name, 0) for name in names)
         self._steps.update((name, step + 1) for name in names)
         return step
 
-    def _rescale(self) -> None:
+    def rescale(self) -> None:
         """Bring all that is kept to the scale of the loss, which changes between steps only."""
         scale = self._scale if self._scaler is None else float(self._scaler.get_scale())
         if scale != self._scale:
             self.kept.multiply(scale / self._scale)
             self._scale = scale
-
-
-class _BucketCodec:
-    """The `Codec` of one bucket."""
-
-    def __init__(
-        self, owner: Feedback, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None
-    ) -> None:
-        self._owner, self._op, self._flat = owner, op, flat
-        self._names = [name for name, _ in named]
-        self._members = set(self._names)
-        self._shapes = [parameter.shape for _, parameter in named]
-        owner.kept.shapes.update(zip(self._names, self._shapes, strict=True))
-        self._compressed = set(owner.compressed(named))
-        elements = sum(p.numel() for name, p in named if name in self._compressed)
-        self._whole = all(_dtype_of(parameter) == _FLOAT32 for _, parameter in named)
-        self._on = self._whole and 2 * elements > sum(p.numel() for _, p in named)
-        self._held: dict[str, list[torch.Tensor]] = {}
-
-    def __call__(self, tensors: list[torch.Tensor]) -> Encoded:
-        owner = self._owner
-        step = owner._next_step(self._names)
-        codec = owner.policy.codec_at(step) if self._on else owner.policy.dense
-        sent, restore, _ = to_send(Compression.none, tensors, self._op)
-        owner._rescale()
-        if self._flat is None and any(
-            tensor.shape != shape for tensor, shape in zip(sent, self._shapes, strict=True)
-        ):
-            self._shapes = [tensor.shape for tensor in sent]  # the parameters have others now
-            self._held.clear()
-        flushes = not owner._flushing.isdisjoint(self._members)
-        if flushes:
-            owner._flushing -= self._members
-            codec = owner.policy.dense
-        keeps = owner.policy.keeps
-        if isinstance(codec, PowerSGD):
-            return self._of_low_rank(sent, codec, restore)
-        coded = is_coded(codec)
-        values = [tensor.view(-1) for tensor in sent]
-        inputs, after = values, None
-        if self._on and not isinstance(keeps, kinds.NoFeedback):
-            if isinstance(keeps, kinds.EF21):
-                inputs, after = self._differences(values, coded)
-            elif isinstance(keeps, kinds.Momentum):
-                inputs, after = self._with_momentum(values, keeps, coded)
-            elif coded and keeps.beta != 1:
-                for residual in self._kept(RESIDUAL):
-                    residual.mul_(keeps.beta)
-        if flushes:
-            inputs = self._flushed(inputs, values)
-        feeds_back = coded and not isinstance(keeps, kinds.NoFeedback)
-        residuals = self._kept(RESIDUAL) if feeds_back else []
-        return Encoded(
-            sent,
-            _both(after, restore),
-            wire_of(codec) if self._whole else AS_THEY_ARE,
-            residuals,
-            inputs=[] if inputs is values else inputs,
-            changes=True,
-        )
-
-    def _of_low_rank(
-        self, sent: list[torch.Tensor], codec: PowerSGD, restore: Callable[[], None] | None
-    ) -> Encoded:
-        """Two operations, one after the other."""
-        owner = self._owner
-        places = [(n, i) for i, n in enumerate(self._names) if n in self._compressed]
-        residuals: list[torch.Tensor | None] = [None] * len(places)
-        if isinstance(owner.policy.keeps, kinds.Residual):
-            for residual in self._kept(RESIDUAL):
-                residual.mul_(owner.policy.keeps.beta)
-            residuals = [owner.residuals[name] for name, _ in places]
-        low_rank = LowRank(codec.rank, places, owner._factors)
-        parts = sent if self._flat is None else self._flat.views
-        first = low_rank.begin(parts, residuals, owner._prescale)
-
-        def project(handle: int) -> Encoded | None:
-            second = low_rank.project(first)
-            if second is None:
-                return None if restore is None else restore()
-
-            def finish(handle: int) -> None:
-                low_rank.finish(second)
-                if restore is not None:
-                    restore()
-
-            return Encoded([second], finish, changes=True)
-
-        return Encoded([first], project, changes=True)
-
-    def _with_momentum(
-        self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool
-    ) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
-        """Local momentum to send; it begins anew where anything was sent, by any rank."""
-        if not all(bool(value.isfinite().all()) for value in values):
-            return values, None  # the step will not count, and must leave no trace
-        momenta = self._kept(MOMENTUM)
-        for momentum, value in zip(momenta, values, strict=True):
-            momentum.mul_(keeps.momentum).add_(value)
-
-        def mask() -> None:
-            for momentum, value in zip(momenta, values, strict=True):
-                momentum[value != 0] = 0
-
-        return momenta, mask if coded and keeps.masking else None
-
-    def _differences(
-        self, values: list[torch.Tensor], coded: bool
-    ) -> tuple[list[torch.Tensor], Callable[[], None]]:
-        """What gradients differ from those before, which all ranks add to what they know.
-
-        With residuals, this is EF21: its difference to what the others know of a gradient is the
-        difference to the gradient before, and what was lost of that.
-        """
-        before, known = self._kept(BEFORE), self._kept(KNOWN)
-        if coded:
-            inputs = [value - old for value, old in zip(values, before, strict=True)]
-        else:
-            inputs = values
-        for value, old in zip(values, before, strict=True):
-            old.copy_(value)
-
-        def integrate() -> None:
-            if not all(bool(value.isfinite().all()) for value in values):
-                self._owner._flushing |= self._members  # equal on all ranks, as the results are
-                return
-            for value, total in zip(values, known, strict=True):
-                if coded:
-                    total.add_(value)
-                    value.copy_(total)
-                else:
-                    total.copy_(value)
-
-        return inputs, integrate
-
-    def _flushed(
-        self, inputs: list[torch.Tensor], values: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """What to send with the residuals in it, which are zero then."""
-        residuals = self._kept(RESIDUAL)
-        factor = 1 / self._owner._prescale
-        if not isinstance(self._owner.policy.keeps, kinds.EF21):  # that sends all anew
-            if inputs is values:
-                for value, residual in zip(values, residuals, strict=True):
-                    value.add_(residual, alpha=factor)
-            else:
-                pairs = zip(inputs, residuals, strict=True)
-                inputs = [value.add(residual, alpha=factor) for value, residual in pairs]
-        for residual in residuals:
-            residual.zero_()
-        return inputs
-
-    def _kept(self, kind: str) -> list[torch.Tensor]:
-        if kind not in self._held:
-            self._held[kind] = self._owner.kept.of_bucket(
-                kind, self._names, self._shapes, self._flat
-            )
-        return self._held[kind]
-
-
-def _both(
-    after: Callable[[], None] | None, restore: Callable[[], None] | None
-) -> Callable[[int], None] | None:
-    if after is None and restore is None:
-        return None
-
-    def decode(_: int) -> None:
-        for do in (after, restore):
-            if do is not None:
-                do()
-
-    return decode
 
 
 def _dtype_of(parameter: torch.Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,5 +28,7 @@ class ReductionOptions(NamedTuple):
     storage: Storage = own_memory
     #: Makes what encodes them, for each bucket anew.
     codec: Coding = partial(compressing, Compression.none)
+    #: Called when the gradients of a step are all reduced, or have failed; None: nobody cares.
+    settle: Callable[[], None] | None = None
     #: What decides on buckets, as the user gave it; the ranks compare it in their first step.
     asked: str = ""

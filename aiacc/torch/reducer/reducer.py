@@ -169,6 +169,8 @@ class GradientReducer:
         failure = self._submit_missing()
         _core.flush()
         failure = self._wait() or failure
+        if self.options.settle is not None:
+            self.options.settle()
         self._gradients.end_step()
         step_done()
         try:

@@ -107,6 +107,29 @@ def _random_ones():
         assert len({tuple((result != 0).nonzero().flatten().tolist()) for result in seen}) == 8
 
 
+def _draws():
+    mine = values_of(hvd.rank())
+    return {
+        name: [hvd.allreduce(mine, name=f"draw.{name}", compression=name) for _ in range(3)]
+        for name in ("int4:stochastic=true", "randomk:density=0.05")
+    }
+
+
+def _draw_again():
+    """What is left to chance follows from names and steps: the same in another job."""
+    hvd.init()
+    first = _draws()
+    hvd.shutdown()
+    hvd.init()
+    second = _draws()
+    for name, draws in first.items():
+        for one, other in zip(draws, second[name], strict=True):
+            assert torch.equal(one, other), name
+            check_same(one)
+        assert not torch.equal(draws[0], draws[1]), name
+        assert not torch.equal(draws[1], draws[2]), name
+
+
 def _objects_and_errors():
     hvd.init()
     mine = values_of(hvd.rank())
@@ -136,6 +159,8 @@ def _objects_and_errors():
     hvd.allreduce(leaf, op=hvd.Sum, compression="int8").backward(mine)
     assert torch.equal(leaf.grad, hvd.allreduce(mine, op=hvd.Sum, compression="int8"))
     _random_ones()
+    hvd.shutdown()
+    _draw_again()
     hvd.shutdown()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 
 import numpy as np
 import torch
@@ -10,7 +12,15 @@ from torch import nn
 
 import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, Quantised, parse
-from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual, ef21, momentum
+from aiacc.compression.feedback import (
+    EF21,
+    Momentum,
+    NoFeedback,
+    Residual,
+    ef21,
+    momentum,
+    residual,
+)
 from aiacc.compression.policy import Policy
 from tests.support.coded import check_same, coding_optimizer, run_over_tcp, values_of
 
@@ -33,8 +43,8 @@ def _overflow_step(codec, options):
         if finite:
             with optimizer.skip_synchronize():
                 optimizer.step()
-        for residual in optimizer.feedback.residuals.values():
-            assert residual.isfinite().all()
+        for kept in optimizer.feedback.residuals.values():
+            assert kept.isfinite().all()
         after = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         assert before is None or torch.equal(before, after) == (step == 2)
         before = after.clone()
@@ -51,6 +61,66 @@ def _overflow_steps():
 
 def test_an_overflow_is_seen_by_all_and_forgotten():
     run_over_tcp(2, _overflow_steps)
+
+
+# --- a scaler that skips steps
+
+
+_SCALED = [
+    Policy(parse("topk:density=0.05"), least_elements=64),
+    Policy(Quantised("int8"), feedback=Residual(), least_elements=64),
+    Policy(parse("topk:density=0.05"), feedback=Momentum(0.5), least_elements=64),
+    Policy(parse("topk:density=0.05"), feedback=EF21(), least_elements=64),
+    Policy(parse("powersgd:rank=2"), least_elements=64),
+]
+
+
+def _scaled_steps(policy, options, overflow, flush):
+    """Of five steps the third overflows on one rank, or does not take place."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 48))
+    optimizer = coding_optimizer(model, policy, lr=0.01, op=hvd.Average, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    optimizer.feedback.follow(scaler)
+    for step in range(5):
+        if step == 2 and flush:
+            optimizer.feedback.flush()
+        if step == 2 and not overflow:
+            scaler.update(512.0)
+            continue
+        optimizer.zero_grad(set_to_none="gradient_as_bucket_view" not in options)
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
+        loss = model(x).pow(2).mean() * (1e38 if (step, hvd.rank()) == (2, 1) else 1.0)
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 512
+    state = optimizer.feedback.state_dict()["kept"]
+    kept = [one.reshape(-1) for of in state.values() for _, one in sorted(of.items())]
+    assert any(one.any() for one in kept)
+    return torch.cat([*(p.detach().reshape(-1) for p in model.parameters()), *kept])
+
+
+def _skipped_steps():
+    hvd.init()
+    for policy, options, flush in itertools.product(
+        _SCALED, ({}, {"gradient_as_bucket_view": True}), (False, True)
+    ):
+        with_it, without = (
+            _scaled_steps(policy, options, overflow, flush) for overflow in (True, False)
+        )
+        assert torch.equal(with_it, without), (policy, options, flush)
+    hvd.shutdown()
+
+
+def test_steps_that_a_scaler_skips_leave_no_trace():
+    run_over_tcp(2, _skipped_steps)
+
+
+# --- states
 
 
 def _continued(codec, as_views):
@@ -101,7 +171,74 @@ def test_a_state_continues_bit_for_bit():
     run_over_tcp(2, _all_continued)
 
 
-# --- momentum and EF21, against their references on the gradients of all ranks
+def _gathered(folder):
+    """Saves what ranks have kept after some steps, each of them, and together."""
+    hvd.init()
+    states = []
+    for policy in _SCALED:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 48))
+        optimizer = coding_optimizer(model, policy)
+        for step in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(8, 32, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+        state = optimizer.feedback.gathered_state_dict()
+        states.append((optimizer.feedback.state_dict()["kept"], state))
+    torch.save(states, f"{folder}/{hvd.rank()}.pt")
+    hvd.shutdown()
+
+
+def _go_on(folder):
+    """Sums stay as they were; then one dense step takes all that was left."""
+    hvd.init()
+    for policy, (_, state) in zip(_SCALED, torch.load(f"{folder}/0.pt"), strict=True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 48))
+        optimizer = coding_optimizer(model, policy)
+        optimizer.feedback.load_state_dict(state)
+        mine = optimizer.feedback.state_dict()["kept"]
+        for kind, kept in mine.items():
+            for name, one in kept.items():
+                total = one if kind == "known" else hvd.allreduce(one, op=hvd.Sum)
+                torch.testing.assert_close(total, state["kept"][kind][name])
+        dense = copy.deepcopy(model)
+        total = [torch.zeros_like(p) for p in dense.parameters()]
+        for rank in range(hvd.size()):
+            x = torch.randn(8, 32, generator=torch.Generator().manual_seed(rank))
+            dense.zero_grad()
+            dense(x).pow(2).mean().backward()
+            total = [a + p.grad for a, p in zip(total, dense.parameters(), strict=True)]
+            if rank == hvd.rank():
+                model(x).pow(2).mean().backward()
+        optimizer.step()
+        for (name, p), gradient in zip(model.named_parameters(), total, strict=True):
+            expected = gradient
+            if not isinstance(policy.keeps, EF21):
+                expected = expected + state["kept"]["residual"].get(name, 0)
+            if isinstance(policy.keeps, Momentum):
+                expected = expected + 0.5 * state["kept"]["momentum"].get(name, 0)
+            torch.testing.assert_close(p.grad, expected, rtol=1e-4, atol=1e-5)
+            kept = optimizer.feedback.residuals.get(name)
+            assert kept is None or not kept.any()
+    hvd.shutdown()
+
+
+def test_other_numbers_of_ranks_go_on_with_what_all_have_kept(tmp_path):
+    run_over_tcp(2, _gathered, str(tmp_path))
+    of_ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for policy, (mine, state), (theirs, same) in zip(_SCALED, *of_ranks, strict=True):
+        for kind, kept in state["kept"].items():
+            for name, total in kept.items():
+                wanted = mine[kind][name] + (0 if kind == "known" else theirs[kind][name])
+                torch.testing.assert_close(total, wanted)
+                assert torch.equal(total, same["kept"][kind][name])
+        assert any(one.any() for one in state["kept"]["residual"].values()), policy
+    run_over_tcp(3, _go_on, str(tmp_path))
+
+
+# --- all kinds of feedback, against their references on the gradients of all ranks
 
 
 def _largest(values):
@@ -113,9 +250,12 @@ def _largest(values):
     return decoded
 
 
+_KINDS = (NoFeedback(), Residual(0.9), Momentum(0.5, masking=False), Momentum(0.5), EF21())
+
+
 def _like_references(options):
     shape = (40, 30)
-    for feedback in (Momentum(0.5, masking=False), EF21()):
+    for feedback in _KINDS:
         model = nn.Module()
         model.w = nn.Parameter(torch.zeros(shape))
         policy = Policy(parse("topk:density=0.05"), feedback=feedback, least_elements=64)
@@ -129,12 +269,22 @@ def _like_references(options):
             ]
             for rank, gradient in enumerate(gradients):
                 if isinstance(feedback, Momentum):
+                    unmasked = dataclasses.replace(feedback, masking=False)
                     sent, states[rank] = momentum(
+                        gradient.numpy(), states[rank], _largest, unmasked
+                    )
+                elif isinstance(feedback, EF21):
+                    sent, states[rank] = ef21(gradient.numpy(), states[rank], _largest)
+                elif isinstance(feedback, Residual):
+                    sent, states[rank] = residual(
                         gradient.numpy(), states[rank], _largest, feedback
                     )
                 else:
-                    sent, states[rank] = ef21(gradient.numpy(), states[rank], _largest)
+                    sent = _largest(gradient.numpy())
                 expected = expected + sent
+            if isinstance(feedback, Momentum) and feedback.masking:
+                # It begins anew where any rank has sent something.
+                states = [(np.where(expected != 0, 0, u).astype(u.dtype), v) for u, v in states]
             optimizer.zero_grad(set_to_none="gradient_as_bucket_view" not in options)
             (model.w * gradients[hvd.rank()]).sum().backward()
             optimizer.step()
@@ -151,7 +301,7 @@ def _all_like_references():
     hvd.shutdown()
 
 
-def test_momentum_and_ef21_are_those_of_their_references():
+def test_every_feedback_is_that_of_its_reference():
     run_over_tcp(2, _all_like_references)
 
 
@@ -175,18 +325,16 @@ def _quadratic(feedback):
     model.w = nn.Parameter(torch.zeros(32, 32))
     policy = Policy(MSTopK(density=density, mode="exact"), feedback=feedback, least_elements=1)
     optimizer = coding_optimizer(model, policy, lr=lr, op=hvd.Average)
-    distance, residual = best.norm().item(), [0.0] * hvd.size()
+    distance, errors = best.norm().item(), [0.0] * hvd.size()
     for _ in range(steps):
         optimizer.zero_grad()
         gradients = [(model.w.detach() - target).norm().item() for target in targets]
         (model.w - targets[hvd.rank()]).pow(2).sum().div(2).backward()
         optimizer.step()
-        distance = (1 - lr) * distance + lr**2 * sum(residual) / hvd.size()
-        residual = [
-            (1 - density) ** 0.5 * (e + g) for e, g in zip(residual, gradients, strict=True)
-        ]
+        distance = (1 - lr) * distance + lr**2 * sum(errors) / hvd.size()
+        errors = [(1 - density) ** 0.5 * (e + g) for e, g in zip(errors, gradients, strict=True)]
     check_same(model.w.detach())
-    return (model.w - best).norm().item(), distance + lr * sum(residual) / len(residual)
+    return (model.w - best).norm().item(), distance + lr * sum(errors) / len(errors)
 
 
 def _with_and_without():

@@ -39,7 +39,7 @@ def _like_torchs(folder):
     theirs = DistributedDataParallel(copy.deepcopy(model))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     optimizer = coding_optimizer(model, _POLICY, op=hvd.Average)
-    optimizer.feedback._factors["weight"] = factor = torch.randn(24, 2)
+    optimizer.feedback.factors["weight"] = factor = torch.randn(24, 2)
     state.p_memory_dict[0] = torch.zeros(40 * 2)
     state.q_memory_dict[0] = factor.flatten().clone()
     theirs.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

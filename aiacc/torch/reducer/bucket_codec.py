@@ -1,0 +1,227 @@
+"""Encodes the gradients of one bucket, with what their parameters have kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from aiacc.collectives.submission import AS_THEY_ARE
+from aiacc.compression import feedback as kinds
+from aiacc.compression.codecs import PowerSGD
+from aiacc.compression.wire import is_coded, wire_of
+from aiacc.torch.compression.compressors import Compression
+from aiacc.torch.compression.encode import to_send
+from aiacc.torch.reducer.codec import Encoded
+from aiacc.torch.reducer.kept import BEFORE, KINDS, KNOWN, MOMENTUM, RESIDUAL
+from aiacc.torch.reducer.low_rank import LowRank
+from aiacc.torch.reducer.storage import Flat
+
+if TYPE_CHECKING:
+    from aiacc.torch.reducer.feedback import Feedback
+
+
+class BucketCodec:
+    """The `Codec` of one bucket."""
+
+    def __init__(
+        self, owner: Feedback, op: int, named: Sequence[tuple[str, torch.Tensor]], flat: Flat | None
+    ) -> None:
+        self._owner, self._op, self._flat = owner, op, flat
+        self._names = [name for name, _ in named]
+        self._members = set(self._names)
+        self._shapes = [parameter.shape for _, parameter in named]
+        owner.kept.shapes.update(zip(self._names, self._shapes, strict=True))
+        self._compressed = set(owner.compressed(named))
+        elements = sum(p.numel() for name, p in named if name in self._compressed)
+        self._whole = all(parameter.dtype == torch.float32 for _, parameter in named)
+        self._on = self._whole and 2 * elements > sum(p.numel() for _, p in named)
+        self._held: dict[str, list[torch.Tensor]] = {}
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Encoded:
+        """Of the gradients of the bucket, or of its flat tensor, in its next step."""
+        owner = self._owner
+        step = owner.next_step(self._names)
+        codec = owner.policy.codec_at(step) if self._on else owner.policy.dense
+        sent, restore, _ = to_send(Compression.none, tensors, self._op)
+        owner.rescale()
+        if owner.follows and self._on:
+            self._remember()
+        if self._flat is None and any(
+            tensor.shape != shape for tensor, shape in zip(sent, self._shapes, strict=True)
+        ):
+            self._shapes = [tensor.shape for tensor in sent]  # the parameters have others now
+            self._held.clear()
+        flushes = not owner.flushing.isdisjoint(self._members)
+        if flushes:
+            owner.flushing -= self._members
+            codec = owner.policy.dense
+        keeps = owner.policy.keeps
+        if isinstance(codec, PowerSGD):
+            return self._of_low_rank(sent, codec, restore)
+        coded = is_coded(codec)
+        values = [tensor.view(-1) for tensor in sent]
+        inputs, after = values, None
+        if self._on and not isinstance(keeps, kinds.NoFeedback):
+            if isinstance(keeps, kinds.EF21):
+                inputs, after = self._differences(values, coded)
+            elif isinstance(keeps, kinds.Momentum):
+                inputs, after = self._with_momentum(values, keeps, coded)
+            elif coded and keeps.beta != 1:
+                for residual in self._kept(RESIDUAL):
+                    residual.mul_(keeps.beta)
+        if flushes:
+            inputs = self._flushed(inputs, values)
+        feeds_back = coded and not isinstance(keeps, kinds.NoFeedback)
+        residuals = self._kept(RESIDUAL) if feeds_back else []
+        return Encoded(
+            sent,
+            self._then(after, values, restore),
+            wire_of(codec) if self._whole else AS_THEY_ARE,
+            residuals,
+            inputs=[] if inputs is values else inputs,
+            changes=True,
+        )
+
+    def _then(
+        self,
+        after: Callable[[], None] | None,
+        results: Sequence[torch.Tensor],
+        restore: Callable[[], None] | None,
+    ) -> Callable[[int], None] | None:
+        """What is to do, in this order, once the results are there."""
+        owner = self._owner
+        if after is None and restore is None and not owner.follows:
+            return None
+
+        def then(_: int) -> None:
+            if after is not None:
+                after()
+            if owner.follows and not all(bool(result.isfinite().all()) for result in results):
+                owner.spoilt = True
+            if restore is not None:
+                restore()
+
+        return then
+
+    def _remember(self) -> None:
+        """Let the owner undo what this step changes."""
+        owner = self._owner
+        for kind in KINDS:
+            if not owner.kept.tensors[kind].keys().isdisjoint(self._members):
+                self._kept(kind)
+        before = {kind: [one.clone() for one in kept] for kind, kept in self._held.items()}
+        factors = {name: owner.factors.get(name) for name in self._names}
+        flushing = owner.flushing & self._members
+
+        def undo() -> None:
+            for kind, kept in self._held.items():
+                for place, one in enumerate(kept):
+                    if kind in before:
+                        one.copy_(before[kind][place])
+                    else:
+                        one.zero_()
+            for name, factor in factors.items():
+                if factor is not None:
+                    owner.factors[name] = factor
+                else:
+                    owner.factors.pop(name, None)
+            owner.flushing |= flushing
+
+        owner.undo.append(undo)
+
+    def _of_low_rank(
+        self, sent: list[torch.Tensor], codec: PowerSGD, restore: Callable[[], None] | None
+    ) -> Encoded:
+        """Two operations, one after the other."""
+        owner = self._owner
+        places = [(n, i) for i, n in enumerate(self._names) if n in self._compressed]
+        residuals: list[torch.Tensor | None] = [None] * len(places)
+        if isinstance(owner.policy.keeps, kinds.Residual):
+            for residual in self._kept(RESIDUAL):
+                residual.mul_(owner.policy.keeps.beta)
+            residuals = [owner.residuals[name] for name, _ in places]
+        low_rank = LowRank(codec.rank, places, owner.factors)
+        parts = sent if self._flat is None else self._flat.views
+        first = low_rank.begin(parts, residuals, owner.prescale)
+
+        def project(handle: int) -> Encoded | None:
+            second = low_rank.project(first)
+            if second is None:
+                done = self._then(None, parts, restore)
+                return None if done is None else done(handle)
+            finish = self._then(lambda: low_rank.finish(second), parts, restore)
+            return Encoded([second], finish, changes=True)
+
+        return Encoded([first], project, changes=True)
+
+    def _with_momentum(
+        self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool
+    ) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
+        """Local momentum to send; it begins anew where anything was sent, by any rank."""
+        if not all(bool(value.isfinite().all()) for value in values):
+            return values, None  # the step will not count, and must leave no trace
+        momenta = self._kept(MOMENTUM)
+        for momentum, value in zip(momenta, values, strict=True):
+            momentum.mul_(keeps.momentum).add_(value)
+
+        def mask() -> None:
+            for momentum, value in zip(momenta, values, strict=True):
+                momentum[value != 0] = 0
+
+        return momenta, mask if coded and keeps.masking else None
+
+    def _differences(
+        self, values: list[torch.Tensor], coded: bool
+    ) -> tuple[list[torch.Tensor], Callable[[], None]]:
+        """What gradients differ from those before, which all ranks add to what they know.
+
+        With residuals, this is EF21: its difference to what the others know of a gradient is the
+        difference to the gradient before, and what was lost of that.
+        """
+        before, known = self._kept(BEFORE), self._kept(KNOWN)
+        if coded:
+            inputs = [value - old for value, old in zip(values, before, strict=True)]
+        else:
+            inputs = values
+        for value, old in zip(values, before, strict=True):
+            old.copy_(value)
+
+        def integrate() -> None:
+            if not all(bool(value.isfinite().all()) for value in values):
+                if not self._owner.follows:  # else all is as it was before
+                    self._owner.flushing |= self._members  # on all ranks, as the results are
+                return
+            for value, total in zip(values, known, strict=True):
+                if coded:
+                    total.add_(value)
+                    value.copy_(total)
+                else:
+                    total.copy_(value)
+
+        return inputs, integrate
+
+    def _flushed(
+        self, inputs: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What to send with the residuals in it, which are zero then."""
+        residuals = self._kept(RESIDUAL)
+        factor = 1 / self._owner.prescale
+        if not isinstance(self._owner.policy.keeps, kinds.EF21):  # that sends all anew
+            if inputs is values:
+                for value, residual in zip(values, residuals, strict=True):
+                    value.add_(residual, alpha=factor)
+            else:
+                pairs = zip(inputs, residuals, strict=True)
+                inputs = [value.add(residual, alpha=factor) for value, residual in pairs]
+        for residual in residuals:
+            residual.zero_()
+        return inputs
+
+    def _kept(self, kind: str) -> list[torch.Tensor]:
+        if kind not in self._held:
+            self._held[kind] = self._owner.kept.of_bucket(
+                kind, self._names, self._shapes, self._flat
+            )
+        return self._held[kind]
