@@ -97,7 +97,18 @@ class Compression:
 
 
 def compressor_of(compression: Any) -> Any:
-    """As `aiacc.compression.compressor.compressor_of`, with the compressors above."""
+    """As `aiacc.compression.compressor.compressor_of`, with the compressors above.
+
+    Raises:
+        ValueError: Also for what only the front-end of torch has.
+    """
+    if compression == "auto" or isinstance(compression, Policy):
+        what = "'auto'" if compression == "auto" else str(compression)
+        raise ValueError(
+            f"compression={what} (expected a codec, its name or one of Compression: the front-end "
+            "of TensorFlow has no chooser, no schedules and no error feedback); use "
+            "Compression.int8, or the front-end of torch"
+        )
     casts = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
     return compressor.compressor_of(compression, casts, CodedCompressor)
 

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from aiacc.compression.codecs import Quantised
+from aiacc.compression.policy import Policy
 from aiacc.tensorflow import node, node_names, op_library
-from aiacc.tensorflow.compression import Compression, FP16Compressor, restored, to_send
+from aiacc.tensorflow.compression import (
+    Compression,
+    FP16Compressor,
+    compressor_of,
+    restored,
+    to_send,
+)
 from aiacc.tensorflow.gradients import GradientReduction
 from tests.support.python import run_python
 
@@ -149,3 +157,28 @@ def test_the_library_has_no_core_of_its_own():
     ).stdout
     assert defined.split() == []
     assert Path(op_library.LIBRARY).stat().st_size < 2**20
+
+
+@pytest.mark.parametrize(
+    ("compression", "text"),
+    [
+        ("auto", r"compression='auto' .*no chooser.*Compression\.int8"),
+        (Policy(Quantised("int8")), r"compression=Policy.*no schedules.*Compression\.int8"),
+        ("int4", r"compression=int4 of gradients .*no error feedback"),
+        ("topk", r"compression=topk of gradients .*no error feedback"),
+        ("randomk", r"compression=randomk of gradients .*no error feedback"),
+        ("powersgd", r"compression=powersgd of gradients .*no error feedback"),
+        ("int8:block=7", r"block 7 of int8"),
+    ],
+)
+def test_what_only_torch_has_is_refused_by_name(compression, text):
+    with pytest.raises(ValueError, match=text):
+        GradientReduction(compression=compression)
+
+
+def test_codecs_of_operations_and_of_gradients_without_feedback_are_taken():
+    for name in ("int8:stochastic=true", "fp8", "randomk:unbiased=true"):
+        GradientReduction(compression=name)
+    assert to_send(compressor_of("mstopk"), [tf.constant([1.0])], op=1)[2] > 256
+    with pytest.raises(ValueError, match=r"powersgd of an operation .*torch's"):
+        to_send(compressor_of("powersgd"), [tf.constant([1.0])], op=1)
