@@ -1,9 +1,9 @@
 // What block quantisation costs one thread, beside a copy of the same float32 numbers: rounds of
 // copy, encode, decode and decode with addition in turn, of 25 M elements unless told otherwise.
-// Prints one JSON object for each vector level and format: medians in GB/s of float32 bytes, and
-// how many times as long as a copy encode and decode take together.
+// Prints one JSON object for each vector level and format: medians in GB/s of float32 bytes, how
+// many times as long as a copy encode and decode take together, and all milliseconds.
 //
-//   quantise_bench [elements [rounds [block]]]
+//   quantise_bench [elements [rounds [block [level]]]]
 
 #include <algorithm>
 #include <chrono>
@@ -35,6 +35,14 @@ double seconds(const Work& work) {
 double median(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
   return samples[samples.size() / 2];
+}
+
+void print_samples(const char* name, const std::vector<double>& samples, const char* end) {
+  std::printf("\"%s\": [", name);
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    std::printf("%s%.3f", i == 0 ? "" : ", ", samples[i] * 1e3);
+  }
+  std::printf("]%s", end);
 }
 
 struct Subject {
@@ -91,7 +99,7 @@ void measure(const VectorLevel& level,
   std::printf(
       "{\"format\": \"%s\", \"block\": %u, \"level\": \"%s\", \"copy_gbs\": %.2f, "
       "\"encode_gbs\": %.2f, \"decode_gbs\": %.2f, \"decode_add_gbs\": %.2f, "
-      "\"times_copy\": %.3f}\n",
+      "\"times_copy\": %.3f, \"samples_ms\": {",
       subject.name,
       block,
       level.name,
@@ -100,6 +108,10 @@ void measure(const VectorLevel& level,
       gigabytes / median(decode),
       gigabytes / median(add),
       (median(encode) + median(decode)) / median(copy));
+  print_samples("copy", copy, ", ");
+  print_samples("encode", encode, ", ");
+  print_samples("decode", decode, ", ");
+  print_samples("decode_add", add, "}}\n");
 }
 
 }  // namespace
@@ -108,6 +120,7 @@ int main(int argc, char** argv) {
   const auto count = static_cast<std::size_t>(argc > 1 ? std::atoll(argv[1]) : 25'000'000);
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 15;
   const auto block = static_cast<std::uint32_t>(argc > 3 ? std::atoi(argv[3]) : 256);
+  const char* only = argc > 4 ? argv[4] : nullptr;
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
   std::vector<float> in(count);
@@ -115,6 +128,9 @@ int main(int argc, char** argv) {
     value = uniform(random);
   }
   for (const VectorLevel* level : aiacc::runnable_vector_levels()) {
+    if (only != nullptr && std::strcmp(only, level->name) != 0) {
+      continue;
+    }
     for (const Subject& subject : {Subject{"int8", BlockFormat::kInt8, false, false},
                                    Subject{"int8, residual", BlockFormat::kInt8, false, true},
                                    Subject{"int8, stochastic", BlockFormat::kInt8, true, false},
