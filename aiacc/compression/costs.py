@@ -5,7 +5,7 @@ format. The others know two exchanges:
 
 * FLAT, all ranks with one another. Quantised: shards to their owners, which sum them in float32,
   and a gather of the encoded sums. Sparse: a gather of all pairs, which every rank adds up.
-  `randomk`: an all-reduce of what is sent.
+  `randomk`: an all-reduce of what is sent. (`powersgd` has two all-reduces of all ranks.)
 * TWO_LEVEL: a reduce-scatter in float32 inside hosts, FLAT among the ranks of the same shard, one
   of each host, and a gather in float32 inside hosts. With sparse codecs this is HiTopKComm (Shi et
   al., MLSys 2021, arXiv 2010.10458).
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aiacc.compression.codecs import FLOAT32, NONE, Cast, Codec, RandomK, Sparse
+from aiacc.compression.codecs import FLOAT32, NONE, Cast, Codec, PowerSGD, RandomK, Sparse
 from aiacc.planning.cost import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -154,6 +154,8 @@ def predict(
         raise ValueError(f"{elements} elements (expected 0 or more)")
     if exchange not in EXCHANGES:
         raise ValueError(f"exchange {exchange!r} (expected one of {', '.join(EXCHANGES)})")
+    if isinstance(codec, PowerSGD):
+        return _of_products(codec, elements, cluster, speeds)
     if exchange == FLAT and cluster.local > 1 and not isinstance(codec, Cast):
         return _flat(codec, elements, cluster, speeds)
     shard = math.ceil(elements / cluster.local)
@@ -174,6 +176,14 @@ def predict(
         # Each rank encodes its numbers and its sums, and decodes those of all ranks and all sums.
         coding = _coding_s(speeds, FLOAT32 * shard * (1 + 1 / hosts), 2 * wire)
     return _prediction(cluster, inside, across, coding)
+
+
+def _of_products(codec: PowerSGD, elements: int, cluster: Cluster, speeds: Speeds) -> Prediction:
+    """Both factors as half of what travels."""
+    half = codec.wire_bytes(elements) / 2
+    inside = cluster.near_s(REDUCE_SCATTER, half) + cluster.near_s(ALL_GATHER, half)
+    coding = _coding_s(speeds, FLOAT32 * elements, 2 * half)
+    return _prediction(cluster, 2 * inside, [(ALL_REDUCE, half / cluster.local)] * 2, coding)
 
 
 def _flat(codec: Codec, elements: int, cluster: Cluster, speeds: Speeds) -> Prediction:

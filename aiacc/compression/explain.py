@@ -19,7 +19,15 @@ from aiacc.compression.costs import (
 )
 
 #: Rows of the table.
-CODECS = ("none", "bf16", "int8", "int4", "mstopk:density=0.01", "mstopk:density=0.001")
+CODECS = (
+    "none",
+    "bf16",
+    "int8",
+    "int4",
+    "mstopk:density=0.01",
+    "mstopk:density=0.001",
+    "randomk:density=0.01",
+)
 #: GB that a codec reads in a second: columns of the table.
 GB_PER_S = (1, 10, 100)
 

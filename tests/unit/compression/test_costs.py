@@ -74,6 +74,11 @@ def test_bytes_across_hosts_by_counting_messages(hosts, local):
         both = [(one, other, shard / hosts) for one, other in peers] * 2
         found = predict(codec, ELEMENTS, where, exchange=TWO_LEVEL)
         assert found.across_bytes == pytest.approx(sent_across(hosts, local, both))
+    codec = parse("powersgd")
+    for exchange in EXCHANGES:
+        found = predict(codec, ELEMENTS, where, exchange=exchange)
+        parts = [(one, other, codec.wire_bytes(ELEMENTS) / ranks) for one, other in peers] * 2
+        assert found.across_bytes == pytest.approx(sent_across(hosts, local, parts))
     codec = parse("randomk")
     for exchange, elements in ((FLAT, ELEMENTS), (TWO_LEVEL, ELEMENTS // local)):
         found = predict(codec, ELEMENTS, where, exchange=exchange)
