@@ -5,26 +5,22 @@ from __future__ import annotations
 import logging
 import operator
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from aiacc.data import orders, origin, record
+from aiacc.data import orders, origin
 from aiacc.data.ahead import AheadOf, Fetcher, how_far
-from aiacc.data.fingerprint import fingerprint_of, key_of, named
+from aiacc.data.fingerprint import fingerprint_of, named
 from aiacc.data.layout import Eviction
 from aiacc.data.orders import SHARDS, Shard, Topology
 from aiacc.data.sampler import ShardSampler, first_epoch, topology_of_job
-from aiacc.data.sizes import folder_and_bytes
+from aiacc.data.sizes import SHARED_MEMORY, folder_and_bytes
 from aiacc.data.statistics import Statistics
 from aiacc.data.store import Store, Tiers
 from aiacc.data.warmup import Bar, Progress, quiet, warm
 
-_SHARED_MEMORY = Path("/dev/shm")
-#: Samples of a node that are fetched twice.
-_COMPARED = 3
 _logger = logging.getLogger("aiacc.data")
 
 
@@ -88,10 +84,8 @@ class CachedDataset:
         retries: int = 3,
         retry_on: tuple[type[Exception], ...] = origin.TRANSIENT,
     ) -> None:
-        if requests < 1 or retries < 0:
-            raise ValueError(
-                f"requests={requests}, retries={retries} (expected at least 1 and at least 0)"
-            )
+        if requests < 1:
+            raise ValueError(f"requests={requests} (expected at least 1)")
         if shard not in SHARDS[:2]:
             raise ValueError(f'shard={shard!r} (expected "replicas" or "node")')
         self.dataset = dataset
@@ -102,16 +96,19 @@ class CachedDataset:
             self.fingerprint = named(fingerprint, version)
         self._shard: Shard = shard
         self._requests = requests
-        self._retries = retries
-        self._retry_on = retry_on
         tiers = Tiers(
-            folder_and_bytes(0 if memory is None else memory, "memory", _SHARED_MEMORY),
+            folder_and_bytes(0 if memory is None else memory, "memory", SHARED_MEMORY),
             None if disk is None else folder_and_bytes(disk, "disk"),
             evict,
             sync,
             len(dataset),
         )
         self._store = Store(self.fingerprint, tiers)
+        what = type(dataset).__name__
+        tries = origin.Retries(retries, retry_on)
+        self._source = origin.Source(
+            dataset.__getitem__, self.fingerprint, self._store, tries, what
+        )
         self._reported = self._store.statistics()
 
     def __len__(self) -> int:
@@ -127,21 +124,23 @@ class CachedDataset:
             RecordError: The dataset returned what no record can hold.
             Exception: What the dataset raised.
         """
-        return self._finish(self._sample(self._index(index)))
+        return self._finish(self._source.get(self._index(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Samples of a batch, as `__getitem__`; those that are missing are fetched at a time."""
         numbers = [self._index(index) for index in indices]
         if self._requests == 1:
-            return [self._finish(self._sample(number)) for number in numbers]
+            return [self._finish(self._source.get(number)) for number in numbers]
         distinct = dict.fromkeys(numbers)
-        absent = [number for number in distinct if not self._store.in_memory(self._key(number))]
+        absent = [
+            number for number in distinct if not self._store.in_memory(self._source.key(number))
+        ]
         with ThreadPoolExecutor(min(self._requests, max(1, len(absent)))) as pool:
             # Only what is absent: a sample that is there takes less time than handing it over.
-            coming = {number: pool.submit(self._sample, number) for number in absent}
+            coming = {number: pool.submit(self._source.get, number) for number in absent}
             return [
                 self._finish(
-                    coming.pop(number).result() if number in coming else self._sample(number)
+                    coming.pop(number).result() if number in coming else self._source.get(number)
                 )
                 for number in numbers
             ]
@@ -204,7 +203,7 @@ class CachedDataset:
             mean = found.fetched_bytes / found.fetched if found.fetched else 0.0
             return how_far(count, self._store.window, mean)
 
-        return AheadOf(Fetcher(self._bring, self._requests, start_method), sampler, reach)
+        return AheadOf(Fetcher(self._source.bring, self._requests, start_method), sampler, reach)
 
     def warmup(
         self,
@@ -238,7 +237,7 @@ class CachedDataset:
             indices = orders.kept(epoch, place).tolist()
         if progress is None:
             progress = Bar("filling the cache") if sys.stderr.isatty() else quiet
-        warm(self._bring, indices, self._requests, progress)
+        warm(self._source.bring, indices, self._requests, progress)
         return self.statistics().since(before)
 
     def log_epoch(self, number: int) -> Statistics:
@@ -280,41 +279,5 @@ class CachedDataset:
             raise IndexError(f"sample {number} of a dataset of {length}")
         return number % length
 
-    def _key(self, number: int) -> bytes:
-        return key_of(self.fingerprint, number)
-
     def _finish(self, sample: Any) -> Any:
         return sample if self.transform is None else self.transform(sample)
-
-    def _sample(self, number: int) -> Any:
-        found = self._store.obtain(self._key(number), lambda: self._fetch(number))
-        return record.decode(found)
-
-    def _bring(self, number: int) -> None:
-        """Get a sample to the nearest tier that has room, for others who will read it."""
-        self._store.bring(self._key(number), lambda: self._fetch(number))
-
-    def _fetch(self, number: int) -> bytes:
-        data = record.encode(self._from_origin(number))
-        if self._store.statistics().compared < _COMPARED:
-            self._store.count("compared")
-            if record.encode(self._from_origin(number)) != data:
-                warnings.warn(
-                    f"sample {number} of {type(self.dataset).__name__} was another one when it was "
-                    "fetched again: every epoch will see the one that was kept; move random "
-                    "augmentation from the dataset to transform=",
-                    stacklevel=2,
-                )
-        return data
-
-    def _from_origin(self, number: int) -> Any:
-        try:
-            return origin.fetch(
-                lambda: self.dataset[number],
-                self._retries,
-                self._retry_on,
-                lambda: self._store.count("retries"),
-            )
-        except Exception:
-            self._store.count("failures")
-            raise

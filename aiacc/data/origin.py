@@ -4,14 +4,81 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from aiacc.data import record
+from aiacc.data.fingerprint import key_of
+from aiacc.data.store import Store
 
 #: Errors that another attempt may not meet.
 TRANSIENT: tuple[type[Exception], ...] = (OSError,)
 #: Those of them that it would meet again.
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+
+
+#: Samples of a node that are fetched twice.
+_COMPARED = 3
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often an attempt is made again, and after which errors."""
+
+    count: int = 3
+    errors: tuple[type[Exception], ...] = TRANSIENT
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"retries={self.count} (expected at least 0)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Samples by name, from the store if it has them, and from the user's function if not."""
+
+    read: Callable[[Any], Any]
+    fingerprint: str
+    store: Store
+    retries: Retries
+    #: What is said in warnings.
+    what: str
+
+    def key(self, name: int | str | bytes) -> bytes:
+        """The key of a sample in the store."""
+        return key_of(self.fingerprint, name)
+
+    def get(self, name: Any) -> Any:
+        """A sample; a copy of the caller's own."""
+        return record.decode(self.store.obtain(self.key(name), lambda: self.fetch(name)))
+
+    def bring(self, name: Any) -> None:
+        """Get a sample to where others find it."""
+        self.store.bring(self.key(name), lambda: self.fetch(name))
+
+    def fetch(self, name: Any) -> bytes:
+        """The record of a sample, from the user's function."""
+        data = record.encode(self._attempts(name))
+        if self.store.statistics().compared < _COMPARED:
+            self.store.count("compared")
+            if record.encode(self._attempts(name)) != data:
+                warnings.warn(
+                    f"sample {name} of {self.what} was another one when it was fetched again: "
+                    "every epoch will see the one that was kept; move random augmentation from the "
+                    "dataset to transform=",
+                    stacklevel=2,
+                )
+        return data
+
+    def _attempts(self, name: Any) -> Any:
+        try:
+            return fetch(lambda: self.read(name), self.retries, lambda: self.store.count("retries"))
+        except Exception:
+            self.store.count("failures")
+            raise
 
 
 def pause_before(attempt: int, chance: float) -> float:
@@ -23,26 +90,20 @@ def pause_before(attempt: int, chance: float) -> float:
     return min(_FIRST_PAUSE_S * 2.0 ** (attempt - 1), _LONGEST_PAUSE_S) * (1 - chance / 2)
 
 
-def fetch(
-    read: Callable[[], Any],
-    retries: int,
-    retry_on: tuple[type[Exception], ...],
-    on_retry: Callable[[], None],
-    pause: Callable[[float], object] = time.sleep,
-) -> Any:
-    """The result of ``read``, with up to ``retries`` repetitions after errors of ``retry_on``.
+def fetch(read: Callable[[], Any], retries: Retries, on_retry: Callable[[], None]) -> Any:
+    """The result of ``read``, repeated after errors that may pass.
 
     Blocks: as ``read`` does, and in the pauses between attempts.
 
     Raises:
         Exception: What the last attempt raised.
     """
-    for attempt in range(1, retries + 1):
+    for attempt in range(1, retries.count + 1):
         try:
             return read()
-        except retry_on as error:
-            if isinstance(error, PERMANENT) and not any(kind in retry_on for kind in PERMANENT):
+        except retries.errors as error:
+            if isinstance(error, PERMANENT) and not set(PERMANENT) & set(retries.errors):
                 raise
             on_retry()
-            pause(pause_before(attempt, random.random()))
+            time.sleep(pause_before(attempt, random.random()))
     return read()

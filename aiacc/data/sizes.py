@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+#: Where files are in memory.
+SHARED_MEMORY = Path("/dev/shm")
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {f"{unit}i": 1024**power for power, unit in enumerate(_UNITS) if unit}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)

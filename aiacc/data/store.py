@@ -114,6 +114,10 @@ class Store:
                     found = bytearray(fetch())
         return found
 
+    def find(self, key: bytes) -> bytearray | None:
+        """The record of a key, a copy; None if no tier has it. Blocks: never for others."""
+        return self._from_memory(key, False) or self._from_disk(key, False)
+
     def bring(self, key: bytes, fetch: Callable[[], bytes]) -> None:
         """Get a record to the nearest tier that has room, for others who will read it.
 

@@ -221,9 +221,11 @@ def test_what_does_not_stay_is_fetched_ahead_into_a_window(tmp_path):
         cached[index]
     before = cached.statistics()
     assert before.refused > 50
-    missing = [index for index in range(200) if not cached._store.in_memory(cached._key(index))]
+    missing = [
+        index for index in range(200) if not cached._store.in_memory(cached._source.key(index))
+    ]
     for index in missing:
-        cached._bring(index)  # as the process that fetches ahead does
+        cached._source.bring(index)  # as the process that fetches ahead does
         assert cached[index].tolist() == [index] * 10_000
     found = cached.statistics().since(before)
     assert found.samples == found.fetched == found.ahead == len(missing)  # each once

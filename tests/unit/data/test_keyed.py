@@ -1,0 +1,171 @@
+"""Functions of keys and iterables behind a cache, tf.data's among them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+from aiacc.data import CachedIterable, CachedKeys
+from aiacc.data.fingerprint import key_of
+from tests.unit.data.test_record import same
+
+
+def open_keys(folder, read, **others):
+    return CachedKeys(read, "images", (folder, "1MB"), (folder / "disk", "1MB"), **others)
+
+
+def test_keys_are_read_once(tmp_path):
+    asked = []
+
+    def read(key):
+        asked.append(key)
+        return {"key": key, "pixels": np.full(3, len(str(key)))}
+
+    cached = open_keys(tmp_path, read)
+    for _ in range(2):
+        for key in ("a", b"a", 1, "1", "train/ä.jpg"):
+            assert same(cached[key], {"key": key, "pixels": np.full(3, len(str(key)))})
+    assert set(asked) == {"a", b"a", 1, "1", "train/ä.jpg"}
+    assert cached.statistics().fetched == 5
+    with pytest.raises(TypeError, match="expected an int, a str or bytes"):
+        cached[1.5]
+    cached.close()
+    later = open_keys(tmp_path, None)
+    assert later["a"]["key"] == "a"
+    later.close()
+    newer = open_keys(tmp_path, lambda key: 0, version="2")
+    assert newer["a"] == 0
+    newer.close()
+
+
+class Numbers(torch.utils.data.IterableDataset):
+    """Divides its numbers among workers."""
+
+    def __init__(self, length=10):
+        self.length = length
+        self.passes = []
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        self.passes.append([])
+        for number in range(first, self.length, step):
+            self.passes[-1].append(number)
+            yield torch.tensor(number)
+
+
+@pytest.fixture
+def cached(tmp_path):
+    made = CachedIterable(Numbers(), (tmp_path, "1MB"))
+    yield made
+    made.close()
+
+
+def test_the_second_pass_reads_nothing(cached):
+    for _ in range(3):
+        assert [int(number) for number in cached] == list(range(10))
+    assert len(cached.source.passes) == 1
+    assert cached.statistics().memory_hits == 2 * 11  # with the mark of the end
+
+
+def test_a_pass_that_was_left_is_taken_up(cached):
+    for number in cached:
+        if number == 6:
+            break
+    assert [int(number) for number in cached] == list(range(10))
+    assert cached.source.passes == [list(range(7)), list(range(10))]
+    assert [int(number) for number in cached] == list(range(10))
+    assert len(cached.source.passes) == 2
+
+
+def test_what_has_no_room_comes_from_the_source(tmp_path):
+    samples = [np.full(20_000, number) for number in range(20)]
+    cached = CachedIterable(lambda: iter(samples), (tmp_path, "1MB"), fingerprint="large")
+    for _ in range(2):
+        assert same(list(cached), samples)
+    assert cached.statistics().memory_hits > 0
+    assert cached.statistics().refused > 0
+    cached.close()
+
+
+def test_a_damaged_record_comes_from_the_source(cached):
+    list(cached)
+    arena = cached._cached._arena
+    key = key_of(cached.fingerprint, "  5")
+    (begin,) = [entry.begin for _, entry in arena._entries(key) if entry.key == key]
+    arena._file.map[begin] ^= 1
+    assert [int(number) for number in cached] == list(range(10))
+    assert cached.statistics().corrupt == 1
+
+
+def test_workers_have_passes_of_their_own(cached):
+    loader = torch.utils.data.DataLoader(cached.for_torch(), batch_size=None, num_workers=2)
+    for _ in range(2):
+        assert sorted(int(number) for number in loader) == list(range(10))
+    assert cached.statistics().fetched == 12
+
+
+def test_parts_are_kept_apart(tmp_path):
+    parts = [
+        CachedIterable([rank], (tmp_path, "1MB"), part=f"{rank} of 2", fingerprint="parts")
+        for rank in range(2)
+    ]
+    for _ in range(2):
+        assert [list(part) for part in parts] == [[0], [1]]
+    for part in parts:
+        part.close()
+
+
+def test_other_samples_than_before_are_noticed(tmp_path):
+    order = [1, 2, 3]
+    cached = CachedIterable(lambda: iter(order), (tmp_path, "1MB"), fingerprint="order")
+    assert list(cached) == order
+    cached._cached._arena.forget(key_of(cached.fingerprint, "  0"))
+    order.reverse()
+    with pytest.warns(UserWarning, match="shuffle and augment behind the cache"):
+        assert list(cached) == [3, 2, 3]
+    cached.close()
+
+
+def test_tf_data(tmp_path):
+    reads = []
+
+    def count(number):
+        reads.append(int(number))
+        return number
+
+    numbers = tf.data.Dataset.range(6).map(
+        lambda number: {
+            "x": tf.fill([2, 2], tf.numpy_function(count, [number], tf.int64)),
+            "name": tf.strings.as_string(number),
+        }
+    )
+    with pytest.raises(ValueError, match="expected a name for it"):
+        CachedIterable(numbers, (tmp_path, "1MB"))
+    cached = CachedIterable(numbers, (tmp_path, "1MB"), fingerprint="numbers")
+    signature = numbers.element_spec
+    again = tf.data.Dataset.from_generator(lambda: iter(cached), output_signature=signature)
+    for _ in range(2):
+        found = list(again.shuffle(6, seed=1).batch(2).as_numpy_iterator())
+        names = sorted(name for batch in found for name in batch["name"])
+        assert names == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert all(batch["x"].shape == (2, 2, 2) for batch in found)
+    assert len(reads) == 6
+    cached.close()
+
+
+def test_tf_data_by_key(tmp_path):
+    asked = []
+
+    def read(key):
+        asked.append(key)
+        return np.full(2, key[0])
+
+    cached = CachedKeys(read, "keys", (tmp_path, "1MB"))
+    names = tf.data.Dataset.from_tensor_slices([b"abc", b"bcd"])
+    images = names.map(lambda name: tf.numpy_function(cached.__getitem__, [name], tf.int64))
+    for _ in range(2):
+        assert [image.tolist() for image in images.as_numpy_iterator()] == [[97, 97], [98, 98]]
+    assert set(asked) == {b"abc", b"bcd"}
+    assert cached.statistics().memory_hits == 2
+    cached.close()
