@@ -47,9 +47,11 @@ _STEPS = (
     ("bert_base", "100gbib-64"),
 )
 #: ResNet-50 with 32 images on 8 GPUs (K80) over 10GbE, INFOCOM 2019: images per second on one GPU,
-#: and measured speed-ups; a and b of that cluster by the authors' later scripts.
+#: and measured speed-ups; a and b of 8 nodes with 10GbE in the authors' scripts of 2021.
 _INFOCOM = {"one": 76.85, "a": 1.37e-3, "b": 1.66e-9, "ranks": 8}
 _INFOCOM_MEASURED = {"per_tensor": 6.06, "single": 5.29, "mgwfbp_paper": 7.37}
+#: With so much of a and b the gains are those that were measured.
+_NEARBY = 0.95
 #: Rings of ResNet-50 to 2,048 GPUs. Links carry 1/1.2 of their rate, as in the authors' simulator.
 _LINKS = {"10 Gbit/s": "alpha=30e-6,gbit=8.333", "100 Gbit/s": "alpha=5e-6,gbit=83.33"}
 _WORLDS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -94,7 +96,12 @@ def simulated() -> dict[str, Any]:
         "commit": commit(),
         "networks": {name: list(PUBLISHED[name]) for _, name in _STEPS},
         "steps": steps,
-        "infocom": {**_INFOCOM, "measured": _INFOCOM_MEASURED, "simulated": _infocom()},
+        "infocom": {
+            **_INFOCOM,
+            "measured": _INFOCOM_MEASURED,
+            "simulated": _infocom(1.0),
+            "simulated_nearby": _infocom(_NEARBY),
+        },
         "scaling": [
             {"link": link, "net": net, "world": world, "efficiency": _efficiency(net, world)}
             for link, net in _LINKS.items()
@@ -103,9 +110,9 @@ def simulated() -> dict[str, Any]:
     }
 
 
-def _infocom() -> dict[str, float]:
+def _infocom(share: float) -> dict[str, float]:
     trace = models.trace_of("resnet50", compute_s=32 / _INFOCOM["one"])
-    cost = Affine(_INFOCOM["a"], _INFOCOM["b"])
+    cost = Affine(share * _INFOCOM["a"], share * _INFOCOM["b"])
     return {
         name: 8 * trace.compute_s / planners.plan(name, trace, cost).predicted_s
         for name in ("per_tensor", "single", "mgwfbp_paper", "optimal")
@@ -163,17 +170,22 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _infocom_table(report: dict[str, Any]) -> str:
     found = report["infocom"]
-    lines = ["| planner | speed-up, measured by the authors | simulated |", "| --- | --- | --- |"]
-    for name, value in found["simulated"].items():
-        measured = found["measured"].get(name)
-        lines.append(f"| `{name}` | {measured or ''} | {value:.2f} |")
-    measured, ours = found["measured"], found["simulated"]
-    for other in ("per_tensor", "single"):
-        lines.append(
-            f"| `mgwfbp_paper` over `{other}` | {measured['mgwfbp_paper'] / measured[other]:.2f}x "
-            f"| {ours['mgwfbp_paper'] / ours[other]:.2f}x |"
+    measured, exact, nearby = (
+        found[name] for name in ("measured", "simulated", "simulated_nearby")
+    )
+    rows = [
+        (_code(name), f"{measured.get(name, '')}", f"{exact[name]:.2f}", f"{nearby[name]:.2f}")
+        for name in exact
+    ]
+    rows += [
+        (
+            f"`mgwfbp_paper` over `{name}`",
+            *(f"{of['mgwfbp_paper'] / of[name]:.2f}x" for of in (measured, exact, nearby)),
         )
-    return "\n".join(lines)
+        for name in ("per_tensor", "single")
+    ]
+    head = ("planner", "speed-up, measured by the authors", "simulated", "a and b 5 % smaller")
+    return _table(head, rows)
 
 
 def _scaling_table(report: dict[str, Any]) -> str:
