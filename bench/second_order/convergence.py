@@ -29,7 +29,7 @@ import aiacc.torch as hvd
 from bench.machine import ROOT
 from bench.network import runs
 from bench.second_order.contenders import CONTENDERS, SEEDS, TRIALS, Contender, contender, trial
-from bench.second_order.convergence_report import best_of, report
+from bench.second_order.convergence_report import best_of, report, runs_of
 from bench.second_order.workloads import WORKLOADS, Workload, workload
 
 RESULT = ROOT / "bench" / "results" / "kfac_convergence.json"
@@ -80,18 +80,15 @@ def thinned(curve: Sequence[Any], points: int) -> list[Any]:
     return [*curve[apart - 1 : -1 : apart], curve[-1]]
 
 
-def _run(work: Workload, one: Contender, options: argparse.Namespace) -> None:
-    """What is missing of a contender in a workload."""
-    for number in range(options.trials):
-        _once(work, one, trial(one, number), 0, options.json)
-    mine = [
-        run
-        for run in runs.kept(options.json, add=True)
-        if (run["workload"], run["contender"], run["seed"]) == (work.name, one.name, 0)
-    ]
-    best = best_of(mine)
+def _run(work: Workload, ones: Sequence[Contender], options: argparse.Namespace) -> None:
+    """What is missing of a workload: all trials, then everybody with one seed before the next."""
+    for one in ones:
+        for number in range(options.trials):
+            _once(work, one, trial(one, number), 0, options.json)
     for seed in SEEDS[: options.seeds]:
-        _once(work, one, best["tuned"], seed, options.json)
+        for one in ones:
+            trials, _ = runs_of(runs.kept(options.json, add=True), work, one.name)
+            _once(work, one, best_of(trials)["tuned"], seed, options.json)
 
 
 def _once(work: Workload, one: Contender, tuned: dict[str, float], seed: int, path: Path) -> None:
@@ -144,8 +141,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     hvd.init()
     for work in works:
-        for one in ones:
-            _run(work, one, options)
+        _run(work, ones, options)
     hvd.shutdown()
     return 0
 
