@@ -105,7 +105,13 @@ class Arena:
             for _, entry in self._entries(key)
         )
 
-    def write(self, key: bytes, record: bytes | bytearray, may_go: bool = False) -> bool:
+    def write(
+        self,
+        key: bytes,
+        record: bytes | bytearray | memoryview,
+        may_go: bool = False,
+        may_stay: bool = True,
+    ) -> bool:
         """Admit a record if there is room.
 
         Blocks: while others write.
@@ -114,6 +120,7 @@ class Arena:
             key: Of 16 bytes.
             record: Whole record.
             may_go: Whether it was fetched ahead: it gets a place in the window then, if no other.
+            may_stay: Whether it may have a place for ever.
 
         Returns:
             Whether the record is there now.
@@ -123,7 +130,7 @@ class Arena:
         with self._appending() as is_mine:
             if key in self or not is_mine:
                 return key in self
-            place = geometry.admit(self._segments(), len(record), may_go, self._evict)
+            place = geometry.admit(self._segments(), len(record), may_go, self._evict, may_stay)
             number = self._free_entry(key)
             if place is None or number is None:
                 return False
@@ -271,7 +278,7 @@ class Arena:
         at = self._layout.segment_at(number) + geometry.SEGMENT.size - geometry.LAST_USE.size
         geometry.LAST_USE.pack_into(self._file.map, at, time.monotonic_ns())
 
-    def _store(self, at: int, record: bytes | bytearray) -> bool:
+    def _store(self, at: int, record: bytes | bytearray | memoryview) -> bool:
         view = memoryview(record)
         try:
             while view:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,16 @@ from aiacc.data import orders, origin
 from aiacc.data.ahead import AheadOf, Fetcher, how_far
 from aiacc.data.fingerprint import fingerprint_of, named
 from aiacc.data.layout import Eviction
-from aiacc.data.orders import SHARDS, Shard, Topology
-from aiacc.data.sampler import ShardSampler, first_epoch, topology_of_job
+from aiacc.data.neighbours import Exchange
+from aiacc.data.orders import SHARDS, Epoch, Indices, Shard, Topology
+from aiacc.data.sampler import ShardSampler, check_job, first_epoch, topology_of_job
 from aiacc.data.sizes import SHARED_MEMORY, folder_and_bytes
 from aiacc.data.statistics import Statistics
 from aiacc.data.store import Store, Tiers
 from aiacc.data.warmup import Bar, Progress, quiet, warm
 
+#: Samples of each rank in a round between nodes.
+_ROUND = 64
 _logger = logging.getLogger("aiacc.data")
 
 
@@ -86,8 +89,8 @@ class CachedDataset:
     ) -> None:
         if requests < 1:
             raise ValueError(f"requests={requests} (expected at least 1)")
-        if shard not in SHARDS[:2]:
-            raise ValueError(f'shard={shard!r} (expected "replicas" or "node")')
+        if shard not in SHARDS:
+            raise ValueError(f"shard={shard!r} (expected one of {', '.join(SHARDS)})")
         self.dataset = dataset
         self.transform = transform
         if fingerprint is None:
@@ -154,6 +157,7 @@ class CachedDataset:
         ahead: int = 0,
         reshard_every: int = 0,
         topology: Topology | None = None,
+        patience_s: float = 60.0,
     ) -> ShardSampler:
         """Indices for this rank's DataLoader, by `shard`; its position can be saved.
 
@@ -164,15 +168,19 @@ class CachedDataset:
             seed: Of the orders and of the division among nodes; equal on all ranks.
             drop_last: Whether samples are left out that cannot be divided equally among the ranks;
                 some are read twice if not.
-            ahead: See `fetching_ahead`.
+            ahead: See `fetching_ahead`. With shard "neighbour": samples of each rank that are
+                exchanged at a time, 64 if it is 0; the window in memory, an eighth of it, must have
+                room for three times as many of each rank of the node.
             reshard_every: With shard "node": epochs after which samples are divided among the
                 nodes anew, so that what ranks see together changes; what is fetched again is most
                 of them.
             topology: Where this rank is; None: where the job says it is, if ``init`` was called.
+            patience_s: With shard "neighbour": seconds that the ranks wait for each other, before
+                they go on without. All must read equally many samples of each epoch.
 
         Raises:
             ValueError: An argument that is none of these, or nodes of different sizes without
-                ``topology``.
+                ``topology``; shard "neighbour" in a job of another size.
         """
         epoch = first_epoch(len(self), self._shard, shuffle, seed, drop_last, reshard_every)
         place = topology_of_job() if topology is None else topology
@@ -181,7 +189,18 @@ class CachedDataset:
             if place.local_rank == 0:
                 self.log_epoch(number)
 
-        through = self.fetching_ahead((), ahead).through if ahead else iter
+        through: Callable[[Epoch, Sequence[Indices]], Iterator[int]]
+        if self._shard == "neighbour" and place.size > 1:
+            check_job(place)
+            each = ahead or _ROUND
+            through = Exchange(self._source, place, self._requests, each, patience_s).through
+        else:
+            given = self.fetching_ahead((), ahead).through if ahead else iter
+
+            def through(epoch: Epoch, lists: Sequence[Indices]) -> Iterator[int]:
+                del epoch
+                return given(lists[place.rank].tolist())
+
         return ShardSampler(epoch, place, self.fingerprint, through, at_epoch)
 
     def fetching_ahead(

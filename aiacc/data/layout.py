@@ -145,7 +145,9 @@ class Place:
     empties: bool
 
 
-def admit(segments: Sequence[Segment], size: int, may_go: bool, evict: Eviction) -> Place | None:
+def admit(
+    segments: Sequence[Segment], size: int, may_go: bool, evict: Eviction, may_stay: bool = True
+) -> Place | None:
     """Where a record of ``size`` bytes goes; None: nowhere.
 
     Args:
@@ -153,10 +155,11 @@ def admit(segments: Sequence[Segment], size: int, may_go: bool, evict: Eviction)
         size: Of the record.
         may_go: Whether it was fetched ahead, so that a place in the window is worth while.
         evict: The arena's.
+        may_stay: Whether it may have a place for ever.
     """
     needed = _aligned(size, ALIGNMENT)
     stay, moving = segments[0], segments[1:]
-    if needed <= stay.room:
+    if may_stay and needed <= stay.room:
         return Place(0, False)
     if (evict == "never" and not may_go) or needed > moving[0].end - moving[0].begin:
         return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aiacc import basics
 from aiacc.data import orders
-from aiacc.data.orders import Epoch, Part, Shard, Topology
+from aiacc.data.orders import Epoch, Indices, Part, Shard, Topology
 
 
 def topology_of_job() -> Topology:
@@ -28,6 +28,16 @@ def topology_of_job() -> Topology:
     return Topology(sizes, basics.cross_rank(), basics.local_rank())
 
 
+def check_job(topology: Topology) -> None:
+    """Raise ValueError unless the job has the ranks of a topology."""
+    size = basics.size() if basics.is_initialized() else 1
+    if size != topology.size:
+        raise ValueError(
+            f"a topology of {topology.size} ranks in a job of {size} (expected equally many); call "
+            "init() before, or choose another shard="
+        )
+
+
 class ShardSampler:
     """Indices for one rank's DataLoader. Made by `CachedDataset.sampler`.
 
@@ -41,7 +51,7 @@ class ShardSampler:
         epoch: Epoch,
         topology: Topology,
         fingerprint: str,
-        ahead: Callable[[Iterable[int]], Iterator[int]],
+        through: Callable[[Epoch, Sequence[Indices]], Iterator[int]],
         at_epoch: Callable[[int], object],
     ) -> None:
         """For internal use.
@@ -50,18 +60,18 @@ class ShardSampler:
             epoch: The first pass.
             topology: Where this rank is.
             fingerprint: The dataset's.
-            ahead: Fetches what comes, and gives the same indices.
+            through: Gives this rank's indices out of those of all ranks; may fetch what comes.
             at_epoch: Called by `set_epoch` with the epoch that ends, if any sample was read in it.
         """
         self._epoch = epoch
         self._topology = topology
         self._fingerprint = fingerprint
-        self._ahead = ahead
+        self._through = through
         self._at_epoch = at_epoch
         self._parts: list[Part] = []
         self._taken = 0
         self._is_over = False
-        self._known: tuple[Epoch, list[Part], list[int]] | None = None
+        self._known: tuple[Epoch, list[Part], list[Indices]] | None = None
 
     @property
     def epoch(self) -> int:
@@ -81,13 +91,13 @@ class ShardSampler:
 
     def __len__(self) -> int:
         """How many indices this rank has in this epoch, or had left when a state was loaded."""
-        return len(self._list())
+        return len(self._lists()[self._topology.rank])
 
     def __iter__(self) -> Iterator[int]:
         if self._taken or self._is_over:  # the whole epoch again, as with torch's samplers
             self._parts = []
         self._taken, self._is_over = 0, False
-        for index in self._ahead(self._list()):
+        for index in self._through(self._epoch, self._lists()):
             self._taken += 1
             yield index
         self._is_over = True
@@ -128,12 +138,11 @@ class ShardSampler:
         self._epoch, self._parts = epoch, parts
         self._taken, self._is_over = 0, False
 
-    def _list(self) -> list[int]:
+    def _lists(self) -> list[Indices]:
         known = self._known
         if known is None or known[:2] != (self._epoch, self._parts):
             everyones = orders.lists(self._epoch, self._topology.local_sizes, self._parts)
-            mine = everyones[self._topology.rank].tolist()
-            known = self._known = (self._epoch, list(self._parts), mine)
+            known = self._known = (self._epoch, list(self._parts), everyones)
         return known[2]
 
 

@@ -14,15 +14,16 @@ _SELDOM = ("refused", "corrupt", "retries", "failures", "disk_failures")
 class Statistics:
     """Sums over all processes that use the node's memory, in the order of its counters."""
 
-    #: Samples given from memory, from disk, from another node and from the origin.
+    #: Samples given from memory and from disk.
     memory_hits: int = 0
     disk_hits: int = 0
-    neighbour_hits: int = 0
+    #: Samples that other nodes have sent, and that the origin has given.
+    received: int = 0
     fetched: int = 0
     #: Bytes of the records of these.
     memory_bytes: int = 0
     disk_bytes: int = 0
-    neighbour_bytes: int = 0
+    received_bytes: int = 0
     fetched_bytes: int = 0
     #: Records that were fetched and are kept nowhere.
     refused: int = 0
@@ -44,7 +45,7 @@ class Statistics:
     @property
     def samples(self) -> int:
         """Samples given to readers."""
-        return self.memory_hits + self.disk_hits + self.neighbour_hits + self.fetched - self.ahead
+        return self.memory_hits + self.disk_hits + self.fetched - self.ahead
 
     @property
     def hit_ratio(self) -> float:
@@ -63,7 +64,7 @@ class Statistics:
             f"{self.samples} samples",
             f"{self.memory_hits} from memory ({_megabytes(self.memory_bytes)})",
             f"{self.disk_hits} from disk ({_megabytes(self.disk_bytes)})",
-            f"{self.neighbour_hits} from neighbours ({_megabytes(self.neighbour_bytes)})",
+            f"{self.received} from other nodes ({_megabytes(self.received_bytes)})",
             f"{self.fetched} from the origin ({_megabytes(self.fetched_bytes)})",
             f"waited {self.stall_ns / 1e9:.1f} s",
         ]

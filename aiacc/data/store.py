@@ -94,7 +94,7 @@ class Store:
         """Whether it is in the nearest tier."""
         return key in self._arena
 
-    def obtain(self, key: bytes, fetch: Callable[[], bytes]) -> bytearray:
+    def obtain(self, key: bytes, fetch: Callable[[], bytes], lent: bool = False) -> bytearray:
         """The record of a key, from the nearest place that has it; a copy.
 
         Blocks: while it is fetched, by this process or by another one of the node.
@@ -102,14 +102,15 @@ class Store:
         Args:
             key: Of 16 bytes.
             fetch: Makes the record if no tier has it. Called by one process of the node at a time.
+            lent: Whether it is for another node, and not counted as given to a reader here.
 
         Raises:
             Exception: What ``fetch`` raised.
         """
-        found = self._from_memory(key, False)
+        found = self._from_memory(key, lent)
         if found is None:
-            with self._stall():
-                found = self._absent(key, fetch, False)
+            with self._stall(lent):
+                found = self._absent(key, fetch, lent)
                 if found is None:  # a thread of this process was bringing it, and left it to others
                     found = bytearray(fetch())
         return found
@@ -129,6 +130,12 @@ class Store:
         """
         if key not in self._arena:
             self._absent(key, fetch, True)
+
+    def receive(self, key: bytes, record: memoryview) -> None:
+        """Take a record that another node keeps; it stays until it is read, more or less."""
+        self.count("received")
+        self.count("received_bytes", len(record))
+        self._arena.write(key, record, may_go=True, may_stay=False)
 
     def _from_memory(self, key: bytes, ahead: bool) -> bytearray | None:
         return self._hit("memory", self._arena.read, key, ahead)
@@ -234,12 +241,13 @@ class Store:
         self._fetching: dict[bytes, Future[bytes]] = {}
 
     @contextmanager
-    def _stall(self) -> Iterator[None]:
+    def _stall(self, ahead: bool) -> Iterator[None]:
         begin = time.monotonic_ns()
         try:
             yield
         finally:
-            self.count("stall_ns", time.monotonic_ns() - begin)
+            if not ahead:
+                self.count("stall_ns", time.monotonic_ns() - begin)
 
 
 def _close(arena: Arena, disk: Disk | None) -> None:

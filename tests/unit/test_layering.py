@@ -40,7 +40,7 @@ PACKAGES = {
     "autotune": {"collectives"},
     "array": {"collectives"},
     "compression": {"planning"},
-    "data": set(),
+    "data": {"array"},
     "optim": set(),
     "planning/division": {"planning"},
     "kfac": {"planning", "planning/division", "planning/models"},

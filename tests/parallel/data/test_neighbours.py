@@ -1,0 +1,126 @@
+"""Samples that come from the node that keeps them: ranks of pretended nodes, each with its
+memory."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+import aiacc.array as hvd
+from aiacc.data import CachedDataset, Topology
+from tests.support.ranks import run_ranks
+
+SAMPLES = 60
+
+
+class Origin:
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.random.default_rng(index).integers(0, 256, 500))
+
+
+def _place(sizes):
+    places = [(node, local) for node, count in enumerate(sizes) for local in range(count)]
+    # The other way round than the job numbers its ranks.
+    return Topology(sizes, *places[hvd.size() - 1 - hvd.rank()])
+
+
+def _open(folder, place):
+    memory = Path(folder) / f"node{place.node}"
+    memory.mkdir(exist_ok=True)
+    return CachedDataset(Origin(), (memory, "4MB"), shard="neighbour", requests=4)
+
+
+def _read(cached, indices):
+    return all(torch.equal(cached[index], Origin()[index]) for index in indices)
+
+
+def _epochs(folder, sizes):
+    hvd.init()
+    place = _place(sizes)
+    cached = _open(folder, place)
+    sampler = cached.sampler(seed=1, ahead=8, topology=place)
+    indices, epochs = [], []
+    for number in range(3):
+        hvd.barrier()
+        before = cached.statistics()
+        hvd.barrier()
+        sampler.set_epoch(number)
+        if number < 2:
+            assert _read(cached, taken := list(sampler))
+        else:
+            loader = DataLoader(cached, batch_size=4, sampler=sampler, num_workers=1)
+            taken = []
+            for batch in loader:
+                taken += [int(sample.sum()) for sample in batch]
+        indices.append(taken)
+        hvd.barrier()
+        epochs.append(cached.statistics().since(before))
+    hvd.barrier()
+    cached.close()
+    hvd.shutdown()
+    return place.node, place.local_rank, indices, epochs
+
+
+def test_every_sample_is_fetched_once_by_all_nodes_together(tmp_path):
+    found = run_ranks(3, _epochs, str(tmp_path), (2, 1))
+    for number in range(2):
+        read = [index for _, _, indices, _ in found for index in indices[number]]
+        assert sorted(read) == list(range(SAMPLES))
+    sums = sorted(int(Origin()[index].sum()) for index in range(SAMPLES))
+    assert sorted(one for _, _, indices, _ in found for one in indices[2]) == sums
+    nodes = [epochs for _, local, _, epochs in found if local == 0]
+    assert len(nodes) == 2
+    assert sum(epochs[0].fetched for epochs in nodes) == SAMPLES
+    for number in range(3):
+        assert sum(epochs[number].received for epochs in nodes) > SAMPLES / 4
+        assert sum(epochs[number].samples for epochs in nodes) == SAMPLES
+    for number in (1, 2):
+        assert sum(epochs[number].fetched for epochs in nodes) == 0
+    assert list(tmp_path.glob("node*/*")) == []
+
+
+def _one_leaves(folder):
+    hvd.init()
+    place = _place((1, 1))
+    cached = _open(folder, place)
+    sampler = cached.sampler(ahead=5, topology=place, patience_s=0.2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for count, index in enumerate(sampler):
+            assert torch.equal(cached[index], Origin()[index])
+            if place.node and count == 3:
+                break
+    hvd.barrier()
+    hvd.shutdown()
+    cached.close()
+    return count + 1, [str(one.message) for one in caught]
+
+
+def test_a_rank_that_leaves_an_epoch_is_not_waited_for(tmp_path):
+    (left, _), (stayed, said) = sorted(run_ranks(2, _one_leaves, str(tmp_path)))
+    assert (left, stayed) == (4, SAMPLES // 2)
+    assert any("read equally many samples" in text for text in said)
+
+
+def _alone():
+    place = Topology((1, 1), 0, 0)
+    cached = CachedDataset(Origin(), memory="1MB", shard="neighbour")
+    try:
+        cached.sampler(topology=place)
+    except ValueError as error:
+        return str(error), sorted(cached.sampler()) == list(range(SAMPLES))
+    finally:
+        cached.close()
+
+
+def test_a_job_of_another_size_is_refused():
+    said, is_whole = run_ranks(1, _alone)[0]
+    assert "a topology of 2 ranks in a job of 1" in said
+    assert is_whole
