@@ -63,7 +63,7 @@ def divide(
     best: Division | None = None
     for number in range(1, MOST_WAVES + 1):
         waves = in_waves(loads, owners, ranks, number)
-        compute_s, finish_s = _simulate(waves, loads, nbytes, network)
+        compute_s, finish_s = predict(waves, loads, nbytes, network)
         if best is None or finish_s < best.finish_s:
             best = Division(owners, waves, compute_s, finish_s)
     assert best is not None
@@ -76,6 +76,7 @@ def decide(
     nbytes: Sequence[float],
     network: CostModel,
     wish: bool | None = None,
+    overhead_s: float = 0.0,
 ) -> tuple[Decision, Division | None]:
     """Whether `divide` ends before a single rank has computed everything.
 
@@ -87,37 +88,44 @@ def decide(
         nbytes: See `divide`.
         network: See `divide`.
         wish: True: divide in any case.
+        overhead_s: What a divided call took longer than was predicted of it.
 
     Returns:
         The decision, and how the work is divided if it is.
     """
     serial_s = float(sum(loads))
     division = divide(loads, ranks, nbytes, network)
-    pays = wish or division.finish_s < serial_s * (1 - MARGIN)
+    divided_s = division.finish_s + overhead_s
+    pays = wish or divided_s < serial_s * (1 - MARGIN)
     numbers = (
-        f"{serial_s * 1e3:.3g} ms on one rank, {division.finish_s * 1e3:.3g} ms on {ranks} "
+        f"{serial_s * 1e3:.3g} ms on one rank, {divided_s * 1e3:.3g} ms on {ranks} "
         f"({division.compute_s * 1e3:.3g} ms of it computation, {sum(nbytes) / 1e6:.3g} MB to send)"
     )
     if not pays:
         reason = f"every rank computes all {len(loads)} tensors: {numbers}"
-        return Decision(False, reason, ranks, (), 0, serial_s, division.finish_s), None
+        return Decision(False, reason, ranks, (), 0, serial_s, divided_s), None
     number = len(division.waves)
     reason = f"{len(loads)} tensors divided among {ranks} ranks in {number} waves: {numbers}"
     return (
-        Decision(True, reason, ranks, division.owners, number, serial_s, division.finish_s),
+        Decision(True, reason, ranks, division.owners, number, serial_s, divided_s),
         division,
     )
 
 
-def _simulate(
+def predict(
     waves: Waves, loads: Sequence[float], nbytes: Sequence[float], network: CostModel
 ) -> tuple[float, float]:
-    """When the computation ends, and the last exchange: one at a time, each when all are ready."""
+    """Seconds until the computation ends, and the last exchange.
+
+    Exchanges follow each other, and each begins when the slowest rank has its part. To start one
+    costs a rank as much as one of nothing does.
+    """
+    startup = float(network.time(ALL_GATHER, 0.0))
     clocks = [0.0] * (len(waves[0]) if waves else 1)
     arrived = 0.0
     for one in waves:
         for rank, items in enumerate(one):
-            clocks[rank] += sum(loads[item] for item in items)
+            clocks[rank] += sum(loads[item] for item in items) + startup
         size = sum(nbytes[item] for items in one for item in items)
         arrived = max(arrived, *clocks) + float(network.time(ALL_GATHER, size))
     return max(clocks), max(arrived, *clocks)

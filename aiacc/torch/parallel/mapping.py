@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from aiacc import basics
-from aiacc.planning.division.decision import Decision, Division, decide
-from aiacc.planning.division.placement import in_waves, longest_first
+from aiacc.collectives.objects import maxima
+from aiacc.planning.division.decision import Decision, Division, decide, predict
+from aiacc.planning.division.placement import Waves, in_waves, longest_first
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
 from aiacc.torch.parallel.exchange import Result, compute_and_exchange
 from aiacc.torch.parallel.kind import Cost, Kind, agree, kind_of
 from aiacc.torch.parallel.network import Networks
 
-#: Divided calls whose times a decision follows from: the first one warms caches up.
-MEASURED = 2
+#: Divided calls whose times a decision follows from: the best of them, for the first one warms
+#: caches up and others may be disturbed.
+MEASURED = 4
 #: Waves of calls before costs are known.
 _WAVES = 4
 #: Kinds of calls that are remembered.
@@ -45,6 +48,9 @@ class _History:
         #: Least seconds of each tensor, and bytes of its result, once they were measured.
         self.loads: list[float] | None = None
         self.nbytes: list[float] = []
+        #: Of each call that was measured, its seconds on this rank, and its waves.
+        self.seconds: list[float] = []
+        self.waves: list[Waves] = []
         self.decision: Decision | None = None
         self.division: Division | None = None
 
@@ -86,7 +92,7 @@ def parallel_map(
 
     For tensors that all ranks have alike, and a function that takes long: inverses of factors,
     Newton-Schulz iterations. Results of early tensors travel while later ones are computed. The
-    first two calls of a kind (name, function, shapes and dtypes) are divided and timed, and so are
+    first four calls of a kind (name, function, shapes and dtypes) are divided and timed, and so are
     some all-gathers; then all ranks decide alike, by the longest processing time and a model of the
     exchange, whether dividing pays; if not, later calls compute everything and communicate nothing.
     The first rank of the set says so in a line, and the result in ``decision``.
@@ -157,6 +163,7 @@ def _divided(
         owners = longest_first(loads, size)
         waves = in_waves(loads, owners, size, _WAVES)
     measuring = history.decision is None
+    began = time.perf_counter()
     exchanged = compute_and_exchange(
         lambda item: function(tensors[item]),
         owners,
@@ -173,6 +180,8 @@ def _divided(
         before = history.loads or exchanged.seconds
         history.loads = [min(*pair) for pair in zip(before, exchanged.seconds, strict=True)]
         history.nbytes = list(map(float, exchanged.nbytes))
+        history.seconds.append(time.perf_counter() - began)
+        history.waves.append(waves)
         if history.calls == MEASURED:
             _decide(kind, history, process_set)
     return Mapped(exchanged.results, decision)
@@ -183,7 +192,15 @@ def _decide(kind: Kind, history: _History, process_set: ProcessSet) -> None:
     assert history.loads is not None
     size = rank_and_size(process_set).size
     network = _networks.cost(process_set, torch.device(kind.device))
-    decision, division = decide(history.loads, size, history.nbytes, network, kind.divide)
+    slowest = maxima(history.seconds, f"{kind.name}.slowest", process_set)
+    beyond = [
+        seconds - predict(waves, history.loads, history.nbytes, network)[1]
+        for seconds, waves in zip(slowest, history.waves, strict=True)
+    ]
+    overhead_s = max(0.0, min(beyond))
+    decision, division = decide(
+        history.loads, size, history.nbytes, network, kind.divide, overhead_s
+    )
     history.decision, history.division = decision, division
     if rank_and_size(process_set).rank == 0:
         sys.stderr.write(f"aiacc: {kind.name}: {decision.reason}\n")

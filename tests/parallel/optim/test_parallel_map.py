@@ -9,10 +9,11 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc.exceptions import MismatchError
+from aiacc.torch.parallel.mapping import MEASURED
 from tests.support.ranks import run_ranks
 
-#: Tensors of a call after which all costs are known.
-KNOWN = 3
+#: Calls of which the last one follows a decision.
+KNOWN = MEASURED + 1
 
 
 def _tensors(seed=0):
@@ -64,10 +65,10 @@ def _maps():
         assert all(one == everyones[0] for one in everyones)
         if size > 1:
             # Measured first, then decided for good.
-            assert [decision.reason for decision in decisions[:2]] == ["measures"] * 2
-            assert decisions[2] == decisions[3]
-            assert decisions[2].serial_s > 0
-            assert decisions[2].divided_s > 0
+            assert {decision.reason for decision in decisions[:MEASURED]} == {"measures"}
+            assert decisions[MEASURED] == decisions[MEASURED + 1]
+            assert decisions[MEASURED].serial_s > 0
+            assert decisions[MEASURED].divided_s > 0
             assert set(decisions[0].owners) == set(range(size))
     assert _check([], _inverse).divided is False
     _check(tensors, _inverse, cost=lambda tensor: len(tensor) ** 3, name="costs", divide=True)

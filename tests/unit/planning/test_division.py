@@ -81,13 +81,17 @@ def test_dividing_pays_where_the_network_is_faster_than_a_rank():
     # Half the computation, and the last of the waves' exchanges in the open.
     waves = len(division.waves)
     assert 1 < waves <= MOST_WAVES
-    assert decision.divided_s == pytest.approx(0.04 + 1e-4 + 8e6 / waves * 1e-9)
+    assert decision.divided_s == pytest.approx(0.04 + (waves + 1) * 1e-4 + 8e6 / waves * 1e-9)
     assert "8 tensors divided among 2 ranks" in decision.reason
     decision, division = decide(loads, 2, nbytes, slow)
     assert (decision.divided, division) == (False, None)
     assert decision.divided_s > decision.serial_s * (1 - MARGIN)
     assert "every rank computes all 8 tensors" in decision.reason
     assert decide(loads, 2, nbytes, slow, wish=True)[0].divided
+    # What calls were seen to cost beyond that counts.
+    decision, _ = decide(loads, 2, nbytes, fast, overhead_s=0.04)
+    assert not decision.divided
+    assert decision.divided_s > 0.08
 
 
 def test_one_round_where_messages_are_dear():
