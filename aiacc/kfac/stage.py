@@ -32,6 +32,9 @@ class StageCosts:
     #: Share of the computation that hides communication: 1 where neither slows down the other, 0
     #: where inverses are sent when all are computed.
     overlap: float = 1.0
+    #: With ``gathered``: whether an all-gather takes as long as if every rank sent as much as the
+    #: one that sends most, as in a ring; what one rank alone sends is a broadcast then.
+    even: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -104,22 +107,35 @@ class StageModel:
         ready = [end * overlap for end, _ in done]
         hidden, arrived = compute_s * overlap, 0.0
         sent = []
-        for i, j, seconds in self._cut(factors, ready):
+        for i, j, seconds in self._cut(factors, ready, owners):
             start = max(arrived, ready[j - 1])
             arrived = start + seconds
             clock = [_unhidden(at, overlap, compute_s) for at in (start, arrived)]
             sent.append(Sent(tuple(factors[i:j]), *clock))
         return Stage(compute_s, compute_s - hidden + max(hidden, arrived), tuple(sent))
 
-    def _cut(self, factors: list[int], ready: list[float]) -> list[tuple[int, int, float]]:
+    def _cut(
+        self, factors: list[int], ready: list[float], owners: Sequence[int | None]
+    ) -> list[tuple[int, int, float]]:
         """Which of the factors travel together, and for how long."""
         if not self._costs.gathered:
             return [(i, i + 1, self._sending[factor]) for i, factor in enumerate(factors)]
         prefix = np.concatenate([[0.0], np.cumsum(self._sizes[factors])])
 
+        of_rank = np.zeros((self._ranks, len(factors) + 1))
+        for number, factor in enumerate(factors, start=1):
+            of_rank[owners[factor], number] = self._sizes[factor]
+        of_rank = np.cumsum(of_rank, axis=1)
+
         def costs_to(j: int) -> Floats:
             sizes = prefix[j] - prefix[:j]
-            return np.asarray(self._costs.network.time(ALL_GATHER, sizes), float)
+            if not self._costs.even:
+                return np.asarray(self._costs.network.time(ALL_GATHER, sizes), float)
+            parts = of_rank[:, j : j + 1] - of_rank[:, :j]
+            whole = self._ranks * parts.max(axis=0)
+            gathered = np.asarray(self._costs.network.time(ALL_GATHER, whole), float)
+            sent = np.asarray(self._costs.network.time(BROADCAST, sizes), float)
+            return np.where((parts > 0).sum(axis=0) == 1, sent, gathered)
 
         ends, _ = best_ends(len(factors), costs_to, [0.0, *ready].__getitem__)
         return [(i, j, float(costs_to(j)[i])) for i, j in itertools.pairwise([0, *ends])]

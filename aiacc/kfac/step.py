@@ -49,7 +49,7 @@ class Costs:
     overlap: float = 1.0
     #: Whether a reduction to owners gives every rank a part of the same size, as a reduce-scatter
     #: does: it takes as long as if all owned as much as the one that owns most. Else it moves what
-    #: is owned, and no more.
+    #: is owned, and no more. See `StageCosts.even`, too.
     even: bool = False
 
     def __post_init__(self) -> None:

@@ -69,7 +69,8 @@ def agree_on_costs(layers: Sequence[FactoredModule], ranks: Ranks) -> StageCosts
     first = first_rank(ranks.process_set)
     table = inversion_table(dims, like) if ranks.index == 0 else None
     table = broadcast_object(table, first, "kfac.inversions", ranks.process_set)
-    return StageCosts(table, network(ranks.process_set, ranks.size, like.device), gathered=True)
+    costs = network(ranks.process_set, ranks.size, like.device)
+    return StageCosts(table, costs, gathered=True, even=True)
 
 
 def distribution_of(

@@ -67,6 +67,9 @@ class InverseStage:
         # As the stage is planned: what others wait for first, the largest first.
         self._mine = sorted(mine, key=_turn)
         self._groups = _groups(name, pairs, ranks, together)
+        self._number_of = {
+            factor: number for number, group in enumerate(self._groups) for factor in group.awaited
+        }
         self.computing_s = self.waiting_s = 0.0
 
     @property
@@ -90,7 +93,7 @@ class InverseStage:
         dampings = self._dampings(damping, split)
         shared = time.perf_counter()
         waiting = list(self._groups)
-        for _, some in groupby([*self._mine, None], lambda pair: pair and _turn(pair)):
+        for _, some in groupby([*self._mine, None], self._batch):
             # What has all of this rank's inverses leaves while others are computed.
             leaving = [group for group in waiting if group.complete]
             for group in leaving:
@@ -104,6 +107,10 @@ class InverseStage:
             group.finish()
         self.computing_s += computed - shared
         self.waiting_s += shared - began + time.perf_counter() - computed
+
+    def _batch(self, pair: Pair | None) -> object:
+        """Equal for factors that are inverted at once: of one dimension, and leaving together."""
+        return pair and (_turn(pair), self._number_of.get(pair[0].name))
 
     def _invert(self, factors: list[Factor], dampings: dict[str, torch.Tensor]) -> None:
         """Those of one dimension, at once."""

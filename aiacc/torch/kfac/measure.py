@@ -11,10 +11,22 @@ import torch
 from aiacc.collectives.objects import maxima
 from aiacc.kfac.costs import InversionTable
 from aiacc.kfac.inverses import invert
-from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Affine
+from aiacc.planning.cost import (
+    ALL_REDUCE,
+    BROADCAST,
+    OPERATIONS,
+    REDUCE_SCATTER,
+    Affine,
+)
 from aiacc.planning.fit import fit_affine
-from aiacc.process_sets import ProcessSet
-from aiacc.torch.mpi_ops import allgather_async, allreduce_async_, reducescatter_async, synchronize
+from aiacc.process_sets import ProcessSet, first_rank
+from aiacc.torch.mpi_ops import (
+    allgather_async,
+    allreduce_async_,
+    broadcast_async_,
+    reducescatter_async,
+    synchronize,
+)
 
 #: Points of a table, and what a dimension may take until larger ones are not measured: their times
 #: are taken to grow with the third power.
@@ -50,7 +62,7 @@ def _inversion_s(dim: int, like: torch.Tensor) -> float:
 def network(process_set: ProcessSet, ranks: int, device: torch.device) -> Affine:
     """A + b M of operations among these ranks, as the slowest sees them. Collective, blocks."""
     pairs = {}
-    for operation in (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER):
+    for operation in OPERATIONS:
         samples = []
         for nbytes in _PROBED:
             whole = torch.zeros(max(ranks, nbytes // 4 // ranks * ranks), device=device)
@@ -74,6 +86,9 @@ def _operation(
         return lambda: synchronize(allreduce_async_(whole, None, name, process_set=process_set))
     if operation == REDUCE_SCATTER:
         return lambda: synchronize(reducescatter_async(whole, name, process_set=process_set))
+    if operation == BROADCAST:
+        root = first_rank(process_set)
+        return lambda: synchronize(broadcast_async_(whole, root, name, process_set))
     part = whole[: len(whole) // ranks]
     return lambda: synchronize(allgather_async(part, name, process_set))
 

@@ -1,0 +1,1 @@
+"""Second-order steps on capped virtual hosts, predicted and measured."""

@@ -1,0 +1,215 @@
+"""One rank of a job in which ways to distribute K-FAC take turns; rank 0 writes what steps took.
+
+Started by `bench.network.second_order`, in a virtual host, with the path of a JSON file. The device
+is modelled: it sleeps through passes, factors and inversions, and what it would do to memory
+besides, packing above all, costs nothing. What travels does so by `aiacc.torch.kfac`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import aiacc.torch as hvd
+from aiacc.kfac.distribution import Distribution, LayerWork, Work
+from aiacc.torch.kfac import buckets, inverses
+from aiacc.torch.kfac.execution import Execution
+from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.kfac.fusion import Fused
+from aiacc.torch.kfac.inverses import InverseStage
+from aiacc.torch.kfac.layers import FactoredModule
+from aiacc.torch.kfac.ranks import Ranks
+
+
+class Clock:
+    """Of the device: what it does takes its time from when it could begin."""
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self.at = time.monotonic()
+
+    def until(self, moment: float) -> None:
+        """Sleep until then."""
+        left = moment - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+    def take(self, seconds: float) -> None:
+        """Compute for so long."""
+        self.at += seconds
+        self.until(self.at)
+
+
+class Stage(InverseStage):
+    """Inverts by sleeping."""
+
+    seconds: dict[str, float]
+    late = False
+    clock: Clock
+
+    def _invert(self, factors: list[Factor], dampings: dict[str, torch.Tensor]) -> None:
+        del dampings
+        self.clock.take(sum(self.seconds[factor.name] for factor in factors))
+        for factor in factors:
+            factor.inverse = factor.mean
+            self._left.discard(factor.name)
+        if not self.late or not self._left:
+            for group in self._groups:
+                group.awaited &= self._left
+
+    def begin(self) -> None:
+        """All of this rank's factors are to be inverted."""
+        self._left = {factor.name for factor, _ in self._mine}
+        self.clock = Clock()
+
+
+class Contender:
+    """One way to distribute a step."""
+
+    def __init__(self, task: Any, job: Any, ranks: Ranks) -> None:
+        """Lay out what travels. Collective."""
+        self._task, self._job = task, job
+        layers = [_layer(*row) for row in job["layers"]]
+        self._factors = {f.name: f for layer in layers for f in layer.factors}
+        plan = _plan(task, layers, ranks.size)
+        name = f"bench.{task['name']}"
+        self._execution = Execution(name, layers, plan, ranks)
+        fused = [
+            Fused(op, tuple(names)) for op, names in task["buckets"] if names[0] in self._factors
+        ]
+        self._execution.fuse(fused)
+        self._stage = Stage(name, layers, plan, ranks, task["together"])
+        self._stage.seconds = dict(zip(job["inversion_names"], job["inversion_s"], strict=True))
+        self._stage.late = task["late"]
+        rest = [names for _, names in task["buckets"] if names[0] not in self._factors]
+        self._gradients = [_Gradients(f"{name}.{n}", one, job) for n, one in enumerate(rest)]
+        self._bucket_of = {g: bucket for bucket in self._gradients for g in bucket.names}
+        self._ranks = ranks
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of a step, and of its part before factors are inverted."""
+        for bucket in self._gradients:
+            bucket.begin()
+        hvd.barrier()
+        clock = Clock()
+        began = clock.at
+        if self._task["pipelined"]:
+            for name, ready_s in self._job["moments"]:
+                clock.until(began + ready_s)
+                self._ready(name)
+            clock.until(began + self._job["compute_s"] + self._job["factor_s"])
+            self._wait_for_gradients()
+        else:
+            for name, ready_s in self._job["moments_of_gradients"]:
+                clock.until(began + ready_s)
+                self._ready(name)
+            clock.until(began + self._job["compute_s"])
+            self._wait_for_gradients()
+            clock = Clock()
+            clock.take(self._job["factor_s"])
+            for name in self._factors:
+                self._ready(name)
+        self._execution.exchange.complete()
+        for factor, _, weight in self._execution.exchange.finish():
+            assert float(weight) == self._ranks.size
+            factor.mean = torch.ones(()).expand(factor.shape)  # of no matter
+        inverting = time.monotonic()
+        self._stage.begin()
+        self._stage.run(0.1, "pi")
+        return time.monotonic() - began, inverting - began
+
+    def _ready(self, name: str) -> None:
+        factor = self._factors.get(name)
+        if factor is None:
+            self._bucket_of[name].ready()
+            return
+        factor.total, factor.weight = torch.empty(0), torch.ones(())
+        self._execution.exchange.ready(factor)
+
+    def _wait_for_gradients(self) -> None:
+        for bucket in self._gradients:
+            bucket.finish()
+
+
+class _Gradients:
+    """A bucket of gradients in flat memory."""
+
+    def __init__(self, name: str, names: Sequence[str], job: Any) -> None:
+        self._name, self.names = name, names
+        self._flat = torch.zeros(sum(job["gradients"][one] for one in names))
+        self._left, self._handle = 0, 0
+
+    def begin(self) -> None:
+        self._left = len(self.names)
+        self._flat[0] = 1.0
+
+    def ready(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._handle = hvd.allreduce_async_(self._flat, name=self._name, op=hvd.Sum)
+
+    def finish(self) -> None:
+        hvd.synchronize(self._handle)
+        assert self._flat[0] == hvd.size()
+
+
+def main() -> None:
+    """Run the contenders, one after the other."""
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    for module in (buckets, inverses):
+        module.pack = module.unpack = nothing  # type: ignore[attr-defined]
+    hvd.init()
+    ranks = Ranks(hvd.global_process_set)
+    ranks.name = "bench"
+    found = {}
+    for task in job["contenders"]:
+        contender = Contender(task, job, ranks)
+        taken = []
+        for _ in range(job["steps"] + 1):
+            mine = torch.tensor(contender.step(), dtype=torch.float64)
+            taken.append(hvd.allreduce(mine, op=hvd.Max, name="slowest").tolist())
+        counted = taken[1:]  # the first agrees on names
+        found[task["name"]] = {
+            "seconds": [whole for whole, _ in counted],
+            "passes_s": [passes for _, passes in counted],
+        }
+        if hvd.rank() == 0:
+            Path(job["output"]).write_text(json.dumps(found))
+    hvd.shutdown()
+
+
+def _layer(name: str, a_dim: int, g_dim: int) -> FactoredModule:
+    return FactoredModule(name, torch.nn.Linear(a_dim, g_dim, bias=False))
+
+
+def _plan(task: Any, layers: Sequence[FactoredModule], size: int) -> Distribution:
+    """The distribution that the simulator has found, for these layers."""
+    everybody = tuple(range(size))
+
+    def work(factor: Factor, owner: int | None) -> Work:
+        if owner is None:
+            return Work(factor.shape[0], everybody, everybody, ())
+        reduced_to = (owner,) if task["reduces"] else everybody
+        others = tuple(rank for rank in everybody if rank != owner)
+        return Work(factor.shape[0], reduced_to, (owner,), others)
+
+    owners = iter(task["owners"])
+    works = [
+        LayerWork(
+            layer.name, work(layer.a, next(owners)), work(layer.g, next(owners)), everybody, ()
+        )
+        for layer in layers
+    ]
+    return Distribution(task["name"], size, tuple(works))
+
+
+if __name__ == "__main__":
+    main()
