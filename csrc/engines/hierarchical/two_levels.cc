@@ -7,6 +7,8 @@
 #include "csrc/base/error.h"
 #include "csrc/engines/coded_all_reduce.h"
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
+#include "csrc/kernels/reduce.h"
+#include "csrc/kernels/vector/level.h"
 
 namespace aiacc {
 namespace {
@@ -60,6 +62,19 @@ std::size_t index_of(const std::vector<int>& ranks, int rank) {
                                   ranks.begin());
 }
 
+/// Moves what there is of a residual to the values; most often there is nothing.
+void take_in(float* values, float* residual, std::size_t count) {
+  constexpr std::size_t kBlock = 4096;  // stays in the first-level cache
+  static const VectorLevel& level = *runnable_vector_levels().front();
+  for (std::size_t at = 0; at < count; at += kBlock) {
+    const std::size_t some = std::min(kBlock, count - at);
+    if (level.largest_magnitude(residual + at, some, DataType::kFloat32) != 0) {
+      reduce(values + at, residual + at, some, DataType::kFloat32, ReduceOp::kSum);
+      std::fill_n(residual + at, some, 0.0F);
+    }
+  }
+}
+
 void grow(std::vector<std::byte>& memory, std::size_t bytes) {
   if (memory.size() < bytes) {
     memory.resize(bytes);
@@ -75,11 +90,17 @@ void HierarchicalEngine::reduce_all(
 }
 
 /// HiTopKComm (Shi et al., MLSys 2021), with any code: reduce-scatter inside the host, the coded
-/// all-reduce of each share along its column, all-gather inside.
+/// all-reduce of each share along its column, all-gather inside. What a rank has kept beyond its
+/// share, which was another one when units were others, goes into the sum.
 void HierarchicalEngine::reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory) {
   PerRank& shares = scratch(lane).shares;
   const std::size_t begin = cut(reduce.count, shares);
   const std::size_t mine = shares[static_cast<std::size_t>(local())];
+  if (reduce.residual != nullptr) {
+    const std::size_t end = begin + mine;
+    take_in(reduce.values, reduce.residual, begin);
+    take_in(reduce.values + end, reduce.residual + end, reduce.count - end);
+  }
   grow(memory.shard, mine * sizeof(float));
   auto* shard = reinterpret_cast<float*>(memory.shard.data());
   inside_->reduce_scatter(lane, reduce.values, shard, shares, {DataType::kFloat32, ReduceOp::kSum});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "csrc/engines/coded_all_reduce.h"
@@ -135,15 +136,27 @@ inline void coded_sum(std::vector<CodedRank*> ranks, const Coding& coding) {
 }
 
 /// On two levels: each host's sum as it is, in one share per column; each share coded between
-/// hosts, with the residual of the ranks of its column.
+/// hosts, with the residual of the ranks of its column. Of other shares it goes into the sum.
 inline void coded_sum_of_hosts(std::vector<CodedRank>& ranks,
                                const std::vector<int>& host_of,
                                const Coding& coding) {
   const HostTopology layout(host_of);
   const std::size_t count = ranks.front().values.size();
+  const auto columns = static_cast<std::size_t>(layout.columns());
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto own = static_cast<std::size_t>(layout.local(static_cast<int>(rank)));
+    Floats& residual = ranks[rank].residual;
+    const std::size_t begin =
+        std::min(own, columns) * (count / columns) + std::min({own, columns, count % columns});
+    const std::size_t mine = own >= columns ? 0 : count / columns + (own < count % columns ? 1 : 0);
+    for (std::size_t i = 0; i < residual.size(); ++i) {
+      if (i < begin || i >= begin + mine) {
+        ranks[rank].values[i] += std::exchange(residual[i], 0.0F);
+      }
+    }
+  }
   Floats result;
   for (int column = 0; column < layout.columns(); ++column) {
-    const auto columns = static_cast<std::size_t>(layout.columns());
     const std::size_t begin = result.size();
     const std::size_t end =
         begin + count / columns + (static_cast<std::size_t>(column) < count % columns ? 1 : 0);
