@@ -104,6 +104,7 @@ class Feedback:
 
         Collective: every rank, between the same steps. Blocks: never.
         """
+        self._settle_a_spoilt_step()
         self.flushing = self.kept.names()
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,6 +112,7 @@ class Feedback:
 
         For another number of ranks there are `gathered_state_dict` and `flush`.
         """
+        self._settle_a_spoilt_step()
         place = basics.rank(), basics.size()
         return {
             "kept": self.kept.copy(),
@@ -170,10 +172,17 @@ class Feedback:
                 for kind, of in kept.items()
             }
         self.kept.load(kept)
+        self.spoilt = False
+        self.undo.clear()
         self.factors = {name: factor.clone() for name, factor in state["factors"].items()}
         self._scale = state["scale"]
         self._steps = dict(state["steps"])
         self.flushing = self.kept.names() if gathered else set()
+
+    def _settle_a_spoilt_step(self) -> None:
+        """For hooks, which learn of the end of a step when the next one begins."""
+        if self.spoilt:
+            self.settle()
 
     def next_step(self, names: Iterable[str]) -> int:
         """Number of the step in which the gradients of these names are, in one bucket, now."""

@@ -91,7 +91,7 @@ def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:
 
 
 def _is_coded(one: Contender) -> bool:
-    return one.codec not in ("", "none", "bf16", AUTO)
+    return one.codec not in ("", "none", "bf16", "powersgd", AUTO)
 
 
 def _speeds(codec: str) -> Speeds:

@@ -54,6 +54,8 @@ CONTENDERS = (
     Contender("int4", "int4", "int4"),
     Contender("hitopk", "MSTopK 1 %, HiTopKComm", "mstopk"),
     Contender("flat", "MSTopK 1 %, flat", "mstopk", flat=True),
+    Contender("randomk", "random-k 1 %", "randomk"),
+    Contender("low_rank", "PowerSGD of rank 4, ours", "powersgd"),
     Contender(AUTO, '`compression="auto"`', AUTO, warmup=_COMPARISON + 2),
     Contender("powersgd", "PowerSGD of rank 4, DDP/gloo, 1 rank per host", ""),
 )
@@ -134,7 +136,7 @@ def predicted_s(
 
     A single rank of each host stands for both: they code at the same time and share the interface.
     """
-    if one.codec in ("", AUTO):
+    if one.codec in ("", AUTO, "powersgd"):  # whose bytes depend on shapes
         return None
     exchange = FLAT if one.flat else TWO_LEVEL
     elements = math.fsum(sizes)

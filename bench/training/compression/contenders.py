@@ -64,6 +64,8 @@ CONTENDERS = (
         warms_up=True,
     ),
     Contender("mstopk_10", "MSTopK 10 %, feedback", "mstopk:density=0.1", feeds_back=True),
+    Contender("randomk", "random-k 1 %, feedback", "randomk:density=0.01", feeds_back=True),
+    Contender("powersgd", "PowerSGD of rank 4, feedback", "powersgd:rank=4", feeds_back=True),
     Contender("mstopk_alone", "MSTopK 1 %, no feedback", "mstopk:density=0.01"),
 )
 

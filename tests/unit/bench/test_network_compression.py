@@ -35,7 +35,9 @@ def test_fewer_bytes_are_predicted_to_take_less_time():
     assert seconds == sorted(seconds, reverse=True)
     # A ring between 4 hosts sends 1.5 times the bytes of each.
     assert seconds[0] == pytest.approx(1.5 * 4 * sizes[0] * 8 / 100e6 * 1514 / 1448, rel=0.05)
-    assert predicted_s(_BY_NAME["powersgd"], sizes, 100, {}) is None
+    for name in ("powersgd", "low_rank"):
+        assert predicted_s(_BY_NAME[name], sizes, 100, {}) is None
+    assert predicted_s(_BY_NAME["randomk"], sizes, 100, {}) < seconds[-1]
 
 
 def test_the_table_has_medians_beside_predictions():

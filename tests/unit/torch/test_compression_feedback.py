@@ -229,6 +229,46 @@ def test_a_state_has_the_scale_that_its_residuals_are_in():
     assert residual.equal(_numbered(residual))
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_step_that_a_scaler_skips_is_undone_in_all_buckets(bad):
+    feedback, scaler = Feedback(TOPK), _Scaler(8.0)
+    feedback.follow(scaler)
+    named = _named(a=SHAPE, b=SHAPE)
+    codecs = [feedback.codec(hvd.Sum, [one]) for one in named]
+    for one in named:
+        _fill(feedback, [one])
+    feedback.settle()
+    for spoilt in (True, False):
+        results = [torch.zeros(SHAPE), torch.zeros(SHAPE)]
+        for encode, result in zip(codecs, results, strict=True):
+            encoded = encode([result])
+            for residual in encoded.residuals:
+                residual.fill_(7.0)  # as the core does
+            if spoilt and result is results[0]:
+                result[3, 4] = bad
+            encoded.decode(0)
+        feedback.settle()
+        for name, parameter in named:
+            expected = _numbered(parameter) if spoilt else torch.full(SHAPE, 7)
+            assert feedback.residuals[name].equal(expected.to(torch.float32)), name
+
+
+def test_a_state_and_a_flush_have_nothing_of_a_skipped_step():
+    for call in (Feedback.state_dict, Feedback.flush):
+        feedback = Feedback(TOPK)
+        feedback.follow(_Scaler(8.0))
+        named = _named(a=SHAPE)
+        encode = feedback.codec(hvd.Sum, named)
+        _fill(feedback, named)
+        feedback.settle()
+        result = torch.full(SHAPE, float("nan"))
+        encoded = encode([result])
+        encoded.residuals[0].fill_(7.0)
+        encoded.decode(0)
+        call(feedback)
+        assert feedback.residuals["a"].equal(_numbered(named[0][1]).to(torch.float32))
+
+
 # --- states
 
 
