@@ -3,7 +3,8 @@
 The matrices are those of four transformer blocks of a width (4 of d x d, then 4 d x d and d x 4 d),
 float32 in host memory, with one thread of torch in each rank. All ranks step at the same time in
 every contender, for in a job they would. A step is as long as that of the slowest rank; steps of
-the contenders alternate. Writes one result file and the table of docs/optimizers.md.
+the contenders alternate. After that the norms of LARS are divided likewise. Writes one result file
+and the table of docs/optimizers.md.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 from bench import machine
 from bench.report import between_markers
+from bench.shapes import resnet50
 
 RESULT = machine.ROOT / "bench" / "results" / "muon.json"
 PAGE = machine.ROOT / "docs" / "optimizers.md"
@@ -62,9 +64,33 @@ def worker(widths: list[int], rounds: int, output: Path) -> None:
         decision = contenders["decides"].decision
         row = {"width": width, "samples_ms": samples, "decision": decision.reason}
         rows.append({**row, "divided": decision.divided, "predicted_s": decision.divided_s})
+    norms = _norms(rounds)
     if hvd.rank() == 0:
-        output.write_text(json.dumps(rows))
+        output.write_text(json.dumps({"rows": rows, "norms": norms}))
     hvd.shutdown()
+
+
+def _norms(rounds: int) -> dict[str, Any]:
+    """What LARS's norms take, of ResNet-50's parameters and gradients, by all and divided."""
+    import torch
+
+    import aiacc.torch as hvd
+    from aiacc.collectives.objects import maxima
+    from aiacc.torch.parallel.mapping import MEASURED
+
+    tensors = [torch.randn(shape) for _, shape in resnet50() for _ in range(2)]
+    samples: dict[str, list[float]] = {"all": [], "divided": []}
+    for number in range(MEASURED + 1 + rounds):
+        for name, divide in (("all", False), ("divided", True)):
+            hvd.barrier()
+            began = time.perf_counter()
+            mapped = hvd.parallel_map(
+                tensors, torch.linalg.vector_norm, name=f"norms.{name}", divide=divide
+            )
+            (slowest,) = maxima([time.perf_counter() - began], "bench.slowest")
+            if number > MEASURED:
+                samples[name].append(round(slowest * 1e3, 3))
+    return {"samples_ms": samples, "decision": mapped.decision.reason}
 
 
 def run(ranks: int, widths: str, rounds: int) -> dict[str, Any]:
@@ -75,7 +101,7 @@ def run(ranks: int, widths: str, rounds: int) -> dict[str, Any]:
         command = [str(launcher), "-np", str(ranks), sys.executable, "-m", "bench.optim.muon"]
         command += ["--widths", widths, "--rounds", str(rounds), "--worker", str(output)]
         subprocess.run(command, check=True, cwd=machine.ROOT, timeout=_TIMEOUT_S)
-        return {"ranks": ranks, "rows": json.loads(output.read_text())}
+        return {"ranks": ranks, **json.loads(output.read_text())}
 
 
 def table(report: dict[str, Any]) -> str:
@@ -95,6 +121,12 @@ def table(report: dict[str, Any]) -> str:
                 f"| {row['predicted_s'] * 1e3:.3g} ms "
                 f"| {'to divide' if row['divided'] else 'each does all'} |"
             )
+    for job in report["jobs"]:
+        every, divided = (median(job["norms"]["samples_ms"][name]) for name in ("all", "divided"))
+        lines.append(
+            f"\nThe 322 norms of a step of LARS, of ResNet-50's parameters and gradients, at "
+            f"{job['ranks']} ranks: {every:.3g} ms if each computes all, {divided:.3g} ms divided."
+        )
     lines.append(
         f"\n{report['machine']['cpu']}, {report['machine']['cores']} cores, torch "
         f"{report['versions']['torch']}, commit {report['commit'][:9]}, medians of "

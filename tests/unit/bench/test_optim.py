@@ -31,9 +31,11 @@ def test_steps():
 def test_muon(divided):
     samples = {"torch": [8.0, 12.0], "divided": [4.0, 4.0], "decides": [1.0, 1.0]}
     row = {"width": 64, "samples_ms": samples, "divided": divided, "predicted_s": 0.0045}
-    made = muon.table({**ABOUT, "jobs": [{"ranks": 2, "rows": [row]}]})
+    norms = {"samples_ms": {"all": [3.0, 5.0], "divided": [6.0, 8.0]}}
+    made = muon.table({**ABOUT, "jobs": [{"ranks": 2, "rows": [row], "norms": norms}]})
     word = "to divide" if divided else "each does all"
     assert f"| 2 | 64 | 10 ms | 4 ms | 2.50x | 4.5 ms | {word} |" in made
+    assert "at 2 ranks: 4 ms if each computes all, 7 ms divided." in made
 
 
 def test_pages_have_places_for_both_tables():
