@@ -177,20 +177,24 @@ def _one_by_one(
     ):
         mean.lerp_(grad, 1 - beta1)
         square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        # A square root has no derivative at 0, where there was no gradient yet.
-        root = (square + 1e-30).sqrt() if group["differentiable"] else square.sqrt()
-        update = (mean / first) / (root / second).add_(group["eps"])
-        # Autograd wants what it has seen of parameters, which change in place.
-        seen = parameter.clone() if group["differentiable"] else parameter
+        seen = parameter
+        if group["differentiable"]:
+            # Autograd wants what it has seen of tensors that change in place. And a square root has
+            # no derivative at 0, where there was no gradient yet.
+            mean, seen = mean.clone(), parameter.clone()
+            root = (square + 1e-30).sqrt() * (first / second) + first * group["eps"]
+        else:
+            root = square.sqrt().mul_(first / second).add_(first * group["eps"])
+        update = mean / root
         if group["weight_decay"]:
             update.add_(seen, alpha=group["weight_decay"])
+        ratio = torch.ones((), dtype=trust.wide(parameter), device=parameter.device)
         if group["adapt"]:
             (ratio,) = _ratios(group, [seen], [update], False).unbind()
-            update = update * ratio
-        if isinstance(group["lr"], torch.Tensor):
-            parameter.sub_(update * group["lr"])
+        if isinstance(group["lr"], torch.Tensor) or ratio.dtype != update.dtype:
+            parameter.sub_(update * (ratio * group["lr"]))
         else:
-            parameter.add_(update, alpha=-group["lr"])
+            parameter.addcmul_(update, ratio, value=-group["lr"])
 
 
 def _foreach(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
 import torch
 
 import aiacc.torch as hvd
-from aiacc.exceptions import MismatchError
+from aiacc.exceptions import CollectiveError, MismatchError
 from aiacc.torch.parallel.mapping import MEASURED
 from tests.support.ranks import run_ranks
 
@@ -151,3 +152,21 @@ def test_the_first_rank_says_what_was_decided(capfd):
     reason, again = run_ranks(2, _says_so)
     assert reason == again
     assert capfd.readouterr().err.count(f"aiacc: said: {reason}\n") == 1
+
+
+def _one_dies(victim):
+    hvd.init()
+
+    def function(tensor):
+        if hvd.rank() == victim and len(tensor) == 64:
+            os._exit(7)
+        return tensor
+
+    with pytest.raises(CollectiveError, match=f"rank {victim}"):
+        hvd.parallel_map(_tensors(), function, name="dies", divide=True)
+    return True
+
+
+def test_a_rank_that_dies_is_an_error_on_the_others():
+    results = run_ranks(3, _one_dies, 0, missing=[0])
+    assert results[1:] == [True, True]
