@@ -1,4 +1,4 @@
-"""``python -m bench.second_order.parts``: factors, packing and inverses, each beside its peers.
+"""``python -m bench.second_order.parts``: factors, packing, inverses and steps, beside peers.
 
 One process, one thread unless ``--threads`` says otherwise. Ours and the peers take turns, so that
 what else the machine does meets all of them; ratios are those of medians. Results agree, or the
@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import aiacc.torch as hvd
 from aiacc.kfac.factors import gradient_factor, input_factor
 from aiacc.kfac.inverses import decompose, invert
 from aiacc.kfac.packing import pack, packed_size, unpack
 from bench import machine
 from bench.report import between_markers
+from bench.second_order import steps
 
 RESULT = machine.ROOT / "bench" / "results" / "kfac_parts.json"
 PAGE = machine.ROOT / "docs" / "kfac.md"
@@ -222,12 +224,14 @@ def table(report: dict[str, Any]) -> str:
             f"| {medians['ours'] / medians['peer']:.2f} | {', '.join(others)} |"
         )
     where = report["machine"]
+    if "steps" in report:
+        lines += ["", steps.table(report["steps"])]
     lines += [
         "",
         f"Measured {report['when']} at commit {report['commit'][:12]}, {report['threads']} thread"
         f"{'' if report['threads'] == 1 else 's'} of {where['cpu']}, torch "
-        f"{report['versions']['torch']}; medians of {report['repeats']} in turns; load average "
-        f"{report['load_before'][0]} before, {report['load_after'][0]} after.",
+        f"{report['versions']['torch']}; medians of {report['repeats']} in turns, of steps in CPU "
+        f"time; load average {report['load_before'][0]} before, {report['load_after'][0]} after.",
     ]
     return "\n".join(lines)
 
@@ -265,6 +269,10 @@ def main() -> int:
         "load_before": machine.load(),
     }
     report["rows"] = [measured(row, options.repeats) for row in rows() if options.only in row.key]
+    if not options.only:
+        hvd.init()
+        report["steps"] = steps.measured(options.repeats)
+        hvd.shutdown()
     report["load_after"] = machine.load()
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(table(report))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.second_order import contenders, convergence_report, parts
+from bench.second_order import contenders, convergence_report, parts, steps
 from bench.second_order.convergence import thinned
 from bench.second_order.workloads import WORKLOADS, workload
 
@@ -97,6 +97,13 @@ def test_ratios_of_the_parts_are_those_of_medians():
         "load_after": [0.2],
     }
     assert "| A | 2e+03 ms | 4e+03 ms | 0.50 | x: 1e+03 ms |" in parts.table(report)
+
+
+def test_steps_are_given_beside_those_without():
+    samples = {"without": [1.0, 1.0], "every 1": [3.0, 3.0], "every 10": [1.5, 1.5]}
+    found = steps.table([{"title": "some", "batch": 8, "samples_s": samples}])
+    assert "| step without K-FAC | every 1 step | every 10 steps |" in found
+    assert "| some, batch 8 | 10.00 ms | 30.00 ms (3.00 x) | 15.00 ms (1.50 x) |" in found
 
 
 def test_results_that_differ_are_no_measurement():
