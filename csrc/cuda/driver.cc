@@ -73,6 +73,7 @@ CudaDriver load_cuda_driver(const std::string& path) {
   bind(library, "cuModuleGetFunction", driver.module_get_function);
   bind(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", driver.blocks_per_multiprocessor);
   bind(library, "cuLaunchKernel", driver.launch);
+  bind(library, "cuLaunchCooperativeKernel", driver.launch_cooperative);
   bind(library, "cuMemAlloc_v2", driver.allocate);
   bind(library, "cuMemFree_v2", driver.release);
   bind(library, "cuMemHostAlloc", driver.host_allocate);

@@ -119,6 +119,18 @@ struct CudaDriver {
                        CudaStream stream,
                        void** arguments,
                        void** extra);
+  /// All blocks run at the same time, so that they may wait for one another; refused where the
+  /// device has no room for so many.
+  CudaResult (*launch_cooperative)(CudaFunction function,
+                                   unsigned blocks_x,
+                                   unsigned blocks_y,
+                                   unsigned blocks_z,
+                                   unsigned threads_x,
+                                   unsigned threads_y,
+                                   unsigned threads_z,
+                                   unsigned shared_bytes,
+                                   CudaStream stream,
+                                   void** arguments);
 
   CudaResult (*allocate)(CudaAddress* address, std::size_t bytes);
   CudaResult (*release)(CudaAddress address);

@@ -29,6 +29,7 @@
 
 AIACC_EMBED(batch_copy, AIACC_BATCH_COPY_IMAGE)
 AIACC_EMBED(block_code, AIACC_BLOCK_CODE_IMAGE)
+AIACC_EMBED(selection, AIACC_SELECTION_IMAGE)
 
 namespace aiacc {
 
@@ -38,6 +39,8 @@ DeviceImage device_image(DeviceCode code) {
       return batch_copy_image();
     case DeviceCode::kBlockCode:
       return block_code_image();
+    case DeviceCode::kSelection:
+      return selection_image();
   }
   return {};
 }

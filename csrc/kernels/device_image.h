@@ -15,6 +15,7 @@ struct DeviceImage {
 enum class DeviceCode {
   kBatchCopy,  ///< batch_copy.cu
   kBlockCode,  ///< gpu/block_code.cu
+  kSelection,  ///< gpu/selection.cu
 };
 
 DeviceImage device_image(DeviceCode code);

@@ -2,6 +2,7 @@
 // so that compute-sanitizer can run it: with an argument, on small tensors. Ends with 1 and what
 // differs.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/gpu/block_coder.h"
+#include "csrc/kernels/gpu/device_selector.h"
 #include "csrc/kernels/quantise.h"
 #include "tests/gpu/gpu_rig.h"
 
@@ -140,6 +142,89 @@ int run_blocks(GpuRig& rig, const std::vector<std::size_t>& counts) {
   return jobs;
 }
 
+/// Steps of one buffer; the residual goes from one memory to another, or stays. What differs, or
+/// "".
+std::string check_selection(GpuRig& rig,
+                            const DeviceSelector& selector,
+                            SelectMode mode,
+                            std::size_t count,
+                            std::size_t k,
+                            std::size_t shift,
+                            bool moves) {
+  const std::size_t size = count * sizeof(float);
+  std::vector<float> residual(count);
+  Mirror first(rig, residual.data(), size, shift);
+  Mirror second(rig, residual.data(), size, shift);
+  Mirror* residuals[2] = {&first, moves ? &second : &first};
+  const SelectState fresh = {};
+  Mirror state(rig, &fresh, sizeof fresh, 0);
+  const DeviceMemory workspace(rig, select_workspace_bytes(count, k));
+  std::vector<std::uint32_t> wire(2 * k);
+  Mirror wire_mirror(rig, wire.data(), wire.size() * 4, 0);
+  ThresholdTrack track;
+  SelectScratch scratch;
+  for (unsigned step = 0; step < 6; ++step) {
+    std::vector<float> in = numbers(count, step);
+    if (count > 700) {
+      in[700] = step == 3 ? INFINITY : 1.0F;
+    }
+    if (step == 4) {
+      std::fill(in.begin(), in.end(), 2.5F);  // ties
+    }
+    const Mirror in_mirror(rig, in.data(), size, shift);
+    selector.select(rig.stream(),
+                    plan_selection(wire_mirror.pointer(),
+                                   reinterpret_cast<const float*>(in_mirror.pointer()),
+                                   reinterpret_cast<float*>(residuals[step % 2]->pointer()),
+                                   reinterpret_cast<float*>(residuals[1 - step % 2]->pointer()),
+                                   count,
+                                   k,
+                                   0.7F,
+                                   mode,
+                                   step,
+                                   reinterpret_cast<SelectState*>(state.pointer()),
+                                   workspace.pointer()));
+    select_largest(
+        wire.data(), in.data(), residual.data(), count, k, 0.7F, mode, step, track, scratch);
+    if (!wire_mirror.equals(wire.data())) {
+      return "pairs of step " + std::to_string(step);
+    }
+    if (!residuals[1 - step % 2]->equals(residual.data())) {
+      return "residual of step " + std::to_string(step);
+    }
+  }
+  return "";
+}
+
+int run_selections(GpuRig& rig, const std::vector<std::size_t>& counts) {
+  const DeviceSelector selector(rig.driver());
+  int jobs = 0;
+  for (int mode = 0; mode < 3; ++mode) {
+    for (const std::size_t count : counts) {
+      for (const std::size_t k : {std::size_t{1}, (count + 99) / 100, count}) {
+        for (const std::size_t shift : {0, 4}) {
+          for (const bool moves : {false, true}) {
+            const std::string wrong = check_selection(
+                rig, selector, static_cast<SelectMode>(mode), count, k, shift, moves);
+            if (!wrong.empty()) {
+              std::printf("differs: %s, mode %d, %zu of %zu, %zu bytes on, %s\n",
+                          wrong.c_str(),
+                          mode,
+                          k,
+                          count,
+                          shift,
+                          moves ? "moved" : "in place");
+              return -1;
+            }
+            ++jobs;
+          }
+        }
+      }
+    }
+  }
+  return jobs;
+}
+
 int run(bool small) {
   GpuRig rig;
   std::vector<std::size_t> counts = {1, 127, 1024, 5000};
@@ -150,7 +235,11 @@ int run(bool small) {
   if (blocks <= 0) {
     return 1;
   }
-  std::printf("%d block codes agree with their twins\n", blocks);
+  const int selections = run_selections(rig, counts);
+  if (selections <= 0) {
+    return 1;
+  }
+  std::printf("%d block codes and %d selections agree with their twins\n", blocks, selections);
   return 0;
 }
 

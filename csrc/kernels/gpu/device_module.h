@@ -40,6 +40,27 @@ class DeviceModule {
     void* arguments[] = {&argument};
     launch_with(kernel, stream, blocks, threads, static_cast<void**>(arguments));
   }
+  /// The same with blocks that wait for one another, no more than `kernel.resident`.
+  template <class Argument>
+  void launch_together(const DeviceKernel& kernel,
+                       CudaStream stream,
+                       unsigned blocks,
+                       unsigned threads,
+                       Argument& argument) const {
+    void* arguments[] = {&argument};
+    AIACC_CUDA_CHECK(driver_,
+                     launch_cooperative,
+                     kernel.function,
+                     blocks,
+                     1,
+                     1,
+                     threads,
+                     1,
+                     1,
+                     0,
+                     stream,
+                     static_cast<void**>(arguments));
+  }
 
  private:
   void launch_with(const DeviceKernel& kernel,

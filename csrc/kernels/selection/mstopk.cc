@@ -9,24 +9,29 @@
 namespace aiacc {
 namespace {
 
-/// All orders of visit must round alike, so this is the only place that makes a threshold.
-float threshold_at(double position, const Magnitudes& magnitudes) {
-  const double width = static_cast<double>(magnitudes.largest) - magnitudes.mean;
-  return static_cast<float>(magnitudes.mean + position * width);
-}
+constexpr std::size_t kGroup = 1024;  ///< blocks whose sums are added before they join the others
 
 }  // namespace
 
 Magnitudes measure_magnitudes(const Source& source) {
-  double sums[8] = {};
-  const std::uint32_t largest =
-      source.for_each_block([&](const float* block, std::size_t n, std::size_t) {
-        source.level().add_magnitudes(sums, block, n);
-      });
+  static_assert(Source::kBlock == 2048, "GPUs sum so many (csrc/kernels/gpu/selection.h)");
   double sum = 0.0;
-  for (const double part : sums) {
-    sum += part;
-  }
+  double of_group = 0.0;
+  const std::uint32_t largest =
+      source.for_each_block([&](const float* block, std::size_t n, std::size_t at) {
+        if (at > 0 && at / Source::kBlock % kGroup == 0) {
+          sum += of_group;
+          of_group = 0.0;
+        }
+        double parts[8] = {};
+        source.level().add_magnitudes(parts, block, n);
+        double of_block = 0.0;
+        for (const double part : parts) {
+          of_block += part;
+        }
+        of_group += of_block;
+      });
+  sum += of_group;
   Magnitudes magnitudes;
   magnitudes.finite = largest < kInfinityBits;
   magnitudes.largest = float_of_bits(largest);
@@ -37,48 +42,26 @@ Magnitudes measure_magnitudes(const Source& source) {
 Bracket bisect(
     const Source& source, const Magnitudes& magnitudes, std::size_t k, int bisections, int levels) {
   AIACC_CHECK(levels >= 1 && levels <= 6 && bisections >= 0 && bisections <= 52);
-  Bracket bracket = {std::numeric_limits<float>::infinity(), 0.0F, 0, source.count()};
-  double low = 0.0;
-  double high = 1.0;
+  Bisection bisection = {0.0, 1.0, std::numeric_limits<float>::infinity(), 0.0F, 0, source.count()};
   for (int done = 0; done < bisections; done += levels) {
-    const int now = std::min(levels, bisections - done);
-    const std::size_t parts = std::size_t{1} << now;
+    const std::size_t parts = std::size_t{1} << std::min(levels, bisections - done);
     std::vector<float> thresholds(parts);
     std::vector<std::uint32_t> bits(parts);
     for (std::size_t i = 1; i < parts; ++i) {
-      const double part = static_cast<double>(i) / static_cast<double>(parts);
-      thresholds[i] = threshold_at(low + (high - low) * part, magnitudes);
+      const double position = position_of(bisection.left, bisection.right, i, parts);
+      thresholds[i] = threshold_at(position, magnitudes.mean, magnitudes.largest);
       bits[i] = magnitude_bits(thresholds[i]);
     }
     std::vector<std::uint64_t> counts(parts);
     source.for_each_block([&](const float* block, std::size_t n, std::size_t) {
       source.level().count_reaching(counts.data() + 1, block, n, bits.data() + 1, parts - 1);
     });
-    // The halvings, of which only the counts were missing.
-    std::size_t left = 0;
-    std::size_t right = parts;
-    while (right - left > 1) {
-      const std::size_t middle = (left + right) / 2;
-      const auto count = static_cast<std::size_t>(counts[middle]);
-      if (count <= k) {
-        right = middle;
-        if (count > bracket.above) {
-          bracket.above = count;
-          bracket.high = thresholds[middle];
-        }
-      } else {
-        left = middle;
-        if (count < bracket.reached) {
-          bracket.reached = count;
-          bracket.low = thresholds[middle];
-        }
-      }
-    }
-    const double width = (high - low) / static_cast<double>(parts);
-    high = low + static_cast<double>(right) * width;
-    low += static_cast<double>(left) * width;
+    halve(bisection, parts, k, counts.data(), thresholds.data());
   }
-  return bracket;
+  return {bisection.high,
+          bisection.low,
+          static_cast<std::size_t>(bisection.above),
+          static_cast<std::size_t>(bisection.reached)};
 }
 
 }  // namespace aiacc

@@ -3,13 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "csrc/kernels/selection/bisection.h"
 #include "csrc/kernels/selection/source.h"
 
 namespace aiacc {
-
-/// Numbers of MSTopK: "Towards Scalable Distributed Training of Deep Learning on Public Cloud
-/// Clusters", MLSys 2021, arXiv:2010.10458.
-constexpr int kBisections = 30;
 
 /// Mean and maximum of the magnitudes, between which MSTopK looks for its thresholds.
 struct Magnitudes {
@@ -18,7 +15,8 @@ struct Magnitudes {
   bool finite = true;
 };
 
-/// The mean is the same on every vector level: eight sums in double, added in order.
+/// The mean is the same on every vector level, and on GPUs: of every 2048 magnitudes eight sums in
+/// double, added in order; 1024 such sums in order; all of those in order.
 Magnitudes measure_magnitudes(const Source& source);
 
 /// The bracket of `bisections` halvings of [mean, largest] around k, at most 52. Each pass over the

@@ -6,23 +6,9 @@
 #include "csrc/base/error.h"
 #include "csrc/kernels/selection/mstopk.h"
 #include "csrc/kernels/selection/radix.h"
+#include "csrc/kernels/selection/random_below.h"
 
 namespace aiacc {
-namespace {
-
-/// The same on every machine, unlike the distributions of the standard library: splitmix64, and
-/// the upper half of a product of 128 bits. `bound` is positive.
-std::size_t random_below(std::uint64_t seed, std::uint64_t bound) {
-  __extension__ using Product = unsigned __int128;
-  std::uint64_t x = seed + 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  x ^= x >> 31;
-  return static_cast<std::size_t>((Product{x} * bound) >> 64);
-}
-
-}  // namespace
-
 Selector::Selector(const Source& source,
                    void* wire,
                    float* residual,

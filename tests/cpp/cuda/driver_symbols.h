@@ -38,6 +38,7 @@
     cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                   \
     "cuOccupancyMaxActiveBlocksPerMultiprocessor")                                                 \
   X(launch, cuLaunchKernel, "cuLaunchKernel")                                                      \
+  X(launch_cooperative, cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel")                    \
   X(allocate, cuMemAlloc, "cuMemAlloc_v2")                                                         \
   X(release, cuMemFree, "cuMemFree_v2")                                                            \
   X(host_allocate, cuMemHostAlloc, "cuMemHostAlloc")                                               \

@@ -7,6 +7,7 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/gpu/block_code.h"
+#include "csrc/kernels/gpu/selection.h"
 
 namespace aiacc {
 namespace {
@@ -42,6 +43,10 @@ FakeCuda::FakeCuda(int devices) : devices_(devices) {
     kernels_[kernels.decode_name] = {kBlockCodeThreads,
                                      run_later<BlockDecoding>(twin(kernels.decode))};
   }
+  kernels_[kSelectKernel] = {
+      kSelectThreads, run_later<SelectPlan>([](const SelectPlan& plan, std::uint32_t blocks) {
+        select_on_host(plan, blocks, false);
+      })};
   for (int device = 0; device < devices; ++device) {
     add_stream(device);
   }
@@ -348,6 +353,28 @@ void FakeCuda::fill_table() {
     }
     ++self().launches_;
     return self().enqueue(stream, kernel.launch(arguments[0], blocks));
+  };
+  driver_.launch_cooperative = [](CudaFunction function,
+                                  unsigned blocks,
+                                  unsigned blocks_y,
+                                  unsigned blocks_z,
+                                  unsigned threads,
+                                  unsigned threads_y,
+                                  unsigned threads_z,
+                                  unsigned shared_bytes,
+                                  CudaStream stream,
+                                  void** arguments) {
+    return self().driver_.launch(function,
+                                 blocks,
+                                 blocks_y,
+                                 blocks_z,
+                                 threads,
+                                 threads_y,
+                                 threads_z,
+                                 shared_bytes,
+                                 stream,
+                                 arguments,
+                                 nullptr);
   };
 }
 

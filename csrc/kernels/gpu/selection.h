@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "csrc/kernels/select.h"
+#include "csrc/kernels/selection/threshold_track.h"
+
+namespace aiacc {
+
+/// Threads of a block of the kernel that selects.
+inline constexpr std::uint32_t kSelectThreads = 256;
+/// Elements that a block looks at together, 32 for each thread.
+inline constexpr std::uint32_t kSelectTile = 8192;
+inline constexpr std::uint32_t kSelectBins = 4096;
+/// Halvings of MSTopK in one pass. Any number gives the same bits.
+inline constexpr int kSelectLevels = 10;
+/// Elements whose magnitudes are summed by one thread of eight, and such sums that one thread adds.
+inline constexpr std::uint32_t kSumElements = 2048;
+inline constexpr std::uint32_t kSumGroup = 1024;
+
+/// What is known of a tile.
+struct SelectTile {
+  std::uint32_t offset;  ///< of its candidates
+  std::uint32_t found;   ///< how many it has
+  std::uint32_t above;   ///< chosen without question; then: those in the tiles before it
+  std::uint32_t ties;    ///< between the thresholds; then likewise
+};
+
+/// Where the k-th largest magnitude lies: `inside` elements have bits from `base` on, below
+/// base + 2^shift; `above` have more.
+struct SelectRange {
+  std::uint32_t base;
+  int shift;
+  std::uint32_t above;
+  std::uint32_t inside;
+};
+
+/// State of a kernel, in memory of the device. All zeros, but for the track, before the first
+/// kernel; it belongs to one buffer, whose kernels follow one another.
+struct SelectState {
+  ThresholdTrack track;
+  Selection result;  ///< of the last step
+
+  // Counters of a phase, and of the grid.
+  std::uint32_t arrived;
+  std::uint32_t candidates;
+  std::uint32_t largest;
+  std::uint32_t first_bad;
+
+  // What decides about the course of a step.
+  std::uint32_t low;  ///< candidates reach it
+  std::uint32_t seen;
+  std::uint32_t finite;
+  std::uint32_t collected;  ///< all that reach the bracket are among the candidates
+  Scan scan;
+  SelectRange range;
+
+  // The bracket, and which part of the ties is taken.
+  std::uint32_t high_bits;
+  std::uint32_t low_bits;
+  std::uint32_t above;
+  std::uint32_t reached;
+  std::uint32_t before_run;
+  std::uint32_t run;
+
+  // MSTopK.
+  double mean;
+  double left;
+  double right;
+};
+
+/// The only argument of the kernel. select.h says what is selected, and every bit of it.
+struct SelectPlan {
+  const float* in;
+  const float* residual;   ///< or null
+  float* residual_out;     ///< may be `residual`
+  float* values;           ///< of the wire
+  std::uint32_t* indices;  ///< of the wire
+  std::uint32_t count;
+  std::uint32_t k;
+  float factor;
+  SelectMode mode;
+  std::uint64_t seed;
+  std::uint32_t tiles;
+  std::uint32_t room;        ///< for candidates
+  std::uint32_t is_aligned;  ///< for accesses of 16 bytes
+  SelectState* state;
+  std::uint32_t* bins;  ///< kSelectBins
+  float* candidate_values;
+  std::uint32_t* candidate_indices;
+  SelectTile* tile;
+  double* sums;       ///< for kReference: a sum for each kSumElements
+  float* thresholds;  ///< for kReference: 2^kSelectLevels
+};
+
+/// Bytes of memory that a selection of so many needs beside its state. Pure.
+std::size_t select_workspace_bytes(std::size_t count, std::size_t k);
+
+/// The argument of a launch. `workspace` has select_workspace_bytes(count, k), at a multiple of 16;
+/// `wire` pairs_bytes(k). Pure. Throws Error(kInvalidArgument) unless 0 < k <= count < 2^32 and
+/// all addresses are multiples of 4.
+SelectPlan plan_selection(void* wire,
+                          const float* in,
+                          const float* residual,
+                          float* residual_out,
+                          std::size_t count,
+                          std::size_t k,
+                          float factor,
+                          SelectMode mode,
+                          std::uint64_t seed,
+                          SelectState* state,
+                          void* workspace);
+
+inline constexpr const char* kSelectKernel = "aiacc_select";
+
+/// The twin of the kernel on the host: `blocks` blocks, in either order.
+void select_on_host(const SelectPlan& plan, std::uint32_t blocks, bool backwards);
+
+}  // namespace aiacc
