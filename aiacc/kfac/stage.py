@@ -155,7 +155,10 @@ class StageModel:
         sending = np.array(self._sending)
         if self._costs.gathered:
             total = float(self._sizes.sum())
-            sending = self._sizes * (float(self._costs.network.time(ALL_GATHER, total)) / total)
+            cheapest = float(self._costs.network.time(ALL_GATHER, total))
+            if self._costs.even:
+                cheapest = min(cheapest, float(self._costs.network.time(BROADCAST, total)))
+            sending = self._sizes * (cheapest / total)
         least = float(times.max())
         for weight in np.linspace(0.0, 1.0, 101):
             compute = weight + (1 - weight) * (1 - self._costs.overlap)

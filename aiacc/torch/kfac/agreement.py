@@ -20,6 +20,8 @@ from aiacc.kfac.distribution import (
 )
 from aiacc.kfac.stage import StageCosts, stage
 from aiacc.process_sets import first_rank
+from aiacc.torch.kfac.execution import Execution
+from aiacc.torch.kfac.fusion import BULK_BYTES, THRESHOLD_BYTES
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.measure import inversion_table, network
 from aiacc.torch.kfac.ranks import Ranks
@@ -73,14 +75,28 @@ def agree_on_costs(layers: Sequence[FactoredModule], ranks: Ranks) -> StageCosts
     return StageCosts(table, costs, gathered=True, even=True)
 
 
-def distribution_of(
-    kind: str, layers: Sequence[FactoredModule], ranks: Ranks, costs: StageCosts | None
-) -> Distribution:
-    """The plan, equal on all ranks. One rank does everything, whatever the plan is called."""
+def execution_of(
+    kind: str,
+    layers: Sequence[FactoredModule],
+    ranks: Ranks,
+    costs: StageCosts | None,
+    *,
+    bulk: bool,
+) -> Execution:
+    """The distribution of that name at work. One rank does everything, whatever it is called.
+
+    Collective: every rank. Blocks until the ranks are connected that share something.
+
+    Raises:
+        ValueError: It is none for so many ranks.
+    """
     described = [layer.described for layer in layers]
     if ranks.alone or costs is None:
-        return of_owners(kind, described, 1, (None,) * (2 * len(layers)))
-    return distribute(kind, described, ranks.size, costs)
+        plan = of_owners(kind, described, 1, (None,) * (2 * len(layers)))
+    else:
+        plan = distribute(kind, described, ranks.size, costs)
+    most = BULK_BYTES if bulk else THRESHOLD_BYTES
+    return Execution(ranks.name, layers, plan, ranks, most, sent_together(layers, plan, costs))
 
 
 def sent_together(

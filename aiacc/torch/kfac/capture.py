@@ -49,6 +49,8 @@ class Capture:
         self.recording: Recording | None = None
         #: Of the loss, by which gradients are divided; None: gradients count nothing now.
         self.loss_scale: Callable[[], float] | None = None
+        self._layers = list(layers)
+        self._warned = False
         self._late: set[str] = set()
         self._skipped: set[str] = set()
         self._hooks: list[RemovableHandle] = []
@@ -67,6 +69,24 @@ class Capture:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def warn_of_nothing(self, step: int, sampled: bool) -> None:
+        """Once, if the step has built no A or no G here.
+
+        Args:
+            step: Its number.
+            sampled: Whether G comes from `KFAC.sample`.
+        """
+        sides = {"A": [layer.a for layer in self._layers], "G": [layer.g for layer in self._layers]}
+        missing = [side for side, all_ in sides.items() if not any(one.uses for one in all_)]
+        if missing and not self._warned:
+            self._warned = True
+            rest = "sample()" if sampled else "a backward pass"
+            warnings.warn(
+                f"K-FAC: step {step} of this rank has built no factor {missing[0]} (expected a "
+                f"forward pass in training mode, and {rest}, before step()); its last ones stay",
+                stacklevel=3,
+            )
 
     @contextmanager
     def scaled(self, loss_scale: Callable[[], float] | None) -> Iterator[None]:

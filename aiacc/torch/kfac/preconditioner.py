@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,20 +19,19 @@ from aiacc.torch.kfac.agreement import (
     agree_on_uses,
     check_alike,
     check_gradients,
-    distribution_of,
-    sent_together,
+    execution_of,
 )
 from aiacc.torch.kfac.buckets import Arrived
 from aiacc.torch.kfac.capture import Capture
 from aiacc.torch.kfac.execution import Execution
 from aiacc.torch.kfac.factor import Factor
-from aiacc.torch.kfac.fusion import BULK, BULK_BYTES, OPTIMAL, THRESHOLD_BYTES
+from aiacc.torch.kfac.fuser import Fuser
+from aiacc.torch.kfac.fusion import BULK
 from aiacc.torch.kfac.layers import factored
-from aiacc.torch.kfac.moments import Recording
 from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer
 from aiacc.torch.kfac.ranks import Ranks
-from aiacc.torch.kfac.report import Report
-from aiacc.torch.kfac.state import VERSION, gathered, put
+from aiacc.torch.kfac.report import Report, completed
+from aiacc.torch.kfac.state import Checkpoint
 from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin
 
 _numbers = itertools.count()
@@ -169,9 +167,9 @@ class KFAC:
         if fisher != SAMPLED:
             self._capture.loss_scale = self._loss_scale
         self._scale: float | None = None
-        self._warned = False
-        self._recorded = fusion != OPTIMAL
-        self._consolidated: tuple[int, dict[str, torch.Tensor]] | None = None
+        self._checkpoint = Checkpoint(self._layers)
+        # With other frequencies most steps have gradients alone, for which that plan is none.
+        self._fuser = Fuser(self._capture, optimizer if factor_every == 1 else None, fusion)
         self._begin()
         basics.at_init(self._restart)
 
@@ -219,7 +217,7 @@ class KFAC:
             execution = self._agreed()
             builds = self._capture.wanted
             if builds:
-                self._warn_of_nothing()
+                self._capture.warn_of_nothing(self._step, self._options.fisher == SAMPLED)
                 execution.exchange.complete()
                 self._flush()
             self._take_gradients()
@@ -240,34 +238,16 @@ class KFAC:
             bound = None if clip is None else self._options.at("kl_clip", self._step)
             execution.preconditioning.run(bound, self._rates())
             self._report.note("precondition", began)
-            if not self._recorded:
-                self._record(execution, builds)
+            self._fuser.step_done(execution, self._stage_costs, builds)
             self._step += 1
             self._begin()
 
     def report(self) -> Report:
         """What was done so far, and what it took, as numbers and as text. Not collective."""
-        report = self._report
-        report.left_out = self._left_out
-        factors = [factor for layer in self._layers for factor in layer.factors]
-        report.steps = self._step
-        report.seconds["build factors"] = self._capture.seconds
-        report.failures = sum(factor.failures for factor in factors)
-        report.dropped = int(sum(float(f.dropped) for f in factors if f.dropped is not None))
-        execution = self._execution
-        if execution is not None:
-            report.distribution, report.ranks = execution.plan.name, execution.plan.ranks
-            report.seconds["invert"] = execution.stage.computing_s
-            report.seconds["wait for inverses"] = execution.stage.waiting_s
-            report.nbytes = {
-                "factors": execution.exchange.nbytes,
-                "inverses": execution.stage.nbytes,
-                "preconditioned": execution.preconditioning.nbytes,
-            }
-            report.inverted_by = {
-                rank: execution.plan.inverted_by(rank) for rank in range(execution.plan.ranks)
-            }
-        return report
+        self._report.steps = self._step
+        return completed(
+            self._report, self._layers, self._left_out, self._capture.seconds, self._execution
+        )
 
     # --- checkpoints
 
@@ -276,8 +256,7 @@ class KFAC:
 
         Collective: every rank of the process set. Blocks until they are there.
         """
-        factors = gathered(self._layers, self._execution, self._ranks)
-        self._consolidated = self._step, factors
+        self._checkpoint.consolidate(self._step, self._execution, self._ranks)
 
     def state_dict(self) -> dict[str, Any]:
         """Running means and the number of the step, for `load_state_dict` at any number of ranks.
@@ -286,16 +265,7 @@ class KFAC:
             ValueError: `consolidate_state_dict` was not called after the last step, and factors are
                 divided among the ranks.
         """
-        if self._consolidated is None or self._consolidated[0] != self._step:
-            if self._execution is not None and self._execution.divided:
-                raise ValueError(
-                    "state_dict() of factors that are divided among the ranks (expected "
-                    "consolidate_state_dict() on every rank after the last step); call that before"
-                )
-            factors = gathered(self._layers, None, self._ranks)
-        else:
-            factors = self._consolidated[1]
-        return {"version": VERSION, "step": self._step, "factors": factors}
+        return self._checkpoint.state(self._step, self._execution, self._ranks)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a state was taken; the next step computes inverses anew.
@@ -305,16 +275,17 @@ class KFAC:
         Raises:
             ValueError: A state of another model.
         """
-        put(self._layers, state_dict)
-        self._step = int(state_dict["step"])
+        self._step = self._checkpoint.load(state_dict)
         self._invert_next = True
         if self._execution is not None:
             self._execution.forget_unneeded()
         self._begin()
 
     def detach(self) -> None:
-        """Remove the hooks; do not call `step` any more."""
+        """Remove the hooks, and leave what sets were formed; do not call `step` any more."""
         self._capture.detach()
+        self._fuser.detach()
+        self._ranks.leave()
 
     # --- parts of a step
 
@@ -376,56 +347,6 @@ class KFAC:
         }
         return lambda parameter: rates.get(parameter, 0.0)
 
-    def _record(self, execution: Execution, builds: bool) -> None:
-        """Note when what travels is ready, then plan. Collective in the step that plans."""
-        recording = self._capture.recording
-        if recording is None:
-            # Not from the first step, in which the ranks agree and allocate.
-            if execution.can_fuse and self._stage_costs is not None:
-                self._capture.recording = Recording(self._free_gradients())
-            else:
-                self._recorded = True
-            return
-        if not builds:
-            recording.drop()
-            return
-        recording.step_done()
-        costs = self._stage_costs
-        if recording.complete and costs is not None:
-            self._capture.recording, self._recorded = None, True
-            recording.detach()
-            gradients = execution.fuse_by(recording, costs)
-            if gradients and isinstance(self._optimizer, DistributedOptimizerMixin):
-                self._optimizer.follow(gradients)
-
-    def _free_gradients(self) -> list[tuple[str, torch.Tensor]]:
-        """Those that nobody else has a plan for, if every step builds factors."""
-        always = self._options.factor_every == 1
-        if always and isinstance(self._optimizer, DistributedOptimizerMixin):
-            return self._optimizer.unplanned
-        return []
-
-    def _warn_of_nothing(self) -> None:
-        """Once, if this rank's passes have built no A or no G."""
-        missing = [
-            side
-            for side, uses in (
-                ("A", sum(layer.a.uses for layer in self._layers)),
-                ("G", sum(layer.g.uses for layer in self._layers)),
-            )
-            if not uses
-        ]
-        if missing and not self._warned:
-            self._warned = True
-            expected = "a forward pass in training mode and a backward pass"
-            if self._options.fisher == SAMPLED:
-                expected = "a forward pass in training mode, and sample()"
-            warnings.warn(
-                f"K-FAC: step {self._step} of this rank has built no factor {missing[0]} (expected "
-                f"{expected} before step()); its last ones stay",
-                stacklevel=3,
-            )
-
     # --- what the ranks agree on
 
     def _agreed(self) -> Execution:
@@ -433,14 +354,16 @@ class KFAC:
             self._ranks = ranks = Ranks(self._process_set)
             number = check_alike(self._options.described, self._layers, ranks, next(_numbers))
             ranks.name = f"kfac.{number}"
-            costs = self._costs
-            if costs is None and not ranks.alone:
-                costs = agree_on_costs(self._layers, ranks)
-            plan = distribution_of(self._options.distribution, self._layers, ranks, costs)
-            together = sent_together(self._layers, plan, costs)
-            most = BULK_BYTES if self._options.fusion == BULK else THRESHOLD_BYTES
-            self._execution = Execution(ranks.name, self._layers, plan, ranks, most, together)
-            self._stage_costs = costs
+            self._stage_costs = self._costs
+            if self._costs is None and not ranks.alone:
+                self._stage_costs = agree_on_costs(self._layers, ranks)
+            self._execution = execution_of(
+                self._options.distribution,
+                self._layers,
+                ranks,
+                self._stage_costs,
+                bulk=self._options.fusion == BULK,
+            )
             self._capture.skip(self._execution.unneeded)
             self._unchecked = not ranks.alone
         if self._capture.wanted and not self._uses_known:
@@ -451,7 +374,5 @@ class KFAC:
     def _restart(self) -> None:
         """In a job that starts anew."""
         self._execution, self._uses_known = None, False
-        if self._capture.recording is not None:
-            self._capture.recording.detach()
-        self._capture.recording, self._recorded = None, self._options.fusion != OPTIMAL
+        self._fuser.restart()
         self._begin()

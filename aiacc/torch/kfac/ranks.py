@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiacc.process_sets import ProcessSet, form_process_set, has_company, rank_and_size
+from aiacc.process_sets import (
+    ProcessSet,
+    form_process_set,
+    has_company,
+    leave_process_set,
+    rank_and_size,
+)
 
 
 class Ranks:
@@ -45,3 +51,9 @@ class Ranks:
             name = f"{self.name}.{'.'.join(map(str, key))}"
             self._formed[key] = form_process_set(name, [everyone[index] for index in key])
         return self._formed[key]
+
+    def leave(self) -> None:
+        """Give up what `among` has formed. Others may still be in it."""
+        for formed in self._formed.values():
+            leave_process_set(formed)
+        self._formed.clear()

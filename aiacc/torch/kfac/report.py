@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from aiacc.torch.kfac.execution import Execution
+from aiacc.torch.kfac.layers import FactoredModule
 
 
 @dataclass
@@ -61,3 +65,31 @@ class Report:
         if self.failures:
             lines.append(f"  {self.failures} inversions failed; the last inverse stayed")
         return "\n".join(lines)
+
+
+def completed(
+    report: Report,
+    layers: Sequence[FactoredModule],
+    left_out: Mapping[str, str],
+    building_s: float,
+    execution: Execution | None,
+) -> Report:
+    """``report`` itself, with what is known elsewhere. On a GPU the host waits for some of it."""
+    factors = [factor for layer in layers for factor in layer.factors]
+    report.left_out = dict(left_out)
+    report.seconds["build factors"] = building_s
+    report.failures = sum(factor.failures for factor in factors)
+    report.dropped = int(sum(float(one.dropped) for one in factors if one.dropped is not None))
+    if execution is None:
+        return report
+    plan = execution.plan
+    report.distribution, report.ranks = plan.name, plan.ranks
+    report.seconds["invert"] = execution.stage.computing_s
+    report.seconds["wait for inverses"] = execution.stage.waiting_s
+    report.nbytes = {
+        "factors": execution.exchange.nbytes,
+        "inverses": execution.stage.nbytes,
+        "preconditioned": execution.preconditioning.nbytes,
+    }
+    report.inverted_by = {rank: plan.inverted_by(rank) for rank in range(plan.ranks)}
+    return report

@@ -17,7 +17,44 @@ from aiacc.torch.mpi_ops import allgather
 VERSION = 1
 
 
-def gathered(
+class Checkpoint:
+    """Saves and loads the means of some layers."""
+
+    def __init__(self, layers: Sequence[FactoredModule]) -> None:
+        """Of these."""
+        self._layers = list(layers)
+        #: The number of a step, and the means after the one before it.
+        self._consolidated: tuple[int, dict[str, torch.Tensor]] | None = None
+
+    def consolidate(self, step: int, execution: Execution | None, ranks: Ranks) -> None:
+        """Bring all means here. Collective, blocks."""
+        self._consolidated = step, _gathered(self._layers, execution, ranks)
+
+    def state(self, step: int, execution: Execution | None, ranks: Ranks) -> dict[str, Any]:
+        """What `load` takes. ValueError if means are elsewhere, and were not consolidated."""
+        if self._consolidated is not None and self._consolidated[0] == step:
+            factors = self._consolidated[1]
+        elif execution is None or not execution.divided:
+            factors = _gathered(self._layers, None, ranks)
+        else:
+            raise ValueError(
+                "state_dict() of factors that are divided among the ranks (expected "
+                "consolidate_state_dict() on every rank after the last step); call that before"
+            )
+        return {"version": VERSION, "step": step, "factors": factors}
+
+    def load(self, state: dict[str, Any]) -> int:
+        """Take all means, and drop inverses; the number of the step.
+
+        Raises:
+            ValueError: A state of other layers, or none of K-FAC.
+        """
+        _put(self._layers, state)
+        self._consolidated = None
+        return int(state["step"])
+
+
+def _gathered(
     layers: Sequence[FactoredModule], execution: Execution | None, ranks: Ranks
 ) -> dict[str, torch.Tensor]:
     """The mean of every factor that has one, packed, in host memory.
@@ -53,7 +90,7 @@ def gathered(
     return {factor.name: found[factor.name] for factor in factors if factor.name in found}
 
 
-def put(layers: Sequence[FactoredModule], state: dict[str, Any]) -> None:
+def _put(layers: Sequence[FactoredModule], state: dict[str, Any]) -> None:
     """Give every factor its mean, on every rank; inverses are computed anew.
 
     Raises:

@@ -48,10 +48,17 @@ class _Net(nn.Module):
 
 def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     """Of a rank's batch."""
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    images = torch.randn(8, 1, 6, 6, generator=generator, dtype=torch.float64)
-    labels = torch.randint(0, 5, (8,), generator=generator)
-    return nn.functional.cross_entropy(model(images), labels)
+    return loss_of_all(model, [rank], step)
+
+
+def loss_of_all(model: nn.Module, ranks: Sequence[int], step: int) -> torch.Tensor:
+    """Of the batches of several ranks as one."""
+    images, labels = [], []
+    for rank in ranks:
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        images.append(torch.randn(8, 1, 6, 6, generator=generator, dtype=torch.float64))
+        labels.append(torch.randint(0, 5, (8,), generator=generator))
+    return nn.functional.cross_entropy(model(torch.cat(images)), torch.cat(labels))
 
 
 def trained(

@@ -13,6 +13,7 @@ from tests.parallel.kfac.kfac_training import (
     COSTS,
     expected,
     loss_of,
+    loss_of_all,
     net,
     settings,
     trained,
@@ -220,3 +221,51 @@ def _disagree():
 
 def test_ranks_that_differ_are_told_so():
     run_ranks(2, _disagree)
+
+
+def _scale_and_accumulate():
+    torch.set_num_threads(1)
+    hvd.init()
+    found = []
+    for scaled, passes in ((False, 1), (True, 1), (False, 2), (True, 2)):
+        model = net()
+        plain = _sgd(model)
+        optimizer = hvd.DistributedOptimizer(
+            plain, model.named_parameters(), backward_passes_per_step=passes
+        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=True) if scaled else None
+        options = settings({"factor_every": 1, "inverse_every": 1, "grad_scaler": scaler})
+        kfac = hvd.KFAC(model, optimizer, **options)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for step in range(4):
+            optimizer.zero_grad()
+            parts = [2 * hvd.rank(), 2 * hvd.rank() + 1]  # in one pass or in two
+            for some in [parts] if passes == 1 else [[part] for part in parts]:
+                loss = loss_of_all(model, some, step) / passes
+                if scaled and step == 1:  # an overflow, after which the scaler takes no step
+                    loss = loss * float("inf")
+                (loss if scaler is None else scaler.scale(loss)).backward()
+            if scaler is None:
+                kfac.step()
+                optimizer.step()
+            else:
+                optimizer.synchronize()
+                scaler.unscale_(optimizer)
+                kfac.step()
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+                scaler.update()
+            scheduler.step()
+        kfac.detach()
+        assert (kfac.report().dropped > 0) == scaled
+        found.append(torch.cat([one.detach().flatten() for one in model.parameters()]))
+    hvd.shutdown()
+    assert all(one.isfinite().all() for one in found)
+    return [one.numpy() for one in found]
+
+
+def test_scaled_and_accumulated_gradients_are_preconditioned_alike():
+    plain, scaled, accumulated, both = run_ranks(2, _scale_and_accumulate)[0]
+    np.testing.assert_allclose(accumulated, plain, rtol=1e-7)
+    np.testing.assert_allclose(both, scaled, rtol=1e-7)
+    assert not np.allclose(scaled, plain)  # one step was left out

@@ -158,6 +158,19 @@ def test_gathered_inverses_are_cut_by_the_best_of_all_plans():
         assert found.finish_s == pytest.approx(best, rel=1e-9)
 
 
+def test_uneven_parts_take_as_long_as_the_largest_and_a_lone_sender_broadcasts():
+    network = Affine(0.0, 1.0, {ALL_GATHER: (1.0, 1.0), BROADCAST: (0.0, 3.0)})
+    costs = StageCosts(Polynomial(1e-9, 0.0, 0.0), network, gathered=True, even=True)
+    small, large = packed_bytes(2), packed_bytes(4)
+
+    # Of two parts as large as the larger one, instead of two broadcasts.
+    (both,) = stage([4, 2], (0, 1), 2, costs).sent
+    assert both.factors == (0, 1)
+    assert both.end_s - both.start_s == pytest.approx(1.0 + 2 * large)
+    alone = stage([4, 2], (0, 0), 2, costs).sent
+    assert sum(one.end_s - one.start_s for one in alone) == pytest.approx(3.0 * (small + large))
+
+
 def test_where_nothing_hides_anything_inverses_are_sent_when_all_are_computed():
     costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=0.0)
     found = stage([5, 4, 3], (0, 1, None), 2, costs)
