@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from aiacc.compression.codecs import MSTopK, Quantised, parse
+from aiacc.compression.codecs import MSTopK, Quantised, RandomK, parse
 from aiacc.compression.feedback import (
     EF21,
     Momentum,
@@ -308,22 +308,25 @@ def test_every_feedback_is_that_of_its_reference():
 # --- training
 
 
-def _quadratic(feedback):
+_TENTH = MSTopK(density=0.1, mode="exact")
+
+
+def _quadratic(feedback, codec=_TENTH):
     """Minimises the mean of |w - a_r|^2 / 2 over the ranks; how far from the minimum it ends.
 
     With feedback theory bounds that. Let e be the mean residual and x = w - lr e. Then the next
     x - w* is (1 - lr) (x - w*) - lr^2 e, and a residual with its gradient g loses at least the
     part d of its square that the largest d of elements are: |e| <= sqrt(1 - d) (|e| + |g|) (Stich
-    et al., "Sparsified SGD with memory", NeurIPS 2018).
+    et al., "Sparsified SGD with memory", NeurIPS 2018). Random elements do so in the mean.
     """
-    density, lr, steps = 0.1, 0.01, 700
+    density, lr, steps = codec.density, 0.01, 700
     generator = torch.Generator().manual_seed(3)
     common = torch.randn(32, 32, generator=generator)
     targets = [common + 0.5 * torch.randn(32, 32, generator=generator) for _ in range(hvd.size())]
     best = torch.stack(targets).mean(0)
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(32, 32))
-    policy = Policy(MSTopK(density=density, mode="exact"), feedback=feedback, least_elements=1)
+    policy = Policy(codec, feedback=feedback, least_elements=1)
     optimizer = coding_optimizer(model, policy, lr=lr, op=hvd.Average)
     distance, errors = best.norm().item(), [0.0] * hvd.size()
     for _ in range(steps):
@@ -340,11 +343,13 @@ def _quadratic(feedback):
 def _with_and_without():
     hvd.init()
     reached = [_quadratic(feedback) for feedback in (Residual(), NoFeedback())]
+    reached.append(_quadratic(Residual(), RandomK(density=0.1)))
     hvd.shutdown()
     return reached
 
 
 def test_with_feedback_training_ends_where_theory_says_and_without_elsewhere():
-    ((reached, bound), (without, _)), _ = run_over_tcp(2, _with_and_without)
+    ((reached, bound), (without, _), (random, same)), _ = run_over_tcp(2, _with_and_without)
     assert reached <= bound
     assert without > bound
+    assert random <= same
