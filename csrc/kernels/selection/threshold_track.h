@@ -53,7 +53,7 @@ AIACC_HOST_DEVICE inline ThresholdTrack after_step(
     case Scan::kHit: {
       // Candidates beyond k that make a step like the last one safe. Few elements vary more.
       const std::size_t wanted = k / 2 + 256;
-      const std::size_t surplus = candidates > k ? candidates - k : 1;
+      const std::size_t surplus = candidates == k ? 1 : candidates - k;  // a hit has k or more
       // The square root, since the threshold moves, too: one step is no measure of the next.
       const float ratio = std::sqrt(static_cast<float>(wanted) / static_cast<float>(surplus));
       const float bounded = ratio < 0.7F ? 0.7F : ratio > 1.4F ? 1.4F : ratio;
