@@ -2,53 +2,17 @@
 // Argument: a file with one number of elements per line, the float32 tensors of a set. Writes JSON.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/gpu/samples.h"
 #include "csrc/kernels/batch_copier.h"
 #include "tests/gpu/gpu_rig.h"
 
 namespace aiacc {
 namespace {
-
-constexpr int kSamples = 20;
-constexpr int kCallsPerSample = 20;
-
-/// Microseconds of one call, by sample; calls follow one another without a gap.
-std::vector<double> measure(GpuRig& rig, const std::function<void()>& call) {
-  std::vector<double> samples;
-  for (int sample = -3; sample < kSamples; ++sample) {
-    rig.finish();
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCallsPerSample; ++i) {
-      call();
-    }
-    rig.finish();
-    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-    if (sample >= 0) {
-      samples.push_back(took.count() / kCallsPerSample);
-    }
-  }
-  return samples;
-}
-
-void print(const char* name, std::size_t read, std::size_t written, std::vector<double> samples) {
-  static bool first = true;
-  std::printf("%s\n  {\"work\": \"%s\", \"bytes_read\": %zu, \"bytes_written\": %zu, \"us\": [",
-              first ? "" : ",",
-              name,
-              read,
-              written);
-  first = false;
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    std::printf("%s%.3f", i == 0 ? "" : ", ", samples[i]);
-  }
-  std::printf("]}");
-}
 
 int run(const std::string& path) {
   std::ifstream file(path);
@@ -94,17 +58,18 @@ int run(const std::string& path) {
                      rig.stream());
   };
   const auto kernel = [&](const char* name, CopyJob job, std::size_t written) {
-    print(name, payload, written, measure(rig, [&] { copier.enqueue(rig.stream(), job, pack); }));
+    print_row(
+        name, payload, written, measure(rig, [&] { copier.enqueue(rig.stream(), job, pack); }));
   };
   std::printf("[");
-  print("one copy of as many bytes", payload, payload, measure(rig, [&] {
-          copy(wire.pointer(), tensors.pointer(), payload);
-        }));
-  print("a copy for each tensor", payload, payload, measure(rig, [&] {
-          for (const CopySegment& segment : pack) {
-            copy(segment.out, segment.in, segment.count * sizeof(float));
-          }
-        }));
+  print_row("one copy of as many bytes", payload, payload, measure(rig, [&] {
+              copy(wire.pointer(), tensors.pointer(), payload);
+            }));
+  print_row("a copy for each tensor", payload, payload, measure(rig, [&] {
+              for (const CopySegment& segment : pack) {
+                copy(segment.out, segment.in, segment.count * sizeof(float));
+              }
+            }));
   CopyJob job;
   kernel("pack", job, payload);
   job.factor = 0.125;
