@@ -57,12 +57,12 @@ class Checkpoint:
 def _gathered(
     layers: Sequence[FactoredModule], execution: Execution | None, ranks: Ranks
 ) -> dict[str, torch.Tensor]:
-    """The mean of every factor that has one, packed, in host memory.
+    """The mean of every factor that has one, in host memory.
 
     Collective: every rank. Blocks.
     """
     factors = [factor for layer in layers for factor in layer.factors]
-    found = {factor.name: _packed(factor) for factor in factors if factor.mean is not None}
+    found = {f.name: f.mean.clone().cpu() for f in factors if f.mean is not None}
     if execution is None or ranks.alone:
         return found
     owned: dict[int, list[Factor]] = {rank: [] for rank in range(ranks.size)}
@@ -72,20 +72,25 @@ def _gathered(
             owned[owner].append(factor)
     if not any(owned.values()):
         return found
+    widest = max((factor.dtype for factor in factors), key=lambda dtype: dtype.itemsize)
     # A first element says whether there is a mean.
-    parts = []
+    flat = torch.zeros(sum(1 + factor.packed for factor in owned[ranks.index]), dtype=widest)
+    begin = 0
     for factor in owned[ranks.index]:
-        known = factor.mean is not None
-        body = _packed(factor) if known else torch.zeros(factor.packed, dtype=factor.dtype)
-        parts += [torch.tensor([float(known)], dtype=torch.float64), body.double()]
-    flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+        end = begin + 1 + factor.packed
+        if factor.mean is not None:
+            flat[begin] = 1.0
+            pack([found[factor.name].to(widest)], flat[begin + 1 : end])
+        begin = end
     everyones = allgather(flat, f"{ranks.name}.state", ranks.process_set)
     begin = 0
     for rank in range(ranks.size):
         for factor in owned[rank]:
             end = begin + 1 + factor.packed
-            if everyones[begin] > 0:
-                found[factor.name] = everyones[begin + 1 : end].to(factor.dtype)
+            if rank != ranks.index and everyones[begin] > 0:
+                mean = torch.empty(factor.shape, dtype=widest)
+                unpack(everyones[begin + 1 : end], [mean])
+                found[factor.name] = mean.to(factor.dtype)
             begin = end
     return {factor.name: found[factor.name] for factor in factors if factor.name in found}
 
@@ -101,25 +106,17 @@ def _put(layers: Sequence[FactoredModule], state: dict[str, Any]) -> None:
             f"state_dict without version {VERSION} (expected what KFAC.state_dict() returned)"
         )
     factors = {factor.name: factor for layer in layers for factor in layer.factors}
-    for name, packed in state["factors"].items():
+    for name, mean in state["factors"].items():
         factor = factors.get(name)
-        if factor is None or factor.packed != packed.numel():
-            shape = "no such factor" if factor is None else f"one of {factor.packed} elements"
+        if factor is None or factor.shape != tuple(mean.shape):
+            shape = "no such factor" if factor is None else f"one of shape {factor.shape}"
             raise ValueError(
-                f"state_dict has factor {name!r} of {packed.numel()} elements (expected those of "
+                f"state_dict has factor {name!r} of shape {tuple(mean.shape)} (expected those of "
                 f"the model, which has {shape}); load it into the same model and skip_layers"
             )
     for name, factor in factors.items():
         factor.clear()
         factor.inverse = factor.mean = None
         if name in state["factors"]:
-            factor.mean = factor.empty()
-            packed = state["factors"][name].to(factor.device, factor.dtype).contiguous()
-            unpack(packed, [factor.mean])
-
-
-def _packed(factor: Factor) -> torch.Tensor:
-    assert factor.mean is not None
-    flat = torch.empty(factor.packed, dtype=factor.dtype, device=factor.device)
-    pack([factor.mean], flat)
-    return flat.cpu()
+            mean = state["factors"][name].to(factor.device, factor.dtype)
+            factor.mean = mean.clone(memory_format=torch.contiguous_format)

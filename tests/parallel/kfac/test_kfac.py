@@ -223,6 +223,33 @@ def test_ranks_that_differ_are_told_so():
     run_ranks(2, _disagree)
 
 
+def _break_a_factor():
+    torch.set_num_threads(1)
+    hvd.init()
+    model = net()
+    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
+    options = {"factor_every": 1, "inverse_every": 1, "distribution": "mpd"}
+    kfac = hvd.KFAC(model, optimizer, **settings(options))
+    broken = kfac._layers[0].a
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, hvd.rank(), step).backward()
+        if step == 2 and broken.mean is not None:  # its owner alone has it
+            broken.mean.fill_(float("inf"))
+        before = broken.inverse
+        kfac.step()
+        optimizer.step()
+    torch.testing.assert_close(broken.inverse, before, rtol=0, atol=0)
+    failures = hvd.allreduce(torch.tensor([float(kfac.report().failures)]), op=hvd.Sum)
+    assert failures.item() == 1
+    assert all(one.isfinite().all() for one in model.parameters())
+    hvd.shutdown()
+
+
+def test_a_factor_without_an_inverse_keeps_the_last_one_on_every_rank():
+    run_ranks(2, _break_a_factor)
+
+
 def _scale_and_accumulate():
     torch.set_num_threads(1)
     hvd.init()
