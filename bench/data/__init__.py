@@ -1,0 +1,1 @@
+"""Datasets behind a slow origin: aiacc's cache against others. See __main__."""

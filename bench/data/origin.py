@@ -1,0 +1,94 @@
+"""An origin that is slow on purpose: so many bytes per second for all, so long for each object."""
+
+import fcntl
+import functools
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+_BUSY = struct.Struct("<d")
+
+
+class Throttle:
+    """Paces all processes that share a file.
+
+    Bytes go out one after another at the bandwidth; each object also waits for the latency, which
+    waits of other objects may overlap, as with requests to a store.
+    """
+
+    def __init__(self, path: Path, bytes_per_s: float, latency_s: float) -> None:
+        self.path = str(path)
+        self.bytes_per_s = bytes_per_s
+        self.latency_s = latency_s
+
+    def wait(self, size: int) -> None:
+        """Let an object of ``size`` bytes take its time."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            data = os.pread(descriptor, _BUSY.size, 0)
+            now = time.monotonic()
+            begin = max(now, _BUSY.unpack(data)[0] if data else 0.0)
+            end = begin + size / self.bytes_per_s
+            os.pwrite(descriptor, _BUSY.pack(end), 0)
+        finally:
+            os.close(descriptor)
+        time.sleep(max(0.0, end + self.latency_s - now))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, folder: Path, throttle: Throttle, *arguments: Any) -> None:
+        self._folder = folder
+        self._throttle = throttle
+        super().__init__(*arguments)
+
+    def handle(self) -> None:
+        """Answer until the client goes, politely or not."""
+        with suppress(ConnectionError):
+            super().handle()
+
+    def do_GET(self) -> None:
+        """Answer with a file."""
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer with the size of a file."""
+        self._answer(with_body=False)
+
+    def _answer(self, with_body: bool) -> None:
+        try:
+            data = (self._folder / self.path.lstrip("/")).read_bytes()
+        except OSError:
+            self.send_error(404)
+            return
+        self._throttle.wait(len(data) if with_body else 0)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serve(folder: Path, throttle: Throttle) -> Iterator[str]:
+    """A server of the files of ``folder``; the context is its address."""
+    handler = functools.partial(_Handler, Path(folder), throttle)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
