@@ -162,6 +162,7 @@ def _conserved_on_hosts(hosts):
     steps = dict.fromkeys(range(len(hosts)), 3)
     _conserved(_POLICIES["int8"], {}, range(len(hosts)), steps)
     _conserved(_POLICIES["topk"], {"gradient_as_bucket_view": True}, range(len(hosts)), steps)
+    _conserved(_POLICIES["randomk"], {}, range(len(hosts)), steps)
     # Rank 1 keeps what is lost of a share of its host's sum, until it joins.
     _conserved(_POLICIES["topk"], {}, range(len(hosts)), {**steps, 1: 2})
     hvd.shutdown()
@@ -175,7 +176,8 @@ def _conserved_by_some():
     hvd.init()
     process_set = hvd.add_process_set([0, 2])
     if process_set.included():
-        _conserved(_POLICIES["topk"], {"process_set": process_set}, [0, 2], {0: 3, 2: 3})
+        for kind in ("topk", "randomk"):
+            _conserved(_POLICIES[kind], {"process_set": process_set}, [0, 2], {0: 3, 2: 3})
     hvd.barrier()
     for kind in ("topk", "int8", "powersgd"):
         _conserved(_POLICIES[kind], {}, range(3), {0: 2, 1: 5, 2: 5})
