@@ -110,8 +110,39 @@ def _rebuilt(folder):
     torch.distributed.destroy_process_group()
 
 
+def _scaled(folder, overflow):
+    """Of four steps the second overflows on one rank, or does not take place."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/{overflow}", rank=hvd.rank(), world_size=hvd.size()
+    )
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 40))
+    # One bucket in every step: what is kept is in the same order.
+    model = DistributedDataParallel(net, bucket_cap_mb=100)
+    state = hvd.HookState(compression="topk:density=0.05")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    state.feedback.follow(scaler)
+    model.register_comm_hook(state, hvd.allreduce_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        if step == 1 and not overflow:
+            scaler.update(512.0)
+            continue
+        optimizer.zero_grad()
+        inputs = torch.randn(8, 40, generator=torch.Generator().manual_seed(9 * step + hvd.rank()))
+        loss = model(inputs).pow(2).mean() * (1e38 if (step, hvd.rank()) == (1, 1) else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    kept = state.feedback.state_dict()["kept"]["residual"]
+    torch.distributed.destroy_process_group()
+    assert scaler.get_scale() == 512
+    return torch.cat([p.detach().reshape(-1) for p in (*net.parameters(), *kept.values())])
+
+
 def _hooks(folder):
     hvd.init()
+    assert torch.equal(*(_scaled(folder, overflow) for overflow in (True, False)))
     _as_optimizers_do(folder)
     _rebuilt(folder)
     first = _loss_after("none", folder, steps=1)
