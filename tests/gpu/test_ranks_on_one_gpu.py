@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import aiacc.torch as hvd
-from tests.gpu import bodies
+from tests.gpu import bodies, optim_bodies
 from tests.support import one_gpu, ranks
 
 
@@ -20,6 +20,13 @@ def test_every_operation(size, way):
 def test_compression(size, way):
     first, *others = one_gpu.run_ranks(way, size, bodies.compressed)
     assert others == [first] * (size - 1)
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+def test_optimizers_and_maps(way):
+    one_gpu.run_ranks(way, 2, optim_bodies.large_batch_optimizers)
+    first, second = one_gpu.run_ranks(way, 2, optim_bodies.divided_maps)
+    assert first == second
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)

@@ -59,7 +59,7 @@ def compute_and_exchange(
     compute: Callable[[int], Result],
     owners: Owners,
     waves: Waves,
-    device: torch.device,
+    like: torch.Tensor,
     *,
     name: str,
     process_set: ProcessSet,
@@ -76,10 +76,10 @@ def compute_and_exchange(
 
     Args:
         compute: The result of an item by its number: a tensor or several, of any dtypes and shapes,
-            on ``device``. It does not communicate.
+            on the device of ``like``. It does not communicate.
         owners: Of each item, by its index in the set.
         waves: Of the items that have an owner; see `in_waves`.
-        device: Where results are.
+        like: Any tensor where results are.
         name: Pairs this call with those of the other ranks.
         process_set: Ranks that take part.
         describe: What errors call an item.
@@ -102,12 +102,12 @@ def compute_and_exchange(
                 return
             began = time.perf_counter()
             try:
-                result, spec = _checked(compute(item), device)
+                result, spec = _checked(compute(item), like.device)
             except Exception as raised:
                 error, cause = (item, f"{type(raised).__name__}: {raised}"), raised
                 return
-            if timed and device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if timed and like.is_cuda:
+                torch.cuda.synchronize(like.device)
             results[item] = result
             specs[item] = spec._replace(seconds=time.perf_counter() - began)
 
@@ -115,7 +115,7 @@ def compute_and_exchange(
     for number, one in enumerate(waves):
         compute_all(one[rank])
         done = [results[item] for item in one[rank] if item in results]
-        packed = _pack(done, device)
+        packed = _pack(done, like)
         handles.append(allgather_async(packed, f"{name}.{number}of{len(waves)}", process_set))
         _core.flush()
     compute_all([item for item, owner in enumerate(owners) if owner is None])
@@ -172,7 +172,7 @@ def _padding(nbytes: int) -> int:
     return -nbytes % _ALIGNED
 
 
-def _pack(results: Sequence[Result], device: torch.device) -> torch.Tensor:
+def _pack(results: Sequence[Result], like: torch.Tensor) -> torch.Tensor:
     """Bytes of the results one after the other."""
     parts = []
     for result in results:
@@ -180,7 +180,7 @@ def _pack(results: Sequence[Result], device: torch.device) -> torch.Tensor:
             flat = tensor.reshape(-1).view(torch.uint8)
             parts.append(flat)
             parts.append(flat.new_zeros(_padding(flat.numel())))
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
+    return torch.cat(parts) if parts else like.new_empty(0, dtype=torch.uint8)
 
 
 def _unpack(

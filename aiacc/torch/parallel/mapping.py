@@ -101,7 +101,7 @@ def parallel_map(
     Results of other ranks are views of a few buffers, contiguous, without gradient.
 
     Collective: every rank of the set, with as many tensors of the same shapes, dtypes and values,
-        the same function and costs, in the same order of calls.
+        the same function and costs, in the same order of calls. Not while a rank has joined.
     Blocks: until all results are there.
 
     Args:
@@ -168,7 +168,7 @@ def _divided(
         lambda item: function(tensors[item]),
         owners,
         waves,
-        tensors[0].device,
+        tensors[0],
         name=kind.name,
         process_set=process_set,
         describe=lambda item: f"tensor {item} of shape {tuple(tensors[item].shape)}",
@@ -183,15 +183,15 @@ def _divided(
         history.seconds.append(time.perf_counter() - began)
         history.waves.append(waves)
         if history.calls == MEASURED:
-            _decide(kind, history, process_set)
+            _decide(kind, history, tensors[0], process_set)
     return Mapped(exchanged.results, decision)
 
 
-def _decide(kind: Kind, history: _History, process_set: ProcessSet) -> None:
+def _decide(kind: Kind, history: _History, like: torch.Tensor, process_set: ProcessSet) -> None:
     """Settle how later calls are computed. Collective."""
     assert history.loads is not None
     size = rank_and_size(process_set).size
-    network = _networks.cost(process_set, torch.device(kind.device))
+    network = _networks.cost(process_set, like)
     slowest = maxima(history.seconds, f"{kind.name}.slowest", process_set)
     beyond = [
         seconds - predict(waves, history.loads, history.nbytes, network)[1]

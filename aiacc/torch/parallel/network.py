@@ -33,27 +33,27 @@ class Networks:
         """What was measured, for another job begins."""
         self._known.clear()
 
-    def cost(self, process_set: ProcessSet, device: torch.device) -> Affine:
-        """What an all-gather costs, by the bytes of its result.
+    def cost(self, process_set: ProcessSet, like: torch.Tensor) -> Affine:
+        """What an all-gather costs where ``like`` is, by the bytes of its result.
 
         Collective: every rank of the set. Blocks: for milliseconds the first time.
         """
-        key = (set_id(process_set), str(device.type))
+        key = (set_id(process_set), like.device.type)
         if key not in self._known:
-            self._known[key] = _measured(process_set, device)
+            self._known[key] = _measured(process_set, like)
         return self._known[key]
 
 
-def _measured(process_set: ProcessSet, device: torch.device) -> Affine:
+def _measured(process_set: ProcessSet, like: torch.Tensor) -> Affine:
     size = rank_and_size(process_set).size
     samples = []
     for nbytes in _PROBED:
-        part = torch.zeros(max(nbytes // size, 1), dtype=torch.uint8, device=device)
+        part = like.new_zeros(max(nbytes // size, 1), dtype=torch.uint8)
         for repeat in range(_REPEATS):
-            _finish(device)
+            _finish(like)
             began = time.perf_counter()
             synchronize(allgather_async(part, f"parallel_map.probe.{nbytes}", process_set))
-            _finish(device)
+            _finish(like)
             took = time.perf_counter() - began
             (slowest,) = maxima([took], "parallel_map.probed", process_set)
             if repeat > 0:
@@ -67,6 +67,6 @@ def _measured(process_set: ProcessSet, device: torch.device) -> Affine:
     return Affine(2 * a, 2 * b, {ALL_GATHER: (a, b)})
 
 
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _finish(like: torch.Tensor) -> None:
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)

@@ -16,7 +16,7 @@ import aiacc.array as array_hvd
 import aiacc.torch as hvd
 from aiacc.torch import adapter as tensors
 from aiacc.torch.compression.wire_format import choose
-from tests.gpu import bodies
+from tests.gpu import bodies, optim_bodies
 from tests.parallel.torch import (
     test_adasum,
     test_ddp_hook,
@@ -44,6 +44,12 @@ def test_operations_as_on_the_cpu(size):
 def test_what_make_gpu_check_does(size):
     """The operations that run on a GPU where there is one."""
     assert fake_gpu.run_ranks(size, bodies.every_operation) == [len(bodies.DTYPES)] * size
+
+
+def test_optimizers_and_maps_of_make_gpu_check():
+    assert fake_gpu.run_ranks(2, optim_bodies.large_batch_optimizers) == [5, 5]
+    reasons, others = fake_gpu.run_ranks(2, optim_bodies.divided_maps)
+    assert reasons == others
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
