@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from aiacc.kfac.costs import packed_bytes
 from aiacc.kfac.methods import Found, Model
 from aiacc.kfac.modelled import factor_names, is_factor
 from aiacc.kfac.step import Costs
-from aiacc.planning.cost import CostModel
+from aiacc.planning.cost import ALL_REDUCE, OPERATIONS, Affine, CostModel
 from aiacc.planning.models.kronecker import layers_of
 from bench.network.plan import Spec
 from bench.network.planning.cells import CONGESTION, wire_s
@@ -96,6 +96,28 @@ class Shrunk:
         return self.cost.time(operation, nbytes / self.shrink**2, lanes)
 
 
+def sustained(points: Sequence[Mapping[str, Any]], lanes: int = 1) -> Affine:
+    """A + b M of each operation, by the smallest and the largest that were probed.
+
+    Those between begin behind a pause, in which a capped interface saves up for a burst. In a step
+    there is no pause, so they would promise more than the wire has.
+
+    Args:
+        points: Of `aiacc-plan probe`.
+        lanes: So many operations at a time; the costs are of one, by what it adds to the others.
+    """
+    pairs = {}
+    for operation in OPERATIONS:
+        row = sorted(
+            (float(one["bytes"]), float(one["seconds"]) / lanes)
+            for one in points
+            if one["operation"] == operation and one["lanes"] == lanes
+        )
+        (_, a), (most, seconds) = row[0], row[-1]
+        pairs[operation] = (a, (seconds - a) / most)
+    return Affine(*pairs[ALL_REDUCE], pairs)
+
+
 def default() -> list[Cell]:
     """Two and four hosts, 1 Gbit/s and 300 Mbit/s, with steps of some seconds."""
     return [Cell(hosts, mbit, shrink) for mbit, shrink in ((1000, 2), (300, 4)) for hosts in (4, 2)]
@@ -118,10 +140,16 @@ def chosen(text: str) -> list[Cell]:
     return cells
 
 
-def found(cell: Cell, network: CostModel) -> list[Found]:
-    """How each contender does a step, by the simulator with costs that were measured."""
-    shrunk = Shrunk(network, cell.shrink)
-    costs = Costs(cell.hosts, cell.inversion, shrunk, shrunk, overlap=1.0, even=True)
+def found(cell: Cell, fused: CostModel, single: CostModel) -> list[Found]:
+    """How each contender does a step, by the simulator with costs that were measured.
+
+    Args:
+        cell: Of hosts and device.
+        fused: Of operations on buckets.
+        single: Of operations of which many are issued at a time.
+    """
+    networks = [Shrunk(cost, cell.shrink) for cost in (fused, single)]
+    costs = Costs(cell.hosts, cell.inversion, *networks, overlap=1.0, even=True)
     model = cell.model
     return [*(methods.run(method, model, costs) for method in METHODS), methods.ours(model, costs)]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from aiacc.kfac.methods import Found
-from aiacc.planning.network import network_of
 from bench import machine
 from bench.network import launch, runs
 from bench.network.bed import Bed, bed_for
@@ -32,13 +31,27 @@ def measure(cell: Cell) -> dict[str, Any]:
     load = machine.load()
     with bed_for(cell.spec) as bed, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.json"
-        _run(bed, ["-m", "aiacc.run.plan", "probe", "--output", str(path), "--max-mib", "16"])
-        found = cells.found(cell, network_of(str(path)).cost())
+        _run(
+            bed,
+            [
+                "-m",
+                "aiacc.run.plan",
+                "probe",
+                "--output",
+                str(path),
+                "--max-mib",
+                "16",
+                "--lanes",
+                "2",
+            ],
+        )
+        network = json.loads(path.read_text())
+        fused, single = (cells.sustained(network["points"], lanes) for lanes in (1, 2))
+        found = cells.found(cell, fused, single)
         jobs = [
             _round(bed, Path(folder), cell, found if number % 2 == 0 else found[::-1])
             for number in range(cell.rounds)
         ]
-        network = json.loads(path.read_text())
     for one in found:
         seconds = [s for job in jobs for s in job[one.title]["seconds"]]
         print(
