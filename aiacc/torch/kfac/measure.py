@@ -18,7 +18,6 @@ from aiacc.planning.cost import (
     REDUCE_SCATTER,
     Affine,
 )
-from aiacc.planning.fit import fit_affine
 from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.mpi_ops import (
     allgather_async,
@@ -32,8 +31,8 @@ from aiacc.torch.mpi_ops import (
 #: are taken to grow with the third power.
 POINTS, LONGEST_S = 6, 0.2
 _REPEATS = 3
-#: Bytes of the operations that are timed.
-_PROBED = (1 << 14, 1 << 18, 1 << 20)
+#: Bytes of the operations that are timed; none after one that took so long.
+_PROBED, _PROBE_S = (1 << 12, 1 << 20, 1 << 22), 0.2
 
 
 def dimensions(dims: Sequence[int]) -> list[int]:
@@ -63,19 +62,28 @@ def network(process_set: ProcessSet, ranks: int, device: torch.device) -> Affine
     """A + b M of operations among these ranks, as the slowest sees them. Collective, blocks."""
     pairs = {}
     for operation in OPERATIONS:
-        samples = []
+        samples: list[tuple[float, float]] = []
         for nbytes in _PROBED:
+            if samples and samples[-1][1] > _PROBE_S:
+                break
             whole = torch.zeros(max(ranks, nbytes // 4 // ranks * ranks), device=device)
             name = f"kfac.probe.{operation}.{nbytes}"
             run = _operation(operation, whole, ranks, name, process_set)
             took = [_seconds(run, whole) for _ in range(_REPEATS)]
             (slowest,) = maxima([min(took[1:])], f"{name}.slowest", process_set)
             samples.append((float(nbytes), float(slowest)))
-        try:
-            pairs[operation] = fit_affine(samples)
-        except ValueError:  # a busy machine: times that do not grow with bytes
-            pairs[operation] = (0.0, samples[-1][1] / samples[-1][0])
+        pairs[operation] = through_ends(samples)
     return Affine(*pairs[ALL_REDUCE], pairs)
+
+
+def through_ends(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """A and b by the smallest and the largest operation. Pure.
+
+    Those between begin behind a pause, in which many networks save up for a burst. In a step there
+    is none, so they would promise more than the network has.
+    """
+    (_, a), (most, seconds) = samples[0], samples[-1]
+    return min(a, seconds), max(0.0, seconds - a) / most
 
 
 def _operation(

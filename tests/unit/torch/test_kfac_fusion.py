@@ -1,4 +1,4 @@
-"""Which factors travel together."""
+"""Which factors travel together, by what operations cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from aiacc.kfac.costs import Polynomial
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
 from aiacc.torch.kfac.fusion import Fused, Moment, Planned, by_plan, by_threshold
+from aiacc.torch.kfac.measure import dimensions, through_ends
 
 
 def _planned(*rows):
@@ -52,3 +53,16 @@ def test_gradients_go_between_factors_that_are_not_ready():
     buckets, merged = by_plan(factors, gradients, {}, costs, 2)
     assert [one.names for one in buckets] == [("x A",), ("x G",)]
     assert merged == [("u", "v")]
+
+
+def test_what_operations_cost_follows_from_the_smallest_and_the_largest():
+    # The one between has a burst; a busy machine makes times that fall.
+    assert through_ends([(4e3, 1e-3), (1e6, 2e-3), (4e6, 41e-3)]) == (1e-3, 1e-8)
+    assert through_ends([(4e3, 5e-3), (1e6, 2e-3)]) == (2e-3, 0.0)
+
+
+def test_points_of_a_table_lie_between_the_smallest_and_the_largest_dimension():
+    assert dimensions([64]) == [64]
+    assert dimensions([10, 20, 10]) == [10, 20]
+    found = dimensions(range(10, 5000, 10))
+    assert (found[0], found[-1], len(found)) == (10, 4990, 6)
