@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aiacc.data import layout as geometry
 from aiacc.data.arena_file import PREFIX, ArenaFile, attach, sweep
-from aiacc.data.layout import ENTRY, PROBES, Entry, Eviction, Layout, Segment
+from aiacc.data.layout import ENTRY, Entry, Eviction, Layout, Segment
 from aiacc.data.record import CorruptRecordError
 
 #: Bytes of the file that stand for locks, far behind its end.
@@ -169,7 +169,7 @@ class Arena:
                     self._file.map[at : at + ENTRY.size] = b"\xff" * ENTRY.size
 
     def count(self, counter: int, amount: int) -> None:
-        """Add to one of the 16 counters of this process. Lost if more than 192 processes count."""
+        """Add to one of the 32 counters of this process. Lost if more than 192 processes count."""
         with self._file.mutex:
             row = self._own_row()
             if row >= 0:
@@ -238,8 +238,7 @@ class Arena:
 
     def _entries(self, key: bytes) -> Iterator[tuple[int, Entry | None]]:
         """What the index has where this key may be, up to the first entry never used."""
-        first = int.from_bytes(key[:8], "little")
-        for number in range(first, first + PROBES):
+        for number in self._layout.probes(key):
             at = self._layout.entry_at(number)
             data = self._file.map[at : at + ENTRY.size]
             if data == _VOID:
@@ -248,8 +247,7 @@ class Arena:
 
     def _free_entry(self, key: bytes) -> int | None:
         """An entry that was never used, or is void; None if all that the key may have are taken."""
-        first = int.from_bytes(key[:8], "little")
-        for number in range(first, first + PROBES):
+        for number in self._layout.probes(key):
             at = self._layout.entry_at(number)
             entry = Entry.unpack(self._file.map[at : at + ENTRY.size])
             if entry is None or not self._is_valid(entry):

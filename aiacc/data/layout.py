@@ -12,6 +12,7 @@ checksum of itself: an entry that is half written counts as none.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ SEGMENT = struct.Struct("<QQQQQ")  # begin, end, where the next record goes, gen
 LAST_USE = struct.Struct("<Q")
 #: Processes that count; each has a row of counters.
 ROWS = 192
-ROW_BYTES = 128
+ROW_BYTES = 256
 ENTRY = struct.Struct("<16sQQIIII")  # key, begin, size, checksum, segment, generation, own checksum
 #: Entries looked at for a key at most.
 PROBES = 64
@@ -70,6 +71,15 @@ class Layout:
         """Where the description of a segment is."""
         return SEGMENTS_AT + SEGMENT.size * number
 
+    def probes(self, key: bytes) -> range:
+        """Numbers of the entries where a key may be, in the order in which it takes them.
+
+        Steps are the key's own, too, so that keys do not crowd together.
+        """
+        first = int.from_bytes(key[:8], "little") % self.entries
+        step = 1 + int.from_bytes(key[8:], "little") % (self.entries - 1)
+        return range(first, first + PROBES * step, step)
+
     def entry_at(self, number: int) -> int:
         """Where an entry of the index is."""
         return self.index_at + ENTRY.size * (number % self.entries)
@@ -99,7 +109,8 @@ def plan(size: int, samples: int | None, evict: Eviction) -> Layout:
         evict: "never": records stay, but for the window; "lru": all may go.
     """
     wanted = size // 4096 if samples is None else samples
-    entries = max(PROBES, min(wanted * 3 // 2, size // _INDEX_SHARE // ENTRY.size))
+    most = max(PROBES, min(wanted * 3 // 2, size // _INDEX_SHARE // ENTRY.size))
+    entries = _prime_up_to(most)  # so that every step leads everywhere
     count = 1 + (_LRU_SEGMENTS if evict == "lru" else _WINDOW_SEGMENTS)
     empty = Layout(0, entries, ((0, 0),) * count)
     room = max(0, size - empty.heap_at)
@@ -192,6 +203,12 @@ class Entry:
         """Inverse of `pack`; None for what is no entry, or half of one."""
         *fields, own = ENTRY.unpack(data)
         return Entry(*fields) if own == zlib.crc32(data[:-4]) else None
+
+
+def _prime_up_to(most: int) -> int:
+    while any(most % divisor == 0 for divisor in range(2, math.isqrt(most) + 1)):
+        most -= 1
+    return most
 
 
 def _places(count: int) -> range:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Said only where it is not 0.
-_SELDOM = ("refused", "corrupt", "retries", "failures", "disk_failures")
+_SELDOM = ("refused", "corrupt", "retries", "failures", "disk_failures", "memory_failures")
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ class Statistics:
     stall_ns: int = 0
     #: Samples that were fetched twice to find out whether they come out equal.
     compared: int = 0
-    #: Processes that have given up writing to the disk.
+    #: Processes that have given up writing to the disk, and to memory.
     disk_failures: int = 0
+    memory_failures: int = 0
 
     @property
     def samples(self) -> int:

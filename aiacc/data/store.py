@@ -24,6 +24,11 @@ from aiacc.data.statistics import Statistics, counter_of, from_counters
 
 #: A reader that waits for another process which fetches the same sample gives up after so long.
 _PATIENCE_S = 60.0
+_IN = {"disk": "on disk", "memory": "in memory"}
+_REMEDIES = {
+    "disk": "Make room, or give the right to write",
+    "memory": "Give less to memory=, or more to the file system (docker run --shm-size)",
+}
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,9 @@ class Store:
             folder, size = tiers.disk
             self._disk = Disk(folder, fingerprint, size, tiers.evict, sync=tiers.sync)
         self._closing = weakref.finalize(self, _close, self._arena, self._disk)
-        self._told_of_disk = False
+        self._told: set[str] = set()
         self._forget_threads()
-        self._tell_of_disk()
+        self._tell_of_failures()
 
     def __reduce__(self) -> Any:
         return Store, (self._fingerprint, self._tiers)
@@ -204,20 +209,22 @@ class Store:
         is_in_memory = self._arena.write(key, data, ahead)
         if not is_on_disk and not is_in_memory:
             self.count("refused")
-        self._tell_of_disk()
+        self._tell_of_failures()
         return data
 
-    def _tell_of_disk(self) -> None:
-        if self._disk is None or self._disk.failure is None or self._told_of_disk:
-            return
-        self._told_of_disk = True
-        self.count("disk_failures")
-        if self.statistics().disk_failures == 1:  # the others of the node need not say it again
-            warnings.warn(
-                f"nothing more is kept on disk: {self._disk.failure}; what is there is still read. "
-                "Make room or give the right to write, and start again",
-                stacklevel=3,
-            )
+    def _tell_of_failures(self) -> None:
+        """Say once on this node that a tier takes nothing more."""
+        for tier, place in (("disk", self._disk), ("memory", self._arena)):
+            if place is None or place.failure is None or tier in self._told:
+                continue
+            self._told.add(tier)
+            self.count(f"{tier}_failures")
+            if getattr(self.statistics(), f"{tier}_failures") == 1:
+                warnings.warn(
+                    f"nothing more is kept {_IN[tier]}: {place.failure}; what is there is still "
+                    f"read. {_REMEDIES[tier]}, and start again",
+                    stacklevel=3,
+                )
 
     def _open_arena(self) -> Arena:
         folder, size = self._tiers.memory

@@ -1,5 +1,6 @@
 """The wrapper: bit-identical to the dataset, fetched once, whoever asks."""
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -271,6 +272,22 @@ def test_no_folder_in_memory_is_a_warning(source, tmp_path):
         cached = CachedDataset(source, (tmp_path / "absent", "1MB"))
     assert cached[1]["label"] == 1
     cached.close()
+
+
+def test_a_full_file_system_in_memory_is_a_warning(cached, source, monkeypatch):
+    cached[0]
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.warns(UserWarning, match="nothing more is kept in memory: .*No space") as caught:
+        assert [cached[index]["label"] for index in range(7)] == list(range(7))
+    monkeypatch.undo()
+    assert len(caught) == 1
+    assert cached.statistics().memory_failures == 1
+    assert [cached[index]["label"] for index in range(7)] == list(range(7))
+    assert cached.statistics().refused == 12
 
 
 def test_a_cyclic_scan_of_more_than_fits_hits_what_fits(tmp_path):

@@ -208,7 +208,7 @@ def test_a_hundred_faults(tmp_path, monkeypatch, seed):
     job = Job(tmp_path, chance)
     happened = collections.Counter()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "nothing more is kept on disk")
+        warnings.filterwarnings("ignore", "nothing more is kept")
         for _ in range(EVENTS):
             event = chance.choice(EVENT_KINDS)
             happened[event.__name__] += 1

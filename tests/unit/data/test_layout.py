@@ -24,6 +24,15 @@ def test_everything_has_its_place(evict, size, samples):
     assert Layout.unpack(found.pack()) == found
 
 
+def test_a_key_may_be_at_as_many_places_as_there_are():
+    found = plan(10**6, 10_000, "lru")
+    for number in range(200):
+        key = random.Random(number).randbytes(16)
+        places = {found.entry_at(place) for place in found.probes(key)}
+        assert len(places) == PROBES
+        assert all(found.index_at <= place < found.heap_at for place in places)
+
+
 def test_the_heap_gets_most_of_it():
     found = plan(10**8, 1000, "never")
     assert sum(end - begin for begin, end in found.segments) > 0.99 * 10**8
