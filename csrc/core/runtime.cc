@@ -162,8 +162,8 @@ Session::Session(const Config& config, SessionOptions options, std::shared_ptr<L
   }
 }
 
-/// Every rank that has a far neighbour does it, for those of rank 0 may all be on its own host. They
-/// propose the same, and the others hear of it in the first round.
+/// Every rank that has a far neighbour does it, for those of rank 0 may all be on its own host.
+/// They propose the same, and the others hear of it in the first round.
 void Session::propose_units(Parameters parameters) {
   const double round_trip_s = plane_->round_trip_s();
   const std::uint64_t unit_bytes = unit_bytes_for(round_trip_s);
