@@ -216,6 +216,16 @@ def _disagree():
     model = net()
     with pytest.raises(ValueError, match="'conv' is not the same on all ranks"):
         step(optimizer=_sgd(model))
+    # Here somebody else has, such as DistributedDataParallel.
+    plain = _sgd(model)
+    plain.zero_grad()
+    kfac = hvd.KFAC(model, plain)
+    loss_of(model, rank, 0).backward()
+    for number, parameter in enumerate(model.parameters()):
+        hvd.allreduce_(parameter.grad, name=f"by hand.{number}")
+    kfac.step()
+    after = model.conv.weight.grad
+    assert torch.equal(hvd.broadcast(after, 0), after)
     hvd.shutdown()
 
 

@@ -88,6 +88,21 @@ def test_scaled_and_accumulated_losses_give_the_factors_of_their_mean():
             torch.testing.assert_close(factor, states[0][name])
 
 
+def test_factors_are_float32_under_autocast():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    kfac = hvd.KFAC(model, torch.optim.SGD(model.parameters(), 0.1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(
+            model(torch.randn(4, 1, 4, 4)), torch.tensor([0, 1, 2, 0])
+        )
+    loss.backward()
+    before = model[2].weight.grad.clone()
+    kfac.step()
+    assert {factor.dtype for factor in kfac.state_dict()["factors"].values()} == {torch.float32}
+    assert not torch.allclose(model[2].weight.grad, before)
+
+
 def test_modules_without_factors_are_left_to_the_optimizer_and_named():
     class Tied(nn.Module):
         def __init__(self):
