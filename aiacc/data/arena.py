@@ -37,8 +37,7 @@ class Arena:
     """One process's view of the node's memory.
 
     Threads: any. Processes: one that was forked goes on with its parent's view; one that was
-        spawned makes
-    its own with the same arguments.
+    spawned makes its own with the same arguments.
     """
 
     def __init__(self, folder: Path, name: str, plan: Layout, evict: Eviction) -> None:
@@ -263,7 +262,10 @@ class Arena:
 
     def _segment(self, number: int) -> Segment:
         at = self._layout.segment_at(number)
-        return Segment.unpack(self._file.map[at : at + geometry.SEGMENT.size])
+        found = Segment.unpack(self._file.map[at : at + geometry.SEGMENT.size])
+        begin, end = self._layout.segments[number]  # does not change, so it is not read again
+        used = found.used if begin <= found.used <= end else end
+        return Segment(begin, end, used, found.generation, found.last_use)
 
     def _segments(self) -> list[Segment]:
         return [self._segment(number) for number in range(len(self._layout.segments))]

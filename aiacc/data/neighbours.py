@@ -97,8 +97,7 @@ class Exchange:
     """The rounds of one rank, in a thread of their own.
 
     Collective: all ranks iterate equally far. If one does not, the others find out after
-        ``patience_s``
-    and go on without.
+    ``patience_s`` and go on without.
     """
 
     def __init__(

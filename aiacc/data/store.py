@@ -54,8 +54,7 @@ class Store:
     """Records of one dataset in the tiers of this node.
 
     Threads: any. Processes: one that was forked goes on with it, one that was spawned gets it by
-        pickle,
-    of which its tiers and its fingerprint are all.
+    pickle, of which its tiers and its fingerprint are all.
     """
 
     def __init__(self, fingerprint: str, tiers: Tiers) -> None:
