@@ -114,17 +114,20 @@ constexpr Feedback kFeedbacks[] = {Feedback::kNone, Feedback::kInPlace, Feedback
 
 TEST_P(GpuSelectionTest, EveryShapeAndSize) {
   for (const Shape shape : all_shapes()) {
-    for (const std::size_t count : {1, 33, 4501, 8192, 20011}) {
+    for (const std::size_t count : {1, 2999, 8192, 20011}) {
       for (const std::size_t k : {std::size_t{1}, count / 100, count / 3, count}) {
         if (k == 0) {
           continue;
         }
         for (const Feedback feedback : kFeedbacks) {
+          if (count > 2 * kSelectTile && feedback != Feedback::kMoves) {
+            continue;  // the smaller ones tell it
+          }
           SCOPED_TRACE("shape " + std::to_string(static_cast<int>(shape)) + ", " +
                        std::to_string(k) + " of " + std::to_string(count) + ", feedback " +
                        std::to_string(static_cast<int>(feedback)));
           Both both(count, k, GetParam(), feedback);
-          for (std::uint32_t step = 0; step < 3; ++step) {
+          for (std::uint32_t step = 0; step < 2; ++step) {
             both.step(elements_of(shape, count, step), -0.7F, step);
             if (HasFatalFailure()) {
               return;
@@ -147,8 +150,8 @@ TEST_P(GpuSelectionTest, AtAnyMultipleOfFour) {
 
 TEST_P(GpuSelectionTest, WhatIsNotFiniteIsNamedAndLeavesTheResidual) {
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
-    for (const std::size_t where : {0, 5, 8191, 8192, 16000}) {
-      for (const std::size_t k : {1, 10, 16001}) {
+    for (const std::size_t where : {0, 8192, 16000}) {
+      for (const std::size_t k : {1, 16001}) {
         for (const Feedback feedback : kFeedbacks) {
           Both both(16001, k, GetParam(), feedback);
           both.step(elements_of(Shape::kGaussian, 16001, 1), 1.0F, 1);
