@@ -1,8 +1,9 @@
 """``python -m bench.second_order.parts``: factors, packing, inverses and steps, beside peers.
 
-One process, one thread unless ``--threads`` says otherwise. Ours and the peers take turns, so that
-what else the machine does meets all of them; ratios are those of medians. Results agree, or the
-command ends with an error. ``--write`` makes the table of docs/kfac.md from the result file.
+One process, one thread, CPU time, so that what else the machine does matters little. Ours and the
+peers take turns; ratios are those of medians. Results agree, or the command ends with an error.
+``--steps`` measures steps of trainings by how often factors are made, ``--write`` makes the tables
+of docs/kfac.md from both result files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,10 +27,12 @@ from aiacc.kfac.factors import gradient_factor, input_factor
 from aiacc.kfac.inverses import decompose, invert
 from aiacc.kfac.packing import pack, packed_size, unpack
 from bench import machine
+from bench.network import runs
 from bench.report import between_markers
 from bench.second_order import steps
 
 RESULT = machine.ROOT / "bench" / "results" / "kfac_parts.json"
+STEPS_RESULT = machine.ROOT / "bench" / "results" / "kfac_steps.json"
 PAGE = machine.ROOT / "docs" / "kfac.md"
 _MARK = "bench:kfac-parts"
 BATCH = 8
@@ -187,7 +189,7 @@ def _known(inverses: list[Tensor | None]) -> list[Tensor]:
 
 
 def measured(row: Row, repeats: int) -> dict[str, Any]:
-    """Seconds of each call, taken in turns, after one that does not count and is compared.
+    """CPU seconds of each call, taken in turns, after one that does not count and is compared.
 
     Raises:
         SystemExit: Results differ.
@@ -200,9 +202,9 @@ def measured(row: Row, repeats: int) -> dict[str, Any]:
     samples: dict[str, list[float]] = {name: [] for name in row.calls}
     for _ in range(repeats):
         for name, call in row.calls.items():
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            samples[name].append(round(time.perf_counter() - start, 7))
+            samples[name].append(round(time.process_time() - start, 7))
     return {"key": row.key, "title": row.title, "samples_s": samples}
 
 
@@ -223,22 +225,22 @@ def table(report: dict[str, Any]) -> str:
             f"| {row['title']} | {_ms(medians['ours'])} | {_ms(medians['peer'])} "
             f"| {medians['ours'] / medians['peer']:.2f} | {', '.join(others)} |"
         )
-    where = report["machine"]
-    if "steps" in report:
-        lines += ["", steps.table(report["steps"])]
-    lines += [
-        "",
-        f"Measured {report['when']} at commit {report['commit'][:12]}, {report['threads']} thread"
-        f"{'' if report['threads'] == 1 else 's'} of {where['cpu']}, torch "
-        f"{report['versions']['torch']}; medians of {report['repeats']} in turns, of steps in CPU "
-        f"time; load average {report['load_before'][0]} before, {report['load_after'][0]} after.",
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _provenance(report)])
 
 
-def with_table(page: str, report: dict[str, Any]) -> str:
-    """The page with the table of a report."""
-    return between_markers(page, table(report), str(PAGE), _MARK)
+def _provenance(report: dict[str, Any]) -> str:
+    return (
+        f"Measured {report['when']} at commit {report['commit'][:12]}: CPU time of one thread of "
+        f"{report['machine']['cpu']}, torch {report['versions']['torch']}, medians of "
+        f"{report['repeats']} in turns; load average {report['load_before'][0]} before, "
+        f"{report['load_after'][0]} after."
+    )
+
+
+def with_tables(page: str, of_parts: dict[str, Any], of_steps: dict[str, Any]) -> str:
+    """The page with the tables of both reports."""
+    text = [table(of_parts), steps.table(of_steps["rows"]), _provenance(of_steps)]
+    return between_markers(page, "\n\n".join(text), str(PAGE), _MARK)
 
 
 def _ms(seconds: float) -> str:
@@ -246,36 +248,33 @@ def _ms(seconds: float) -> str:
 
 
 def main() -> int:
-    """Measure and write the result file, or the page from it."""
+    """Measure and write a result file, or the page from both."""
     parser = argparse.ArgumentParser(prog="python -m bench.second_order.parts", description=__doc__)
-    parser.add_argument("--json", type=Path, default=RESULT, help="result file (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="(%(default)s)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="(%(default)s)")
+    parser.add_argument("--json", type=Path, help="result file, of those in bench/results if not")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="(%(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose key has it")
-    parser.add_argument("--write", action="store_true", help="the table of docs/kfac.md")
+    parser.add_argument("--steps", action="store_true", help="whole steps instead of parts")
+    parser.add_argument("--write", action="store_true", help="the tables of docs/kfac.md")
     options = parser.parse_args()
     if options.write:
-        PAGE.write_text(with_table(PAGE.read_text(), json.loads(options.json.read_text())))
+        of_parts, of_steps = (json.loads(path.read_text()) for path in (RESULT, STEPS_RESULT))
+        PAGE.write_text(with_tables(PAGE.read_text(), of_parts, of_steps))
         return 0
-    torch.set_num_threads(options.threads)
-    report: dict[str, Any] = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine.describe(),
-        "versions": machine.versions(),
-        **machine.commit(),
-        "threads": options.threads,
-        "repeats": options.repeats,
-        "batch": BATCH,
-        "load_before": machine.load(),
-    }
-    report["rows"] = [measured(row, options.repeats) for row in rows() if options.only in row.key]
-    if not options.only:
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {**runs.begun(), "repeats": options.repeats, "batch": BATCH}
+    report["load_before"] = machine.load()
+    if options.steps:
         hvd.init()
-        report["steps"] = steps.measured(options.repeats)
+        report["rows"] = steps.measured(options.repeats)
         hvd.shutdown()
+        print(steps.table(report["rows"]))
+    else:
+        chosen = (row for row in rows() if options.only in row.key)
+        report["rows"] = [measured(row, options.repeats) for row in chosen]
     report["load_after"] = machine.load()
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(table(report))
+    path = options.json or (STEPS_RESULT if options.steps else RESULT)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(_provenance(report) if options.steps else table(report))
     return 0
 
 
