@@ -77,6 +77,7 @@ def decide(
     network: CostModel,
     wish: bool | None = None,
     overhead_s: float = 0.0,
+    serial_s: float | None = None,
 ) -> tuple[Decision, Division | None]:
     """Whether `divide` ends before a single rank has computed everything.
 
@@ -89,11 +90,12 @@ def decide(
         network: See `divide`.
         wish: True: divide in any case.
         overhead_s: What a divided call took longer than was predicted of it.
+        serial_s: What everything took where every rank computed it; None: the sum of the loads.
 
     Returns:
         The decision, and how the work is divided if it is.
     """
-    serial_s = float(sum(loads))
+    serial_s = float(sum(loads)) if serial_s is None else serial_s
     division = divide(loads, ranks, nbytes, network)
     divided_s = division.finish_s + overhead_s
     pays = wish or divided_s < serial_s * (1 - MARGIN)

@@ -18,9 +18,9 @@ from aiacc.torch.parallel.exchange import Result, compute_and_exchange
 from aiacc.torch.parallel.kind import Cost, Kind, agree, kind_of
 from aiacc.torch.parallel.network import Networks
 
-#: Divided calls whose times a decision follows from: the best of them, for the first one warms
-#: caches up and others may be disturbed.
-MEASURED = 4
+#: Calls whose times a decision follows from, divided and not in turn: the best of each, for the
+#: first one warms caches up and others may be disturbed.
+MEASURED = 5
 #: Waves of calls before costs are known.
 _WAVES = 4
 #: Kinds of calls that are remembered.
@@ -48,7 +48,9 @@ class _History:
         #: Least seconds of each tensor, and bytes of its result, once they were measured.
         self.loads: list[float] | None = None
         self.nbytes: list[float] = []
-        #: Of each call that was measured, its seconds on this rank, and its waves.
+        #: Of each call that was measured and not divided, its seconds on this rank.
+        self.serial: list[float] = []
+        #: Of each divided one, its seconds and its waves.
         self.seconds: list[float] = []
         self.waves: list[Waves] = []
         self.decision: Decision | None = None
@@ -92,10 +94,11 @@ def parallel_map(
 
     For tensors that all ranks have alike, and a function that takes long: inverses of factors,
     Newton-Schulz iterations. Results of early tensors travel while later ones are computed. The
-    first four calls of a kind (name, function, shapes and dtypes) are divided and timed, and so are
-    some all-gathers; then all ranks decide alike, by the longest processing time and a model of the
-    exchange, whether dividing pays; if not, later calls compute everything and communicate nothing.
-    The first rank of the set says so in a line, and the result in ``decision``.
+    first five calls of a kind (name, function, shapes and dtypes) are timed, the first, third and
+    fifth of them divided, and so are some all-gathers; then all ranks decide alike, by the longest
+    processing time and a model of the exchange, whether dividing pays; if not, later calls compute
+    everything and communicate nothing. The first rank of the set says so in a line, and the result
+    in ``decision``.
 
     The results are those of a serial loop bit by bit, if ``function`` gives the same on all ranks.
     Results of other ranks are views of a few buffers, contiguous, without gradient.
@@ -122,7 +125,8 @@ def parallel_map(
     Raises:
         ValueError: Tensors on several devices; costs that are negative, no numbers or not as many.
         TypeError: Something that is no tensor.
-        ParallelMapError: The function has raised on a rank, which the text names: on all ranks.
+        ParallelMapError: The function has raised on a rank, which the text names: on all ranks. In
+            a call that is not divided it raises as it is, where it does.
         MismatchError: Ranks gave other tensors, functions or costs.
         CollectiveError: Not initialised, or a collective operation failed.
     """
@@ -139,13 +143,37 @@ def parallel_map(
         agree(kind, process_set)
         if not given:
             return _serial(given, function, Decision(False, "no tensors", place.size))
-        return _divided(given, function, kind, history, process_set)
+        if history.decision is None:
+            history.calls += 1
+            if divide is None and history.calls % 2 == 0:
+                return _timed(given, function, history, place.size)
+        mapped = _divided(given, function, kind, history, process_set)
+        if history.decision is None and history.calls >= MEASURED:
+            _decide(kind, history, given[0], process_set)
+        return mapped
 
 
 def _serial(
     tensors: Sequence[torch.Tensor], function: Callable[[torch.Tensor], Result], decision: Decision
 ) -> Mapped:
     return Mapped([function(tensor) for tensor in tensors], decision)
+
+
+def _timed(
+    tensors: Sequence[torch.Tensor],
+    function: Callable[[torch.Tensor], Result],
+    history: _History,
+    size: int,
+) -> Mapped:
+    """All of it, as it would be if it were not divided: all ranks are at it at a time."""
+    began = time.perf_counter()
+    try:
+        mapped = _serial(tensors, function, Decision(False, "measures", size))
+        if tensors[0].is_cuda:
+            torch.cuda.synchronize(tensors[0].device)
+        return mapped
+    finally:  # also if it raises, here or there: the ranks exchange these numbers later
+        history.serial.append(time.perf_counter() - began)
 
 
 def _divided(
@@ -176,14 +204,11 @@ def _divided(
     )
     decision = history.decision or Decision(True, "measures", size, owners, len(waves))
     if measuring:
-        history.calls += 1
         before = history.loads or exchanged.seconds
         history.loads = [min(*pair) for pair in zip(before, exchanged.seconds, strict=True)]
         history.nbytes = list(map(float, exchanged.nbytes))
         history.seconds.append(time.perf_counter() - began)
         history.waves.append(waves)
-        if history.calls == MEASURED:
-            _decide(kind, history, tensors[0], process_set)
     return Mapped(exchanged.results, decision)
 
 
@@ -192,14 +217,21 @@ def _decide(kind: Kind, history: _History, like: torch.Tensor, process_set: Proc
     assert history.loads is not None
     size = rank_and_size(process_set).size
     network = _networks.cost(process_set, like)
-    slowest = maxima(history.seconds, f"{kind.name}.slowest", process_set)
+    measured = history.seconds + history.serial
+    slowest = maxima(measured, f"{kind.name}.slowest", process_set)
+    divided, serial = slowest[: len(history.seconds)], slowest[len(history.seconds) :]
     beyond = [
         seconds - predict(waves, history.loads, history.nbytes, network)[1]
-        for seconds, waves in zip(slowest, history.waves, strict=True)
+        for seconds, waves in zip(divided, history.waves, strict=True)
     ]
-    overhead_s = max(0.0, min(beyond))
     decision, division = decide(
-        history.loads, size, history.nbytes, network, kind.divide, overhead_s
+        history.loads,
+        size,
+        history.nbytes,
+        network,
+        kind.divide,
+        max(0.0, min(beyond)),
+        min(serial) if serial else None,
     )
     history.decision, history.division = decision, division
     if rank_and_size(process_set).rank == 0:

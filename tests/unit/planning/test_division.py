@@ -92,6 +92,10 @@ def test_dividing_pays_where_the_network_is_faster_than_a_rank():
     decision, _ = decide(loads, 2, nbytes, fast, overhead_s=0.04)
     assert not decision.divided
     assert decision.divided_s > 0.08
+    # And so does what all ranks have taken for everything, at the same time.
+    decision, _ = decide(loads, 2, nbytes, fast, overhead_s=0.04, serial_s=0.1)
+    assert decision.divided
+    assert decision.serial_s == 0.1
 
 
 def test_one_round_where_messages_are_dear():
