@@ -92,17 +92,17 @@ struct BlockCodeBody {
     const auto* in = reinterpret_cast<const Float4*>(plan.in + tile.first);
     auto* residual =
         plan.residual == nullptr ? nullptr : reinterpret_cast<Float4*>(plan.residual + tile.first);
-    warp.each([&](std::uint32_t lane, CodeThread& thread) {
+    warp.each([&](std::uint32_t place, CodeThread& thread) {
       AIACC_UNROLL
       for (std::uint32_t row = 0; row < kRows; ++row) {
-        thread.t[row] = in[row * kWarpThreads + lane];
+        thread.t[row] = in[row * kWarpThreads + place];
       }
       AIACC_UNROLL
       for (std::uint32_t row = 0; row < kRows; ++row) {
         Float4& t = thread.t[row];
         Float4 rest = {};
         if (residual != nullptr) {
-          rest = residual[row * kWarpThreads + lane];
+          rest = residual[row * kWarpThreads + place];
         }
         thread.largest[row] = 0;
         AIACC_UNROLL
@@ -117,7 +117,7 @@ struct BlockCodeBody {
     for (std::uint32_t row = 0; row < kRows; ++row) {
       warp.largest([row](CodeThread& thread) -> std::uint32_t& { return thread.largest[row]; });
     }
-    warp.each([&](std::uint32_t lane, CodeThread& thread) {
+    warp.each([&](std::uint32_t place, CodeThread& thread) {
       merge_rows(thread.largest, tile.rows);
       float scale = 0.0F;
       float reciprocal = 0.0F;
@@ -127,14 +127,14 @@ struct BlockCodeBody {
         if (within == 0) {
           scale = scale_of(thread.largest[row]);
           reciprocal = scale > 0.0F ? 1.0F / scale : 0.0F;
-          if (lane == 0) {
+          if (place == 0) {
             *reinterpret_cast<float*>(block_of(tile, row, plan.block)) = scale;
           }
         }
         thread.codes[row] = 0;
         if (thread.largest[row] < kFinite) {
           thread.codes[row] =
-              encode_pack(plan, tile, residual, row, lane, thread.t[row], scale, reciprocal);
+              encode_pack(plan, tile, residual, row, place, thread.t[row], scale, reciprocal);
         }
       }
     });
@@ -146,7 +146,7 @@ struct BlockCodeBody {
                                                      const Tile& tile,
                                                      Float4* residual,
                                                      std::uint32_t row,
-                                                     std::uint32_t lane,
+                                                     std::uint32_t place,
                                                      const Float4& t,
                                                      float scale,
                                                      float reciprocal) {
@@ -157,7 +157,7 @@ struct BlockCodeBody {
       AIACC_UNROLL
       for (int e = 0; e < 4; ++e) {
         code[e] = Format::by_chance(product(t.at[e], reciprocal),
-                                    draws[within * kRow + 4 * lane + static_cast<unsigned>(e)]);
+                                    draws[within * kRow + 4 * place + static_cast<unsigned>(e)]);
       }
     } else {
       AIACC_UNROLL
@@ -171,7 +171,7 @@ struct BlockCodeBody {
       for (int e = 0; e < 4; ++e) {
         rest.at[e] = t.at[e] - decoded(code[e], scale);
       }
-      residual[row * kWarpThreads + lane] = rest;
+      residual[row * kWarpThreads + place] = rest;
     }
     constexpr std::uint32_t kMask = Format::kPacked ? 0xf : 0xff;
     return (code[0] & kMask) | (code[1] & kMask) << 8 | (code[2] & kMask) << 16 |
@@ -184,10 +184,10 @@ struct BlockCodeBody {
       return reinterpret_cast<std::uint32_t*>(block_of(tile, row, block) + sizeof(float)) + i;
     };
     if (!Format::kPacked) {
-      warp.each([&](std::uint32_t lane, CodeThread& thread) {
+      warp.each([&](std::uint32_t place, CodeThread& thread) {
         AIACC_UNROLL
         for (std::uint32_t row = 0; row < kRows; ++row) {
-          *word(row, (row & (tile.rows - 1)) * kWarpThreads + lane) = thread.codes[row];
+          *word(row, (row & (tile.rows - 1)) * kWarpThreads + place) = thread.codes[row];
         }
       });
     } else if (tile.rows == 1) {
@@ -203,23 +203,23 @@ struct BlockCodeBody {
         warp.rotate(kWarpThreads / 2,
                     [row](CodeThread& thread) -> std::uint32_t& { return thread.largest[row]; });
       }
-      warp.each([&](std::uint32_t lane, CodeThread& thread) {
-        if (lane < kWarpThreads / 2) {
+      warp.each([&](std::uint32_t place, CodeThread& thread) {
+        if (place < kWarpThreads / 2) {
           AIACC_UNROLL
           for (std::uint32_t row = 0; row < kRows; ++row) {
-            *word(row, lane) = thread.codes[row] | thread.largest[row] << 4;
+            *word(row, place) = thread.codes[row] | thread.largest[row] << 4;
           }
         }
       });
     } else {
-      warp.each([&](std::uint32_t lane, CodeThread& thread) {
+      warp.each([&](std::uint32_t place, CodeThread& thread) {
         AIACC_UNROLL
         for (std::uint32_t half = 1; half < kRows; half *= 2) {
           if (2 * half == tile.rows) {
             AIACC_UNROLL
             for (std::uint32_t row = 0; row < kRows; ++row) {
               if ((row & half) == 0) {
-                *word(row, (row & (half - 1)) * kWarpThreads + lane) =
+                *word(row, (row & (half - 1)) * kWarpThreads + place) =
                     thread.codes[row] | thread.codes[row + half] << 4;
               }
             }
@@ -244,14 +244,14 @@ struct BlockCodeBody {
       const float fresh = product(plan.factor, in[i]);
       return residual != nullptr ? fresh + residual[i] : fresh;
     };
-    warp.each([&](std::uint32_t lane, CodeThread& thread) {
+    warp.each([&](std::uint32_t place, CodeThread& thread) {
       thread.of_block = 0;
-      for (std::uint32_t i = lane; i < n; i += kWarpThreads) {
+      for (std::uint32_t i = place; i < n; i += kWarpThreads) {
         thread.of_block = larger(thread.of_block, magnitude(t_at(i)));
       }
     });
     warp.largest([](CodeThread& thread) -> std::uint32_t& { return thread.of_block; });
-    warp.each([&](std::uint32_t lane, CodeThread& thread) {
+    warp.each([&](std::uint32_t place, CodeThread& thread) {
       const float scale = scale_of(thread.of_block);
       const float reciprocal = scale > 0.0F ? 1.0F / scale : 0.0F;
       const bool finite = thread.of_block < kFinite;
@@ -269,7 +269,7 @@ struct BlockCodeBody {
         }
         return code;
       };
-      if (lane == 0) {
+      if (place == 0) {
         const std::uint32_t bits = raw_bits(scale);
         for (int byte = 0; byte < 4; ++byte) {
           wire[byte] = static_cast<unsigned char>(bits >> (8 * byte));
@@ -277,7 +277,7 @@ struct BlockCodeBody {
       }
       unsigned char* codes = wire + sizeof(float);
       const std::uint32_t bytes = bytes_of(n);
-      for (std::uint32_t i = lane; i < bytes; i += kWarpThreads) {
+      for (std::uint32_t i = place; i < bytes; i += kWarpThreads) {
         std::uint32_t code = code_of(i);
         if (Format::kPacked) {
           code &= 0xf;
@@ -296,10 +296,10 @@ struct BlockCodeBody {
   AIACC_HOST_DEVICE static std::uint32_t load_codes(const Tile& tile,
                                                     std::uint32_t block,
                                                     std::uint32_t row,
-                                                    std::uint32_t lane) {
+                                                    std::uint32_t place) {
     const auto* words =
         reinterpret_cast<const std::uint32_t*>(block_of(tile, row, block) + sizeof(float));
-    const std::uint32_t within = (row & (tile.rows - 1)) * kWarpThreads + lane;
+    const std::uint32_t within = (row & (tile.rows - 1)) * kWarpThreads + place;
     if (!Format::kPacked) {
       return words[within];
     }
@@ -313,12 +313,12 @@ struct BlockCodeBody {
                                             std::uint64_t number) {
     const Tile tile = tile_at(const_cast<unsigned char*>(plan.wire), number, plan.block);
     auto* out = reinterpret_cast<Float4*>(plan.out + tile.first);
-    warp.each([&](std::uint32_t lane, CodeThread& thread) {
+    warp.each([&](std::uint32_t place, CodeThread& thread) {
       AIACC_UNROLL
       for (std::uint32_t row = 0; row < kRows; ++row) {
-        thread.codes[row] = load_codes(tile, plan.block, row, lane);
+        thread.codes[row] = load_codes(tile, plan.block, row, place);
         if (plan.adds != 0) {
-          thread.t[row] = out[row * kWarpThreads + lane];
+          thread.t[row] = out[row * kWarpThreads + place];
         }
       }
       AIACC_UNROLL
@@ -330,7 +330,7 @@ struct BlockCodeBody {
           const auto code = static_cast<std::uint8_t>(thread.codes[row] >> (8 * e));
           put(plan, result.at[e], decoded(Format::extend(code), scale));
         }
-        out[row * kWarpThreads + lane] = result;
+        out[row * kWarpThreads + place] = result;
       }
     });
   }
@@ -343,7 +343,7 @@ struct BlockCodeBody {
     const std::uint64_t left = plan.count - first;
     const auto n = static_cast<std::uint32_t>(left < plan.block ? left : plan.block);
     const unsigned char* wire = plan.wire + offset_of(number, plan.block);
-    warp.each([&](std::uint32_t lane, CodeThread&) {
+    warp.each([&](std::uint32_t place, CodeThread&) {
       std::uint32_t bits = 0;
       for (int byte = 0; byte < 4; ++byte) {
         bits |= static_cast<std::uint32_t>(wire[byte]) << (8 * byte);
@@ -351,7 +351,7 @@ struct BlockCodeBody {
       const float scale = raw_float(bits);
       const unsigned char* codes = wire + sizeof(float);
       const std::uint32_t bytes = bytes_of(n);
-      for (std::uint32_t i = lane; i < n; i += kWarpThreads) {
+      for (std::uint32_t i = place; i < n; i += kWarpThreads) {
         std::uint8_t code = codes[i < bytes ? i : i - bytes];
         code = i < bytes ? code : static_cast<std::uint8_t>(code >> 4);
         put(plan, plan.out[first + i], decoded(Format::extend(code), scale));

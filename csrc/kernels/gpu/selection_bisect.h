@@ -37,8 +37,8 @@ AIACC_HOST_DEVICE void measure(Grid& grid, const SelectPlan& p) {
       block.each([&](std::uint32_t number, SelectThread&) {
         if (number % 8 == 0 && first + number / 8 < chunks) {
           double sum = 0.0;
-          for (std::uint32_t lane = 0; lane < 8; ++lane) {
-            sum += sums[number + lane];
+          for (std::uint32_t part = 0; part < 8; ++part) {
+            sum += sums[number + part];
           }
           p.sums[first + number / 8] = sum;
         }
