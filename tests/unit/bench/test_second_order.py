@@ -1,11 +1,27 @@
 """How trials are chosen, and what docs/kfac.md makes of what was measured."""
 
+import json
+
 import pytest
 import torch
 
+from bench.network.runs import load
 from bench.second_order import contenders, convergence_report, parts, steps
-from bench.second_order.convergence import thinned
+from bench.second_order.convergence import RESULT, thinned
 from bench.second_order.workloads import WORKLOADS, workload
+
+
+def test_the_page_has_the_tables_of_the_files():
+    page = parts.PAGE.read_text()
+    both = (json.loads(path.read_text()) for path in (parts.RESULT, parts.STEPS_RESULT))
+    assert parts.with_tables(page, *both) == page
+    found = load(RESULT)
+    assert convergence_report.with_section(page, found) == page
+    for work in WORKLOADS:
+        for one in contenders.CONTENDERS:
+            trials, others = convergence_report.runs_of(found, work, one.name)
+            assert len(trials) == contenders.TRIALS
+            assert len(others) >= 3
 
 
 def test_everybody_has_trials_of_the_same_places_in_ranges_of_its_own():
@@ -89,7 +105,6 @@ def test_ratios_of_the_parts_are_those_of_medians():
         "rows": [{"title": "A", "samples_s": {"ours": [1, 2, 9], "peer": [4, 4, 4], "x": [1]}}],
         "when": "now",
         "commit": "0" * 40,
-        "threads": 1,
         "repeats": 3,
         "machine": {"cpu": "some"},
         "versions": {"torch": "2"},
