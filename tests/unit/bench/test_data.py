@@ -1,5 +1,6 @@
 """The slow origin, the images in it, and the table of bench.data; one small run."""
 
+import json
 import threading
 import urllib.error
 import urllib.request
@@ -69,6 +70,14 @@ def test_the_table_has_medians_of_whole_runs():
     assert table.splitlines()[2:] == [
         "| images, HTTP | DataLoader alone | 2.00 s, 5/s | 2.00 s, 5/s | 1.00 s, 10/s |"
     ]
+
+
+def test_the_page_has_what_was_measured():
+    report = json.loads(bench.RESULT.read_text())
+    text = page.PAGE.read_text()
+    assert page.with_tables(text, report) == text
+    sums = {(run["kind"], tuple(run["sums"])) for run in report["runs"]}
+    assert len(sums) == len(images.KINDS)  # all have read the same pixels, in every epoch
 
 
 def test_every_contender_has_a_title():

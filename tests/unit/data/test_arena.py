@@ -335,5 +335,5 @@ def test_threads_read_and_write_at_a_time(tmp_path):
 
 def test_records_begin_at_multiples(arena):
     arena.write(key(1), b"x")
-    arena.write(key(2), b"y")
-    assert (arena._file.map.find(b"y") - arena._file.layout.heap_at) == ALIGNMENT
+    arena.write(key(2), content(2))
+    assert (arena._file.map.find(content(2)) - arena._file.layout.heap_at) == ALIGNMENT
