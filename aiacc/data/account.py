@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from aiacc.data.arena_file import is_at, try_lock
+
 FOLDER = "aiacc-cache"
 VERSION = 1
 LOCK = "lock"
@@ -84,13 +86,13 @@ class Account:
         descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             with self._changed() as sets:  # nobody removes the set meanwhile
-                if _locked(descriptor, fcntl.LOCK_EX):
+                if try_lock(descriptor, fcntl.LOCK_EX):
                     sets[name] = _tidy(place)
                 elif name not in sets:
                     sets[name] = _bytes_of(place)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 os.utime(descriptor)
-                if not _is_at(place / LOCK, descriptor):
+                if not is_at(place / LOCK, descriptor):
                     raise OSError(f"{place} was removed by another job at this moment")
         except BaseException:
             os.close(descriptor)
@@ -118,6 +120,18 @@ class Account:
         with self._changed() as sets:
             sets[name] = max(0, sets.get(name, 0) - size)
 
+    def name(self, name: str, size: int, temporary: Path, path: Path) -> None:
+        """Give the file of ``size`` reserved bytes of a set its name.
+
+        If another process has put the same record there meanwhile, the bytes are given back.
+        """
+        with self._changed() as sets:
+            if path.exists():
+                temporary.unlink()
+                sets[name] = max(0, sets.get(name, 0) - size)
+            else:
+                os.replace(temporary, path)  # noqa: PTH105 - tests replace it
+
     def used(self) -> int:
         """Bytes of all sets."""
         with self._changed() as sets:
@@ -131,7 +145,7 @@ class Account:
                 with suppress(OSError):
                     descriptor = os.open(self.folder / name / LOCK, os.O_RDWR | os.O_CLOEXEC)
                     try:
-                        if _locked(descriptor, fcntl.LOCK_EX):
+                        if try_lock(descriptor, fcntl.LOCK_EX):
                             found[name] = os.fstat(descriptor).st_mtime
                     finally:
                         os.close(descriptor)
@@ -148,7 +162,7 @@ class Account:
         descriptor = os.open(self.folder / "account", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             deadline, nap = time.monotonic() + _PATIENCE_S, 0.0001
-            while not _locked(descriptor, fcntl.LOCK_EX):
+            while not try_lock(descriptor, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
                     raise OSError(f"another process has had {self.folder}/account for long")
                 time.sleep(nap)
@@ -210,19 +224,3 @@ def _tidy(place: Path) -> int:
         with suppress(OSError):
             half.unlink()
     return _bytes_of(place)
-
-
-def _locked(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    mine = os.fstat(descriptor)
-    with suppress(FileNotFoundError):
-        named = path.stat()
-        return (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino)
-    return False

@@ -102,7 +102,7 @@ def _join(path: Path) -> ArenaFile | None:
         return None
     try:
         is_used = not _remove_if_unused(path, descriptor)
-        if not is_used or not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(path, descriptor):
+        if not is_used or not try_lock(descriptor, fcntl.LOCK_SH) or not is_at(path, descriptor):
             return None
         layout = Layout.unpack(os.pread(descriptor, 1 << 16, 0))
         file = ArenaFile(path, descriptor, layout)
@@ -141,14 +141,15 @@ def _create(path: Path, layout: Layout) -> ArenaFile | None:
 
 def _remove_if_unused(path: Path, descriptor: int) -> bool:
     """Remove the file if nobody else holds a lock on it. The caller's own is lost."""
-    if not _lock(descriptor, fcntl.LOCK_EX):
+    if not try_lock(descriptor, fcntl.LOCK_EX):
         return False
-    if _is_at(path, descriptor):
+    if is_at(path, descriptor):
         path.unlink()
     return True
 
 
-def _lock(descriptor: int, kind: int) -> bool:
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Lock a file as ``fcntl.flock`` does; False if another holder keeps it out. Never blocks."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -156,7 +157,7 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def is_at(path: Path, descriptor: int) -> bool:
     """Whether the file is still the one that has this name."""
     mine = os.fstat(descriptor)
     try:

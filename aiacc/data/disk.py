@@ -123,7 +123,7 @@ class Disk:
                 return False
             try:
                 head = _HEADER.pack(_MAGIC, key, len(record), zlib.crc32(record))
-                self._store(path, head, record)
+                self._store(path, head, record, size)
             except BaseException:
                 self._account.release(self._name, size)
                 raise
@@ -154,7 +154,7 @@ class Disk:
             path.unlink()
             self._account.release(self._name, size)
 
-    def _store(self, path: Path, head: bytes, record: bytes | bytearray) -> None:
+    def _store(self, path: Path, head: bytes, record: bytes | bytearray, size: int) -> None:
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}-{next(_temporary)}.tmp")
         try:
@@ -168,7 +168,7 @@ class Disk:
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, path)  # noqa: PTH105 - tests replace it
+            self._account.name(self._name, size, temporary, path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()

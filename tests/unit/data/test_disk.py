@@ -201,7 +201,8 @@ def _fill(folder, name, begin):
 
 
 def test_jobs_share_a_folder_within_its_bound(tmp_path):
-    both = Disk(tmp_path, OTHER, 200_000, "never")
+    # In use to the end: a set whose jobs have all ended gives way to the others.
+    both = [Disk(tmp_path, name, 200_000, "never") for name in (MINE, OTHER)]
     arguments = [(MINE, 0), (MINE, 50), (OTHER, 0)]
     jobs = [FORK.Process(target=_fill, args=(tmp_path, *one)) for one in arguments]
     for job in jobs:
@@ -211,7 +212,10 @@ def test_jobs_share_a_folder_within_its_bound(tmp_path):
         assert job.exitcode == 0
     assert 30 < len(files(tmp_path)) < 50
     assert sum(path.stat().st_blocks * 512 for path in files(tmp_path)) <= 200_000
-    both.close()
+    used = sum(on_disk(path.stat().st_size) for path in files(tmp_path))
+    assert both[0]._account.used() == used  # also of records that two have written at a time
+    for disk in both:
+        disk.close()
 
 
 DAMAGED = [b"", b"\x00garbage", b'{"version": 1, "se', b"[]", b'{"version":1}']
