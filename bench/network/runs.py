@@ -1,7 +1,7 @@
 """Result files of the network: a list of runs, each with where and from what it was measured."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,3 +39,9 @@ def save(path: Path, runs: Sequence[Any]) -> None:
     """Write the file and, if need be, its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"runs": list(runs)}, indent=1) + "\n")
+
+
+def record(path: Path, run: Mapping[str, Any]) -> None:
+    """Put the run of a cell into a file, in place of an earlier one of that cell."""
+    name = run["cell"]["name"]
+    save(path, [*(old for old in kept(path, add=True) if old["cell"]["name"] != name), run])

@@ -52,16 +52,11 @@ def main() -> int:
         done = [run["cell"]["name"] for run in runs.kept(options.json, add=not options.again)]
         for cell in chosen(options.cells):
             if cell.name not in done:
-                _record(cell, _measure(cell, options.only.split(",")), options.json)
+                runs.record(options.json, _measure(cell, options.only.split(",")))
     except (BedError, ValueError, RuntimeError) as error:
         print(f"[bench.network] {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _record(cell: Cell, run: object, path: Path) -> None:
-    kept = [old for old in runs.kept(path, add=True) if old["cell"]["name"] != cell.name]
-    runs.save(path, [*kept, run])
 
 
 def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:

@@ -49,14 +49,8 @@ def _measure(options: argparse.Namespace) -> int:
     for cell, seconds in zip(left, estimates, strict=True):
         print(f"{cell.name}: about {seconds / 60:.0f} minutes", flush=True)
         if not options.list:
-            record(cell, measure(_with(cell, options), only), options.json)
+            runs.record(options.json, measure(_with(cell, options), only))
     return 0
-
-
-def record(cell: Cell, run: object, path: Path) -> None:
-    """Put a run into the result file, in place of an earlier one of that cell."""
-    kept = [old for old in runs.kept(path, add=True) if old["cell"]["name"] != cell.name]
-    runs.save(path, [*kept, run])
 
 
 def _with(cell: Cell, options: argparse.Namespace) -> Cell:

@@ -43,10 +43,7 @@ def _measure(options: argparse.Namespace) -> int:
     for cell in left:
         print(f"{cell.name}: about {cell.estimate_s() / 60:.0f} minutes", flush=True)
         if not options.list:
-            run = measure(cell)
-            kept = runs.kept(options.json, add=True)
-            kept = [old for old in kept if old["cell"]["name"] != cell.name]
-            runs.save(options.json, [*kept, run])
+            runs.record(options.json, measure(cell))
     return 0
 
 

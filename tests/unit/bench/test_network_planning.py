@@ -9,8 +9,8 @@ import pytest
 from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
 from aiacc.planning.planners import plan
+from bench.network import runs
 from bench.network.planning import contenders, tables
-from bench.network.planning.__main__ import record
 from bench.network.planning.cells import (
     MODELS,
     Cell,
@@ -221,6 +221,5 @@ def test_a_cell_takes_the_place_of_its_predecessor_only(tmp_path):
     path = tmp_path / "runs.json"
     first, other = Cell("resnet50", 1000, 0), Cell("resnet50", 300, 0)
     for cell, value in ((first, 1), (other, 2), (first, 3)):
-        record(cell, {"cell": {"name": cell.name}, "value": value}, path)
-    runs = json.loads(path.read_text())["runs"]
-    assert [run["value"] for run in runs] == [2, 3]
+        runs.record(path, {"cell": {"name": cell.name}, "value": value})
+    assert [run["value"] for run in runs.load(path)] == [2, 3]
