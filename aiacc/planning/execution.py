@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, CostModel
 from aiacc.planning.plan import DECOUPLED, Plan
-from aiacc.planning.trace import Tensor, Trace
+from aiacc.planning.trace import Trace
 
 #: As in csrc/planning/unit_planner.h: units that have a lane of their own, and the smallest parts.
 _EXPRESS_BYTES = 32 << 10
@@ -85,7 +85,11 @@ def step_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending) -
 def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending) -> float:
     """Seconds of a backward pass and the forward pass behind it."""
     tensors = {tensor.name: tensor for tensor in trace.tensors}
-    parts = [part for bucket in plan.buckets for part in _parts(bucket, tensors, sending.lanes)]
+    parts = [
+        [bucket[position] for position in run]
+        for bucket in plan.buckets
+        for run in runs_of([tensors[name].bytes for name in bucket], sending.lanes)
+    ]
     scatters = [
         _Group(
             max(tensors[name].ready_s for name in part) - trace.forward_s,
@@ -108,16 +112,19 @@ def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending) -> f
     return backward_s + now + trace.forward_s - before
 
 
-def _parts(bucket: Sequence[str], tensors: Mapping[str, Tensor], lanes: int) -> list[list[str]]:
-    """``bucket`` in up to as many operations as there are lanes; no gradient is cut."""
-    total, filled = sum(tensors[name].bytes for name in bucket), 0
-    parts: list[list[str]] = [[]]
-    for name in bucket:
-        if parts[-1] and filled * lanes >= total * len(parts):
-            parts.append([])
-        parts[-1].append(name)
-        filled += tensors[name].bytes
-    return parts
+def runs_of(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Positions in at most ``count`` runs; each ends with what fills its share, and none is cut.
+
+    So a bucket of the decoupled schedule becomes the operations of several lanes.
+    """
+    total, filled = sum(sizes), 0
+    runs: list[list[int]] = [[]]
+    for position, size in enumerate(sizes):
+        if runs[-1] and filled * count >= total * len(runs):
+            runs.append([])
+        runs[-1].append(position)
+        filled += size
+    return runs
 
 
 def units_of(sizes: Sequence[float], unit_bytes: int, lanes: int) -> list[list[tuple[int, float]]]:

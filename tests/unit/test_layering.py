@@ -92,6 +92,7 @@ PACKAGES = {
     "torch/decoupled": {
         "collectives",
         "autotune",
+        "planning",
         "torch",
         "torch/ops",
         "torch/compression",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aiacc.planning.execution import runs_of
 from aiacc.torch.reducer.plan import Gradient, Planner, checked, divided
 
 
@@ -23,24 +24,11 @@ def buckets(
     plan = checked(planner.divide(gradients), len(gradients), planner.argument)
     kinds = [(gradient.dtype, gradient.device_key) for gradient in gradients]
     parts = [
-        part
+        [whole[place] for place in run]
         for bucket in plan
-        for whole in divided(bucket, kinds)
-        for part in _runs(sorted(whole), gradients, parts_of_each)
+        for whole in map(sorted, divided(bucket, kinds))
+        for run in runs_of([gradients[i].elements for i in whole], parts_of_each)
     ]
     planned = {position for part in parts for position in part}
     parts += [[position] for position in range(len(gradients)) if position not in planned]
     return sorted(parts)
-
-
-def _runs(bucket: Sequence[int], gradients: Sequence[Gradient], count: int) -> list[list[int]]:
-    """``bucket`` in at most ``count`` runs; each ends with the gradient that fills its share."""
-    total = sum(gradients[i].elements for i in bucket)
-    runs: list[list[int]] = [[]]
-    filled = 0
-    for position in bucket:
-        if runs[-1] and filled * count >= total * len(runs):
-            runs.append([])
-        runs[-1].append(position)
-        filled += gradients[position].elements
-    return runs
