@@ -6,6 +6,7 @@ Those of docs/network.md are ``bench.network.report``'s.
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -167,6 +168,29 @@ def between_markers(text: str, table: str, where: str, mark: str = _MARK) -> str
     head, rest = text.split(start)
     _, tail = rest.split(end)
     return f"{head}{start}\n{table}\n{end}{tail}"
+
+
+def publish(
+    text: str, page: Path, mark: str, path: Path, plot: Callable[[], Any] | None, *, write: bool
+) -> None:
+    """Print tables, or put them between the marks of a page and save the plot.
+
+    Args:
+        text: Markdown.
+        page: Where it belongs.
+        mark: That of its place.
+        path: The result file; a figure goes beside it.
+        plot: Draws the figure; None: there is none.
+        write: Whether to write anything.
+    """
+    if not write:
+        print(text)
+        return
+    page.write_text(between_markers(page.read_text(), text, str(page), mark))
+    if plot is not None:
+        figure = plot()
+        figure.tight_layout()
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
 def _line(row: Row, kind: str, ranks: int, results: Results) -> str:

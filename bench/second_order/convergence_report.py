@@ -11,7 +11,7 @@ from bench.machine import ROOT
 from bench.network.report import figures
 from bench.network.runs import load
 from bench.network.tables import provenance
-from bench.report import between_markers
+from bench.report import between_markers, publish
 from bench.second_order.contenders import CONTENDERS
 from bench.second_order.workloads import WORKLOADS, Workload
 
@@ -40,13 +40,7 @@ def lowest(run: Run) -> float:
 def report(path: Path, *, write: bool) -> None:
     """Print the table of a result file, or put it into the page and draw the plot."""
     found = load(path)
-    if not write:
-        print(section(found))
-        return
-    PAGE.write_text(with_section(PAGE.read_text(), found))
-    figure = plot(found)
-    figure.tight_layout()
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    publish(section(found), PAGE, _MARK, path, lambda: plot(found), write=write)
 
 
 def with_section(page: str, found: Sequence[Run]) -> str:

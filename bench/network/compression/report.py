@@ -15,7 +15,7 @@ from bench.network.report import figures
 from bench.network.runs import load
 from bench.network.tables import provenance
 from bench.network.workloads import workload
-from bench.report import between_markers
+from bench.report import publish
 
 RESULT = ROOT / "bench" / "results" / "network_compression.json"
 PAGE = ROOT / "docs" / "compression.md"
@@ -31,13 +31,7 @@ def report(path: Path, *, write: bool) -> None:
     """Print the table of a result file, or put it into the page and draw the plot."""
     found = load(path)
     text = "\n\n".join([table(found), automatic(found), provenance(found)])
-    if not write:
-        print(text)
-        return
-    PAGE.write_text(between_markers(PAGE.read_text(), text, str(PAGE), _MARK))
-    figure = plot(found)
-    figure.tight_layout()
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    publish(text, PAGE, _MARK, path, lambda: plot(found), write=write)
 
 
 def table(found: Sequence[Run]) -> str:

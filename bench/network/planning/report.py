@@ -23,7 +23,7 @@ from bench.network.planning.tables import (
 from bench.network.report import figures
 from bench.network.runs import load
 from bench.network.tables import provenance
-from bench.report import between_markers
+from bench.report import publish
 
 RESULT = ROOT / "bench" / "results" / "network_planning.json"
 PAGE = ROOT / "docs" / "planning.md"
@@ -33,14 +33,7 @@ _MARK = "bench:network-planning"
 def report(path: Path, *, write: bool) -> None:
     """Print the tables of a result file, or put them into the page and draw the plot."""
     runs = load(path)
-    text = tables(runs)
-    if not write:
-        print(text)
-        return
-    PAGE.write_text(between_markers(PAGE.read_text(), text, str(PAGE), _MARK))
-    figure = plot(runs)
-    figure.tight_layout()
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    publish(tables(runs), PAGE, _MARK, path, lambda: plot(runs), write=write)
 
 
 def tables(runs: Sequence[Run]) -> str:

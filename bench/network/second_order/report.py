@@ -12,7 +12,7 @@ from bench.machine import ROOT
 from bench.network.runs import load
 from bench.network.second_order.cells import TITLES
 from bench.network.tables import provenance
-from bench.report import between_markers
+from bench.report import publish
 
 RESULT = ROOT / "bench" / "results" / "network_kfac.json"
 PAGE = ROOT / "docs" / "kfac.md"
@@ -29,11 +29,7 @@ Run = dict[str, Any]
 
 def report(path: Path, *, write: bool) -> None:
     """Print the table of a result file, or put it into the page."""
-    text = tables(load(path))
-    if write:
-        PAGE.write_text(between_markers(PAGE.read_text(), text, str(PAGE), _MARK))
-    else:
-        print(text)
+    publish(tables(load(path)), PAGE, _MARK, path, None, write=write)
 
 
 def tables(runs: Sequence[Run]) -> str:
