@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -52,6 +54,16 @@ def compile_blocks(
     for block in chosen:
         block.compile(**options)
     return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a call of ``module`` itself runs compiled code."""
+    dynamo = sys.modules.get("torch._dynamo")  # without it nothing is
+    if isinstance(module, torch.jit.ScriptModule):
+        return False  # it has no hooks
+    return module._compiled_call_impl is not None or (
+        dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    )
 
 
 def _blocks(model: nn.Module, is_block: Callable[[nn.Module], bool] | None) -> Iterator[nn.Module]:

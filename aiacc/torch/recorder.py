@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from aiacc.autotune.profile import Profile, next_path, wanted
 from aiacc.planning.trace import Tensor, Trace
 from aiacc.process_sets import ProcessSet
+from aiacc.torch.compile import is_compiled
 
 #: A moment: seconds of the host's clock, or an event on a stream of a GPU.
 Mark = Any
@@ -35,8 +36,8 @@ class StepRecorder:
     """Hooks that note moments, and wait for nothing: times are worked out after the last step.
 
     A step begins with the forward pass of a module that has some of the parameters. With several
-    backward passes per step, what counts is the last one. A module that no Python calls (scripted)
-    is not seen: a step then begins where the one before has ended.
+    backward passes per step, what counts is the last one. A module that no Python calls (scripted,
+    or compiled in place) is not seen: a step then begins where the one before has ended.
 
     Threads: hooks run where torch runs modules and autograd; the other methods must not run at the
     same time.
@@ -53,8 +54,8 @@ class StepRecorder:
         self._step = _Step()
         self._end: Mark = None
         self._hooks: list[RemovableHandle] = [
-            torch_modules.register_module_forward_pre_hook(self._before_forward),
-            torch_modules.register_module_forward_hook(self._after_forward),
+            torch_modules.register_module_forward_pre_hook(_untraced(self._before_forward)),
+            torch_modules.register_module_forward_hook(_untraced(self._after_forward)),
         ]
         for index, (_, parameter) in enumerate(self._parameters):
             register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
@@ -101,7 +102,8 @@ class StepRecorder:
             if not any(parameter in self._index for parameter in module.parameters()):
                 return
             step.start, step.root = self._now(), id(module)
-        for parameter in module._parameters.values():
+        own = module.parameters() if is_compiled(module) else module._parameters.values()
+        for parameter in own:  # nothing tells when compiled code comes to modules in it
             index = None if parameter is None else self._index.get(parameter)
             if index is not None and index not in step.needed:
                 step.needed[index] = self._now()
@@ -148,6 +150,21 @@ def profile_of(
     if not wanted(process_set) or not any(p.requires_grad for _, p in named_parameters):
         return None
     return Profile(next_path(), StepRecorder(named_parameters), process_set)
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """``hook``, which torch.compile leaves out of its graphs, and breaks none for."""
+
+    def call(*arguments: Any) -> None:
+        hook(*arguments)
+
+    outside: Any = torch._disable_dynamo(call)  # type: ignore[attr-defined]
+
+    def untraced(*arguments: Any) -> None:
+        if not torch.compiler.is_compiling():
+            outside(*arguments)
+
+    return untraced
 
 
 def _event() -> Mark:

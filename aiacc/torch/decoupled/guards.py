@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from aiacc.torch.compile import is_compiled
 from aiacc.torch.decoupled.awaited import is_awaited, release
 from aiacc.torch.decoupled.bucket import Bucket
 
@@ -130,7 +131,7 @@ class Guards:
 
     def _look_for_compiled(self) -> None:
         for module in self._modules:
-            if module not in self._hooked and _is_compiled(module):
+            if module not in self._hooked and is_compiled(module):
                 self._hook(module)
 
     def _hook(self, module: nn.Module, *, whole: bool = False) -> None:
@@ -209,15 +210,6 @@ def _nothing(*arguments: Any) -> None:
 
 def _no_hook() -> Callable[..., None]:
     return _nothing
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    dynamo = sys.modules.get("torch._dynamo")
-    if isinstance(module, torch.jit.ScriptModule):
-        return False  # it has no hooks
-    return module._compiled_call_impl is not None or (
-        dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-    )
 
 
 def _is_under_dynamo() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -160,3 +161,28 @@ def test_what_is_frozen_or_unused_leaves_last():
     (last,) = [tensor for tensor in trace.tensors if tensor.name == "unused"]
     assert last.ready_s == max(tensor.ready_s for tensor in trace.tensors)
     assert last.need_s == 0
+
+
+def _records_compiled():
+    model = _net()
+    model[1] = torch.compile(model[1], backend="aot_eager", fullgraph=True)
+    recorder = StepRecorder(list(model.named_parameters()))
+    whole = _net()
+    of_whole = StepRecorder(list(whole.named_parameters()))
+    compiled = torch.compile(whole, backend="aot_eager", fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of all global hooks, whatever they do
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+            recorder.step_done()
+            compiled(torch.ones(1, 3)).sum().backward()
+            of_whole.step_done()
+    recorder.detach()
+    of_whole.detach()
+    need = {tensor.name[0]: tensor.need_s for tensor in recorder.traces("net")[-1].tensors}
+    assert need["0"] < need["1"] < need["2"]
+    assert len(of_whole.traces("net")) == 2  # the first one too: it began with the forward pass
+
+
+def test_compiled_modules_are_recorded_and_their_graphs_stay_whole():
+    run_ranks(1, _records_compiled)
