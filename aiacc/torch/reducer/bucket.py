@@ -103,8 +103,8 @@ class Bucket:
         given = _addresses(encoded.inputs) or address
         residuals = [_addresses(encoded.residuals)] if encoded.residuals else []
         handle = prepared.start(given, 0 if encoded.gathers else address, view.stream, *residuals)
-        if encoded.inputs:
-            sent = [*sent, *encoded.inputs]
+        if encoded.inputs or encoded.residuals:
+            sent = [*sent, *encoded.inputs, *encoded.residuals]
         return handle, sent, self._after(encoded.decode, part, adopt)
 
     def _after(

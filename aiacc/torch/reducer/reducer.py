@@ -23,6 +23,10 @@ from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan, Planner, singly
 from aiacc.torch.reducer.storage import own_memory
 
+#: What reducers that are gone have left under way. Were its memory freed, the core would write to
+#: that of others.
+_left_behind: list[deque[InFlight]] = []
+
 
 class GradientReducer:
     """Submits each bucket as soon as autograd has its last gradient, and waits for all.
@@ -144,10 +148,12 @@ class GradientReducer:
         self._start_step()
 
     def detach(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks. What is under way keeps its memory until it is done."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+        _left_behind.append(self._in_flight.copy())
+        _forget_what_is_done()
 
     def finish(self) -> None:
         """Submit gradients that no backward pass did, then wait for all in order of submission.
@@ -169,6 +175,7 @@ class GradientReducer:
         failure = self._submit_missing()
         _core.flush()
         failure = self._wait() or failure
+        _forget_what_is_done()
         if self.options.settle is not None:
             self.options.settle()
         self._gradients.end_step()
@@ -344,3 +351,21 @@ class GradientReducer:
         bucket = Bucket(len(self.buckets), [index], self._gradients, self.options)
         self.buckets.append(bucket)
         self._bucket_of[index] = bucket
+
+
+def _forget_what_is_done() -> None:
+    """Never blocks."""
+    _left_behind[:] = [in_flight for in_flight in _left_behind if _is_under_way(in_flight)]
+
+
+def _is_under_way(in_flight: deque[InFlight]) -> bool:
+    while in_flight:
+        handle, used, _ = in_flight[0]
+        try:
+            if not _core.poll(handle):
+                return True
+            wait(handle, used)
+        except (CollectiveError, ValueError):  # it has failed, or ended with its job
+            pass
+        in_flight.popleft()
+    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -10,6 +12,8 @@ from torch import nn
 
 import aiacc.torch as hvd
 from aiacc import _core
+from aiacc.compression.codecs import parse
+from aiacc.compression.policy import Policy
 from aiacc.torch.reducer.codec import Encoded
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Planner
@@ -218,3 +222,50 @@ def _codecs():
 
 def test_codecs_keep_the_state_of_their_bucket():
     run_ranks(2, _codecs)
+
+
+def _fails_half_way(kind):
+    """A backward pass that fails, and whose optimizer is given up; weak references to its memory.
+
+    Nothing is left of it but what the core has to know.
+    """
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    policy = Policy(parse("topk:density=0.1"), least_elements=1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1),
+        [(f"{kind}.{name}", parameter) for name, parameter in model.named_parameters()],
+        compression=policy if kind == "residuals" else "none",
+    )
+    model[0].weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(torch.ones(1, 8)).sum().backward()
+    kept = list(optimizer.feedback.residuals.values()) if kind == "residuals" else []
+    return [weakref.ref(tensor) for tensor in [model[1].weight.grad, *kept]]
+
+
+def _given_up():
+    hvd.init()
+    model = _net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
+    )
+    for kind in ("gradients", "residuals"):
+        if hvd.rank() == 0:
+            memory = _fails_half_way(kind)
+            gc.collect()
+            # The other rank comes later: this is still to be written to.
+            assert all(reference() is not None for reference in memory), kind
+        hvd.barrier()
+        if hvd.rank() == 1:
+            memory = _fails_half_way(kind)
+        for _ in range(2):  # what is done in the first step is forgotten in the second
+            _backward(model)
+            optimizer.step()
+        gc.collect()
+        assert all(reference() is None for reference in memory), kind
+        hvd.barrier()
+    hvd.shutdown()
+
+
+def test_memory_of_an_optimizer_that_is_given_up_lives_until_the_core_is_done():
+    run_ranks(2, _given_up)
