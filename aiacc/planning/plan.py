@@ -89,6 +89,16 @@ class Plan:
         return Plan(**fields)
 
 
+def check_kind(plan: object) -> Plan:
+    """``plan`` itself; ValueError if it is anything but a `Plan`, such as a path."""
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"plan={plan!r:.50} (expected a Plan of aiacc.planning.plan); "
+            "Plan.decode(Path(FILE).read_text()) reads the file of aiacc-plan"
+        )
+    return plan
+
+
 @dataclass(frozen=True)
 class Constraints:
     """Which plans are allowed."""

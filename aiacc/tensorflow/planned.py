@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from aiacc.collectives.objects import maxima
-from aiacc.planning.plan import ALL_REDUCE, Plan
+from aiacc.planning.plan import ALL_REDUCE, Plan, check_kind
 from aiacc.process_sets import ProcessSet
 
 
@@ -19,12 +19,12 @@ class PlannedBuckets:
         plan: By the names that `names_of` gives.
 
     Raises:
-        ValueError: Its schedule is not that of all-reduces.
+        ValueError: It is no plan, or its schedule is not that of all-reduces.
     """
 
     def __init__(self, plan: Plan) -> None:
         """See the class."""
-        if plan.schedule != ALL_REDUCE:
+        if check_kind(plan).schedule != ALL_REDUCE:
             raise ValueError(
                 f"plan with schedule {plan.schedule!r} (expected {ALL_REDUCE!r}, the only one for "
                 "TensorFlow); plan with another planner"

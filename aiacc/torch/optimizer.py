@@ -14,7 +14,7 @@ from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
 from aiacc.compression.codecs import NONE, Codec
 from aiacc.compression.policy import Policy
-from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan
+from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan, check_kind
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
@@ -165,6 +165,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense=sparse_as_dense,
     )
     wish = check_wish(plan) if isinstance(plan, str) else None
+    if plan is not None and wish is None:
+        check_kind(plan)
     if schedule == DECOUPLED:
         if isinstance(plan, str):
             raise ValueError(

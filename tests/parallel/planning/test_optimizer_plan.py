@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,6 +101,8 @@ def _refuses():
         (Plan("x", (("0.weight", "head"),)), {}, "plan has 1 gradients .* 'head' for one"),
         (Plan("x", PLAN.buckets, schedule="decoupled"), {}, "plan with schedule 'decoupled'"),
         (PLAN, {"groups": 2}, "plan and groups are given"),
+        (Path("plan.json"), {}, r"plan=PosixPath\('plan.json'\) \(expected a Plan"),
+        ({"buckets": []}, {"schedule": "decoupled"}, r"plan={'buckets': \[\]} \(expected a Plan"),
         (PLAN, {"op": hvd.Adasum}, "op=Adasum with groups, a plan"),
     ):
         with pytest.raises(ValueError, match=text):
