@@ -15,6 +15,7 @@ from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
 from aiacc.torch.optimizer_mixin import check_passes, default_names
+from aiacc.torch.recorder import tell_of_no_profile
 from aiacc.torch.wrapped_optimizer import instance_of, take_over, wrapped_class
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def distribute_adasum(
     compression: type[Compressor] = Compression.none,
 ) -> AdasumDistributed:
     """Make one that shares the state of ``optimizer``."""
+    tell_of_no_profile("op=Adasum", global_process_set)
     names = [(parameter, name) for name, parameter in named_parameters]
     distributed = _new(type(optimizer), names, compression)
     take_over(distributed, optimizer)

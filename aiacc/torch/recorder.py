@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,6 +151,17 @@ def profile_of(
     if not wanted(process_set) or not any(p.requires_grad for _, p in named_parameters):
         return None
     return Profile(next_path(), StepRecorder(named_parameters), process_set)
+
+
+def tell_of_no_profile(of: str, process_set: ProcessSet) -> None:
+    """Warn, where AIACC_PROFILE asks for a profile, that there is none of such an optimizer."""
+    if wanted(process_set):
+        warnings.warn(
+            f"AIACC_PROFILE: no profile is written of an optimizer with {of} (expected "
+            "schedule='all_reduce' and another op than Adasum); record without it, the trace is "
+            "good for plans of both schedules",
+            stacklevel=4,
+        )
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:

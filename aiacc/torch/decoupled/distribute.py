@@ -8,6 +8,7 @@ from aiacc import basics
 from aiacc.torch.decoupled.optimizer import DecoupledDistributed
 from aiacc.torch.decoupled.setup import Setup
 from aiacc.torch.decoupled.shards import Shards, all_parameters
+from aiacc.torch.recorder import tell_of_no_profile
 from aiacc.torch.wrapped_optimizer import instance_of, take_over
 
 
@@ -15,6 +16,7 @@ def distribute_decoupled(
     optimizer: torch.optim.Optimizer, setup: Setup, passes: int
 ) -> DecoupledDistributed:
     """Make one that has the state, the parameter groups and the hooks of ``optimizer``."""
+    tell_of_no_profile("schedule='decoupled'", setup.options.process_set)
     distributed = instance_of(DecoupledDistributed, type(optimizer))
     take_over(distributed, optimizer)
     distributed._parameter_names = {parameter: name for name, parameter in setup.named}

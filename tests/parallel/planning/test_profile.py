@@ -120,6 +120,25 @@ def test_a_second_optimizer_has_a_file_of_its_own(tmp_path):
     assert counts == [6, 2]
 
 
+def _others(path):
+    os.environ["AIACC_PROFILE"] = str(path)
+    hvd.init()
+    for arguments, of in (
+        ({"schedule": "decoupled"}, "schedule='decoupled'"),
+        ({"op": hvd.Adasum}, "op=Adasum"),
+    ):
+        model = _net()
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        with pytest.warns(UserWarning, match=f"no profile is written .* with {of}") as told:
+            hvd.DistributedOptimizer(sgd, model.named_parameters(), model=model, **arguments)
+        assert told[0].filename == __file__
+    hvd.shutdown()
+
+
+def test_optimizers_that_have_no_profile_say_so(tmp_path):
+    run_ranks(1, _others, tmp_path / "net.json")
+
+
 def _differs():
     hvd.init()
     layer = nn.Linear(3, 2 + hvd.rank())
