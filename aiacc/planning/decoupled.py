@@ -21,9 +21,9 @@ from __future__ import annotations
 import numpy as np
 
 from aiacc.planning.cost import ALL_GATHER, REDUCE_SCATTER
-from aiacc.planning.optimal import best_ends, columns
+from aiacc.planning.optimal import best_ends
 from aiacc.planning.plan import DECOUPLED, Plan, cut
-from aiacc.planning.problem import Floats, Problem
+from aiacc.planning.problem import Floats, Problem, kept
 from aiacc.planning.schedule import decoupled_passes, decoupled_step
 
 #: Of the step time: by how much a plan may miss the best one.
@@ -64,25 +64,34 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
 class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.scatter = problem.costs(REDUCE_SCATTER)
-        self.gather = problem.costs(ALL_GATHER)
-        self.alike = bool(np.array_equal(self.scatter, self.gather))
-        count, forward_s = len(problem), problem.trace.forward_s
-        # From the first use of any tensor of (i, j) to the end of the forward pass.
-        self.tail = np.zeros((count + 1, count + 1))
-        for i in range(count):
-            self.tail[i, i + 1 :] = forward_s - np.minimum.accumulate(problem.need[i:])
-        self.ready = problem.ready - forward_s  # of the backward pass
-        #: The same with the end of the bucket first.
-        self.by_end = np.ascontiguousarray(self.scatter.T)
-        self.tail_by_end = np.ascontiguousarray(self.tail.T)
+        numbers = len(problem) ** 2 // 2
+        self.scatter_from = kept(lambda i: problem.costs_from(i, REDUCE_SCATTER), numbers)
+        self.gather_from = kept(lambda i: problem.costs_from(i, ALL_GATHER), numbers)
+        self.tail_from = kept(self._tail_from, numbers)
+        self.alike = all(
+            np.array_equal(self.scatter_from(i), self.gather_from(i)) for i in range(len(problem))
+        )
+        self.ready = problem.ready - problem.trace.forward_s  # of the backward pass
+
+    def _tail_from(self, start: int) -> Floats:
+        """Seconds from the first use of a bucket's tensors to the end of the forward pass.
+
+        Of the buckets (start, start + 1), (start, start + 2) ... (start, count).
+        """
+        problem = self.problem
+        return problem.trace.forward_s - np.minimum.accumulate(problem.need[start:])
+
+    def _tail_to(self, end: int) -> Floats:
+        """The same of (0, end), (1, end) ... (end - 1, end)."""
+        problem = self.problem
+        return problem.trace.forward_s - np.minimum.accumulate(problem.need[end - 1 :: -1])[::-1]
 
     def least_backward(self) -> tuple[float, list[int]]:
         """Seconds of the backward pass of a plan that has the shortest, and the plan."""
         # The same recurrence as for an all-reduce, whose clock starts with the forward pass.
         problem = self.problem
         late = problem.late.__getitem__
-        ends, finish = best_ends(len(problem), columns(self.scatter), late)
+        ends, finish = best_ends(len(problem), lambda j: problem.costs_to(j, REDUCE_SCATTER), late)
         trace = problem.trace
         return max(trace.backward_s, finish - trace.forward_s), ends
 
@@ -93,7 +102,9 @@ class _Search:
         begins before the compute after its first use has ended.
         """
         problem = self.problem
-        ends, finish = best_ends(len(problem), columns(self.gather), columns(self.tail))
+        ends, finish = best_ends(
+            len(problem), lambda j: problem.costs_to(j, ALL_GATHER), self._tail_to
+        )
         return max(problem.trace.forward_s, finish), ends
 
     def plan_within(self, beta: float, phi: float) -> list[int] | None:
@@ -104,25 +115,21 @@ class _Search:
 
     def _alike_within(self, beta: float, phi: float) -> list[int] | None:
         """Where both operations cost the same: the least seconds D of tensors i.. for each i."""
-        count = len(self.problem)
-        cost, tail = self.by_end, self.tail_by_end
+        count, costs_from, tail_from = len(self.problem), self.scatter_from, self.tail_from
         late = beta - self.ready
-        least = np.full(count + 1, np.inf)
-        least[count] = 0.0
-        for j in range(count, 0, -1):
-            if least[j] == np.inf:
-                continue
-            seconds = cost[j, :j] + least[j]
-            limit = np.minimum(phi - tail[j, :j], late[j - 1])
+        least = np.zeros(count + 1)
+        end_of = [0] * count
+        for i in range(count - 1, -1, -1):
+            seconds = costs_from(i) + least[i + 1 :]
+            limit = np.minimum(phi - tail_from(i), late[i:])
             seconds[seconds > limit] = np.inf
-            np.minimum(least[:j], seconds, out=least[:j])
+            best = int(np.argmin(seconds))
+            end_of[i], least[i] = i + 1 + best, seconds[best]
         if least[0] == np.inf:
             return None
         ends, i = [], 0
         while i < count:
-            seconds = cost[i + 1 :, i] + least[i + 1 :]
-            limit = np.minimum(phi - tail[i + 1 :, i], late[i:])
-            i += 1 + int(np.argmin(np.where(seconds <= limit, seconds, np.inf)))
+            i = end_of[i]
             ends.append(i)
         return ends
 
@@ -139,9 +146,10 @@ class _Search:
         parent: list[int] = [-1]
         last: list[int] = []
         for i in range(count - 1, -1, -1):
-            p = scatter + self.scatter[i, at]
-            q = gather + self.gather[i, at]
-            good = np.flatnonzero((p <= late[at]) & (q <= phi - self.tail[i, at]))
+            row = at - (i + 1)
+            p = scatter + self.scatter_from(i)[row]
+            q = gather + self.gather_from(i)[row]
+            good = np.flatnonzero((p <= late[at]) & (q <= phi - self.tail_from(i)[row]))
             last = self._undominated(p, q, good)
             if not last:
                 continue

@@ -22,40 +22,42 @@ from collections.abc import Callable
 import numpy as np
 
 from aiacc.planning.cost import ALL_REDUCE
-from aiacc.planning.optimal import best_ends, columns
+from aiacc.planning.optimal import best_ends_of_each
 from aiacc.planning.plan import Plan, cut
-from aiacc.planning.problem import Floats, Problem
+from aiacc.planning.problem import Floats, Problem, kept, starts_of
 from aiacc.planning.schedule import all_reduce_step
 
 _MIB = 1 << 20
 _LIMITS = (1, 2, 4, 8, 16, 25, 32, 64, 128)
-#: Steps that moving boundaries may evaluate.
-_MOVES = 400
+#: Buckets that moving boundaries may simulate.
+_EFFORT = 12_000
 
 
 def lanes(problem: Problem, most: int) -> Plan:
-    """Buckets for up to ``most`` operations at a time; never worse than `optimal` with one."""
+    """Buckets for up to ``most`` operations at a time; never worse than `optimal` with one.
+
+    O(most L^2) time for L tensors, and O(most L) memory besides 32 MiB of costs that are kept.
+    """
     if most < 1:
         raise ValueError(f"lanes({most}) (expected >= 1)")
-    candidates: list[tuple[float, int, list[int]]] = []
-
-    def offer(number: int, ends: list[int]) -> None:
-        candidates.append((all_reduce_step(problem, ends, number), number, ends))
-
-    costs = [problem.costs(ALL_REDUCE, number) for number in range(1, most + 1)]
-    weights = np.asarray(
-        np.minimum.reduce([of_one / number for number, of_one in enumerate(costs, start=1)])
-    )
     count, late = len(problem), problem.late.__getitem__
-    cheapest, _ = best_ends(count, columns(weights), late)
-    for number, of_one in enumerate(costs, start=1):
-        offer(number, best_ends(count, columns(of_one / number), late)[0])
-        offer(number, best_ends(count, columns(of_one), late)[0])
-        offer(number, cheapest)
-        for limit in _LIMITS:
-            offer(number, problem.ends_of_limit(limit * _MIB))
+    numbers = np.arange(1, most + 1)[:, None]
+
+    def by_lanes(j: int) -> Floats:
+        """A row for each number of lanes, then each divided by that, then the weights."""
+        costs = np.array([problem.costs_to(j, ALL_REDUCE, number) for number in range(1, most + 1)])
+        shares = costs / numbers
+        return np.vstack([costs, shares, shares.min(axis=0)])
+
+    costs_to = kept(by_lanes, (2 * most + 1) * count * count // 2)
+    found = [ends for ends, _ in best_ends_of_each(2 * most + 1, count, costs_to, late)]
+    limited = [problem.ends_of_limit(limit * _MIB) for limit in _LIMITS]
+    candidates: list[tuple[float, int, list[int]]] = []
+    for number in range(1, most + 1):
+        for ends in (found[number - 1], found[most + number - 1], found[-1], *limited):
+            candidates.append((all_reduce_step(problem, ends, number), number, ends))
     seconds, number, ends = min(candidates)
-    bound = max(problem.trace.compute_s, _bound(problem, weights))
+    bound = max(problem.trace.compute_s, _bound(problem, lambda j: costs_to(j)[-1]))
     ends, seconds = _improved(
         problem, ends, seconds, lambda moved: all_reduce_step(problem, moved, number), bound
     )
@@ -68,15 +70,13 @@ def lanes(problem: Problem, most: int) -> Plan:
     )
 
 
-def _bound(problem: Problem, weights: Floats) -> float:
-    """The bound above. Cheapest partitions of the tensors from i on, with i from the last."""
-    count = len(problem)
-    cheapest = np.zeros(count + 1)
-    bound = 0.0
-    for i in range(count - 1, -1, -1):
-        cheapest[i] = np.min(weights[i, i + 1 :] + cheapest[i + 1 :])
-        bound = max(bound, problem.ready[i] + cheapest[i])
-    return float(bound)
+def _bound(problem: Problem, weights_to: Callable[[int], Floats]) -> float:
+    """The bound above. Cheapest partitions of the tensors from each one on, from the last."""
+    cheapest = np.full(len(problem) + 1, np.inf)
+    cheapest[-1] = 0.0
+    for j in range(len(problem), 0, -1):
+        np.minimum(cheapest[:j], weights_to(j) + cheapest[j], out=cheapest[:j])
+    return float(np.max(problem.ready + cheapest[:-1]))
 
 
 def _improved(
@@ -87,11 +87,11 @@ def _improved(
     bound: float,
 ) -> tuple[list[int], float]:
     """Moves, removes and adds ends of buckets, from the last one, while that shortens the step."""
-    moves, reach = 0, max(1, len(problem) // 8)
-    while reach >= 1 and moves < _MOVES and seconds > bound * (1 + 1e-6):
+    left, reach = _EFFORT, max(1, len(problem) // 8)
+    while reach >= 1 and left > 0 and seconds > bound * (1 + 1e-6):
         better = False
         for number in range(len(ends) - 2, -1, -1):
-            if number >= len(ends) - 1:
+            if number >= len(ends) - 1 or left <= 0:
                 continue
             others = ends[:number] + ends[number + 1 :]
             for moved in (
@@ -103,7 +103,7 @@ def _improved(
             ):
                 if moved[0] < 1 or moved[-1] != len(problem) or not _is_allowed(problem, moved):
                     continue
-                moves += 1
+                left -= len(moved)
                 found = step(moved)
                 if found < seconds * (1 - 1e-9):
                     ends, seconds, better = moved, found, True
@@ -113,4 +113,4 @@ def _improved(
 
 
 def _is_allowed(problem: Problem, ends: list[int]) -> bool:
-    return bool(problem.allowed[[0, *ends[:-1]], ends].all())
+    return bool((problem.first[ends] <= starts_of(ends)).all())

@@ -26,7 +26,7 @@ def mgwfbp_paper(problem: Problem) -> Plan:
     for last in range(len(problem) - 1):
         begins = max(free, ready[last])
         saved = seconds(first, last + 1) + seconds(last + 1, last + 2) - seconds(first, last + 2)
-        if not (problem.allowed[first, last + 2] and ready[last + 1] < begins + saved):
+        if first < problem.first[last + 2] or ready[last + 1] >= begins + saved:
             free = begins + seconds(first, last + 1)
             first = last + 1
             ends.append(first)

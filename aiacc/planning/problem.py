@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from aiacc.planning.plan import UNCONSTRAINED, Constraints
 from aiacc.planning.trace import Trace
 
 Floats = npt.NDArray[np.float64]
+
+_KEPT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -68,41 +70,47 @@ class Problem:
         return np.array(runs)
 
     @cached_property
-    def allowed(self) -> npt.NDArray[np.bool_]:
-        """Whether (i, j) may be a bucket."""
+    def first(self) -> npt.NDArray[np.int_]:
+        """The first tensor that a bucket may begin with, by its end; any later one may, too."""
         count, run = len(self), self.runs
-        first, end = np.arange(count + 1)[:, None], np.arange(count + 1)[None, :]
-        same = run[np.minimum(first, count - 1)] == run[np.maximum(end, 1) - 1]
-        allowed: npt.NDArray[np.bool_] = (first < end) & same
+        first = np.concatenate([[0], np.searchsorted(run, run)])
         if self.constraints.max_bytes is not None:
-            sizes = self.prefix[None, :] - self.prefix[:, None]
-            allowed &= (sizes <= self.constraints.max_bytes) | (end == first + 1)
-        return allowed
-
-    def costs(self, operation: str = ALL_REDUCE, lanes: int = 1) -> Floats:
-        """Seconds of every bucket (i, j); infinite where it is not allowed."""
-        sizes = np.maximum(self.prefix[None, :] - self.prefix[:, None], 0.0)
-        times = np.asarray(self.cost.time(operation, sizes, lanes), float)
-        return np.where(self.allowed, times, np.inf)
+            fits = np.searchsorted(self.prefix, self.prefix - self.constraints.max_bytes)
+            first = np.maximum(first, np.minimum(fits, np.arange(-1, count)))
+        return first
 
     def costs_to(self, end: int, operation: str = ALL_REDUCE, lanes: int = 1) -> Floats:
-        """The same of the buckets (0, end), (1, end) ... (end - 1, end), in O(end)."""
-        sizes = self.prefix[end] - self.prefix[:end]
-        times = np.asarray(self.cost.time(operation, sizes, lanes), float)
-        allowed = self.runs[:end] == self.runs[end - 1]
-        if self.constraints.max_bytes is not None:
-            allowed[: end - 1] &= sizes[: end - 1] <= self.constraints.max_bytes
-        return np.where(allowed, times, np.inf)
+        """Seconds of the buckets (0, end), (1, end) ... (end - 1, end); infinite if not allowed.
+
+        In O(end): a matrix of all buckets would be 0.3 GB for 6,000 tensors.
+        """
+        first = int(self.first[end])
+        times = np.full(end, np.inf)
+        times[first:] = self.cost.time(operation, self.prefix[end] - self.prefix[first:end], lanes)
+        return times
+
+    def costs_from(self, start: int, operation: str = ALL_REDUCE, lanes: int = 1) -> Floats:
+        """The same of the buckets (start, start + 1), (start, start + 2) ... (start, count)."""
+        end = int(np.searchsorted(self.first, start, "right"))
+        times = np.full(len(self) - start, np.inf)
+        sizes = self.prefix[start + 1 : end] - self.prefix[start]
+        times[: end - start - 1] = self.cost.time(operation, sizes, lanes)
+        return times
 
     def ends_of_limit(self, limit: float) -> list[int]:
         """Ends of buckets that are filled, one after the other, until they have ``limit`` bytes."""
-        ends, start = [], 0
+        ends, start, first = [], 0, self.first
         for end in range(1, len(self)):
             full = self.prefix[end] - self.prefix[start] >= limit
-            if full or not self.allowed[start, end + 1]:
+            if full or start < first[end + 1]:
                 ends.append(end)
                 start = end
         return [*ends, len(self)]
+
+
+def kept(rows: Callable[[int], Floats], numbers: int) -> Callable[[int], Floats]:
+    """``rows``, which are kept and not computed again if all of their numbers fit into 32 MiB."""
+    return cache(rows) if 8 * numbers <= _KEPT_BYTES else rows
 
 
 def starts_of(ends: Sequence[int]) -> list[int]:

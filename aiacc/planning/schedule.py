@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from aiacc.planning.plan import DECOUPLED, Plan, cut
 from aiacc.planning.problem import Problem, starts_of
@@ -38,14 +40,11 @@ def arrivals(problem: Problem, ends: Sequence[int], lanes: int = 1) -> list[floa
     Buckets leave in order, when the last gradient is ready and one of the lanes is free. Each of c
     that are under way advances as the model says for c lanes.
     """
-    bytes_of = [
-        problem.prefix[end] - problem.prefix[start]
-        for start, end in zip(starts_of(ends), ends, strict=True)
-    ]
-    ready = [float(problem.ready[end - 1]) for end in ends]
+    bytes_of = problem.prefix[list(ends)] - problem.prefix[starts_of(ends)]
+    ready = problem.late[list(ends)].tolist()
     # Seconds that each takes while so many are under way.
     alone = [
-        [float(problem.cost.time(ALL_REDUCE, nbytes, number)) for nbytes in bytes_of]
+        np.asarray(problem.cost.time(ALL_REDUCE, bytes_of, number), float).tolist()
         for number in range(1, lanes + 1)
     ]
     done = [math.nan] * len(ends)

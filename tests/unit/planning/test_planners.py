@@ -1,6 +1,8 @@
 """Planners against every plan that there is, against each other, and against the simulator."""
 
+import itertools
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -33,12 +35,12 @@ def random_problems(number, seed, smallest=3, largest=10):
 
 def best_step(problem):
     """Of every plan: the end of its last bucket, by one recurrence for all of them."""
-    costs = problem.costs()
+    costs = [problem.costs_from(start) for start in range(len(problem))]
     best = np.inf
     for ends in every_plan(len(problem)):
         free, start = 0.0, 0
         for end in ends:
-            free = max(free, problem.ready[end - 1]) + costs[start, end]
+            free = max(free, problem.ready[end - 1]) + costs[start][end - start - 1]
             start = end
         best = min(best, free)
     return max(best, problem.trace.compute_s)
@@ -140,6 +142,76 @@ def test_constraints_hold(name):
     for bucket in plan.buckets:
         assert len(bucket) == 1 or sum(sizes[tensor] for tensor in bucket) <= 300_000
         assert len({int(tensor[1:]) < 5 for tensor in bucket}) == 1
+
+
+def is_allowed(problem, ends):
+    """By the definition of constraints, which planners work on in another form."""
+    sizes = [tensor.bytes for tensor in problem.trace.tensors]
+    return all(
+        end == start + 1
+        or (
+            sum(sizes[start:end]) <= problem.constraints.max_bytes
+            and len(set(problem.constraints.keys[start:end])) == 1
+        )
+        for start, end in itertools.pairwise([0, *ends])
+    )
+
+
+def test_under_constraints_plans_are_the_best_of_those_that_are_allowed():
+    rng = random.Random(10)
+    for _ in range(100):
+        trace = random_trace(rng, rng.randint(2, 8))
+        keys = [rng.choice("aab") for _ in trace.tensors]
+        constraints = Constraints(rng.choice((1, 50_000, 10**9)), keys)
+        problem = Problem(trace, random_affine(rng), constraints)
+        allowed = [ends for ends in every_plan(len(problem)) if is_allowed(problem, ends)]
+        best = min(all_reduce_step(problem, ends) for ends in allowed)
+        plans = {
+            name: planners.plan(name, trace, problem.cost, constraints)
+            for name in ("optimal", "optimal_k", "lanes(2)", "decoupled")
+        }
+        assert all(is_allowed(problem, plan.ends) for plan in plans.values())
+        assert plans["optimal"].predicted_s == pytest.approx(best, rel=1e-12)
+        fewest = min(
+            len(ends) for ends in allowed if all_reduce_step(problem, ends) <= best * 1.005
+        )
+        assert len(plans["optimal_k"].buckets) == fewest
+        both = [all_reduce_step(problem, ends, lanes) for lanes in (1, 2) for ends in allowed]
+        assert plans["lanes(2)"].bound_s <= min(both) * (1 + 1e-9)
+        decoupled = min(decoupled_step(problem, ends) for ends in allowed)
+        assert plans["decoupled"].predicted_s <= decoupled * 1.003
+
+
+def many(count, dtypes=("float32",)):
+    """A trace of so many small tensors, of these dtypes in turn."""
+    rng = random.Random(11)
+    ready = sorted(0.2 + 0.4 * rng.random() for _ in range(count))
+    rows = tuple(
+        Tensor(f"t{i}", rng.choice((256, 40_000)), dtypes[i % len(dtypes)], ready[i], 0.2)
+        for i in range(count)
+    )
+    return Trace("many", rows, 0.2, 0.4, "modelled")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("single", 3000), ("optimal_k", 3000), ("lanes(4)", 2000), ("decoupled", 3000)],
+)
+def test_thousands_of_tensors_need_no_matrix(name, count):
+    trace, cost = many(count), Affine(5e-4, 8e-10)
+    tracemalloc.start()
+    try:
+        planners.plan(name, trace, cost)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < count**2  # a byte for each bucket that there might be
+
+
+def test_types_in_turn_have_a_bucket_for_each_tensor():
+    trace = many(900, ("float32", "bfloat16"))
+    plan = planners.plan("optimal_k", trace, Affine(5e-4, 8e-10))
+    assert len(plan.buckets) == 900
 
 
 def test_types_are_never_mixed():
