@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,13 @@ class Codec:
                 f"codec {self.name!r} (expected one of {', '.join(self._NAMES)} for a "
                 f"{type(self).__name__}; parse() takes all names)"
             )
+        for option in dataclasses.fields(self)[1:]:
+            value, kind = getattr(self, option.name), type(option.default)
+            if not (type(value) is kind or (kind is float and type(value) is int)):
+                raise ValueError(
+                    f"{option.name} {value!r} of {self.name} (expected {kind.__name__}, such as "
+                    f"{option.default!r})"
+                )
 
     def wire_bytes(self, elements: int) -> int:
         """What so many float32 elements are encoded to; ValueError for a negative number."""

@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from aiacc.compression.codecs import Codec, parse
+from aiacc.compression.policy import Policy
+
+#: For what finds a codec by itself.
+AUTO = "auto"
 
 
 class CodedCompressor:
@@ -65,10 +69,23 @@ def compressor_of(
         coded: Makes its compressor of another codec.
 
     Raises:
-        ValueError: A name of none.
+        ValueError: A name of none, or what is no compressor.
     """
     if isinstance(compression, str):
+        if compression == AUTO:
+            raise ValueError(
+                f"compression={AUTO!r} (expected a codec, its name or one of Compression: only "
+                "DistributedOptimizer of torch finds one by itself); use Compression.bf16"
+            )
         compression = parse(compression)
     if isinstance(compression, Codec):
         return casts.get(compression.name) or coded(compression)
+    compresses = hasattr(compression, "compress") and hasattr(compression, "decompress")
+    if not (compresses or isinstance(compression, Policy)):
+        name = getattr(compression, "__qualname__", None) or repr(compression)
+        remedy = f"call it: {name}()" if callable(compression) else "leave it out to send all bits"
+        raise ValueError(
+            f"compression={name:.100} (expected one of Compression, such as Compression.bf16, a "
+            f'codec or its name, such as "int8" or "mstopk:density=0.01"); {remedy}'
+        )
     return compression

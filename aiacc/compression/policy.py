@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from aiacc.compression.codecs import MOST_DENSITY, NONE, Cast, Codec, PowerSGD, RandomK, Sparse
-from aiacc.compression.feedback import Feedback, NoFeedback, Residual
+from aiacc.compression.feedback import EF21, Feedback, Momentum, NoFeedback, Residual
 
 #: Biases and the parameters of normalisation have fewer dimensions, small layers fewer elements:
 #: they are most sensitive to errors, and save nothing.
 LEAST_DIMENSIONS, LEAST_ELEMENTS = 2, 16384
+#: What is counted in a policy, and the least of it.
+_COUNTS = {"least_elements": 1, "dense_steps": 0, "stages": 1, "stage_steps": 0}
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,23 @@ class Policy:
     stage_steps: int = 0
 
     def __post_init__(self) -> None:
+        for name, kind, example in (
+            ("codec", Codec, 'codecs.parse("int8")'),
+            ("dense", Cast, 'codecs.parse("bf16")'),
+            ("feedback", NoFeedback | Residual | Momentum | EF21 | None, "feedback.Residual()"),
+            *((name, int, "500") for name in _COUNTS),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} of a policy (expected {example}, for example)"
+                )
         for name in ("include", "exclude"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(
                     f"{name} {getattr(self, name)!r} (expected a sequence of patterns, such as "
                     f"({getattr(self, name)!r},))"
                 )
-        for name, least in (
-            ("least_elements", 1),
-            ("dense_steps", 0),
-            ("stages", 1),
-            ("stage_steps", 0),
-        ):
+        for name, least in _COUNTS.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} (expected {least} or more)")
         if self._unbiased and not isinstance(self.keeps, NoFeedback):

@@ -25,7 +25,6 @@ from aiacc.torch.reducer.plan import FUSED_BYTES, fused_from_the_end, singly
 if TYPE_CHECKING:
     from aiacc.torch.reducer.reducer import GradientReducer
 
-AUTO = "auto"
 #: What "auto" may choose besides float32.
 ALLOWED: tuple[Codec, ...] = (BF16, Quantised("int8"), MSTopK())
 #: Steps of a visit that do not count, and those that do, times the number of the comparison.

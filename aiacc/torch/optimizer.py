@@ -13,12 +13,12 @@ import torch
 from aiacc import basics
 from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
 from aiacc.compression.codecs import NONE, Codec
+from aiacc.compression.compressor import AUTO
 from aiacc.compression.policy import Policy
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan, check_kind
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adasum_optimizer import AdasumDistributed, distribute_adasum
-from aiacc.torch.auto_compression import AUTO
 from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of, name_of
 from aiacc.torch.compression.wire_format import has_cast
 from aiacc.torch.decoupled.checks import check_arguments

@@ -134,3 +134,18 @@ def test_powersgd_has_a_rank():
     assert parse("powersgd").wire_bytes(4) == 4 * 4, "never more than all"
     with pytest.raises(ValueError, match=r"rank 0 of powersgd \(expected 1 or more"):
         parse("powersgd:rank=0")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: MSTopK("0.01"), r"density '0\.01' of mstopk .*float, such as 0\.01"),
+        (lambda: MSTopK(0.01, mode=None), r"mode None of mstopk .*str, such as 'tracked'"),
+        (lambda: PowerSGD(2.5), r"rank 2\.5 of powersgd .*int, such as 4"),
+        (lambda: Quantised("int8", 256.0), r"block 256\.0 of int8"),
+        (lambda: Quantised("int8", stochastic=1), r"stochastic 1 of int8 .*bool"),
+    ],
+)
+def test_options_of_other_types_are_named(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()

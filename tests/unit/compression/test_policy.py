@@ -92,3 +92,19 @@ def test_bad_fields_are_named(fields, error):
 def test_steps_count_from_0():
     with pytest.raises(ValueError, match="step -1"):
         Policy(MSTopK()).codec_at(-1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"codec": "int8"}, r"codec 'int8' of a policy .*codecs\.parse"),
+        ({"dense": "bf16"}, r"dense 'bf16' of a policy"),
+        ({"dense": Quantised("int8")}, r"dense Quantised.* of a policy .*bf16"),
+        ({"feedback": "ef21"}, r"feedback 'ef21' of a policy .*Residual"),
+        ({"dense_steps": 1.5}, r"dense_steps 1\.5 of a policy"),
+        ({"stages": None}, r"stages None of a policy"),
+    ],
+)
+def test_arguments_of_other_types_are_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        Policy(**{"codec": MSTopK(), **arguments})

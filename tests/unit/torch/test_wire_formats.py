@@ -11,6 +11,7 @@ import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
+from aiacc.compression.codecs import MSTopK
 from aiacc.torch.adapter import DTYPE_CODES
 from aiacc.torch.compression.wire_format import AS_THEY_ARE, choose, has_cast
 
@@ -43,12 +44,35 @@ class Derived(FP16):
         (E5M2, [SINGLE, WHOLE], 4),
         # Compressors of others, as classes and as objects.
         (Derived, [SINGLE], None),
-        ([], [SINGLE], None),
+        (Derived(), [SINGLE], None),
     ],
 )
 def test_what_travels_how(compression, dtypes, wire):
     for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product):
         assert choose(compression, dtypes, op) == wire
+
+
+@pytest.mark.parametrize(
+    ("compression", "text"),
+    [
+        (hvd.Compression.mstopk, r"compression=Compression\.mstopk .*call it: .*mstopk\(\)"),
+        (MSTopK, r"compression=MSTopK .*call it: MSTopK\(\)"),
+        (None, r"compression=None \(expected one of Compression.*leave it out"),
+        ("auto", r"compression='auto' .*only DistributedOptimizer"),
+        (0.01, r"compression=0\.01 \(expected"),
+    ],
+)
+def test_what_is_no_compressor_is_named_at_once(compression, text):
+    with pytest.raises(ValueError, match=text):
+        choose(compression, [SINGLE], hvd.Average)
+    if compression != "auto":
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+        hvd.init()
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, compression=compression)
+        hvd.shutdown()
+    with pytest.raises(ValueError, match=text):
+        hvd.HookState(compression=compression)
 
 
 def test_with_adasum_a_cast_stands_for_the_format_if_there_is_one():
