@@ -53,7 +53,9 @@ def inversion_table(dims: Sequence[int], like: torch.Tensor) -> InversionTable:
 
 
 def _inversion_s(dim: int, like: torch.Tensor) -> float:
-    rows = torch.randn(dim, dim, dtype=like.dtype, device=like.device)
+    # One rank measures: what all draw alike from torch's generator has to stay alike.
+    own = torch.Generator(like.device).manual_seed(dim)
+    rows = torch.randn(dim, dim, generator=own, dtype=like.dtype, device=like.device)
     factor, damping = rows @ rows.T / dim, like.new_tensor(0.1)
     return min(_seconds(lambda: invert([factor], [damping]), like) for _ in range(_REPEATS))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from aiacc.kfac.costs import Polynomial
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
 from aiacc.torch.kfac.fusion import Fused, Moment, Planned, by_plan, by_threshold
-from aiacc.torch.kfac.measure import dimensions, through_ends
+from aiacc.torch.kfac.measure import dimensions, inversion_table, through_ends
 
 
 def _planned(*rows):
@@ -66,3 +67,9 @@ def test_points_of_a_table_lie_between_the_smallest_and_the_largest_dimension():
     assert dimensions([10, 20, 10]) == [10, 20]
     found = dimensions(range(10, 5000, 10))
     assert (found[0], found[-1], len(found)) == (10, 4990, 6)
+
+
+def test_measuring_inversions_draws_nothing_that_the_ranks_draw_alike():
+    before = torch.get_rng_state()
+    assert [dim for dim, _ in inversion_table([3, 8], torch.empty(0)).points] == [3, 8]
+    assert torch.equal(torch.get_rng_state(), before)
