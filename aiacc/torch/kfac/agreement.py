@@ -27,8 +27,10 @@ from aiacc.torch.kfac.measure import inversion_table, network
 from aiacc.torch.kfac.ranks import Ranks
 
 
-def check_alike(wish: str, layers: Sequence[FactoredModule], ranks: Ranks, number: int) -> int:
-    """Compare layers and options with the first rank's; the number that names operations.
+def check_alike(
+    wish: str, layers: Sequence[FactoredModule], step: int, ranks: Ranks, number: int
+) -> int:
+    """Compare layers, options and the step with the first rank's; what names operations.
 
     Collective: every rank. Blocks.
 
@@ -40,13 +42,21 @@ def check_alike(wish: str, layers: Sequence[FactoredModule], ranks: Ranks, numbe
     mine = repr([(f.name, f.shape, str(f.dtype)) for layer in layers for f in layer.factors])
     digest = hashlib.sha256(f"{wish}\n{mine}".encode()).hexdigest()
     root = first_rank(ranks.process_set)
-    first, number = broadcast_object((digest, number), root, "kfac.wish", ranks.process_set)
-    (differ,) = maxima([int(first != digest)], "kfac.differ", ranks.process_set)
+    first, first_step, number = broadcast_object(
+        (digest, step, number), root, "kfac.wish", ranks.process_set
+    )
+    found = [int(first != digest), int(first_step != step)]
+    differ, apart = maxima(found, "kfac.differ", ranks.process_set)
     if differ:
         raise ValueError(
             f"K-FAC: the ranks have other layers or options than the first one (expected the same "
             f"everywhere, here {len(layers)} layers, {wish}); pass the same model and arguments on "
             "every rank"
+        )
+    if apart:
+        raise ValueError(
+            f"K-FAC: the ranks are not at the same step (step {first_step} on the first one, "
+            f"{step} here); call load_state_dict with the same state on every rank"
         )
     return int(number)
 

@@ -195,7 +195,10 @@ def _disagree():
     optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
 
     def step(**options):
+        state = options.pop("state", None)
         kfac = hvd.KFAC(model, options.pop("optimizer", optimizer), **options)
+        if state is not None:
+            kfac.load_state_dict(state)
         optimizer.zero_grad()
         loss_of(model, rank, 0).backward()
         kfac.step()
@@ -209,6 +212,11 @@ def _disagree():
     optimizer.synchronize()
     with pytest.raises(ValueError, match=r"kaisa:0.3.*the share may be 0.5, 1"):
         step(distribution="kaisa:0.3")
+    optimizer.synchronize()
+    # As who restores parameters on one rank and broadcasts them from there.
+    state = {"version": 1, "step": 7, "factors": {}} if rank == 0 else None
+    with pytest.raises(ValueError, match=f"step 7 on the first one, {7 if rank == 0 else 0} here"):
+        step(state=state)
     optimizer.synchronize()
     step()
     optimizer.step()
