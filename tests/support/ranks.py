@@ -154,14 +154,28 @@ def launch_command(launcher: str, size: int, program: list[str]) -> list[str]:
 
 
 def run_example(
-    launcher: str, size: int, example: str, *options: str, env: Mapping[str, str] | None = None
+    launcher: str,
+    size: int,
+    example: str,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 110,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a file of examples/, unchanged, with the aiacc that is installed."""
+    """Run a file of examples/, unchanged, with the aiacc that is installed.
+
+    For a longer ``timeout``, pytest's has to be longer, too.
+    """
     variables = rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2", **(env or {})})
     variables.pop("PYTHONPATH")
     command = launch_command(launcher, size, [f"examples/{example}", *options])
     return subprocess.run(
-        command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+        command,
+        env=variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
