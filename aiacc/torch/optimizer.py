@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -177,7 +177,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             optimizer, model, op, compressor, groups, gradient_as_bucket_view, bucket_bytes
         )
         if plan is not None:
-            _check_plan(plan, None, [name for name, _ in named], schedule)
+            _check_plan(plan, None, named, schedule)
         decoupled = options(planner=by_size(bucket_bytes) if plan is None else planned(plan))
         return distribute_decoupled(optimizer, Setup(model, named, decoupled), passes)
     if op == Adasum:
@@ -196,7 +196,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     compressed = [] if feedback is None else feedback.compressed(named)
     if isinstance(plan, Plan):
-        _check_plan(plan, groups, [name for name, _ in named])
+        _check_plan(plan, groups, named)
         planner = planned(plan)
     elif wish is not None:
         _check_alone(groups)
@@ -301,7 +301,7 @@ def _check_alone(groups: object) -> None:
 
 
 def _check_plan(
-    plan: Plan, groups: object, names: Sequence[str], schedule: str = ALL_REDUCE
+    plan: Plan, groups: object, named: NamedParameters, schedule: str = ALL_REDUCE
 ) -> None:
     _check_alone(groups)
     if plan.schedule != schedule:
@@ -310,17 +310,18 @@ def _check_plan(
             f"with another planner, or pass schedule={plan.schedule!r}"
         )
     planned_names = {name for bucket in plan.buckets for name in bucket}
-    strange = sorted(planned_names - set(names))
+    strange = sorted(planned_names - {name for name, _ in named})
     if strange:
         raise ValueError(
             f"plan has {len(strange)} gradients that the optimizer has not, {strange[0]!r} for one "
-            f"(expected names of named_parameters, such as {names[0]!r}); plan for this model"
+            f"(expected names of named_parameters, such as {named[0][0]!r}); plan for this model"
         )
-    left_out = [name for name in names if name not in planned_names]
+    trainable = [name for name, parameter in named if parameter.requires_grad]
+    left_out = [name for name in trainable if name not in planned_names]
     if left_out:
         warnings.warn(
-            f"plan leaves out {len(left_out)} of {len(names)} parameters, {left_out[0]!r} for one: "
-            "their gradients are reduced one by one",
+            f"plan leaves out {len(left_out)} of {len(trainable)} parameters, {left_out[0]!r} for "
+            "one: their gradients are reduced one by one",
             stacklevel=3,
         )
 

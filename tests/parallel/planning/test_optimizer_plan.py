@@ -87,6 +87,11 @@ def _leaves_out():
     with pytest.warns(UserWarning, match="plan leaves out 3 of 6 parameters, '0.weight' for one"):
         optimizer = _wrap(model, Plan("half", PLAN.buckets[:1]))
     torch.testing.assert_close(_train(model, optimizer, 3, [hvd.rank()]), expected)
+    model[0].requires_grad_(False)
+    model[1].weight.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what is frozen has no gradient to plan
+        _wrap(model, Plan("half", PLAN.buckets[:1]))
     hvd.shutdown()
 
 
