@@ -35,7 +35,8 @@ class Codec:
             )
         for option in dataclasses.fields(self)[1:]:
             value, kind = getattr(self, option.name), type(option.default)
-            if not (type(value) is kind or (kind is float and type(value) is int)):
+            takes = (float, int) if kind is float else kind
+            if not isinstance(value, takes) or isinstance(value, bool) != (kind is bool):
                 raise ValueError(
                     f"{option.name} {value!r} of {self.name} (expected {kind.__name__}, such as "
                     f"{option.default!r})"

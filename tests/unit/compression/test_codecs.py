@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from aiacc.compression.codecs import (
@@ -134,6 +135,10 @@ def test_powersgd_has_a_rank():
     assert parse("powersgd").wire_bytes(4) == 4 * 4, "never more than all"
     with pytest.raises(ValueError, match=r"rank 0 of powersgd \(expected 1 or more"):
         parse("powersgd:rank=0")
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert MSTopK(np.float64(0.01)) == MSTopK(0.01)
 
 
 @pytest.mark.parametrize(
