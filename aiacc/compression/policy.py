@@ -91,6 +91,11 @@ class Policy:
         return Residual() if loses_much else NoFeedback()
 
     @property
+    def counts_steps(self) -> bool:
+        """Whether it depends on the step how gradients travel."""
+        return self.dense_steps > 0 or (isinstance(self.codec, Sparse) and self.stage_steps > 0)
+
+    @property
     def _unbiased(self) -> bool:
         return isinstance(self.codec, RandomK) and self.codec.unbiased
 

@@ -138,7 +138,7 @@ def allreduce_hook(
     number = _numbers.of(bucket.parameters()[0])
     name = f"ddp.{set_id(process_set)}.{number}.{tensor.numel()}"
     if bucket.index() == 0 and state.feedback is not None:
-        state.feedback.settle()  # of the pass before, which has ended
+        state.feedback.settle(process_set)  # of the pass before, which has ended
     encoded = state.encode(number, bucket)
     prepared = submission.allreduce(
         name, *view.spec, Average, process_set=process_set, wire=encoded.wire

@@ -71,7 +71,7 @@ class BucketCodec:
             elif coded and keeps.beta != 1:
                 for residual in self._kept(RESIDUAL):
                     residual.mul_(keeps.beta)
-        if flushes:
+        if flushes and not owner.kept.names().isdisjoint(self._members):
             inputs = self._flushed(inputs, values)
         feeds_back = coded and not isinstance(keeps, kinds.NoFeedback)
         residuals = self._kept(RESIDUAL) if feeds_back else []

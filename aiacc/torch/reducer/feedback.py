@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from aiacc import basics
+from aiacc.collectives.barrier_join import after_join
+from aiacc.collectives.objects import maxima, sums
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.compression.codecs import PowerSGD
+from aiacc.compression.feedback import EF21
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -17,7 +20,7 @@ from aiacc.torch.compression.compressors import CodedCompressor
 from aiacc.torch.ops.allreduce import allreduce
 from aiacc.torch.reducer.bucket_codec import BucketCodec
 from aiacc.torch.reducer.codec import Codec
-from aiacc.torch.reducer.kept import KNOWN, RESIDUAL, Kept
+from aiacc.torch.reducer.kept import BEFORE, KNOWN, RESIDUAL, Kept
 from aiacc.torch.reducer.storage import Flat
 
 
@@ -56,6 +59,9 @@ class Feedback:
         #: Of the step: whether some result is not finite, and what makes all as it was before.
         self.spoilt = False
         self.undo: list[Callable[[], None]] = []
+        #: Whether the ranks may have done different numbers of steps.
+        self._uneven = False
+        after_join(self._after_join)
 
     @property
     def follows(self) -> bool:
@@ -89,8 +95,25 @@ class Feedback:
         """
         self._scaler = scaler
 
-    def settle(self) -> None:
-        """A step's gradients are all there: undo what it has changed here if it will not count."""
+    def settle(self, process_set: ProcessSet = global_process_set) -> None:
+        """A step's gradients are all there: undo what it has changed here if it will not count.
+
+        Collective: every rank of the process set, for after a `join` they agree on what step it is.
+        Blocks: only then.
+        """
+        self._undo()
+        if not self._uneven:
+            return
+        (here,) = sums([1], "compression.ranks_of_steps", process_set)
+        if here < process_set.size():
+            self.flushing = set(self.kept.shapes)  # one has joined again, and does not know either
+            return
+        mine = max(self._steps.values(), default=0)
+        (most,) = maxima([mine], "compression.steps", process_set)
+        self._steps = {name: step + int(most) - mine for name, step in self._steps.items()}
+        self._uneven = False
+
+    def _undo(self) -> None:
         if self.spoilt:
             for undo in self.undo:
                 undo()
@@ -100,7 +123,8 @@ class Feedback:
     def flush(self) -> None:
         """Let the next step be dense and take all residuals with it, so that none are left.
 
-        Before the number of ranks changes, or before a checkpoint that one rank writes for all.
+        Before the number of ranks changes, or before a checkpoint that one rank writes for all; not
+        with EF21, of which each rank's last gradient is left.
 
         Collective: every rank, between the same steps. Blocks: never.
         """
@@ -154,15 +178,13 @@ class Feedback:
         """
         place = basics.rank(), basics.size()
         gathered = state["rank_and_size"] is None
-        left = not gathered and any(
-            bool(residual.any()) for residual in state["kept"][RESIDUAL].values()
-        )
+        own = [*state["kept"][RESIDUAL].values(), *state["kept"][BEFORE].values()]
+        left = not gathered and any(bool(one.any()) for one in own)
         if left and tuple(state["rank_and_size"]) != place:
             raise ValueError(
                 "residuals of rank {} of {} (expected rank {} of {}); load each rank's own, save "
-                "gathered_state_dict(), or flush() before the step whose state is saved".format(
-                    *state["rank_and_size"], *place
-                )
+                "gathered_state_dict(), or (not with EF21) flush() before the step whose state is "
+                "saved".format(*state["rank_and_size"], *place)
             )
         kept = state["kept"]
         if gathered:
@@ -179,10 +201,16 @@ class Feedback:
         self._steps = dict(state["steps"])
         self.flushing = self.kept.names() if gathered else set()
 
+    def _after_join(self) -> None:
+        """Let the next step be dense where ranks may not know of the same steps."""
+        if self.policy.counts_steps or isinstance(self.policy.keeps, EF21):
+            self.flushing = set(self.kept.shapes)
+            self._uneven = True
+
     def _settle_a_spoilt_step(self) -> None:
         """For hooks, which learn of the end of a step when the next one begins."""
         if self.spoilt:
-            self.settle()
+            self._undo()
 
     def next_step(self, names: Iterable[str]) -> int:
         """Number of the step in which the gradients of these names are, in one bucket, now."""

@@ -28,7 +28,8 @@ class ReductionOptions(NamedTuple):
     storage: Storage = own_memory
     #: Makes what encodes them, for each bucket anew.
     codec: Coding = partial(compressing, Compression.none)
-    #: Called when the gradients of a step are all reduced, or have failed; None: nobody cares.
-    settle: Callable[[], None] | None = None
+    #: Called when the gradients of a step are all reduced, or have failed; collective. None: nobody
+    #: cares.
+    settle: Callable[[ProcessSet], None] | None = None
     #: What decides on buckets, as the user gave it; the ranks compare it in their first step.
     asked: str = ""

@@ -176,11 +176,11 @@ class GradientReducer:
         _core.flush()
         failure = self._wait() or failure
         _forget_what_is_done()
-        if self.options.settle is not None:
-            self.options.settle()
         self._gradients.end_step()
         step_done()
         try:
+            if self.options.settle is not None:
+                self.options.settle(self.options.process_set)
             if not self._alike:
                 check_alike(self.options.asked, self.options.process_set)
                 self._alike = True

@@ -12,10 +12,10 @@ from torch import nn
 
 import aiacc.torch as hvd
 from aiacc.compression.codecs import Quantised, parse
-from aiacc.compression.feedback import Residual
+from aiacc.compression.feedback import EF21, Residual
 from aiacc.compression.policy import Policy
 from aiacc.planning.plan import Plan
-from tests.support.coded import coding_optimizer, run_over_tcp
+from tests.support.coded import check_same, coding_optimizer, run_over_tcp
 from tests.support.ranks import run_ranks
 
 
@@ -222,3 +222,45 @@ def _sparse():
 
 def test_sparse_gradients_are_gathered_beside_coded_ones():
     run_over_tcp(2, _sparse)
+
+
+def _after_a_join(policy, joins_again):
+    """One rank has done fewer steps than the other when they go on together."""
+    torch.manual_seed(0)
+    optimizer = coding_optimizer(model := nn.Linear(64, 64), policy)
+
+    def steps(count, same=True):
+        for _ in range(count):
+            optimizer.zero_grad()
+            x = torch.randn(8, 64) * (1 + hvd.rank())
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+            if same:
+                check_same(model.weight.grad)
+
+    torch.manual_seed(hvd.rank())
+    steps(3)
+    steps(3 - 2 * hvd.rank(), same=False)
+    hvd.join()
+    if joins_again:  # at once, without having learnt what step it is
+        steps(2 - 2 * hvd.rank(), same=False)
+        hvd.join()
+    steps(9)
+
+
+def _after_joins():
+    hvd.init()
+    topk = parse("topk:density=0.05")
+    for policy in (
+        Policy(topk, least_elements=1, dense_steps=7),
+        Policy(topk, least_elements=1, stage_steps=2),
+        Policy(topk, least_elements=1, feedback=EF21()),
+        Policy(Quantised("int8"), least_elements=1, dense_steps=7),
+    ):
+        for joins_again in (False, True):
+            _after_a_join(policy, joins_again)
+    hvd.shutdown()
+
+
+def test_ranks_agree_on_steps_and_on_what_all_know_after_a_join():
+    run_over_tcp(2, _after_joins)

@@ -9,7 +9,7 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc.compression.codecs import BF16, MSTopK, Quantised, RandomK, parse
-from aiacc.compression.feedback import NoFeedback, Residual
+from aiacc.compression.feedback import EF21, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.torch.compression.compressors import Compression
@@ -190,6 +190,18 @@ def test_flush_sends_what_is_left_once_and_densely():
         assert (prescale * gradient).equal(prescale + _numbered(gradient))
         assert not feedback.residuals["weight"].any()
         assert feedback.codec(hvd.Sum, named)([gradient]).wire == wire_of(TOPK.codec)
+
+
+def test_the_gradient_before_of_another_rank_is_refused_even_without_residuals():
+    """EF21 would go on with the difference between the two for ever."""
+    feedback, named = Feedback(Policy(MSTopK(), feedback=EF21())), _named(weight=SHAPE)
+    encode = feedback.codec(hvd.Sum, named)
+    encode([torch.ones(SHAPE)])
+    feedback.flush()
+    encode([torch.ones(SHAPE)])
+    state = {**feedback.state_dict(), "rank_and_size": (1, 2)}
+    with pytest.raises(ValueError, match=r"rank 1 of 2 .*rank 0 of 1.*not with EF21"):
+        feedback.load_state_dict(state)
 
 
 # --- the scale of the loss
