@@ -45,7 +45,7 @@ class _Group:
     """What is submitted at a time."""
 
     ready_s: float
-    sizes: Sequence[int]
+    sizes: Sequence[float]
     #: Whether it may be packed and cut; what may not is an operation for each size.
     is_cut: bool = True
     left: int = 0
@@ -85,24 +85,17 @@ def step_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending) -
 def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending) -> float:
     """Seconds of a backward pass and the forward pass behind it."""
     tensors = {tensor.name: tensor for tensor in trace.tensors}
-    parts = [
-        [bucket[position] for position in run]
-        for bucket in plan.buckets
-        for run in runs_of([tensors[name].bytes for name in bucket], sending.lanes)
-    ]
-    scatters = [
-        _Group(
-            max(tensors[name].ready_s for name in part) - trace.forward_s,
-            [sum(tensors[name].bytes for name in part)],
-            is_cut=False,
-        )
-        for part in parts
-    ]
+    scatters = []
+    for bucket in plan.buckets:
+        nbytes = sum(tensors[name].bytes for name in bucket)
+        parts = parts_of(nbytes, sending.lanes)
+        ready_s = max(tensors[name].ready_s for name in bucket) - trace.forward_s
+        scatters.append(_Group(ready_s, [nbytes / parts] * parts, is_cut=False))
     _send(scatters, REDUCE_SCATTER, cost, sending)
     backward_s = max(trace.backward_s, *(group.done_s for group in scatters))
     needs = sorted(
-        (min(tensors[name].need_s for name in part), group.sizes)
-        for part, group in zip(parts, scatters, strict=True)
+        (min(tensors[name].need_s for name in bucket), group.sizes)
+        for bucket, group in zip(plan.buckets, scatters, strict=True)
     )
     gathers = [_Group(0.0, sizes, is_cut=False) for _, sizes in needs]
     _send(gathers, ALL_GATHER, cost, sending)
@@ -112,19 +105,13 @@ def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending) -> f
     return backward_s + now + trace.forward_s - before
 
 
-def runs_of(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Positions in at most ``count`` runs; each ends with what fills its share, and none is cut.
+def parts_of(nbytes: int, lanes: int) -> int:
+    """Into how many operations of equal bytes a bucket of the decoupled schedule is cut.
 
-    So a bucket of the decoupled schedule becomes the operations of several lanes.
+    A planner has one bucket under way at a time. So all lanes share a bucket: with a bucket each,
+    what the forward pass needs first would wait for what it needs later.
     """
-    total, filled = sum(sizes), 0
-    runs: list[list[int]] = [[]]
-    for position, size in enumerate(sizes):
-        if runs[-1] and filled * count >= total * len(runs):
-            runs.append([])
-        runs[-1].append(position)
-        filled += size
-    return runs
+    return max(1, min(lanes, nbytes // _LEAST_PART_BYTES))
 
 
 def units_of(sizes: Sequence[float], unit_bytes: int, lanes: int) -> list[list[tuple[int, float]]]:

@@ -7,13 +7,11 @@ from functools import partial
 
 import torch
 
-from aiacc import _core
-from aiacc.collectives import submission
 from aiacc.exceptions import CollectiveError
-from aiacc.torch.adapter import device_and_stream_of, device_of, view_of, wait
-from aiacc.torch.decoupled import in_flight
+from aiacc.planning.execution import parts_of
 from aiacc.torch.decoupled.awaited import awaited, release
-from aiacc.torch.decoupled.layout import divide
+from aiacc.torch.decoupled.layout import Segment, divide
+from aiacc.torch.decoupled.part import Part
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.storage import strides_in
 
@@ -24,16 +22,16 @@ _references = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
 class Bucket:
     """The flat memory of some parameters and of their gradients, and what is under way with it.
 
-    Parameters become views of it. The shard of this rank is updated in place, and gathered into the
-    memory of which it is a part. Meanwhile `hide` lets whoever uses a parameter wait, and gives it
-    other memory, of NaN: what torch does not see, such as a function of C++, finds no old values.
+    Parameters become views of it. The shards of this rank are updated in place, and gathered into
+    the memory of which they are parts. Meanwhile `hide` lets whoever uses a parameter wait, and
+    gives it other memory, of NaN: what torch does not see, such as a function of C++, finds no old
+    values.
 
     Attributes:
         members: Numbers of the parameters.
         awaited: Gradients that are still to come in this step.
         layout: Where the members are, and whose shard has what of them.
-        shard: The parameters in it.
-        gradient: Their reduced gradients, once `finish_scatter` has returned.
+        gradient: Reduced gradients of this rank's shards, once `finish_scatter` has returned.
         open: Whether any use of any parameter is of no interest: no `hide` or `watch` since `show`.
         hidden: Whether there was `hide` since `show`.
     """
@@ -46,6 +44,7 @@ class Bucket:
         name: str,
         rank: int,
         ranks: int,
+        lanes: int,
     ) -> None:
         """Bring ``parameters``, which have one dtype and device, into flat memory."""
         first = parameters[0]
@@ -53,11 +52,21 @@ class Bucket:
         self.awaited = len(self.members)
         self._number, self._name = number, name
         self._position = {index: position for position, index in enumerate(self.members)}
-        self.layout = layout = divide([p.numel() for p in parameters], first.element_size(), ranks)
+        sizes, width = [p.numel() for p in parameters], first.element_size()
+        parts = parts_of(sum(sizes) * width, lanes)
+        self.layout = layout = divide(sizes, width, ranks, parts)
         self._memory = first.detach().new_zeros(layout.elements)
         self._gradients = first.detach().new_zeros(layout.elements)
-        self.gradient = first.detach().new_zeros(layout.shard)
-        self.shard = self._memory[rank * layout.shard :][: layout.shard]
+        self.gradient = first.detach().new_zeros(layout.shard * parts)
+        self._parts = [
+            Part(memory, gradients, memory[rank * layout.shard :][: layout.shard], mine)
+            for memory, gradients, mine in zip(
+                torch.split(self._memory, layout.part),
+                torch.split(self._gradients, layout.part),
+                torch.split(self.gradient, layout.shard),
+                strict=True,
+            )
+        ]
         self.open = True
         self.hidden = False
         self._parameters = tuple(parameters)
@@ -75,22 +84,18 @@ class Bucket:
         self._guards: list[type | None] = [None] * len(parameters)  # their last classes by this
         self._storage = self._memory.untyped_storage()
         self._at_rest = 0
-        self._scattering: int | None = None
-        self._gathering: int | None = None
-        self._scatter: _core.Submission | None = None
-        self._gather: _core.Submission | None = None
         self._version = 0  # of the gradients, after what is written here
         self._written = False
 
     @property
     def gathering(self) -> bool:
         """Whether no `finish_gather` has succeeded since `gather`."""
-        return self._gathering is not None
+        return any(part.gathering for part in self._parts)
 
     @property
     def scattered(self) -> bool:
         """Whether the reduce-scatter of this step was started, and not waited for."""
-        return self._scattering is not None
+        return any(part.scattering for part in self._parts)
 
     def reclaim(self, index: int) -> bool:
         """Let the parameter of this number be a view of the flat memory again, with its values.
@@ -134,8 +139,8 @@ class Bucket:
 
     @property
     def version(self) -> int:
-        """A number that every change of the shard increases."""
-        return self.shard._version
+        """A number that every change of the shards increases."""
+        return self._memory._version
 
     def hide(self, wait: Callable[[], None]) -> None:
         """Let whoever uses a parameter call ``wait`` before, which calls `show` or raises.
@@ -173,6 +178,14 @@ class Bucket:
 
     # --- gradients
 
+    def own(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+        """A segment of this rank: its parameters, and their place in `gradient`."""
+        begin, size = (
+            self.layout.offsets[segment.member] + segment.begin,
+            segment.end - segment.begin,
+        )
+        return self._memory[begin:][:size], self.gradient[segment.offset :][:size]
+
     def take(self, index: int, parameter: torch.Tensor) -> None:
         """Bring the gradient of ``parameter``, which is dense, to its place; it is a view then."""
         view, gradient = self._views[self._position[index]], parameter.grad
@@ -205,29 +218,13 @@ class Bucket:
         Every rank has the same number for the same optimizer, and another one for each.
         """
         self._name = f"decoupled.{job}.{self._number}.{self._name}"
-        code = view_of(self._memory, self._name).code
-        device, process_set = device_of(self._memory), options.process_set
-        self._scatter = submission.reducescatter(
-            self._name,
-            tuple(self._gradients.shape),
-            code,
-            device,
-            options.op,
-            options.prescale_factor,
-            options.postscale_factor,
-            process_set,
-        )
-        self._gather = submission.allgather(
-            self._name, tuple(self.shard.shape), code, device, process_set
-        )
+        for number, part in enumerate(self._parts):
+            part.prepare(f"{self._name}.{number}" if number else self._name, options)
 
     def scatter(self) -> None:
         """Start the reduce-scatter of the gradients, which are all there. Never blocks."""
-        assert self._scatter is not None
-        stream = device_and_stream_of(self._gradients)[1]
-        handle = self._scatter.start(self._gradients.data_ptr(), self.gradient.data_ptr(), stream)
-        in_flight.held[handle] = (self._gradients, self.gradient)
-        self._scattering = handle
+        for part in self._parts:
+            part.scatter()
 
     def finish_scatter(self) -> bool:
         """Wait for it; false if somebody has written to gradients that were taken.
@@ -237,16 +234,7 @@ class Bucket:
         Raises:
             CollectiveError: It failed.
         """
-        handle = self._scattering
-        if handle is not None:
-            try:
-                wait(handle, (self._gradients, self.gradient))
-            except (CollectiveError, ValueError):  # after an interrupt it is still under way
-                self._scattering = None
-                in_flight.held.pop(handle, None)
-                raise
-            self._scattering = None
-            del in_flight.held[handle]
+        self._finish(Part.finish_scatter)
         unwritten = not self._written and not self.written
         self._written = False
         return unwritten
@@ -255,13 +243,8 @@ class Bucket:
 
     def gather(self) -> None:
         """Start the all-gather of the parameters, whose shard is updated. Never blocks."""
-        assert self._gather is not None
-        memory = self._memory
-        stream = device_and_stream_of(memory)[1]
-        room = memory.data_ptr() if memory.is_cpu else 0
-        handle = self._gather.start(self.shard.data_ptr(), room, stream)
-        in_flight.held[handle] = (memory,)
-        self._gathering = handle
+        for part in self._parts:
+            part.gather()
 
     def finish_gather(self) -> None:
         """Wait until the parameters are current.
@@ -271,32 +254,21 @@ class Bucket:
         Raises:
             CollectiveError: The all-gather failed; parameters of other ranks may not be current.
         """
-        handle = self._gathering
-        if handle is None:
-            return
-        memory = self._memory
-        try:
-            wait(handle, (memory,))
-            if memory.is_cpu:
-                shape = _core.take_output(handle)[1]
-            else:
-                shape = _core.output_shapes(handle)[0]
-                _, stream = device_and_stream_of(memory)
-                _core.take_into(handle, (memory.data_ptr(),), stream)
-        except (CollectiveError, ValueError):  # after an interrupt it is still under way
-            self._gathering = None
-            in_flight.held.pop(handle, None)
-            raise
-        self._gathering = None
-        del in_flight.held[handle]
-        if tuple(shape) != tuple(memory.shape):
-            raise CollectiveError(f"{self._name}: gathered {shape} (expected {memory.shape})")
+        self._finish(Part.finish_gather)
 
     def forget(self) -> bool:
         """Drop what was under way, which the core has let go of; whether parameters were."""
-        unfinished = self.gathering
-        for handle in (self._scattering, self._gathering):
-            in_flight.held.pop(handle, None)  # type: ignore[arg-type]
-        self._scattering = self._gathering = None
         self.awaited = len(self.members)
-        return unfinished
+        unfinished = [part.forget() for part in self._parts]
+        return any(unfinished)
+
+    def _finish(self, finish: Callable[[Part], None]) -> None:
+        """Wait for all parts, and raise the first failure."""
+        failure: CollectiveError | ValueError | None = None
+        for part in self._parts:
+            try:
+                finish(part)
+            except (CollectiveError, ValueError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure

@@ -57,8 +57,12 @@ class Exchange:
         plan: Sequence[Sequence[int]],
         options: ReductionOptions,
         passes: int,
+        lanes: int,
     ) -> None:
-        """Move the parameters to flat memory; ``plan`` has the numbers of each bucket."""
+        """Move the parameters to flat memory.
+
+        ``plan`` has the numbers of each bucket, and ``lanes`` share each.
+        """
         check_owned(model, named)  # before anything is changed
         check_apart(named)
         self.named = list(named)
@@ -74,6 +78,7 @@ class Exchange:
                 named[members[0]][0],
                 self.rank,
                 self.size,
+                lanes,
             )
             for number, members in enumerate(plan)
         ]
@@ -297,10 +302,10 @@ class Exchange:
         """Let the buckets of one dtype and device share memory of NaN."""
         kinds: dict[tuple[torch.dtype, torch.device], list[Bucket]] = {}
         for bucket in self.buckets:
-            kinds.setdefault((bucket.shard.dtype, bucket.shard.device), []).append(bucket)
+            kinds.setdefault((bucket.gradient.dtype, bucket.gradient.device), []).append(bucket)
         for buckets in kinds.values():
             most = max(bucket.layout.elements for bucket in buckets)
-            nothing = buckets[0].shard.new_full((most,), float("nan"))
+            nothing = buckets[0].gradient.new_full((most,), float("nan"))
             for bucket in buckets:
                 bucket.cover(nothing)
 
@@ -355,7 +360,7 @@ class Exchange:
         """Compare the buckets with those of the other ranks. Collective, blocks."""
         mine = (
             [(name, tuple(p.shape), strides_in(p), str(p.dtype)) for name, p in self.named],
-            [bucket.members for bucket in self.buckets],
+            [(bucket.members, bucket.layout.parts) for bucket in self.buckets],
         )
         process_set = self._options.process_set
         root = first_rank(process_set)

@@ -290,9 +290,9 @@ class DecoupledDistributed(ReducingOptimizer):
         planner = setup.options.planner
         # Several operations at a time share what is between hosts.
         planned = planner.argument == "plan" and basics.local_size() < basics.size()
-        parts = _core.lanes() if planned else 1
-        plan = division.buckets(planner, describe(trainable), parts)
-        self._exchange = Exchange(setup.model, trainable, plan, setup.options, self._passes)
+        lanes = _core.lanes() if planned else 1
+        plan = division.buckets(planner, describe(trainable))
+        self._exchange = Exchange(setup.model, trainable, plan, setup.options, self._passes, lanes)
         self._finalizer = finalizer = weakref.finalize(self, self._exchange.detach)
         finalizer.atexit = False  # type: ignore[misc]  # a property
         self._shards.attach(self.param_groups, self.state, self._exchange)

@@ -60,7 +60,7 @@ class Shards:
         whole = self._packed({"param_groups": groups}, self._by_number(state))
         self._segments = []
         for group, pieces in zip(groups, self._pieces, strict=True):
-            mine = [segment_of[piece.parameter] for piece in pieces]
+            mine = [segment_of[piece] for piece in pieces]
             group["params"] = [segment for segment, _, _ in mine]
             self._segments += mine
         first = exchange.named[0][1]
@@ -77,26 +77,26 @@ class Shards:
         """What ``rank`` has of the parameters, by group."""
         numbers = self._numbers()
         of_exchange = [numbers[id(parameter)] for _, parameter in exchange.named]
-        piece_of = {}
+        pieces_of: dict[int, list[Piece]] = {}
         for bucket in exchange.buckets:
             for segment in bucket.layout.segments(rank):
                 number = of_exchange[bucket.members[segment.member]]
-                piece_of[number] = Piece(number, segment.begin, segment.end)
+                piece = Piece(number, segment.begin, segment.end)
+                pieces_of.setdefault(number, []).append(piece)
         by_group = [[numbers[id(p)] for p in group] for group in self._groups]
-        return [[piece_of[n] for n in group if n in piece_of] for group in by_group]
+        return [[piece for n in group for piece in pieces_of.get(n, ())] for group in by_group]
 
     def _segments_of(
         self, exchange: Exchange
-    ) -> dict[int, tuple[nn.Parameter, torch.Tensor, torch.Tensor]]:
+    ) -> dict[Piece, tuple[nn.Parameter, torch.Tensor, torch.Tensor]]:
         numbers = self._numbers()
-        segment_of: dict[int, tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = {}
+        segment_of = {}
         for bucket in exchange.buckets:
-            for member, begin, end, offset in bucket.layout.segments(exchange.rank):
-                here = slice(offset, offset + end - begin)
-                index = bucket.members[member]
-                parameter = exchange.named[index][1]
-                segment = nn.Parameter(bucket.shard[here])
-                segment_of[numbers[id(parameter)]] = segment, bucket.gradient[here], parameter
+            for segment in bucket.layout.segments(exchange.rank):
+                parameter = exchange.named[bucket.members[segment.member]][1]
+                piece = Piece(numbers[id(parameter)], segment.begin, segment.end)
+                own, gradient = bucket.own(segment)
+                segment_of[piece] = nn.Parameter(own), gradient, parameter
         return segment_of
 
     def _numbers(self) -> dict[int, int]:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from aiacc.torch.decoupled.bucket import Bucket
+from aiacc.torch.decoupled.part import Part
 
 #: Several buckets for the models below.
 BUCKET_BYTES = 4000
@@ -64,14 +64,14 @@ def check_equal(found: nn.Module, expected: nn.Module) -> None:
 
 def gather_late() -> None:
     """Let all-gathers start when they are waited for: who does not wait has old parameters."""
-    start, finish = Bucket.gather, Bucket.finish_gather
+    start, finish = Part.gather, Part.finish_gather
 
-    def gather(bucket: Bucket) -> None:
-        bucket._gathering = -1
+    def gather(part: Part) -> None:
+        part._gather_handle = -1
 
-    def finish_gather(bucket: Bucket) -> None:
-        if bucket._gathering == -1:
-            start(bucket)
-        finish(bucket)
+    def finish_gather(part: Part) -> None:
+        if part._gather_handle == -1:
+            start(part)
+        finish(part)
 
-    Bucket.gather, Bucket.finish_gather = gather, finish_gather
+    Part.gather, Part.finish_gather = gather, finish_gather

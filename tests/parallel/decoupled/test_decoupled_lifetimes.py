@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from aiacc.torch.decoupled import bucket as bucket_module
+from aiacc.torch.decoupled import part as part_module
 from aiacc.torch.decoupled.bucket import Bucket
 from tests.parallel.decoupled.decoupled_training import (
     begin,
@@ -125,11 +125,12 @@ def _interrupted(where):
         covers = bucket._covers
         bucket._covers = _Interrupts()
     else:
-        start, bucket._gather = bucket._gather, None  # any error
+        (part,) = bucket._parts
+        start, part._gather = part._gather, None  # any error
     with pytest.raises(KeyboardInterrupt if where == "hide" else AssertionError):
         train(model, optimizer, [3])
     if where == "gather":
-        bucket._gather = start
+        part._gather = start
     for parameter in model.parameters():
         with pytest.raises(hvd.CollectiveError, match=r"has updated this rank's part of the param"):
             parameter.sum()
@@ -151,17 +152,17 @@ def _interrupted_wait():
     torch.set_num_threads(1)
     hvd.init()
     models = [net(), net()]
-    wait = bucket_module.wait
+    wait = part_module.wait
 
     def interrupted(handle, tensors):
-        bucket_module.wait = wait
+        part_module.wait = wait
         raise KeyboardInterrupt
 
     for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
         optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1), schedule)
         train(model, optimizer, range(3))
         if schedule == "decoupled":
-            bucket_module.wait = interrupted
+            part_module.wait = interrupted
             with pytest.raises(KeyboardInterrupt):
                 loss(model, 3, hvd.rank())
         train(model, optimizer, range(3, 5))

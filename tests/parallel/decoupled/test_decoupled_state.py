@@ -10,7 +10,16 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from tests.parallel.decoupled.decoupled_training import check_equal, gather_late, net, train, wrap
+from aiacc import basics
+from aiacc.planning.plan import Plan
+from tests.parallel.decoupled.decoupled_training import (
+    batch,
+    check_equal,
+    gather_late,
+    net,
+    train,
+    wrap,
+)
 from tests.support.ranks import free_port, run_ranks
 
 
@@ -117,6 +126,40 @@ def test_training_goes_on_where_it_was_saved(ranks):
     saves = run_ranks(2, _saves)
     end = run_ranks(ranks, _resumes, saves[1][0], 2)[0]
     _check_same(end, saves[0][1], exactly=ranks == 2)
+
+
+def _shares_lanes():
+    """As on hosts of a rank each, where the lanes share a planned bucket."""
+    torch.set_num_threads(1)
+    hvd.init()
+    gather_late()
+    basics.local_size = lambda: 1
+    ends = []
+    for schedule in ("all_reduce", "decoupled"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(200, 500), nn.Tanh(), nn.Linear(500, 3))
+        names = tuple(name for name, _ in model.named_parameters())
+        plan = Plan("mine", (names[::-1],), schedule) if schedule == "decoupled" else None
+        optimizer = wrap(model, _adam(model), schedule, **({"plan": plan} if plan else {}))
+        train(model, optimizer, range(4), loss=lambda m, s, r: m(batch(s, r, 200)).pow(2).mean())
+        if plan is not None:
+            (bucket,) = optimizer._exchange.buckets
+            assert bucket.layout.parts == 4
+            mine = _elements(optimizer.state)
+            optimizer.consolidate_state_dict(to=None)
+            assert 0.45 < mine / _elements(optimizer.state_dict()["state"]) < 0.55
+        ends.append(_checkpoint(model, optimizer))
+        if plan is not None:
+            _load(ends[0], model, optimizer)
+            optimizer.consolidate_state_dict(to=None)
+            _check_same(_checkpoint(model, optimizer), ends[0], exactly=True)
+    hvd.shutdown()
+    return ends
+
+
+def test_a_bucket_that_lanes_share_has_the_same_state():
+    for all_reduce, decoupled in run_ranks(2, _shares_lanes, env={"AIACC_LANES": "4"}):
+        _check_same(decoupled, all_reduce, exactly=True)
 
 
 def _saves_plain():

@@ -17,23 +17,33 @@ from aiacc.torch.reducer.plan import ALIGNMENT_BYTES, Gradient, Planner, by_size
 
 def test_each_element_of_a_parameter_is_in_one_shard():
     numbers = random.Random(1)
-    for _ in range(200):
+    for _ in range(300):
         sizes = [numbers.choice([0, 1, 3, 16, 17, 250]) for _ in range(numbers.randint(1, 9))]
         ranks, width = numbers.randint(1, 9), numbers.choice([2, 4, 8])
-        layout = divide(sizes, width, ranks)
+        parts = numbers.randint(1, 4)
+        layout = divide(sizes, width, ranks, parts)
         assert layout.shard * width % ALIGNMENT_BYTES == 0
-        assert layout.elements < sum(sizes) + (ranks + len(sizes)) * ALIGNMENT_BYTES
+        assert layout.elements < sum(sizes) + (ranks * parts + len(sizes)) * ALIGNMENT_BYTES
         owner = {}
         for rank in range(ranks):
             end_of_last = 0
             for member, begin, end, offset in layout.segments(rank):
                 assert offset >= end_of_last
                 end_of_last = offset + end - begin
-                assert end_of_last <= layout.shard
-                assert layout.offsets[member] + begin == rank * layout.shard + offset
+                part, within = divmod(offset, layout.shard)
+                assert within + end - begin <= layout.shard
+                in_part = layout.offsets[member] + begin - part * layout.part
+                assert in_part == rank * layout.shard + within
                 for element in range(begin, end):
                     assert owner.setdefault((member, element), rank) == rank
         assert sorted(owner) == [(m, e) for m, size in enumerate(sizes) for e in range(size)]
+
+
+def test_each_part_of_a_large_parameter_is_shared_by_all_ranks():
+    layout = divide([1 << 20], 4, 4, 4)
+    of_rank = [layout.segments(rank) for rank in range(4)]
+    assert all(len(segments) == 4 for segments in of_rank)
+    assert [segment.begin for segment in of_rank[1]] == [(4 * n + 1) << 16 for n in range(4)]
 
 
 def _gradients(kinds):
@@ -51,16 +61,6 @@ def test_a_plan_is_followed_in_the_order_of_the_forward_pass():
     mixed = Planner(lambda _: [[2, 1, 0]], "declared", "plan")
     kinds = [("float32", 0), ("bfloat16", 0), ("float32", 0)]
     assert buckets(mixed, _gradients(kinds)) == [[0, 2], [1]]
-
-
-def test_buckets_become_operations_that_share_the_network():
-    sizes = [100, 300, 200, 200, 50, 50, 700]
-    gradients = [Gradient(f"p{i}", size, 4, "float32", 0) for i, size in enumerate(sizes)]
-    plan = Planner(lambda _: [[6], [5, 4, 3, 2, 1, 0]], "declared", "plan")
-    assert buckets(plan, gradients, 1) == [[0, 1, 2, 3, 4, 5], [6]]
-    assert buckets(plan, gradients, 2) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert buckets(plan, gradients, 3) == [[0, 1], [2], [3, 4, 5], [6]]
-    assert buckets(plan, gradients, 100) == [[0], [1], [2], [3], [4], [5], [6]]
 
 
 def test_a_plan_with_a_parameter_in_two_places_is_none():
