@@ -55,7 +55,8 @@ class CachedDataset:
         shard: What the nodes of a job keep. "replicas": each keeps what it reads, and every epoch
             is shuffled over all nodes; "node": each keeps an equal part, and reads no other, so
             that all nodes together keep as much as they have room for, and epochs are shuffled
-            inside nodes. `sampler` and `warmup` follow it.
+            inside nodes; "neighbour": each keeps such a part, epochs are shuffled over all nodes,
+            and samples come from the node that keeps them. `sampler` and `warmup` follow it.
         evict: "never": what is there stays, and what finds no room is fetched again each time, so
             that a scan of N samples hits the C that have room; "lru": the least recently used go,
             a 32nd part at a time.

@@ -10,30 +10,34 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import itertools
+import logging
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 #: Format of records, and what fingerprints are made of. Others' records are never read.
 FORMAT = "aiacc-data-1"
 #: Attributes of attributes of ... so far.
-_DEEPEST = 8
+_DEEPEST = 64
 _KEY_BYTES = 16
+_SIMPLE = (str, int, float, bytes, enum.Enum, type(None))
+#: Exactly these, whose text says everything.
+_SCALARS = {str, int, float, bool, bytes, type(None)}
+_ROWS = {list, tuple}
+#: Random generators, of which every process has one in another state.
+_WITH_STATES_OF_THEIR_OWN = ("numpy.random", "torch._C")
 
 
 def fingerprint_of(dataset: Any, version: str = "") -> str:
     """32 hexadecimal digits for what ``dataset`` is made of, and ``version``."""
-    found = hashlib.blake2b(digest_size=_KEY_BYTES)
-    for part in (FORMAT, version, *_parts(dataset, 0, set())):
-        data = part if isinstance(part, bytes) else part.encode(errors="surrogatepass")
-        found.update(len(data).to_bytes(8, "little"))
-        found.update(data)
-    return found.hexdigest()
+    return _digest((FORMAT, version, *_parts(dataset, 0, {}))).hex()
 
 
 def named(fingerprint: str, version: str = "") -> str:
@@ -49,10 +53,23 @@ def key_of(fingerprint: str, name: int | str | bytes) -> bytes:
     return hashlib.blake2b(prefix + data, digest_size=_KEY_BYTES).digest()
 
 
-def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
+#: Objects that were met, by their id, and digests of what they are made of.
+_Known: TypeAlias = dict[int, tuple[Any, bytes]]
+
+
+def _digest(parts: Iterable[str | bytes]) -> bytes:
+    found = hashlib.blake2b(digest_size=_KEY_BYTES)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode(errors="surrogatepass")
+        found.update(len(data).to_bytes(8, "little"))
+        found.update(data)
+    return found.digest()
+
+
+def _parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes]:
     kind = type(value)
     yield f"{kind.__module__}.{kind.__qualname__}"
-    if value is None or isinstance(value, bool | int | float | complex | str | enum.Enum):
+    if value is None or isinstance(value, bool | int | float | complex | str | range | enum.Enum):
         yield repr(value)
     elif isinstance(value, bytes | bytearray):
         yield bytes(value)
@@ -60,46 +77,70 @@ def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
         yield str(value)
     elif isinstance(value, type | types.ModuleType):
         yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
-    elif isinstance(value, np.ndarray | np.generic):
-        yield from _array_parts(np.asarray(value))
-    elif id(value) not in seen and depth < _DEEPEST:
-        yield from _compound_parts(value, depth + 1, seen | {id(value)})
+    elif isinstance(value, logging.Logger):
+        yield value.name
+    elif depth < _DEEPEST:
+        if id(value) not in known:
+            known[id(value)] = value, b"what this is a part of"
+            known[id(value)] = value, _digest(_compound_parts(value, depth + 1, known))
+        yield known[id(value)][1]
 
 
-def _array_parts(array: Any) -> Iterator[str | bytes]:
+def _array_parts(array: Any, depth: int, known: _Known) -> Iterator[str | bytes]:
     yield f"{array.dtype} {array.shape}"
-    if not array.dtype.hasobject:
+    if array.dtype.hasobject:
+        yield from _parts(array.tolist(), depth, known)
+    else:
         yield hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest()
 
 
-def _compound_parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
-    if isinstance(value, dict):
+def _compound_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes]:
+    if isinstance(value, np.ndarray | np.generic):
+        yield from _array_parts(np.asarray(value), depth, known)
+    elif isinstance(value, dict):
         # Sorted: dicts that are equal may have been filled in different orders.
-        for key, item in sorted(_simple_keys(value), key=lambda pair: repr(pair[0])):
+        for key, item in sorted(_simple_items(value), key=lambda pair: repr(pair[0])):
             yield repr(key)
-            yield from _parts(item, depth, seen)
-    elif isinstance(value, list | tuple):
+            yield from _parts(item, depth, known)
+    elif isinstance(value, list | tuple | deque):
         yield str(len(value))
-        for item in value:
-            yield from _parts(item, depth, seen)
+        if _is_plain(value):  # millions of names and labels
+            yield repr(list(value))
+        else:
+            for item in value:
+                yield from _parts(item, depth, known)
     elif isinstance(value, set | frozenset):
         yield from sorted(repr(item) for item in value)
     elif isinstance(value, functools.partial):
         for part in (value.func, value.args, value.keywords):
-            yield from _parts(part, depth, seen)
+            yield from _parts(part, depth, known)
     elif isinstance(value, types.FunctionType):
-        yield from _function_parts(value, depth, seen)
+        yield from _function_parts(value, depth, known)
     elif isinstance(value, types.MethodType):
-        yield value.__func__.__qualname__
-        yield from _parts(value.__self__, depth, seen)
-    elif type(value).__module__ == "torch" and hasattr(value, "untyped_storage"):
+        yield from _parts(value.__func__, depth, known)
+        yield from _parts(value.__self__, depth, known)
+    elif isinstance(value, types.BuiltinFunctionType):
+        yield f"{value.__module__}.{value.__qualname__}"
+        yield from _parts(value.__self__, depth, known)
+    elif (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
         yield from _tensor_parts(value)
     else:
-        yield from _object_parts(value, depth, seen)
+        yield from _object_parts(value, depth, known)
 
 
-def _simple_keys(value: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    return ((key, item) for key, item in value.items() if isinstance(key, str | int | bytes))
+def _is_plain(values: Collection[Any]) -> bool:
+    """Whether their text says everything: scalars, or lists and tuples of scalars."""
+    kinds = set(map(type, values))
+    if kinds <= _ROWS:
+        kinds = set(map(type, itertools.chain.from_iterable(values)))
+    return kinds <= _SCALARS
+
+
+def _simple_items(value: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Those whose keys have a text that is the same in every process."""
+    for key, item in value.items():
+        if isinstance(key, _SIMPLE) or (type(key) is tuple and set(map(type, key)) <= _SCALARS):
+            yield key, item
 
 
 def _tensor_parts(value: Any) -> Iterator[str | bytes]:
@@ -110,20 +151,29 @@ def _tensor_parts(value: Any) -> Iterator[str | bytes]:
         yield hashlib.blake2b(flat.view(octets).numpy().tobytes()).digest()
 
 
-def _function_parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
+def _function_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes]:
     yield f"{value.__module__}.{value.__qualname__}"
-    yield value.__code__.co_code
-    constants = [one for one in value.__code__.co_consts if isinstance(one, str | int | float)]
-    yield repr(constants)
+    yield from _code_parts(value.__code__)
+    for defaults in (value.__defaults__, value.__kwdefaults__):
+        yield from _parts(defaults, depth, known)
     for cell in value.__closure__ or ():
         try:
             content = cell.cell_contents
         except ValueError:  # not bound yet
             continue
-        yield from _parts(content, depth, seen)
+        yield from _parts(content, depth, known)
 
 
-def _object_parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
+def _code_parts(code: types.CodeType) -> Iterator[str | bytes]:
+    yield code.co_code
+    yield repr(code.co_names)
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    yield repr([one for one in code.co_consts if isinstance(one, str | bytes | int | float)])
+    for one in inner:
+        yield from _code_parts(one)
+
+
+def _object_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes]:
     if isinstance(value, os.PathLike):
         yield os.fsdecode(os.fspath(value))
     try:
@@ -135,4 +185,18 @@ def _object_parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | byte
     attributes.update(getattr(value, "__dict__", {}))
     for name in sorted(attributes):
         yield name
-        yield from _parts(attributes[name], depth, seen)
+        yield from _parts(attributes[name], depth, known)
+    if not attributes and not type(value).__module__.startswith(_WITH_STATES_OF_THEIR_OWN):
+        for part in _as_pickled(value):
+            yield from _parts(part, depth, known)
+
+
+def _as_pickled(value: Any) -> list[Any]:
+    """What an object of C is made of, as far as it says so: a table of pandas, a date."""
+    try:
+        reduced = value.__reduce_ex__(2)
+        if isinstance(reduced, str):
+            return [reduced]
+        return [list(part) if isinstance(part, Iterator) else part for part in reduced]
+    except Exception:  # a lock, a file: things that are no data
+        return []

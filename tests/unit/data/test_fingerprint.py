@@ -1,6 +1,10 @@
 """Fingerprints: equal for equal datasets in every process, others for others."""
 
+import array
+import collections
+import datetime
 import functools
+import logging
 import subprocess
 import sys
 import threading
@@ -72,6 +76,66 @@ def test_all_of_the_differences_differ():
     assert len({fingerprint_of(Files(transform=one)) for one in bounds}) == 5
     closures = [adding(number) for number in range(5)]
     assert len({fingerprint_of(Files(transform=one)) for one in closures}) == 5
+
+
+def named_alike(function):
+    function.__qualname__ = "transform"
+    return function
+
+
+ALIKE = [
+    [range(50), range(50, 100)],
+    [np.array(["a", "b"], object), np.array(["a", "c"], object)],
+    [array.array("i", [1, 2]), array.array("i", [1, 3])],
+    [collections.deque([1, 2]), collections.deque([1, 3])],
+    [datetime.date(2020, 1, 1), datetime.date(2021, 1, 1)],
+    [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(3))],
+    [{(1, 2): 3}, {(1, 2): 4}],
+    [{1.5: 3}, {1.5: 4}],
+    [slice(1, 2), slice(1, 3)],
+    [len, max],
+    [torch.sin, torch.cos],
+    ["a".upper, "b".upper],
+    [[(1, "a"), (2, "b")], [(1, "a"), (2, "c")], [(1, "a", 2, "b")], [1, "a", 2, "b"]],
+    [[1], [True], [1.0], ["1"]],
+    [named_alike(lambda text: text.upper()), named_alike(lambda text: text.lower())],
+    [named_alike(lambda x, by=1: x + by), named_alike(lambda x, by=2: x + by)],
+    [
+        named_alike(lambda xs: (lambda x: x + 1)(xs)),
+        named_alike(lambda xs: (lambda x: x + 2)(xs)),
+    ],
+]
+
+
+@pytest.mark.parametrize("values", ALIKE, ids=lambda values: type(values[0]).__name__)
+def test_what_is_alike_but_for_its_content_differs(values):
+    subsets = [Files(table=[Files(table=value)]) for value in values]
+    assert len({fingerprint_of(one) for one in subsets}) == len(values)
+
+
+def test_parts_of_a_dataset_are_others():
+    whole = torch.utils.data.TensorDataset(torch.arange(10))
+    parts = [torch.utils.data.Subset(whole, range(at, at + 5)) for at in (0, 5)]
+    assert fingerprint_of(parts[0]) != fingerprint_of(parts[1])
+
+
+def test_depth_and_repetition_neither_hide_nor_cost_anything():
+    def deep(bottom):
+        for _ in range(25):  # of 2^25 paths
+            bottom = [bottom, bottom]
+        return bottom
+
+    assert fingerprint_of(deep([1])) == fingerprint_of(deep([1]))
+    assert fingerprint_of(deep([1])) != fingerprint_of(deep([2]))
+
+
+def test_the_state_of_random_generators_and_loggers_is_no_part():
+    made = []
+    for seed in range(2):
+        tools = [np.random.default_rng(seed), torch.Generator().manual_seed(seed)]
+        made.append(fingerprint_of(Files(table=[*tools, logging.getLogger("files")])))
+        logging.getLogger("files.another")
+    assert made[0] == made[1]
 
 
 def test_another_process_finds_the_same():
