@@ -76,7 +76,7 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no ty
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
         self.trust_clamp = None if trust_clamp is None else tuple(trust_clamp)
-        self.exclude = tuple(exclude)
+        self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         self.adapt_one_dimensional = adapt_one_dimensional
 
     def build(self, variables: Any) -> None:

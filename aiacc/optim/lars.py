@@ -156,11 +156,8 @@ class LARS(TrustRatioOptimizer):
             buf, first = None, False
             if group["momentum"]:
                 state = self.state[parameter]
-                buf = state.get("momentum_buffer")
-                first = buf is None
-                if buf is None or buf.stride() != parameter.stride():
-                    made = torch.empty_like(parameter)
-                    buf = state["momentum_buffer"] = made if buf is None else made.copy_(buf)
+                first = state.get("momentum_buffer") is None
+                buf = state["momentum_buffer"] = _momentum_as(parameter, state)
             address = 0 if buf is None else buf.data_ptr()
             entry = (parameter.data_ptr(), grad.data_ptr(), address, parameter.numel())
             tensors[first].append(entry)
@@ -178,6 +175,20 @@ class LARS(TrustRatioOptimizer):
             torch.autograd.graph.increment_version(parameter)
 
 
+def _momentum_as(parameter: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
+    """The momentum in memory like the parameter's; what is in it is undefined if there was none."""
+    buf: torch.Tensor | None = state.get("momentum_buffer")
+    if buf is None:
+        return torch.empty_like(parameter)
+    if buf.shape != parameter.shape:
+        raise ValueError(
+            f"a momentum_buffer of shape {tuple(buf.shape)} (expected the parameter's, "
+            f"{tuple(parameter.shape)}); delete the parameter's state if its shape has changed"
+        )
+    is_alike = buf.is_cpu and buf.dtype == parameter.dtype and buf.stride() == parameter.stride()
+    return buf if is_alike else torch.empty_like(parameter).copy_(buf)
+
+
 def _not_fusable(
     group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
 ) -> str:
@@ -193,6 +204,8 @@ def _not_fusable(
         dense = parameter.is_contiguous() or (
             parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
         )
+        if parameter.shape != grad.shape:
+            return f"a gradient of shape {tuple(grad.shape)} (expected {tuple(parameter.shape)})"
         if not dense or parameter.stride() != grad.stride():
             return (
                 f"strides {parameter.stride()} and a gradient's {grad.stride()} (expected equal "

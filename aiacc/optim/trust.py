@@ -70,7 +70,8 @@ def _is_excluded(entry: Any, exclude: Exclusion | Collection[str]) -> bool:
             f"exclude={exclude!r} and a parameter without a name (expected names to match); pass "
             "model.named_parameters() instead of model.parameters()"
         )
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+    patterns = (exclude,) if isinstance(exclude, str) else exclude
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_options(options: dict[str, Any]) -> None:

@@ -132,6 +132,11 @@ def test_excluded_parameters_are_groups_of_their_own():
         ["0.weight"],
         ["0.bias", "1.weight", "1.bias"],
     ]
+    one = LARS(model.named_parameters(), exclude="*.bias").param_groups
+    assert [group["param_names"] for group in one] == [
+        ["0.weight", "1.weight"],
+        ["0.bias", "1.bias"],
+    ]
     chosen = LARS(model.parameters(), exclude=lambda name, p: p.numel() == 12).param_groups
     assert [len(group["params"]) for group in chosen] == [3, 1]
     own = LARS([{"params": list(model.parameters()), "adapt": False, "weight_decay": 0.3}])
@@ -234,6 +239,36 @@ def test_the_core_takes_any_layout_without_gaps():
         found.append(weight.detach())
         assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
     assert_close(found[:1], found[1:], 1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_momentum_in_16_bits_goes_on_in_32(way):
+    layer = torch.nn.Linear(40, 30, bias=False).to(torch.bfloat16)
+    optimizer = LARS(layer.parameters(), lr=0.1, **({} if way.get("fused") else way))
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    momentum = optimizer.state[layer.weight]["momentum_buffer"].float()
+    layer.float()
+    before = layer.weight.detach().clone()
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    assert_close([layer.weight.detach()], [before - 0.1 * 0.9 * momentum], 1e-4)
+
+
+def test_memory_of_another_size_is_not_touched():
+    weight = torch.nn.Parameter(torch.ones(4, 2))
+    optimizer = LARS([weight], lr=1.0)
+    weight.grad = torch.ones(4, 2)
+    optimizer.step()
+    weight.data = torch.ones(40, 2)  # as if it had grown
+    with pytest.raises(RuntimeError, match="size of tensor"):  # the gradient has not
+        optimizer.step()
+    weight.grad = torch.ones(40, 2)
+    with pytest.raises(ValueError, match=r"momentum_buffer of shape \(4, 2\).* \(40, 2\)"):
+        optimizer.step()
+    del optimizer.state[weight]
+    optimizer.step()
+    assert optimizer.state[weight]["momentum_buffer"].shape == (40, 2)
 
 
 @pytest.mark.parametrize(
