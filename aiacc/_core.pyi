@@ -333,8 +333,9 @@ def lars_step(
     larc: bool,
     adapt: bool,
     first: bool,
+    threads: int,
 ) -> None:
-    """One step of LARS on float32 tensors in host memory, on this thread, without the GIL.
+    """One step of LARS on float32 tensors in host memory, without the GIL, by so many threads.
 
     `tensors`: addresses of weights, gradient and momentum (0: none), which are contiguous, and the
     number of elements. `first`: momenta are written without being read. The rest is as in

@@ -76,8 +76,8 @@ class LARS(TrustRatioOptimizer):
                 parameter, or patterns of names such as ``("*.bias", "norm*")``. None: no parameter.
             maximize: Ascend.
             foreach: Operations on lists of tensors. None: on GPUs, where each is a kernel.
-            fused: Norms, then one pass of the core, by one thread, of float32 in host memory. None:
-                where that can be, unless ``foreach`` is given.
+            fused: Norms, then one pass of the core, of float32 in host memory, by as many threads
+                as torch has. None: where that can be, unless ``foreach`` is given.
             differentiable: Let autograd go through `step`.
 
         Raises:
@@ -169,6 +169,7 @@ class LARS(TrustRatioOptimizer):
                     least_ratio=least,
                     largest_ratio=largest,
                     first=first,
+                    threads=torch.get_num_threads(),
                     **{name: group[name] for name in _FUSED_OPTIONS},
                 )
         for parameter in params:  # whose memory has changed, as autograd has to know

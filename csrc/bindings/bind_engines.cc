@@ -61,14 +61,16 @@ bool select(std::uintptr_t pairs, std::uintptr_t in, std::size_t count, std::siz
 
 /// Tensors as addresses of weights, gradients and momenta (0: none), and numbers of elements.
 void step_lars(const std::vector<std::array<std::uintptr_t, 4>>& tensors,
-               const LarsOptions& options) {
+               const LarsOptions& options,
+               unsigned threads) {
+  std::vector<LarsTensor> all;
   for (const auto& [weights, gradient, momentum, count] : tensors) {
-    lars_step(reinterpret_cast<float*>(weights),
-              reinterpret_cast<const float*>(gradient),
-              reinterpret_cast<float*>(momentum),
-              count,
-              options);
+    all.push_back({reinterpret_cast<float*>(weights),
+                   reinterpret_cast<const float*>(gradient),
+                   reinterpret_cast<float*>(momentum),
+                   count});
   }
+  lars_steps(all, options, threads);
 }
 
 }  // namespace
@@ -107,7 +109,8 @@ void bind_engines(py::module_& module) {
          bool nesterov,
          bool larc,
          bool adapt,
-         bool first) {
+         bool first,
+         unsigned threads) {
         const py::gil_scoped_release release;
         step_lars(tensors,
                   {lr,
@@ -121,7 +124,8 @@ void bind_engines(py::module_& module) {
                    nesterov,
                    larc,
                    adapt,
-                   first});
+                   first},
+                  threads);
       },
       py::arg("tensors"),
       py::kw_only(),
@@ -136,7 +140,8 @@ void bind_engines(py::module_& module) {
       py::arg("nesterov"),
       py::arg("larc"),
       py::arg("adapt"),
-      py::arg("first"));
+      py::arg("first"),
+      py::arg("threads"));
   module.def("engines", [] {
     py::list rows;
     const auto add = [&](const auto& entries) {

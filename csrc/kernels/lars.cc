@@ -1,12 +1,19 @@
 #include "csrc/kernels/lars.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <thread>
 
+#include "csrc/base/error.h"
+#include "csrc/base/thread.h"
 #include "csrc/kernels/vector/level.h"
 
 namespace aiacc {
 namespace {
+
+/// A thread's start costs as much as a step of some ten thousand elements.
+constexpr std::size_t kElementsOfThread = 1 << 18;
 
 double norm(const double* sums) {
   double sum = 0;
@@ -54,6 +61,43 @@ void lars_step(float* weights,
   factors.step_by_momentum =
       static_cast<float>(options.nesterov ? options.lr * options.momentum : options.lr);
   level.momentum_update(weights, gradient, momentum, count, factors);
+}
+
+void lars_steps(const std::vector<LarsTensor>& tensors,
+                const LarsOptions& options,
+                unsigned threads) {
+  std::vector<const LarsTensor*> order;
+  std::size_t elements = 0;
+  for (const LarsTensor& tensor : tensors) {
+    order.push_back(&tensor);
+    elements += tensor.count;
+  }
+  // The longest first, so that all end at about the same time.
+  std::stable_sort(order.begin(), order.end(), [](const LarsTensor* a, const LarsTensor* b) {
+    return a->count > b->count;
+  });
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < order.size(); i = next++) {
+      const LarsTensor& tensor = *order[i];
+      lars_step(tensor.weights, tensor.gradient, tensor.momentum, tensor.count, options);
+    }
+  };
+  const std::size_t most =
+      std::min({std::size_t{threads}, order.size(), elements / kElementsOfThread});
+  std::vector<std::thread> others;
+  others.reserve(most);
+  while (others.size() + 1 < most) {
+    try {
+      others.push_back(start_thread("aiacc lars", work));
+    } catch (const Error&) {  // no room: those that there are do all
+      break;
+    }
+  }
+  work();
+  for (std::thread& other : others) {
+    other.join();
+  }
 }
 
 }  // namespace aiacc

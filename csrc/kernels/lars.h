@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace aiacc {
 
@@ -28,5 +29,20 @@ void lars_step(float* weights,
                float* momentum,
                std::size_t count,
                const LarsOptions& options);
+
+/// As the arguments of lars_step.
+struct LarsTensor {
+  float* weights;
+  const float* gradient;
+  float* momentum;
+  std::size_t count;
+};
+
+/// lars_step of all tensors, which do not overlap, by this thread and up to `threads` - 1 others
+/// that end with it: fewer where there is little to do, or no room for a thread. Each tensor is one
+/// thread's, so that the number of threads changes no bit. Blocks until all are done.
+void lars_steps(const std::vector<LarsTensor>& tensors,
+                const LarsOptions& options,
+                unsigned threads);
 
 }  // namespace aiacc

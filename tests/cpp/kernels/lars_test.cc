@@ -117,6 +117,35 @@ TEST(Lars, EqualsTheEquations) {
   }
 }
 
+TEST(Lars, ThreadsChangeNoBit) {
+  // Enough for four threads, with tensors of all sizes and one that is most of it.
+  std::vector<std::size_t> counts = {0, 1, 700000, 9, 300000, 31, 50000};
+  for (unsigned i = 0; i < 60; ++i) {
+    counts.push_back(4096 + i);
+  }
+  std::vector<std::vector<float>> values[4][3];
+  std::vector<LarsTensor> tensors[4];
+  for (const unsigned threads : {1U, 2U, 4U}) {
+    auto& mine = values[threads - 1];
+    for (const std::size_t count : counts) {
+      for (unsigned kind = 0; kind < 3; ++kind) {
+        mine[kind].push_back(numbers(count, kind + 1));
+      }
+      tensors[threads - 1].push_back(
+          {mine[0].back().data(), mine[1].back().data(), mine[2].back().data(), count});
+    }
+    lars_steps(tensors[threads - 1], usual(), threads);
+    ASSERT_EQ(values[0][0], mine[0]) << threads;
+    ASSERT_EQ(values[0][2], mine[2]) << threads;
+  }
+  std::vector<float> alone = numbers(700000, 1);
+  std::vector<float> momentum = numbers(700000, 3);
+  lars_step(alone.data(), values[0][1][2].data(), momentum.data(), alone.size(), usual());
+  ASSERT_EQ(values[0][0][2], alone);
+}
+
+TEST(Lars, NoTensorsAreNoWork) { lars_steps({}, usual(), 4); }
+
 TEST(Lars, AllLevelsGiveTheSameBits) {
   const VectorLevel& baseline = kBaselineLevel;
   const MomentumFactors factors = {0.3F, 0.01F, 0.9F, 0.7F, 0.2F, 0.1F};
