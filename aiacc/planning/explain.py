@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from aiacc.planning import planners
-from aiacc.planning.cost import ALL_REDUCE, Affine, CostModel, Table
+from aiacc.planning.cost import ALL_REDUCE, CostModel, Table
 from aiacc.planning.execution import Sending, step_s
 from aiacc.planning.plan import DECOUPLED, Plan
 from aiacc.planning.problem import Problem, starts_of
@@ -14,6 +15,8 @@ from aiacc.planning.schedule import all_reduce_step, arrivals, predict
 from aiacc.planning.trace import Trace
 
 _MIB = 1 << 20
+#: Steps that differ by less are equally long.
+_SAME_S = 1e-7
 #: Factors by which the startup may have been measured wrongly.
 _ERRORS = (0.25, 0.5, 2.0, 4.0)
 
@@ -38,9 +41,8 @@ def explain(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
         yield from _sizes(problem, plan)
     else:
         yield from _buckets(problem, plan, seconds)
-    if isinstance(cost, Affine):
-        yield ""
-        yield from _sensitivity(trace, cost, plan.planner, seconds)
+    yield ""
+    yield from _sensitivity(trace, cost, plan.planner, seconds)
 
 
 def _as_sent(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
@@ -76,27 +78,36 @@ def _buckets(problem: Problem, plan: Plan, seconds: float) -> Iterator[str]:
             change = merged - seconds
             what = (
                 f"the step would take {_ms(change)} longer"
-                if change > 1e-9
+                if change > _SAME_S
                 else f"the step would be {_ms(-change)} shorter"
-                if change < -1e-9
+                if change < -_SAME_S
                 else "the step would be as long: something hides the difference"
             )
             yield f"  ends here: with bucket {number + 1} in it, {what}"
 
 
-def _sensitivity(trace: Trace, cost: Affine, planner: str, seconds: float) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Mistaken:
+    """``cost`` with a startup that is wrong by ``factor``."""
+
+    cost: CostModel
+    factor: float
+
+    def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
+        """See CostModel."""
+        startup = self.cost.time(operation, 0, lanes)
+        return self.cost.time(operation, nbytes, lanes) + (self.factor - 1) * startup
+
+
+def _sensitivity(trace: Trace, cost: CostModel, planner: str, seconds: float) -> Iterator[str]:
     yield "if the startup a is not what was measured, a plan for the wrong one costs:"
     for factor in _ERRORS:
-        wrong = dataclasses.replace(
-            cost,
-            a=cost.a * factor,
-            of={name: (a * factor, b) for name, (a, b) in cost.of.items()},
-        )
+        wrong = _Mistaken(cost, factor)
         made = planners.plan(planner, trace, wrong)
         took = predict(Problem(trace, cost), made)
         yield (
-            f"  planned for {factor:g} a ({wrong.a:.3g} s): {len(made.buckets)} buckets, step "
-            f"{_ms(took)} ({took / seconds - 1:+.1%})"
+            f"  planned for {factor:g} a ({float(wrong.time(ALL_REDUCE, 0)):.3g} s): "
+            f"{len(made.buckets)} buckets, step {_ms(took)} ({took / seconds - 1:+.1%})"
         )
 
 
