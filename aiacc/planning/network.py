@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from aiacc.planning.cost import (
 )
 
 VERSION = 1
+#: No number of a network is larger, so that no time overflows.
+_MOST = 1e18
 #: Models that answer for any number of ranks.
 _FORMULAS = ("analytic", "hierarchical")
 #: Startup and seconds per byte that the authors of MG-WFBP and DeAR fitted to their clusters, as
@@ -102,11 +103,13 @@ def network_of(text: str) -> Network:
 def _fields_of(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for part in text.split(","):
-        name, _, value = part.partition("=")
+        name, _, value = (text.strip() for text in part.partition("="))
+        if name in fields:
+            raise NetworkError(f"{name}: comes twice in {text!r} (expected once)")
         try:
-            fields[name.strip()] = value if name.strip() == "algorithm" else float(value)
+            fields[name] = value if name == "algorithm" else float(value)
         except ValueError as error:
-            raise NetworkError(f"{name.strip()}: {value!r} (expected a number)") from error
+            raise NetworkError(f"{name}: {value!r} (expected a number)") from error
     fields["model"] = "analytic" if "alpha" in fields else "affine"
     return fields
 
@@ -129,8 +132,8 @@ def _cost(fields: Mapping[str, Any], ranks: int | None) -> CostModel:
         raise NetworkError("the number of ranks is missing (give --world)")
     if kind == "analytic":
         gbit = _number(fields, "gbit")
-        if gbit == 0:
-            raise NetworkError("gbit: 0 (expected a bandwidth, > 0)")
+        if gbit < 1 / _MOST:
+            raise NetworkError(f"gbit: {gbit:g} (expected a bandwidth, > 0)")
         algorithm = str(fields.get("algorithm", "ring"))
         alpha, gamma = _number(fields, "alpha"), _number(fields, "gamma", 0.0)
         return Analytic(algorithm, alpha, 8e-9 / gbit, gamma, ranks, contention)
@@ -171,9 +174,10 @@ def _number(
 ) -> float:
     value = fields.get(name, default)
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (good and least <= value < math.inf and (not whole or value == int(value))):
+    if not (good and least <= value < _MOST and (not whole or value == int(value))):
         raise NetworkError(
-            f"{at}{name}: {value!r} (expected a {'whole ' if whole else ''}number, >= {least:g})"
+            f"{at}{name}: {value!r:.50} (expected a {'whole ' if whole else ''}number, "
+            f">= {least:g}{f' and < {_MOST:g}' if good and value >= _MOST else ''})"
         )
     return float(value)
 

@@ -71,6 +71,8 @@ class Plan:
             fields = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {error.lineno}: no JSON ({error.msg})") from error
+        except RecursionError as error:
+            raise ValueError("the file holds no plan (expected less nesting)") from error
         kinds: dict[str, Any] = {"planner": str, "buckets": list, "schedule": str, "lanes": int}
         kinds |= {"predicted_s": (int, float), "bound_s": (int, float)}
         if not isinstance(fields, dict) or not fields.keys() <= kinds.keys():

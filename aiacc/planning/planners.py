@@ -57,8 +57,8 @@ def is_known(name: str) -> bool:
 
 
 def _planner(name: str) -> Callable[[Problem], Plan] | None:
-    match = re.fullmatch(r"(\w+)\((\d+(?:\.\d+)?)\)", name)
-    if match and match[1] in _WITH_NUMBER:
+    match = re.fullmatch(r"(\w+)\((\d+(\.\d+)?)\)", name)
+    if match and match[1] in _WITH_NUMBER and not (match[1] == "lanes" and match[3]):
         planner, number = _WITH_NUMBER[match[1]], float(match[2])
         return lambda problem: planner(problem, number)
     return _SIMPLE.get(name)

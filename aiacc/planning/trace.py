@@ -12,6 +12,8 @@ from typing import Any
 
 #: Of the JSON form; one that differs is refused.
 VERSION = 1
+#: No whole number in a trace is as large.
+_MOST = 1 << 63
 
 
 class TraceError(ValueError):
@@ -129,8 +131,9 @@ class Trace:
 def _take(fields: Any, name: str, kind: type, at: str = "") -> Any:
     value: Any = fields.get(name) if isinstance(fields, Mapping) else None
     good = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
-    if not good or isinstance(value, bool):
-        raise TraceError(f"{at}{name}: {value!r} (expected {kind.__name__})")
+    too_large = isinstance(value, int) and abs(value) >= _MOST
+    if not good or isinstance(value, bool) or too_large:
+        raise TraceError(f"{at}{name}: {value!r:.50} (expected {kind.__name__})")
     return float(value) if kind is float else value
 
 

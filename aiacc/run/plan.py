@@ -160,8 +160,12 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> list[str]:
-    from aiacc.run.probe import probe  # the other commands need no core
+    from aiacc.run.probe import MOST_LANES, probe  # the other commands need no core
 
+    if not 1 / 64 <= options.max_mib < 1 << 20:
+        raise ValueError(f"--max-mib {options.max_mib:g} (expected MiB, >= 1/64)")
+    if not 1 <= options.lanes <= MOST_LANES:
+        raise ValueError(f"--lanes {options.lanes} (expected 1 to {MOST_LANES})")
     return probe(options.output, int(options.max_mib * (1 << 20)), options.lanes)
 
 
@@ -204,7 +208,8 @@ def _simulate(options: argparse.Namespace) -> list[str]:
     worlds: list[int | None] = [network.world]
     if options.world:
         worlds = [*_worlds(options.world)]
-    names = planners.ALL if options.planner == "all" else options.planner.split(",")
+    asked = planners.ALL if options.planner == "all" else options.planner.split(",")
+    names = [name.strip() for name in asked]
     lines = [
         f"{trace.model} ({trace.source}), {trace.compute_s * 1e3:.1f} ms of computation; simulated",
         f"{'ranks':>6}  {'planner':16}{'buckets':>8}{'step ms':>10}{'exposed ms':>12}"

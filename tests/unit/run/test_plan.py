@@ -65,6 +65,10 @@ def test_explaining(capsys):
     )
     assert status == 0
     assert "bucket 0:" in out
+    formula = ["--net", "alpha=30e-6,gbit=10", "--world", "64"]
+    status, out, _ = run(capsys, "explain", "resnet50", *formula)
+    assert status == 0
+    assert "planned for 4 a (0.0151 s)" in out
 
 
 def test_explaining_on_a_probed_network_tells_how_the_core_sends_it(capsys, tmp_path):
@@ -74,6 +78,7 @@ def test_explaining_on_a_probed_network_tells_how_the_core_sends_it(capsys, tmp_
     status, out, _ = run(capsys, "explain", "resnet50", "--net", str(path))
     assert status == 0
     assert "as the core sends it, in units of 1 MiB over 4 lanes: " in out
+    assert "planned for 0.5 a (0.000505 s)" in out  # of the smallest message
 
 
 def test_explaining_compression(capsys, tmp_path):
@@ -150,6 +155,10 @@ def test_ddp_on_the_command_line(capsys):
         (["vgg16", "--net", "a=x,b=1"], "a: 'x' (expected a number)"),
         (["vgg16", "--net", "a=1,c=2,b=3"], "affine: unknown c"),
         (["vgg16", "--net", "a=-1,b=3"], "a: -1.0 (expected a number, >= 0)"),
+        (["vgg16", "--net", "a=1e308,b=1e308"], "a: 1e+308 (expected a number, >= 0 and < 1e+18)"),
+        (["vgg16", "--net", "a=1,b=3,a=2"], "a: comes twice in 'a=1,b=3,a=2'"),
+        (["vgg16", "--net", "alpha=1,gbit=1e-300", "--world", "4"], "gbit: 1e-300 (expected a ban"),
+        (["vgg16", "--net", "10gbe-64", "--planner", "lanes(2.5)"], "planner 'lanes(2.5)' (expec"),
         (["vgg16", "--net", "a=nan,b=3"], "a: nan (expected a number, >= 0)"),
         (["vgg16", "--net", "a=1,b=3,world=2.5"], "world: 2.5 (expected a whole number, >= 1)"),
         (["vgg16", "--net", "a=1,b=3,capacity=0"], "capacity: 0.0 (expected a number, >= 1)"),
@@ -173,11 +182,12 @@ def test_bad_input_is_named(capsys, arguments, text):
 def test_bad_traces_name_file_and_field(capsys, tmp_path):
     path = tmp_path / "trace.json"
     fields = json.loads(models.trace_of("vgg16").encode())
-    fields["tensors"][3]["bytes"] = -1
-    path.write_text(json.dumps(fields))
-    status, _, err = run(capsys, "explain", str(path), "--net", "10gbe-64")
-    assert status == 2
-    assert f"{path}: tensors[3].bytes: -1" in err
+    for field, value, text in (("bytes", -1, "-1"), ("ready_s", 10**400, "1" + "0" * 49)):
+        wrong = json.loads(json.dumps(fields))
+        wrong["tensors"][3][field] = value
+        path.write_text(json.dumps(wrong))
+        status, _, err = run(capsys, "explain", str(path), "--net", "10gbe-64")
+        assert (status, f"{path}: tensors[3].{field}: {text} (" in err) == (2, True)
 
 
 _POINT = {"bytes": 1, "seconds": 1.0}
@@ -189,6 +199,7 @@ _NEAR = {"model": "analytic", "alpha": 1e-6, "gbit": 100}
     [
         ({"model": ["affine"]}, r"model: \['affine'\] .expected one of affine"),
         ({"model": "affine", "a": True, "b": 1}, "a: True"),
+        ({"model": "affine", "a": 10**400, "b": 1}, "a: 10{49} "),
         ({"model": "affine", "a": 1, "b": 1, "of": [1]}, "of: '': .1. .expected pairs"),
         ({"model": "affine", "a": 1, "b": 1, "of": {"gather": [1, 1]}}, "of: 'gather'"),
         ({"model": "affine", "a": 1, "b": 1, "of": {"broadcast": [1, -1]}}, "of.broadcast.b: -1"),

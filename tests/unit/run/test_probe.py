@@ -34,6 +34,16 @@ def test_the_file_is_a_network(tmp_path):
     assert found.cost(4).time("all_gather", 1 << 14, 2) == pytest.approx(1e-4 + 2e-9 * (1 << 14))
 
 
-def test_bad_limits_are_named(capsys):
-    assert main(["probe", "--output", "x", "--max-mib", "0.001"]) == 2
-    assert "1048 bytes, 2 lanes (expected at least 16384" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--max-mib", "0.001"], "--max-mib 0.001 (expected MiB"),
+        (["--max-mib", "nan"], "--max-mib nan (expected MiB"),
+        (["--max-mib", "inf"], "--max-mib inf (expected MiB"),
+        (["--lanes", "0"], "--lanes 0 (expected 1 to 64)"),
+        (["--lanes", "65"], "--lanes 65 (expected 1 to 64)"),
+    ],
+)
+def test_bad_limits_are_named(capsys, arguments, text):
+    assert main(["probe", "--output", "x", *arguments]) == 2
+    assert text in capsys.readouterr().err
