@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aiacc.compression.codecs import parse
+from aiacc.compression.compressor import AUTO
 from aiacc.compression.costs import FLAT, FREE, TWO_LEVEL, Cluster, Speeds, predict
 from aiacc.planning.cost import Analytic
-from aiacc.torch.auto_compression import AUTO, MEASURED, SETTLE
+from aiacc.torch.auto_compression import MEASURED, SETTLE
 from bench.network.plan import Spec
 from bench.network.planning.cells import CONGESTION, PAYLOAD
 from bench.network.workloads import workload
