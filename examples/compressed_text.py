@@ -145,7 +145,9 @@ def held_out_loss(model: nn.Module, text: torch.Tensor, pieces: int) -> float:
     begins = torch.linspace(0, len(text) - CONTEXT - 1, pieces).long()[hvd.rank() :: hvd.size()]
     with torch.no_grad():
         whole = text[begins[:, None] + torch.arange(CONTEXT + 1)]
-        total = loss_of(model, whole[:, :-1], whole[:, 1:]) * len(begins)
+        # Of more ranks than pieces some have none, whose mean would be none, either.
+        mean = loss_of(model, whole[:, :-1], whole[:, 1:]) if len(begins) else torch.zeros(())
+        total = mean * len(begins)
     return hvd.allreduce(total.reshape(1), op=hvd.Sum).item() / pieces
 
 

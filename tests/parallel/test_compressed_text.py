@@ -111,3 +111,16 @@ def test_two_ranks_divide_what_one_has():
             assert [piece for drawn, _ in parts for piece in drawn[step][number]] == pieces
     for _, shared in parts:
         assert shared == pytest.approx(loss, rel=1e-5)
+
+
+def test_ranks_without_a_held_out_piece_add_nothing(monkeypatch):
+    torch.manual_seed(0)
+    model, text, sums = compressed_text.Net(), torch.randint(128, (1000,)), []
+    for size in (1, 5):  # two more than there are pieces
+        total = torch.zeros(1)
+        monkeypatch.setattr(hvd, "size", lambda size=size: size)
+        monkeypatch.setattr(hvd, "allreduce", lambda one, op, total=total: total.add_(one))
+        for rank in range(size):
+            monkeypatch.setattr(hvd, "rank", lambda rank=rank: rank)
+            sums.append(compressed_text.held_out_loss(model, text, 3))
+    assert sums[-1] == pytest.approx(sums[0])
