@@ -70,14 +70,15 @@ class Distribution:
     ranks: int
     layers: tuple[LayerWork, ...]
 
-    def inverted_by(self, rank: int) -> list[str]:
-        """Factors that a rank inverts, such as "conv1 A"."""
-        return [
-            f"{layer.name} {side}"
-            for layer in self.layers
-            for side, work in (("A", layer.a), ("G", layer.g))
-            if rank in work.inverted_by
-        ]
+    def inversions(self) -> dict[int, list[str]]:
+        """Factors that each rank inverts, such as "conv1 A"."""
+        found: dict[int, list[str]] = {rank: [] for rank in range(self.ranks)}
+        for layer in self.layers:
+            for side, work in (("A", layer.a), ("G", layer.g)):
+                name = f"{layer.name} {side}"
+                for rank in work.inverted_by:
+                    found[rank].append(name)
+        return found
 
     def elements(self, factor_every: int = 1, inverse_every: int = 1) -> float:
         """That a rank sends in a step, on average.

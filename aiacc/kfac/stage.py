@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aiacc.kfac.costs import InversionCost, packed_bytes
+from aiacc.kfac.shares import Shares
 from aiacc.planning.cost import ALL_GATHER, BROADCAST, CostModel
 from aiacc.planning.division.placement import Owners, largest_first
 from aiacc.planning.optimal import best_ends
@@ -121,21 +122,21 @@ class StageModel:
         if not self._costs.gathered:
             return [(i, i + 1, self._sending[factor]) for i, factor in enumerate(factors)]
         prefix = np.concatenate([[0.0], np.cumsum(self._sizes[factors])])
-
-        of_rank = np.zeros((self._ranks, len(factors) + 1))
-        for number, factor in enumerate(factors, start=1):
-            of_rank[owners[factor], number] = self._sizes[factor]
-        of_rank = np.cumsum(of_rank, axis=1)
+        mine = [owners[factor] for factor in factors]
+        shares = Shares(mine, [float(self._sizes[factor]) for factor in factors])
+        # From where on all have the owner of the one before j.
+        same = [0]
+        for number in range(1, len(mine)):
+            same.append(same[-1] if mine[number] == mine[number - 1] else number)
 
         def costs_to(j: int) -> Floats:
             sizes = prefix[j] - prefix[:j]
             if not self._costs.even:
                 return np.asarray(self._costs.network.time(ALL_GATHER, sizes), float)
-            parts = of_rank[:, j : j + 1] - of_rank[:, :j]
-            whole = self._ranks * parts.max(axis=0)
+            whole = self._ranks * shares.most(j)
             gathered = np.asarray(self._costs.network.time(ALL_GATHER, whole), float)
             sent = np.asarray(self._costs.network.time(BROADCAST, sizes), float)
-            return np.where((parts > 0).sum(axis=0) == 1, sent, gathered)
+            return np.where(np.arange(j) >= same[j - 1], sent, gathered)
 
         ends, _ = best_ends(len(factors), costs_to, [0.0, *ready].__getitem__)
         return [(i, j, float(costs_to(j)[i])) for i, j in itertools.pairwise([0, *ends])]

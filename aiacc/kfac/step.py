@@ -17,6 +17,7 @@ import numpy as np
 from aiacc.kfac.costs import InversionCost
 from aiacc.kfac.interleaved import Queue, interleaved
 from aiacc.kfac.modelled import is_factor
+from aiacc.kfac.shares import Shares
 from aiacc.kfac.stage import Stage
 from aiacc.planning import planners
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, CostModel
@@ -180,13 +181,13 @@ def _interleaved(
     # How many of the factors before each one everybody needs.
     needed = np.array([owners.get(tensor.name) is None for tensor in factors], bool)
     common = np.concatenate([[0], np.cumsum(needed)])
-    of_rank = _owned(factors, owners, costs.ranks)
+    shares = Shares([owners.get(t.name) for t in factors], [float(t.bytes) for t in factors])
 
     def to_owners(j: int) -> Floats:
         """Seconds of buckets that end behind j factors; infinite if everybody needs one of them."""
         sizes = prefixes[0][j] - prefixes[0][:j]
         if costs.even:
-            sizes = costs.ranks * (of_rank[:, j : j + 1] - of_rank[:, :j]).max(axis=0)
+            sizes = costs.ranks * shares.most(j)
         seconds = np.asarray(costs.fused.time(REDUCE_SCATTER, sizes), float)
         return np.where(common[:j] == common[j], seconds, np.inf)
 
@@ -207,16 +208,6 @@ def _interleaved(
         operation = REDUCE_SCATTER if owned else ALL_REDUCE
         buckets.append(Bucket(operation, tuple(t.name for t in tensors), seconds))
     return buckets
-
-
-def _owned(factors: Sequence[Tensor], owners: OwnerOf, ranks: int) -> Floats:
-    """Bytes of the first j factors that each rank owns: ranks x (factors + 1)."""
-    sizes = np.zeros((ranks, len(factors) + 1))
-    for number, tensor in enumerate(factors, start=1):
-        owner = owners.get(tensor.name)
-        if owner is not None:
-            sizes[owner, number] = tensor.bytes
-    return np.cumsum(sizes, axis=1)
 
 
 def _between(factors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -91,5 +91,5 @@ def completed(
         "inverses": execution.stage.nbytes,
         "preconditioned": execution.preconditioning.nbytes,
     }
-    report.inverted_by = {rank: plan.inverted_by(rank) for rank in range(plan.ranks)}
+    report.inverted_by = plan.inversions()
     return report
