@@ -24,6 +24,9 @@ from aiacc.kfac.costs import InversionCost
 from aiacc.kfac.stage import StageCosts, StageModel, check
 from aiacc.planning.division.placement import Owners, assign, largest_first
 
+#: Numbers of CT factors between two others that are tried at a time; a stage takes O(n^2).
+TRIED = 32
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -39,7 +42,8 @@ def place(dims: Sequence[int], ranks: int, costs: StageCosts) -> Placement:
     """Owners by the longest processing time, for so many of the largest factors as pays.
 
     Tried are no CT factor, all, and every number behind which dimensions change, then all numbers
-    between the neighbours of the best. Equal on all ranks that are given the same arguments.
+    between the neighbours of the best, or `TRIED` of them and then those between the neighbours of
+    the best again. Equal on all ranks that are given the same arguments.
 
     Args:
         dims: Dimensions of the factors.
@@ -56,12 +60,15 @@ def place(dims: Sequence[int], ranks: int, costs: StageCosts) -> Placement:
 
     count = len(dims) if ranks > 1 else 0
     changes = [n for n in range(1, count) if dims[order[n - 1]] != dims[order[n]]]
-    tried = sorted({0, *changes, count})
-    seconds = {number: model.stage(first(number)).finish_s for number in tried}
-    at = tried.index(min(seconds, key=seconds.__getitem__))
-    for number in range(tried[max(at - 1, 0)], tried[min(at + 1, len(tried) - 1)]):
-        if number not in seconds:
-            seconds[number] = model.stage(first(number)).finish_s
+    seconds: dict[int, float] = {}
+    trying = sorted({0, *changes, count})
+    while trying:
+        seconds |= {number: model.stage(first(number)).finish_s for number in trying}
+        tried = sorted(seconds)
+        at = tried.index(min(tried, key=seconds.__getitem__))
+        low, high = tried[max(at - 1, 0)], tried[min(at + 1, len(tried) - 1)]
+        stride = max(1, (high - low) // TRIED)
+        trying = [n for n in range(low + 1, high, stride) if n not in seconds]
     best = min(seconds, key=lambda number: (seconds[number], number))
     return Placement(first(best), seconds[best], min(seconds[best], model.bound()))
 

@@ -26,7 +26,7 @@ class Shares:
             self._restart()
         while self._end < end:
             self._add(self._end)
-        return self._most[:end].copy()
+        return np.array(self._most[:end], float)
 
     def _restart(self) -> None:
         self._end = 0

@@ -90,7 +90,9 @@ def test_work_is_spread():
     for kind, each in (("mpd", 4), ("dp", 4), ("kaisa:0.5", 4), ("kaisa:0.25", 4)):
         found = distribute(kind, layers, 4, COSTS)
         assert [len(found.inversions()[rank]) for rank in range(4)] == [each] * 4, kind
-    assert distribute("replicate", layers[:1], 2, COSTS).inversions() == {rank: ["layer0 A", "layer0 G"] for rank in range(2)}
+    assert distribute("replicate", layers[:1], 2, COSTS).inversions() == {
+        rank: ["layer0 A", "layer0 G"] for rank in range(2)
+    }
 
 
 def test_elements_by_the_formulas_of_each_kind():

@@ -285,3 +285,14 @@ def test_the_published_exponential():
         Exponential(0.0, 1.0)
     with pytest.raises(ValueError, match="expected finite, >= 0"):
         Polynomial(-1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("beta", [1e-9, 1e-8, 3e-8])
+def test_of_many_equal_factors_as_many_get_owners_as_if_every_number_were_tried(beta):
+    count = 5 * placement.TRIED
+    costs = StageCosts(Polynomial(1e-4, 0.0, 1e-9), Affine(1e-4, beta), gathered=True, even=True)
+    dims = [100] * count
+    every = placement.longest_first(dims, 4, costs.inversion)
+    numbers = [(*every[:n], *(None,) * (count - n)) for n in range(count + 1)]
+    best = min(stage(dims, owners, 4, costs).finish_s for owners in numbers)
+    assert place(dims, 4, costs).finish_s <= best * 1.01
