@@ -139,7 +139,8 @@ def _cost(fields: Mapping[str, Any], ranks: int | None) -> CostModel:
         return Analytic(algorithm, alpha, 8e-9 / gbit, gamma, ranks, contention)
     local = int(_number(fields, "local", least=1, whole=True))
     inside = _cost(_level(fields, "inside"), min(local, ranks))
-    return Hierarchical(inside, _cost(_level(fields, "between"), max(1, ranks // local)), local)
+    hosts = -(-ranks // local)  # the last one may have fewer ranks
+    return Hierarchical(inside, _cost(_level(fields, "between"), hosts), local)
 
 
 def _kind_of(fields: Mapping[str, Any]) -> str:
