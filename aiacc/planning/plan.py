@@ -135,6 +135,12 @@ def bucket_cap_mb_list(trace: Trace, plan: Plan) -> list[float]:
     """
     if plan.schedule == DECOUPLED:
         raise ValueError("DDP has no decoupled schedule (expected a plan for all-reduces)")
+    dtypes = sorted({tensor.dtype for tensor in trace.tensors})
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"gradients are of {' and '.join(dtypes)}, for each of which DDP goes through its "
+            "limits anew (expected one dtype); use aiacc's DistributedOptimizer(plan=...)"
+        )
     sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
     limits = []
     for bucket in plan.buckets:
