@@ -29,6 +29,7 @@ from aiacc.planning.schedule import all_reduce_step
 
 _MIB = 1 << 20
 _LIMITS = (1, 2, 4, 8, 16, 25, 32, 64, 128)
+_MOST = 64
 #: Buckets that moving boundaries may simulate.
 _EFFORT = 12_000
 
@@ -38,8 +39,8 @@ def lanes(problem: Problem, most: int) -> Plan:
 
     O(most L^2) time for L tensors, and O(most L) memory besides 32 MiB of costs that are kept.
     """
-    if most < 1:
-        raise ValueError(f"lanes({most}) (expected >= 1)")
+    if not 1 <= most <= _MOST:
+        raise ValueError(f"lanes({most}) (expected 1 to {_MOST}, as of AIACC_LANES)")
     count, late = len(problem), problem.late.__getitem__
     numbers = np.arange(1, most + 1)[:, None]
 

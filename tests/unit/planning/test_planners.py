@@ -232,8 +232,9 @@ def test_names_that_nobody_knows():
     for name in ("best", "threshold", "lanes(x)", "optimal(3)"):
         with pytest.raises(ValueError, match=r"planner .*expected per_tensor"):
             planners.plan(name, trace, Affine(0.0, 1.0))
-    with pytest.raises(ValueError, match=r"lanes\(0\)"):
-        planners.plan("lanes(0)", trace, Affine(0.0, 1.0))
+    for name in ("lanes(0)", "lanes(65)"):
+        with pytest.raises(ValueError, match=r"lanes\(\d+\) \(expected 1 to 64"):
+            planners.plan(name, trace, Affine(0.0, 1.0))
 
 
 def test_a_plan_for_another_trace_is_refused():

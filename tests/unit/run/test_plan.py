@@ -9,6 +9,7 @@ from aiacc.planning import models, planners
 from aiacc.planning.cost import Affine
 from aiacc.planning.network import NetworkError, affine, network_of
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
+from aiacc.planning.trace import Tensor, Trace
 from aiacc.run.plan import main
 
 
@@ -71,6 +72,22 @@ def test_explaining(capsys):
     assert "planned for 4 a (0.0151 s)" in out
 
 
+def test_a_wrong_startup_is_explained_for_every_kind_of_network(capsys, tmp_path):
+    a, b = 7.04e-3, 9.64e-10
+    path = tmp_path / "net.json"
+    points = [{"bytes": size, "seconds": a + b * size} for size in (1, 1 << 30)]
+    path.write_text(json.dumps({"version": 1, "model": "table", "points": points}))
+    ring = f"alpha={a / 126},gbit={8e-9 * 126 / 64 / b}"
+    networks = (["10gbe-64"], [ring, "--world", "64"], [str(path)])
+    lines = []
+    for network in networks:
+        status, out, _ = run(capsys, "explain", "resnet50", "--net", *network)
+        assert status == 0
+        lines.append([line for line in out.splitlines() if "planned for" in line])
+    assert len(lines[0]) == 4
+    assert lines[0] == lines[1] == lines[2]
+
+
 def test_explaining_on_a_probed_network_tells_how_the_core_sends_it(capsys, tmp_path):
     path = tmp_path / "net.json"
     points = [{"bytes": 4**n, "seconds": 1e-3 + 1e-8 * 4**n} for n in range(5, 14)]
@@ -128,6 +145,14 @@ def test_ddp_makes_the_buckets_of_the_plan():
         ends = [len(bucket) for bucket in buckets]
         assert names == [name for bucket in plan.buckets for name in bucket]
         assert ends == [len(bucket) for bucket in plan.buckets]
+
+
+def test_ddp_cannot_follow_a_plan_of_several_dtypes():
+    rows = [Tensor(f"t{i}", 1 << 20, d, 0.1, 0.0) for i, d in enumerate(("float32", "bfloat16"))]
+    trace = Trace("mixed", tuple(rows), 0.1, 0.1, "modelled")
+    plan = planners.plan("optimal", trace, Affine(1e-3, 1e-9))
+    with pytest.raises(ValueError, match="of bfloat16 and float32, for each of which DDP"):
+        bucket_cap_mb_list(trace, plan)
 
 
 def test_profile_launches_the_script(monkeypatch):
@@ -258,7 +283,8 @@ def test_networks_there_and_back(tmp_path):
         "between": {"model": "analytic", "alpha": 1e-5, "gbit": 10},
     }
     path.write_text(json.dumps(both))
-    assert network_of(str(path)).cost(16).between.ranks == 4
+    hosts = {ranks: network_of(str(path)).cost(ranks).between.ranks for ranks in (2, 4, 5, 16)}
+    assert hosts == {2: 1, 4: 1, 5: 2, 16: 4}
     path.write_text('{"version": 1,\n"model": }')
     with pytest.raises(NetworkError, match="line 2: no JSON"):
         network_of(str(path))
