@@ -44,7 +44,8 @@ class CachedDataset:
     Args:
         dataset: Has ``__getitem__`` and ``__len__``. Its samples depend on their index only.
         memory: Bytes of the node's memory ("8GB", "8GiB" or a number), for all its processes
-            together; or a folder of a memory file system and the bytes; None: none.
+            together; or a folder of a memory file system and the bytes; None: none. No more than
+            three quarters of what the machine, the container or the job has.
         disk: Folder of a local disk, and the bytes that caches may have there, for all datasets
             together: records of others that nobody uses make room. They go to ``aiacc-cache`` in
             that folder, and stay when the job ends. Where nothing can be written, what is there is
@@ -92,6 +93,11 @@ class CachedDataset:
             raise ValueError(f"requests={requests} (expected at least 1)")
         if shard not in SHARDS:
             raise ValueError(f"shard={shard!r} (expected one of {', '.join(SHARDS)})")
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise ValueError(
+                f"a {type(dataset).__name__} (expected a map-style dataset, with __len__ and "
+                "__getitem__); CachedIterable takes iterables, CachedKeys functions of a key"
+            )
         self.dataset = dataset
         self.transform = transform
         if fingerprint is None:

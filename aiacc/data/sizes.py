@@ -1,12 +1,14 @@
-"""Amounts of memory as users write them. Pure."""
+"""Amounts of memory: as users write them, and how much there is."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 #: Where files are in memory.
 SHARED_MEMORY = Path("/dev/shm")
+#: Of all memory; more of it in a cache, and the kernel would end processes for the rest.
+_MOST_SHARE = 0.75
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {f"{unit}i": 1024**power for power, unit in enumerate(_UNITS) if unit}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
@@ -42,3 +44,41 @@ def folder_and_bytes(
     if default is None:
         raise ValueError(f'{what}={tier!r} (expected a folder and a size: ("/scratch", "200GB"))')
     return default, parse_bytes(tier, what)
+
+
+def memory_there_is(root: Path = Path("/")) -> int:
+    """Bytes that the processes here may have together; 0 if nobody says.
+
+    The machine's, or less where a container or a job has less (cgroups of version 1 and 2).
+
+    Args:
+        root: Of the file system.
+    """
+    limits = []
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            limits.append(int(line.split()[1]) * 1024)
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        groups, name = root / "sys/fs/cgroup", "memory.max"
+        if controllers:
+            groups, name = groups / "memory", "memory.limit_in_bytes"
+            if "memory" not in controllers.split(","):
+                continue
+        parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
+        for depth in range(len(parts) + 1):
+            for text in _lines(groups.joinpath(*parts[:depth], name)):
+                limits += [int(text)] if text.isdigit() else []  # "max"
+    return min(limits, default=0)
+
+
+def most_memory(there_is: int) -> float:
+    """Bytes of so many that caches may have. Pure."""
+    return _MOST_SHARE * there_is if there_is else float("inf")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -20,6 +20,7 @@ from aiacc.data.arena import Arena
 from aiacc.data.disk import Disk
 from aiacc.data.layout import Eviction
 from aiacc.data.record import CorruptRecordError
+from aiacc.data.sizes import memory_there_is, most_memory
 from aiacc.data.statistics import Statistics, counter_of, from_counters
 
 #: A reader that waits for another process which fetches the same sample gives up after so long.
@@ -68,6 +69,7 @@ class Store:
             self._disk = Disk(folder, fingerprint, size, tiers.evict, sync=tiers.sync)
         self._closing = weakref.finalize(self, _close, self._arena, self._disk)
         self._told: set[str] = set()
+        self._counted: set[str] = set()
         self._forget_threads()
         self._tell_of_failures()
 
@@ -90,6 +92,12 @@ class Store:
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a field of the statistics."""
         self._arena.count(counter_of(name), amount)
+
+    def has_counted(self, name: str, most: int) -> bool:
+        """Whether the node has counted so many. Once it has, nobody is asked any more."""
+        if name not in self._counted and getattr(self.statistics(), name) >= most:
+            self._counted.add(name)
+        return name in self._counted
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._arena or (self._disk is not None and key in self._disk)
@@ -228,6 +236,15 @@ class Store:
     def _open_arena(self) -> Arena:
         folder, size = self._tiers.memory
         evict = self._tiers.evict
+        there_is = memory_there_is()
+        if size > most_memory(there_is):
+            given, size = size, int(most_memory(there_is))
+            warnings.warn(
+                f"memory={given} is cut to {size} bytes: this machine, container or job has "
+                f"{there_is} (expected at most three quarters of them), and would kill processes; "
+                "give less to memory=, and more to disk=",
+                stacklevel=4,
+            )
         plan = layout.plan(size, self._tiers.samples, evict)
         name = f"{self._fingerprint}-{size}-{evict}"
         try:

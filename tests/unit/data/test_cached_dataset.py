@@ -345,6 +345,24 @@ def test_bad_arguments_are_named(arguments, said):
         CachedDataset([1], **arguments)
 
 
+def test_what_is_no_map_style_dataset_is_told_what_to_take():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield 1
+
+    for source in (iter([1]), Stream(), {1, 2}):
+        with pytest.raises(ValueError, match=r"expected a map-style dataset.*CachedIterable"):
+            CachedDataset(source)
+
+
+def test_counters_are_looked_up_until_they_are_high_enough(cached, monkeypatch):
+    cached[0]
+    cached._store.count("compared", 3)
+    cached[1]
+    monkeypatch.setattr(type(cached._store), "statistics", None)  # they are 48 KiB
+    cached[2]
+
+
 def test_everything_ends_by_itself(source, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

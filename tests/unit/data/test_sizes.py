@@ -1,0 +1,65 @@
+"""How much memory there is: of the machine, a container or a job."""
+
+import pytest
+
+from aiacc.data import CachedDataset, store
+from aiacc.data.sizes import memory_there_is, most_memory
+
+
+def system(root, **files):
+    """A file system with such files; "__" in names stands for "/"."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = "MemFree:  1 kB\nMemTotal:       16000000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 0),
+        ({"proc__meminfo": MEMINFO}, 16_384_000_000),
+        (
+            {
+                "proc__meminfo": MEMINFO,
+                "proc__self__cgroup": "0::/\n",
+                "sys__fs__cgroup__memory.max": "2000000000\n",
+            },
+            2_000_000_000,
+        ),
+        (  # a job inside, whose step has no limit of its own
+            {
+                "proc__meminfo": MEMINFO,
+                "proc__self__cgroup": "0::/slurm/job_1/step\n",
+                "sys__fs__cgroup__slurm__job_1__memory.max": "3000000000\n",
+                "sys__fs__cgroup__slurm__job_1__step__memory.max": "max\n",
+            },
+            3_000_000_000,
+        ),
+        (
+            {
+                "proc__self__cgroup": "5:cpu,cpuacct:/a\n4:memory:/docker/1\n1:name=systemd:/a\n",
+                "sys__fs__cgroup__memory__docker__1__memory.limit_in_bytes": "4000000000\n",
+                "sys__fs__cgroup__memory__a__memory.limit_in_bytes": "1\n",
+            },
+            4_000_000_000,
+        ),
+    ],
+    ids=["unknown", "machine", "container", "job", "version 1"],
+)
+def test_the_least_limit_counts(tmp_path, files, expected):
+    assert memory_there_is(system(tmp_path, **files)) == expected
+
+
+def test_a_cache_does_not_take_all_there_is(tmp_path, monkeypatch):
+    assert most_memory(0) == float("inf")
+    monkeypatch.setattr(store, "memory_there_is", lambda: 2_000_000)
+    with pytest.warns(UserWarning, match="memory=1600000 is cut to 1500000 bytes: .* 2000000"):
+        cached = CachedDataset(list(range(9)), (tmp_path, 1_600_000))
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [1_500_000]
+    assert cached[3] == 3
+    cached.close()
