@@ -222,7 +222,8 @@ class AutoPlan:
 
         Who submits early waits for the others, so the lowest costs are the right ones.
         """
-        total = float(sum(p.numel() * p.element_size() for _, p in self._reducer.named))
+        nbytes = sum(p.numel() * p.element_size() for _, p in self._reducer.named)
+        total = float(max(1, nbytes))
         on_gpu = any(parameter.is_cuda for _, parameter in self._reducer.named)
         a, b = (self._probed() if on_gpu else self._fitted(settled)) or (-1.0, 0.0)
         numbers = [median(self._seconds[settled:]), -a, -(a + b * total)]

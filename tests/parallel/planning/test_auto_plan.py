@@ -69,6 +69,12 @@ def _plans(plan, view):
     assert optimizer._plan._phase != optimizer._plan._record
     assert optimizer._plan._phase != optimizer._plan._visit
     _same_everywhere(_buckets(optimizer))
+    nothing = nn.ParameterList([nn.Parameter(torch.zeros(0))])
+    empty = _wrap(nothing, plan)
+    for _ in range(14):
+        nothing[0].sum().backward()
+        empty.step()
+    assert empty._plan._phase != empty._plan._record
     hvd.shutdown()
 
 
