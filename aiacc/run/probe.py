@@ -7,7 +7,9 @@ Every rank runs it, so a launcher has to start it::
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,8 +48,11 @@ def network(points: Sequence[dict[str, Any]], world: int) -> dict[str, Any]:
         for point in points
         if (point["operation"], point["lanes"]) == (cost.ALL_REDUCE, 1)
     ]
-    a, b = fit_affine(row)
-    comment = f"measured; an all-reduce is about {a:.3g} s + {b:.3g} s/byte"
+    try:
+        a, b = fit_affine(row)
+        comment = f"measured; an all-reduce is about {a:.3g} s + {b:.3g} s/byte"
+    except ValueError as error:  # the points are worth the file
+        comment = f"measured; not a + b M: {error}"
     return {
         "version": VERSION,
         "model": "table",
@@ -70,14 +75,18 @@ def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
             "`aiaccrun -np 4 aiacc-plan probe`)"
         )
     _check_output(output)
-    points = [
-        {"operation": operation, "lanes": lanes, "bytes": nbytes, "seconds": seconds}
-        for operation in cost.OPERATIONS
-        for lanes in range(1, most_lanes + 1)
-        for nbytes in sizes(most_bytes)
-        for seconds in [_seconds(operation, nbytes, lanes, world)]
-    ]
     rank = aiacc.rank()
+    points = []
+    for operation, lanes in itertools.product(cost.OPERATIONS, range(1, most_lanes + 1)):
+        for nbytes in sizes(most_bytes):
+            seconds = _seconds(operation, nbytes, lanes, world)
+            points.append(
+                {"operation": operation, "lanes": lanes, "bytes": nbytes, "seconds": seconds}
+            )
+        if rank == 0:  # a slow network takes minutes
+            sys.stderr.write(
+                f"aiacc-plan: {operation}, {lanes} at a time: {seconds:.3g} s for {nbytes} bytes\n"
+            )
     aiacc.shutdown()
     if rank != 0:
         return []

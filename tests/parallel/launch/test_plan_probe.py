@@ -30,6 +30,7 @@ def test_two_ranks_measure_a_network(tmp_path, capsys):
     done = _run("aiacc.run", "-np", "2", sys.executable, "-m", *probe)
     assert done.returncode == 0, done.stdout
     assert f"{path}: " in done.stdout
+    assert done.stdout.count("broadcast, 2 at a time: ") == 1
     points = json.loads(path.read_text())["points"]
     assert {(point["operation"], point["lanes"]) for point in points} == {
         (operation, lanes)

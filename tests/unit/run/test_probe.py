@@ -34,6 +34,15 @@ def test_the_file_is_a_network(tmp_path):
     assert found.cost(4).time("all_gather", 1 << 14, 2) == pytest.approx(1e-4 + 2e-9 * (1 << 14))
 
 
+def test_times_that_do_not_grow_are_kept(tmp_path):
+    row = [{"operation": "all_reduce", "lanes": 1, "bytes": n, "seconds": 1 / n} for n in (1, 2, 4)]
+    path = tmp_path / "net.json"
+    path.write_text(json.dumps(network(row, 4)))
+    found = network_of(str(path))
+    assert "times do not grow with bytes" in found.fields["comment"]
+    assert found.cost(4).time("all_reduce", 4) == 1.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
