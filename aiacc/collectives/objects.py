@@ -71,15 +71,32 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     return gather_objects(obj, name, global_process_set)
 
 
-def gather_objects(obj: Any, name: str | None, process_set: ProcessSet) -> list[Any]:
+def gather_objects(
+    obj: Any, name: str | None, process_set: ProcessSet, to: int | None = None
+) -> list[Any]:
     """`allgather_object` among the ranks of a process set.
 
-    Collective: every rank of the set, with the same name.
+    Collective: every rank of the set, with the same name and ``to``.
     Blocks: until all objects are there.
+
+    Args:
+        obj: See there.
+        name: See there.
+        process_set: Ranks that take part.
+        to: Index in the set of the one rank that gets the objects, so that the others need no
+            memory for them; None: all do.
+
+    Returns:
+        Copies of the objects in rank order; none on ranks that do not get them.
     """
     data = _pickled(obj)
     sizes = _allgather(np.array([data.size], np.int64), name and name + ".sz", process_set)
-    everyones = _allgather(data, name and name + ".t", process_set)
+    if to is None:
+        everyones = _allgather(data, name and name + ".t", process_set)
+    else:
+        everyones = _sent_to(to, data, name and name + ".t", process_set)
+        if process_set.rank() != to:
+            return []
     return [pickle.loads(one.data) for one in np.split(everyones, np.cumsum(sizes)[:-1])]
 
 
@@ -141,6 +158,20 @@ def _allgather(
     handle = prepared.start(array.ctypes.data, 0)
     _finish(handle, array)
     data, shape = _core.take_output(handle)
+    return data.view(array.dtype).reshape(shape)
+
+
+def _sent_to(
+    to: int, array: npt.NDArray[Any], name: str | None, process_set: ProcessSet
+) -> npt.NDArray[Any]:
+    """The rows of all ranks on one of them; none on the others."""
+    splits = [0] * (process_set.size() or 0)
+    splits[to] = len(array)
+    code = DTYPE_CODES[array.dtype.name]
+    prepared = submission.alltoall(name, array.shape, code, -1, tuple(splits), process_set)
+    handle = prepared.start(array.ctypes.data, 0)
+    _finish(handle, array)
+    data, shape, _ = _core.take_alltoall(handle)
     return data.view(array.dtype).reshape(shape)
 
 

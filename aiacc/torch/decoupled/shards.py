@@ -203,7 +203,8 @@ class Shards:
             )
         if all_know:
             return
-        parts = gather_objects(_on_host(packed["state"]), "decoupled_state", self._process_set)
+        state = _on_host(packed["state"])
+        parts = gather_objects(state, "decoupled_state", self._process_set, to)
         if to is None or to == exchange.rank:
             of_ranks = [self._pieces_of(exchange, rank) for rank in range(size)]
             pieces = [[piece for group in groups for piece in group] for groups in of_ranks]

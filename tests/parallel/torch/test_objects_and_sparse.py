@@ -7,6 +7,7 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
+from aiacc.collectives.objects import gather_objects
 from tests.support.ranks import run_ranks
 
 
@@ -20,6 +21,8 @@ def _objects():
         root = hvd.size() - 1
         got = hvd.broadcast_object(mine, root, name=name)
         assert got["rank"] == root
+        gathered = gather_objects(mine, name, hvd.global_process_set, to=root)
+        assert gathered == (everyones if hvd.rank() == root else [])
     assert hvd.broadcast_object(None) is None
     hvd.shutdown()
 
