@@ -26,8 +26,12 @@ def why_not(module: nn.Module) -> str | None:
         return f"{kind} has no Kronecker factors (Linear, Conv1d to Conv3d and Embedding have)"
     if isinstance(module, nn.Embedding) and (module.sparse or module.scale_grad_by_freq):
         return f"{kind} with sparse or scaled gradients (expected sparse=scale_grad_by_freq=False)"
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "MultiheadAttention takes its weight without calling it"
     if isinstance(module.weight, nn.UninitializedParameter):
         return f"{kind} has no shape yet; run a forward pass first"
+    if not isinstance(module.weight, nn.Parameter):
+        return f"the weight of {kind} is computed from others, as by weight_norm"
     if not module.weight.requires_grad:
         return f"the weight of {kind} is frozen"
     return None
