@@ -128,7 +128,7 @@ def sent_together(
 
 def check_kind(kind: str) -> None:
     """Raise ValueError unless it is one for some number of ranks."""
-    name, _, share = kind.partition(":")
+    name, _, share = str(kind).partition(":")
     try:
         good = kind in (REPLICATE, MPD, SPD, DP) or (name == KAISA and 0 < float(share) <= 1)
     except ValueError:

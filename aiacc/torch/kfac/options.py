@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -42,16 +43,24 @@ class Options:
 
     def __post_init__(self) -> None:
         check_kind(self.distribution)
+        skip: object = self.skip_layers
+        if isinstance(skip, str | type):
+            raise TypeError(
+                f"skip_layers={skip!r} (expected a list of names of modules and classes)"
+            )
         _one_of("fisher", self.fisher, (EMPIRICAL, SAMPLED))
         _one_of("approx", self.approx, APPROXIMATIONS)
         _one_of("split", self.split, SPLITS)
         _one_of("fusion", self.fusion, FUSIONS)
-        if not (self.loss_scale > 0 and math.isfinite(self.loss_scale)):
+        if not (_is_number(self.loss_scale) and 0 < self.loss_scale < math.inf):
             raise ValueError(f"loss_scale={self.loss_scale} (expected a finite number > 0)")
-        for name in ("damping", "kl_clip", "decay", "factor_every", "inverse_every"):
+        for name in ("damping", "kl_clip", "decay", "factor_every", "inverse_every", "lr"):
             wish = getattr(self, name)
-            if wish is not None and not callable(wish):
-                self.at(name, 0)
+            if callable(wish) or (wish is None and name in ("lr", "kl_clip")):
+                continue
+            if not _is_number(wish):
+                raise TypeError(f"{name}={wish!r} (expected a number, or a function of the step)")
+            self.at(name, 0)
 
     @property
     def described(self) -> str:
@@ -75,12 +84,13 @@ class Options:
             if every
             else 0 <= value < 1
             if name == "decay"
+            else value >= 0
+            if name == "lr"
             else value > 0
         )
         if not good:
-            expected = (
-                "a whole number >= 1" if every else "0 to below 1" if name == "decay" else "> 0"
-            )
+            ranges = {"decay": "0 to below 1", "lr": ">= 0"}
+            expected = "a whole number >= 1" if every else ranges.get(name, "> 0")
             raise ValueError(f"{name}={value} at step {step} (expected {expected})")
         return float(value)
 
@@ -122,6 +132,10 @@ def check_optimizer(optimizer: object) -> torch.optim.Optimizer:
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"{name}={value!r} (expected one of {', '.join(known)})")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
 
 
 def _text(wish: Schedule | None) -> str:

@@ -32,7 +32,7 @@ from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer
 from aiacc.torch.kfac.ranks import Ranks
 from aiacc.torch.kfac.report import Report, completed
 from aiacc.torch.kfac.state import Checkpoint
-from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin
+from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin, check_passes
 
 _numbers = itertools.count()
 
@@ -126,7 +126,7 @@ class KFAC:
 
         Raises:
             ValueError: A bad argument, or a model without any such layer.
-            TypeError: ``optimizer`` is none.
+            TypeError: ``optimizer`` is none, or an argument is of no type that it may have.
         """
         self._optimizer = check_optimizer(optimizer)
         self._options = Options(
@@ -143,7 +143,7 @@ class KFAC:
             fusion=fusion,
             loss_scale=loss_scale,
             grad_scaler=grad_scaler,
-            skip_layers=tuple(skip_layers),
+            skip_layers=skip_layers,
         )
         self._layers, self._left_out = factored(model, self._options.skip_layers)
         if not self._layers:
@@ -154,7 +154,8 @@ class KFAC:
             )
         self._process_set = process_set
         self._costs = costs
-        self._passes = backward_passes_per_step
+        passes = backward_passes_per_step
+        self._passes = None if passes is None else check_passes(passes)
         self._step = 0
         self._execution: Execution | None = None
         self._ranks = Ranks(process_set)

@@ -135,6 +135,27 @@ def test_modules_without_factors_are_left_to_the_optimizer_and_named():
         hvd.KFAC(model, sgd, skip_layers=[nn.Linear])
 
 
+def test_weights_that_are_no_parameters_or_used_by_others_are_left_out():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2)
+            self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+            self.kept = nn.Linear(4, 2)
+
+        def forward(self, tokens):
+            return self.kept(self.normed(self.attention(tokens, tokens, tokens)[0]))
+
+    model = Attention()
+    kfac = hvd.KFAC(model, torch.optim.SGD(model.parameters(), 0.1))
+    model(torch.randn(3, 2, 4)).pow(2).sum().backward()
+    kfac.step()
+    left_out = kfac.report().left_out
+    assert "without calling it" in left_out["attention.out_proj"]
+    assert "is computed from others" in left_out["normed"]
+    assert kfac.report().inverted_by == {0: ["kept A", "kept G"]}
+
+
 def test_what_is_not_finite_is_counted_and_changes_nothing():
     model, sgd, kfac = _linear()
     _backward(model)
@@ -264,11 +285,30 @@ def test_a_pass_too_many_does_not_count_and_is_told():
         ({"approx": "x"}, "approx='x'"),
         ({"split": "x"}, "split='x'"),
         ({"loss_scale": 0.0}, "loss_scale=0.0"),
+        ({"loss_scale": None}, "loss_scale=None"),
+        ({"distribution": None}, "distribution=None .expected replicate"),
+        ({"lr": -1.0}, "lr=-1.0 at step 0 .expected >= 0"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step=0 .expected at least 1"),
         ({"skip_layers": ["5"]}, "skip_layers has '5' .expected names of modules, such as 0"),
     ],
 )
 def test_wrong_arguments_are_named(options, text):
     with pytest.raises(ValueError, match=text):
+        _linear(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"damping": "0.1"}, "damping='0.1' .expected a number, or a function of the step"),
+        ({"inverse_every": None}, "inverse_every=None .expected a number"),
+        ({"lr": "0.1"}, "lr='0.1' .expected a number"),
+        ({"skip_layers": "0"}, "skip_layers='0' .expected a list of names"),
+        ({"skip_layers": nn.Linear}, "skip_layers=<class .*> .expected a list of names"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(options, text):
+    with pytest.raises(TypeError, match=text):
         _linear(**options)
 
 
