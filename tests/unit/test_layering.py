@@ -105,6 +105,7 @@ PACKAGES = {
         "planning/models",
         "torch",
         "torch/decoupled",
+        "torch/parallel",
     },
     "torch/distributed": {
         "collectives",

@@ -8,7 +8,6 @@ from itertools import groupby
 
 import torch
 
-from aiacc import _core
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.kfac.distribution import Distribution, Work
 from aiacc.kfac.inverses import invert, split_damping
@@ -17,6 +16,7 @@ from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.ranks import Ranks
 from aiacc.torch.mpi_ops import allgather_async, allreduce_, broadcast_async_, synchronize
+from aiacc.torch.parallel.departures import Departures
 
 Pair = tuple[Factor, Work]
 
@@ -68,7 +68,9 @@ class InverseStage:
         self._mine = sorted(mine, key=_turn)
         self._groups = _groups(name, pairs, ranks, together)
         self._number_of = {
-            factor: number for number, group in enumerate(self._groups) for factor in group.awaited
+            factor.name: number
+            for number, group in enumerate(self._groups)
+            for factor in group.mine
         }
         self.computing_s = self.waiting_s = 0.0
 
@@ -92,25 +94,24 @@ class InverseStage:
         began = time.perf_counter()
         dampings = self._dampings(damping, split)
         shared = time.perf_counter()
-        waiting = list(self._groups)
-        for _, some in groupby([*self._mine, None], self._batch):
-            # What has all of this rank's inverses leaves while others are computed.
-            leaving = [group for group in waiting if group.complete]
-            for group in leaving:
-                group.start()
-                waiting.remove(group)
-            if leaving:
-                _core.flush()
-            self._invert([pair[0] for pair in some if pair is not None], dampings)
+        departures = Departures(self._parts(), lambda number: self._groups[number].start())
+        for _, some in groupby(self._mine, self._batch):
+            factors = [factor for factor, _ in some]
+            self._invert(factors, dampings)
+            departures.computed(factor.name for factor in factors)
         computed = time.perf_counter()
         for group in self._groups:
             group.finish()
         self.computing_s += computed - shared
         self.waiting_s += shared - began + time.perf_counter() - computed
 
-    def _batch(self, pair: Pair | None) -> object:
+    def _parts(self) -> list[list[str]]:
+        """Factors that this rank inverts before each group leaves."""
+        return [[factor.name for factor in group.mine] for group in self._groups]
+
+    def _batch(self, pair: Pair) -> object:
         """Equal for factors that are inverted at once: of one dimension, and leaving together."""
-        return pair and (_turn(pair), self._number_of.get(pair[0].name))
+        return _turn(pair), self._number_of.get(pair[0].name)
 
     def _invert(self, factors: list[Factor], dampings: dict[str, torch.Tensor]) -> None:
         """Those of one dimension, at once."""
@@ -125,8 +126,6 @@ class InverseStage:
         for factor in factors:
             if factor.inverse is None:
                 factor.inverse = factor.identity()
-            for group in self._groups:
-                group.awaited.discard(factor.name)
 
     def _compute(
         self, means: list[torch.Tensor], dampings: list[torch.Tensor]
@@ -175,25 +174,23 @@ class _Group:
         self._root = owners[0] if len(owners) == 1 else None
         everyone = ranks.process_set.ranks or range(ranks.size)
         self._root_rank = None if self._root is None else everyone[self._root]
-        self.awaited: set[str] = set()
-        self._expect()
         self._handle: int | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(factor.packed * factor.dtype.itemsize for factor in self._of[self._me])
+        return sum(factor.packed * factor.dtype.itemsize for factor in self.mine)
 
     @property
-    def complete(self) -> bool:
-        """Whether this rank has inverted its part."""
-        return not self.awaited
+    def mine(self) -> list[Factor]:
+        """What this rank sends."""
+        return self._of[self._me]
 
     def start(self) -> None:
         sender = self._me if self._root is None else self._root
         size = sum(factor.packed for factor in self._of[sender])
         like = next(factor for factors in self._of.values() for factor in factors)
         flat = torch.empty(size, dtype=like.dtype, device=like.device)
-        mine = self._of[self._me]
+        mine = self.mine
         if mine:
             pack([factor.inverse for factor in mine if factor.inverse is not None], flat)
             # Rounding has left the lower triangles others; all ranks are to compute with the same.
@@ -206,7 +203,6 @@ class _Group:
     def finish(self) -> None:
         assert self._handle is not None
         handle, self._handle = self._handle, None
-        self._expect()
         result: torch.Tensor = synchronize(handle)
         begin = 0
         for rank, factors in self._of.items():
@@ -214,9 +210,6 @@ class _Group:
             if rank != self._me and factors:
                 _put(factors, result[begin:end])
             begin = end
-
-    def _expect(self) -> None:
-        self.awaited = {factor.name for factor in self._of[self._me]}
 
 
 def _groups(

@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from aiacc import _core
 from aiacc.collectives.handles import synchronize
 from aiacc.collectives.objects import gather_objects
 from aiacc.exceptions import ParallelMapError
 from aiacc.planning.division.placement import Owners, Waves
 from aiacc.process_sets import ProcessSet, rank_and_size
 from aiacc.torch.ops.allgather import allgather_async
+from aiacc.torch.parallel.departures import Departures
 
 #: What a function makes of an item.
 Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, ...]"
@@ -111,16 +111,22 @@ def compute_and_exchange(
             results[item] = result
             specs[item] = spec._replace(seconds=time.perf_counter() - began)
 
-    handles = []
-    for number, one in enumerate(waves):
-        compute_all(one[rank])
-        done = [results[item] for item in one[rank] if item in results]
+    handles: dict[int, int] = {}
+
+    def start(number: int) -> None:
+        done = [results[item] for item in waves[number][rank] if item in results]
         packed = _pack(done, like)
-        handles.append(allgather_async(packed, f"{name}.{number}of{len(waves)}", process_set))
-        _core.flush()
+        name_of_wave = f"{name}.{number}of{len(waves)}"
+        handles[number] = allgather_async(packed, name_of_wave, process_set)
+
+    departures = Departures([one[rank] for one in waves], start)
+    for one in waves:
+        compute_all(one[rank])
+        departures.computed(item for item in one[rank] if item in results)
+    departures.give_up()  # if an item has failed
     compute_all([item for item, owner in enumerate(owners) if owner is None])
     reports: list[_Report] = gather_objects(_Report(specs, error), f"{name}.report", process_set)
-    buffers = [synchronize(handle) for handle in handles]
+    buffers = [synchronize(handles[number]) for number in range(len(waves))]
     for number, report in enumerate(reports):
         if report.error is not None:
             item, text = report.error

@@ -58,14 +58,16 @@ class Stage(InverseStage):
         self.clock.take(sum(self.seconds[factor.name] for factor in factors))
         for factor in factors:
             factor.inverse = factor.mean
-            self._left.discard(factor.name)
-        if not self.late or not self._left:
-            for group in self._groups:
-                group.awaited &= self._left
+
+    def _parts(self) -> list[list[str]]:
+        parts = super()._parts()
+        if self.late:
+            everything = [factor.name for factor, _ in self._mine]
+            parts = [everything if part else part for part in parts]
+        return parts
 
     def begin(self) -> None:
         """All of this rank's factors are to be inverted."""
-        self._left = {factor.name for factor, _ in self._mine}
         self.clock = Clock()
 
 
