@@ -141,7 +141,7 @@ def test_predictions_as_sent_tell_one_bucket_at_a_time_from_several():
     found = sent(cell, made, trace, cost)
     assert found["per_tensor"] < made["per_tensor"].predicted_s  # startups hide each other
     assert found["per_tensor"] == found["dynamic"]
-    assert found["decoupled"] != found["decoupled_1"]
+    assert found["decoupled"] == pytest.approx(found["decoupled_1"])  # the lanes share each bucket
     assert found.keys() == {one.name for one in CONTENDERS} - {"none", "ddp", "ddp_list", "auto"}
     assert prediction(made["per_tensor"])["predicted_s"] == made["per_tensor"].predicted_s
 
