@@ -32,7 +32,7 @@ _SIMPLE = (str, int, float, bytes, enum.Enum, type(None))
 _SCALARS = {str, int, float, bool, bytes, type(None)}
 _ROWS = {list, tuple}
 #: Random generators, of which every process has one in another state.
-_WITH_STATES_OF_THEIR_OWN = ("numpy.random", "torch._C")
+_WITH_STATES_OF_THEIR_OWN = ("random.", "numpy.random.", "torch._C.")
 
 
 def fingerprint_of(dataset: Any, version: str = "") -> str:
@@ -180,23 +180,32 @@ def _object_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes
         yield str(len(value))
     except Exception:  # no length, or none that it wants to tell
         yield "no length"
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    kind = type(value)
+    pickled = _as_pickled(value) if _says_how_to_pickle(kind) else []
+    slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     attributes.update(getattr(value, "__dict__", {}))
-    for name in sorted(attributes):
-        yield name
-        yield from _parts(attributes[name], depth, known)
-    if not attributes and not type(value).__module__.startswith(_WITH_STATES_OF_THEIR_OWN):
-        for part in _as_pickled(value):
+    if not pickled and attributes:
+        for name in sorted(attributes):
+            yield name
+            yield from _parts(attributes[name], depth, known)
+    elif not f"{kind.__module__}.".startswith(_WITH_STATES_OF_THEIR_OWN):
+        for part in pickled or _as_pickled(value):
             yield from _parts(part, depth, known)
 
 
+def _says_how_to_pickle(kind: type) -> bool:
+    """Whether a class leaves out by itself what is no data: connections, numbers of processes."""
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
+
+
 def _as_pickled(value: Any) -> list[Any]:
-    """What an object of C is made of, as far as it says so: a table of pandas, a date."""
+    """What an object would be pickled as; nothing of what cannot be: a lock, a file."""
     try:
         reduced = value.__reduce_ex__(2)
         if isinstance(reduced, str):
             return [reduced]
         return [list(part) if isinstance(part, Iterator) else part for part in reduced]
-    except Exception:  # a lock, a file: things that are no data
+    except Exception:
         return []

@@ -154,7 +154,8 @@ class Exchange:
             self._is_over = True
             warnings.warn(
                 f"samples are not taken from other nodes any more, but fetched: {why}; let all "
-                "ranks read equally many samples of each epoch",
+                "ranks read equally many samples of each epoch, of datasets with the same "
+                f"fingerprint (here {self._source.fingerprint})",
                 stacklevel=3,
             )
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from random import Random
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -129,10 +131,30 @@ def test_depth_and_repetition_neither_hide_nor_cost_anything():
     assert fingerprint_of(deep([1])) != fingerprint_of(deep([2]))
 
 
+class Connected:
+    def __init__(self, address, connection):
+        self.address = address
+        self.connection = connection
+
+    def __getstate__(self):
+        return {"address": self.address}
+
+
+class Unpicklable(Connected):
+    def __getstate__(self):
+        raise TypeError
+
+
+def test_what_an_object_pickles_is_what_it_is():
+    assert fingerprint_of(Connected("a", 1)) == fingerprint_of(Connected("a", 2))
+    assert fingerprint_of(Connected("a", 1)) != fingerprint_of(Connected("b", 1))
+    assert fingerprint_of(Unpicklable("a", 1)) != fingerprint_of(Unpicklable("b", 1))
+
+
 def test_the_state_of_random_generators_and_loggers_is_no_part():
     made = []
     for seed in range(2):
-        tools = [np.random.default_rng(seed), torch.Generator().manual_seed(seed)]
+        tools = [np.random.default_rng(seed), torch.Generator().manual_seed(seed), Random(seed)]
         made.append(fingerprint_of(Files(table=[*tools, logging.getLogger("files")])))
         logging.getLogger("files.another")
     assert made[0] == made[1]
@@ -140,13 +162,15 @@ def test_the_state_of_random_generators_and_loggers_is_no_part():
 
 def test_another_process_finds_the_same():
     program = (
-        "from tests.unit.data.test_fingerprint import Files, crop, fingerprint_of\n"
-        "print(fingerprint_of(Files(transform=crop, table={'b', 'a', 'c'})))"
+        "from tests.unit.data.test_fingerprint import Files, crop, fingerprint_of, fsspec\n"
+        "store = fsspec.filesystem('memory')\n"
+        "print(fingerprint_of(Files(store, transform=crop, table={'b', 'a', 'c'})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    expected = fingerprint_of(Files(transform=crop, table={"a", "b", "c"}))
+    store = fsspec.filesystem("memory")  # which knows its process, but does not pickle that
+    expected = fingerprint_of(Files(store, transform=crop, table={"a", "b", "c"}))
     # In the other process the classes have the same names, for it imported them by those.
     assert done.stdout.split() == [expected]
 
