@@ -4,7 +4,8 @@ With `none`, `fp16` and `bf16` numbers are summed inside hosts in float32, then 
 format. The others know two exchanges:
 
 * FLAT, all ranks with one another. Quantised: shards to their owners, which sum them in float32,
-  and a gather of the encoded sums. Sparse: a gather of all pairs, which every rank adds up.
+  and a gather of the encoded sums. Sparse: a gather of all pairs, which every rank adds up; beyond
+  the break-even density to float32 an all-reduce of what they stand for.
   `randomk`: an all-reduce of what is sent. (`powersgd` has two all-reduces of all ranks.)
 * TWO_LEVEL: a reduce-scatter in float32 inside hosts, FLAT among the ranks of the same shard, one
   of each host, and a gather in float32 inside hosts. With sparse codecs this is HiTopKComm (Shi et
@@ -165,6 +166,9 @@ def predict(
     if isinstance(codec, RandomK):
         across = [(ALL_REDUCE, wire)]
         coding = _coding_s(speeds, FLOAT32 * shard, wire)
+    elif isinstance(codec, Sparse) and _sums_pairs(hosts, wire, shard):
+        across = [(ALL_REDUCE, FLOAT32 * shard)]
+        coding = _coding_s(speeds, FLOAT32 * shard, wire)
     elif isinstance(codec, Sparse):
         across = [(ALL_GATHER, hosts * wire)]
         coding = _coding_s(speeds, FLOAT32 * shard, hosts * wire)
@@ -193,6 +197,11 @@ def _flat(codec: Codec, elements: int, cluster: Cluster, speeds: Speeds) -> Pred
         inside = cluster.near_s(REDUCE_SCATTER, wire) + cluster.near_s(ALL_GATHER, wire)
         coding = _coding_s(speeds, FLOAT32 * elements, wire)
         return _prediction(cluster, inside, [(ALL_REDUCE, wire / cluster.local)], coding)
+    if isinstance(codec, Sparse) and _sums_pairs(ranks, wire, elements):
+        whole = FLOAT32 * elements
+        inside = cluster.near_s(REDUCE_SCATTER, whole) + cluster.near_s(ALL_GATHER, whole)
+        coding = _coding_s(speeds, whole, wire)
+        return _prediction(cluster, inside, [(ALL_REDUCE, whole / cluster.local)], coding)
     if isinstance(codec, Sparse):
         # The pairs of all hosts come in through the ranks of a host in equal parts.
         inside = cluster.near_s(ALL_GATHER, ranks * wire)
@@ -203,6 +212,11 @@ def _flat(codec: Codec, elements: int, cluster: Cluster, speeds: Speeds) -> Pred
     across = [(REDUCE_SCATTER, wire), (ALL_GATHER, wire / cluster.local)]
     coding = _coding_s(speeds, FLOAT32 * elements * (1 + 1 / ranks), 2 * wire)
     return _prediction(cluster, inside, across, coding)
+
+
+def _sums_pairs(ranks: int, wire: int, elements: int) -> bool:
+    """Whether the pairs of all are longer than what a dense all-reduce sends; that is done then."""
+    return ranks * wire > 2 * FLOAT32 * elements
 
 
 def break_even_density(

@@ -81,7 +81,6 @@ void of_largest(
   const std::size_t selected = reduce.coding.selected(reduce.count);
   const std::size_t bytes = pairs_bytes(selected);
   std::byte* sent = room(memory.sent, bytes);
-  std::byte* received = room(memory.received, bytes * ranks);
   if (memory.tracks.size() >= kMostTracks) {
     memory.tracks.clear();  // of buffers that may be gone
   }
@@ -95,8 +94,15 @@ void of_largest(
                  reduce.seed,
                  memory.tracks[reduce.residual],
                  memory.selection);
-  engine.all_gather(lane, sent, received, PerRank(ranks, bytes));
   std::fill_n(reduce.values, reduce.count, 0.0F);
+  if (bytes * ranks > 2 * reduce.count * sizeof(float)) {  // beyond the break-even density
+    scatter_add(reduce.values, sent, selected, reduce.count, 1.0F);
+    engine.all_reduce(
+        lane, reduce.values, reduce.values, reduce.count, {DataType::kFloat32, ReduceOp::kSum});
+    return;
+  }
+  std::byte* received = room(memory.received, bytes * ranks);
+  engine.all_gather(lane, sent, received, PerRank(ranks, bytes));
   for (std::size_t from = 0; from < ranks; ++from) {
     scatter_add(reduce.values, received + from * bytes, selected, reduce.count, 1.0F);
   }

@@ -39,8 +39,10 @@ struct CodedReduce {
 ///
 /// In blocks: every rank encodes its values once, sends each rank its shard, adds up what comes for
 /// its own in float32, in the order of ranks, and encodes the sum, which all get. Largest: every
-/// rank sends the largest of its values and where they are, and all add up in the order of ranks.
-/// Random: all choose the same places by chance, and add up what is there, by an all-reduce.
+/// rank sends the largest of its values and where they are, and all add up in the order of ranks;
+/// where the pairs of all would be longer than twice the values, what a dense all-reduce sends,
+/// they are added up by one. Random: all choose the same places by chance, and add up what is
+/// there, by an all-reduce.
 ///
 /// With a residual, a rank gives values + residual and keeps there what the code has lost of it;
 /// the owner of a shard also what the sum has lost. So sums and residuals together lose nothing

@@ -43,8 +43,8 @@ std::vector<CodedRank> given(int size, std::size_t count, bool feedback) {
   return ranks;
 }
 
-/// This rank's part of an all-reduce, on lane 0.
-void reduce(Engine& engine, CodedRank& mine, const Coding& coding, int rank, int size) {
+/// This rank's part of an all-reduce, on lane 0; the memory that it has taken.
+CodedMemory reduce(Engine& engine, CodedRank& mine, const Coding& coding, int rank, int size) {
   CodedMemory memory;
   coded_all_reduce(engine,
                    0,
@@ -57,6 +57,7 @@ void reduce(Engine& engine, CodedRank& mine, const Coding& coding, int rank, int
                    rank,
                    size,
                    memory);
+  return memory;
 }
 
 class CodedAllReduceTest : public testing::TestWithParam<Hosts> {
@@ -166,6 +167,24 @@ TEST_P(CodedAllReduceTest, StochasticSumsAreTheSameBitsOnAllRanks) {
 
 TEST_P(CodedAllReduceTest, TheLargestThatAreAllAreTheDenseSum) {
   expect_dense_sums(WireFormat::kLargest);
+}
+
+TEST(CodedAllReduceMemoryTest, PairsBeyondTheBreakEvenDensityAreNotGathered) {
+  constexpr std::size_t kCount = 5000;
+  const Hosts hosts{"", {0, 1, 2, 3}};
+  for (const std::uint32_t millionths : {240'000U, 260'000U}) {
+    const Coding coding{WireFormat::kLargest, millionths};
+    std::vector<CodedRank> expected = given(4, kCount, true);
+    coded_sum({&expected[0], &expected[1], &expected[2], &expected[3]}, coding);
+    with_engines(hosts, [&](int rank, Engine& engine) {
+      const auto index = static_cast<std::size_t>(rank);
+      CodedRank mine = given(4, kCount, true)[index];
+      const CodedMemory memory = reduce(engine, mine, coding, rank, 4);
+      EXPECT_EQ(millionths > 250'000, memory.received.empty());
+      expect_equal_bits(expected[index].values, mine.values, std::to_string(millionths));
+      expect_equal_bits(expected[index].residual, mine.residual, "residual");
+    });
+  }
 }
 
 TEST_P(CodedAllReduceTest, RandomOnesThatAreAllAreTheDenseSum) {

@@ -86,11 +86,20 @@ def test_bytes_across_hosts_by_counting_messages(hosts, local):
         if exchange == FLAT:  # the ranks of a host have a part each
             parts = [(one, other, nbytes / local) for one, other, nbytes in parts]
         assert found.across_bytes == pytest.approx(sent_across(hosts, local, parts), rel=1e-3)
-    codec = parse("mstopk")
+    codec = parse("mstopk:density=0.005")
     for exchange, elements in ((FLAT, ELEMENTS), (TWO_LEVEL, ELEMENTS // local)):
         found = predict(codec, ELEMENTS, where, exchange=exchange)
         gathered = [(one, other, codec.wire_bytes(elements)) for one, other in peers]
         assert found.across_bytes == pytest.approx(sent_across(hosts, local, gathered))
+
+
+@pytest.mark.parametrize(("hosts", "local"), [(16, 1), (16, 8), (1000, 1)])
+def test_pairs_beyond_the_break_even_density_cost_what_a_dense_all_reduce_does(hosts, local):
+    where = cluster(hosts, local, alpha=1e-5)
+    for exchange, ranks in ((TWO_LEVEL, hosts), (FLAT, hosts * local)):
+        density = min(0.1, 1.01 * break_even_density(ranks))
+        found = predict(Sparse("topk", density), ELEMENTS, where, exchange=exchange)
+        assert found == predict(NONE, ELEMENTS, where, exchange=exchange)
 
 
 @pytest.mark.parametrize("text", ["int8", "topk"])
