@@ -129,9 +129,12 @@ class AutoPlan:
         """Record steps without a plan."""
         self.detach()
         if has_company(self._process_set):  # else no step would come to an end of the recording
-            self._recorder = StepRecorder(self._reducer.named)
+            self._recorder = self._new_recorder()
         self._search = None
         self._begin(self._record)
+
+    def _new_recorder(self) -> StepRecorder:
+        return StepRecorder(self._reducer.named, self._reducer.sparse_names)
 
     def _begin(self, phase: Callable[[], None]) -> None:
         self._phase = phase
@@ -142,7 +145,7 @@ class AutoPlan:
     def _record(self) -> None:
         recorder = self._recorder
         if recorder is None:  # the process set had nobody else until now
-            self._recorder = StepRecorder(self._reducer.named)
+            self._recorder = self._new_recorder()
             return  # the step counts: other ranks may have recorded it
         recorder.step_done()
         if len(self._seconds) < WARM_UP + COUNTED - 1 or not self._all_here():

@@ -213,7 +213,9 @@ def distribute(
     """
     distributed = _new(type(optimizer), reducer)
     take_over(distributed, optimizer)
-    distributed._profile = profile_of(reducer.named, reducer.options.process_set)
+    distributed._profile = profile_of(
+        reducer.named, reducer.sparse_names, reducer.options.process_set
+    )
     distributed.feedback = feedback
     if feedback is not None and finds_codec:
         distributed._plan = AutoCompression(reducer, feedback)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,8 +44,18 @@ class StepRecorder:
     same time.
     """
 
-    def __init__(self, named_parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Attach to the parameters that need a gradient, and to all modules."""
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, torch.Tensor]],
+        left_out: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        """Attach to the parameters that need a gradient, and to all modules.
+
+        Args:
+            named_parameters: Names and parameters.
+            left_out: Names of those that no plan can have, as far as known in the end.
+        """
+        self._left_out = left_out
         self._parameters = [(name, p) for name, p in named_parameters if p.requires_grad]
         self._index = {p: index for index, (_, p) in enumerate(self._parameters)}
         on_gpu = any(parameter.is_cuda for _, parameter in self._parameters)
@@ -65,7 +75,7 @@ class StepRecorder:
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of every gradient, by name."""
-        return {name: p.numel() * p.element_size() for name, p in self._parameters}
+        return {name: p.numel() * p.element_size() for _, name, p in self._plannable()}
 
     def step_done(self) -> None:
         """Note that the optimizer has stepped. Steps without any gradient do not count."""
@@ -89,7 +99,7 @@ class StepRecorder:
         """
         if self._now is _event:
             torch.cuda.synchronize()
-        return [self._trace(model, step) for step in self._steps]
+        return [self._trace(model, step) for step in self._steps] if self._plannable() else []
 
     # --- hooks
 
@@ -122,6 +132,11 @@ class StepRecorder:
 
     # --- times
 
+    def _plannable(self) -> list[tuple[int, str, torch.Tensor]]:
+        names = self._left_out()
+        numbered = enumerate(self._parameters)
+        return [(index, name, p) for index, (name, p) in numbered if name not in names]
+
     def _trace(self, model: str, step: _Step) -> Trace:
         since = {index: self._between(step.start, mark) for index, mark in step.ready.items()}
         first, last = min(since.values()), max(since.values())
@@ -129,7 +144,7 @@ class StepRecorder:
         if step.forward_end is not None:
             forward_s = min(first, self._between(step.start, step.forward_end))
         tensors = []
-        for index, (name, parameter) in enumerate(self._parameters):
+        for index, name, parameter in self._plannable():
             needed = step.needed.get(index)
             tensors.append(
                 Tensor(
@@ -145,12 +160,14 @@ class StepRecorder:
 
 
 def profile_of(
-    named_parameters: Sequence[tuple[str, torch.Tensor]], process_set: ProcessSet
+    named_parameters: Sequence[tuple[str, torch.Tensor]],
+    left_out: Callable[[], Collection[str]],
+    process_set: ProcessSet,
 ) -> Profile | None:
-    """What AIACC_PROFILE asks for, if it does."""
+    """What AIACC_PROFILE asks for, if it does; ``left_out`` as of `StepRecorder`."""
     if not wanted(process_set) or not any(p.requires_grad for _, p in named_parameters):
         return None
-    return Profile(next_path(), StepRecorder(named_parameters), process_set)
+    return Profile(next_path(), StepRecorder(named_parameters, left_out), process_set)
 
 
 def tell_of_no_profile(of: str, process_set: ProcessSet) -> None:

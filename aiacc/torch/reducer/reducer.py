@@ -82,6 +82,14 @@ class GradientReducer:
         """Name and parameter of every gradient that is reduced."""
         return list(zip(self._gradients.names, self._gradients.parameters, strict=True))
 
+    def sparse_names(self) -> set[str]:
+        """Of gradients that are sparse, which no bucket can have; to be asked after a step."""
+        names = {self._gradients.names[index] for index in self._gradients.sparse}
+        if self.options.sparse_as_dense:
+            return names
+        gradients = [(name, p.grad) for name, p in self.named if p.grad is not None]
+        return names | {name for name, g in gradients if g.layout is not torch.strided}
+
     @property
     def attached(self) -> bool:
         """Whether there is anything to reduce; never in a job of one rank."""

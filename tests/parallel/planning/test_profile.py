@@ -120,6 +120,34 @@ def test_a_second_optimizer_has_a_file_of_its_own(tmp_path):
     assert counts == [6, 2]
 
 
+def _sparse(path):
+    os.environ["AIACC_PROFILE"] = str(path)
+    hvd.init()
+    model = nn.ModuleDict({"rows": nn.Embedding(5, 3, sparse=True), "net": _net()})
+    for sparse_as_dense in (False, True):
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = hvd.DistributedOptimizer(
+            sgd, model.named_parameters(), sparse_as_dense=sparse_as_dense
+        )
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model["net"](model["rows"](torch.tensor([0, 2]))).sum().backward()
+            optimizer.step()
+        del optimizer
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sparse_gradients_are_in_no_profile(tmp_path, ranks):
+    run_ranks(ranks, _sparse, tmp_path / "net.json")
+    sparse, dense = (
+        Trace.decode((tmp_path / name).read_text()).tensors for name in ("net.json", "net.2.json")
+    )
+    names = {f"net.{name}" for name, _ in _net().named_parameters()}
+    assert {tensor.name for tensor in sparse} == names
+    assert {tensor.name for tensor in dense} == names | {"rows.weight"}
+
+
 def _others(path):
     os.environ["AIACC_PROFILE"] = str(path)
     hvd.init()
