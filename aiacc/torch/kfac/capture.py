@@ -51,6 +51,8 @@ class Capture:
         self.loss_scale: Callable[[], float] | None = None
         self._layers = list(layers)
         self._warned = False
+        #: Whether the optimizer has stepped since this model computed, and whether that was told.
+        self._taken = self._told = False
         self._late: set[str] = set()
         self._skipped: set[str] = set()
         self._hooks: list[RemovableHandle] = []
@@ -69,6 +71,28 @@ class Capture:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Notice when it takes the gradients; see `warn_of_late`."""
+        reference = weakref.ref(self)
+
+        def stepped(*_: Any) -> None:
+            capture = reference()
+            if capture is not None:
+                capture._taken = True
+
+        register: Any = optimizer.register_step_post_hook  # untyped in torch
+        self._hooks.append(register(stepped))
+
+    def warn_of_late(self) -> None:
+        """Once, if the optimizer has taken the gradients of this step, which builds factors."""
+        if self._taken and not self._told and any(layer.a.uses for layer in self._layers):
+            self._told = True
+            warnings.warn(
+                "K-FAC: optimizer.step() has come before kfac.step(), so K-FAC has changed nothing "
+                "(expected backward(), kfac.step(), optimizer.step()); call kfac.step() first",
+                stacklevel=3,
+            )
 
     def warn_of_nothing(self, step: int, sampled: bool) -> None:
         """Once, if the step has built no A or no G here.
@@ -117,8 +141,10 @@ class Capture:
 
     def before(self, layer: FactoredModule, inputs: torch.Tensor) -> None:
         """A forward pass of the layer with these inputs is about to begin."""
-        if self._active and self.recording is not None:
-            self.recording.begin()
+        if self._active:
+            self._taken = False
+            if self.recording is not None:
+                self.recording.begin()
         if self._active and inputs.numel() and self._open(layer.a):
             self._add(layer.a, layer.module, inputs, partial(input_factor, approx=self._approx))
 

@@ -165,6 +165,7 @@ class KFAC:
         self._unchecked = False
         self._report = Report()
         self._capture = Capture(model, self._layers, self._ready, approx)
+        self._capture.watch(optimizer)
         if fisher != SAMPLED:
             self._capture.loss_scale = self._loss_scale
         self._scale: float | None = None
@@ -219,6 +220,7 @@ class KFAC:
             builds = self._capture.wanted
             if builds:
                 self._capture.warn_of_nothing(self._step, self._options.fisher == SAMPLED)
+                self._capture.warn_of_late()
                 execution.exchange.complete()
                 self._flush()
             self._take_gradients()

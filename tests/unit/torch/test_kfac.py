@@ -191,6 +191,21 @@ def test_an_inversion_that_fails_leaves_the_last_inverse():
     assert kfac.report().failures == 1
 
 
+def test_a_step_after_that_of_the_optimizer_is_told_once():
+    model, sgd, kfac = _linear()
+    for _ in range(2):  # in the right order
+        _backward(model)
+        kfac.step()
+        sgd.step()
+    _backward(model)
+    sgd.step()
+    with pytest.warns(UserWarning, match=r"optimizer.step\(\) has come before kfac.step\(\)"):
+        kfac.step()
+    _backward(model)
+    sgd.step()
+    kfac.step()
+
+
 def test_schedules_say_when_factors_and_inverses_are_computed():
     model, sgd, kfac = _linear(
         factor_every=lambda step: 1 if step < 2 else 4,
