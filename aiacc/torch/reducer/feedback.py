@@ -9,6 +9,7 @@ import torch
 
 from aiacc import basics
 from aiacc.collectives.barrier_join import after_join
+from aiacc.collectives.handles import synchronize
 from aiacc.collectives.objects import maxima, sums
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.compression.codecs import PowerSGD
@@ -17,7 +18,7 @@ from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import CodedCompressor
-from aiacc.torch.ops.allreduce import allreduce
+from aiacc.torch.ops.allreduce import allreduce_async_
 from aiacc.torch.reducer.bucket_codec import BucketCodec
 from aiacc.torch.reducer.codec import Codec
 from aiacc.torch.reducer.kept import BEFORE, KNOWN, RESIDUAL, Kept
@@ -61,6 +62,11 @@ class Feedback:
         self.undo: list[Callable[[], None]] = []
         #: Whether the ranks may have done different numbers of steps.
         self._uneven = False
+        after_join(self._after_join)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has joins of its own."""
+        self.__dict__.update(state)
         after_join(self._after_join)
 
     @property
@@ -153,11 +159,15 @@ class Feedback:
         are there.
         """
         state = self.state_dict()
-        for kind, kept in state["kept"].items():
-            for name in sorted(kept) if kind != KNOWN else ():  # that is the same on all ranks
-                kept[name] = allreduce(
-                    kept[name], op=Sum, name=f"feedback.{kind}.{name}", process_set=process_set
-                )
+        handles = [  # all at once, for each of them waits for the network
+            allreduce_async_(
+                kept[name], op=Sum, name=f"feedback.{kind}.{name}", process_set=process_set
+            )
+            for kind, kept in state["kept"].items()
+            for name in (sorted(kept) if kind != KNOWN else ())  # that is the same on all ranks
+        ]
+        for handle in handles:
+            synchronize(handle)
         return {**state, "rank_and_size": None}
 
     def load_state_dict(

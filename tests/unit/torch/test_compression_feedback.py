@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
@@ -202,6 +203,18 @@ def test_the_gradient_before_of_another_rank_is_refused_even_without_residuals()
     state = {**feedback.state_dict(), "rank_and_size": (1, 2)}
     with pytest.raises(ValueError, match=r"rank 1 of 2 .*rank 0 of 1.*not with EF21"):
         feedback.load_state_dict(state)
+
+
+def test_a_copy_begins_with_a_dense_step_after_a_join_too():
+    first, named = Feedback(Policy(Quantised("int8"), dense_steps=1)), _named(weight=SHAPE)
+    coding = first.codec(hvd.Sum, named)([torch.ones(SHAPE)]).wire
+    second = copy.deepcopy(first)
+    hvd.join()
+    for feedback in (first, second):
+        encode = feedback.codec(hvd.Sum, named)
+        dense, coded = encode([torch.ones(SHAPE)]).wire, encode([torch.ones(SHAPE)]).wire
+        assert (coding, dense, coded) == (0, 0, wire_of(Quantised("int8")))
+        assert not feedback.kept.names()  # int8 keeps nothing, and needs no memory for it
 
 
 # --- the scale of the loss
