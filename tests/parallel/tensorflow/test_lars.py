@@ -35,6 +35,7 @@ def _equal_to_torch():
         ({"weight_decay": 0.1, "nesterov": True}, {}),
         ({"momentum": 0.0, "trust_clamp": (2e-3, 4e-3)}, {}),
         ({"weight_decay": 0.1}, {"exclude": ("*2", "*1")}),
+        ({"weight_decay": 0.1}, {"exclude": "*[12]"}),
     ):
         values = [_numbers(i, *shape) for i, shape in enumerate(shapes)]
         variables = [keras.Variable(v, name=f"v{i}") for i, v in enumerate(values)]
