@@ -7,6 +7,7 @@ predicted with what it gets, and goes back to what was faster.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeAlias
@@ -97,6 +98,7 @@ class PlanSearch:
         costs: Costs,
         seconds: float,
         *,
+        outside_s: float = 0.0,
         grows: bool = False,
     ) -> None:
         """Plan from what steps without a plan have shown.
@@ -107,11 +109,13 @@ class PlanSearch:
             constraints: Of plans.
             costs: Of an operation in those steps.
             seconds: Median step.
+            outside_s: Of a step, what ``trace`` does not have: data, update, earlier passes.
             grows: Whether to try larger units.
         """
         self._wish = wish
         self._planner = planners.DEFAULT if wish == AUTO else wish
         self._trace, self._constraints = trace, constraints
+        self._outside_s = outside_s
         self._replans, self._grows = REPLANS, grows
         self._outward = True
         self._way_back: list[Contestant] = []
@@ -157,6 +161,7 @@ class PlanSearch:
     def _try(self, planner: str, costs: Costs, growth: int = 1) -> bool:
         """Go on with a plan of ``planner``, unless that one was tried."""
         plan = planners.plan(planner, self._trace, Affine(*costs), self._constraints)
+        plan = dataclasses.replace(plan, predicted_s=plan.predicted_s + self._outside_s)
         if any(one.plan is not None and one.plan.digest == plan.digest for one in self.contestants):
             return False
         return self._enter(Contestant(plan, growth))

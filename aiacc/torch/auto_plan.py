@@ -92,6 +92,10 @@ class AutoPlan:
         self._last: float | None = None
         self._seconds: list[float] = []
         self._steps: list[list[Operation]] = []
+        #: Seconds from the reduced gradients to the end of each step, and of a step in all what no
+        #: trace has.
+        self._updates: list[float] = []
+        self._outside_s = 0.0
         self._start()
         if not _live:
             _units.grow(1, self._process_set)  # an earlier one may have left them larger
@@ -112,6 +116,7 @@ class AutoPlan:
         last, self._last = self._last, now
         if last is not None:
             self._seconds.append(now - last)
+            self._updates.append(now - self._reducer.finished_s)
         if self._reducer.operations is not None:
             self._steps.append(self._reducer.operations)
             self._reducer.operations = []
@@ -139,7 +144,7 @@ class AutoPlan:
     def _begin(self, phase: Callable[[], None]) -> None:
         self._phase = phase
         self._last = None
-        self._seconds, self._steps = [], []
+        self._seconds, self._steps, self._updates = [], [], []
         self._reducer.operations = None if phase == self._watch else []
 
     def _record(self) -> None:
@@ -152,12 +157,22 @@ class AutoPlan:
             return
         self.detach()
         trace = slowest_of_all(recorder, "", self._process_set, f"plan={self._wish!r}")
+        leads = recorder.leads()[WARM_UP - 1 :] or [0.0]
+        self._outside_s = median(leads) + median(self._updates[WARM_UP - 1 :])
         seconds, costs = self._exchange(WARM_UP - 1)
         if trace is None or costs is None:
             self._say(f"plan={self._wish!r}: these steps say too little to plan; no plan")
         elif self._is_first:
             constraints, grows = self._constraints(trace), self._may_grow()
-            self._search = PlanSearch(self._wish, trace, constraints, costs, seconds, grows=grows)
+            self._search = PlanSearch(
+                self._wish,
+                trace,
+                constraints,
+                costs,
+                seconds,
+                outside_s=self._outside_s,
+                grows=grows,
+            )
         self._go_on()
 
     def _visit(self) -> None:
@@ -229,8 +244,8 @@ class AutoPlan:
         total = float(max(1, nbytes))
         on_gpu = any(parameter.is_cuda for _, parameter in self._reducer.named)
         a, b = (self._probed() if on_gpu else self._fitted(settled)) or (-1.0, 0.0)
-        numbers = [median(self._seconds[settled:]), -a, -(a + b * total)]
-        seconds, low, high = maxima(numbers, "plan.costs", self._process_set)
+        numbers = [median(self._seconds[settled:]), self._outside_s, -a, -(a + b * total)]
+        seconds, self._outside_s, low, high = maxima(numbers, "plan.costs", self._process_set)
         if low <= 0:  # else a rank knows no costs, and those before hold on
             self._costs = -low, (low - high) / total
         return seconds, self._costs

@@ -25,6 +25,8 @@ Mark = Any
 class _Step:
     """What the hooks have seen of a step so far."""
 
+    #: The end of the step before.
+    before: Mark = None
     start: Mark = None
     forward_end: Mark = None
     #: The module whose forward pass began the step; as a number, for it must not live on.
@@ -80,6 +82,7 @@ class StepRecorder:
     def step_done(self) -> None:
         """Note that the optimizer has stepped. Steps without any gradient do not count."""
         step, self._step = self._step, _Step()
+        step.before = self._end
         if step.start is None:
             step.start = self._end
         self._end = self._now()
@@ -100,6 +103,16 @@ class StepRecorder:
         if self._now is _event:
             torch.cuda.synchronize()
         return [self._trace(model, step) for step in self._steps] if self._plannable() else []
+
+    def leads(self) -> list[float]:
+        """Seconds from the end of a step until the next one begins, as `traces` has it.
+
+        Blocks: as `traces` does.
+        """
+        if self._now is _event:
+            torch.cuda.synchronize()
+        steps = [step for step in self._steps if step.before is not None]
+        return [self._between(step.before, step.start) for step in steps]
 
     # --- hooks
 

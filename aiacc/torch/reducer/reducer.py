@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class GradientReducer:
         passes: Backward passes that are accumulated before a gradient is submitted.
         buckets: What is reduced in a step.
         operations: Those of the step, in host memory, are added to it; None: nobody asks.
+        finished_s: When gradients were reduced last, by `time.perf_counter`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class GradientReducer:
         self._arrivals: dict[int, None] = {}
         self.buckets: list[Bucket] = []
         self.operations: list[Operation] | None = None
+        self.finished_s = 0.0
         self._in_flight: deque[InFlight] = deque()
         self._hooks: dict[int, RemovableHandle] = {}
         #: Whether the end of this step is to form buckets, and the order of those that there are.
@@ -200,6 +203,7 @@ class GradientReducer:
             failure = failure or error
         finally:
             self._start_step()
+            self.finished_s = time.perf_counter()
         if failure is not None:
             raise failure
 

@@ -181,6 +181,23 @@ def test_ranks_with_other_gradients_are_told():
     run_ranks(2, _differs)
 
 
+def test_data_and_earlier_passes_come_before_a_step():
+    model = _net()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = StepRecorder(list(model.named_parameters()))
+    now = 0.0
+    recorder._now = lambda: now
+    for number in range(3):
+        now += 5.0  # for data
+        _step(model, sgd)
+        now += 2.0
+        _step(model, sgd)  # before the recorder is told: one more pass of the same step
+        now += 1.0
+        recorder.step_done()
+        assert recorder.leads() == [7.0] * number
+    recorder.detach()
+
+
 def test_hooks_are_taken_away_at_the_end():
     model = _net()
     sgd = torch.optim.SGD(model.parameters(), 0.1)

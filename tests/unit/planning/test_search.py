@@ -110,6 +110,22 @@ def test_a_plan_that_keeps_its_promise_stays():
     assert "no plan 1.06 s a step" in search.describe()
 
 
+def test_what_no_trace_has_counts_in_every_step():
+    trace, cost, outside_s = _trace(), Affine(1e-3, 1e-9), 0.5
+    seconds_of = _predicted(trace, cost)
+    search = PlanSearch(
+        "auto",
+        trace,
+        UNCONSTRAINED,
+        (1e-3, 1e-9),
+        seconds_of(None) + outside_s,
+        outside_s=outside_s,
+    )
+    visits = _run(search, lambda plan: seconds_of(plan) + outside_s, costs=(1e-6, 1e-12))
+    assert visits.count("optimal") == 2  # there and back: no other costs were tried
+    assert search.current.off < 1e-9
+
+
 def test_wrong_costs_are_found_by_the_first_plan_and_mended():
     trace, cost = _trace(), Affine(5e-3, 4e-9)
     seconds_of = _predicted(trace, cost)
