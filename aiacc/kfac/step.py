@@ -28,6 +28,9 @@ from aiacc.planning.trace import Tensor, Trace
 NETWORK, COMPUTE = "network", "compute"
 #: Of Horovod's fusion buffer, in which the published variants merge what nothing else merges.
 HOROVOD = "threshold(64)"
+#: Places of a queue where `INTERLEAVED` may cut it: between all neighbours, or so many that are
+#: evenly spread. The plan takes O(n^3), and thousands of factors would wait for it for an hour.
+MOST_CUTS = 512
 #: Those of `planners` for factors, and `INTERLEAVED`: exactly, together with the gradients.
 PER_TENSOR = "per_tensor"
 INTERLEAVED = "interleaved"
@@ -172,7 +175,10 @@ def _planned(tensors: list[Tensor], trace: Trace, cost: CostModel, planner: str)
 def _interleaved(
     factors: list[Tensor], gradients: list[Tensor], costs: Costs, owners: OwnerOf
 ) -> list[Bucket]:
-    """The exact plan of factors and of the gradients between two of them, which stay together."""
+    """The exact plan of factors and of the gradients between two of them, which stay together.
+
+    Of more than `MOST_CUTS` it is the best plan with cuts at so many places.
+    """
     groups = _between(factors, gradients)
     prefixes = [
         np.concatenate([[0.0], np.cumsum([float(t.bytes) for t in factors])]),
@@ -196,18 +202,31 @@ def _interleaved(
         everybody = np.asarray(costs.fused.time(ALL_REDUCE, sizes), float)
         return everybody if number == 1 else np.minimum(everybody, to_owners(j))
 
-    found, _ = interleaved(
-        Queue(np.array([t.ready_s for t in factors]), lambda j: costs_to(0, j)),
-        Queue(np.array([g[-1].ready_s for g in groups]), lambda j: costs_to(1, j)),
-    )
+    ready = [[t.ready_s for t in factors], [g[-1].ready_s for g in groups]]
+    cuts = [_cuts(len(one)) for one in ready]
+
+    def queue(number: int) -> Queue:
+        at = cuts[number]
+        return Queue(
+            np.array([ready[number][end - 1] for end in at[1:]]),
+            lambda j: costs_to(number, at[j])[at[:j]],
+        )
+
+    found, _ = interleaved(queue(0), queue(1))
     buckets = []
-    for number, i, j in found:
+    for number, start, end in found:
+        i, j = cuts[number][start], cuts[number][end]
         seconds = float(costs_to(number, j)[i])
         owned = number == 0 and float(to_owners(j)[i]) <= seconds
         tensors = factors[i:j] if number == 0 else [t for group in groups[i:j] for t in group]
         operation = REDUCE_SCATTER if owned else ALL_REDUCE
         buckets.append(Bucket(operation, tuple(t.name for t in tensors), seconds))
     return buckets
+
+
+def _cuts(count: int) -> list[int]:
+    """Where buckets of so many tensors may begin and end."""
+    return [*range(0, count, -(-count // MOST_CUTS) or 1), count] if count else [0]
 
 
 def _between(factors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[list[Tensor]]:

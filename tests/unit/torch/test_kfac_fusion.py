@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aiacc.kfac import step
 from aiacc.kfac.costs import Polynomial
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
@@ -54,6 +55,21 @@ def test_gradients_go_between_factors_that_are_not_ready():
     buckets, merged = by_plan(factors, gradients, {}, costs, 2)
     assert [one.names for one in buckets] == [("x A",), ("x G",)]
     assert merged == [("u", "v")]
+
+
+def test_queues_of_many_are_cut_at_some_places(monkeypatch):
+    # Each would leave by itself, for nothing is gained by waiting.
+    costs = StageCosts(Polynomial(1.0, 0.0, 0.0), Affine(0.0, 1e-3))
+    factors = [Moment(f"{n} A", 10, float(n)) for n in range(10)]
+    gradients = [Moment(f"{n} weight", 10, n + 0.5) for n in range(10)]
+    buckets, merged = by_plan(factors, gradients, {}, costs, 2)
+    assert [one.names for one in buckets] == [(one.name,) for one in factors]
+    assert merged == [(one.name,) for one in gradients]
+    monkeypatch.setattr(step, "MOST_CUTS", 4)
+    buckets, merged = by_plan(factors, gradients, {}, costs, 2)
+    for found, all_ in (([one.names for one in buckets], factors), (merged, gradients)):
+        assert [len(names) for names in found] == [3, 3, 3, 1]
+        assert [name for names in found for name in names] == [one.name for one in all_]
 
 
 def test_what_operations_cost_follows_from_the_smallest_and_the_largest():
