@@ -248,10 +248,11 @@ def _asked(
     finds_codec: bool,
 ) -> str:
     """What decides on buckets, to be compared by the ranks."""
+    views = "" if bucket_bytes is None else " and gradient_as_bucket_view"
     if isinstance(plan, Plan):
-        return f"plan {plan.digest[:12]} of {len(plan.buckets)} buckets"
+        return f"plan {plan.digest[:12]} of {len(plan.buckets)} buckets{views}"
     if plan is not None:
-        return f"plan={plan!r}"
+        return f"plan={plan!r}{views}"
     if groups is not None:
         return f"{groups if isinstance(groups, int) else len(groups)} groups"
     if bucket_bytes is not None:

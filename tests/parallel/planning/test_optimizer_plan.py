@@ -71,6 +71,11 @@ def _differs():
         for _ in range(2):
             with pytest.raises(ValueError, match="given different plans, groups or buckets"):
                 _train(model, optimizer, 1, [hvd.rank()])
+    model = _net()
+    optimizer = _wrap(model, "auto", gradient_as_bucket_view=hvd.rank() == 1)
+    asked = "plan='auto'" + " and gradient_as_bucket_view" * (hvd.rank() == 1)
+    with pytest.raises(ValueError, match=f"this one {asked} .expected"):
+        _train(model, optimizer, 1, [hvd.rank()])
     hvd.shutdown()
 
 
