@@ -19,7 +19,7 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # No path of the build machine may end up in a library: what it needs is loaded by name.
-set(CMAKE_SKIP_RPATH ON)
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
