@@ -28,6 +28,8 @@ from aiacc.planning.trace import Tensor, Trace
 NETWORK, COMPUTE = "network", "compute"
 #: Of Horovod's fusion buffer, in which the published variants merge what nothing else merges.
 HOROVOD = "threshold(64)"
+#: Bytes of a reduction to owners whose parts have the same size, by those of its factors, at most.
+MOST_PADDED = 4
 #: Places of a queue where `INTERLEAVED` may cut it: between all neighbours, or so many that are
 #: evenly spread. The plan takes O(n^3), and thousands of factors would wait for it for an hour.
 MOST_CUTS = 512
@@ -190,12 +192,18 @@ def _interleaved(
     shares = Shares([owners.get(t.name) for t in factors], [float(t.bytes) for t in factors])
 
     def to_owners(j: int) -> Floats:
-        """Seconds of buckets that end behind j factors; infinite if everybody needs one of them."""
+        """Seconds of buckets that end behind j factors; infinite if everybody needs one of them.
+
+        So they are if parts of the same size would take too much memory.
+        """
         sizes = prefixes[0][j] - prefixes[0][:j]
+        possible = common[:j] == common[j]
         if costs.even:
-            sizes = costs.ranks * shares.most(j)
+            padded = costs.ranks * shares.most(j)
+            possible &= padded <= MOST_PADDED * sizes
+            sizes = padded
         seconds = np.asarray(costs.fused.time(REDUCE_SCATTER, sizes), float)
-        return np.where(common[:j] == common[j], seconds, np.inf)
+        return np.where(possible, seconds, np.inf)
 
     def costs_to(number: int, j: int) -> Floats:
         sizes = prefixes[number][j] - prefixes[number][:j]

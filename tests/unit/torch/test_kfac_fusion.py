@@ -48,6 +48,16 @@ def test_parts_of_a_reduce_scatter_are_as_large_as_the_largest(bytes_of_g, opera
     assert gradients == []
 
 
+def test_parts_of_many_ranks_do_not_take_many_times_the_memory():
+    # To start a reduce-scatter costs half; but 1,000 parts of 4 MB are 4 GB on each rank.
+    network = Affine(20.0, 1.6e-9, {ALL_REDUCE: (20.0, 1.6e-9), REDUCE_SCATTER: (10.0, 8e-10)})
+    costs = StageCosts(Polynomial(1.0, 0.0, 0.0), network)
+    factors = [Moment("x A", 4 << 20, 0.1), Moment("x G", 4 << 20, 0.2)]
+    for ranks, operation in ((1000, ALL_REDUCE), (4, REDUCE_SCATTER)):
+        buckets, _ = by_plan(factors, [], {"x A": 0, "x G": 1}, costs, ranks)
+        assert [one.operation for one in buckets] == [operation], ranks
+
+
 def test_gradients_go_between_factors_that_are_not_ready():
     costs = StageCosts(Polynomial(1.0, 0.0, 0.0), Affine(0.01, 1e-3))
     factors = [Moment("x A", 10, 0.0), Moment("x G", 10, 9.0)]
