@@ -210,6 +210,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
     asked = _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None, finds_codec)
+    if feedback is not None and not finds_codec:
+        asked += f", compression={feedback.policy}"
     settle = None if feedback is None else feedback.settle
     all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked, settle=settle)
     reducer = GradientReducer(named, all_reduce, passes)

@@ -39,8 +39,8 @@ def check_alike(asked: str, process_set: ProcessSet) -> None:
     total, squares, ranks = sums([number, number**2, 1], "asked_of_optimizers", process_set)
     if total != number * ranks or squares != number**2 * ranks:
         raise ValueError(
-            f"the ranks were given different plans, groups or buckets; this one {asked} (expected "
-            "the same on every rank); load a plan from one file, or broadcast it "
+            f"the ranks were given different plans, groups, buckets or codecs; this one {asked} "
+            "(expected the same on every rank); load a plan from one file, or broadcast it "
             "(broadcast_object)"
         )
 

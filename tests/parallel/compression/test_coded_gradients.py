@@ -14,6 +14,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import Quantised, parse
 from aiacc.compression.feedback import EF21, Residual
 from aiacc.compression.policy import Policy
+from aiacc.exceptions import MismatchError
 from aiacc.planning.plan import Plan
 from tests.support.coded import check_same, coding_optimizer, run_over_tcp
 from tests.support.ranks import run_ranks
@@ -264,3 +265,20 @@ def _after_joins():
 
 def test_ranks_agree_on_steps_and_on_what_all_know_after_a_join():
     run_over_tcp(2, _after_joins)
+
+
+def _given_different_ones():
+    hvd.init()
+    int8 = Policy(Quantised("int8"))
+    for pair in (("int8", "none"), (int8, Policy(Quantised("int8"), feedback=Residual()))):
+        model = nn.Linear(128, 128)
+        optimizer = coding_optimizer(model, pair[hvd.rank()])
+        model(torch.ones(1, 128)).sum().backward()
+        with pytest.raises((MismatchError, ValueError), match="ranks"):
+            optimizer.step()
+        hvd.barrier()
+    hvd.shutdown()
+
+
+def test_different_codecs_are_an_error_on_every_rank():
+    run_over_tcp(2, _given_different_ones)
