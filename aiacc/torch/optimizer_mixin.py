@@ -191,8 +191,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """Copies and pickles become distributed optimizers of the copied parameters."""
         del protocol
         reducer = self._reducer
-        arguments = wrapped_class(self), reducer.named, reducer.options, reducer.passes
-        return _rebuild, arguments, self.__getstate__()
+        arguments = reducer.named, reducer.options, reducer.passes
+        return _rebuild, (wrapped_class(self), self.feedback, *arguments), self.__getstate__()
 
 
 def distribute(
@@ -237,8 +237,12 @@ def default_names(group: int, parameters: list[torch.Tensor]) -> list[tuple[str,
     return [(f"allreduce.noname.{group}.{index}", p) for index, p in enumerate(parameters)]
 
 
-def _rebuild(wrapped: type, *arguments: Any) -> DistributedOptimizerMixin:
-    return _new(wrapped, GradientReducer(*arguments))
+def _rebuild(
+    wrapped: type, feedback: Feedback | None, *arguments: Any
+) -> DistributedOptimizerMixin:
+    distributed = _new(wrapped, GradientReducer(*arguments))
+    distributed.feedback = feedback  # that of the codec in the options
+    return distributed
 
 
 def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:

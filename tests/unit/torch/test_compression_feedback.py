@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 
 import pytest
@@ -215,6 +216,16 @@ def test_a_copy_begins_with_a_dense_step_after_a_join_too():
         dense, coded = encode([torch.ones(SHAPE)]).wire, encode([torch.ones(SHAPE)]).wire
         assert (coding, dense, coded) == (0, 0, wire_of(Quantised("int8")))
         assert not feedback.kept.names()  # int8 keeps nothing, and needs no memory for it
+
+
+def test_copies_of_optimizers_have_the_feedback_of_their_codecs():
+    model = torch.nn.Linear(128, 128)
+    first = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), compression="topk"
+    )
+    for second in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert second.feedback is not first.feedback
+        assert second.feedback is second._reducer.options.codec.__self__
 
 
 # --- the scale of the loss
