@@ -91,6 +91,10 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """
         self._reducer.follow(planned(Plan("given", tuple(map(tuple, buckets)))))
 
+    def _reduce_for_scaler(self) -> None:
+        if self._should_synchronize and self._reducer.under_way:
+            self.settle()
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise, then update the parameters.
 

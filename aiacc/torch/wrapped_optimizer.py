@@ -41,6 +41,20 @@ class ReducingOptimizer(_Base):
         finally:
             self._should_synchronize = True
 
+    def _reduce_for_scaler(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What GradScaler.step asks, before it unscales gradients: they are to be reduced then."""
+        self._reduce_for_scaler()
+        name = "_step_supports_amp_scaling"
+        return bool(vars(self).get(name, getattr(wrapped_class(self), name, False)))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = supports
+
     @property
     def op(self) -> int:
         """Reduction of the gradients."""

@@ -146,6 +146,10 @@ class DecoupledDistributed(ReducingOptimizer):
         _core.mark_step()
         return loss
 
+    def _reduce_for_scaler(self) -> None:
+        if self._should_synchronize:
+            self.synchronize()
+
     # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
     step.hooked = True  # type: ignore[attr-defined]
 

@@ -305,6 +305,37 @@ def _scaler():
     hvd.shutdown()
 
 
+def _scaled_without_more(schedule):
+    """As in a script for DistributedDataParallel; also by optimizers that unscale themselves."""
+    torch.set_num_threads(1)
+    hvd.init()
+    for fused in (False, True):
+        model, alone = net(), net()
+        expected = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=fused)
+        optimizer = wrap(model, sgd, schedule)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            factor = float("inf") if (step, hvd.rank()) == (2, 1) else 1.0
+            scaler.scale(loss(model, step, hvd.rank()) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if step != 2:
+                expected.zero_grad()
+                (sum(loss(alone, step, rank) for rank in range(hvd.size())) / hvd.size()).backward()
+                expected.step()
+        assert scaler.get_scale() == 4.0
+        for found, right in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(found, right)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("schedule", ["all_reduce", "decoupled"])
+def test_a_scaler_needs_nothing_more(schedule):
+    run_ranks(2, _scaled_without_more, schedule)
+
+
 def test_scalers_of_all_ranks_agree():
     run_ranks(2, _scaler)
 
