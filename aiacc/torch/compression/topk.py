@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 import torch
 
 from aiacc import _core
@@ -34,6 +36,10 @@ def topk_threshold(
         ValueError: Another dtype or device, a k that the tensor does not have, an unknown mode, or
             an element that is NaN or infinite.
     """
+    if not isinstance(tensor, torch.Tensor) or not isinstance(k, SupportsIndex):
+        raise ValueError(
+            f"topk_threshold of {type(tensor).__name__} with k={k!r} (expected a tensor and an int)"
+        )
     if tensor.dtype != torch.float32 or not tensor.is_cpu:
         raise ValueError(
             f"topk_threshold of {tensor.dtype} on {tensor.device} (expected float32 in host "

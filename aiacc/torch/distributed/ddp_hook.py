@@ -55,8 +55,13 @@ class HookState:
                 called by the order in which they are seen, ``parameter.0`` and so on.
 
         Raises:
-            ValueError: ``compression`` is none of the core's own forms.
+            ValueError: ``compression`` is none of the core's own forms; no process set.
         """
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(
+                f"process_set {process_set!r} of a hook (expected a ProcessSet); a codec is given "
+                "as compression="
+            )
         self.process_set = process_set
         self.compression = compressor_of(compression)
         policy = self.compression

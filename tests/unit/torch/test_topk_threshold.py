@@ -76,3 +76,9 @@ def test_always_exactly_k_whose_places_differ(tensor, k, mode):
 def test_of_nothing():
     values, indices = topk_threshold(torch.zeros(0), 0)
     assert values.numel() == indices.numel() == 0
+
+
+@pytest.mark.parametrize(("tensor", "k"), [([1.0, 2.0], 1), (torch.ones(3), 1.5)])
+def test_other_types_are_named(tensor, k):
+    with pytest.raises(ValueError, match=r"topk_threshold of .* with k=.*expected a tensor"):
+        topk_threshold(tensor, k)

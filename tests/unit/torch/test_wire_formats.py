@@ -75,6 +75,11 @@ def test_what_is_no_compressor_is_named_at_once(compression, text):
         hvd.HookState(compression=compression)
 
 
+def test_a_hook_given_a_codec_for_its_process_set_says_so():
+    with pytest.raises(ValueError, match=r"process_set 'int8' .*compression="):
+        hvd.HookState("int8")
+
+
 def test_with_adasum_a_cast_stands_for_the_format_if_there_is_one():
     for compression, dtype in itertools.product((FP16, BF16, Derived), (SINGLE, HALF, WHOLE)):
         assert choose(compression, [dtype], hvd.Adasum) is None
