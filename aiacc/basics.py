@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from aiacc import _core, script_end, startup
@@ -28,6 +28,7 @@ _observers: list[weakref.WeakMethod[Callable[[], None]]] = []
 _before_end: list[Callable[[], None]] = []
 _atexit_pid = 0
 _homogeneous = False
+_host_of: tuple[int, ...] = ()
 
 
 def init(
@@ -148,6 +149,12 @@ def is_homogeneous() -> bool:
     return _homogeneous
 
 
+def hosts_of(ranks: Iterable[int]) -> list[int]:
+    """Numbers of the hosts that these ranks of the job are on. ValueError before `init`."""
+    _check_initialized()
+    return [_host_of[rank] for rank in ranks]
+
+
 def engine() -> str:
     """Name of the engine that moves tensors in this job. ValueError before `init`."""
     _check_initialized()
@@ -193,11 +200,12 @@ def _begin(
     comm: Sequence[int] | object | None = None,
     process_sets: Sequence[ProcessSet] = (),
 ) -> None:
-    global _homogeneous
+    global _homogeneous, _host_of
     with _lock:
         if _core.is_initialized():
             return
-        _homogeneous = startup.start(provider)
+        plan = startup.start(provider)
+        _homogeneous, _host_of = plan.homogeneous, plan.host_of
         global_process_set.ranks = list(range(_core.size()))
         try:
             _check_comm(comm)

@@ -37,8 +37,8 @@ from aiacc.siblings import warning_about_siblings
 from aiacc.unknown_variables import warning_about
 
 
-def start(provider: Provider | None = None) -> bool:
-    """Start the runtime of this process; whether all hosts have equally many ranks.
+def start(provider: Provider | None = None) -> JobPlan:
+    """Start the runtime of this process, by the plan that is returned: the same on all ranks.
 
     Collective: every rank, equally often.
     Blocks: until all ranks have come, at most AIACC_CONNECT_TIMEOUT_S.
@@ -114,7 +114,7 @@ def start(provider: Provider | None = None) -> bool:
             provider.keep_seat()
         if config["autotune"]:
             tuner.start(provider.rank, plan.lanes)
-        return len({topology.local_size for topology in plan.topologies}) == 1
+        return plan
     except BaseException:
         if listener is not None:
             listener.close()
