@@ -12,7 +12,8 @@ from aiacc.planning.search import TOLERANCE
 #: Part of the time of the best dense all-reduce that others have to save: both predictions may be
 #: off by TOLERANCE.
 MARGIN = 2 * TOLERANCE
-_MIB = 1 << 20
+#: Elements of a MiB.
+MIB = (1 << 20) // FLOAT32
 
 
 class Option(NamedTuple):
@@ -86,7 +87,7 @@ def choose(
     chosen = best if best.seconds < dense.seconds * (1 - margin) else dense
     rest = [one for one in (dense, best) if one != chosen]
     text = (
-        f"{elements * FLOAT32 / _MIB:.3g} MiB on {cluster.hosts} x {cluster.local} ranks: "
+        f"{elements / MIB:.3g} MiB on {cluster.hosts} x {cluster.local} ranks: "
         f"{chosen.describe()}, predicted"
     )
     if rest:

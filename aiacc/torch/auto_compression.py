@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from aiacc import _core, basics
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object, maxima, sums
-from aiacc.compression.choose import choose
+from aiacc.compression.buckets import choose_each, levels
 from aiacc.compression.codecs import BF16, NONE, Cast, Codec, MSTopK, Quantised, parse
 from aiacc.compression.costs import TWO_LEVEL, Cluster, Speeds, speeds_from
 from aiacc.compression.policy import Policy
@@ -19,8 +19,9 @@ from aiacc.compression.wire import wire_of
 from aiacc.planning.cost import Affine
 from aiacc.planning.fit import Operation, fit_steps
 from aiacc.process_sets import first_rank, has_company
+from aiacc.torch.reducer.consensus import describe
 from aiacc.torch.reducer.feedback import Feedback
-from aiacc.torch.reducer.plan import FUSED_BYTES, fused_from_the_end, singly
+from aiacc.torch.reducer.plan import FUSED_BYTES, fused_from_the_end, singly, together
 
 if TYPE_CHECKING:
     from aiacc.torch.reducer.reducer import GradientReducer
@@ -34,13 +35,17 @@ WATCHED = 20
 #: Elements with which coding is timed; seconds per byte inside hosts, which matter little.
 _TIMED, _INSIDE = 4 << 20, 0.25e-9
 
+#: Names of a bucket's gradients, and how they travel.
+Chosen: TypeAlias = tuple[tuple[str, ...], Codec]
+
 
 class AutoCompression:
     """Lets a reducer send gradients as a `CompressionWatch` says, which all ranks feed alike.
 
     Steps come first in which gradients travel as they are: their operations' times give the costs
     of the network, and this machine's speed of coding is timed. With both the first rank chooses a
-    codec. Then all is measured: as it is, 16 bits, and what was chosen, there and back.
+    codec for each bucket. Then all is measured: as it is, 16 bits, and what was chosen, there and
+    back; a line on standard error says what was chosen, predicted and measured.
 
     Ranks: every rank of the process set ends equally many steps; after a `join` all count anew.
     """
@@ -50,7 +55,9 @@ class AutoCompression:
         self._reducer, self._feedback = reducer, feedback
         self._process_set = reducer.options.process_set
         self._watch = CompressionWatch()
-        self._chosen: Codec | None = None
+        #: By bucket; None: not yet. And that in words.
+        self._chosen: tuple[Chosen, ...] | None = None
+        self._text = ""
         self._over = False
         #: When the last step ended; what each took since a visit began, and its operations.
         self._last: float | None = None
@@ -90,7 +97,8 @@ class AutoCompression:
         self._watch = CompressionWatch()
         self._chosen = None
         self._over = False
-        self._feedback.policy = Policy(NONE)
+        self._feedback.policy, self._feedback.policies = Policy(NONE), {}
+        self._reducer.options = self._reducer.options._replace(planner=singly())
         self._begin()
 
     def _begin(self) -> None:
@@ -109,49 +117,60 @@ class AutoCompression:
         if self._watch.current != before:
             self._follow()
         if self._watch.settled and not was_settled:
-            self._say(self._watch.describe().replace(CHOSEN, f"{CHOSEN} ({self._chosen})"))
+            self._say(f"{self._watch.describe()}; {CHOSEN}: {self._text}")
 
     def _choose(self) -> bool:
         """Let the first rank choose. Whether there is anything to choose from."""
-        names = set(self._feedback.compressed(self._reducer.named))
-        elements = sum(p.numel() for name, p in self._reducer.named if name in names)
-        decision = ("none", "")
-        if self._process_set.rank() == 0:
-            decision = self._decision(elements)
+        decision = self._decision() if self._process_set.rank() == 0 else ([], "")
         root = first_rank(self._process_set)
-        codec, text = broadcast_object(decision, root, "compression.choice", self._process_set)
-        self._chosen = parse(codec)
-        self._over = not text
-        self._say(text or "compression: these steps send nothing that compression would shorten")
+        found, self._text = broadcast_object(
+            decision, root, "compression.choice", self._process_set
+        )
+        self._chosen = tuple((names, parse(codec)) for names, codec in found)
+        self._over = not self._text
+        if self._over:
+            self._say("compression: these steps send nothing that compression would shorten")
         return not self._over
 
-    def _decision(self, elements: int) -> tuple[str, str]:
-        hosts = basics.cross_size()
-        if hosts == 1 or elements == 0:
-            return "none", ""
+    def _decision(self) -> tuple[list[tuple[tuple[str, ...], str]], str]:
+        """Names of each bucket's gradients with a codec, and that in words; "": nothing to gain."""
+        hosts, local = levels(basics.hosts_of(self._process_set.ranks or ()))
+        buckets = self._buckets()
+        if hosts == 1 or not buckets:
+            return [], ""
         try:
             a, b = fit_steps(self._steps[SETTLE:])
         except ValueError:
-            return "none", ""
-        local = basics.local_size()
+            return [], ""
         inside = Affine(0.0, _INSIDE) if local > 1 else None
         cluster = Cluster(hosts, local, Affine(a, b * local), inside)
         speeds = {codec.name: _speeds(codec) for codec in ALLOWED}
-        bucket = min(elements, FUSED_BYTES // 4)
-        choice = choose(bucket, cluster, speeds, ALLOWED, exchanges=(TWO_LEVEL,))
-        return str(choice.chosen.codec), f"compression: {choice.text}"
+        elements = [sum(sizes.values()) for sizes in buckets]
+        choices = choose_each(elements, cluster, speeds, ALLOWED, exchanges=(TWO_LEVEL,))
+        codecs = [str(option.codec) for option in choices.chosen]
+        return list(zip(map(tuple, buckets), codecs, strict=True)), choices.text
+
+    def _buckets(self) -> list[dict[str, int]]:
+        """Those that coded gradients would form: elements by name."""
+        sparse = self._reducer.sparse_names()
+        named = [(n, p) for n, p in self._reducer.named if p.requires_grad and n not in sparse]
+        planner = fused_from_the_end(FUSED_BYTES, self._feedback.compressed(named))
+        gradients = describe(named)
+        return [
+            {gradients[place].name: gradients[place].elements for place in bucket}
+            for bucket in planner.divide(gradients)
+        ]
 
     def _follow(self) -> None:
         """Send gradients as the watch says from the next step on. Collective."""
-        current = self._watch.current
-        codec = self._chosen if current == CHOSEN else parse(current)
-        assert codec is not None
-        if not isinstance(self._feedback.policy.codec, Cast):
-            self._feedback.flush()
-        self._feedback.policy = Policy(codec)
-        names = self._feedback.compressed(self._reducer.named)
-        coded = not isinstance(codec, Cast)
-        self._reducer.follow(fused_from_the_end(FUSED_BYTES, names) if coded else singly())
+        feedback, current = self._feedback, self._watch.current
+        if feedback.policies:
+            feedback.flush()
+        chosen = (self._chosen or ()) if current == CHOSEN else ()
+        feedback.policy = Policy(NONE if current == CHOSEN else parse(current))
+        feedback.policies = {name: Policy(codec) for names, codec in chosen for name in names}
+        coded = [names for names, codec in chosen if not isinstance(codec, Cast)]
+        self._reducer.follow(together(coded) if coded else singly())
 
     def _say(self, text: str) -> None:
         if self._process_set.rank() == 0:

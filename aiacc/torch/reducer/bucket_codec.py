@@ -10,6 +10,7 @@ import torch
 from aiacc.collectives.submission import AS_THEY_ARE
 from aiacc.compression import feedback as kinds
 from aiacc.compression.codecs import PowerSGD
+from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded, wire_of
 from aiacc.torch.compression.compressors import Compression
 from aiacc.torch.compression.encode import to_send
@@ -41,9 +42,9 @@ class BucketCodec:
 
     def __call__(self, tensors: list[torch.Tensor]) -> Encoded:
         """Of the gradients of the bucket, or of its flat tensor, in its next step."""
-        owner = self._owner
+        owner, policy = self._owner, self._policy
         step = owner.next_step(self._names)
-        codec = owner.policy.codec_at(step) if self._on else owner.policy.dense
+        codec = policy.codec_at(step) if self._on else policy.dense
         sent, restore, _ = to_send(Compression.none, tensors, self._op)
         owner.rescale()
         if owner.follows and self._on:
@@ -56,8 +57,8 @@ class BucketCodec:
         flushes = not owner.flushing.isdisjoint(self._members)
         if flushes:
             owner.flushing -= self._members
-            codec = owner.policy.dense
-        keeps = owner.policy.keeps
+            codec = policy.dense
+        keeps = policy.keeps
         if isinstance(codec, PowerSGD):
             return self._of_low_rank(sent, codec, restore)
         coded = is_coded(codec)
@@ -83,6 +84,10 @@ class BucketCodec:
             inputs=[] if inputs is values else inputs,
             changes=True,
         )
+
+    @property
+    def _policy(self) -> Policy:
+        return self._owner.policy_of(self._names[0])
 
     def _then(
         self,
@@ -138,9 +143,10 @@ class BucketCodec:
         owner = self._owner
         places = [(n, i) for i, n in enumerate(self._names) if n in self._compressed]
         residuals: list[torch.Tensor | None] = [None] * len(places)
-        if isinstance(owner.policy.keeps, kinds.Residual):
+        keeps = self._policy.keeps
+        if isinstance(keeps, kinds.Residual):
             for residual in self._kept(RESIDUAL):
-                residual.mul_(owner.policy.keeps.beta)
+                residual.mul_(keeps.beta)
             residuals = [owner.residuals[name] for name, _ in places]
         low_rank = LowRank(codec.rank, places, owner.factors)
         parts = sent if self._flat is None else self._flat.views
@@ -208,7 +214,7 @@ class BucketCodec:
         """What to send with the residuals in it, which are zero then."""
         residuals = self._kept(RESIDUAL)
         factor = 1 / self._owner.prescale
-        if not isinstance(self._owner.policy.keeps, kinds.EF21):  # that sends all anew
+        if not isinstance(self._policy.keeps, kinds.EF21):  # that sends all anew
             if inputs is values:
                 for value, residual in zip(values, residuals, strict=True):
                     value.add_(residual, alpha=factor)

@@ -34,6 +34,7 @@ class Feedback:
 
     Attributes:
         policy: Which gradients are compressed, and how; to be changed on all ranks at once.
+        policies: Others in its place, by name of the parameter; the same for all of a bucket.
         kept: Residuals, and what else the policy's feedback needs.
     """
 
@@ -46,6 +47,7 @@ class Feedback:
         if not isinstance(policy.codec, PowerSGD):
             wire_of(policy.codec)
         self.policy = policy
+        self.policies: dict[str, Policy] = {}
         self.kept = Kept()
         #: Of `LowRank`, by name of the parameter.
         self.factors: dict[str, torch.Tensor] = {}
@@ -85,12 +87,16 @@ class Feedback:
         """For a bucket: it is compressed if most of its elements are the policy's."""
         return BucketCodec(self, op, named, flat)
 
+    def policy_of(self, name: str) -> Policy:
+        """Of the gradient of this name."""
+        return self.policies.get(name, self.policy)
+
     def compressed(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
         """Names of the parameters whose gradients the policy compresses."""
         return [
             name
             for name, parameter in named
-            if self.policy.compresses(name, tuple(parameter.shape), _dtype_of(parameter))
+            if self.policy_of(name).compresses(name, tuple(parameter.shape), _dtype_of(parameter))
         ]
 
     def follow(self, scaler: torch.amp.GradScaler) -> None:

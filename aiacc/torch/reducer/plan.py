@@ -94,6 +94,11 @@ def fused_from_the_end(bucket_bytes: int, names: Collection[str]) -> Planner:
     return Planner(divide, "declared", "compression")
 
 
+def together(buckets: Sequence[Sequence[str]]) -> Planner:
+    """These buckets, by name, of what travels coded; every other gradient by itself."""
+    return Planner(partial(_named, tuple(map(tuple, buckets))), "declared", "compression")
+
+
 def checked(plan: Plan, count: int, argument: str) -> Plan:
     """``plan`` itself; ValueError unless it is one for ``count`` gradients."""
     members = [member for bucket in plan for member in bucket]

@@ -1,5 +1,7 @@
 """compression="auto": a job that finds out what codecs save."""
 
+import contextlib
+import io
 import os
 
 import pytest
@@ -7,49 +9,168 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from aiacc.compression.codecs import Cast
+from aiacc.compression import buckets as buckets_of_a_job
+from aiacc.compression.codecs import BF16, NONE, Cast, MSTopK, Quantised
+from aiacc.compression.watch import CHOSEN, CompressionWatch
+from aiacc.torch import auto_compression
 from tests.support.coded import check_same
 from tests.support.ranks import run_ranks
 
 _STEPS = 60
 
 
-def _train(hosts, pace):
-    """Train as rank number AIACC_RANK of a job whose rank r is on host ``hosts[r]``."""
+def _join_as(hosts, pace=0):
+    """Become rank number AIACC_RANK of a job whose rank r is on host ``hosts[r]``."""
     rank = int(os.environ["AIACC_RANK"])
     os.environ["AIACC_LOCAL_RANK"] = str(hosts[:rank].count(hosts[rank]))
     os.environ["AIACC_LOCAL_SIZE"] = str(hosts.count(hosts[rank]))
     os.environ["AIACC_TEST_PACE_BYTES"] = str(pace)
     hvd.init()
+
+
+def _optimized(**options):
+    """A model, and what trains it."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(160, 160) for _ in range(4)])
-    start = model[0].weight.detach().clone()
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression="auto"
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model.named_parameters(),
+        compression="auto",
+        **options,
     )
-    torch.manual_seed(1 + rank)
-    for _ in range(_STEPS):
+    torch.manual_seed(1 + hvd.rank())
+    return model, optimizer
+
+
+def _steps(model, optimizer, count=1):
+    for _ in range(count):
         optimizer.zero_grad()
         model(torch.randn(8, 160)).square().mean().backward()
         optimizer.step()
+
+
+def _train(hosts, pace):
+    _join_as(hosts, pace)
+    model, optimizer = _optimized()
+    start = model[0].weight.detach().clone()
+    _steps(model, optimizer, _STEPS)
     assert not torch.equal(start, model[0].weight)
     check_same(torch.cat([p.detach().flatten() for p in model.parameters()]))
     optimizer.feedback.flush()
-    optimizer.zero_grad()
-    model(torch.randn(8, 160)).square().mean().backward()
-    optimizer.step()
+    _steps(model, optimizer)
     assert all(not residual.any() for residual in optimizer.feedback.residuals.values())
-    return str(optimizer.feedback.policy.codec)
+    return _codecs(model, optimizer)
+
+
+def _codecs(model, optimizer):
+    """How gradients travel, by name."""
+    return {
+        name: str(optimizer.feedback.policy_of(name).codec) for name, _ in model.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aabb"])
 def test_ranks_choose_alike(hosts):
     chosen = run_ranks(len(hosts), _train, hosts, 4_000_000)
-    assert len(set(chosen)) == 1
+    assert all(one == chosen[0] for one in chosen)
 
 
 def test_nothing_is_coded_on_one_host():
-    assert run_ranks(2, _train, "aa", 0) == ["none", "none"]
+    for chosen in run_ranks(2, _train, "aa", 0):
+        assert set(chosen.values()) == {"none"}
+
+
+class _Watch(CompressionWatch):
+    """Finds what was chosen faster for as long as ``good``."""
+
+    good = True
+
+    def add(self, seconds):
+        del seconds
+        good = type(self).good
+        super().add(0.5 if (self.current == CHOSEN) == good else 1.0)
+
+
+def _each_as_it_was_chosen():
+    """Three buckets that travel in three ways; then steps get slower."""
+    _join_as("ab")
+    auto_compression.FUSED_BYTES = 160 * 160 * 4
+    auto_compression.CompressionWatch = _Watch
+    auto_compression.WATCHED = 2
+    seen = []
+
+    def choose_each(buckets, *args, **options):
+        found = buckets_of_a_job.choose_each(buckets, *args, **options)
+        seen.append(list(buckets))
+        ways = [MSTopK(density=0.1), BF16, Quantised("int8"), NONE]
+        chosen = [one._replace(codec=way) for one, way in zip(found.chosen, ways, strict=True)]
+        return found._replace(chosen=tuple(chosen))
+
+    auto_compression.choose_each = choose_each
+    auto_compression.fit_steps = lambda steps: (1e-4, 1e-8)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        model, optimizer = _optimized()
+        while not optimizer._plan._watch.settled:
+            _steps(model, optimizer)
+    assert seen == ([[160 * 160] * 4] if hvd.rank() == 0 else [])
+    assert _codecs(model, optimizer) == {
+        **dict.fromkeys([f"{layer}.bias" for layer in range(4)], "none"),
+        "3.weight": "mstopk:density=0.1",  # its gradient comes first
+        "2.weight": "bf16",
+        "1.weight": "int8",
+        "0.weight": "none",
+    }
+    lines = [line for line in said.getvalue().splitlines() if "compression" in line]
+    assert len(lines) == (hvd.rank() == 0)
+    for line in lines:
+        assert "compression: chosen (measured steps: none 1 s, bf16 1 s, chosen 0.5 s)" in line
+        assert " on 2 x 1 ranks, predicted " in line
+    _steps(model, optimizer)
+    assert set(optimizer.feedback.residuals) == {"3.weight"}
+    assert optimizer.feedback.residuals["3.weight"].any()
+    check_same(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    _Watch.good = False
+    while optimizer._plan._watch.settled:
+        _steps(model, optimizer)
+    while not optimizer._plan._watch.settled:
+        _steps(model, optimizer)
+    assert set(_codecs(model, optimizer).values()) == {"none"}
+    _steps(model, optimizer)
+    assert not any(residual.any() for residual in optimizer.feedback.residuals.values())
+    check_same(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    hvd.shutdown()
+
+
+def test_every_bucket_travels_as_was_chosen_for_it():
+    run_ranks(2, _each_as_it_was_chosen)
+
+
+def _in_process_sets():
+    """Ranks of a set lie on hosts in another way than those of the job."""
+    _join_as("aabb")
+    across = [hvd.add_process_set([0, 2]), hvd.add_process_set([1, 3])]
+    inside = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
+    seen = []
+
+    def choose_each(buckets, cluster, *args, **options):
+        seen.append((cluster.hosts, cluster.local))
+        return buckets_of_a_job.choose_each(buckets, cluster, *args, **options)
+
+    auto_compression.choose_each = choose_each
+    auto_compression.fit_steps = lambda steps: (1e-4, 1e-8)
+    for sets in (across, inside):
+        (mine,) = [one for one in sets if one.included()]
+        model, optimizer = _optimized(process_set=mine)
+        while optimizer._plan._chosen is None:
+            _steps(model, optimizer)
+        assert seen == ([(2, 1)] if hvd.rank() < 2 else []), "the first rank of each set decides"
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def test_a_process_set_counts_its_own_hosts():
+    run_ranks(4, _in_process_sets)
 
 
 def _refused():
