@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from aiacc.compression.codecs import BF16, FLOAT32, MOST_DENSITY, NONE, PAIR, Cast, Codec, parse
+from aiacc.compression.codecs import (
+    BF16,
+    FLOAT32,
+    MOST_DENSITY,
+    NONE,
+    PAIR,
+    Cast,
+    Codec,
+    PowerSGD,
+    parse,
+)
 from aiacc.compression.costs import (
     EXCHANGES,
     FREE,
@@ -23,10 +33,12 @@ CODECS = (
     "none",
     "bf16",
     "int8",
+    "fp8",
     "int4",
     "mstopk:density=0.01",
     "mstopk:density=0.001",
     "randomk:density=0.01",
+    "powersgd:rank=4",
 )
 #: GB that a codec reads in a second: columns of the table.
 GB_PER_S = (1, 10, 100)
@@ -56,10 +68,11 @@ def explain(cluster: Cluster, buckets: Sequence[int]) -> Iterator[str]:
     yield "ms: one bucket after the other, with codecs that take no time. Then: below how many"
     yield "Gbit/s of a host a codec that reads 1, 10 or 100 GB/s on each rank beats bf16 that takes"
     yield "no time (bf16: beats none); startups do not count."
+    yield "powersgd: a bucket as one square matrix, the least that could travel for it."
     yield f"{'codec':22}{'exchange':>10}{'ms':>9}" + "".join(f"{speed:>9}" for speed in GB_PER_S)
     for text in CODECS:
         codec = parse(text)
-        one_way = isinstance(codec, Cast) or cluster.local == 1
+        one_way = isinstance(codec, Cast | PowerSGD) or cluster.local == 1
         for exchange in (TWO_LEVEL,) if one_way else EXCHANGES:
             ms = _total(codec, cluster, buckets, FREE, exchange).seconds * 1e3
             row = f"{text:22}{'' if one_way else exchange:>10}{ms:>9.3g}"

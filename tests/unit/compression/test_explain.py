@@ -10,7 +10,7 @@ BUCKETS = [1 << 20, 3 << 20]
 
 def rows(lines):
     """Cells of the table, by codec and exchange."""
-    table = [line.split() for line in lines[lines.index("") + 4 :]]
+    table = [line.split() for line in lines[lines.index("") + 5 :]]
     assert table[0] == ["codec", "exchange", "ms", *map(str, GB_PER_S)]
     two = {"flat", "two_level"}
     return {
@@ -31,6 +31,9 @@ def test_one_rank_on_each_host():
     # 2 x 15 / 16 x 16 MiB at 1 GB/s; half of it is saved, for 4 bytes encoded and 2 decoded.
     assert found["none", ""] == ["31.5"]
     assert found["bf16", ""] == ["15.7", "5", "50", "500"]
+    assert found["fp8", ""] == found["int8", ""]
+    # Two factors of 1024 x 4 for one bucket, of 1774 x 4 for the other: 2 x 15 / 16 x 87.4 KiB.
+    assert found["powersgd:rank=4", ""][0] == "0.168"
 
 
 def test_several_ranks_on_each_host():
@@ -41,8 +44,10 @@ def test_several_ranks_on_each_host():
     ]
     found = rows(lines)
     assert [key for key in found if key[0] == "int8"] == [("int8", "flat"), ("int8", "two_level")]
-    for text in CODECS[2:]:
+    for text in CODECS[2:-1]:
         assert float(found[text, "two_level"][0]) < float(found["bf16", ""][0])
+    low_rank = [key for key in found if key[0] == CODECS[-1]]
+    assert low_rank == [(CODECS[-1], "")], "it has one exchange, of all ranks"
 
 
 def test_what_never_pays_and_what_always_does():
