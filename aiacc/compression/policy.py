@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -115,6 +115,15 @@ class Policy:
             and any(fnmatchcase(name, pattern) for pattern in self.include)
             and not any(fnmatchcase(name, pattern) for pattern in self.exclude)
         )
+
+    def unmatched(self, names: Iterable[str]) -> list[str]:
+        """Patterns of ``include`` and ``exclude`` that none of these names matches."""
+        known = list(names)
+        return [
+            pattern
+            for pattern in dict.fromkeys((*self.include, *self.exclude))
+            if not any(fnmatchcase(name, pattern) for name in known)
+        ]
 
     def codec_of(self, name: str, shape: Sequence[int], dtype: str, step: int) -> Codec:
         """How a gradient travels in a step, counted from 0; arguments as of `compresses`."""

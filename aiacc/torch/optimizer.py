@@ -32,7 +32,7 @@ from aiacc.torch.optimizer_mixin import (
     distribute,
 )
 from aiacc.torch.reducer.codec import compressing
-from aiacc.torch.reducer.feedback import feedback_of
+from aiacc.torch.reducer.feedback import feedback_of, warn_of_patterns
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import (
@@ -195,6 +195,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "them: it forms buckets of its own); leave them out, or name a codec"
         )
     compressed = [] if feedback is None else feedback.compressed(named)
+    if feedback is not None:
+        names = [name for name, _ in named]
+        warn_of_patterns(feedback.policy.unmatched(names), names)
     if isinstance(plan, Plan):
         _check_plan(plan, groups, named)
         planner = planned(plan)

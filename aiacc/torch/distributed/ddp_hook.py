@@ -18,7 +18,7 @@ from aiacc.torch.compression.compressors import CodedCompressor, Compression, co
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.distributed.work import CollectiveWork, Futures
 from aiacc.torch.reducer.codec import Codec, Encoded
-from aiacc.torch.reducer.feedback import Feedback
+from aiacc.torch.reducer.feedback import Feedback, warn_of_patterns
 from aiacc.torch.reducer.storage import Flat
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     GradBucket = Any  # which torch's stubs do not have
 else:
     from torch.distributed import GradBucket
+
+#: Parameters without a name are called so, and by a number.
+_UNNAMED = "parameter."
 
 
 class HookState:
@@ -69,8 +72,15 @@ class HookState:
             policy = Policy(policy.codec, least_elements=1)
         self.feedback = Feedback(policy) if isinstance(policy, Policy) else None
         self._names: Any = WeakTensorKeyDictionary()
+        names = []
         for name, parameter in named_parameters:
             self._names[parameter] = name
+            names.append(name)
+        if isinstance(policy, Policy):
+            strange = policy.unmatched(names or [_UNNAMED + "0"])
+            if not names:  # how many there will be is not known
+                strange = [pattern for pattern in strange if not pattern.startswith(_UNNAMED)]
+            warn_of_patterns(strange, names or [_UNNAMED + "0"])
         self._seen = 0
         #: By the number of a bucket: of which parameters it was, and what encodes it.
         self._codecs: dict[int, tuple[tuple[str, ...], Codec]] = {}
@@ -102,7 +112,7 @@ class HookState:
 
     def _name(self, parameter: torch.Tensor) -> str:
         if parameter not in self._names:
-            self._names[parameter] = f"parameter.{self._seen}"
+            self._names[parameter] = f"{_UNNAMED}{self._seen}"
             self._seen += 1
         return str(self._names[parameter])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -244,6 +245,17 @@ class Feedback:
 
 def _dtype_of(parameter: torch.Tensor) -> str:
     return str(parameter.dtype).removeprefix("torch.")
+
+
+def warn_of_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Tell whoever has called the caller which patterns of a policy match none of the names."""
+    if patterns:
+        warnings.warn(
+            f"policy: pattern {', '.join(map(repr, patterns))} matches no parameter (expected some "
+            f"of {len(names)} names, such as {names[0]!r}); mend it, or pass the named_parameters "
+            "that it is for",
+            stacklevel=3,
+        )
 
 
 def feedback_of(compression: Any, prescale_factor: float = 1.0) -> Feedback | None:

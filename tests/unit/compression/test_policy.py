@@ -43,6 +43,12 @@ def test_patterns(include, exclude, names):
     assert {name for name in every if policy.compresses(name, SHAPE, "float32")} == names
 
 
+def test_patterns_that_match_nothing_are_known():
+    policy = Policy(MSTopK(), include=("block.*", "heat*"), exclude=("*.bias", "*.norm.*", "heat*"))
+    assert policy.unmatched(["head.weight", "block.0.bias"]) == ["heat*", "*.norm.*"]
+    assert Policy(MSTopK()).unmatched(["any"]) == []
+
+
 def test_what_stays_dense_may_have_16_bits_if_it_is_float32():
     policy = Policy(MSTopK(), dense=BF16, dense_steps=1)
     assert policy.codec_of("bias", (128,), "float32", 5) == BF16

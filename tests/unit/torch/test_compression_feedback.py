@@ -86,6 +86,20 @@ def test_what_an_unbiased_codec_loses_is_not_kept():
         Policy(RandomK(unbiased=True), feedback=Residual())
 
 
+def test_patterns_that_match_no_parameter_are_said():
+    policy = Policy(MSTopK(), exclude=("0.weight", "*.embeding.*"))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    said = r"pattern '\*\.embeding\.\*' matches no parameter .*2 names, such as '0\.weight'"
+    with pytest.warns(UserWarning, match=said):
+        hvd.DistributedOptimizer(sgd, model.named_parameters(), compression=policy)
+    with pytest.warns(UserWarning, match=said):
+        hvd.HookState(compression=policy, named_parameters=model.named_parameters())
+    with pytest.warns(UserWarning, match=r"'0\.weight', '\*\.embeding\.\*' .*'parameter\.0'"):
+        hvd.HookState(compression=policy)
+    hvd.HookState(compression=Policy(MSTopK(), exclude=("parameter.7",)))  # there may be one
+
+
 # --- residuals
 
 
