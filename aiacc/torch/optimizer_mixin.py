@@ -91,9 +91,11 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """
         self._reducer.follow(planned(Plan("given", tuple(map(tuple, buckets)))))
 
-    def _reduce_for_scaler(self) -> None:
+    def _reduce_for_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         if self._should_synchronize and self._reducer.under_way:
             self.settle()
+        if self.feedback is not None and scaler is not None:
+            self.feedback.notice(scaler)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise, then update the parameters.

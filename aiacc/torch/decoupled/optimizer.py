@@ -146,7 +146,8 @@ class DecoupledDistributed(ReducingOptimizer):
         _core.mark_step()
         return loss
 
-    def _reduce_for_scaler(self) -> None:
+    def _reduce_for_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        del scaler
         if self._should_synchronize:
             self.synchronize()
 

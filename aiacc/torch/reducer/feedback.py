@@ -60,12 +60,18 @@ class Feedback:
         self._scaler: torch.amp.GradScaler | None = None
         #: That of the loss in which things are kept.
         self._scale = 1.0
+        #: Whether the first step has not ended, at whose end a scaler may be noticed that skips it.
+        self._first = True
         #: Of the step: whether some result is not finite, and what makes all as it was before.
         self.spoilt = False
         self.undo: list[Callable[[], None]] = []
         #: Whether the ranks may have done different numbers of steps.
         self._uneven = False
         after_join(self._after_join)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is of what is between two steps, and has a scaler of its own, if any."""
+        return {**self.__dict__, "_scaler": None, "undo": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has joins of its own."""
@@ -75,7 +81,7 @@ class Feedback:
     @property
     def follows(self) -> bool:
         """Whether a scaler may skip steps, which then are to leave no trace."""
-        return self._scaler is not None
+        return self._first or self._scaler is not None
 
     @property
     def residuals(self) -> dict[str, torch.Tensor]:
@@ -104,9 +110,19 @@ class Feedback:
         """Keep what is kept in the scale of the loss, which changes: multiply it as it does.
 
         Steps whose gradients are not finite, which the scaler skips, leave no trace in what is
-        kept; that takes a copy of it in every step. Call it before the first step.
+        kept; that takes a copy of it in every step. Call it before the first step where nobody
+        calls `notice`: in hooks; and where a job goes on from a state.
         """
         self._scaler = scaler
+
+    def notice(self, scaler: torch.amp.GradScaler) -> None:
+        """Follow a scaler that looks at reduced gradients, unless one is followed already.
+
+        What is kept is in its scale. So an optimizer's scaler is followed from the end of the first
+        step on, and that leaves no trace either if it is skipped.
+        """
+        if self._scaler is None:
+            self._scaler, self._scale = scaler, float(scaler.get_scale())
 
     def settle(self, process_set: ProcessSet = global_process_set) -> None:
         """A step's gradients are all there: undo what it has changed here if it will not count.
@@ -115,6 +131,7 @@ class Feedback:
         Blocks: only then.
         """
         self._undo()
+        self._first = False
         if not self._uneven:
             return
         (here,) = sums([1], "compression.ranks_of_steps", process_set)

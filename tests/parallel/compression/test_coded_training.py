@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
-from aiacc.compression.codecs import MSTopK, Quantised, RandomK, parse
+from aiacc.compression.codecs import MSTopK, PowerSGD, Quantised, RandomK, parse
 from aiacc.compression.feedback import (
     EF21,
     Momentum,
@@ -81,7 +81,6 @@ def _scaled_steps(policy, options, overflow, flush):
     model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 48))
     optimizer = coding_optimizer(model, policy, lr=0.01, op=hvd.Average, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    optimizer.feedback.follow(scaler)
     for step in range(5):
         if step == 2 and flush:
             optimizer.feedback.flush()
@@ -104,6 +103,26 @@ def _scaled_steps(policy, options, overflow, flush):
     return torch.cat([*(p.detach().reshape(-1) for p in model.parameters()), *kept])
 
 
+def _first_step_skipped(policy):
+    """By a scaler that nothing has told of before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 48))
+    optimizer = coding_optimizer(model, policy, lr=0.01, op=hvd.Average)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    for step in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(10 * step + hvd.rank()))
+        loss = model(x).pow(2).mean() * (1e38 if step + hvd.rank() == 0 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update(256.0 if step == 1 else None)
+        state = optimizer.feedback.state_dict()
+        kept = [one for of in state["kept"].values() for one in of.values()]
+        assert any(one.any() for one in kept) == (step > 0), policy
+        assert bool(state["factors"]) == (step > 0 and isinstance(policy.codec, PowerSGD))
+        assert state["scale"] == [1024.0, 512.0, 256.0][step]
+
+
 def _skipped_steps():
     hvd.init()
     for policy, options, flush in itertools.product(
@@ -113,6 +132,8 @@ def _skipped_steps():
             _scaled_steps(policy, options, overflow, flush) for overflow in (True, False)
         )
         assert torch.equal(with_it, without), (policy, options, flush)
+    for policy in _SCALED:
+        _first_step_skipped(policy)
     hvd.shutdown()
 
 

@@ -265,6 +265,37 @@ def test_residuals_follow_the_scale_of_the_loss_whatever_buckets_there_are():
             assert residual.equal(_numbered(residual) / 2)
 
 
+def test_the_scaler_that_steps_is_noticed_and_another_is_not():
+    feedback, named = Feedback(TOPK), _named(a=SHAPE)
+    encode = feedback.codec(hvd.Sum, named)
+    _fill(feedback, named)
+    feedback.settle()
+    scaler = _Scaler(8.0)
+    feedback.notice(scaler)
+    assert feedback.state_dict()["scale"] == 8.0
+    assert feedback.residuals["a"].equal(_numbered(named[0][1]).to(torch.float32)), "in that scale"
+    feedback.notice(_Scaler(2.0))
+    scaler.scale = 4.0
+    (residual,) = encode([torch.zeros(SHAPE)]).residuals
+    assert residual.equal(_numbered(residual) / 2)
+    assert not copy.deepcopy(feedback).follows, "a copy notices its own"
+
+
+def test_only_a_scaler_is_noticed():
+    model = torch.nn.Linear(128, 128)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), compression="topk"
+    )
+    optimizer.feedback.settle()
+    assert not optimizer._step_supports_amp_scaling
+    assert not optimizer.feedback.follows
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    scaler.scale(model(torch.ones(1, 128)).sum()).backward()
+    scaler.step(optimizer)
+    assert optimizer.feedback.follows
+    assert optimizer.feedback.state_dict()["scale"] == 16.0
+
+
 def test_a_state_has_the_scale_that_its_residuals_are_in():
     scaler, named = _Scaler(8.0), _named(weight=SHAPE)
     first = Feedback(TOPK)
