@@ -67,7 +67,7 @@ class Feedback:
         self.undo: list[Callable[[], None]] = []
         #: Whether the ranks may have done different numbers of steps.
         self._uneven = False
-        after_join(self._after_join)
+        self._observe()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is of what is between two steps, and has a scaler of its own, if any."""
@@ -76,7 +76,11 @@ class Feedback:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has joins of its own."""
         self.__dict__.update(state)
+        self._observe()
+
+    def _observe(self) -> None:
         after_join(self._after_join)
+        basics.at_init(self._after_init)
 
     @property
     def follows(self) -> bool:
@@ -240,6 +244,18 @@ class Feedback:
         if self.policy.counts_steps or isinstance(self.policy.keeps, EF21):
             self.flushing = set(self.kept.shapes)
             self._uneven = True
+
+    def _after_init(self) -> None:
+        """Forget what all ranks have to have alike, for there may be ranks that have nothing yet.
+
+        Residuals are a rank's own, but those of EF21 belong to what all know.
+        """
+        self._steps.clear()
+        self.factors.clear()
+        self.flushing.clear()
+        self.undo.clear()
+        self.spoilt, self._uneven = False, False
+        self.kept.forget([BEFORE, KNOWN, *([RESIDUAL] if self.kept.tensors[KNOWN] else [])])
 
     def _settle_a_spoilt_step(self) -> None:
         """For hooks, which learn of the end of a step when the next one begins."""

@@ -57,6 +57,12 @@ class Kept:
             for tensor in kept.values():
                 tensor.mul_(factor)
 
+    def forget(self, kinds: Sequence[str]) -> None:
+        """What there is of these kinds."""
+        for kind in kinds:
+            for tensor in self.tensors[kind].values():
+                tensor.zero_()
+
     def names(self) -> set[str]:
         """Of the parameters with which anything stays."""
         return {name for kept in self.tensors.values() for name in kept}
@@ -85,9 +91,7 @@ class Kept:
                         f"{kind} of {name!r} of shape {tuple(tensor.shape)} (expected "
                         f"{tuple(shape)}); load the state of the same model"
                     )
-        for mine in self.tensors.values():
-            for tensor in mine.values():
-                tensor.zero_()
+        self.forget(KINDS)
         for kind, kept in tensors.items():
             for name, tensor in kept.items():
                 self.tensors[kind].setdefault(name, _zeros(tensor.shape)).copy_(tensor)

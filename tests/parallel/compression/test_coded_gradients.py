@@ -267,6 +267,50 @@ def test_ranks_agree_on_steps_and_on_what_all_know_after_a_join():
     run_over_tcp(2, _after_joins)
 
 
+def _with_a_newcomer(policy):
+    """Rank 0 goes on after `init` anew; what rank 1 was is gone, and a new rank is in its place."""
+    hvd.init()
+
+    def trained():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64))
+        return model, coding_optimizer(model, policy)
+
+    def steps(model, optimizer, count):
+        for step in range(count):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + hvd.rank())
+            model(torch.randn(8, 64, generator=generator)).pow(2).mean().backward()
+            optimizer.step()
+            check_same(model[0].weight.grad)
+
+    model, optimizer = trained()
+    steps(model, optimizer, 3)
+    optimizer.feedback.flush()  # of this step rank 0 will know, and the new rank will not
+    newcomer = hvd.rank() == 1
+    hvd.shutdown()
+    hvd.init()
+    if newcomer:
+        model, optimizer = trained()
+    steps(model, optimizer, 4)
+    hvd.shutdown()
+
+
+def _with_newcomers():
+    topk = parse("topk:density=0.05")
+    for policy in (
+        Policy(topk, least_elements=1, feedback=EF21()),
+        Policy(topk, least_elements=1, dense_steps=2, stage_steps=1),
+        Policy(topk, least_elements=1),
+        Policy(parse("powersgd:rank=2"), least_elements=1),
+    ):
+        _with_a_newcomer(policy)
+
+
+def test_ranks_that_come_anew_know_as_much_as_those_that_stay():
+    run_over_tcp(2, _with_newcomers)
+
+
 def _given_different_ones():
     hvd.init()
     int8 = Policy(Quantised("int8"))
