@@ -2,6 +2,7 @@
 
 Ours is the C++ program ``select_bench``, on one thread; torch's are ``torch.topk(x.abs(), k)``, and
 what error feedback needs beside it, with the threads that are asked for. Writes one result file.
+``--write`` measures nothing, and puts the table of the result file into docs/compression.md.
 """
 
 import argparse
@@ -18,7 +19,10 @@ from typing import Any
 import torch
 
 from bench import machine
+from bench.report import publish
 
+PAGE = machine.ROOT / "docs" / "compression.md"
+_MARK = "bench:selection"
 RESULT = machine.ROOT / "bench" / "results" / "selection.json"
 BINARY = machine.ROOT / "build" / "dev" / "bench" / "micro" / "select_bench"
 COUNT = 25_000_000
@@ -62,6 +66,45 @@ def ours(binary: Path, count: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+def table(report: dict[str, Any]) -> str:
+    """Markdown: milliseconds of each selection, alone and with error feedback. Pure."""
+    mine = {(row["mode"], row["residual"]): row["median_ms"] for row in report["ours"]["rows"]}
+    rows = [
+        (f"`mstopk:mode={mode}`", 1, mine[mode, False], mine[mode, True])
+        for mode in dict.fromkeys(mode for mode, _ in mine)
+    ]
+    for times in report["torch"]:
+        fed_back = times["feedback_ms"]["median"]
+        for name, what in (("topk_ms", "sorted"), ("topk_unsorted_ms", "unsorted")):
+            alone = times[name]["median"]
+            title = f"`torch.topk(x.abs(), k)`, {what}"
+            rows.append((title, times["threads"], alone, fed_back if what == "unsorted" else None))
+    lines = ["| selection | threads | ms | ms with residuals |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {title} | {threads} | {alone:.1f} | {'' if fed_back is None else f'{fed_back:.1f}'} |"
+        for title, threads, alone, fed_back in rows
+    ]
+    theirs = [row for row in rows if row[0].startswith("`torch")]
+    alone = min(row[2] for row in theirs) / mine["tracked", False]
+    fed_back = min(row[3] for row in theirs if row[3] is not None) / mine["tracked", True]
+    count, k, versions = report["ours"]["count"], report["ours"]["k"], report["versions"]
+    described, commit = report["machine"], report["commit"][:12]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{k:,} of {count:,} float32. `tracked` is {alone:.0f} times as fast as the fastest of "
+            f"torch's, {fed_back:.0f} times with residuals; a copy of the elements takes "
+            f"{report['ours']['memcpy_ms']:.1f} ms.",
+            f"Measured {report['when']} at commit {commit} on {described['cpu']}, "
+            f"{described['cores']} cores, Linux {described['kernel']}, torch {versions['torch']}; "
+            f"load average {report['load_before'][0]} before, {report['load_after'][0]} after: "
+            f"medians of {report['ours']['steps']} selections, and of "
+            f"{len(report['torch'][0]['topk_ms']['samples'])} of torch's.",
+        ]
+    )
+
+
 def _timed(call: Callable[[], object], repeats: int) -> dict[str, Any]:
     call()
     samples = []
@@ -79,7 +122,13 @@ def main() -> int:
     parser.add_argument("--binary", type=Path, default=BINARY, help="select_bench (%(default)s)")
     parser.add_argument("--count", type=int, default=COUNT, help="elements (%(default)s)")
     parser.add_argument("--repeats", type=int, default=7, help="of torch's (%(default)s)")
+    parser.add_argument("--write", action="store_true", help="write the page, measure nothing")
     options = parser.parse_args()
+    if options.write:
+        publish(
+            table(json.loads(options.json.read_text())), PAGE, _MARK, options.json, None, write=True
+        )
+        return 0
     if not options.binary.exists():
         print(
             f"{options.binary} does not exist; cmake --build --preset dev --target select_bench",
