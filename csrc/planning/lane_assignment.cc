@@ -1,5 +1,7 @@
 #include "csrc/planning/lane_assignment.h"
 
+#include <algorithm>
+
 #include "csrc/base/error.h"
 
 namespace aiacc {
@@ -32,11 +34,14 @@ std::uint32_t LaneLoads::pin(std::uint64_t bytes,
   return lane;
 }
 
-std::uint32_t LaneLoads::assign(std::uint64_t bytes, const Parameters& parameters) {
+std::uint32_t LaneLoads::assign(std::uint64_t bytes,
+                                const Parameters& parameters,
+                                std::uint32_t most) {
+  AIACC_CHECK(most > 0);
   enter(parameters);
   std::uint32_t best = 0;
   std::uint64_t soonest = 0;
-  for (std::uint32_t i = 0; i < parameters.lanes; ++i) {
+  for (std::uint32_t i = 0; i < std::min(parameters.lanes, most); ++i) {
     const std::uint32_t lane = (first_ + i) % parameters.lanes;
     const std::uint64_t finish = finish_[lane] + time_of(bytes, parameters, lane);
     if (i == 0 || finish < soonest) {

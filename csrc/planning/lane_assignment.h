@@ -23,9 +23,12 @@ class LaneLoads {
   /// Nothing is under way in any lane, on any rank.
   void clear() { finish_.fill(0); }
 
-  /// The lane for a unit of `bytes`, which counts as given to it. A new epoch starts from nothing:
-  /// other lanes may be in use. Pure but for its own state; allocates nothing.
-  std::uint32_t assign(std::uint64_t bytes, const Parameters& parameters);
+  /// The lane for a unit of `bytes`, which counts as given to it: one of the first `most` lanes
+  /// from the preferred one on. A new epoch starts from nothing: other lanes may be in use. Pure
+  /// but for its own state; allocates nothing.
+  std::uint32_t assign(std::uint64_t bytes,
+                       const Parameters& parameters,
+                       std::uint32_t most = kMaxLanes);
 
   /// Counts a unit of `bytes` as given to the one lane of `lanes`, those of the engine, that units
   /// of its kind always take, whatever lanes are in use. Returns it.

@@ -51,7 +51,8 @@ void split(std::uint32_t index,
   // Rounding a part up to the grain must not take it beyond the limit.
   const std::uint64_t limit = std::max(unit_bytes / grain, std::uint64_t{1}) * grain;
   const std::uint64_t grains = divided_up(tensor.bytes, grain);
-  const std::uint64_t parts = number_of_parts(tensor.bytes, limit, parameters.lanes);
+  const std::uint64_t parts =
+      number_of_parts(tensor.bytes, limit, std::min(parameters.lanes, tensor.most_lanes));
   // The last `longer` parts have one grain more than the others, and the tensor may end in a grain.
   const std::uint64_t longer = grains % parts;
   std::uint64_t offset = 0;
@@ -105,8 +106,9 @@ void plan_units(const std::vector<PlannedTensor>& tensors,
     if (first.pinned) {
       unit.lane = loads.pin(unit.wire_bytes, parameters, express_lane);
     } else {
-      unit.lane = unit.wire_bytes <= kExpressBytes ? express_lane
-                                                   : loads.assign(unit.wire_bytes, parameters);
+      unit.lane = unit.wire_bytes <= kExpressBytes
+                      ? express_lane
+                      : loads.assign(unit.wire_bytes, parameters, first.most_lanes);
     }
     unit.bytes *= first.narrowing;
     for (Slice& slice : unit.slices) {

@@ -34,6 +34,8 @@ struct PlannedTensor {
   std::uint32_t thinning = 1;
   /// How many times as much as of others makes a unit.
   std::uint32_t stretch = 1;
+  /// Units of it, unless they are small, take so many lanes at most, always the same ones.
+  std::uint32_t most_lanes = kMaxLanes;
 };
 
 /// A part of one tensor, in bytes of its memory.

@@ -1,5 +1,6 @@
 #include "csrc/core/dispatch/planner_input.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "csrc/engines/coding.h"
@@ -34,7 +35,19 @@ std::uint64_t planned_bytes(const Piece& piece) {
   return 0;
 }
 
-constexpr int kMany = 64;
+/// Of a rank, over all lanes: for all-to-alls of coded all-reduces.
+constexpr int kMostConnections = 512;
+
+/// How many lanes a tensor takes at most. Only blocks go by all-to-all, which connects every two
+/// ranks once more for each lane. (On two levels it is every two hosts: fewer, which is not known
+/// here.)
+std::uint32_t lanes_of(const Request& request, int members) {
+  constexpr std::uint32_t kAll = kMaxLanes;
+  if (!is_coded(request.wire) || !Coding{request.wire, request.wire_detail}.in_blocks()) {
+    return kAll;
+  }
+  return std::clamp(static_cast<std::uint32_t>(kMostConnections / members), 1U, kAll);
+}
 
 /// What is coded waits for the network several times, whatever its size.
 constexpr std::uint32_t kCodedStretch = 16;
@@ -117,17 +130,19 @@ void fill_planner_input(const std::vector<Operation*>& operations,
       }
       pieces.push_back(piece);
       const std::size_t narrowing = operation->request.narrowing();
+      const std::uint32_t lanes = lanes_of(request, members);
       tensors.push_back({planned_bytes(piece) / narrowing,
                          static_cast<std::uint32_t>(size_of(piece.spec().dtype) / narrowing),
                          static_cast<std::uint32_t>(pack_class),
                          elementwise,
                          elementwise && !whole,
                          // Both use the connections between every two ranks (engines/adasum.h).
-                         kind == OpKind::kAlltoall || whole || (coded && members > kMany),
+                         kind == OpKind::kAlltoall || whole || lanes == 1,
                          gpu_engine && operation->request.on_gpu(),
                          static_cast<std::uint32_t>(narrowing),
                          coded ? Coding{request.wire, request.wire_detail}.thinning() : 1,
-                         coded ? kCodedStretch : 1});
+                         coded ? kCodedStretch : 1,
+                         lanes});
     }
   }
 }

@@ -25,7 +25,7 @@ struct PlannerInput {
 void drop_wire_formats(const std::vector<Operation*>& operations);
 
 /// `gpu_engine`: whether tensors on GPUs have an engine of their own. `members`: how many ranks
-/// take part; coded all-reduces of many are pinned to one lane, for each lane connects every two of
+/// take part; all-reduces in blocks of many take few lanes, for each lane connects every two of
 /// them. Pure: equal on all members for equal operations.
 void fill_planner_input(const std::vector<Operation*>& operations,
                         bool gpu_engine,

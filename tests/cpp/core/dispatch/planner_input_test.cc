@@ -1,0 +1,51 @@
+#include "csrc/core/dispatch/planner_input.h"
+
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "csrc/engines/coding.h"
+#include "tests/cpp/support/requests.h"
+
+namespace aiacc {
+namespace {
+
+constexpr Coding kInt8{WireFormat::kInt8Blocks, 256};
+constexpr Coding kLargest{WireFormat::kLargest, 10'000};
+constexpr Coding kRandom{WireFormat::kRandom, 10'000};
+constexpr std::uint32_t kLanes = 8;
+
+/// Lanes that the units of a large all-reduce of so many ranks take.
+std::set<std::uint32_t> lanes_taken(const Coding& coding, int members) {
+  Operation operation;
+  operation.request = make_request("x", {std::int64_t{512} << 20});
+  operation.request.wire = coding.format;
+  operation.request.wire_detail = coding.detail;
+  PlannerInput input;
+  fill_planner_input({&operation}, false, members, input);
+  Parameters parameters;
+  parameters.lanes = kLanes;
+  LaneLoads loads(3);
+  UnitPlan plan;
+  plan_units(input.tensors, parameters, 0, kLanes, loads, plan);
+  std::set<std::uint32_t> taken;
+  for (const PlannedUnit& unit : plan) {
+    taken.insert(unit.lane);
+  }
+  return taken;
+}
+
+TEST(PlannerInput, ManyRanksTakeFewLanesForBlocksAlone) {
+  EXPECT_EQ(8U, lanes_taken(kInt8, 2).size());
+  EXPECT_EQ(8U, lanes_taken(kInt8, 64).size());
+  EXPECT_EQ(7U, lanes_taken(kInt8, 65).size());
+  EXPECT_EQ((std::set<std::uint32_t>{3, 4, 5, 6}), lanes_taken(kInt8, 128));
+  EXPECT_EQ((std::set<std::uint32_t>{3}), lanes_taken(kInt8, 512));
+  EXPECT_EQ((std::set<std::uint32_t>{3}), lanes_taken(kInt8, 100'000));
+  // Pairs are gathered, and what is random is summed, by the connections that there are anyway.
+  EXPECT_EQ(8U, lanes_taken(kLargest, 100'000).size());
+  EXPECT_EQ(8U, lanes_taken(kRandom, 100'000).size());
+}
+
+}  // namespace
+}  // namespace aiacc
