@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.ranks import ROOT
 
-PROGRAMS = {name: ROOT / f"build/gpu/tests/gpu/gpu_{name}_check" for name in ("kernels", "codes")}
+NAMES = ("kernels", "codes", "optim")
+PROGRAMS = {name: ROOT / f"build/gpu/tests/gpu/gpu_{name}_check" for name in NAMES}
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 
 

@@ -50,6 +50,8 @@ def excesses(found, allowed):
 
 #: The kernel of selection.cu.
 SELECTION = {"aiacc_select"}
+#: Those of optim/lars_update.cu.
+OPTIMIZERS = {f"aiacc_lars_{part}{size}" for part in ("norms", "update") for size in ("", "_large")}
 
 
 def copy_names():
@@ -67,6 +69,7 @@ def kernel_names():
     return (
         copy_names()
         | SELECTION
+        | OPTIMIZERS
         | {f"aiacc_{way}_{name}" for way in ("encode", "decode") for name in formats}
     )
 

@@ -12,16 +12,6 @@
 
 namespace aiacc {
 
-/// A product that is rounded: nvcc would make a fused multiply-add of it and of a sum, and the
-/// device would give other bits than the host, which is compiled without.
-AIACC_HOST_DEVICE inline float product(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
 AIACC_HOST_DEVICE inline std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
   return a > b ? a : b;
 }

@@ -6,47 +6,18 @@
 #include <utility>
 
 #include "csrc/base/error.h"
-#include "csrc/kernels/gpu/block_code.h"
-#include "csrc/kernels/gpu/selection.h"
 
 namespace aiacc {
 namespace {
 
 FakeCuda* instance = nullptr;
 
-/// A launch: copies its argument at once, and runs the twin of the kernel later.
-template <class Argument, class Run>
-auto run_later(Run run) {
-  return [run](const void* argument, std::uint32_t blocks) -> std::function<void()> {
-    auto copy = std::make_shared<Argument>(*static_cast<const Argument*>(argument));
-    return [run, copy, blocks] { run(*copy, blocks); };
-  };
-}
-
 }  // namespace
 
 FakeCuda::FakeCuda(int devices) : devices_(devices) {
   AIACC_CHECK(instance == nullptr);
   instance = this;
-  for (const CopyKernel& kernel : copy_kernels()) {
-    kernels_[kernel.name] = {kCopyThreads, run_later<SmallCopyBatch>(kernel.run_small)};
-    kernels_[kernel.large_name] = {kCopyThreads, run_later<LargeCopyBatch>(kernel.run_large)};
-  }
-  for (const BlockCodeKernels& kernels : block_code_kernels()) {
-    const auto twin = [](auto run) {
-      return [run](const auto& plan, std::uint32_t blocks) {
-        run(plan, blocks * (kBlockCodeThreads / kWarpThreads), false);
-      };
-    };
-    kernels_[kernels.encode_name] = {kBlockCodeThreads,
-                                     run_later<BlockEncoding>(twin(kernels.encode))};
-    kernels_[kernels.decode_name] = {kBlockCodeThreads,
-                                     run_later<BlockDecoding>(twin(kernels.decode))};
-  }
-  kernels_[kSelectKernel] = {
-      kSelectThreads, run_later<SelectPlan>([](const SelectPlan& plan, std::uint32_t blocks) {
-        select_on_host(plan, blocks, false);
-      })};
+  fill_kernels();
   for (int device = 0; device < devices; ++device) {
     add_stream(device);
   }

@@ -15,6 +15,7 @@
 
 #include "csrc/cuda/driver.h"
 #include "csrc/kernels/batch_copy.h"
+#include "csrc/kernels/gpu/optim/optim_kernels.h"
 
 namespace aiacc {
 
@@ -113,6 +114,9 @@ class FakeCuda {
   static FakeCuda& self();
   static std::vector<CudaContext>& contexts();  ///< of the calling thread
   static int& capture_mode();                   ///< the same
+  void fill_kernels();
+  template <class Batch>
+  void add_step_kernels(const OptimKernels<Batch>& kernels);
   void fill_table();
   void fill_stream_table();
   void fill_memory_table();
