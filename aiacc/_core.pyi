@@ -318,28 +318,58 @@ def select_largest(pairs: int, input: int, count: int, k: int, mode: int) -> boo
     pairs, and the others are zeros. Raises ValueError for a k or a mode that cannot be.
     """
 
+class LarsOptions:
+    """Of `aiacc.optim.LARS`. `first`: momenta are written without being read."""
+
+    def __init__(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        trust_coefficient: float,
+        eps: float,
+        least_ratio: float,
+        largest_ratio: float,
+        nesterov: bool,
+        larc: bool,
+        adapt: bool,
+        first: bool,
+    ) -> None: ...
+
 def lars_step(
-    tensors: Sequence[tuple[int, int, int, int]],
-    *,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    trust_coefficient: float,
-    eps: float,
-    least_ratio: float,
-    largest_ratio: float,
-    nesterov: bool,
-    larc: bool,
-    adapt: bool,
-    first: bool,
-    threads: int,
+    tensors: Sequence[tuple[int, int, int, int]], options: LarsOptions, threads: int
 ) -> None:
     """One step of LARS on float32 tensors in host memory, without the GIL, by so many threads.
 
     `tensors`: addresses of weights, gradient and momentum (0: none), which are contiguous, and the
-    number of elements. `first`: momenta are written without being read. The rest is as in
-    `aiacc.optim.LARS`.
+    number of elements.
+    """
+
+def lars_step_on_gpu(
+    tensors: Sequence[tuple[int, int, int, int]],
+    options: LarsOptions,
+    *,
+    device: int,
+    stream: int,
+    lr: int,
+    workspace: int,
+) -> None:
+    """Queue the same on a stream of a GPU, for memory of it, and return.
+
+    `lr`: address of a float32 on the GPU that is read instead of the options', or 0. `workspace`:
+    memory of `optim_workspace_bytes`, at a multiple of 16. All of it stays until the stream is past
+    the step. Raises NotImplementedError or EngineError where `optim_problem` has an answer.
+    """
+
+def optim_workspace_bytes(tensors: int) -> int:
+    """Bytes on the GPU that a step of so many tensors needs meanwhile."""
+
+def optim_problem(device: int) -> str:
+    """Why there are no kernels of optimizers on a CUDA device; "" once they are loaded.
+
+    May wait for the GPU the first time.
     """
 
 def nccl_lanes_problem(lanes: int, in_use: bool) -> str:

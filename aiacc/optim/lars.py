@@ -20,12 +20,12 @@ import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from aiacc import _core
-from aiacc.optim import trust
+from aiacc.optim import fused, trust
 from aiacc.optim.trust import Clamp, Exclusion, TrustRatioOptimizer, one_dimensional
 
 #: Of a group, which the core takes as they are.
 _FUSED_OPTIONS = (
-    *("lr", "momentum", "dampening", "weight_decay", "trust_coefficient", "eps"),
+    *("momentum", "dampening", "weight_decay", "trust_coefficient", "eps"),
     *("nesterov", "larc", "adapt"),
 )
 
@@ -76,8 +76,9 @@ class LARS(TrustRatioOptimizer):
                 parameter, or patterns of names such as ``("*.bias", "norm*")``. None: no parameter.
             maximize: Ascend.
             foreach: Operations on lists of tensors. None: on GPUs, where each is a kernel.
-            fused: Norms, then one pass of the core, of float32 in host memory, by as many threads
-                as torch has. None: where that can be, unless ``foreach`` is given.
+            fused: Norms, then one pass of the core, of float32: in host memory by as many threads
+                as torch has, on GPUs by its kernels if it was built with CUDA. None: where that can
+                be, unless ``foreach`` is given.
             differentiable: Let autograd go through `step`.
 
         Raises:
@@ -114,7 +115,7 @@ class LARS(TrustRatioOptimizer):
             What ``closure`` returns.
 
         Raises:
-            ValueError: A gradient is sparse.
+            ValueError: A gradient is sparse, or ``fused=True`` of what the core does not take.
         """
         loss = None
         if closure is not None:
@@ -131,7 +132,7 @@ class LARS(TrustRatioOptimizer):
     ) -> None:
         foreach = group["foreach"]
         if group["fused"] or (group["fused"] is None and foreach is None):
-            problem = _not_fusable(group, params, grads)
+            problem = fused.problem(group, params, grads)
             if not problem:
                 self._fused(group, params, grads)
                 return
@@ -157,62 +158,47 @@ class LARS(TrustRatioOptimizer):
             if group["momentum"]:
                 state = self.state[parameter]
                 first = state.get("momentum_buffer") is None
-                buf = state["momentum_buffer"] = _momentum_as(parameter, state)
+                buf = fused.buffer_as(parameter, state, "momentum_buffer")
+                state["momentum_buffer"] = buf
             address = 0 if buf is None else buf.data_ptr()
             entry = (parameter.data_ptr(), grad.data_ptr(), address, parameter.numel())
             tensors[first].append(entry)
+        lr, lr_on_gpu = fused.rate(group["lr"])
         least, largest = group["trust_clamp"] or (0.0, math.inf)
         for first, some in tensors.items():
-            if some:
-                _core.lars_step(
-                    some,
-                    least_ratio=least,
-                    largest_ratio=largest,
-                    first=first,
-                    threads=torch.get_num_threads(),
-                    **{name: group[name] for name in _FUSED_OPTIONS},
-                )
+            if not some:
+                continue
+            options = _core.LarsOptions(
+                lr=lr,
+                least_ratio=least,
+                largest_ratio=largest,
+                first=first,
+                **{name: group[name] for name in _FUSED_OPTIONS},
+            )
+            if params[0].is_cuda:
+                _step_on_gpu(some, options, params[0], lr_on_gpu)
+            else:
+                _core.lars_step(some, options, torch.get_num_threads())
         for parameter in params:  # whose memory has changed, as autograd has to know
             torch.autograd.graph.increment_version(parameter)
 
 
-def _momentum_as(parameter: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
-    """The momentum in memory like the parameter's; what is in it is undefined if there was none."""
-    buf: torch.Tensor | None = state.get("momentum_buffer")
-    if buf is None:
-        return torch.empty_like(parameter)
-    if buf.shape != parameter.shape:
-        raise ValueError(
-            f"a momentum_buffer of shape {tuple(buf.shape)} (expected the parameter's, "
-            f"{tuple(parameter.shape)}); delete the parameter's state if its shape has changed"
-        )
-    is_alike = buf.is_cpu and buf.dtype == parameter.dtype and buf.stride() == parameter.stride()
-    return buf if is_alike else torch.empty_like(parameter).copy_(buf)
-
-
-def _not_fusable(
-    group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
-) -> str:
-    """Why the core cannot make a step; "" if it can."""
-    if group["differentiable"] or isinstance(group["lr"], torch.Tensor):
-        return "differentiable=True or a tensor as lr (expected False and a number)"
-    for parameter, grad in zip(params, grads, strict=True):
-        for tensor in (parameter, grad):
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-                return f"a {type(tensor).__name__} (expected torch.Tensor)"
-        if not (parameter.is_cpu and parameter.dtype == grad.dtype == torch.float32):
-            return f"{parameter.dtype} on {parameter.device} (expected torch.float32 on cpu)"
-        dense = parameter.is_contiguous() or (
-            parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
-        )
-        if parameter.shape != grad.shape:
-            return f"a gradient of shape {tuple(grad.shape)} (expected {tuple(parameter.shape)})"
-        if not dense or parameter.stride() != grad.stride():
-            return (
-                f"strides {parameter.stride()} and a gradient's {grad.stride()} (expected equal "
-                "ones without gaps)"
-            )
-    return ""
+def _step_on_gpu(
+    tensors: list[tuple[int, int, int, int]],
+    options: _core.LarsOptions,
+    parameter: torch.Tensor,
+    lr: torch.Tensor | None,
+) -> None:
+    """Queue a step on the current stream of the parameter's device."""
+    device, memory = parameter.get_device(), fused.workspace(parameter, len(tensors))
+    _core.lars_step_on_gpu(
+        tensors,
+        options,
+        device=device,
+        stream=fused.current_stream(device),
+        lr=0 if lr is None else lr.data_ptr(),
+        workspace=memory.data_ptr(),
+    )
 
 
 def _ratios(

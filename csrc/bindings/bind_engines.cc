@@ -1,4 +1,3 @@
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,7 +12,6 @@
 #include "csrc/engines/nccl/nccl_engine.h"
 #include "csrc/engines/nccl/nccl_gpus.h"
 #include "csrc/engines/registry.h"
-#include "csrc/kernels/lars.h"
 #include "csrc/kernels/select.h"
 
 namespace py = pybind11;
@@ -59,20 +57,6 @@ bool select(std::uintptr_t pairs, std::uintptr_t in, std::size_t count, std::siz
       .finite;
 }
 
-/// Tensors as addresses of weights, gradients and momenta (0: none), and numbers of elements.
-void step_lars(const std::vector<std::array<std::uintptr_t, 4>>& tensors,
-               const LarsOptions& options,
-               unsigned threads) {
-  std::vector<LarsTensor> all;
-  for (const auto& [weights, gradient, momentum, count] : tensors) {
-    all.push_back({reinterpret_cast<float*>(weights),
-                   reinterpret_cast<const float*>(gradient),
-                   reinterpret_cast<float*>(momentum),
-                   count});
-  }
-  lars_steps(all, options, threads);
-}
-
 }  // namespace
 
 void bind_engines(py::module_& module) {
@@ -95,53 +79,6 @@ void bind_engines(py::module_& module) {
       py::arg("count"),
       py::arg("k"),
       py::arg("mode"));
-  module.def(
-      "lars_step",
-      [](const std::vector<std::array<std::uintptr_t, 4>>& tensors,
-         double lr,
-         double momentum,
-         double dampening,
-         double weight_decay,
-         double trust_coefficient,
-         double eps,
-         double least_ratio,
-         double largest_ratio,
-         bool nesterov,
-         bool larc,
-         bool adapt,
-         bool first,
-         unsigned threads) {
-        const py::gil_scoped_release release;
-        step_lars(tensors,
-                  {lr,
-                   momentum,
-                   dampening,
-                   weight_decay,
-                   trust_coefficient,
-                   eps,
-                   least_ratio,
-                   largest_ratio,
-                   nesterov,
-                   larc,
-                   adapt,
-                   first},
-                  threads);
-      },
-      py::arg("tensors"),
-      py::kw_only(),
-      py::arg("lr"),
-      py::arg("momentum"),
-      py::arg("dampening"),
-      py::arg("weight_decay"),
-      py::arg("trust_coefficient"),
-      py::arg("eps"),
-      py::arg("least_ratio"),
-      py::arg("largest_ratio"),
-      py::arg("nesterov"),
-      py::arg("larc"),
-      py::arg("adapt"),
-      py::arg("first"),
-      py::arg("threads"));
   module.def("engines", [] {
     py::list rows;
     const auto add = [&](const auto& entries) {

@@ -20,6 +20,8 @@ def _steps(
         numbers = torch.randn(shape, generator=generator, device="cpu")
         return numbers.cuda() if on_gpu else numbers
 
+    if options.get("fused") and on_gpu:
+        options["lr"] = torch.tensor(options["lr"], device="cuda")
     params = [torch.nn.Parameter(made(shape)) for shape in SHAPES]
     optimizer = kind(params, **options)  # type: ignore[arg-type]
     for _ in range(4):
@@ -34,7 +36,9 @@ def large_batch_optimizers() -> int:
     begin()
     kinds = (
         (LARS, {"lr": 0.5, "weight_decay": 0.1, "nesterov": True}),
-        (LARS, {"lr": 0.5, "trust_clamp": (1e-3, 2e-3), "exclude": None}),
+        (LARS, {"lr": 0.5, "trust_clamp": (1e-3, 2e-3), "exclude": None, "fused": True}),
+        (LARS, {"lr": 0.5, "momentum": 0.0, "larc": True, "fused": True}),
+        (LARS, {"lr": 0.5, "weight_decay": 0.1, "foreach": True}),
         (LAMB, {"lr": 0.05, "max_grad_norm": 1.0}),
         (LAMB, {"lr": 0.05, "capturable": True}),
         (AdamSGD, {"lr": 0.05, "share": 0.3}),

@@ -26,6 +26,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from aiacc import _core
+from aiacc.optim import fused
 from aiacc.torch import streams
 from aiacc.torch.adapter import DTYPE_CODES
 from aiacc.torch.ops import allreduce as allreduce_ops
@@ -81,6 +82,7 @@ def on_fake_gpu(function: Callable[..., Any], *args: Any) -> Report:
     _core.read_tensors_of((), None, None)  # it would see where tensors really are
     _pretend_placement()
     _pretend_streams(fake)
+    _pretend_steps(fake)
     with _MarksHost():
         result = function(*args)
     assert fake.fake_misuses() == 0
@@ -224,6 +226,18 @@ def _pretend_streams(fake: ctypes.CDLL) -> None:
     pretended.wait_for_mark = lambda event, device: None
     pretended.future_on = lambda device: torch.futures.Future()
     torch.cuda.synchronize = lambda device=None: fake.fake_drain()  # type: ignore[assignment]
+
+
+def _pretend_steps(fake: ctypes.CDLL) -> None:
+    """Steps of optimizers that the core queues are done when torch goes on."""
+    step = _core.lars_step_on_gpu
+
+    def step_and_wait(*arguments: Any, **options: Any) -> None:
+        step(*arguments, **options)
+        fake.fake_drain()
+
+    _core.lars_step_on_gpu = step_and_wait
+    fused.current_stream = lambda device: 0
 
 
 class _MarksHost(TorchFunctionMode):

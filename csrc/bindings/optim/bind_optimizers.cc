@@ -1,0 +1,157 @@
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "csrc/bindings/bindings.h"
+#include "csrc/cuda/device.h"
+#include "csrc/kernels/gpu/optim/device_lars.h"
+#include "csrc/kernels/gpu/optim/tensor_chunks.h"
+#include "csrc/kernels/lars.h"
+
+namespace py = pybind11;
+
+namespace aiacc {
+namespace {
+
+/// Addresses of weights, gradient and momentum (0: none), and the number of elements.
+using LarsAddresses = std::array<std::uintptr_t, 4>;
+
+std::vector<LarsTensor> tensors_of(const std::vector<LarsAddresses>& given) {
+  std::vector<LarsTensor> tensors;
+  for (const auto& [weights, gradient, momentum, count] : given) {
+    tensors.push_back({reinterpret_cast<float*>(weights),
+                       reinterpret_cast<const float*>(gradient),
+                       reinterpret_cast<float*>(momentum),
+                       count});
+  }
+  return tensors;
+}
+
+/// A GPU with its kernels of optimizers.
+struct OptimDevice {
+  explicit OptimDevice(std::shared_ptr<Device> opened) : device(std::move(opened)) {
+    const Device::Scope scope(*device);
+    lars = std::make_unique<DeviceLars>(device->driver());
+  }
+  const std::shared_ptr<Device> device;
+  std::unique_ptr<DeviceLars> lars;
+};
+
+/// Calls use(device) with the kernels loaded and the context current; one call at a time.
+template <class Use>
+void with_device(int ordinal, Use use) {
+  static std::mutex mutex;
+  // Until the process ends: the driver may be gone before what is destroyed at its end.
+  static auto* const opened = new std::map<int, std::unique_ptr<OptimDevice>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<OptimDevice>& found = (*opened)[ordinal];
+  if (found == nullptr) {
+    found = std::make_unique<OptimDevice>(Device::open(process_cuda_driver(), ordinal));
+  }
+  const Device::Scope scope(*found->device);
+  use(*found);
+}
+
+/// "" or why there are no kernels of optimizers on a GPU.
+std::string problem_of(int ordinal) {
+  try {
+    with_device(ordinal, [](OptimDevice&) {});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+void bind_optimizers(py::module_& module) {
+  py::class_<LarsOptions>(module, "LarsOptions")
+      .def(py::init([](double lr,
+                       double momentum,
+                       double dampening,
+                       double weight_decay,
+                       double trust_coefficient,
+                       double eps,
+                       double least_ratio,
+                       double largest_ratio,
+                       bool nesterov,
+                       bool larc,
+                       bool adapt,
+                       bool first) {
+             return LarsOptions{lr,
+                                momentum,
+                                dampening,
+                                weight_decay,
+                                trust_coefficient,
+                                eps,
+                                least_ratio,
+                                largest_ratio,
+                                nesterov,
+                                larc,
+                                adapt,
+                                first};
+           }),
+           py::kw_only(),
+           py::arg("lr"),
+           py::arg("momentum"),
+           py::arg("dampening"),
+           py::arg("weight_decay"),
+           py::arg("trust_coefficient"),
+           py::arg("eps"),
+           py::arg("least_ratio"),
+           py::arg("largest_ratio"),
+           py::arg("nesterov"),
+           py::arg("larc"),
+           py::arg("adapt"),
+           py::arg("first"));
+  module.def(
+      "lars_step",
+      [](const std::vector<LarsAddresses>& tensors, const LarsOptions& options, unsigned threads) {
+        const py::gil_scoped_release release;
+        lars_steps(tensors_of(tensors), options, threads);
+      },
+      py::arg("tensors"),
+      py::arg("options"),
+      py::arg("threads"));
+  module.def(
+      "lars_step_on_gpu",
+      [](const std::vector<LarsAddresses>& tensors,
+         const LarsOptions& options,
+         int device,
+         std::uintptr_t stream,
+         std::uintptr_t lr,
+         std::uintptr_t workspace) {
+        const py::gil_scoped_release release;
+        with_device(device, [&](OptimDevice& on) {
+          on.lars->step(reinterpret_cast<CudaStream>(stream),
+                        tensors_of(tensors),
+                        options,
+                        reinterpret_cast<const float*>(lr),
+                        reinterpret_cast<void*>(workspace));
+        });
+      },
+      py::arg("tensors"),
+      py::arg("options"),
+      py::kw_only(),
+      py::arg("device"),
+      py::arg("stream"),
+      py::arg("lr"),
+      py::arg("workspace"));
+  module.def("optim_workspace_bytes", &optim_workspace_bytes, py::arg("tensors"));
+  module.def(
+      "optim_problem",
+      [](int device) {
+        const py::gil_scoped_release release;
+        return problem_of(device);
+      },
+      py::arg("device"));
+}
+
+}  // namespace aiacc

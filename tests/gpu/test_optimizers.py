@@ -1,0 +1,131 @@
+"""The core's steps of optimizers on a GPU: as torch's operations, captured, without waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiacc.optim import LARS
+
+SHAPES = [(7, 5), (16,), (3, 2, 3, 3), (1, 1), (33, 65), (300, 300), (4, 4)]
+
+LARS_OPTIONS = [
+    {"lr": 0.5, "weight_decay": 0.1},
+    {"lr": 0.5, "weight_decay": 0.1, "nesterov": True, "exclude": None},
+    {"lr": 0.5, "momentum": 0.0, "trust_clamp": (1e-3, 2e-3)},
+    {"lr": 0.5, "dampening": 0.2, "maximize": True},
+    {"lr": 1e-3, "larc": True},
+]
+CASES = [(LARS, options) for options in LARS_OPTIONS]
+
+
+def _parameters():
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    made[-1].zero_()  # whose norm is 0
+    params = [torch.nn.Parameter(value.cuda()) for value in made]
+    for parameter in params:
+        parameter.grad = torch.empty_like(parameter)
+    return params
+
+
+def _fill_gradients(params, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in params:
+        parameter.grad.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+def _trained(kind, options, steps=4):
+    params = _parameters()
+    optimizer = kind(params, **options)
+    for step in range(steps):
+        _fill_gradients(params, step)
+        optimizer.step()
+    return [parameter.detach() for parameter in params]
+
+
+def _assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
+@pytest.mark.parametrize("lr_is", ["number", "tensor", "tensor on the CPU"])
+def test_kernels_do_what_operations_do(kind, options, lr_is):
+    expected = _trained(kind, options | {"foreach": True})
+    if lr_is != "number":
+        device = "cuda" if lr_is == "tensor" else "cpu"
+        options = options | {"lr": torch.tensor(options["lr"], device=device)}
+    found = _trained(kind, options | {"fused": True})
+    _assert_close(found, expected)
+    again = _trained(kind, options)  # they are the default
+    assert all(map(torch.equal, found, again))
+
+
+def test_gradients_at_any_address():
+    found = []
+    for shift in range(4):
+        params = _parameters()
+        flat = torch.zeros(sum(parameter.numel() + 1 for parameter in params) + 4, device="cuda")
+        at = shift
+        for parameter in params:
+            parameter.grad = flat[at : at + parameter.numel()].view(parameter.shape)
+            at += parameter.numel() + 1
+        optimizer = LARS(params, lr=0.5, weight_decay=0.1, fused=True)
+        _fill_gradients(params, 1)
+        optimizer.step()
+        found.append([parameter.detach() for parameter in params])
+    for other in found[1:]:
+        _assert_close(other, found[0])
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES[:1], ids=str)
+def test_a_graph_takes_learning_rates_that_change(kind, options):
+    rates = (0.5, 0.25, 0.125)
+    lr = torch.tensor(rates[0], device="cuda")
+    params, plain = _parameters(), _parameters()
+    captured = kind(params, **options | {"lr": lr, "fused": True})
+    expected = kind(plain, **options)
+    for optimizer, some in ((captured, params), (expected, plain)):
+        _fill_gradients(some, 0)
+        optimizer.step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for step, rate in enumerate(rates):
+        lr.fill_(rate)
+        _fill_gradients(params, 1 + step)
+        graph.replay()
+        for group in expected.param_groups:
+            group["lr"] = rate
+        _fill_gradients(plain, 1 + step)
+        expected.step()
+        _assert_close(
+            [parameter.detach() for parameter in params],
+            [parameter.detach() for parameter in plain],
+        )
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
+def test_steps_wait_for_nothing(kind, options):
+    """torch itself raises where the host would wait for the GPU."""
+    params = _parameters()
+    lr = torch.tensor(options["lr"], device="cuda")
+    optimizer = kind(params, **options | {"lr": lr, "fused": True})
+    _fill_gradients(params, 0)
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_the_kernels_do_not_take_is_said():
+    weight = torch.nn.Parameter(torch.ones(2, 2, device="cuda", dtype=torch.float16))
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(ValueError, match=r"fused=True with torch\.float16 on cuda:0"):
+        LARS([weight], fused=True).step()
+    LARS([weight]).step()
