@@ -1,4 +1,4 @@
-"""``python -m bench.gpu``: kernels, codecs, training steps, lanes and ways to stage on one GPU.
+"""``python -m bench.gpu``: kernels, codecs, optimizers, steps, lanes and ways to stage on one GPU.
 
 Writes one file for each into bench/results/gpu. `make gpu-check` builds what this needs.
 """
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench import machine
-from bench.gpu import codes, device, jobs, kernels
+from bench.gpu import codes, device, jobs, kernels, optim
 from bench.network import runs
 
 FOLDER = machine.ROOT / "bench" / "results" / "gpu"
@@ -23,7 +23,7 @@ UNITS = ("256KiB", "1MiB", "4MiB")
 def main() -> int:
     """Measure, write the files, print the medians."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    parser.add_argument("--parts", default="kernels,codes,step,lanes,staged", help="(%(default)s)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="(%(default)s)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="(%(default)s)")
     options = parser.parse_args()
     reason = device.missing()
@@ -97,7 +97,7 @@ def summary(part: str, rows: list[dict[str, Any]]) -> list[str]:
         what = ", ".join(f"{key} {row[key]}" for key in row if key not in ("us", "ms", "goals"))
         middle = median(row[unit])
         rate = ""
-        if part in ("kernels", "codes"):
+        if part in ("kernels", "codes", "optim"):
             moved = row["bytes_read"] + row["bytes_written"]
             rate = f", {moved / middle / 1e3:.0f} GB/s read and written"
         lines.append(f"  {what}: {middle:.2f} {unit}{rate}")
@@ -115,6 +115,7 @@ def _verdict(goal: dict[str, Any]) -> str:
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "kernels": kernels.measure,
     "codes": codes.measure,
+    "optim": optim.measure,
     "step": _steps,
     "lanes": _lanes,
     "staged": _staged,

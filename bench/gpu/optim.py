@@ -1,0 +1,113 @@
+"""Steps of optimizers on a GPU against the bytes that they have to move, with goals."""
+
+import math
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from aiacc.optim import LARS
+from bench import shapes
+from bench.gpu.kernels import timed
+
+Shapes = list[tuple[int, ...]]
+
+#: Shapes of the float32 parameters of each set.
+SETS: dict[str, Shapes] = {
+    "161 parameters of ResNet-50": [tuple(shape) for _, shape in shapes.resnet50()],
+    "64 matrices of 16 MiB": [(2048, 2048)] * 64,
+}
+_COPIED = 100_000_000
+_SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+
+#: Bytes that are read and written of an element in a step of each kind: with a ratio, without one.
+#: LARS: norms of weights and gradient; then those and the momentum, and two of them written.
+BYTES = {"LARS": ((8 + 12, 8), (12, 8)), "SGD": ((12, 8), (12, 8))}
+
+#: Kind, and the optimizer.
+CONTENDERS: dict[str, tuple[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
+    "LARS, kernels": ("LARS", lambda params: LARS(params, fused=True, **_SGD)),
+    "LARS, foreach": ("LARS", lambda params: LARS(params, foreach=True, **_SGD)),
+    "torch SGD, fused": ("SGD", lambda params: torch.optim.SGD(params, fused=True, **_SGD)),
+}
+
+
+def measure() -> list[dict[str, Any]]:
+    """Microseconds of a step of each contender by sample, and what became of its goal.
+
+    A step is measured twice: as a program calls it, when Python may be slower than the GPU, and as
+    a CUDA graph, which is the GPU alone.
+    """
+    rows = [_copy()]
+    for name, given in SETS.items():
+        for work, (kind, make) in CONTENDERS.items():
+            optimizer = make(_parameters(given))
+            read, written = floor(kind, given)
+            row = {"set": name, "bytes_read": read, "bytes_written": written}
+            optimizer.step()
+            rows.append(row | {"work": work, "us": timed(optimizer.step)})
+            graph = _captured(optimizer.step)
+            rows.append(row | {"work": f"{work}, graph", "us": timed(graph.replay)})
+    return judge(rows)
+
+
+def floor(kind: str, given: Shapes) -> tuple[int, int]:
+    """Bytes that a step has to read and to write if no cache holds an array between two passes."""
+    read = written = 0
+    for shape in given:
+        of_element = BYTES[kind][0 if len(shape) > 1 else 1]
+        read += of_element[0] * math.prod(shape)
+        written += of_element[1] * math.prod(shape)
+    return read, written
+
+
+def _copy() -> dict[str, Any]:
+    source, target = (torch.zeros(_COPIED, device="cuda") for _ in range(2))
+    payload = 4 * _COPIED
+    return {
+        "set": f"one tensor of {_COPIED:,} elements",
+        "bytes_read": payload,
+        "bytes_written": payload,
+        "work": "copy",
+        "us": timed(lambda: target.copy_(source)),
+    }
+
+
+def _parameters(given: Shapes) -> list[torch.Tensor]:
+    made: list[torch.Tensor] = []
+    for shape in given:
+        parameter = torch.nn.Parameter(torch.randn(shape, device="cuda") * 0.05)
+        parameter.grad = torch.randn(shape, device="cuda") * 1e-3
+        made.append(parameter)
+    return made
+
+
+def _captured(step: Callable[[], Any]) -> Any:
+    graph: Any = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with goals: our kernels, without Python, take at most 1.2 times as long as their bytes.
+
+    A byte costs what it costs in the copy among the rows.
+    """
+    (copy,) = [row for row in rows if row["work"] == "copy"]
+    per_byte = median(copy["us"]) / _moved(copy)
+    judged = []
+    for row in rows:
+        goals = []
+        if row["work"].endswith("kernels, graph"):
+            ratio = median(row["us"]) / (per_byte * _moved(row))
+            goal = {"against": "its bytes in a copy", "ratio": ratio, "at_most": 1.2}
+            goals.append(goal | {"met": ratio <= 1.2})
+        judged.append(row | {"goals": goals})
+    return judged
+
+
+def _moved(row: dict[str, Any]) -> int:
+    return int(row["bytes_read"]) + int(row["bytes_written"])
