@@ -35,7 +35,8 @@ std::uint64_t planned_bytes(const Piece& piece) {
   return 0;
 }
 
-/// Of a rank, over all lanes: for all-to-alls of coded all-reduces.
+/// Of a rank, over all numbered lanes: for all-to-alls of coded all-reduces. Small ones take the
+/// express lane, and connect every two ranks once more.
 constexpr int kMostConnections = 512;
 
 /// How many lanes a tensor takes at most. Only blocks go by all-to-all, which connects every two
