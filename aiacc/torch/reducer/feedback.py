@@ -248,10 +248,10 @@ class Feedback:
     def _after_init(self) -> None:
         """Forget what all ranks have to have alike, for there may be ranks that have nothing yet.
 
-        Residuals are a rank's own, but those of EF21 belong to what all know.
+        Residuals are a rank's own, but those of EF21 belong to what all know. Factors of PowerSGD
+        are alike again after a step, whatever they were.
         """
         self._steps.clear()
-        self.factors.clear()
         self.flushing.clear()
         self.undo.clear()
         self.spoilt, self._uneven = False, False
