@@ -29,6 +29,7 @@
 
 AIACC_EMBED(batch_copy, AIACC_BATCH_COPY_IMAGE)
 AIACC_EMBED(block_code, AIACC_BLOCK_CODE_IMAGE)
+AIACC_EMBED(lamb_update, AIACC_LAMB_UPDATE_IMAGE)
 AIACC_EMBED(lars_update, AIACC_LARS_UPDATE_IMAGE)
 AIACC_EMBED(selection, AIACC_SELECTION_IMAGE)
 
@@ -40,6 +41,8 @@ DeviceImage device_image(DeviceCode code) {
       return batch_copy_image();
     case DeviceCode::kBlockCode:
       return block_code_image();
+    case DeviceCode::kLamb:
+      return lamb_update_image();
     case DeviceCode::kLars:
       return lars_update_image();
     case DeviceCode::kSelection:

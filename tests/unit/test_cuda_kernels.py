@@ -50,8 +50,13 @@ def excesses(found, allowed):
 
 #: The kernel of selection.cu.
 SELECTION = {"aiacc_select"}
-#: Those of optim/lars_update.cu.
-OPTIMIZERS = {f"aiacc_lars_{part}{size}" for part in ("norms", "update") for size in ("", "_large")}
+#: Those of optim.
+OPTIMIZERS = {
+    f"aiacc_{kind}_{part}{size}"
+    for kind in ("lars", "lamb")
+    for part in ("norms", "update")
+    for size in ("", "_large")
+}
 
 
 def copy_names():

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "csrc/kernels/gpu/block_code.h"
+#include "csrc/kernels/gpu/optim/lamb_update.h"
 #include "csrc/kernels/gpu/optim/lars_update.h"
 #include "csrc/kernels/gpu/selection.h"
 #include "tests/cpp/support/fakes/fake_cuda.h"
@@ -50,6 +51,8 @@ void FakeCuda::fill_kernels() {
       kSelectThreads, run_later<SelectPlan>([](const SelectPlan& plan, std::uint32_t blocks) {
         select_on_host(plan, blocks, false);
       })};
+  add_step_kernels(kSmallLambKernels);
+  add_step_kernels(kLargeLambKernels);
   add_step_kernels(kSmallLarsKernels);
   add_step_kernels(kLargeLarsKernels);
 }
