@@ -363,6 +363,41 @@ def lars_step_on_gpu(
     the step. Raises NotImplementedError or EngineError where `optim_problem` has an answer.
     """
 
+class LambOptions:
+    """Of `aiacc.optim.LAMB`."""
+
+    def __init__(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        least_ratio: float,
+        largest_ratio: float,
+        bias_correction: bool,
+        adapt: bool,
+    ) -> None: ...
+
+def lamb_step_on_gpu(
+    tensors: Sequence[tuple[int, int, int, int, int, float, int]],
+    options: LambOptions,
+    *,
+    device: int,
+    stream: int,
+    lr: int,
+    clip: int,
+    workspace: int,
+) -> None:
+    """Queue a step of LAMB on a stream of a GPU, for float32 in memory of it, and return.
+
+    `tensors`: addresses of weights, gradient, mean of gradients and of their squares, which are
+    contiguous; address of the number of the step, from 1 on, as a float32 on the GPU, or 0 and the
+    number; elements. `clip`: address of a float32 on the GPU that multiplies gradients, or 0. The
+    rest is as of `lars_step_on_gpu`.
+    """
+
 def optim_workspace_bytes(tensors: int) -> int:
     """Bytes on the GPU that a step of so many tensors needs meanwhile."""
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 
-from aiacc.optim import trust
+from aiacc import _core
+from aiacc.optim import fused, trust
 from aiacc.optim.trust import Clamp, Exclusion, TrustRatioOptimizer, one_dimensional
 
 
@@ -38,6 +39,7 @@ class LAMB(TrustRatioOptimizer):
         exclude: Exclusion | Collection[str] | None = one_dimensional,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
     ) -> None:
@@ -56,6 +58,8 @@ class LAMB(TrustRatioOptimizer):
             exclude: See `LARS`.
             maximize: Ascend.
             foreach: See `LARS`.
+            fused: The means and norms, then the update, by kernels of the core, of float32 on GPUs
+                if it was built with CUDA. None: where that can be, unless ``foreach`` is given.
             capturable: Keep the number of steps on the device, for a CUDA graph.
             differentiable: Let autograd go through `step`.
 
@@ -76,6 +80,7 @@ class LAMB(TrustRatioOptimizer):
                 "trust_clamp": trust_clamp,
                 "maximize": maximize,
                 "foreach": foreach,
+                "fused": fused,
                 "capturable": capturable,
                 "differentiable": differentiable,
             },
@@ -96,14 +101,22 @@ class LAMB(TrustRatioOptimizer):
             clip = _clipping([grad for _, grads in given for grad in grads], most)
         for group, (every, grads_of_all) in zip(self.param_groups, given, strict=True):
             for params, grads in trust.by_kind(every, grads_of_all):
-                if clip is not None:
-                    grads = [grad * clip.to(grad.device, grad.dtype) for grad in grads]
-                self._update(group, params, grads)
+                self._update(group, params, grads, clip)
         return loss
 
     def _update(
-        self, group: dict[str, Any], params: list[torch.Tensor], grads: list[torch.Tensor]
+        self,
+        group: dict[str, Any],
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        clip: torch.Tensor | None,
     ) -> None:
+        foreach, wanted = group["foreach"], group.get("fused")
+        problem = "foreach"
+        if wanted or (wanted is None and foreach is None):
+            problem = fused.problem(group, params, grads, on_cpu=False)
+            if wanted and problem:
+                raise ValueError(f"fused=True with {problem}; leave fused out")
         states = [self.state[parameter] for parameter in params]
         for parameter, state in zip(params, states, strict=True):
             if not state:
@@ -111,8 +124,13 @@ class LAMB(TrustRatioOptimizer):
                 state["step"] = torch.zeros((), device=device)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
-            state["step"] += 1
-        foreach = group["foreach"]
+        for (steps,) in trust.by_kind([state["step"] for state in states]):
+            torch._foreach_add_(steps, 1)
+        if not problem:
+            _fused(group, params, grads, states, clip)
+            return
+        if clip is not None:
+            grads = [grad * clip.to(grad.device, grad.dtype) for grad in grads]
         if foreach is None:
             foreach = params[0].is_cuda and not group["differentiable"]
         update = _foreach if foreach else _one_by_one
@@ -124,6 +142,49 @@ class LAMB(TrustRatioOptimizer):
             [state["exp_avg_sq"] for state in states],
             [_corrections(group, state["step"]) for state in states],
         )
+
+
+def _fused(
+    group: dict[str, Any],
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    states: list[dict[str, Any]],
+    clip: torch.Tensor | None,
+) -> None:
+    """The update by kernels of the core, queued on the current stream of the GPU."""
+    tensors = []
+    for parameter, grad, state in zip(params, grads, states, strict=True):
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = fused.buffer_as(parameter, state, name)
+        step = state["step"] = state["step"].to(torch.float32)
+        if step.is_cuda:  # which is not looked at
+            step = state["step"] = step.to(parameter.device)
+        where, number = (step.data_ptr(), 0.0) if step.is_cuda else (0, step.item())
+        addresses = [parameter, grad, state["exp_avg"], state["exp_avg_sq"]]
+        entry = (*(tensor.data_ptr() for tensor in addresses), where, number, parameter.numel())
+        tensors.append(entry)
+    lr, lr_on_gpu = fused.rate(group["lr"])
+    least, largest = group["trust_clamp"] or (0.0, math.inf)
+    device, memory = params[0].get_device(), fused.workspace(params[0], len(tensors))
+    factor = None if clip is None else clip.to(params[0].device, torch.float32)
+    _core.lamb_step_on_gpu(
+        tensors,
+        _core.LambOptions(
+            lr=lr,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            least_ratio=least,
+            largest_ratio=largest,
+            **{name: group[name] for name in ("eps", "weight_decay", "bias_correction", "adapt")},
+        ),
+        device=device,
+        stream=fused.current_stream(device),
+        lr=0 if lr_on_gpu is None else lr_on_gpu.data_ptr(),
+        clip=0 if factor is None else factor.data_ptr(),
+        workspace=memory.data_ptr(),
+    )
+    for parameter in params:  # whose memory has changed, as autograd has to know
+        torch.autograd.graph.increment_version(parameter)
 
 
 def _clipping(grads: list[torch.Tensor], most: float) -> torch.Tensor:

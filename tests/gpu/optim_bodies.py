@@ -20,8 +20,8 @@ def _steps(
         numbers = torch.randn(shape, generator=generator, device="cpu")
         return numbers.cuda() if on_gpu else numbers
 
-    if options.get("fused") and on_gpu:
-        options["lr"] = torch.tensor(options["lr"], device="cuda")
+    if options.pop("fused", None) and on_gpu:
+        options |= {"fused": True, "lr": torch.tensor(options["lr"], device="cuda")}
     params = [torch.nn.Parameter(made(shape)) for shape in SHAPES]
     optimizer = kind(params, **options)  # type: ignore[arg-type]
     for _ in range(4):
@@ -39,8 +39,10 @@ def large_batch_optimizers() -> int:
         (LARS, {"lr": 0.5, "trust_clamp": (1e-3, 2e-3), "exclude": None, "fused": True}),
         (LARS, {"lr": 0.5, "momentum": 0.0, "larc": True, "fused": True}),
         (LARS, {"lr": 0.5, "weight_decay": 0.1, "foreach": True}),
-        (LAMB, {"lr": 0.05, "max_grad_norm": 1.0}),
-        (LAMB, {"lr": 0.05, "capturable": True}),
+        (LAMB, {"lr": 0.05, "max_grad_norm": 1.0, "fused": True}),
+        (LAMB, {"lr": 0.05, "capturable": True, "exclude": None, "fused": True}),
+        (LAMB, {"lr": 0.05, "trust_clamp": (0.1, 0.2)}),
+        (LAMB, {"lr": 0.05, "foreach": True, "max_grad_norm": 1.0}),
         (AdamSGD, {"lr": 0.05, "share": 0.3}),
     )
     for kind, options in kinds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiacc.optim import LARS
+from aiacc.optim import LAMB, LARS
 
 SHAPES = [(7, 5), (16,), (3, 2, 3, 3), (1, 1), (33, 65), (300, 300), (4, 4)]
 
@@ -16,7 +16,16 @@ LARS_OPTIONS = [
     {"lr": 0.5, "dampening": 0.2, "maximize": True},
     {"lr": 1e-3, "larc": True},
 ]
-CASES = [(LARS, options) for options in LARS_OPTIONS]
+LAMB_OPTIONS = [
+    {"lr": 0.05, "capturable": True},
+    {"lr": 0.05, "weight_decay": 0.1, "max_grad_norm": 1.0, "exclude": None, "capturable": True},
+    {"lr": 0.05, "trust_clamp": (0.1, 0.2), "bias_correction": False},
+    {"lr": 0.05, "betas": (0.5, 0.7), "maximize": True},
+]
+CASES = [
+    *((LARS, options) for options in LARS_OPTIONS),
+    *((LAMB, options) for options in LAMB_OPTIONS),
+]
 
 
 def _parameters():
@@ -62,7 +71,8 @@ def test_kernels_do_what_operations_do(kind, options, lr_is):
     assert all(map(torch.equal, found, again))
 
 
-def test_gradients_at_any_address():
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+def test_gradients_at_any_address(kind):
     found = []
     for shift in range(4):
         params = _parameters()
@@ -71,7 +81,7 @@ def test_gradients_at_any_address():
         for parameter in params:
             parameter.grad = flat[at : at + parameter.numel()].view(parameter.shape)
             at += parameter.numel() + 1
-        optimizer = LARS(params, lr=0.5, weight_decay=0.1, fused=True)
+        optimizer = kind(params, lr=0.5, weight_decay=0.1, fused=True)
         _fill_gradients(params, 1)
         optimizer.step()
         found.append([parameter.detach() for parameter in params])
@@ -79,7 +89,25 @@ def test_gradients_at_any_address():
         _assert_close(other, found[0])
 
 
-@pytest.mark.parametrize(("kind", "options"), CASES[:1], ids=str)
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_state_that_was_saved_goes_on(capturable):
+    options = {"lr": 0.05, "capturable": capturable, "fused": True}
+    whole = _trained(LAMB, options)
+    params = _parameters()
+    optimizer = LAMB(params, **options)
+    for step in range(4):
+        if step == 2:
+            state = optimizer.state_dict()
+            optimizer = LAMB(params, **options)
+            optimizer.load_state_dict(state)
+        _fill_gradients(params, step)
+        optimizer.step()
+    _assert_close([parameter.detach() for parameter in params], whole)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [CASES[0], *((LAMB, options) for options in LAMB_OPTIONS[:2])], ids=str
+)
 def test_a_graph_takes_learning_rates_that_change(kind, options):
     rates = (0.5, 0.25, 0.125)
     lr = torch.tensor(rates[0], device="cuda")
@@ -126,6 +154,7 @@ def test_steps_wait_for_nothing(kind, options):
 def test_what_the_kernels_do_not_take_is_said():
     weight = torch.nn.Parameter(torch.ones(2, 2, device="cuda", dtype=torch.float16))
     weight.grad = torch.ones_like(weight)
-    with pytest.raises(ValueError, match=r"fused=True with torch\.float16 on cuda:0"):
-        LARS([weight], fused=True).step()
-    LARS([weight]).step()
+    for kind in (LARS, LAMB):
+        with pytest.raises(ValueError, match=r"fused=True with torch\.float16 on cuda:0"):
+            kind([weight], fused=True).step()
+        kind([weight]).step()

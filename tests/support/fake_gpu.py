@@ -230,13 +230,16 @@ def _pretend_streams(fake: ctypes.CDLL) -> None:
 
 def _pretend_steps(fake: ctypes.CDLL) -> None:
     """Steps of optimizers that the core queues are done when torch goes on."""
-    step = _core.lars_step_on_gpu
 
-    def step_and_wait(*arguments: Any, **options: Any) -> None:
-        step(*arguments, **options)
-        fake.fake_drain()
+    def and_wait(step: Callable[..., None]) -> Callable[..., None]:
+        def step_and_wait(*arguments: Any, **options: Any) -> None:
+            step(*arguments, **options)
+            fake.fake_drain()
 
-    _core.lars_step_on_gpu = step_and_wait
+        return step_and_wait
+
+    _core.lars_step_on_gpu = and_wait(_core.lars_step_on_gpu)
+    _core.lamb_step_on_gpu = and_wait(_core.lamb_step_on_gpu)
     fused.current_stream = lambda device: 0
 
 

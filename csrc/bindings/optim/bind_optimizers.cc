@@ -4,6 +4,8 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <pybind11/pybind11.h>
@@ -11,6 +13,7 @@
 
 #include "csrc/bindings/bindings.h"
 #include "csrc/cuda/device.h"
+#include "csrc/kernels/gpu/optim/device_lamb.h"
 #include "csrc/kernels/gpu/optim/device_lars.h"
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
 #include "csrc/kernels/lars.h"
@@ -34,13 +37,39 @@ std::vector<LarsTensor> tensors_of(const std::vector<LarsAddresses>& given) {
   return tensors;
 }
 
+/// Addresses of weights, gradient and means, and of the number of the step (0: it follows), and the
+/// number of elements.
+using LambAddresses = std::tuple<std::uintptr_t,
+                                 std::uintptr_t,
+                                 std::uintptr_t,
+                                 std::uintptr_t,
+                                 std::uintptr_t,
+                                 double,
+                                 std::uint64_t>;
+
+std::vector<LambTensor> tensors_of(const std::vector<LambAddresses>& given) {
+  std::vector<LambTensor> tensors;
+  for (const auto& [weights, gradient, mean, square, steps_on_device, steps, count] : given) {
+    tensors.push_back({reinterpret_cast<float*>(weights),
+                       reinterpret_cast<const float*>(gradient),
+                       reinterpret_cast<float*>(mean),
+                       reinterpret_cast<float*>(square),
+                       reinterpret_cast<const float*>(steps_on_device),
+                       steps,
+                       count});
+  }
+  return tensors;
+}
+
 /// A GPU with its kernels of optimizers.
 struct OptimDevice {
   explicit OptimDevice(std::shared_ptr<Device> opened) : device(std::move(opened)) {
     const Device::Scope scope(*device);
+    lamb = std::make_unique<DeviceLamb>(device->driver());
     lars = std::make_unique<DeviceLars>(device->driver());
   }
   const std::shared_ptr<Device> device;
+  std::unique_ptr<DeviceLamb> lamb;
   std::unique_ptr<DeviceLars> lars;
 };
 
@@ -69,9 +98,67 @@ std::string problem_of(int ordinal) {
   return "";
 }
 
-}  // namespace
+void bind_lamb(py::module_& module) {
+  py::class_<LambOptions>(module, "LambOptions")
+      .def(py::init([](double lr,
+                       double beta1,
+                       double beta2,
+                       double eps,
+                       double weight_decay,
+                       double least_ratio,
+                       double largest_ratio,
+                       bool bias_correction,
+                       bool adapt) {
+             return LambOptions{lr,
+                                beta1,
+                                beta2,
+                                eps,
+                                weight_decay,
+                                least_ratio,
+                                largest_ratio,
+                                bias_correction,
+                                adapt};
+           }),
+           py::kw_only(),
+           py::arg("lr"),
+           py::arg("beta1"),
+           py::arg("beta2"),
+           py::arg("eps"),
+           py::arg("weight_decay"),
+           py::arg("least_ratio"),
+           py::arg("largest_ratio"),
+           py::arg("bias_correction"),
+           py::arg("adapt"));
+  module.def(
+      "lamb_step_on_gpu",
+      [](const std::vector<LambAddresses>& tensors,
+         const LambOptions& options,
+         int device,
+         std::uintptr_t stream,
+         std::uintptr_t lr,
+         std::uintptr_t clip,
+         std::uintptr_t workspace) {
+        const py::gil_scoped_release release;
+        with_device(device, [&](OptimDevice& on) {
+          on.lamb->step(reinterpret_cast<CudaStream>(stream),
+                        tensors_of(tensors),
+                        options,
+                        {reinterpret_cast<const float*>(lr),
+                         reinterpret_cast<const float*>(clip),
+                         reinterpret_cast<void*>(workspace)});
+        });
+      },
+      py::arg("tensors"),
+      py::arg("options"),
+      py::kw_only(),
+      py::arg("device"),
+      py::arg("stream"),
+      py::arg("lr"),
+      py::arg("clip"),
+      py::arg("workspace"));
+}
 
-void bind_optimizers(py::module_& module) {
+void bind_lars(py::module_& module) {
   py::class_<LarsOptions>(module, "LarsOptions")
       .def(py::init([](double lr,
                        double momentum,
@@ -144,6 +231,13 @@ void bind_optimizers(py::module_& module) {
       py::arg("stream"),
       py::arg("lr"),
       py::arg("workspace"));
+}
+
+}  // namespace
+
+void bind_optimizers(py::module_& module) {
+  bind_lamb(module);
+  bind_lars(module);
   module.def("optim_workspace_bytes", &optim_workspace_bytes, py::arg("tensors"));
   module.def(
       "optim_problem",

@@ -47,7 +47,7 @@ def test_what_make_gpu_check_does(size):
 
 
 def test_optimizers_and_maps_of_make_gpu_check():
-    assert fake_gpu.run_ranks(2, optim_bodies.large_batch_optimizers) == [7, 7]
+    assert fake_gpu.run_ranks(2, optim_bodies.large_batch_optimizers) == [9, 9]
     reasons, others = fake_gpu.run_ranks(2, optim_bodies.divided_maps)
     assert reasons == others
 

@@ -5,7 +5,7 @@ import torch
 
 import aiacc
 from aiacc import _core
-from aiacc.optim import LARS
+from aiacc.optim import LAMB, LARS
 
 #: No machine has so many GPUs.
 NO_GPU = 1000
@@ -16,6 +16,18 @@ def test_the_core_wants_a_number_as_rate_of_tensors_on_the_cpu():
     weight.grad = torch.ones(2, 2)
     with pytest.raises(ValueError, match="fused=True with a tensor on cpu as lr and parameters on"):
         LARS([weight], lr=torch.tensor(0.1), fused=True).step()
+
+
+def test_lamb_has_no_step_in_host_memory():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    optimizer = LAMB([weight], fused=True)
+    with pytest.raises(
+        ValueError, match=r"fused=True with torch\.float32 on cpu .expected .* cuda"
+    ):
+        optimizer.step()
+    assert not optimizer.state[weight]  # as if nobody had called it
+    LAMB([weight]).step()
 
 
 def test_a_gpu_that_is_not_there_has_no_kernels():
