@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aiacc.optim import LARS
+from aiacc.optim import LAMB, LARS
 from bench import shapes
 from bench.gpu.kernels import timed
 
@@ -23,12 +23,24 @@ _SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 
 #: Bytes that are read and written of an element in a step of each kind: with a ratio, without one.
 #: LARS: norms of weights and gradient; then those and the momentum, and two of them written.
-BYTES = {"LARS": ((8 + 12, 8), (12, 8)), "SGD": ((12, 8), (12, 8))}
+#: LAMB: all arrays, of which the means are written; then the updates anew, and weights.
+BYTES = {
+    "LARS": ((8 + 12, 8), (12, 8)),
+    "LAMB": ((16 + 12, 8 + 4), (16, 12)),
+    "SGD": ((12, 8), (12, 8)),
+    "AdamW": ((16, 12), (16, 12)),
+}
 
 #: Kind, and the optimizer.
 CONTENDERS: dict[str, tuple[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
     "LARS, kernels": ("LARS", lambda params: LARS(params, fused=True, **_SGD)),
     "LARS, foreach": ("LARS", lambda params: LARS(params, foreach=True, **_SGD)),
+    "LAMB, kernels": ("LAMB", lambda params: LAMB(params, fused=True, capturable=True)),
+    "LAMB, foreach": ("LAMB", lambda params: LAMB(params, foreach=True, capturable=True)),
+    "torch AdamW, fused": (
+        "AdamW",
+        lambda params: torch.optim.AdamW(params, fused=True, capturable=True),
+    ),
     "torch SGD, fused": ("SGD", lambda params: torch.optim.SGD(params, fused=True, **_SGD)),
 }
 
