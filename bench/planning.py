@@ -21,6 +21,8 @@ from bench.report import between_markers
 RESULT = ROOT / "bench" / "results" / "planning.json"
 SCALING = RESULT.with_name("planning_scaling.svg")
 GANTT = RESULT.with_name("planning_gantt.svg")
+STEPS = RESULT.with_name("planning_steps.svg")
+INFOCOM = RESULT.with_name("planning_infocom.svg")
 PAGE = ROOT / "docs" / "planning.md"
 
 _PLANNERS = (
@@ -52,6 +54,8 @@ _INFOCOM = {"one": 76.85, "a": 1.37e-3, "b": 1.66e-9, "ranks": 8}
 _INFOCOM_MEASURED = {"per_tensor": 6.06, "single": 5.29, "mgwfbp_paper": 7.37}
 #: With so much of a and b the gains are those that were measured.
 _NEARBY = 0.95
+#: Plans that take longer, by how much over `optimal`, are left out of the picture.
+_SHOWN = 2.5
 #: Rings of ResNet-50 to 2,048 GPUs. Links carry 1/1.2 of their rate, as in the authors' simulator.
 _LINKS = {"10 Gbit/s": "alpha=30e-6,gbit=8.333", "100 Gbit/s": "alpha=5e-6,gbit=83.33"}
 _WORLDS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -139,6 +143,26 @@ def _draw(report: dict[str, Any]) -> None:
         for name in ("threshold(25)", "mgwfbp_paper", "optimal")
     }
     chart.gantt(timelines, GANTT, "ResNet-50 (modelled), 64 ranks on 10GbE")
+    slowdowns = {}
+    for row in report["steps"]:
+        best_s = row["step_s"]["optimal"]
+        of_row = {name: seconds / best_s for name, seconds in row["step_s"].items()}
+        slowdowns[f"{row['model']}, {row['network']}"] = of_row
+    within = {
+        row: {name: value for name, value in values.items() if value <= _SHOWN}
+        for row, values in slowdowns.items()
+    }
+    title = "Published networks, models from their tables"
+    axis = f"step over that of optimal, up to {_SHOWN:g} (simulated)"
+    chart.dots(within, STEPS, title, axis)
+    found = report["infocom"]
+    shown = {
+        "measured by the authors": found["measured"],
+        "simulated": found["simulated"],
+        "simulated, a and b 5 % smaller": found["simulated_nearby"],
+    }
+    title = "ResNet-50 (modelled), 8 nodes on 10GbE, INFOCOM 2019"
+    chart.dots(shown, INFOCOM, title, "speed-up on 8 GPUs")
 
 
 def _with_tables(page: str, report: dict[str, Any]) -> str:
