@@ -69,6 +69,8 @@ class Bucket:
         #: The same, if the tensors before travelled as they are; and what the first of them was.
         self._again: _core.Submission | None = None
         self._dtype, self._device, self._shape = torch.float32, -1, torch.Size()
+        #: Gradients that have left in this step: which, and after how many writes.
+        self._left: list[tuple[int, int]] = []
 
     def start(self) -> InFlight:
         """Start reducing its gradients, which are there or have zeros in their place.
@@ -142,6 +144,24 @@ class Bucket:
         if handle is None and len(tensors) == 1:
             handle = self._start_by_attributes(prepared, tensors[0])
         return None if handle is None else (handle, tensors, None)
+
+    def mark(self) -> None:
+        """Note the gradients as they leave, for `written`."""
+        grads = [parameter.grad for parameter in self._parameters]
+        self._left = [(id(grad), 0 if grad is None else grad._version) for grad in grads]
+
+    def written(self) -> str | None:
+        """What was done to a gradient since `mark`, if anything; asked once a step.
+
+        It may have been dropped: then the optimizer leaves the parameter as it is.
+        """
+        left, self._left = self._left, []
+        for parameter, (which, version) in zip(self._parameters, left, strict=False):
+            grad = parameter.grad
+            if grad is None or (id(grad) == which and grad._version == version):
+                continue
+            return "written to" if id(grad) == which else "replaced"
+        return None
 
     def _start_by_attributes(
         self, prepared: _core.Submission, tensor: torch.Tensor | None

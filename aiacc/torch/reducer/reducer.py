@@ -154,6 +154,7 @@ class GradientReducer:
 
     def drop(self) -> None:
         """Wait for what is under way, whatever comes of it, and start the step anew."""
+        self._check_writes()
         _core.flush()
         self._wait()
         self._start_step()
@@ -177,13 +178,14 @@ class GradientReducer:
 
         Raises:
             CollectiveError: The first failure. The reducer is ready for the next step.
-            ValueError: A gradient that cannot be reduced, parameters or a plan that the ranks do
-                not share, or a plan that is none.
+            ValueError: A gradient that cannot be reduced, or that somebody has written to since it
+                left; parameters or a plan that the ranks do not share, or a plan that is none.
         """
         self._attach()  # parameters that were frozen until now, a process set that is new
         if not self._hooks:
             return
-        failure = self._submit_missing()
+        failure = self._check_writes()
+        failure = self._submit_missing() or failure
         _core.flush()
         failure = self._wait() or failure
         _forget_what_is_done()
@@ -256,8 +258,24 @@ class GradientReducer:
         """Start reducing a bucket whose gradients are all there."""
         in_flight = self._in_flight
         in_flight.append(bucket.start_again() or bucket.start())
+        bucket.mark()
         if len(in_flight) == len(self.buckets):
             _core.flush()
+
+    def _check_writes(self) -> Exception | None:
+        """The first gradient that somebody has written to while it was reduced, as an error."""
+        failure: ValueError | None = None
+        for bucket in self.buckets:
+            what = bucket.written()
+            if what is not None and failure is None:
+                name = self._gradients.names[bucket.members[0]]
+                failure = ValueError(
+                    f"the gradient of {name!r}, or one of its bucket, was {what} between "
+                    "backward() and step(), by torch.nn.utils.clip_grad_norm_ perhaps (expected no "
+                    "such writes: it had left for the other ranks); call optimizer.synchronize() "
+                    "before, and step() inside 'with optimizer.skip_synchronize():'"
+                )
+        return failure
 
     def _submit_missing(self) -> Exception | None:
         """The first failure, or None. The others are submitted, for other ranks wait for them."""

@@ -124,6 +124,51 @@ def _clipping():
     check_parameters(model, _reference(3, update=_clip))
 
 
+def _writing_too_early():
+    """What is written while gradients travel may be lost, or reach some ranks only."""
+    for named, options in [
+        (False, {}),
+        (True, {"groups": 2}),
+        (True, {"compression": hvd.Compression.bf16}),
+        (True, {"bucket_bytes": 1 << 20, "gradient_as_bucket_view": True}),
+        (True, {"backward_passes_per_step": 2}),
+    ]:
+        model = _net()
+        optimizer = _wrap(model, named, **options)
+        passes = options.get("backward_passes_per_step", 1)
+
+        def compute(model=model, passes=passes):
+            for _ in range(passes):
+                _loss(model, hvd.rank(), 0).backward()
+
+        for step in range(3):
+            compute()
+            before = flat(model)
+            if step == 1:
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad = parameter.grad / 2
+            else:
+                _clip(model)
+            what = "replaced" if step == 1 else "written to"
+            with pytest.raises(ValueError, match=rf"was {what} between .* optimizer.synchronize"):
+                optimizer.step()
+            assert torch.equal(flat(model), before)
+            optimizer.zero_grad()
+        compute()
+        kept = model.used.bias.detach().clone()
+        model.used.bias.grad = None  # to leave it as it is
+        optimizer.step()
+        assert torch.equal(model.used.bias, kept)
+        assert not torch.equal(flat(model), before)
+        check_parameters(model, model)
+        compute()
+        _clip(model)
+        optimizer.load_state_dict(optimizer.state_dict())  # drops them
+        optimizer.zero_grad()
+        optimizer.step()
+
+
 def _mixed_precision():
     """The scaler looks at the gradients, so they have to be there before it does."""
     model = _net()
