@@ -153,8 +153,13 @@ class GradientReducer:
         self._decide_alone()
 
     def drop(self) -> None:
-        """Wait for what is under way, whatever comes of it, and start the step anew."""
+        """Wait for what is under way, whatever comes of it, and start the step anew.
+
+        Collective: every rank that has begun the step. Gradients that have not come here take part,
+        for they may have left other ranks.
+        """
         self._check_writes()
+        self._submit_missing()
         _core.flush()
         self._wait()
         self._start_step()
@@ -271,9 +276,10 @@ class GradientReducer:
                 name = self._gradients.names[bucket.members[0]]
                 failure = ValueError(
                     f"the gradient of {name!r}, or one of its bucket, was {what} between "
-                    "backward() and step(), by torch.nn.utils.clip_grad_norm_ perhaps (expected no "
-                    "such writes: it had left for the other ranks); call optimizer.synchronize() "
-                    "before, and step() inside 'with optimizer.skip_synchronize():'"
+                    "backward() and step(), by torch.nn.utils.clip_grad_norm_ or another backward "
+                    "pass perhaps (expected no such writes: it had left for the other ranks); call "
+                    "optimizer.synchronize() before, and step() inside 'with "
+                    "optimizer.skip_synchronize():'"
                 )
         return failure
 
@@ -291,6 +297,8 @@ class GradientReducer:
                 for index in bucket.members:
                     if self._left[index] > 0:
                         self._gradients.complete(index)
+                    else:
+                        self._gradients.stand_in(index)
                 self._in_flight.append(bucket.start())
             except (CollectiveError, ValueError) as error:
                 failure = failure or error

@@ -138,8 +138,8 @@ def _writing_too_early():
         passes = options.get("backward_passes_per_step", 1)
 
         def compute(model=model, passes=passes):
-            for _ in range(passes):
-                _loss(model, hvd.rank(), 0).backward()
+            for _ in range(passes):  # on every rank a gradient of everything
+                model(_batch(hvd.rank(), 0), True).pow(2).mean().backward()
 
         for step in range(3):
             compute()
@@ -155,13 +155,16 @@ def _writing_too_early():
                 optimizer.step()
             assert torch.equal(flat(model), before)
             optimizer.zero_grad()
-        compute()
-        kept = model.used.bias.detach().clone()
-        model.used.bias.grad = None  # to leave it as it is
-        optimizer.step()
-        assert torch.equal(model.used.bias, kept)
-        assert not torch.equal(flat(model), before)
-        check_parameters(model, model)
+        for sometimes in (True, hvd.rank() == 1):  # now some of a group may leave late
+            for _ in range(passes):
+                model(_batch(hvd.rank(), 0), sometimes).pow(2).mean().backward()
+            kept = model.used.bias.detach().clone()
+            model.used.bias.grad = None  # to leave it as it is
+            optimizer.step()
+            assert torch.equal(model.used.bias, kept)
+            assert not torch.equal(flat(model), before)
+            check_parameters(model, model)
+            optimizer.zero_grad()
         compute()
         _clip(model)
         optimizer.load_state_dict(optimizer.state_dict())  # drops them
@@ -302,8 +305,10 @@ def _misuse():
         optimizer.zero_grad()
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         _loss(model, hvd.rank(), 0).backward()
-    optimizer.synchronize()
+    with pytest.raises(ValueError, match="written to"):  # by that pass, up to its error
+        optimizer.synchronize()
     optimizer.zero_grad()
+    optimizer.synchronize()
     with pytest.warns(UserWarning, match="skip_synchronize"):
         optimizer.step()
     check_parameters(model, model)
@@ -385,6 +390,7 @@ def _use_in_every_way():
     for use in (
         _plain_use,
         _clipping,
+        _writing_too_early,
         _mixed_precision,
         _bfloat16_model,
         _accumulation,
