@@ -28,6 +28,7 @@ using LarsAddresses = std::array<std::uintptr_t, 4>;
 
 std::vector<LarsTensor> tensors_of(const std::vector<LarsAddresses>& given) {
   std::vector<LarsTensor> tensors;
+  tensors.reserve(given.size());
   for (const auto& [weights, gradient, momentum, count] : given) {
     tensors.push_back({reinterpret_cast<float*>(weights),
                        reinterpret_cast<const float*>(gradient),
@@ -49,6 +50,7 @@ using LambAddresses = std::tuple<std::uintptr_t,
 
 std::vector<LambTensor> tensors_of(const std::vector<LambAddresses>& given) {
   std::vector<LambTensor> tensors;
+  tensors.reserve(given.size());
   for (const auto& [weights, gradient, mean, square, steps_on_device, steps, count] : given) {
     tensors.push_back({reinterpret_cast<float*>(weights),
                        reinterpret_cast<const float*>(gradient),
