@@ -55,9 +55,10 @@ void lars_steps(const std::vector<LarsTensor>& tensors,
     order.push_back(&tensor);
     elements += tensor.count;
   }
-  // The longest first, so that all end at about the same time.
-  std::stable_sort(order.begin(), order.end(), [](const LarsTensor* a, const LarsTensor* b) {
-    return a->count > b->count;
+  // The longest first, so that all end at about the same time. (std::stable_sort takes memory in a
+  // deprecated way.)
+  std::sort(order.begin(), order.end(), [](const LarsTensor* a, const LarsTensor* b) {
+    return a->count != b->count ? a->count > b->count : a < b;
   });
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
