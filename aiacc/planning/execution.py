@@ -7,14 +7,18 @@ many buckets ends much sooner than its planner thinks where messages take long. 
 
 * A round lasts half as long as the shortest all-reduce, which has a round in it. The next one
   begins when it is over and something waits.
-* A unit takes what an operation of its size takes alone, less that round. Part of it is on the
-  wire, which the lanes share: what more bytes take while two operations are under way.
+* A unit takes what an operation of its size takes alone, less that round, in the steps of a ring.
+  In each it waits, then its bytes are on the wire for what more bytes take while two operations are
+  under way. The wire has one step at a time, in the order in which they come to it, so that lanes
+  fill each other's waits.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +32,8 @@ _LEAST_PART_BYTES = 2 * _EXPRESS_BYTES
 _SMALLEST = 1 << 10
 #: Between these sizes the wire is measured.
 _WIRE_BYTES = 4 << 20, 32 << 20
+#: More steps of a ring than these change next to nothing, and take their time here.
+_MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class Sending:
     lanes: int = 4
     #: Whether a bucket is one tensor, whose gradients are views of it.
     views: bool = False
+    #: In the ring, or rings of lanes.
+    ranks: int = 4
 
 
 @dataclass
@@ -140,75 +148,105 @@ def units_of(sizes: Sequence[float], unit_bytes: int, lanes: int) -> list[list[t
 
 def _send(groups: Sequence[_Group], operation: str, cost: CostModel, sending: Sending) -> None:
     """Set when each group has arrived."""
-    round_s = float(cost.time(ALL_REDUCE, _SMALLEST)) / 2
-    low, high = (float(cost.time(operation, nbytes, 2)) for nbytes in _WIRE_BYTES)
-    wire = (high - low) / 2 / (_WIRE_BYTES[1] - _WIRE_BYTES[0])
-    lanes = [_Lane() for _ in range(sending.lanes + 1)]  # the last one is for the smallest units
-    coming = [(group.ready_s, number) for number, group in enumerate(groups)]
-    heapq.heapify(coming)
+    wire = _Wire(operation, cost, sending)
+    coming = deque(sorted(groups, key=lambda group: group.ready_s))
     waiting: list[_Group] = []
     agreed: list[_Group] = []
-    now, round_ends = min(group.ready_s for group in groups), math.inf
-    while True:
-        while coming and coming[0][0] <= now:
-            waiting.append(groups[heapq.heappop(coming)[1]])
+    round_ends = math.inf
+    while coming or waiting or agreed or wire.busy:
+        now = min(round_ends, wire.next_s, coming[0].ready_s if coming else math.inf)
+        wire.go_on(now)
+        while coming and coming[0].ready_s <= now:
+            waiting.append(coming.popleft())
         if round_ends <= now:
             for unit in _units(agreed, sending):
-                lane = lanes[-1]
-                if unit.nbytes > _EXPRESS_BYTES:
-                    lane = min(lanes[:-1], key=lambda one: one.given)
-                    lane.given += unit.nbytes
-                lane.queue.append(unit)
+                wire.give(unit, now)
             agreed, round_ends = [], math.inf
         if waiting and round_ends == math.inf:
-            agreed, waiting, round_ends = waiting, [], now + round_s
-        for lane in lanes:
-            if not lane.busy and lane.queue:
-                nbytes = lane.queue[0].nbytes
-                on_wire = wire * nbytes
-                alone = float(cost.time(operation, nbytes)) - round_s
-                lane.busy, lane.before_s, lane.wire_s = True, max(0.0, alone - on_wire), on_wire
-        sharing = sum(lane.busy and lane.before_s == 0 for lane in lanes)
-        moments = [
-            now + (lane.before_s if lane.before_s > 0 else lane.wire_s * sharing)
-            for lane in lanes
-            if lane.busy
-        ]
-        until = min([*moments, round_ends, coming[0][0] if coming else math.inf])
-        if until == math.inf:
-            return
-        for lane in lanes:
-            lane.go_on(now, until, sharing)
-        now = until
+            agreed, waiting, round_ends = waiting, [], now + wire.round_s
 
 
 @dataclass
 class _Lane:
-    queue: list[_Unit] = field(default_factory=list)
+    queue: deque[_Unit] = field(default_factory=deque)
     given: float = 0.0
-    busy: bool = False
-    #: What is left of the first unit: seconds before the wire, and on it, if nobody shares it.
-    before_s: float = 0.0
+    #: Of the first unit: the steps that are left, and seconds of one before the wire and on it.
+    steps: int = 0
+    wait_s: float = 0.0
     wire_s: float = 0.0
 
-    def go_on(self, now: float, until: float, sharing: int) -> None:
-        """Let time pass; no farther than to the end of what the lane does."""
-        if not self.busy:
-            return
-        if self.before_s > 0:
-            left = self.before_s - (until - now)
-            self.before_s = left if left > _EPSILON_S else 0.0
-            return
-        self.wire_s -= (until - now) / sharing
-        if self.wire_s <= _EPSILON_S:
-            self.busy = False
-            for group in self.queue.pop(0).groups:
+
+class _Wire:
+    """What lanes share."""
+
+    def __init__(self, operation: str, cost: CostModel, sending: Sending) -> None:
+        self.round_s = float(cost.time(ALL_REDUCE, _SMALLEST)) / 2
+        self._operation, self._cost = operation, cost
+        low, high = (float(cost.time(operation, nbytes, 2)) for nbytes in _WIRE_BYTES)
+        self._byte_s = (high - low) / 2 / (_WIRE_BYTES[1] - _WIRE_BYTES[0])
+        ring = (sending.ranks - 1) * (2 if operation == ALL_REDUCE else 1)
+        self._steps = max(1, min(ring, _MOST_STEPS))
+        self._lanes = [_Lane() for _ in range(sending.lanes + 1)]  # the last for smallest units
+        #: What ends next: when, and with a number for those at a time, in which lane; a wait or
+        #: the step that is on the wire.
+        self._ends: list[tuple[float, int, _Lane, bool]] = []
+        self._count = itertools.count()
+        #: Lanes whose steps have come to the wire; the first is on it.
+        self._line: deque[_Lane] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._ends)
+
+    @property
+    def next_s(self) -> float:
+        """When something ends."""
+        return self._ends[0][0] if self._ends else math.inf
+
+    def give(self, unit: _Unit, now: float) -> None:
+        """Let the lane that was given the least have it."""
+        lane = self._lanes[-1]
+        if unit.nbytes > _EXPRESS_BYTES:
+            lane = min(self._lanes[:-1], key=lambda one: one.given)
+            lane.given += unit.nbytes
+        lane.queue.append(unit)
+        if len(lane.queue) == 1:
+            self._begin(lane, now)
+
+    def go_on(self, now: float) -> None:
+        """Let time pass; no farther than `next_s`."""
+        while self._ends and self._ends[0][0] <= now:
+            _, _, lane, waited = heapq.heappop(self._ends)
+            if waited:
+                self._line.append(lane)
+                if len(self._line) == 1:
+                    self._end(now + lane.wire_s, lane, waited=False)
+                continue
+            self._line.popleft()
+            if self._line:
+                self._end(now + self._line[0].wire_s, self._line[0], waited=False)
+            lane.steps -= 1
+            if lane.steps > 0:
+                self._end(now + lane.wait_s, lane, waited=True)
+                continue
+            for group in lane.queue.popleft().groups:
                 group.left -= 1
                 if group.left == 0:
-                    group.done_s = until
+                    group.done_s = now
+            if lane.queue:
+                self._begin(lane, now)
 
+    def _begin(self, lane: _Lane, now: float) -> None:
+        nbytes = lane.queue[0].nbytes
+        on_wire_s = self._byte_s * nbytes
+        alone_s = float(self._cost.time(self._operation, nbytes)) - self.round_s
+        lane.steps = self._steps
+        lane.wait_s = max(0.0, alone_s - on_wire_s) / self._steps
+        lane.wire_s = on_wire_s / self._steps
+        self._end(now + lane.wait_s, lane, waited=True)
 
-_EPSILON_S = 1e-12
+    def _end(self, when_s: float, lane: _Lane, *, waited: bool) -> None:
+        heapq.heappush(self._ends, (when_s, next(self._count), lane, waited))
 
 
 def _units(groups: Sequence[_Group], sending: Sending) -> list[_Unit]:

@@ -21,8 +21,8 @@ _SAME_S = 1e-7
 _ERRORS = (0.25, 0.5, 2.0, 4.0)
 
 
-def explain(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
-    """Lines for a terminal."""
+def explain(trace: Trace, cost: CostModel, plan: Plan, ranks: int | None = None) -> Iterator[str]:
+    """Lines for a terminal. ``ranks``: those of ``cost``, if they are known."""
     problem = Problem(trace, cost)
     seconds = predict(problem, plan)
     exposed = seconds - trace.compute_s
@@ -35,7 +35,7 @@ def explain(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
         f"{_ms(exposed)} ({exposed / seconds:.0%}) is communication that nothing hides"
     )
     if isinstance(cost, Table):  # measured through the core, as its model wants it
-        yield from _as_sent(trace, cost, plan)
+        yield from _as_sent(trace, cost, plan, ranks)
     yield ""
     if plan.schedule == DECOUPLED:
         yield from _sizes(problem, plan)
@@ -45,8 +45,8 @@ def explain(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
     yield from _sensitivity(trace, cost, plan.planner, seconds)
 
 
-def _as_sent(trace: Trace, cost: CostModel, plan: Plan) -> Iterator[str]:
-    sending = Sending()
+def _as_sent(trace: Trace, cost: CostModel, plan: Plan, ranks: int | None) -> Iterator[str]:
+    sending = Sending() if ranks is None else Sending(ranks=ranks)
     sent = [step_s(trace, one, cost, sending) for one in (plan, None)]
     yield (
         f"as the core sends it, in units of {sending.unit_bytes / _MIB:g} MiB over {sending.lanes} "

@@ -182,7 +182,7 @@ def _explain(options: argparse.Namespace) -> list[str]:
     world = _one_world(options, network)
     cost = network.cost(world)
     if not options.compression:
-        return list(explain(trace, cost, plan))
+        return list(explain(trace, cost, plan, world))
     if world is None:
         raise ValueError(
             f"--net {options.net} does not tell the number of ranks, which --compression needs "

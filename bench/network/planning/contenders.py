@@ -11,7 +11,7 @@ from aiacc.planning.cost import CostModel
 from aiacc.planning.execution import Sending, step_s
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Trace
-from bench.network.planning.cells import AUTO_WARMUP, Cell, unit_bytes
+from bench.network.planning.cells import AUTO_WARMUP, HOSTS, Cell, unit_bytes
 
 #: AIACC_LANES of all ranks, which is its default on several hosts.
 LANES = 4
@@ -88,7 +88,10 @@ def sent(cell: Cell, made: Mapping[str, Plan], trace: Trace, cost: CostModel) ->
     """Seconds of the step of each contender as the core sends it, whatever the planner thinks."""
     return {
         one.name: step_s(
-            trace, made.get(one.planner), cost, Sending(unit_bytes(cell), one.lanes, one.views)
+            trace,
+            made.get(one.planner),
+            cost,
+            Sending(unit_bytes(cell), one.lanes, one.views, HOSTS),
         )
         for one in CONTENDERS
         if one.kind == "aiacc" and one.name != "auto"

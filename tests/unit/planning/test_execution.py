@@ -37,8 +37,18 @@ def test_a_tensor_of_several_units_fills_the_lanes():
     trace = _trace((8 * MIB, 1.0))
     one, four = (step_s(trace, None, COST, Sending(2 * MIB, lanes)) for lanes in (1, 4))
     wire_s = COST.b * 8 * MIB
-    assert four == pytest.approx(1.0 + COST.a + wire_s, abs=1e-4)
+    # The round, the wait of the first of six steps, and then the wire is never idle.
+    assert four == pytest.approx(1.0 + COST.a / 2 + COST.a / 2 / 6 + wire_s, abs=1e-4)
     assert one == pytest.approx(1.0 + COST.a / 2 + 4 * COST.a / 2 + wire_s, abs=1e-4)
+
+
+def test_waits_of_many_ranks_are_filled_by_other_lanes():
+    trace = _trace((8 * MIB, 1.0))
+    few, many, more = (
+        step_s(trace, None, COST, Sending(2 * MIB, 4, ranks=ranks)) for ranks in (2, 9, 1000)
+    )
+    assert few > many
+    assert many == more  # so many steps make no difference any more
 
 
 def test_what_comes_in_a_round_is_packed():
