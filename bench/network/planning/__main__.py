@@ -17,7 +17,7 @@ from bench.network import runs
 from bench.network.bed import BedError
 from bench.network.planning.cells import Cell, chosen
 from bench.network.planning.contenders import CONTENDERS, taking_part
-from bench.network.planning.measure import measure
+from bench.network.planning.measure import measure, predicted_again
 from bench.network.planning.report import RESULT, report
 
 
@@ -25,6 +25,10 @@ def main() -> int:
     """Do what the command line says; the exit code."""
     options = _parser().parse_args()
     try:
+        if options.predict:
+            for run in runs.kept(options.json, add=True):
+                runs.record(options.json, predicted_again(run))
+            return 0
         if options.report or options.write:
             report(options.json, write=options.write)
             return 0
@@ -79,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, default=RESULT, help="result file (%(default)s)")
     parser.add_argument("--again", action="store_true", help="measure what the file has, too")
     parser.add_argument("--list", action="store_true", help="say what would be measured")
+    parser.add_argument(
+        "--predict", action="store_true", help="what the file has again, from its probes"
+    )
     parser.add_argument("--report", action="store_true", help="print the tables, measure nothing")
     parser.add_argument(
         "--write", action="store_true", help="the tables of docs/planning.md and the plot"

@@ -17,6 +17,7 @@ from bench.network import launch, runs
 from bench.network.bed import Bed, bed_for
 from bench.network.planning.cells import Cell, probe_mib, trace_of
 from bench.network.planning.contenders import (
+    CONTENDERS,
     LANES,
     PROBED_LANES,
     Contender,
@@ -78,6 +79,27 @@ def measure(cell: Cell, only: Sequence[str] = ()) -> dict[str, Any]:
         "jobs": jobs,
         "load": {"before": load, "after": machine.load()},
         **runs.begun(),
+    }
+
+
+def predicted_again(run: Mapping[str, Any]) -> dict[str, Any]:
+    """``run`` with what the model says now, from its own probe, of the plans that were measured."""
+    cell = Cell(**{name: value for name, value in run["cell"].items() if name != "name"})
+    trace = trace_of(cell.work)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.json"
+        path.write_text(json.dumps(run["network"]))
+        cost = network_of(str(path)).cost()
+    made = plans(trace, cost)
+    then = {name: plan["digest"] for name, plan in run["plans"].items()}
+    other = {name for name, plan in made.items() if prediction(plan)["digest"] != then[name]}
+    now = sent(cell, made, trace, cost)
+    found = {one.name: now[one.name] for one in CONTENDERS
+             if one.name in now and one.planner not in other}  # fmt: skip
+    return {
+        **run,
+        "as_sent_s": {**run["as_sent_s"], **found},
+        "predicted_at": {**machine.commit(), "all_but": sorted(other)},
     }
 
 
