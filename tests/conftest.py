@@ -20,6 +20,8 @@ for _name in [name for name in os.environ if name.startswith(("AIACC_", "HOROVOD
 
 #: What pytest and torch set themselves, whenever they please.
 _NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_")
+#: The thread of progress bars, which torch's compiler starts where tqdm is installed.
+_OF_TORCH = "tqdm_monitor"
 
 
 def _environment() -> dict[str, str]:
@@ -54,7 +56,11 @@ def _leave_nothing_behind():
         aiacc.shutdown()
         pytest.fail("the test left the runtime initialised; call shutdown()")
     assert _environment() == environment, "the test changed the environment; use monkeypatch"
-    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    left = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in threads and thread.name != _OF_TORCH
+    ]
     assert not left, f"the test left threads: {left}"
     assert not _children() - children, "the test left processes"
     assert not _sockets() - sockets, "the test left sockets"
