@@ -2,7 +2,6 @@
 
 #include "csrc/kernels/lars.h"
 
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
@@ -10,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/kernels/vector/level.h"
+#include "tests/cpp/kernels/lars_reference.h"
 
 namespace aiacc {
 namespace {
@@ -36,38 +36,6 @@ LarsOptions usual() {
   return options;
 }
 
-double norm(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) {
-    sum += value * value;
-  }
-  return std::sqrt(sum);
-}
-
-/// The same in double, by the equations.
-void reference(std::vector<double>& w,
-               const std::vector<double>& g,
-               std::vector<double>& v,
-               const LarsOptions& o) {
-  double ratio = 1;
-  if (o.adapt) {
-    if (norm(w) > 0 && norm(g) > 0) {
-      ratio = o.trust_coefficient * norm(w) / (norm(g) + o.weight_decay * norm(w) + o.eps);
-    }
-    ratio = std::min(std::max(ratio, o.least_ratio), o.largest_ratio);
-    ratio = o.larc ? std::min(ratio / o.lr, 1.0) : ratio;
-  }
-  for (std::size_t i = 0; i < w.size(); ++i) {
-    const double change = ratio * (g[i] + o.weight_decay * w[i]);
-    if (o.momentum == 0) {
-      w[i] -= o.lr * change;
-      continue;
-    }
-    v[i] = o.first ? change : o.momentum * v[i] + (1 - o.dampening) * change;
-    w[i] -= o.lr * (o.nesterov ? change + o.momentum * v[i] : v[i]);
-  }
-}
-
 void check(LarsOptions options, std::size_t count, float scale = 1) {
   std::vector<float> w = numbers(count, 1);
   for (float& value : w) {
@@ -81,7 +49,7 @@ void check(LarsOptions options, std::size_t count, float scale = 1) {
     const std::vector<float> g = numbers(count, 10 + step);
     options.first = step == 0;
     lars_step(w.data(), g.data(), options.momentum == 0 ? nullptr : v.data(), count, options);
-    reference(wide_w, {g.begin(), g.end()}, wide_v, options);
+    lars_reference(wide_w, {g.begin(), g.end()}, wide_v, options);
   }
   for (std::size_t i = 0; i < count; ++i) {
     ASSERT_NEAR(w[i], wide_w[i], 1e-6) << i << " of " << count;

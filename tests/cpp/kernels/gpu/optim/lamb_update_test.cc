@@ -16,6 +16,7 @@
 #include "csrc/base/error.h"
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
 #include "tests/cpp/kernels/gpu/optim/tensors.h"
+#include "tests/cpp/kernels/lars_reference.h"
 
 namespace aiacc {
 namespace {
@@ -88,14 +89,6 @@ class Job {
   std::vector<Array> means;
   std::vector<Array> squares;
 };
-
-double norm(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) {
-    sum += value * value;
-  }
-  return std::sqrt(sum);
-}
 
 /// The same in double, by the equations.
 struct Reference {

@@ -3,7 +3,6 @@
 
 #include "csrc/kernels/gpu/optim/lars_update.h"
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -16,6 +15,7 @@
 #include "csrc/base/error.h"
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
 #include "tests/cpp/kernels/gpu/optim/tensors.h"
+#include "tests/cpp/kernels/lars_reference.h"
 
 namespace aiacc {
 namespace {
@@ -95,39 +95,6 @@ class Job {
   std::vector<Array> momenta;
 };
 
-double norm(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) {
-    sum += value * value;
-  }
-  return std::sqrt(sum);
-}
-
-/// The same in double, by the equations.
-void reference(std::vector<double>& w,
-               const std::vector<float>& g,
-               std::vector<double>& v,
-               const LarsOptions& o) {
-  double ratio = 1;
-  const double of_gradient = norm({g.begin(), g.end()});
-  if (o.adapt) {
-    if (norm(w) > 0 && of_gradient > 0) {
-      ratio = o.trust_coefficient * norm(w) / (of_gradient + o.weight_decay * norm(w) + o.eps);
-    }
-    ratio = std::min(std::max(ratio, o.least_ratio), o.largest_ratio);
-    ratio = o.larc ? std::min(ratio / o.lr, 1.0) : ratio;
-  }
-  for (std::size_t i = 0; i < w.size(); ++i) {
-    const double change = ratio * (g[i] + o.weight_decay * w[i]);
-    if (o.momentum == 0) {
-      w[i] -= o.lr * change;
-      continue;
-    }
-    v[i] = o.first ? change : o.momentum * v[i] + (1 - o.dampening) * change;
-    w[i] -= o.lr * (o.nesterov ? change + o.momentum * v[i] : v[i]);
-  }
-}
-
 const std::vector<std::size_t>& sizes() {
   static const std::vector<std::size_t> made = {
       1, 0, 3, kOptimChunk, 7, kOptimChunk + 1, 5 * kOptimChunk - 2, 31, 2 * kOptimChunk, 1030};
@@ -149,7 +116,8 @@ void check(LarsOptions options, const Way& way, float scale = 1) {
     options.first = step == 0;
     job.step(options, way);
     for (std::size_t i = 0; i < w.size(); ++i) {
-      reference(w[i], job.gradients[i].values(), v[i], options);
+      const std::vector<float> gradient = job.gradients[i].values();
+      lars_reference(w[i], {gradient.begin(), gradient.end()}, v[i], options);
     }
   }
   for (std::size_t i = 0; i < w.size(); ++i) {
