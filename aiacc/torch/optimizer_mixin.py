@@ -74,7 +74,7 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced.
         """
-        if not self._synchronized:
+        if not self._synchronized or self._reducer.under_way:
             self.synchronize()
         self._synchronized, self._settled = False, True
 
