@@ -121,7 +121,7 @@ def decompose(factors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
             elements.
 
     Returns:
-        Of each factor values and vectors, None if it is not finite or they do not converge.
+        Of each factor values and vectors, None if it or they are not finite, or do not converge.
     """
     found: list[tuple[Tensor, Tensor] | None] = [None] * len(factors)
     by_dim = defaultdict(list)
@@ -146,7 +146,8 @@ def decompose(factors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] | None]:
         ):
             shape = factors[number].shape
             found[number] = (some.reshape(shape[:-1]).clamp(min=0), their.reshape(shape))
-    return found
+    # Values of finite factors may be too large for their dtype.
+    return [one if one is not None and bool(one[0].isfinite().all()) else None for one in found]
 
 
 def _decomposed_alone(factor: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -36,6 +36,9 @@ class StageCosts:
     #: With ``gathered``: whether an all-gather takes as long as if every rank sent as much as the
     #: one that sends most, as in a ring; what one rank alone sends is a broadcast then.
     even: bool = False
+    #: Whether eigenvectors and eigenvalues travel, d x d + d elements of a factor, which is twice
+    #: the triangle of an inverse.
+    square: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
@@ -83,6 +86,8 @@ class StageModel:
         self.order = largest_first(dims)
         self.times = [float(costs.inversion.seconds(dim)) for dim in dims]
         self._sizes = np.array([packed_bytes(dim) for dim in dims], float)
+        if costs.square:
+            self._sizes *= 2
         self._sending = [float(costs.network.time(BROADCAST, size)) for size in self._sizes]
 
     def stage(self, owners: Sequence[int | None]) -> Stage:

@@ -231,8 +231,9 @@ def test_eigenvalues_are_not_negative_and_failures_are_none(monkeypatch):
     values, vectors = decompose([stack])[0]
     torch.testing.assert_close(vectors @ torch.diag_embed(values) @ vectors.mT, stack)
     infinite = torch.full((3, 3), float("inf"))
-    found = decompose([infinite, rank_one])
-    assert found[0] is None
+    too_large = torch.full((3, 3), 2e38)  # the sum of a row is a value
+    found = decompose([infinite, rank_one, too_large])
+    assert found[0] is found[2] is None
     assert found[1] is not None
 
     real = torch.linalg.eigh

@@ -171,6 +171,17 @@ def test_uneven_parts_take_as_long_as_the_largest_and_a_lone_sender_broadcasts()
     assert sum(one.end_s - one.start_s for one in alone) == pytest.approx(3.0 * (small + large))
 
 
+def test_eigenvectors_take_twice_as_long_to_send_and_their_placement_counts_that():
+    # Both are inverted in 40 s by everybody, or in 20 s and sent in 2 x 8.4 s, or twice that.
+    network = Affine(0.0, 0.01, {BROADCAST: (0.0, 0.01)})
+    whole, half = (StageCosts(Linear(), network, square=square) for square in (True, False))
+    of_two, of_one = (stage([20], (0,), 2, costs).sent[0] for costs in (whole, half))
+    assert of_one.end_s - of_one.start_s == pytest.approx(0.01 * packed_bytes(20))
+    assert of_two.end_s - of_two.start_s == pytest.approx(0.02 * packed_bytes(20))
+    assert place([20, 20], 2, half).owners == (0, 1)
+    assert place([20, 20], 2, whole).owners == (None, None)
+
+
 def test_where_nothing_hides_anything_inverses_are_sent_when_all_are_computed():
     costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=0.0)
     found = stage([5, 4, 3], (0, 1, None), 2, costs)
