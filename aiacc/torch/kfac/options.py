@@ -52,6 +52,8 @@ class Options:
         _one_of("approx", self.approx, APPROXIMATIONS)
         _one_of("split", self.split, SPLITS)
         _one_of("fusion", self.fusion, FUSIONS)
+        if self.grad_scaler is not None:
+            check_type("grad_scaler", self.grad_scaler, torch.amp.GradScaler)
         if not (_is_number(self.loss_scale) and 0 < self.loss_scale < math.inf):
             raise ValueError(f"loss_scale={self.loss_scale} (expected a finite number > 0)")
         for name in ("damping", "kl_clip", "decay", "factor_every", "inverse_every", "lr"):
@@ -97,6 +99,12 @@ class Options:
     def due(self, name: str, step: int) -> bool:
         """Whether a step is one of every so many."""
         return step % int(self.at(name, step)) == 0
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise TypeError unless the argument ``name`` is of that class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}={value!r:.100} (expected a {kind.__name__})")
 
 
 def check_optimizer(optimizer: object) -> torch.optim.Optimizer:

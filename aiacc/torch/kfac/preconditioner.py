@@ -28,7 +28,7 @@ from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.fuser import Fuser
 from aiacc.torch.kfac.fusion import BULK
 from aiacc.torch.kfac.layers import factored
-from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer
+from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer, check_type
 from aiacc.torch.kfac.ranks import Ranks
 from aiacc.torch.kfac.report import Report, completed
 from aiacc.torch.kfac.state import Checkpoint
@@ -129,6 +129,8 @@ class KFAC:
             TypeError: ``optimizer`` is none, or an argument is of no type that it may have.
         """
         self._optimizer = check_optimizer(optimizer)
+        check_type("model", model, nn.Module)
+        check_type("process_set", process_set, ProcessSet)
         self._options = Options(
             lr=lr,
             damping=damping,

@@ -319,6 +319,8 @@ def test_wrong_arguments_are_named(options, text):
         ({"inverse_every": None}, "inverse_every=None .expected a number"),
         ({"lr": "0.1"}, "lr='0.1' .expected a number"),
         ({"skip_layers": "0"}, "skip_layers='0' .expected a list of names"),
+        ({"process_set": None}, "process_set=None .expected a ProcessSet"),
+        ({"grad_scaler": 1024.0}, "grad_scaler=1024.0 .expected a GradScaler"),
         ({"skip_layers": nn.Linear}, "skip_layers=<class .*> .expected a list of names"),
     ],
 )
@@ -331,6 +333,8 @@ def test_optimizers_that_cannot_be_preconditioned_are_refused():
     model = nn.Linear(2, 2)
     with pytest.raises(TypeError, match="expected one of torch"):
         hvd.KFAC(model, model)
+    with pytest.raises(TypeError, match=r"model=None \(expected a Module\)"):
+        hvd.KFAC(None, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.KFAC(model, torch.optim.LBFGS(model.parameters()))
     hvd.init()
