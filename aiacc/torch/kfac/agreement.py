@@ -25,6 +25,7 @@ from aiacc.torch.kfac.fusion import BULK_BYTES, THRESHOLD_BYTES
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.measure import inversion_table, network
 from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.kfac.solvers import Solver
 
 
 def check_alike(
@@ -74,15 +75,15 @@ def agree_on_uses(layers: Sequence[FactoredModule], passes: int, ranks: Ranks) -
         factor.uses_per_pass = int(number)
 
 
-def agree_on_costs(layers: Sequence[FactoredModule], ranks: Ranks) -> StageCosts:
+def agree_on_costs(layers: Sequence[FactoredModule], ranks: Ranks, solver: Solver) -> StageCosts:
     """Measured: inversions on the first rank, operations among all. Collective, blocks."""
     dims = [dim for layer in layers for dim in (layer.described.a_dim, layer.described.g_dim)]
     like = torch.empty(0, dtype=layers[0].a.dtype, device=layers[0].a.device)
     first = first_rank(ranks.process_set)
-    table = inversion_table(dims, like) if ranks.index == 0 else None
+    table = inversion_table(dims, like, solver) if ranks.index == 0 else None
     table = broadcast_object(table, first, "kfac.inversions", ranks.process_set)
     costs = network(ranks.process_set, ranks.size, like.device)
-    return StageCosts(table, costs, gathered=True, even=True)
+    return StageCosts(table, costs, gathered=True, even=True, square=solver.square)
 
 
 def execution_of(
@@ -90,6 +91,7 @@ def execution_of(
     layers: Sequence[FactoredModule],
     ranks: Ranks,
     costs: StageCosts | None,
+    solver: Solver,
     *,
     bulk: bool,
 ) -> Execution:
@@ -106,7 +108,8 @@ def execution_of(
     else:
         plan = distribute(kind, described, ranks.size, costs)
     most = BULK_BYTES if bulk else THRESHOLD_BYTES
-    return Execution(ranks.name, layers, plan, ranks, most, sent_together(layers, plan, costs))
+    together = sent_together(layers, plan, costs)
+    return Execution(ranks.name, layers, plan, ranks, most, together, solver)
 
 
 def sent_together(

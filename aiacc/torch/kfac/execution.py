@@ -14,6 +14,7 @@ from aiacc.torch.kfac.inverses import InverseStage
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.moments import Recording
 from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.kfac.solvers import CHOLESKY, SOLVERS, Solver
 
 
 class Execution:
@@ -35,6 +36,7 @@ class Execution:
         ranks: Ranks,
         most_bytes: int = THRESHOLD_BYTES,
         together: Sequence[Iterable[str]] = (),
+        solver: Solver = SOLVERS[CHOLESKY],
     ) -> None:
         """Lay out the memory of exchanges.
 
@@ -47,6 +49,7 @@ class Execution:
             ranks: That take part.
             most_bytes: Of a bucket, until `fuse` says better.
             together: See `InverseStage`.
+            solver: The same.
         """
         self.plan = plan
         self._name, self._ranks = name, ranks
@@ -68,8 +71,8 @@ class Execution:
         self._generation = 0
         planned = [self._planned(factor) for factor in sent]
         self.exchange = self._exchange(by_threshold(planned, ranks.size, most_bytes))
-        self.stage = InverseStage(name, layers, plan, ranks, together)
-        self.preconditioning = Preconditioning(name, layers, plan, ranks)
+        self.stage = InverseStage(name, layers, plan, ranks, together, solver)
+        self.preconditioning = Preconditioning(name, layers, plan, ranks, solver)
         needed = {f.name for f in (*sent, *local)}
         self.unneeded = [name for name in self._factors if name not in needed]
         self.forget_unneeded()

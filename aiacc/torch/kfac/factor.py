@@ -21,7 +21,8 @@ class Factor:
         total: Sum of what this step has added, each times its number of examples.
         weight: Those examples.
         mean: Running mean over steps, on ranks that need it; None: nothing came yet.
-        inverse: Of the damped mean, on ranks that need it; None: there is none yet.
+        inverse: Of the damped mean, or what a `Solver` has in its place, on ranks that need it;
+            None: there is none yet.
         failures: Inversions that this rank tried in vain.
         dropped: What was added and is not finite, so that it does not count; where it is added.
     """

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from aiacc.kfac.distribution import Distribution
-from aiacc.kfac.precondition import by_inverses, clip_factor
+from aiacc.kfac.precondition import clip_factor
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.kfac.solvers import Solver
 from aiacc.torch.mpi_ops import allgather_async, synchronize
 
 
@@ -17,10 +18,15 @@ class Preconditioning:
     """Replaces the gradients of layers by G^-1 gradient A^-1."""
 
     def __init__(
-        self, name: str, layers: Sequence[FactoredModule], plan: Distribution, ranks: Ranks
+        self,
+        name: str,
+        layers: Sequence[FactoredModule],
+        plan: Distribution,
+        ranks: Ranks,
+        solver: Solver,
     ) -> None:
         """Of the layers in ``plan``. Collective: connects senders and receivers."""
-        self._name, self._ranks = name, ranks
+        self._name, self._ranks, self._solver = name, ranks, solver
         self._layers = list(layers)
         self._mine = [
             layer
@@ -45,12 +51,15 @@ class Preconditioning:
         mine = self._of.get(self._ranks.index, [])
         return sum(layer.weight.numel() * layer.a.dtype.itemsize for layer in mine)
 
-    def run(self, kl_clip: float | None, lr_of: Callable[[torch.Tensor], float]) -> None:
+    def run(
+        self, damping: float, kl_clip: float | None, lr_of: Callable[[torch.Tensor], float]
+    ) -> None:
         """Precondition all gradients.
 
         Collective: every rank, if some send gradients. Blocks: then, until they are there.
 
         Args:
+            damping: Of A (x) G, for a solver whose results do not contain it.
             kl_clip: See `clip_factor`; None: no clipping.
             lr_of: Learning rate of a parameter.
 
@@ -64,7 +73,9 @@ class Preconditioning:
             if gradient is None:
                 continue
             a, g = layer.a.inverse, layer.g.inverse
-            after[layer.name] = gradient if a is None or g is None else by_inverses(gradient, a, g)
+            if a is not None and g is not None:
+                gradient = self._solver.precondition(gradient, a, g, damping)
+            after[layer.name] = gradient
         if self._process_set is not None:
             self._exchange(after)
         changed = [layer for layer in self._layers if before[layer.name] is not None]

@@ -10,11 +10,11 @@ import torch
 
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.kfac.distribution import Distribution, Work
-from aiacc.kfac.inverses import invert, split_damping
-from aiacc.kfac.packing import pack, unpack
+from aiacc.kfac.inverses import split_damping
 from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.ranks import Ranks
+from aiacc.torch.kfac.solvers import CHOLESKY, SOLVERS, Solver
 from aiacc.torch.mpi_ops import allgather_async, allreduce_, broadcast_async_, synchronize
 from aiacc.torch.parallel.departures import Departures
 
@@ -39,6 +39,7 @@ class InverseStage:
         plan: Distribution,
         ranks: Ranks,
         together: Sequence[Iterable[str]] = (),
+        solver: Solver = SOLVERS[CHOLESKY],
     ) -> None:
         """Of the layers in ``plan``.
 
@@ -51,8 +52,9 @@ class InverseStage:
             ranks: That take part.
             together: Names of factors whose inverses travel together, in this order; those that
                 are in none do as well.
+            solver: Computes inverses, or what takes their place.
         """
-        self._name, self._ranks = name, ranks
+        self._name, self._ranks, self._solver = name, ranks, solver
         self._layers = list(layers)
         works = [work for layer in plan.layers for work in (layer.a, layer.g)]
         factors = [factor for layer in layers for factor in layer.factors]
@@ -66,7 +68,7 @@ class InverseStage:
         mine = [pair for pair in pairs if ranks.index in pair[1].inverted_by]
         # As the stage is planned: what others wait for first, the largest first.
         self._mine = sorted(mine, key=_turn)
-        self._groups = _groups(name, pairs, ranks, together)
+        self._groups = _groups(name, pairs, ranks, together, solver)
         self._number_of = {
             factor.name: number
             for number, group in enumerate(self._groups)
@@ -85,14 +87,14 @@ class InverseStage:
         Collective: every rank. Blocks: until the inverses of others are there.
 
         Args:
-            damping: Of A (x) G.
-            split: See `split_damping`.
+            damping: Of A (x) G, for a solver whose results contain it.
+            split: See `split_damping`; for such a solver, too.
 
         Raises:
             CollectiveError: An operation failed.
         """
         began = time.perf_counter()
-        dampings = self._dampings(damping, split)
+        dampings = self._dampings(damping, split) if self._solver.damps else {}
         shared = time.perf_counter()
         departures = Departures(self._parts(), lambda number: self._groups[number].start())
         for _, some in groupby(self._mine, self._batch):
@@ -117,7 +119,8 @@ class InverseStage:
         """Those of one dimension, at once."""
         means = [factor.mean for factor in factors if factor.mean is not None]
         known = [factor for factor in factors if factor.mean is not None]
-        found = self._compute(means, [dampings[factor.name] for factor in known])
+        some = [dampings[factor.name] for factor in known if self._solver.damps]
+        found = self._solver.compute(means, some)
         for factor, inverse in zip(known, found, strict=True):
             if inverse is None:
                 factor.failures += 1
@@ -125,12 +128,7 @@ class InverseStage:
                 factor.inverse = inverse
         for factor in factors:
             if factor.inverse is None:
-                factor.inverse = factor.identity()
-
-    def _compute(
-        self, means: list[torch.Tensor], dampings: list[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
-        return invert(means, dampings)
+                factor.inverse = self._solver.identity(factor)
 
     def _dampings(self, damping: float, split: str) -> dict[str, torch.Tensor]:
         """Of every factor; of each the mean eigenvalue of its layer's other one decides, too."""
@@ -163,8 +161,10 @@ class _Group:
     Those of several owners by an all-gather, those of one by a broadcast.
     """
 
-    def __init__(self, name: str, members: Sequence[int], pairs: list[Pair], ranks: Ranks) -> None:
-        self._name, self._me = name, ranks.index
+    def __init__(
+        self, name: str, members: Sequence[int], pairs: list[Pair], ranks: Ranks, solver: Solver
+    ) -> None:
+        self._name, self._me, self._solver = name, ranks.index, solver
         self._process_set = ranks.among(members)
         #: What each of the ranks sends.
         self._of = {
@@ -178,7 +178,7 @@ class _Group:
 
     @property
     def nbytes(self) -> int:
-        return sum(factor.packed * factor.dtype.itemsize for factor in self.mine)
+        return sum(self._solver.size(factor) * factor.dtype.itemsize for factor in self.mine)
 
     @property
     def mine(self) -> list[Factor]:
@@ -187,14 +187,15 @@ class _Group:
 
     def start(self) -> None:
         sender = self._me if self._root is None else self._root
-        size = sum(factor.packed for factor in self._of[sender])
+        size = sum(map(self._solver.size, self._of[sender]))
         like = next(factor for factors in self._of.values() for factor in factors)
         flat = torch.empty(size, dtype=like.dtype, device=like.device)
         mine = self.mine
         if mine:
-            pack([factor.inverse for factor in mine if factor.inverse is not None], flat)
+            inverses = [factor.inverse for factor in mine if factor.inverse is not None]
+            self._solver.pack(inverses, flat)
             # Rounding has left the lower triangles others; all ranks are to compute with the same.
-            _put(mine, flat)
+            self._put(mine, flat)
         if self._root_rank is None:
             self._handle = allgather_async(flat, self._name, self._process_set)
         else:
@@ -206,14 +207,24 @@ class _Group:
         result: torch.Tensor = synchronize(handle)
         begin = 0
         for rank, factors in self._of.items():
-            end = begin + sum(factor.packed for factor in factors)
+            end = begin + sum(map(self._solver.size, factors))
             if rank != self._me and factors:
-                _put(factors, result[begin:end])
+                self._put(factors, result[begin:end])
             begin = end
+
+    def _put(self, factors: Sequence[Factor], packed: torch.Tensor) -> None:
+        """Give factors the inverses that were packed."""
+        inverses = self._solver.unpack(packed, factors)
+        for factor, inverse in zip(factors, inverses, strict=True):
+            factor.inverse = inverse
 
 
 def _groups(
-    name: str, pairs: Sequence[Pair], ranks: Ranks, together: Sequence[Iterable[str]]
+    name: str,
+    pairs: Sequence[Pair],
+    ranks: Ranks,
+    together: Sequence[Iterable[str]],
+    solver: Solver,
 ) -> list[_Group]:
     """Those that this rank is in."""
     number_of = {factor: number for number, names in enumerate(together) for factor in names}
@@ -225,17 +236,9 @@ def _groups(
             key = (number, members, str(factor.dtype), str(factor.device))
             sent.setdefault(key, []).append((factor, work))
     return [
-        _Group(f"{name}.inverses.{number}", key[1], sent[key], ranks)  # type: ignore[arg-type]
+        _Group(f"{name}.inverses.{number}", key[1], sent[key], ranks, solver)  # type: ignore[arg-type]
         for number, key in enumerate(sorted(sent, key=lambda key: key[0]))  # type: ignore[arg-type, return-value]
     ]
-
-
-def _put(factors: Sequence[Factor], packed: torch.Tensor) -> None:
-    """Give factors the inverses that were packed."""
-    inverses = [factor.empty() for factor in factors]
-    unpack(packed, inverses)
-    for factor, inverse in zip(factors, inverses, strict=True):
-        factor.inverse = inverse
 
 
 def _turn(pair: Pair) -> tuple[bool, int, tuple[int, ...]]:

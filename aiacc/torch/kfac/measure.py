@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from aiacc.collectives.objects import maxima
 from aiacc.kfac.costs import InversionTable
-from aiacc.kfac.inverses import invert
 from aiacc.planning.cost import (
     ALL_REDUCE,
     BROADCAST,
@@ -19,6 +19,7 @@ from aiacc.planning.cost import (
     Affine,
 )
 from aiacc.process_sets import ProcessSet, first_rank
+from aiacc.torch.kfac.solvers import Solver
 from aiacc.torch.mpi_ops import (
     allgather_async,
     allreduce_async_,
@@ -42,22 +43,23 @@ def dimensions(dims: Sequence[int]) -> list[int]:
     return sorted({*(round(float(point)) for point in points)})
 
 
-def inversion_table(dims: Sequence[int], like: torch.Tensor) -> InversionTable:
-    """Seconds of inversions on the device of ``like``, and in its dtype, by dimension."""
+def inversion_table(dims: Sequence[int], like: torch.Tensor, solver: Solver) -> InversionTable:
+    """Seconds of what ``solver`` computes on the device of ``like``, in its dtype, by dimension."""
     points = []
     for dim in dimensions(dims):
-        points.append((dim, _inversion_s(dim, like)))
+        points.append((dim, _inversion_s(dim, like, solver)))
         if points[-1][1] > LONGEST_S:
             break
     return InversionTable(tuple(points))
 
 
-def _inversion_s(dim: int, like: torch.Tensor) -> float:
+def _inversion_s(dim: int, like: torch.Tensor, solver: Solver) -> float:
     # One rank measures: what all draw alike from torch's generator has to stay alike.
     own = torch.Generator(like.device).manual_seed(dim)
     rows = torch.randn(dim, dim, generator=own, dtype=like.dtype, device=like.device)
     factor, damping = rows @ rows.T / dim, like.new_tensor(0.1)
-    return min(_seconds(lambda: invert([factor], [damping]), like) for _ in range(_REPEATS))
+    run = partial(solver.compute, [factor], [damping])
+    return min(_seconds(run, like) for _ in range(_REPEATS))
 
 
 def network(process_set: ProcessSet, ranks: int, device: torch.device) -> Affine:

@@ -15,10 +15,11 @@ from aiacc.kfac.factors import APPROXIMATIONS
 from aiacc.kfac.inverses import SPLITS
 from aiacc.torch.kfac.agreement import check_kind
 from aiacc.torch.kfac.fusion import FUSIONS
+from aiacc.torch.kfac.solvers import SOLVERS
 
 #: A number, or what gives one for the number of a step.
 Schedule = float | Callable[[int], float]
-_CHOICES = ("distribution", "fisher", "approx", "split", "fusion")
+_CHOICES = ("distribution", "fisher", "approx", "split", "solve", "fusion")
 EMPIRICAL, SAMPLED = "empirical", "mc"
 
 
@@ -36,6 +37,7 @@ class Options:
     fisher: str
     approx: str
     split: str
+    solve: str
     fusion: str
     loss_scale: float
     grad_scaler: Any
@@ -51,6 +53,7 @@ class Options:
         _one_of("fisher", self.fisher, (EMPIRICAL, SAMPLED))
         _one_of("approx", self.approx, APPROXIMATIONS)
         _one_of("split", self.split, SPLITS)
+        _one_of("solve", self.solve, tuple(SOLVERS))
         _one_of("fusion", self.fusion, FUSIONS)
         if self.grad_scaler is not None:
             check_type("grad_scaler", self.grad_scaler, torch.amp.GradScaler)

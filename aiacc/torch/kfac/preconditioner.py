@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from aiacc.torch.kfac.layers import factored
 from aiacc.torch.kfac.options import SAMPLED, Options, Schedule, check_optimizer, check_type
 from aiacc.torch.kfac.ranks import Ranks
 from aiacc.torch.kfac.report import Report, completed
+from aiacc.torch.kfac.solvers import CHOLESKY, SOLVERS
 from aiacc.torch.kfac.state import Checkpoint
 from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin, check_passes
 
@@ -77,6 +79,7 @@ class KFAC:
         fisher: str = "empirical",
         approx: str = "expand",
         split: str = "pi",
+        solve: str = CHOLESKY,
         fusion: str = "optimal",
         skip_layers: Sequence[str | type[nn.Module]] = (),
         loss_scale: float = 1.0,
@@ -108,7 +111,12 @@ class KFAC:
             fisher: "empirical": with the gradients of the loss; "mc": with those that `sample`
                 draws from the model.
             approx: "expand" or "reduce", for layers that share weights among places (`factors`).
-            split: How damping is divided between A and G: "pi" or "plain" (`split_damping`).
+            split: How damping is divided between A and G: "pi" or "plain" (`split_damping`); with
+                ``solve="eigh"`` it is not divided.
+            solve: "cholesky": by the inverses of A and G, each with its part of the damping that
+                the step had in which they were computed; "eigh": by the eigenvectors and
+                eigenvalues of both, with which each step's damping is exact,
+                ``(A (x) G + damping I)^-1``, for twice the bytes and more computation.
             fusion: Which factors travel together: "optimal": record when factors and gradients are
                 ready in 4 steps, and follow the exact plan of both from then on, gradients too if
                 every step builds factors and the DistributedOptimizer has no plan or groups;
@@ -121,8 +129,8 @@ class KFAC:
             backward_passes_per_step: Passes whose gradients add up to a step; that of a
                 DistributedOptimizer, else 1, if not given.
             process_set: Ranks that take part.
-            costs: Of inversions and of sending, by which work is placed; measured in the first step
-                if not given.
+            costs: Of inversions (of decompositions, with "eigh") and of sending, by which work is
+                placed; measured in the first step if not given.
 
         Raises:
             ValueError: A bad argument, or a model without any such layer.
@@ -142,6 +150,7 @@ class KFAC:
             fisher=fisher,
             approx=approx,
             split=split,
+            solve=solve,
             fusion=fusion,
             loss_scale=loss_scale,
             grad_scaler=grad_scaler,
@@ -155,17 +164,18 @@ class KFAC:
                 f"{'; '.join(reasons[:3])}"
             )
         self._process_set = process_set
-        self._costs = costs
+        self._solver = SOLVERS[solve]
+        self._costs = costs and replace(costs, square=self._solver.square)
         passes = backward_passes_per_step
         self._passes = None if passes is None else check_passes(passes)
         self._step = 0
         self._execution: Execution | None = None
         self._ranks = Ranks(process_set)
         self._uses_known = False
-        self._stage_costs = costs
+        self._stage_costs = self._costs
         self._invert_next = False
         self._unchecked = False
-        self._report = Report()
+        self._report = Report(solve=solve)
         self._capture = Capture(model, self._layers, self._ready, approx)
         self._capture.watch(optimizer)
         if fisher != SAMPLED:
@@ -233,15 +243,15 @@ class KFAC:
                 began = time.perf_counter()
                 self._average(execution.exchange.finish())
                 self._report.note("wait for factors", began)
+            damping = self._options.at("damping", self._step)
             if self._invert_next or self._options.due("inverse_every", self._step):
-                damping = self._options.at("damping", self._step)
                 execution.stage.run(damping, self._options.split)
                 self._report.inverse_steps += 1
                 self._invert_next = False
             began = time.perf_counter()
             clip = self._options.kl_clip
             bound = None if clip is None else self._options.at("kl_clip", self._step)
-            execution.preconditioning.run(bound, self._rates())
+            execution.preconditioning.run(damping, bound, self._rates())
             self._report.note("precondition", began)
             self._fuser.step_done(execution, self._stage_costs, builds)
             self._step += 1
@@ -363,12 +373,13 @@ class KFAC:
             ranks.name = f"kfac.{number}"
             self._stage_costs = self._costs
             if self._costs is None and not ranks.alone:
-                self._stage_costs = agree_on_costs(self._layers, ranks)
+                self._stage_costs = agree_on_costs(self._layers, ranks, self._solver)
             self._execution = execution_of(
                 self._options.distribution,
                 self._layers,
                 ranks,
                 self._stage_costs,
+                self._solver,
                 bulk=self._options.fusion == BULK,
             )
             self._capture.skip(self._execution.unneeded)

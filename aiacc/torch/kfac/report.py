@@ -16,6 +16,8 @@ class Report:
 
     Attributes:
         distribution: Its name.
+        solve: By what gradients are preconditioned: "cholesky", or "eigh", where decompositions
+            take the place of inverses in all that follows.
         ranks: That take part.
         steps: So far.
         factor_steps: Those that built factors.
@@ -29,6 +31,7 @@ class Report:
     """
 
     distribution: str = ""
+    solve: str = ""
     ranks: int = 1
     steps: int = 0
     factor_steps: int = 0
@@ -47,8 +50,8 @@ class Report:
     def __str__(self) -> str:
         """Some lines."""
         lines = [
-            f"K-FAC {self.distribution} on {self.ranks} rank(s): {self.steps} steps, factors in "
-            f"{self.factor_steps}, inverses in {self.inverse_steps}"
+            f"K-FAC {self.distribution} by {self.solve} on {self.ranks} rank(s): {self.steps} "
+            f"steps, factors in {self.factor_steps}, inverses in {self.inverse_steps}"
         ]
         for stage, seconds in self.seconds.items():
             each = seconds / max(self.steps, 1)

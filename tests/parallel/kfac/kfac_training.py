@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 import aiacc.torch as hvd
 from aiacc.kfac.costs import Polynomial
+from aiacc.kfac.distribution import distribute
 from aiacc.kfac.factors import average, gradient_factor, input_factor
-from aiacc.kfac.inverses import invert, split_damping
-from aiacc.kfac.precondition import by_inverses, clip_factor, gradient_matrix, write_gradient
+from aiacc.kfac.inverses import decompose, invert, split_damping
+from aiacc.kfac.precondition import (
+    by_eigenvectors,
+    by_inverses,
+    clip_factor,
+    gradient_matrix,
+    write_gradient,
+)
 from aiacc.kfac.rows import why_not
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import Affine
@@ -46,6 +54,12 @@ class _Net(nn.Module):
         return out
 
 
+def token_net() -> nn.Module:
+    """An embedding, of whose entries some are in no batch, and a linear layer."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(11, 6), nn.Flatten(), nn.Linear(18, 5)).double()
+
+
 def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     """Of a rank's batch."""
     return loss_of_all(model, [rank], step)
@@ -61,14 +75,23 @@ def loss_of_all(model: nn.Module, ranks: Sequence[int], step: int) -> torch.Tens
     return nn.functional.cross_entropy(model(torch.cat(images)), torch.cat(labels))
 
 
+def loss_of_tokens(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """Of a rank's batch, for `token_net`."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    tokens = torch.randint(0, 9, (8, 3), generator=generator)
+    labels = torch.randint(0, 5, (8,), generator=generator)
+    return nn.functional.cross_entropy(model(tokens), labels)
+
+
 def trained(
     process_set: hvd.ProcessSet = hvd.global_process_set,
     *,
+    model: nn.Module | None = None,
     loss: Callable[[nn.Module, int, int], torch.Tensor] = loss_of,
     **options: object,
 ) -> tuple[torch.Tensor, hvd.KFAC]:
-    """Parameters after `STEPS` steps as one of the ranks, and what has preconditioned."""
-    model = net()
+    """Parameters of `net` or ``model`` after `STEPS` steps as one of the ranks, and its KFAC."""
+    model = net() if model is None else model
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=process_set)
     kfac = hvd.KFAC(model, optimizer, process_set=process_set, **settings(options))
@@ -98,6 +121,10 @@ def expected(
     ranks: Sequence[int],
     sources: Mapping[str, Sequence[int]] | None = None,
     loss: Callable[[nn.Module, int, int], torch.Tensor] = loss_of,
+    *,
+    model: nn.Module | None = None,
+    solve: str = "cholesky",
+    damping: Callable[[int], float] = lambda _: DAMPING,
 ) -> torch.Tensor:
     """Parameters that `ranks` together should have.
 
@@ -105,12 +132,15 @@ def expected(
         ranks: Whose data is used.
         sources: By layer, the ranks of whose data factors are built; all, if not given.
         loss: Of a rank's batch.
+        model: `net`, if not given.
+        solve: See KFAC.
+        damping: By the number of the step.
     """
-    model = net()
+    model = net() if model is None else model
     layers = {name: module for name, module in model.named_modules() if why_not(module) is None}
     sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
     means: dict[str, list[torch.Tensor | None]] = {name: [None, None] for name in layers}
-    inverses: dict[str, list[torch.Tensor | None]] = {}
+    inverses: dict[str, list[Any]] = {}
     for step in range(STEPS):
         sgd.zero_grad()
         new: dict[str, list[torch.Tensor]] = {}
@@ -138,10 +168,13 @@ def expected(
         if step % INVERSE_EVERY == 0:
             for name, (a, g) in means.items():
                 if a is not None and g is not None:
-                    inverses[name] = invert([a, g], split_damping(a, g, DAMPING))
+                    if solve == "eigh":
+                        inverses[name] = decompose([a, g])
+                    else:
+                        inverses[name] = invert([a, g], split_damping(a, g, damping(step)))
         before = {name: gradient_matrix(layers[name]) for name in layers}
         after = {
-            name: by_inverses(before[name], *inverses[name]) if name in inverses else before[name]
+            name: _preconditioned(before[name], inverses.get(name), solve, damping(step))
             for name in layers
         }
         clip = clip_factor(list(after.values()), list(before.values()), LR, CLIP)
@@ -149,6 +182,24 @@ def expected(
             write_gradient(layers[name], matrix * clip)
         sgd.step()
     return flat(model)
+
+
+def owners(ranks: int) -> dict[str, tuple[int, ...]]:
+    """By layer of `net`, the ranks of whose samples `dp` builds factors."""
+    model = net()
+    layers = hvd.KFAC(model, torch.optim.SGD(model.parameters(), LR))._layers
+    plan = distribute("dp", [layer.described for layer in layers], ranks, COSTS)
+    return {layer.name: layer.a.inverted_by for layer in plan.layers}
+
+
+def _preconditioned(
+    gradient: torch.Tensor, inverses: list[Any] | None, solve: str, damping: float
+) -> torch.Tensor:
+    if inverses is None:
+        return gradient
+    if solve == "eigh":
+        return by_eigenvectors(gradient, *inverses, damping)
+    return by_inverses(gradient, *inverses)
 
 
 def _watched(

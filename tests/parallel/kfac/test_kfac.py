@@ -8,13 +8,12 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
-from aiacc.kfac.distribution import distribute
 from tests.parallel.kfac.kfac_training import (
-    COSTS,
     expected,
     loss_of,
     loss_of_all,
     net,
+    owners,
     settings,
     trained,
 )
@@ -43,13 +42,6 @@ def _all_distributions(wanted, kinds):
 )
 def test_every_distribution_trains_as_one_process_does(size, kinds):
     run_ranks(size, _all_distributions, expected(range(size)).numpy(), kinds)
-
-
-def _owners(size):
-    """By layer, the ranks of whose samples `dp` builds factors."""
-    layers = [layer.described for layer in hvd.KFAC(net(), _sgd(net()))._layers]
-    plan = distribute("dp", layers, size, COSTS)
-    return {layer.name: layer.a.inverted_by for layer in plan.layers}
 
 
 def _sgd(model):
@@ -84,7 +76,7 @@ def test_sets_train_as_their_members_together_over_every_engine(launcher, engine
         "spd": alike,
         "mpd": alike,
         "kaisa:0.3333": alike,
-        "dp": expected(range(3), _owners(3)).numpy(),
+        "dp": expected(range(3), owners(3)).numpy(),
     }
     assert not np.allclose(everybody["dp"], alike)
     pair = {"mpd": expected([0, 2]).numpy()}
@@ -208,6 +200,9 @@ def _disagree():
         step(damping=0.1 + rank)
     optimizer.synchronize()
     with pytest.raises(ValueError, match="other layers or options than the first one"):
+        step(solve="eigh" if rank else "cholesky")
+    optimizer.synchronize()
+    with pytest.raises(ValueError, match="other layers or options than the first one"):
         step(skip_layers=["hidden"] if rank else [])
     optimizer.synchronize()
     with pytest.raises(ValueError, match=r"kaisa:0.3.*the share may be 0.5, 1"):
@@ -241,13 +236,13 @@ def test_ranks_that_differ_are_told_so():
     run_ranks(2, _disagree)
 
 
-def _break_a_factor():
+def _break_a_factor(solve):
     torch.set_num_threads(1)
     hvd.init()
     model = net()
     optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
     options = {"factor_every": 1, "inverse_every": 1, "distribution": "mpd"}
-    kfac = hvd.KFAC(model, optimizer, **settings(options))
+    kfac = hvd.KFAC(model, optimizer, **settings({**options, "solve": solve}))
     broken = kfac._layers[0].a
     for step in range(3):
         optimizer.zero_grad()
@@ -264,8 +259,9 @@ def _break_a_factor():
     hvd.shutdown()
 
 
-def test_a_factor_without_an_inverse_keeps_the_last_one_on_every_rank():
-    run_ranks(2, _break_a_factor)
+@pytest.mark.parametrize("solve", ["cholesky", "eigh"])
+def test_a_factor_without_an_inverse_keeps_the_last_one_on_every_rank(solve):
+    run_ranks(2, _break_a_factor, solve)
 
 
 def _scale_and_accumulate():

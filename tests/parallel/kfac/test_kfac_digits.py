@@ -28,5 +28,6 @@ def test_second_order_steps_leave_the_plateau_first(launcher, size):
     assert found["K-FAC"][0] < PLATEAU - 3
     assert found["K-FAC"][0] < found["Adam"][0] < PLATEAU + 1
     # The report names the owners of the factors that have one.
-    assert f"K-FAC spd on {size} rank(s): 160 steps, factors in 80, inverses in 16" in ended.stdout
+    summary = f"K-FAC spd by cholesky on {size} rank(s): 160 steps, factors in 80, inverses in 16"
+    assert summary in ended.stdout
     assert re.search(rf"rank {size - 1} inverts \d+", ended.stdout)

@@ -299,6 +299,7 @@ def test_a_pass_too_many_does_not_count_and_is_told():
         ({"fisher": "true"}, "fisher='true' .expected one of empirical, mc"),
         ({"approx": "x"}, "approx='x'"),
         ({"split": "x"}, "split='x'"),
+        ({"solve": "x"}, "solve='x' .expected one of cholesky, eigh"),
         ({"loss_scale": 0.0}, "loss_scale=0.0"),
         ({"loss_scale": None}, "loss_scale=None"),
         ({"distribution": None}, "distribution=None .expected replicate"),
