@@ -69,7 +69,9 @@ def _differs():
             warnings.simplefilter("ignore")
             optimizer = _wrap(model, odd if hvd.rank() == 1 else PLAN)
         for _ in range(2):
-            with pytest.raises(ValueError, match="given different plans, groups, buckets or codecs"):
+            with pytest.raises(
+                ValueError, match="given different plans, groups, buckets or codecs"
+            ):
                 _train(model, optimizer, 1, [hvd.rank()])
     model = _net()
     optimizer = _wrap(model, "auto", gradient_as_bucket_view=hvd.rank() == 1)
