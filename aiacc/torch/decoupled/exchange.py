@@ -24,6 +24,7 @@ from aiacc.torch.decoupled.bucket import Bucket
 from aiacc.torch.decoupled.checks import check_apart
 from aiacc.torch.decoupled.guards import Guards, check_owned
 from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.reducer.consensus import check_schedules
 from aiacc.torch.reducer.gradients import NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.storage import strides_in
@@ -363,6 +364,11 @@ class Exchange:
             [(bucket.members, bucket.layout.parts) for bucket in self.buckets],
         )
         process_set = self._options.process_set
+        try:
+            check_schedules(True, process_set)
+        except ValueError:
+            self._start_step()
+            raise
         root = first_rank(process_set)
         digest = hashlib.sha256(repr(mine).encode()).hexdigest()
         offer = digest, next(_numbers)

@@ -26,6 +26,25 @@ def describe(named: NamedParameters) -> list[Gradient]:
     ]
 
 
+def check_schedules(decoupled: bool, process_set: ProcessSet) -> None:
+    """Whether all ranks have the same schedule, which decides on the operations of a step.
+
+    Collective: every rank of the process set, before it waits for gradients; those that have joined
+    agree with all.
+    Blocks: until all have answered.
+
+    Raises:
+        ValueError: On every rank, if they have not.
+    """
+    others, ranks = sums([decoupled, 1], "schedules_of_optimizers", process_set)
+    if others not in (0, ranks):
+        mine, other = ("decoupled", "all_reduce") if decoupled else ("all_reduce", "decoupled")
+        raise ValueError(
+            f"DistributedOptimizer: schedule={mine!r} on this rank and {other!r} on another "
+            "(expected the same on every rank); pass the same schedule everywhere"
+        )
+
+
 def check_alike(asked: str, process_set: ProcessSet) -> None:
     """Whether all ranks were asked for the same.
 

@@ -18,7 +18,7 @@ from aiacc.planning.fit import Operation
 from aiacc.process_sets import has_company
 from aiacc.torch.adapter import wait
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
-from aiacc.torch.reducer.consensus import agree, agree_on_views, check_alike
+from aiacc.torch.reducer.consensus import agree, agree_on_views, check_alike, check_schedules
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan, Planner, singly
@@ -189,6 +189,8 @@ class GradientReducer:
         self._attach()  # parameters that were frozen until now, a process set that is new
         if not self._hooks:
             return
+        if not self._alike:
+            self._check_schedules()
         failure = self._check_writes()
         failure = self._submit_missing() or failure
         _core.flush()
@@ -258,6 +260,17 @@ class GradientReducer:
             bucket.awaited = len(bucket.members)
         self._arrivals.clear()
         self._gradients.copied = 0
+
+    def _check_schedules(self) -> None:
+        """Raise before the step waits for ranks that reduce nothing by the names of gradients."""
+        try:
+            _core.flush()
+            check_schedules(False, self.options.process_set)
+        except (CollectiveError, ValueError):
+            _left_behind.append(self._in_flight.copy())
+            self._in_flight.clear()
+            self._start_step()
+            raise
 
     def _submit(self, bucket: Bucket) -> None:
         """Start reducing a bucket whose gradients are all there."""

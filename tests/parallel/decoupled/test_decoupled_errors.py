@@ -73,6 +73,27 @@ def test_ranks_with_different_models_are_told(what):
     run_ranks(2, _differs, what)
 
 
+def _other_schedule():
+    hvd.init()
+    schedule = "decoupled" if hvd.rank() == 1 else "all_reduce"
+    model = net()
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1), schedule)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=f"schedule='{schedule}' on this rank and"):
+        train(model, optimizer, range(1))
+    assert all(map(torch.equal, before, model.parameters()))
+    hvd.shutdown()
+    model, optimizer = begin()
+    train(model, optimizer, range(1))
+    optimizer.flush()
+    assert not any(map(torch.equal, before, model.parameters()))
+    hvd.shutdown()
+
+
+def test_ranks_with_different_schedules_are_told():
+    run_ranks(3, _other_schedule)
+
+
 class _Sparse(nn.Module):
     def __init__(self):
         super().__init__()
