@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 
 import torch
@@ -163,16 +164,16 @@ class AutoPlan:
         if trace is None or costs is None:
             self._say(f"plan={self._wish!r}: these steps say too little to plan; no plan")
         elif self._is_first:
-            constraints, grows = self._constraints(trace), self._may_grow()
-            self._search = PlanSearch(
-                self._wish,
-                trace,
-                constraints,
-                costs,
-                seconds,
-                outside_s=self._outside_s,
-                grows=grows,
-            )
+            with self._planning():
+                self._search = PlanSearch(
+                    self._wish,
+                    trace,
+                    self._constraints(trace),
+                    costs,
+                    seconds,
+                    outside_s=self._outside_s,
+                    grows=self._may_grow(),
+                )
         self._go_on()
 
     def _visit(self) -> None:
@@ -180,8 +181,20 @@ class AutoPlan:
             return
         seconds, costs = self._exchange(SETTLE - 1)
         if self._search is not None and costs is not None:
-            self._search.add(seconds, costs)
+            with self._planning():
+                self._search.add(seconds, costs)
         self._go_on()
+
+    @contextlib.contextmanager
+    def _planning(self) -> Iterator[None]:
+        """Where only the first rank works: what fails there must not let the others wait."""
+        try:
+            yield
+        except Exception as error:
+            self._search = None
+            self._say(
+                f"plan={self._wish!r}: planning failed, {type(error).__name__}: {error}; no plan"
+            )
 
     def _watch(self) -> None:
         if len(self._seconds) < self._watched or not self._all_here():
@@ -200,7 +213,9 @@ class AutoPlan:
         """Do what the search of the first rank says. Collective."""
         search = self._search
         decision: tuple[str | None, bool] = (None, True)
-        if search is not None:
+        if search is None:
+            _units.grow(1, self._process_set)
+        else:
             plan = search.current.plan
             _units.grow(search.current.growth, self._process_set)
             decision = None if plan is None else plan.encode(), search.done
