@@ -17,7 +17,7 @@ from bench.network import runs
 from bench.network.bed import BedError
 from bench.network.planning.cells import Cell, chosen
 from bench.network.planning.contenders import CONTENDERS, taking_part
-from bench.network.planning.measure import measure, predicted_again
+from bench.network.planning.measure import measure, predicted_again, probed_again
 from bench.network.planning.report import RESULT, report
 
 
@@ -25,9 +25,13 @@ def main() -> int:
     """Do what the command line says; the exit code."""
     options = _parser().parse_args()
     try:
-        if options.predict:
+        if options.predict or options.probe:
+            names = [cell.name for cell in chosen(options.cells, options.compute_ratio)]
             for run in runs.kept(options.json, add=True):
-                runs.record(options.json, predicted_again(run))
+                if options.probe and run["cell"]["name"] in names:
+                    runs.record(options.json, probed_again(run))
+                elif options.predict:
+                    runs.record(options.json, predicted_again(run))
             return 0
         if options.report or options.write:
             report(options.json, write=options.write)
@@ -85,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say what would be measured")
     parser.add_argument(
         "--predict", action="store_true", help="what the file has again, from its probes"
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="the networks of --cells again, to predict from that"
     )
     parser.add_argument("--report", action="store_true", help="print the tables, measure nothing")
     parser.add_argument(

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aiacc.planning.cost import CostModel
 from aiacc.planning.network import network_of
 from bench import machine
 from bench.network import launch, runs
@@ -82,15 +83,23 @@ def measure(cell: Cell, only: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def probed_again(run: Mapping[str, Any]) -> dict[str, Any]:
+    """``run`` with another probe of its network, and what the model says from that.
+
+    Blocks. Main thread only.
+    """
+    cell = _cell(run)
+    with bed_for(cell.spec) as bed, tempfile.TemporaryDirectory() as folder:
+        network = _probe(bed, Path(folder) / "network.json", cell)
+    return predicted_again({**run, "probed": {"network": network, **runs.begun()}})
+
+
 def predicted_again(run: Mapping[str, Any]) -> dict[str, Any]:
-    """``run`` with what the model says now, from its own probe, of the plans that were measured."""
-    cell = Cell(**{name: value for name, value in run["cell"].items() if name != "name"})
+    """``run`` with what the model says now, from its last probe, of the measured plans."""
+    cell = _cell(run)
     trace = trace_of(cell.work)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "network.json"
-        path.write_text(json.dumps(run["network"]))
-        cost = network_of(str(path)).cost()
-    made = plans(trace, cost)
+    made = plans(trace, _cost(run["network"]))
+    cost = _cost(run["probed"]["network"] if "probed" in run else run["network"])
     then = {name: plan["digest"] for name, plan in run["plans"].items()}
     other = {name for name, plan in made.items() if prediction(plan)["digest"] != then[name]}
     now = sent(cell, made, trace, cost)
@@ -101,6 +110,17 @@ def predicted_again(run: Mapping[str, Any]) -> dict[str, Any]:
         "as_sent_s": {**run["as_sent_s"], **found},
         "predicted_at": {**machine.commit(), "all_but": sorted(other)},
     }
+
+
+def _cell(run: Mapping[str, Any]) -> Cell:
+    return Cell(**{name: value for name, value in run["cell"].items() if name != "name"})
+
+
+def _cost(network: Mapping[str, Any]) -> CostModel:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.json"
+        path.write_text(json.dumps(network))
+        return network_of(str(path)).cost()
 
 
 def _probe(bed: Bed, path: Path, cell: Cell) -> Mapping[str, Any]:
