@@ -407,6 +407,44 @@ def optim_problem(device: int) -> str:
     May wait for the GPU the first time.
     """
 
+def pack_factors_on_gpu(
+    factors: Sequence[tuple[int, int, int, int, int, int, float, float]],
+    *,
+    float64: bool,
+    device: int,
+    stream: int,
+) -> None:
+    """Queue packing factors on a stream of a GPU, for memory of it, and return.
+
+    `factors`: addresses of n x d x d elements and of where their upper triangles are packed in the
+    layout of `aiacc.kfac.packing`; d; n; elements from one row, and from one matrix, to the next;
+    two numbers that only `average_factors_on_gpu` looks at. `float64`: instead of float32. All
+    memory stays until the stream is past it. Raises NotImplementedError or EngineError where
+    `optim_problem` has an answer.
+    """
+
+def unpack_factors_on_gpu(
+    factors: Sequence[tuple[int, int, int, int, int, int, float, float]],
+    *,
+    float64: bool,
+    device: int,
+    stream: int,
+) -> None:
+    """Queue the way back, which writes both triangles; as `pack_factors_on_gpu`."""
+
+def average_factors_on_gpu(
+    factors: Sequence[tuple[int, int, int, int, int, int, float, float]],
+    *,
+    float64: bool,
+    device: int,
+    stream: int,
+) -> None:
+    """Queue the same with running means, which what is packed enters.
+
+    The two numbers: a factor of what is packed, and its weight in the mean; with 1 the mean is not
+    read. Else as `pack_factors_on_gpu`.
+    """
+
 def nccl_lanes_problem(lanes: int, in_use: bool) -> str:
     """Why so many lanes of NCCL would not be safe in this process; "" if they are, or without NCCL.
 

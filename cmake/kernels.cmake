@@ -11,8 +11,10 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/gpu/block_coder.cc
   csrc/kernels/gpu/device_module.cc
   csrc/kernels/gpu/device_selector.cc
+  csrc/kernels/gpu/optim/device_factors.cc
   csrc/kernels/gpu/optim/device_lamb.cc
   csrc/kernels/gpu/optim/device_lars.cc
+  csrc/kernels/gpu/optim/factor_packing.cc
   csrc/kernels/gpu/optim/lamb_update.cc
   csrc/kernels/gpu/optim/lars_update.cc
   csrc/kernels/gpu/optim/tensor_chunks.cc
@@ -37,8 +39,8 @@ set(AIACC_KERNEL_SOURCES
 set(AIACC_KERNEL_OPTIONS -O3 -ffp-contract=off -fno-trapping-math)
 set_source_files_properties(
   csrc/kernels/adasum.cc csrc/kernels/gpu/block_code.cc
-  csrc/kernels/gpu/optim/lamb_update.cc csrc/kernels/gpu/optim/lars_update.cc
-  csrc/kernels/gpu/selection.cc
+  csrc/kernels/gpu/optim/factor_packing.cc csrc/kernels/gpu/optim/lamb_update.cc
+  csrc/kernels/gpu/optim/lars_update.cc csrc/kernels/gpu/selection.cc
   csrc/kernels/vector/baseline.cc PROPERTIES
   COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS}")
 

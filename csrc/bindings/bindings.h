@@ -18,6 +18,7 @@ void bind_process_sets(pybind11::module_& module);
 void bind_messages(pybind11::module_& module);
 void bind_results(pybind11::module_& module);
 void bind_engines(pybind11::module_& module);
+void bind_factors(pybind11::module_& module);
 void bind_optimizers(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 

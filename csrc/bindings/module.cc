@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
   aiacc::bind_messages(module);
   aiacc::bind_results(module);
   aiacc::bind_engines(module);
+  aiacc::bind_factors(module);
   aiacc::bind_optimizers(module);
   aiacc::bind_config(module);
 }

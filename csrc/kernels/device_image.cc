@@ -29,6 +29,7 @@
 
 AIACC_EMBED(batch_copy, AIACC_BATCH_COPY_IMAGE)
 AIACC_EMBED(block_code, AIACC_BLOCK_CODE_IMAGE)
+AIACC_EMBED(factor_packing, AIACC_FACTOR_PACKING_IMAGE)
 AIACC_EMBED(lamb_update, AIACC_LAMB_UPDATE_IMAGE)
 AIACC_EMBED(lars_update, AIACC_LARS_UPDATE_IMAGE)
 AIACC_EMBED(selection, AIACC_SELECTION_IMAGE)
@@ -41,6 +42,8 @@ DeviceImage device_image(DeviceCode code) {
       return batch_copy_image();
     case DeviceCode::kBlockCode:
       return block_code_image();
+    case DeviceCode::kFactors:
+      return factor_packing_image();
     case DeviceCode::kLamb:
       return lamb_update_image();
     case DeviceCode::kLars:

@@ -15,6 +15,7 @@ struct DeviceImage {
 enum class DeviceCode {
   kBatchCopy,  ///< batch_copy.cu
   kBlockCode,  ///< gpu/block_code.cu
+  kFactors,    ///< gpu/optim/factor_packing.cu
   kLamb,       ///< gpu/optim/lamb_update.cu
   kLars,       ///< gpu/optim/lars_update.cu
   kSelection,  ///< gpu/selection.cu

@@ -1,20 +1,14 @@
 #include <array>
 #include <cstdint>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "csrc/bindings/bindings.h"
-#include "csrc/cuda/device.h"
-#include "csrc/kernels/gpu/optim/device_lamb.h"
-#include "csrc/kernels/gpu/optim/device_lars.h"
+#include "csrc/bindings/optim/optim_device.h"
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
 #include "csrc/kernels/lars.h"
 
@@ -63,43 +57,6 @@ std::vector<LambTensor> tensors_of(const std::vector<LambAddresses>& given) {
   return tensors;
 }
 
-/// A GPU with its kernels of optimizers.
-struct OptimDevice {
-  explicit OptimDevice(std::shared_ptr<Device> opened) : device(std::move(opened)) {
-    const Device::Scope scope(*device);
-    lamb = std::make_unique<DeviceLamb>(device->driver());
-    lars = std::make_unique<DeviceLars>(device->driver());
-  }
-  const std::shared_ptr<Device> device;
-  std::unique_ptr<DeviceLamb> lamb;
-  std::unique_ptr<DeviceLars> lars;
-};
-
-/// Calls use(device) with the kernels loaded and the context current; one call at a time.
-template <class Use>
-void with_device(int ordinal, Use use) {
-  static std::mutex mutex;
-  // Until the process ends: the driver may be gone before what is destroyed at its end.
-  static auto* const opened = new std::map<int, std::unique_ptr<OptimDevice>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<OptimDevice>& found = (*opened)[ordinal];
-  if (found == nullptr) {
-    found = std::make_unique<OptimDevice>(Device::open(process_cuda_driver(), ordinal));
-  }
-  const Device::Scope scope(*found->device);
-  use(*found);
-}
-
-/// "" or why there are no kernels of optimizers on a GPU.
-std::string problem_of(int ordinal) {
-  try {
-    with_device(ordinal, [](OptimDevice&) {});
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 void bind_lamb(py::module_& module) {
   py::class_<LambOptions>(module, "LambOptions")
       .def(py::init([](double lr,
@@ -141,13 +98,13 @@ void bind_lamb(py::module_& module) {
          std::uintptr_t clip,
          std::uintptr_t workspace) {
         const py::gil_scoped_release release;
-        with_device(device, [&](OptimDevice& on) {
-          on.lamb->step(reinterpret_cast<CudaStream>(stream),
-                        tensors_of(tensors),
-                        options,
-                        {reinterpret_cast<const float*>(lr),
-                         reinterpret_cast<const float*>(clip),
-                         reinterpret_cast<void*>(workspace)});
+        with_optim_device(device, [&](OptimDevice& on) {
+          on.lamb.step(reinterpret_cast<CudaStream>(stream),
+                       tensors_of(tensors),
+                       options,
+                       {reinterpret_cast<const float*>(lr),
+                        reinterpret_cast<const float*>(clip),
+                        reinterpret_cast<void*>(workspace)});
         });
       },
       py::arg("tensors"),
@@ -218,12 +175,12 @@ void bind_lars(py::module_& module) {
          std::uintptr_t lr,
          std::uintptr_t workspace) {
         const py::gil_scoped_release release;
-        with_device(device, [&](OptimDevice& on) {
-          on.lars->step(reinterpret_cast<CudaStream>(stream),
-                        tensors_of(tensors),
-                        options,
-                        reinterpret_cast<const float*>(lr),
-                        reinterpret_cast<void*>(workspace));
+        with_optim_device(device, [&](OptimDevice& on) {
+          on.lars.step(reinterpret_cast<CudaStream>(stream),
+                       tensors_of(tensors),
+                       options,
+                       reinterpret_cast<const float*>(lr),
+                       reinterpret_cast<void*>(workspace));
         });
       },
       py::arg("tensors"),
@@ -245,7 +202,7 @@ void bind_optimizers(py::module_& module) {
       "optim_problem",
       [](int device) {
         const py::gil_scoped_release release;
-        return problem_of(device);
+        return optim_problem(device);
       },
       py::arg("device"));
 }

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "csrc/kernels/gpu/block_code.h"
+#include "csrc/kernels/gpu/optim/factor_packing.h"
 #include "csrc/kernels/gpu/optim/lamb_update.h"
 #include "csrc/kernels/gpu/optim/lars_update.h"
 #include "csrc/kernels/gpu/selection.h"
@@ -51,6 +52,13 @@ void FakeCuda::fill_kernels() {
       kSelectThreads, run_later<SelectPlan>([](const SelectPlan& plan, std::uint32_t blocks) {
         select_on_host(plan, blocks, false);
       })};
+  for (const FactorKernel& kernel : factor_kernels()) {
+    kernels_[kernel.name] = {
+        kFactorThreads,
+        run_later<FactorBatch>([run = kernel.run](const FactorBatch& batch, std::uint32_t blocks) {
+          run(batch, blocks, false);
+        })};
+  }
   add_step_kernels(kSmallLambKernels);
   add_step_kernels(kLargeLambKernels);
   add_step_kernels(kSmallLarsKernels);
