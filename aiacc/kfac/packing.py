@@ -6,6 +6,8 @@ A stack of matrices is one after the other, a diagonal itself.
 A small triangle is gathered row by row, by indices that are kept. Indices of a large one would be
 twice as long as itself, and its rows one by one are many. So it is cut: squares of `PANEL` on the
 diagonal, whose triangles come first, and what lies right of each, which is copied as it is.
+
+On a GPU kernels of the core do the same (`kernels.py`), where it has some.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import torch
 from torch import Tensor
 
 from aiacc.kfac.costs import packed_elements
+from aiacc.kfac.kernels import Entry, queue
 
-#: Rows of a square on the diagonal.
+#: Rows of a square on the diagonal, also in csrc/kernels/gpu/optim/factor_packing_body.h.
 PANEL = 128
 #: Dimension up to which a triangle is not cut.
 LEAST = 2 * PANEL
@@ -44,7 +47,7 @@ def pack(factors: Sequence[Tensor], flat: Tensor) -> None:
     Raises:
         ValueError: ``flat`` has another number of elements.
     """
-    for factor, part in zip(factors, _parts(factors, flat), strict=True):
+    for factor, part, *_ in queue("pack", _entries(factors, flat)):
         if factor.dim() == 1:
             part.copy_(factor)
             continue
@@ -66,7 +69,7 @@ def unpack(flat: Tensor, factors: Sequence[Tensor]) -> None:
     Raises:
         ValueError: ``flat`` has another number of elements.
     """
-    for factor, part in zip(factors, _parts(factors, flat), strict=True):
+    for factor, part, *_ in queue("unpack", _entries(factors, flat)):
         if factor.dim() == 1:
             factor.copy_(part)
             continue
@@ -79,14 +82,27 @@ def unpack(flat: Tensor, factors: Sequence[Tensor]) -> None:
             below.copy_(packed.t())
 
 
-def _parts(factors: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
+def average_packed(entries: Sequence[Entry]) -> None:
+    """Let packed factors enter running means: kept * factor + (1 - kept) * scale * packed.
+
+    On a GPU in one pass for all of them: of each mean the upper triangle is read.
+    """
+    for mean, packed, scale, kept in queue("average", entries):
+        found = torch.empty_like(mean) if kept else mean
+        unpack(packed, [found])
+        found *= scale
+        if kept:
+            mean.lerp_(found, 1 - kept)
+
+
+def _entries(factors: Sequence[Tensor], flat: Tensor) -> list[Entry]:
     sizes = [packed_size(factor.shape) for factor in factors]
     if flat.dim() != 1 or flat.numel() != sum(sizes):
         raise ValueError(
             f"flat memory of shape {tuple(flat.shape)} for {len(sizes)} factors (expected one axis "
             f"of {sum(sizes)} elements)"
         )
-    return list(torch.split(flat, sizes))
+    return [Entry(*pair) for pair in zip(factors, torch.split(flat, sizes), strict=True)]
 
 
 def _pieces(

@@ -1,7 +1,8 @@
 """Products of matrices with themselves: half of what BLAS would compute, where that pays. Pure.
 
 torch has no symmetric rank-k update. On a CPU, panels of columns times what lies right of them are
-as good: 0.5 to 0.85 of the time from 256 columns and rows on. A GPU has the one product sooner.
+as good: 0.5 to 0.85 of the time from 256 columns and rows on. A GPU, of which a panel would leave
+much idle, computes the one product.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from aiacc import _core
+from aiacc.kfac import kernels
 from aiacc.optim import fused
 from aiacc.torch import streams
 from aiacc.torch.adapter import DTYPE_CODES
@@ -229,7 +230,7 @@ def _pretend_streams(fake: ctypes.CDLL) -> None:
 
 
 def _pretend_steps(fake: ctypes.CDLL) -> None:
-    """Steps of optimizers that the core queues are done when torch goes on."""
+    """What the core queues for optimizers is done when torch goes on."""
 
     def and_wait(step: Callable[..., None]) -> Callable[..., None]:
         def step_and_wait(*arguments: Any, **options: Any) -> None:
@@ -240,7 +241,9 @@ def _pretend_steps(fake: ctypes.CDLL) -> None:
 
     _core.lars_step_on_gpu = and_wait(_core.lars_step_on_gpu)
     _core.lamb_step_on_gpu = and_wait(_core.lamb_step_on_gpu)
-    fused.current_stream = lambda device: 0
+    for work, queued in kernels._WORKS.items():
+        kernels._WORKS[work] = and_wait(queued)
+    fused.current_stream = kernels.current_stream = lambda device: 0
 
 
 class _MarksHost(TorchFunctionMode):

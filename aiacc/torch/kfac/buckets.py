@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from aiacc.collectives.reduce_ops import Sum
-from aiacc.kfac.packing import pack, unpack
+from aiacc.kfac.packing import pack
 from aiacc.planning.cost import ALL_REDUCE
 from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.ranks import Ranks
@@ -23,6 +23,8 @@ class Arrived(NamedTuple):
     total: torch.Tensor
     #: Examples, on the factor's device.
     weight: torch.Tensor
+    #: Whether the sum is packed, as it came from the other ranks.
+    is_packed: bool
 
 
 class FactorBucket:
@@ -123,9 +125,7 @@ class FactorBucket:
         for factor in self._mine:
             begin = self._places[factor.name] - base
             end = begin + factor.packed
-            total = factor.empty()
-            unpack(result[begin:end], [total])
-            yield Arrived(factor, total, result[end])
+            yield Arrived(factor, result[begin:end], result[end], True)
 
     def _room(self) -> torch.Tensor:
         if self._memory is None:
@@ -176,5 +176,5 @@ class FactorExchange:
         arrived = [one for bucket in self._buckets for one in bucket.finish()]
         for factor in self._local:
             if factor.total is not None and factor.weight is not None:
-                arrived.append(Arrived(factor, factor.total, factor.weight))
+                arrived.append(Arrived(factor, factor.total, factor.weight, False))
         return arrived

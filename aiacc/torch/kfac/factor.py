@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from aiacc.kfac.factors import average
+from aiacc.kfac.kernels import Entry
 from aiacc.kfac.packing import packed_size
 
 
@@ -84,5 +85,14 @@ class Factor:
             sums: Uses of a module in one pass add up, and are not averaged.
             decay: Weight of the mean so far; the first step is the mean.
         """
-        scale = max(self.uses_per_pass, 1) if sums else 1
-        self.mean = average(self.mean, total.mul_(scale / weight), decay)
+        self.mean = average(self.mean, total.mul_(self._scale(weight, sums)), decay)
+
+    def entry(self, packed: torch.Tensor, weight: float, sums: bool, decay: float) -> Entry:
+        """The same of a sum that is packed, for `average_packed`; the first mean gets memory."""
+        kept = 0.0 if self.mean is None else decay
+        if self.mean is None:
+            self.mean = self.empty()
+        return Entry(self.mean, packed, self._scale(weight, sums), kept)
+
+    def _scale(self, weight: float, sums: bool) -> float:
+        return (max(self.uses_per_pass, 1) if sums else 1) / weight

@@ -13,6 +13,7 @@ from torch import nn
 
 from aiacc import _core, basics
 from aiacc.kfac.fisher import sample_targets
+from aiacc.kfac.packing import average_packed
 from aiacc.kfac.stage import StageCosts
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.kfac.agreement import (
@@ -346,9 +347,14 @@ class KFAC:
             return
         weights = torch.stack([one.weight.double() for one in arrived]).tolist()
         of_g = {layer.g.name for layer in self._layers}
+        packed = []
         for one, weight in zip(arrived, weights, strict=True):
-            if weight > 0:
-                one.factor.take(one.total, weight, one.factor.name in of_g, decay)
+            sums = one.factor.name in of_g
+            if weight > 0 and one.is_packed:
+                packed.append(one.factor.entry(one.total, weight, sums, decay))
+            elif weight > 0:
+                one.factor.take(one.total, weight, sums, decay)
+        average_packed(packed)
         self._report.factor_steps += 1
 
     def _rates(self) -> Callable[[torch.Tensor], float]:

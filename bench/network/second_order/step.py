@@ -118,7 +118,7 @@ class Contender:
             for name in self._factors:
                 self._ready(name)
         self._execution.exchange.complete()
-        for factor, _, weight in self._execution.exchange.finish():
+        for factor, _, weight, _ in self._execution.exchange.finish():
             assert float(weight) == self._ranks.size
             factor.mean = torch.ones(()).expand(factor.shape)  # of no matter
         inverting = time.monotonic()

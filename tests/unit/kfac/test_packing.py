@@ -2,7 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from aiacc.kfac.packing import pack, packed_size, unpack
+import aiacc
+from aiacc import _core
+from aiacc.kfac.kernels import Entry
+from aiacc.kfac.packing import average_packed, pack, packed_size, unpack
 from aiacc.kfac.rows import factor_shapes
 from aiacc.planning.models import MODELS
 from aiacc.planning.models.kronecker import layers_of
@@ -51,6 +54,32 @@ def test_a_factor_that_is_a_part_of_another_tensor():
         unpack(flat, [back[1:-1, 1:-1]])
         assert torch.equal(back[1:-1, 1:-1], wide[:dim, :dim])
         assert float(back[0].abs().max()) == float(back[:, -1].abs().max()) == 0
+
+
+def test_what_is_packed_enters_running_means():
+    torch.manual_seed(1)
+    means = [symmetric(*shape) for shape in FORMS]
+    added = [symmetric(*shape) for shape in FORMS]
+    expected = [0.75 * mean + 0.25 * 3.0 * one for mean, one in zip(means, added, strict=True)]
+    # The first one is the mean, whatever the memory holds.
+    means.append(torch.full((5, 5), float("nan")))
+    added.append(symmetric(5, 5))
+    expected.append(3.0 * added[-1])
+    entries = []
+    for mean, one in zip(means, added, strict=True):
+        flat = torch.empty(packed_size(one.shape))
+        pack([one], flat)
+        entries.append(Entry(mean, flat, 3.0, 0.0 if mean is means[-1] else 0.75))
+    average_packed(entries)
+    for mean, one in zip(means, expected, strict=True):
+        torch.testing.assert_close(mean, one)
+
+
+def test_a_gpu_that_is_not_there_packs_nothing():
+    for work in ("pack", "unpack", "average"):
+        queue = getattr(_core, f"{work}_factors_on_gpu")
+        with pytest.raises((ValueError, aiacc.EngineError)):
+            queue([], float64=False, device=1000, stream=0)
 
 
 def test_sizes_of_resnet_50():
