@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.ranks import ROOT
 
-NAMES = ("kernels", "codes", "optim")
+NAMES = ("kernels", "codes", "optim", "factors")
 PROGRAMS = {name: ROOT / f"build/gpu/tests/gpu/gpu_{name}_check" for name in NAMES}
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 

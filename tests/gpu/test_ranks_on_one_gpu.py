@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import aiacc.torch as hvd
-from tests.gpu import bodies, optim_bodies
+from tests.gpu import bodies, factor_bodies, optim_bodies
 from tests.support import one_gpu, ranks
 
 
@@ -27,6 +27,11 @@ def test_optimizers_and_maps(way):
     one_gpu.run_ranks(way, 2, optim_bodies.large_batch_optimizers)
     first, second = one_gpu.run_ranks(way, 2, optim_bodies.divided_maps)
     assert first == second
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
+def test_kfac(way):
+    one_gpu.run_ranks(way, 2, factor_bodies.training_with_kfac)
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)

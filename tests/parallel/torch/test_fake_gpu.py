@@ -16,7 +16,7 @@ import aiacc.array as array_hvd
 import aiacc.torch as hvd
 from aiacc.torch import adapter as tensors
 from aiacc.torch.compression.wire_format import choose
-from tests.gpu import bodies, optim_bodies
+from tests.gpu import bodies, factor_bodies, optim_bodies
 from tests.parallel.torch import (
     test_adasum,
     test_ddp_hook,
@@ -50,6 +50,10 @@ def test_optimizers_and_maps_of_make_gpu_check():
     assert fake_gpu.run_ranks(2, optim_bodies.large_batch_optimizers) == [9, 9]
     reasons, others = fake_gpu.run_ranks(2, optim_bodies.divided_maps)
     assert reasons == others
+
+
+def test_packed_factors_of_make_gpu_check():
+    fake_gpu.run_ranks(1, factor_bodies.packed_factors)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
