@@ -1,4 +1,4 @@
-"""``python -m bench.gpu``: kernels, codecs, optimizers, steps, lanes and ways to stage on one GPU.
+"""``python -m bench.gpu``: kernels, codecs, optimizers, factors, steps, lanes, staging on one GPU.
 
 Writes one file for each into bench/results/gpu. `make gpu-check` builds what this needs.
 """
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench import machine
-from bench.gpu import codes, device, jobs, kernels, optim
+from bench.gpu import codes, device, factors, jobs, kernels, optim
 from bench.network import runs
 
 FOLDER = machine.ROOT / "bench" / "results" / "gpu"
@@ -97,7 +97,7 @@ def summary(part: str, rows: list[dict[str, Any]]) -> list[str]:
         what = ", ".join(f"{key} {row[key]}" for key in row if key not in ("us", "ms", "goals"))
         middle = median(row[unit])
         rate = ""
-        if part in ("kernels", "codes", "optim"):
+        if part in ("kernels", "codes", "optim", "factors"):
             moved = row["bytes_read"] + row["bytes_written"]
             rate = f", {moved / middle / 1e3:.0f} GB/s read and written"
         lines.append(f"  {what}: {middle:.2f} {unit}{rate}")
@@ -116,6 +116,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "kernels": kernels.measure,
     "codes": codes.measure,
     "optim": optim.measure,
+    "factors": factors.measure,
     "step": _steps,
     "lanes": _lanes,
     "staged": _staged,

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from bench.machine import ROOT
 
 PROGRAM = ROOT / "build/gpu/tests/gpu/gpu_kernels_bench"
 _SAMPLES, _CALLS, _WARM_UP = 20, 20, 3
+_COPIED = 100_000_000
 
 #: Elements of the float32 tensors of each set.
 SETS = {
@@ -89,3 +91,36 @@ def timed(run: Callable[[], Any]) -> list[float]:
         if sample >= _WARM_UP:
             samples.append(1000 * begin.elapsed_time(end) / _CALLS)
     return samples
+
+
+def captured(run: Callable[[], Any]) -> Any:
+    """What ``run`` queues, as a CUDA graph: its replay is the GPU alone, without Python."""
+    graph: Any = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def copy() -> dict[str, Any]:
+    """The row that others are compared with."""
+    source, target = (torch.zeros(_COPIED, device="cuda") for _ in range(2))
+    payload = 4 * _COPIED
+    return {
+        "set": f"one tensor of {_COPIED:,} elements",
+        "bytes_read": payload,
+        "bytes_written": payload,
+        "work": "copy",
+        "us": timed(lambda: target.copy_(source)),
+    }
+
+
+def us_per_byte(rows: list[dict[str, Any]]) -> float:
+    """What a byte costs in the copy among the rows."""
+    (found,) = [row for row in rows if row["work"] == "copy"]
+    return median(found["us"]) / moved(found)
+
+
+def moved(row: dict[str, Any]) -> int:
+    """Bytes that are read and written."""
+    return int(row["bytes_read"]) + int(row["bytes_written"])

@@ -9,7 +9,7 @@ import torch
 
 from aiacc.optim import LAMB, LARS
 from bench import shapes
-from bench.gpu.kernels import timed
+from bench.gpu.kernels import captured, copy, moved, timed, us_per_byte
 
 Shapes = list[tuple[int, ...]]
 
@@ -18,7 +18,6 @@ SETS: dict[str, Shapes] = {
     "161 parameters of ResNet-50": [tuple(shape) for _, shape in shapes.resnet50()],
     "64 matrices of 16 MiB": [(2048, 2048)] * 64,
 }
-_COPIED = 100_000_000
 _SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 
 #: Bytes that are read and written of an element in a step of each kind: with a ratio, without one.
@@ -51,7 +50,7 @@ def measure() -> list[dict[str, Any]]:
     A step is measured twice: as a program calls it, when Python may be slower than the GPU, and as
     a CUDA graph, which is the GPU alone.
     """
-    rows = [_copy()]
+    rows = [copy()]
     for name, given in SETS.items():
         for work, (kind, make) in CONTENDERS.items():
             optimizer = make(_parameters(given))
@@ -59,7 +58,7 @@ def measure() -> list[dict[str, Any]]:
             row = {"set": name, "bytes_read": read, "bytes_written": written}
             optimizer.step()
             rows.append(row | {"work": work, "us": timed(optimizer.step)})
-            graph = _captured(optimizer.step)
+            graph = captured(optimizer.step)
             rows.append(row | {"work": f"{work}, graph", "us": timed(graph.replay)})
     return judge(rows)
 
@@ -74,18 +73,6 @@ def floor(kind: str, given: Shapes) -> tuple[int, int]:
     return read, written
 
 
-def _copy() -> dict[str, Any]:
-    source, target = (torch.zeros(_COPIED, device="cuda") for _ in range(2))
-    payload = 4 * _COPIED
-    return {
-        "set": f"one tensor of {_COPIED:,} elements",
-        "bytes_read": payload,
-        "bytes_written": payload,
-        "work": "copy",
-        "us": timed(lambda: target.copy_(source)),
-    }
-
-
 def _parameters(given: Shapes) -> list[torch.Tensor]:
     made: list[torch.Tensor] = []
     for shape in given:
@@ -95,31 +82,18 @@ def _parameters(given: Shapes) -> list[torch.Tensor]:
     return made
 
 
-def _captured(step: Callable[[], Any]) -> Any:
-    graph: Any = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
-
-
 def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with goals: our kernels, without Python, take at most 1.2 times as long as their bytes.
 
     A byte costs what it costs in the copy among the rows.
     """
-    (copy,) = [row for row in rows if row["work"] == "copy"]
-    per_byte = median(copy["us"]) / _moved(copy)
+    per_byte = us_per_byte(rows)
     judged = []
     for row in rows:
         goals = []
         if row["work"].endswith("kernels, graph"):
-            ratio = median(row["us"]) / (per_byte * _moved(row))
+            ratio = median(row["us"]) / (per_byte * moved(row))
             goal = {"against": "its bytes in a copy", "ratio": ratio, "at_most": 1.2}
             goals.append(goal | {"met": ratio <= 1.2})
         judged.append(row | {"goals": goals})
     return judged
-
-
-def _moved(row: dict[str, Any]) -> int:
-    return int(row["bytes_read"]) + int(row["bytes_written"])
