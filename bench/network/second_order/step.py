@@ -18,7 +18,7 @@ import torch
 
 import aiacc.torch as hvd
 from aiacc.kfac.distribution import Distribution, LayerWork, Work
-from aiacc.torch.kfac import buckets, inverses
+from aiacc.torch.kfac import buckets, solvers
 from aiacc.torch.kfac.execution import Execution
 from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.fusion import Fused
@@ -166,7 +166,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    for module in (buckets, inverses):
+    for module in (buckets, solvers):
         module.pack = module.unpack = nothing  # type: ignore[attr-defined]
     hvd.init()
     ranks = Ranks(hvd.global_process_set)
