@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiacc import _core
-
-_WORKS = {
-    "pack": _core.pack_factors_on_gpu,
-    "unpack": _core.unpack_factors_on_gpu,
-    "average": _core.average_factors_on_gpu,
-}
 
 
 class Entry(NamedTuple):
@@ -51,13 +45,21 @@ def queue(work: str, entries: Sequence[Entry]) -> list[Entry]:
         else:
             left.append(entry)
     for (device, dtype), found in taken.items():
-        _WORKS[work](
+        _kernel_of(work)(
             [_addresses(entry) for entry in found],
             float64=dtype is torch.float64,
             device=device,
             stream=current_stream(device),
         )
     return left
+
+
+def _kernel_of(work: str) -> Callable[..., None]:
+    return {
+        "pack": _core.pack_factors_on_gpu,
+        "unpack": _core.unpack_factors_on_gpu,
+        "average": _core.average_factors_on_gpu,
+    }[work]
 
 
 def _is_taken(entry: Entry) -> bool:

@@ -241,8 +241,9 @@ def _pretend_steps(fake: ctypes.CDLL) -> None:
 
     _core.lars_step_on_gpu = and_wait(_core.lars_step_on_gpu)
     _core.lamb_step_on_gpu = and_wait(_core.lamb_step_on_gpu)
-    for work, queued in kernels._WORKS.items():
-        kernels._WORKS[work] = and_wait(queued)
+    _core.pack_factors_on_gpu = and_wait(_core.pack_factors_on_gpu)
+    _core.unpack_factors_on_gpu = and_wait(_core.unpack_factors_on_gpu)
+    _core.average_factors_on_gpu = and_wait(_core.average_factors_on_gpu)
     fused.current_stream = kernels.current_stream = lambda device: 0
 
 
