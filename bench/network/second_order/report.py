@@ -53,9 +53,9 @@ def step_s(run: Run, title: str) -> float:
 
 
 def exposed_s(run: Run, title: str) -> float:
-    """What a step takes beyond its computation, which is modelled and so known."""
-    predicted = run["predicted"][title]
-    return step_s(run, title) - float(predicted["compute_s"]) - float(predicted["inversion_s"])
+    """What a step takes beyond one in which nothing is sent."""
+    unsent = statistics.median(s for job in run["jobs"] for s in job[title]["unsent_s"])
+    return step_s(run, title) - unsent
 
 
 def apart(run: Run, title: str) -> float:

@@ -2,7 +2,8 @@
 
 Started by `bench.network.second_order`, in a virtual host, with the path of a JSON file. The device
 is modelled: it sleeps through passes, factors and inversions, and what it would do to memory
-besides, packing above all, costs nothing. What travels does so by `aiacc.torch.kfac`.
+besides, packing above all, costs nothing. What travels does so by `aiacc.torch.kfac`. In some steps
+nothing does: they have the threads, hooks and sleeps of the others, and no communication.
 """
 
 from __future__ import annotations
@@ -10,21 +11,29 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 import aiacc.torch as hvd
 from aiacc.kfac.distribution import Distribution, LayerWork, Work
-from aiacc.torch.kfac import buckets, solvers
+from aiacc.torch.kfac import buckets, inverses, solvers
 from aiacc.torch.kfac.execution import Execution
 from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.fusion import Fused
 from aiacc.torch.kfac.inverses import InverseStage
 from aiacc.torch.kfac.layers import FactoredModule
 from aiacc.torch.kfac.ranks import Ranks
+
+_OPERATIONS = (
+    *("allgather_async", "allreduce_", "allreduce_async_", "broadcast_async_"),
+    *("reducescatter_async", "synchronize"),
+)
 
 
 class Clock:
@@ -94,10 +103,10 @@ class Contender:
         self._bucket_of = {g: bucket for bucket in self._gradients for g in bucket.names}
         self._ranks = ranks
 
-    def step(self) -> tuple[float, float]:
-        """Seconds of a step, and of its part before factors are inverted."""
+    def step(self, *, sent: bool = True) -> tuple[float, float]:
+        """Seconds of a step, and of its part before factors are inverted; is anything sent?"""
         for bucket in self._gradients:
-            bucket.begin()
+            bucket.begin(sent=sent)
         hvd.barrier()
         clock = Clock()
         began = clock.at
@@ -119,7 +128,7 @@ class Contender:
                 self._ready(name)
         self._execution.exchange.complete()
         for factor, _, weight, _ in self._execution.exchange.finish():
-            assert float(weight) == self._ranks.size
+            assert not sent or float(weight) == self._ranks.size
             factor.mean = torch.ones(()).expand(factor.shape)  # of no matter
         inverting = time.monotonic()
         self._stage.begin()
@@ -145,20 +154,21 @@ class _Gradients:
     def __init__(self, name: str, names: Sequence[str], job: Any) -> None:
         self._name, self.names = name, names
         self._flat = torch.zeros(sum(job["gradients"][one] for one in names))
-        self._left, self._handle = 0, 0
+        self._left, self._handle, self._sent = 0, 0, True
 
-    def begin(self) -> None:
-        self._left = len(self.names)
+    def begin(self, *, sent: bool) -> None:
+        self._left, self._sent = len(self.names), sent
         self._flat[0] = 1.0
 
     def ready(self) -> None:
         self._left -= 1
-        if self._left == 0:
+        if self._left == 0 and self._sent:
             self._handle = hvd.allreduce_async_(self._flat, name=self._name, op=hvd.Sum)
 
     def finish(self) -> None:
-        hvd.synchronize(self._handle)
-        assert self._flat[0] == hvd.size()
+        if self._sent:
+            hvd.synchronize(self._handle)
+            assert self._flat[0] == hvd.size()
 
 
 def main() -> None:
@@ -174,18 +184,37 @@ def main() -> None:
     found = {}
     for task in job["contenders"]:
         contender = Contender(task, job, ranks)
-        taken = []
-        for _ in range(job["steps"] + 1):
-            mine = torch.tensor(contender.step(), dtype=torch.float64)
-            taken.append(hvd.allreduce(mine, op=hvd.Max, name="slowest").tolist())
-        counted = taken[1:]  # the first agrees on names
+        counted = _slowest(contender.step, job["steps"] + 1)[1:]  # the first agrees on names
+        with _unsent():
+            alone = _slowest(partial(contender.step, sent=False), job["steps"])
         found[task["name"]] = {
             "seconds": [whole for whole, _ in counted],
             "passes_s": [passes for _, passes in counted],
+            "unsent_s": [whole for whole, _ in alone],
         }
         if hvd.rank() == 0:
             Path(job["output"]).write_text(json.dumps(found))
     hvd.shutdown()
+
+
+def _slowest(step: Callable[[], tuple[float, float]], number: int) -> list[list[float]]:
+    """What steps take on the slowest rank. Collective."""
+    taken = []
+    for _ in range(number):
+        mine = torch.tensor(step(), dtype=torch.float64)
+        taken.append(hvd.allreduce(mine, op=hvd.Max, name="slowest").tolist())
+    return taken
+
+
+@contextmanager
+def _unsent() -> Iterator[None]:
+    """Where operations of a step end as soon as they begin."""
+    same: Callable[..., Any] = lambda tensor, *_, **__: tensor  # noqa: E731
+    with ExitStack() as stack:
+        for module in (buckets, inverses):
+            names = [name for name in vars(module) if name in _OPERATIONS]
+            stack.enter_context(mock.patch.multiple(module, **dict.fromkeys(names, same)))
+        yield
 
 
 def _layer(name: str, a_dim: int, g_dim: int) -> FactoredModule:
