@@ -89,6 +89,7 @@ class Task:
         contender: Its name.
         seed: Of the parameters, and of the order of the data.
         steps: Until the learning rate is 0.
+        mbit: Rate of the interface that each rank has to itself, in Mbit/s; 0: no network.
     """
 
     workload: str
@@ -96,6 +97,7 @@ class Task:
     contender: str
     seed: int
     steps: int
+    mbit: float = 0.0
 
 
 #: Steps of a training, by workload and ranks: digits have as many epochs on any number of ranks.
@@ -112,6 +114,7 @@ def tasks(
     names: list[str],
     steps: int | None = None,
     seeds: Sequence[int] = SEEDS,
+    mbit: float = 0.0,
 ) -> list[Task]:
     """Trainings in the order in which they run: everybody with one seed, then with the next.
 
@@ -124,4 +127,4 @@ def tasks(
             raise ValueError(f"{workload!r} on {ranks} ranks (expected {known}); give --steps")
         steps = STEPS[workload, ranks]
     chosen = [contender(name).name for name in names] or [one.name for one in CONTENDERS]
-    return [Task(workload, ranks, name, seed, steps) for seed in seeds for name in chosen]
+    return [Task(workload, ranks, name, seed, steps, mbit) for seed in seeds for name in chosen]

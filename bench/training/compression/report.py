@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from bench.machine import ROOT
@@ -13,7 +13,14 @@ from bench.network.report import figures
 from bench.network.runs import load
 from bench.network.tables import provenance
 from bench.report import between_markers, publish
-from bench.training.compression.contenders import CONTENDERS, DIGITS, PLAIN, TEXT
+from bench.training.compression.contenders import (
+    CONTENDERS,
+    DIGITS,
+    PLAIN,
+    TEXT,
+    Contender,
+    Task,
+)
 
 RESULT = ROOT / "bench" / "results" / "compression_convergence.json"
 PAGE = ROOT / "docs" / "compression.md"
@@ -41,7 +48,9 @@ def with_section(page: str, found: Sequence[Run]) -> str:
 
 def section(found: Sequence[Run]) -> str:
     """Markdown: the table, and where it was measured. Pure."""
-    return "\n\n".join([table(found), provenance(list(found))])
+    capped = [run for run in found if run["task"].get("mbit")]
+    seconds = [seconds_table(capped)] if capped else []
+    return "\n\n".join([table(found), *seconds, provenance(list(found))])
 
 
 def table(found: Sequence[Run]) -> str:
@@ -51,11 +60,8 @@ def table(found: Sequence[Run]) -> str:
         *("within 1 %", "held-out loss", "more than float32", "KiB per step", "MiB to target"),
     )
     rows = [list(head), ["---"] * len(head)]
-    for (workload, ranks, steps), group in groups(found).items():
-        for one in CONTENDERS:
-            mine = [run for run in group if run["task"]["contender"] == one.name]
-            if not mine:
-                continue
+    for (workload, ranks, steps, mbit), group in groups(found).items():
+        for one, mine in _by_contender([] if mbit else group):
             final = [gap_of(run, group, final_loss) for run in mine]
             held_out = [gap_of(run, group, held_out_loss) for run in mine]
             rows.append(
@@ -70,18 +76,46 @@ def table(found: Sequence[Run]) -> str:
                     f"{fmean(map(held_out_loss, mine)):.4f}",
                     "" if one.name == "dense" else _gaps(held_out),
                     f"{fmean(sum(run['bytes']) / run['task']['steps'] / 1024 for run in mine):.1f}",
-                    _bytes_text([bytes_to_target(run, group) for run in mine]),
+                    _text(_mean([to_target(run, group, run["bytes"]) for run in mine]), 2**20),
                 ]
             )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def groups(found: Sequence[Run]) -> dict[tuple[str, int, int], list[Run]]:
-    """Runs by workload, ranks and steps; only those whose seed float32 has run with, too."""
-    by_key: dict[tuple[str, int, int], list[Run]] = {}
+def seconds_table(found: Sequence[Run]) -> str:
+    """Markdown: a line for each contender of a training on a capped network. Pure."""
+    head = ("training", "hosts", "Mbit/s", "gradients as", "seeds", "ms per step")
+    head += ("seconds to target", "of float32's")
+    rows = [list(head), ["---"] * len(head)]
+    for (workload, ranks, steps, mbit), group in groups(found).items():
+        dense: float | None = None
+        for one, mine in _by_contender(group):
+            took = _mean([to_target(run, group, run["interval_seconds"]) for run in mine])
+            dense = took if one.name == "dense" else dense
+            each = [median(run["interval_seconds"]) / run["interval"] for run in mine]
+            rows.append(
+                [
+                    *(f"{_TITLES[workload]}, {steps} steps", str(ranks), f"{mbit:g}", one.title),
+                    *(str(len(mine)), f"{1000 * fmean(each):.1f}", _text(took, 1.0)),
+                    "" if took is None or dense is None else f"{took / dense:.2f}",
+                ]
+            )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _by_contender(group: Sequence[Run]) -> Iterator[tuple[Contender, list[Run]]]:
+    for one in CONTENDERS:
+        mine = [run for run in group if run["task"]["contender"] == one.name]
+        if mine:
+            yield one, mine
+
+
+def groups(found: Sequence[Run]) -> dict[tuple[str, int, int, float], list[Run]]:
+    """Runs by workload, ranks, steps and rate; only those whose seed float32 has run with, too."""
+    by_key: dict[tuple[str, int, int, float], list[Run]] = {}
     for run in found:
-        task = run["task"]
-        by_key.setdefault((task["workload"], task["ranks"], task["steps"]), []).append(run)
+        task = Task(**run["task"])
+        by_key.setdefault((task.workload, task.ranks, task.steps, task.mbit), []).append(run)
     return {
         key: [run for run in group if dense_of(run, group) is not None]
         for key, group in sorted(by_key.items())
@@ -114,13 +148,13 @@ def gap_of(run: Run, group: Sequence[Run], loss: Any) -> float:
     return float(100 * (loss(run) - dense) / dense)
 
 
-def bytes_to_target(run: Run, group: Sequence[Run]) -> float | None:
-    """Bytes that a rank has encoded when losses come to TARGET of float32's; None: never."""
+def to_target(run: Run, group: Sequence[Run], amounts: Sequence[float]) -> float | None:
+    """The sum of what intervals took until losses come to TARGET of float32's; None: never."""
     dense = dense_of(run, group)
     assert dense is not None
     target = TARGET * final_loss(dense)
     losses = run["losses"]
-    for end, total in enumerate(accumulate(run["bytes"]), 1):
+    for end, total in enumerate(accumulate(amounts), 1):
         if end >= SMOOTHED and fmean(losses[end - SMOOTHED : end]) <= target:
             return float(total)
     return None
@@ -130,37 +164,40 @@ def _gaps(gaps: Sequence[float]) -> str:
     return f"{fmean(gaps):+.2f} % ({min(gaps):+.1f} to {max(gaps):+.1f})"
 
 
-def _bytes_text(counts: Sequence[float | None]) -> str:
-    known = [count for count in counts if count is not None]
-    return f"{fmean(known) / 2**20:.1f}" if len(known) == len(counts) else "never"
+def _mean(amounts: Sequence[float | None]) -> float | None:
+    known = [amount for amount in amounts if amount is not None]
+    return fmean(known) if len(known) == len(amounts) else None
+
+
+def _text(amount: float | None, unit: float) -> str:
+    return "never" if amount is None else f"{amount / unit:.1f}"
 
 
 def plot(found: Sequence[Run]) -> Any:
-    """A column per training: loss over steps, and over what a rank has encoded."""
+    """A column per training: loss over steps, and over what a rank has encoded or over seconds."""
     columns = groups(found)
     figure, axes = figures().subplots(
         2, len(columns), figsize=(4.2 * len(columns), 6.4), squeeze=False
     )
-    for column, ((workload, ranks, total_steps), group) in enumerate(columns.items()):
-        for number, one in enumerate(CONTENDERS):
-            mine = [run for run in group if run["task"]["contender"] == one.name]
-            if not mine:
-                continue
+    for column, ((workload, ranks, total_steps, mbit), group) in enumerate(columns.items()):
+        for one, mine in _by_contender(group):
             interval = mine[0]["interval"]
             curves = list(zip(*(_smoothed(run["losses"]) for run in mine), strict=True))
             steps = [interval * (end + SMOOTHED) for end in range(len(curves))]
-            sent = [total / 2**20 for total in accumulate(mine[0]["bytes"])][SMOOTHED - 1 :]
-            for axis, places in zip(axes[:, column], (steps, sent), strict=True):
-                color = f"C{number}"
+            spent = mine[0]["interval_seconds"] if mbit else [n / 2**20 for n in mine[0]["bytes"]]
+            spent = list(accumulate(spent))[SMOOTHED - 1 :]
+            for axis, places in zip(axes[:, column], (steps, spent), strict=True):
+                color = f"C{CONTENDERS.index(one)}"
                 axis.plot(places, list(map(fmean, curves)), label=one.title, color=color)
                 axis.fill_between(
                     places, list(map(min, curves)), list(map(max, curves)), alpha=0.2, color=color
                 )
         top, bottom = axes[:, column]
-        top.set_title(f"{_TITLES[workload]}, {ranks} ranks, {total_steps} steps", fontsize=9)
+        rate = f", {mbit:g} Mbit/s" if mbit else ""
+        top.set_title(f"{_TITLES[workload]}, {ranks} ranks, {total_steps} steps{rate}", fontsize=9)
         top.set_xlabel("steps")
-        bottom.set_xlabel("MiB of encoded gradients, by one rank")
-        bottom.set_xscale("log")
+        bottom.set_xlabel("seconds" if mbit else "MiB of encoded gradients, by one rank")
+        bottom.set_xscale("linear" if mbit else "log")
         for axis in (top, bottom):
             axis.set_yscale("log" if workload == DIGITS else "linear")
             axis.set_ylabel("training loss")

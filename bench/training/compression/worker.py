@@ -61,7 +61,7 @@ def _trained(task: Task) -> dict[str, Any]:
     hvd.broadcast_parameters(training.model.state_dict(), root_rank=0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, training.learning_rate)
     begun = time.perf_counter()
-    sent = [aiacc.stats()["data_bytes"]]
+    sent, ended = [aiacc.stats()["data_bytes"]], [begun]
     losses = torch.zeros(task.steps)
     for step, batch in enumerate(training.batches):
         optimizer.zero_grad()
@@ -72,12 +72,14 @@ def _trained(task: Task) -> dict[str, Any]:
         losses[step] = loss.detach()
         if (step + 1) % INTERVAL == 0:
             sent.append(aiacc.stats()["data_bytes"])
+            ended.append(time.perf_counter())
     seconds = time.perf_counter() - begun
     return {
         "losses": _rounded(hvd.allreduce(losses, name="losses")),
         "held_out": training.held_out(),
         "bytes": [int(after - before) for before, after in pairwise(sent)],
         "seconds": round(seconds, 2),
+        "interval_seconds": [round(after - before, 4) for before, after in pairwise(ended)],
     }
 
 

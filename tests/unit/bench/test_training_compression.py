@@ -73,12 +73,29 @@ def test_bytes_count_until_the_mean_of_five_intervals_is_low_enough():
     early = _run("int8", [1.0] * 4 + [1.2, 1.0] + [3.0] * 14, sent=10)
     never = _run("int4", [1.06] * 20)
     group = [dense, early, never]
-    assert report.bytes_to_target(dense, group) == 15_000
-    assert report.bytes_to_target(early, group) == 50
-    assert report.bytes_to_target(never, group) is None
+    assert report.to_target(dense, group, dense["bytes"]) == 15_000
+    assert report.to_target(early, group, early["bytes"]) == 50
+    assert report.to_target(never, group, never["bytes"]) is None
+
+
+def test_seconds_count_where_each_rank_has_a_capped_interface():
+    runs = [
+        _run("dense", [2.0] * 10 + [1.0] * 10),
+        _run("int8", [2.0] * 5 + [1.0] * 15),
+        _run("int4", [2.0] * 20),
+    ]
+    for run, seconds in zip(runs, (4.0, 1.0, 2.0), strict=True):
+        run["task"]["mbit"], run["interval_seconds"] = 100.0, [seconds] * 20
+    found = report.seconds_table(runs).splitlines()
+    assert found[2:] == [
+        "| digits, 400 steps | 2 | 100 | float32 | 1 | 200.0 | 60.0 | 1.00 |",
+        "| digits, 400 steps | 2 | 100 | int8 | 1 | 50.0 | 10.0 | 0.17 |",
+        "| digits, 400 steps | 2 | 100 | int4, feedback | 1 | 100.0 | never |  |",
+    ]
+    assert report.table(runs).count("\n") == 1
 
 
 def test_runs_without_float32_of_their_seed_do_not_count():
     group = [_run("dense", [1.0] * 20), _run("int8", [1.0] * 20), _run("int8", [1.0] * 20, seed=2)]
-    assert report.groups(group) == {("digits", 2, 400): group[:2]}
+    assert report.groups(group) == {("digits", 2, 400, 0.0): group[:2]}
     assert report.table(group).count("int8") == 1
