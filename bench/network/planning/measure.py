@@ -54,7 +54,7 @@ def measure(cell: Cell, only: Sequence[str] = ()) -> dict[str, Any]:
     load = machine.load()
     with bed_for(cell.spec) as bed, tempfile.TemporaryDirectory() as folder:
         network = _probe(bed, Path(folder) / "network.json", cell)
-        cost = network_of(str(Path(folder) / "network.json")).cost()
+        cost = _cost(network)
         made = plans(trace, cost)
         for name, plan in made.items():
             print(f"{cell.name} {name}: {len(plan.buckets)} buckets, "
