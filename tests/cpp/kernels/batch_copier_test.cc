@@ -5,26 +5,12 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/cpp/support/fakes/fake_cuda.h"
+#include "tests/cpp/kernels/gpu/gpu_kernels.h"
 
 namespace aiacc {
 namespace {
 
-class BatchCopierTest : public testing::Test {
- protected:
-  BatchCopierTest() {
-    CudaContext context = nullptr;
-    driver().primary_context_retain(&context, 0);
-    driver().context_push(context);
-    driver().stream_create(&stream_, kCudaStreamNonBlocking, 0);
-  }
-
-  const CudaDriver& driver() const { return cuda_.driver(); }
-  static DeviceImage image() { return {"an image", 8}; }
-
-  FakeCuda cuda_;
-  CudaStream stream_ = nullptr;
-};
+using BatchCopierTest = GpuKernelsTest;
 
 TEST_F(BatchCopierTest, QueuesAndReturns) {
   BatchCopier copier(driver(), image());

@@ -6,26 +6,12 @@
 #include <gtest/gtest.h>
 
 #include "tests/cpp/kernels/blocks.h"
-#include "tests/cpp/support/fakes/fake_cuda.h"
+#include "tests/cpp/kernels/gpu/gpu_kernels.h"
 
 namespace aiacc {
 namespace {
 
-class BlockCoderTest : public testing::Test {
- protected:
-  BlockCoderTest() {
-    CudaContext context = nullptr;
-    driver().primary_context_retain(&context, 0);
-    driver().context_push(context);
-    driver().stream_create(&stream_, kCudaStreamNonBlocking, 0);
-  }
-
-  const CudaDriver& driver() const { return cuda_.driver(); }
-  static DeviceImage image() { return {"an image", 8}; }
-
-  FakeCuda cuda_;
-  CudaStream stream_ = nullptr;
-};
+using BlockCoderTest = GpuKernelsTest;
 
 TEST_F(BlockCoderTest, QueuesAndReturns) {
   const BlockCoder coder(driver(), image());

@@ -6,27 +6,13 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
+#include "tests/cpp/kernels/gpu/gpu_kernels.h"
 #include "tests/cpp/kernels/gpu/optim/factors.h"
-#include "tests/cpp/support/fakes/fake_cuda.h"
 
 namespace aiacc {
 namespace {
 
-class DeviceFactorsTest : public testing::Test {
- protected:
-  DeviceFactorsTest() {
-    CudaContext context = nullptr;
-    driver().primary_context_retain(&context, 0);
-    driver().context_push(context);
-    driver().stream_create(&stream_, kCudaStreamNonBlocking, 0);
-  }
-
-  const CudaDriver& driver() const { return cuda_.driver(); }
-  static DeviceImage image() { return {"an image", 8}; }
-
-  FakeCuda cuda_;
-  CudaStream stream_ = nullptr;
-};
+using DeviceFactorsTest = GpuKernelsTest;
 
 TEST_F(DeviceFactorsTest, QueuesALaunchForUpTo73Stacks) {
   DeviceFactors device(driver(), image());

@@ -8,19 +8,15 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
+#include "tests/cpp/kernels/gpu/gpu_kernels.h"
 #include "tests/cpp/kernels/gpu/optim/tensors.h"
-#include "tests/cpp/support/fakes/fake_cuda.h"
 
 namespace aiacc {
 namespace {
 
-class DeviceLambTest : public testing::Test {
+class DeviceLambTest : public GpuKernelsTest {
  protected:
   DeviceLambTest() {
-    CudaContext context = nullptr;
-    driver().primary_context_retain(&context, 0);
-    driver().context_push(context);
-    driver().stream_create(&stream_, kCudaStreamNonBlocking, 0);
     options_.lr = 0.05;
     options_.beta1 = 0.9;
     options_.beta2 = 0.999;
@@ -28,9 +24,6 @@ class DeviceLambTest : public testing::Test {
     options_.weight_decay = 0.01;
     options_.largest_ratio = std::numeric_limits<double>::infinity();
   }
-
-  const CudaDriver& driver() const { return cuda_.driver(); }
-  static DeviceImage image() { return {"an image", 8}; }
 
   /// A step of so many tensors at once, and one tensor after another; the launches of the first.
   int compare(DeviceLamb& lamb, std::size_t tensors) {
@@ -71,8 +64,6 @@ class DeviceLambTest : public testing::Test {
     return made;
   }
 
-  FakeCuda cuda_;
-  CudaStream stream_ = nullptr;
   LambOptions options_;
 };
 

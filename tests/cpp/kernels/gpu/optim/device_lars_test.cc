@@ -8,28 +8,21 @@
 
 #include "csrc/base/error.h"
 #include "csrc/kernels/gpu/optim/tensor_chunks.h"
+#include "tests/cpp/kernels/gpu/gpu_kernels.h"
 #include "tests/cpp/kernels/gpu/optim/tensors.h"
-#include "tests/cpp/support/fakes/fake_cuda.h"
 
 namespace aiacc {
 namespace {
 
-class DeviceLarsTest : public testing::Test {
+class DeviceLarsTest : public GpuKernelsTest {
  protected:
   DeviceLarsTest() {
-    CudaContext context = nullptr;
-    driver().primary_context_retain(&context, 0);
-    driver().context_push(context);
-    driver().stream_create(&stream_, kCudaStreamNonBlocking, 0);
     options_.lr = 0.5;
     options_.momentum = 0.9;
     options_.weight_decay = 0.01;
     options_.trust_coefficient = 0.02;
     options_.largest_ratio = std::numeric_limits<double>::infinity();
   }
-
-  const CudaDriver& driver() const { return cuda_.driver(); }
-  static DeviceImage image() { return {"an image", 8}; }
 
   /// A step of `tensors` tensors on the device and one on the host, and the launches it took.
   int compare(DeviceLars& lars, std::size_t tensors) {
@@ -66,8 +59,6 @@ class DeviceLarsTest : public testing::Test {
     return cuda_.launches() - launches;
   }
 
-  FakeCuda cuda_;
-  CudaStream stream_ = nullptr;
   LarsOptions options_;
 };
 
