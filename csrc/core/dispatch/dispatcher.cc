@@ -165,7 +165,7 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
       numbering_.try_emplace(communicator->id, Numbering{0, LaneLoads(communicator->id)})
           .first->second;
   if (communicator->engine->slots(0).data != nullptr) {
-    drop_wire_formats(of_communicator_);
+    drop_wire_formats(of_communicator_, gpus_.queues());
   }
   for (Operation* operation : of_communicator_) {
     if (is_coded(operation->request.wire)) {
@@ -203,7 +203,9 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
     for (const Slice& slice : planned.slices) {
       unit_.pieces.push_back(planner_input_.pieces[slice.tensor]);
     }
-    if (launches(unit_.pieces.front().request())) {
+    const Piece& first = unit_.pieces.front();
+    unit_.seed = seed_of_unit(first.operation->seed, first.tensor, planned.slices.front().offset);
+    if (launches(first.request())) {
       unit_.joined = *joined++;
       launcher_->push(unit_, true);
     } else {

@@ -58,9 +58,6 @@ void coded_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   const Request& request = unit.pieces.front().request();
   const Reduction whole = reduction_of(unit);
   const bool alone = unit.pieces.size() == 1;
-  const Slice& first = unit.plan.slices.front();
-  const std::uint64_t seed =
-      seed_of_unit(unit.pieces.front().operation->seed, unit.pieces.front().tensor, first.offset);
   bool feedback = false;
   for (const Piece& piece : unit.pieces) {
     feedback = feedback || piece.buffers().residual != nullptr;
@@ -93,8 +90,8 @@ void coded_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
                     reinterpret_cast<float*>(residuals),
                     unit.plan.bytes / kElement,
                     {request.wire, request.wire_detail},
-                    seed_of_rank(seed, unit.communicator->rank),
-                    seed},
+                    seed_of_rank(unit.seed, unit.communicator->rank),
+                    unit.seed},
                    unit.communicator->rank,
                    unit.communicator->size(),
                    buffer.coded());

@@ -31,6 +31,7 @@ struct Unit {
   std::shared_ptr<const Communicator> communicator;
   Algorithm algorithm = Algorithm::kAny;
   FiniteCheck* finite = nullptr;     ///< null: inputs are not looked at
+  std::uint64_t seed = 0;            ///< of a coded all-reduce, see seed_of_unit
   bool joined = false;               ///< the launching thread issues the next one together with it
   std::vector<Operation*> finished;  ///< scratch of whoever has run it
 

@@ -85,9 +85,6 @@ std::string wire_problem(const Request& request, const std::vector<int>&) {
     return wire + " with op=" + name_of(request.op) +
            " (expected Sum or Average); use Compression.bf16";
   }
-  if (is_coded(request.wire) && request.on_gpu()) {
-    return wire + " of tensors on GPUs (expected host memory); use Compression.bf16";
-  }
   if (is_float8(request.wire) && !request.on_gpu()) {
     return wire +
            " in host memory (expected float16 or bfloat16, or tensors on GPUs); use "

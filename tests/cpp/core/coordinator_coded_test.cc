@@ -285,9 +285,6 @@ TEST(CoordinatorCoded, RefusedWhereItIsSubmitted) {
       request.kind = OpKind::kReducescatter;
       expect_refusal(request, name + " (expected an all-reduce");
       request.kind = OpKind::kAllreduce;
-      request.device = 0;
-      expect_refusal(request, name + " of tensors on GPUs (expected host memory)");
-      request.device = -1;
       request.dtype = DataType::kFloat64;
       expect_refusal(request, name + " for float64 (expected float32)");
       request.dtype = DataType::kFloat32;

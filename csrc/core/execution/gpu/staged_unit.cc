@@ -1,5 +1,6 @@
 #include "csrc/core/execution/gpu/staged_unit.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -50,6 +51,17 @@ bool StagedUnit::is_root() const {
          first_.request().root;
 }
 
+/// Whether tensors of a coded all-reduce have residuals.
+bool StagedUnit::feeds_back() const {
+  return kind_ == OpKind::kAllreduce && is_coded(first_.request().wire) &&
+         std::any_of(unit_.pieces.begin(), unit_.pieces.end(), [](const Piece& piece) {
+           return piece.buffers().residual != nullptr;
+         });
+}
+
+/// Where those begin that the tensors have.
+std::size_t StagedUnit::residual_offset() const { return aligned(unit_.plan.bytes); }
+
 /// What a step moves of every part.
 std::vector<std::size_t> StagedUnit::sizes(const Parts& parts, std::size_t step) const {
   std::vector<std::size_t> bytes;
@@ -74,6 +86,8 @@ std::size_t StagedUnit::host_bytes(std::size_t step) const {
   if (gathers()) {
     const auto received = sizes(received_, step);
     output = std::accumulate(received.begin(), received.end(), std::size_t{0});
+  } else if (feeds_back()) {
+    output += residual_offset();
   }
   return aligned(output_offset(step) + output);
 }
@@ -89,6 +103,18 @@ void StagedUnit::add_pieces(const Parts& parts,
       copies.push_back({device + parts.begins[i] + range.begin, host_offset, range.bytes});
     }
     host_offset += range.bytes;
+  }
+}
+
+void StagedUnit::add_residuals(std::vector<Copy>& copies) const {
+  std::size_t offset = residual_offset();
+  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
+    const Slice& slice = unit_.plan.slices[i];
+    const void* residual = unit_.pieces[i].buffers().residual;
+    if (residual != nullptr) {
+      copies.push_back({number(residual) + slice.offset, offset, slice.bytes});
+    }
+    offset += slice.bytes;
   }
 }
 
@@ -109,6 +135,9 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_in(std::size_t step) const {
       copies.push_back({number(input) + slice.offset, offset, slice.bytes});
     }
     offset += slice.bytes;
+  }
+  if (feeds_back()) {
+    add_residuals(copies);
   }
   return copies;
 }
@@ -140,6 +169,9 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_out(std::size_t step,
       copies.push_back({number(buffers.output) + slice.offset, offset, slice.bytes});
     }
     offset += slice.bytes;
+  }
+  if (feeds_back()) {
+    add_residuals(copies);
   }
   return copies;
 }
@@ -179,12 +211,14 @@ void StagedUnit::run_packed(int lane, std::byte* host, PackBuffer& buffer) const
   Unit unit;
   unit.communicator = unit_.communicator;
   unit.plan = unit_.plan;
+  unit.seed = unit_.seed;
   // Adasum has weights for every tensor; for others the packed tensors are as good as one.
   const bool apart = first_.request().op == ReduceOp::kAdasum && kind_ == OpKind::kAllreduce;
   if (!apart) {
     unit.plan.slices.resize(1);
     unit.plan.slices.front().bytes = unit_.plan.bytes;
   }
+  std::byte* residuals = feeds_back() ? host + residual_offset() : nullptr;
   std::vector<std::unique_ptr<Operation>> stand_ins;
   for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
     const std::size_t bytes = unit_.plan.slices[i].bytes;
@@ -199,10 +233,17 @@ void StagedUnit::run_packed(int lane, std::byte* host, PackBuffer& buffer) const
       static_cast<TensorSpec&>(stand_in.request) = piece.spec();
       stand_in.input = host;
       stand_in.output = host;
+      stand_in.residual = residuals;
       unit.pieces.push_back({&stand_in, 0});
       unit.plan.slices[i].offset = 0;
     }
     host += bytes;
+    if (residuals != nullptr) {
+      if (piece.buffers().residual == nullptr) {
+        std::memset(residuals, 0, bytes);
+      }
+      residuals += bytes;
+    }
   }
   execute_unit(unit, lane, buffer);
 }

@@ -13,7 +13,8 @@ namespace aiacc {
 /// the engine for host memory follows, what is copied back.
 ///
 /// A reduction, and a broadcast, is given to that engine as a whole, in the very form in which
-/// tensors in host memory are: so the results are the same to the last bit. All-gather and
+/// tensors in host memory are: so the results are the same to the last bit. Residuals of a coded
+/// all-reduce, which are on the GPU, too, lie behind the tensors there. All-gather and
 /// all-to-all only move bytes, and pass in several steps (csrc/planning/staging_chunks.h).
 ///
 /// Threads: one at a time. Holds references to the unit, which outlives it.
@@ -55,6 +56,9 @@ class StagedUnit {
 
   bool gathers() const { return kind_ == OpKind::kAllgather || kind_ == OpKind::kAlltoall; }
   bool is_root() const;
+  bool feeds_back() const;
+  std::size_t residual_offset() const;
+  void add_residuals(std::vector<Copy>& copies) const;
   std::vector<std::size_t> sizes(const Parts& parts, std::size_t step) const;
   std::size_t output_offset(std::size_t step) const;
   void add_pieces(const Parts& parts,

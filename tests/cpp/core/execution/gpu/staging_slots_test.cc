@@ -92,6 +92,22 @@ Request sum_of(const std::string& name, std::int64_t count) {
   return request;
 }
 
+/// As in host memory: nothing travels.
+TEST_P(StagingSlotsTest, NothingIsCoded) {
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    for (const WireFormat wire : {WireFormat::kInt8Blocks, WireFormat::kLargest}) {
+      for (const std::int64_t count : {std::int64_t{1000}, kLarge}) {
+        Request request = make_request("x" + std::to_string(count) + name_of(wire), {count});
+        const std::vector<float> input = numbers<float>(count, rank);
+        const auto expected = reduced(*parts.coordinator, request, input, -1);
+        request.wire = wire;
+        request.wire_detail = 512;
+        EXPECT_EQ(reduced(*parts.coordinator, request, input, 0), expected);
+      }
+    }
+  });
+}
+
 TEST_P(StagingSlotsTest, ResultsAreThoseOfHostMemoryWithoutABuffer) {
   with_coordinators(world_, [&](int rank, RankParts& parts) {
     int number = 0;

@@ -11,6 +11,7 @@
 
 #include "csrc/core/coordinator.h"
 #include "csrc/kernels/half.h"
+#include "tests/cpp/support/coded_steps.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/fakes/fake_cuda.h"
 #include "tests/cpp/support/other_capture.h"
@@ -39,19 +40,31 @@ class StagingTest : public testing::TestWithParam<WorldSetting> {
   int size() const { return world_.size; }
 
   /// Submits in host memory (device -1) or on the device; the bytes of the results.
-  std::vector<std::byte> result_of(Coordinator& coordinator, Case work, int device);
+  std::vector<std::byte> result_of(Coordinator& coordinator,
+                                   Case work,
+                                   int device,
+                                   void* residual = nullptr);
+  /// `coded_steps` of every rank.
+  std::vector<CodedResults> coded(const Coding& coding, bool feedback, int device);
 
   FakeCuda cuda_;
   CoordinatorWorld world_;
 };
 
-std::vector<std::byte> StagingTest::result_of(Coordinator& coordinator, Case work, int device) {
+std::vector<std::byte> StagingTest::result_of(Coordinator& coordinator,
+                                              Case work,
+                                              int device,
+                                              void* residual) {
   const bool gathers =
       work.request.kind == OpKind::kAllgather || work.request.kind == OpKind::kAlltoall;
   work.request.device = device;
   work.request.name += device < 0 ? ".host" : ".gpu";
-  const Handle handle =
-      submit(coordinator, work.request, work.input.data(), gathers ? nullptr : work.output.data());
+  auto submitted = coordinator.acquire();
+  submitted->request = work.request;
+  submitted->input = work.input.data();
+  submitted->output = gathers ? nullptr : work.output.data();
+  submitted->residual = residual;
+  const Handle handle = coordinator.submit(std::move(submitted));
   const auto operation = coordinator.wait(handle);
   if (gathers && device < 0) {
     const RawBytes& gathered = operation->gathered;
@@ -146,6 +159,41 @@ TEST_P(StagingTest, SmallTensorsShareUnitsOnTheirWay) {
   });
 }
 
+std::vector<CodedResults> StagingTest::coded(const Coding& coding, bool feedback, int device) {
+  std::vector<CodedResults> results(static_cast<std::size_t>(size()));
+  with_coordinators(world_, [&](int rank, RankParts& parts) {
+    Coordinator& coordinator = *parts.coordinator;
+    const auto run = [&](Request request, const CodedTensors& tensors) {
+      request.device = device;
+      auto operation = coordinator.acquire();
+      assign_coded(*operation, request, tensors);
+      const Handle handle = coordinator.submit(std::move(operation));
+      if (device >= 0) {
+        coordinator.device_path().order_after(*coordinator.wait(handle), nullptr);
+        cuda_.drain();
+      }
+      finish(coordinator, handle);
+    };
+    results[static_cast<std::size_t>(rank)] = coded_steps(rank, coding, feedback, 0, run);
+  });
+  return results;
+}
+
+/// With what they leave to chance, and what is left in residuals.
+TEST_P(StagingTest, CodedSumsAreThoseOfHostMemoryToTheLastBit) {
+  std::vector<Coding> codings = block_codings();
+  for (const Coding& coding : largest_codings()) {
+    codings.push_back(coding);
+  }
+  codings.push_back({WireFormat::kRandom, 50'000});
+  for (const Coding& coding : codings) {
+    for (const bool feedback : {false, true}) {
+      EXPECT_TRUE(coded(coding, feedback, -1) == coded(coding, feedback, 0))
+          << name_of(coding.format) << " " << coding.detail << (feedback ? ", feedback" : "");
+    }
+  }
+}
+
 TEST_P(StagingTest, AdasumIsThatOfHostMemory) {
   if (size() == 3) {
     GTEST_SKIP() << "needs a power of two";
@@ -210,9 +258,14 @@ TEST_P(StagingTest, ReduceScatterIsThatOfHostMemoryToTheLastBit) {
 TEST_P(StagingTest, ASteadyStateMakesNoSynchronisingCall) {
   std::atomic<int> after_warm_up{0};
   with_coordinators(world_, [&](int rank, RankParts& parts) {
+    std::vector<float> residual(30011);
     for (int step = 0; step < 12; ++step) {
       Request request = make_request("steady", {30011});
       result_of(*parts.coordinator, make_case(request, rank, request.bytes()), 0);
+      request = make_request("coded", {30011});
+      request.wire = WireFormat::kLargest;
+      request.wire_detail = 10'000;
+      result_of(*parts.coordinator, make_case(request, rank, request.bytes()), 0, residual.data());
       if (step == 5 && rank == 0) {
         after_warm_up = cuda_.synchronising_calls();
       }
