@@ -39,6 +39,8 @@ class BucketCodec:
         self._whole = all(parameter.dtype == torch.float32 for _, parameter in named)
         self._on = self._whole and 2 * elements > sum(p.numel() for _, p in named)
         self._held: dict[str, list[torch.Tensor]] = {}
+        #: Without elements, on the device of the gradients, where what is kept of them is, too.
+        self._like = torch.empty(0)
 
     def __call__(self, tensors: list[torch.Tensor]) -> Encoded:
         """Of the gradients of the bucket, or of its flat tensor, in its next step."""
@@ -46,6 +48,9 @@ class BucketCodec:
         step = owner.next_step(self._names)
         codec = policy.codec_at(step) if self._on else policy.dense
         sent, restore, _ = to_send(Compression.none, tensors, self._op)
+        if not self._held or self._like.device != sent[0].device:
+            self._like = sent[0].new_empty(0)
+            self._held.clear()
         owner.rescale()
         if owner.follows and self._on:
             self._remember()
@@ -228,6 +233,6 @@ class BucketCodec:
     def _kept(self, kind: str) -> list[torch.Tensor]:
         if kind not in self._held:
             self._held[kind] = self._owner.kept.of_bucket(
-                kind, self._names, self._shapes, self._flat
+                kind, self._names, self._shapes, self._flat, self._like
             )
         return self._held[kind]

@@ -15,7 +15,9 @@ KINDS = (RESIDUAL, MOMENTUM, BEFORE, KNOWN)
 
 
 class Kept:
-    """Tensors of float32 in host memory by kind and name, zero until somebody writes to them.
+    """Tensors of float32 by kind and name, zero until somebody writes to them.
+
+    They are where the gradients are that they belong to, from when those first travel on.
 
     Attributes:
         tensors: By kind, then by name of the parameter: of its shape, and in the order of its
@@ -29,27 +31,37 @@ class Kept:
         self.shapes: dict[str, torch.Size] = {}
 
     def of_bucket(
-        self, kind: str, names: Sequence[str], shapes: Sequence[torch.Size], flat: Flat | None
+        self,
+        kind: str,
+        names: Sequence[str],
+        shapes: Sequence[torch.Size],
+        flat: Flat | None,
+        like: torch.Tensor,
     ) -> list[torch.Tensor]:
         """One tensor for each gradient, or one for all if they are views of a flat bucket.
 
-        Those are of one dimension, and what is kept are views of them from now on.
+        Those are of one dimension, on the device of ``like``, and what is kept are views of them
+        from now on.
         """
         kept = self.tensors[kind]
-        own = [self._own(kind, name, shape) for name, shape in zip(names, shapes, strict=True)]
+        own = [
+            self._own(kind, name, shape, like) for name, shape in zip(names, shapes, strict=True)
+        ]
         if flat is None:
             kept.update(zip(names, own, strict=True))
             return [tensor.view(-1) for tensor in own]
-        memory = _zeros([flat.memory.numel()])
+        memory = _zeros([flat.memory.numel()], like)
         for name, tensor, view in zip(names, own, flat.views, strict=True):
             place = memory.as_strided(view.shape, view.stride(), view.storage_offset())
             kept[name] = place.copy_(tensor)
         return [memory]
 
-    def _own(self, kind: str, name: str, shape: torch.Size) -> torch.Tensor:
+    def _own(self, kind: str, name: str, shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
         """Contiguous; zeros, where there is none of this shape."""
         tensor = self.tensors[kind].get(name)
-        return _zeros(shape) if tensor is None or tensor.shape != shape else tensor.contiguous()
+        if tensor is None or tensor.shape != shape:
+            return _zeros(shape, like)
+        return tensor.to(like.device).contiguous()
 
     def multiply(self, factor: float) -> None:
         """All of it."""
@@ -94,8 +106,10 @@ class Kept:
         self.forget(KINDS)
         for kind, kept in tensors.items():
             for name, tensor in kept.items():
-                self.tensors[kind].setdefault(name, _zeros(tensor.shape)).copy_(tensor)
+                if name not in self.tensors[kind]:
+                    self.tensors[kind][name] = _zeros(tensor.shape, tensor)
+                self.tensors[kind][name].copy_(tensor)
 
 
-def _zeros(shape: Sequence[int]) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+def _zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return like.new_zeros(shape, dtype=torch.float32)

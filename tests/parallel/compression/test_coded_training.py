@@ -123,22 +123,22 @@ def _first_step_skipped(policy):
         assert state["scale"] == [1024.0, 512.0, 256.0][step]
 
 
-def _skipped_steps():
+def _skipped_steps(policies):
     hvd.init()
     for policy, options, flush in itertools.product(
-        _SCALED, ({}, {"gradient_as_bucket_view": True}), (False, True)
+        policies, ({}, {"gradient_as_bucket_view": True}), (False, True)
     ):
         with_it, without = (
             _scaled_steps(policy, options, overflow, flush) for overflow in (True, False)
         )
         assert torch.equal(with_it, without), (policy, options, flush)
-    for policy in _SCALED:
+    for policy in policies:
         _first_step_skipped(policy)
     hvd.shutdown()
 
 
 def test_steps_that_a_scaler_skips_leave_no_trace():
-    run_over_tcp(2, _skipped_steps)
+    run_over_tcp(2, _skipped_steps, _SCALED)
 
 
 # --- states

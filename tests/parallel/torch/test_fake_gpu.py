@@ -16,7 +16,13 @@ import aiacc.array as array_hvd
 import aiacc.torch as hvd
 from aiacc.torch import adapter as tensors
 from aiacc.torch.compression.wire_format import choose
-from tests.gpu import bodies, factor_bodies, optim_bodies
+from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
+from tests.parallel.compression import (
+    test_coded_allreduce,
+    test_coded_gradients,
+    test_coded_hook,
+    test_coded_training,
+)
 from tests.parallel.torch import (
     test_adasum,
     test_ddp_hook,
@@ -32,7 +38,7 @@ from tests.parallel.torch import (
 )
 from tests.support import fake_gpu, process_group
 from tests.support.device_array import DeviceArray
-from tests.support.ranks import free_port
+from tests.support.ranks import free_port, run_ranks
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -59,6 +65,60 @@ def test_packed_factors_of_make_gpu_check():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_compression_where_tensors_are_staged(size):
     assert fake_gpu.run_ranks(size, bodies.compressed) == [["fp16", "bf16"]] * size
+
+
+@pytest.mark.parametrize(
+    ("size", "body"),
+    [
+        (1, coded_bodies.operations),
+        (2, coded_bodies.operations),
+        (3, coded_bodies.operations),
+        (2, coded_bodies.steps),
+        (3, coded_bodies.steps),
+    ],
+)
+def test_codes_of_make_gpu_check(size, body):
+    env = coded_bodies.ENVIRONMENT
+    on_cpu = run_ranks(size, body, False, env=env)
+    coded_bodies.check(fake_gpu.run_ranks(size, body, True, env=env), on_cpu)
+
+
+_TCP = {"AIACC_ENGINE": "tcp"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        test_coded_allreduce._operations,
+        test_coded_allreduce._objects_and_errors,
+        test_coded_allreduce._overflow,
+        test_coded_gradients._sparse,
+        test_coded_gradients._after_joins,
+        test_coded_training._overflow_steps,
+        test_coded_training._all_continued,
+        test_coded_training._all_like_references,
+    ],
+)
+def test_codes_as_on_the_cpu(body):
+    fake_gpu.run_ranks(2, body, env=_TCP)
+
+
+#: powersgd is for gradients in host memory.
+_SCALED = [p for p in test_coded_training._SCALED if p.codec.name != "powersgd"]
+
+
+def test_steps_that_a_scaler_skips_leave_no_trace_on_a_gpu():
+    fake_gpu.run_ranks(2, test_coded_training._skipped_steps, _SCALED, env=_TCP)
+
+
+@pytest.mark.parametrize("kind", test_coded_gradients._POLICIES)
+def test_no_part_of_a_gradient_on_a_gpu_is_lost(kind):
+    policy = test_coded_gradients._POLICIES[kind]
+    fake_gpu.run_ranks(2, test_coded_gradients._conserved_in_every_way, policy, env=_TCP)
+
+
+def test_coded_hooks(tmp_path):
+    fake_gpu.run_ranks(2, test_coded_hook._hooks, str(tmp_path), env=_TCP)
 
 
 def _narrowed(body, *args):
