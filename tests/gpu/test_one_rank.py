@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu import bodies
+from tests.gpu import bodies, coded_bodies
 from tests.support import one_gpu
 from tests.support.ranks import run_ranks
 
@@ -25,6 +25,14 @@ def test_alone(body, engine):
     if engine == "nccl":
         one_gpu.nccl_version()
     run_ranks(1, body, env={"AIACC_GPU_ENGINE": engine})
+
+
+@pytest.mark.parametrize("engine", ["staged"])
+def test_codes_as_on_the_cpu(engine):
+    env = coded_bodies.ENVIRONMENT
+    on_cpu = run_ranks(1, coded_bodies.operations, False, env=env)
+    on_gpu = run_ranks(1, coded_bodies.operations, True, env=env | {"AIACC_GPU_ENGINE": engine})
+    coded_bodies.check(on_gpu, on_cpu)
 
 
 def test_synchronize_returns_before_the_gpu_is_done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import aiacc.torch as hvd
-from tests.gpu import bodies, factor_bodies, optim_bodies
+from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
 from tests.support import one_gpu, ranks
 
 
@@ -20,6 +20,15 @@ def test_every_operation(size, way):
 def test_compression(size, way):
     first, *others = one_gpu.run_ranks(way, size, bodies.compressed)
     assert others == [first] * (size - 1)
+
+
+@pytest.mark.parametrize("way", [one_gpu.STAGED])
+@pytest.mark.parametrize("body", [coded_bodies.operations, coded_bodies.steps])
+@pytest.mark.parametrize("size", [2, 3])
+def test_codes_as_on_the_cpu(size, body, way):
+    env = coded_bodies.ENVIRONMENT
+    on_cpu = ranks.run_ranks(size, body, False, env=env)
+    coded_bodies.check(one_gpu.run_ranks(way, size, body, True, env=env), on_cpu)
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
