@@ -11,7 +11,7 @@
 
 #include "csrc/core/coordinator.h"
 #include "csrc/kernels/half.h"
-#include "tests/cpp/support/coded_steps.h"
+#include "tests/cpp/core/execution/coded_steps.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/fakes/fake_cuda.h"
 #include "tests/cpp/support/other_capture.h"
