@@ -21,7 +21,7 @@ namespace {
 
 using Bytes = std::vector<unsigned char>;
 
-/// Of many sizes; one block has an infinity.
+/// Of many sizes; of more than 1024 numbers one of the first 1024 is infinite.
 std::vector<float> numbers(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -29,7 +29,7 @@ std::vector<float> numbers(std::size_t count, unsigned seed) {
   for (std::size_t i = 0; i < count; ++i) {
     values[i] = std::ldexp(normal(random), static_cast<int>(i / 128 % 9) - 4);
   }
-  if (count > 700) {
+  if (count > 1024) {
     values[700] = INFINITY;
   }
   return values;
