@@ -113,7 +113,7 @@ def test_a_graph_takes_learning_rates_that_change(kind, options):
     lr = torch.tensor(rates[0], device="cuda")
     params, plain = _parameters(), _parameters()
     captured = kind(params, **options | {"lr": lr, "fused": True})
-    expected = kind(plain, **options)
+    expected = kind(plain, **options | {"lr": rates[0]})
     for optimizer, some in ((captured, params), (expected, plain)):
         _fill_gradients(some, 0)
         optimizer.step()
