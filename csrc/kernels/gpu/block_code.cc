@@ -26,7 +26,7 @@ void encode_all(const BlockEncoding& plan, std::uint32_t warps, bool backwards) 
   HostWarp<CodeThread> warp;
   warp.backwards = backwards;
   for (std::uint32_t number = 0; number < warps; ++number) {
-    BlockCodeBody<Format>::encode_share(warp, plan, number, warps);
+    BlockEncodeBody<Format>::share(warp, plan, number, warps);
   }
 }
 
@@ -35,7 +35,7 @@ void decode_all(const BlockDecoding& plan, std::uint32_t warps, bool backwards) 
   HostWarp<CodeThread> warp;
   warp.backwards = backwards;
   for (std::uint32_t number = 0; number < warps; ++number) {
-    BlockCodeBody<Format>::decode_share(warp, plan, number, warps);
+    BlockDecodeBody<Format>::share(warp, plan, number, warps);
   }
 }
 

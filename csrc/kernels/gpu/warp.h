@@ -16,6 +16,22 @@ AIACC_HOST_DEVICE inline std::uint32_t larger(std::uint32_t a, std::uint32_t b) 
   return a > b ? a : b;
 }
 
+/// The larger of a magnitude and that of `value`, as bits; beyond those of what is finite if either
+/// is NaN.
+AIACC_HOST_DEVICE inline std::uint32_t larger_magnitude(std::uint32_t magnitude, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;"
+      : "=f"(result)
+      : "f"(__uint_as_float(magnitude)), "f"(fabsf(value)));
+  return __float_as_uint(result);
+#else
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return larger(magnitude, bits & 0x7fffffff);
+#endif
+}
+
 /// The warp of the host.
 template <class Thread>
 class HostWarp {
@@ -38,6 +54,14 @@ class HostWarp {
     }
     for (Thread& thread : threads_) {
       value(thread) = of_all;
+    }
+  }
+  /// Every thread's `to` becomes `from` of thread `source`.
+  template <class From, class To>
+  void spread(std::uint32_t source, From from, To to) {
+    const auto value = from(threads_[source]);
+    for (Thread& thread : threads_) {
+      to(thread) = value;
     }
   }
   /// Every thread's value becomes that of thread number + distance, modulo the warp.
@@ -78,6 +102,10 @@ class DeviceWarp {
       mine = larger(mine, __shfl_xor_sync(0xffffffff, mine, distance));
     }
 #endif
+  }
+  template <class From, class To>
+  __device__ void spread(std::uint32_t source, From from, To to) {
+    to(thread_) = __shfl_sync(0xffffffff, from(thread_), static_cast<int>(source));
   }
   template <class Value>
   __device__ void rotate(std::uint32_t distance, Value value) {

@@ -40,24 +40,42 @@ AIACC_HOST_DEVICE float scale_for(std::uint32_t largest) {
   return bits > raw_bits(kLeast) ? raw_float(bits) : kLeast;
 }
 
-/// What elements draw by chance: 32 bits that depend on the seed and their index alone. 2^32
-/// elements share two keys.
-class Draws {
- public:
-  AIACC_HOST_DEVICE Draws(std::uint64_t seed, std::uint64_t index)
-      : first_(static_cast<std::uint32_t>(index)) {
-    std::uint64_t key = seed + ((index >> 32) + 1) * 0x9e3779b97f4a7c15;
+/// What 2^32 elements share of what they draw: those whose indices have the same upper half.
+struct DrawKeys {
+  AIACC_HOST_DEVICE DrawKeys(std::uint64_t seed, std::uint32_t upper_index) {
+    std::uint64_t key = seed + (std::uint64_t{upper_index} + 1) * 0x9e3779b97f4a7c15;
     key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9;
     key = (key ^ (key >> 27)) * 0x94d049bb133111eb;
     key ^= key >> 31;
-    first_ += static_cast<std::uint32_t>(key);
-    second_key_ = static_cast<std::uint32_t>(key >> 32);
+    first = static_cast<std::uint32_t>(key);
+    second = static_cast<std::uint32_t>(key >> 32);
   }
-  AIACC_HOST_DEVICE std::uint32_t operator[](std::uint32_t i) const {
+  std::uint32_t first;
+  std::uint32_t second;
+};
+
+/// What elements draw by chance: 32 bits that depend on the seed and their index alone.
+class Draws {
+ public:
+  AIACC_HOST_DEVICE Draws(const DrawKeys& keys, std::uint32_t lower_index)
+      : first_(lower_index + keys.first), second_key_(keys.second) {}
+  AIACC_HOST_DEVICE Draws(std::uint64_t seed, std::uint64_t index)
+      : Draws(DrawKeys(seed, static_cast<std::uint32_t>(index >> 32)),
+              static_cast<std::uint32_t>(index)) {}
+  /// Those of the elements from the i-th on.
+  AIACC_HOST_DEVICE Draws from(std::uint32_t i) const {
+    Draws later = *this;
+    later.first_ += i;
+    return later;
+  }
+  AIACC_HOST_DEVICE std::uint32_t operator[](std::uint32_t i) const { return bits<0xffffffff>(i); }
+  /// The same for who looks at the bits of a mask only.
+  template <std::uint32_t kMask>
+  AIACC_HOST_DEVICE std::uint32_t bits(std::uint32_t i) const {
     std::uint32_t bits = first_ + i;
     bits = (bits ^ (bits >> 16)) * 0x7feb352d;
     bits = (bits ^ (bits >> 15) ^ second_key_) * 0x846ca68b;
-    return bits ^ (bits >> 16);
+    return (kMask & 0xffff) == 0 ? bits : bits ^ (bits >> 16);
   }
 
  private:

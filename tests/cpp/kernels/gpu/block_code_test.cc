@@ -70,8 +70,8 @@ class BlockCodeTest : public testing::TestWithParam<BlockFormat> {
                          std::size_t offset,
                          std::size_t wire_offset,
                          const Rounding& rounding,
-                         std::uint32_t warps) {
-    const std::uint64_t first_index = 5 * code.block;
+                         std::uint32_t warps,
+                         std::uint64_t first_index = 5120) {
     const std::vector<float> before = random_floats(in.size(), 8);
     for (const bool keeps : {false, true}) {
       std::vector<float> expected_residual = before;
@@ -147,6 +147,16 @@ TEST_P(BlockCodeTest, AtAnyMultipleOfFour) {
   for (const std::size_t offset : {0, 1, 2, 3}) {
     for (const std::size_t wire_offset : {0, 1, 2, 3}) {
       check_both(random_floats(2300, 3), code, offset, wire_offset, {true, 13}, 4);
+    }
+  }
+}
+
+TEST_P(BlockCodeTest, DrawsPastTheFirst32BitsOfAnIndex) {
+  for (const std::uint32_t block : {128, 512, 1024}) {
+    const BlockCode code = {GetParam(), block};
+    for (const std::uint64_t before : {1024U, 1536U, 2100U}) {
+      const std::uint64_t first_index = (std::uint64_t{3} << 32) - before;
+      check_both(random_floats(5000, 4), code, 0, 0, {true, 14}, 2, first_index);
     }
   }
 }
