@@ -18,6 +18,7 @@ set(AIACC_KERNEL_SOURCES
   csrc/kernels/gpu/optim/lamb_update.cc
   csrc/kernels/gpu/optim/lars_update.cc
   csrc/kernels/gpu/optim/tensor_chunks.cc
+  csrc/kernels/gpu/pair_adder.cc
   csrc/kernels/gpu/selection.cc
   csrc/kernels/half.cc
   csrc/kernels/lars.cc

@@ -27,6 +27,7 @@
   }
 // NOLINTEND(bugprone-macro-parentheses)
 
+AIACC_EMBED(add_pairs, AIACC_ADD_PAIRS_IMAGE)
 AIACC_EMBED(batch_copy, AIACC_BATCH_COPY_IMAGE)
 AIACC_EMBED(block_code, AIACC_BLOCK_CODE_IMAGE)
 AIACC_EMBED(factor_packing, AIACC_FACTOR_PACKING_IMAGE)
@@ -38,6 +39,8 @@ namespace aiacc {
 
 DeviceImage device_image(DeviceCode code) {
   switch (code) {
+    case DeviceCode::kAddPairs:
+      return add_pairs_image();
     case DeviceCode::kBatchCopy:
       return batch_copy_image();
     case DeviceCode::kBlockCode:

@@ -13,6 +13,7 @@ struct DeviceImage {
 };
 
 enum class DeviceCode {
+  kAddPairs,   ///< gpu/add_pairs.cu
   kBatchCopy,  ///< batch_copy.cu
   kBlockCode,  ///< gpu/block_code.cu
   kFactors,    ///< gpu/optim/factor_packing.cu

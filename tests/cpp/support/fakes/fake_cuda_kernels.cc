@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "csrc/kernels/gpu/add_pairs.h"
 #include "csrc/kernels/gpu/block_code.h"
 #include "csrc/kernels/gpu/optim/factor_packing.h"
 #include "csrc/kernels/gpu/optim/lamb_update.h"
@@ -51,6 +52,13 @@ void FakeCuda::fill_kernels() {
   kernels_[kSelectKernel] = {
       kSelectThreads, run_later<SelectPlan>([](const SelectPlan& plan, std::uint32_t blocks) {
         select_on_host(plan, blocks, false);
+      })};
+  kernels_[kAddPairsKernel] = {
+      kAddPairsThreads, run_later<PairAddition>([](const PairAddition& plan, std::uint32_t blocks) {
+        const std::uint32_t threads = blocks * kAddPairsThreads;
+        for (std::uint32_t thread = 0; thread < threads; ++thread) {
+          add_pairs_share(plan, thread, threads);
+        }
       })};
   for (const FactorKernel& kernel : factor_kernels()) {
     kernels_[kernel.name] = {
