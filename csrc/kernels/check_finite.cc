@@ -38,11 +38,11 @@ CopyReport check_finite(
   CopyReport report;
   report.nan = static_cast<std::uint8_t>(largest > infinity);
   report.infinite = static_cast<std::uint8_t>(largest == infinity);
-  const bool narrows = wire != WireFormat::kTensor;
+  const bool narrows = wire != WireFormat::kTensor && !is_coded(wire);
   if (largest < infinity && (factor != 1.0 || narrows)) {
     // Both keep the order: if the largest input does not overflow, none does. Its bits come first
     // in the 64-bit number, for the machine is little-endian.
-    const DataType sent = dtype_on_wire(dtype, wire);
+    const DataType sent = narrows ? dtype_on_wire(dtype, wire) : dtype;
     std::uint64_t made = 0;
     if (narrows) {
       narrow(&made, &largest, 1, sent, factor);

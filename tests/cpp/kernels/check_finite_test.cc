@@ -182,6 +182,17 @@ TEST(CheckFiniteApi, TellsWhatNarrowingMakesTooLarge) {
   }
 }
 
+TEST(CheckFiniteApi, CodesTakeEveryFiniteNumber) {
+  for (const WireFormat wire : {WireFormat::kInt8Blocks, WireFormat::kLargest}) {
+    Array array(DataType::kFloat32, 20, 0, 0x3f800000);
+    array.set(13, 0x7f7fffff);
+    EXPECT_EQ("", met(array, 20, DataType::kFloat32, 1.0, wire));
+    EXPECT_EQ("o", met(array, 20, DataType::kFloat32, 2.0, wire));
+    array.set(2, 0x7f800000);
+    EXPECT_EQ("i", met(array, 20, DataType::kFloat32, 1.0, wire));
+  }
+}
+
 TEST(CheckFiniteApi, OnlyFloatsAreChecked) {
   const int value = 1;
   try {
