@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "csrc/engines/coded_parts.h"
 #include "csrc/engines/engine.h"
 #include "csrc/kernels/selection/random_sample.h"
 
 namespace aiacc {
 namespace {
-
-/// Splits what is left to chance in the sum from what is in the parts.
-constexpr std::uint64_t kOfSum = 0x9e3779b97f4a7c15;
 
 constexpr std::size_t kMostTracks = 4096;
 
@@ -21,19 +19,6 @@ std::byte* room(std::vector<std::byte>& memory, std::size_t bytes) {
   return memory.data();
 }
 
-/// Elements of each rank's shard: whole blocks, as equal as they can be.
-PerRank shards_of(std::size_t count, std::size_t block, std::size_t ranks) {
-  const std::size_t blocks = (count + block - 1) / block;
-  PerRank shards;
-  std::size_t left = count;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const std::size_t elements = (blocks / ranks + (rank < blocks % ranks ? 1 : 0)) * block;
-    shards.push_back(std::min(left, elements));
-    left -= shards.back();
-  }
-  return shards;
-}
-
 void in_blocks(Engine& engine,
                int lane,
                const CodedReduce& reduce,
@@ -42,10 +27,7 @@ void in_blocks(Engine& engine,
                CodedMemory& memory) {
   const BlockCode code = reduce.coding.block_code();
   const PerRank shards = shards_of(reduce.count, code.block, ranks);
-  PerRank bytes;
-  for (const std::size_t shard : shards) {
-    bytes.push_back(encoded_bytes(shard, code));
-  }
+  const PerRank bytes = encoded_shards(shards, code);
   const std::size_t first =
       std::accumulate(shards.begin(), shards.begin() + static_cast<std::ptrdiff_t>(rank), 0UL);
   const std::size_t total = std::accumulate(bytes.begin(), bytes.end(), 0UL);
@@ -70,7 +52,7 @@ void in_blocks(Engine& engine,
                 shards[rank],
                 code,
                 1.0F,
-                {stochastic, reduce.seed ^ kOfSum},
+                {stochastic, reduce.seed ^ kSeedOfSum},
                 first);
   engine.all_gather(lane, sent, received, bytes);
   decode_blocks(reduce.values, received, reduce.count, code, 1.0F);
@@ -95,7 +77,7 @@ void of_largest(
                  memory.tracks[reduce.residual],
                  memory.selection);
   std::fill_n(reduce.values, reduce.count, 0.0F);
-  if (bytes * ranks > 2 * reduce.count * sizeof(float)) {  // beyond the break-even density
+  if (pairs_are_longer(selected, reduce.count, ranks)) {
     scatter_add(reduce.values, sent, selected, reduce.count, 1.0F);
     engine.all_reduce(
         lane, reduce.values, reduce.values, reduce.count, {DataType::kFloat32, ReduceOp::kSum});
