@@ -237,7 +237,7 @@ std::string HierarchicalDeviceEngine::refusal(const DeviceReduction& reduction) 
   }
   if (is_coded(reduction.wire)) {
     return std::string("wire format ") + name_of(reduction.wire) +
-           " (expected a format of 16 or 32 bits); set AIACC_GPU_ENGINE=staged for it, or use "
+           " (expected a format of 16 or 32 bits); set AIACC_GPU_ENGINE=nccl for it, or use "
            "Compression.bf16";
   }
   for (const DeviceEngine* part : parts_) {

@@ -143,10 +143,10 @@ std::string nccl_refusal(const DeviceReduction& reduction, int capability, int r
            " (expected one that NCCL has: bool, 8-, 32- and 64-bit integers, floats); convert the "
            "tensor, or move it to the CPU";
   }
-  if (is_coded(reduction.wire)) {
+  if (reduction.wire == WireFormat::kRandom) {
     return std::string("wire format ") + name_of(reduction.wire) +
-           " (expected a format of 8, 16 or 32 bits); set AIACC_GPU_ENGINE=staged for it, or use "
-           "Compression.bf16";
+           " (expected blocks, the largest elements, or a format of 8 to 32 bits); use mstopk, or "
+           "set AIACC_GPU_ENGINE=staged for it";
   }
   const bool narrow =
       reduction.wire == WireFormat::kFloat8E4M3 || reduction.wire == WireFormat::kFloat8E5M2;

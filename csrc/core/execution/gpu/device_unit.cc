@@ -1,8 +1,10 @@
 #include "csrc/core/execution/gpu/device_unit.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
+#include "csrc/core/execution/chance_seeds.h"
 #include "csrc/core/execution/host_unit.h"
 
 namespace aiacc {
@@ -28,7 +30,8 @@ DeviceUnit::DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceR
       current_(stream_),
       piece_(unit.pieces.front()),
       request_(piece_.request()),
-      dtype_(piece_.spec().dtype) {
+      dtype_(piece_.spec().dtype),
+      packed_as_(is_coded(request_.wire) ? WireFormat::kTensor : request_.wire) {
   if (unit.finite != nullptr && has_checked_inputs(unit)) {
     checked_ = resources.reports->take(unit);
   }
@@ -43,7 +46,7 @@ void DeviceUnit::run(CopyDirection direction,
   }
   CopyJob job;
   job.dtype = dtype_;
-  job.wire = request_.wire;
+  job.wire = packed_as_;
   job.direction = direction;
   job.factor = factor;
   job.check = reports != nullptr;
@@ -127,7 +130,102 @@ std::vector<std::size_t> DeviceUnit::bytes_of(const std::vector<std::int64_t>& r
   return bytes;
 }
 
+/// Whether tensors of a coded all-reduce have residuals.
+bool DeviceUnit::feeds_back() const {
+  return std::any_of(unit_.pieces.begin(), unit_.pieces.end(), [](const Piece& piece) {
+    return piece.buffers().residual != nullptr;
+  });
+}
+
+void DeviceUnit::pack_residuals(std::byte* packed) {
+  std::vector<CopySegment> segments;
+  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
+    const Slice& slice = unit_.plan.slices[i];
+    const void* residual = unit_.pieces[i].buffers().residual;
+    if (residual == nullptr) {
+      AIACC_CUDA_CHECK(driver_, fill_async, address_of(packed), 0, slice.bytes, current_);
+    } else {
+      segments.push_back({at(residual, slice.offset), packed, slice.bytes / size_of(dtype_)});
+    }
+    packed += slice.bytes;
+  }
+  run(CopyDirection::kPack, 1.0, segments);
+}
+
+void DeviceUnit::unpack_residuals(const std::byte* packed) {
+  std::vector<CopySegment> segments;
+  for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
+    const Slice& slice = unit_.plan.slices[i];
+    void* residual = unit_.pieces[i].buffers().residual;
+    if (residual != nullptr) {
+      segments.push_back({packed, at(residual, slice.offset), slice.bytes / size_of(dtype_)});
+    }
+    packed += slice.bytes;
+  }
+  run(CopyDirection::kUnpack, 1.0, segments);
+}
+
+/// The codes lie in a buffer of the lane, where several tensors are packed behind them. Those
+/// travel, and so begin it, at the same places on all ranks.
+void DeviceUnit::prepare_coded() {
+  const Coding coding{request_.wire, request_.wire_detail};
+  const auto ranks = static_cast<std::size_t>(unit_.communicator->size());
+  const std::size_t codes = DeviceCodedAllReduce::memory_bytes(elements(), coding, ranks);
+  const bool alone = unit_.pieces.size() == 1;
+  std::byte* memory = start_packing(codes + (alone ? 0 : 2 * unit_.plan.bytes));
+  const void* given = nullptr;
+  void* residual = nullptr;
+  if (alone) {
+    const std::uint64_t offset = unit_.plan.slices.front().offset;
+    const TensorBuffers& buffers = piece_.buffers();
+    values_ = at(buffers.output, offset);
+    given = at(buffers.input, offset);
+    residual = buffers.residual == nullptr ? nullptr : at(buffers.residual, offset);
+    if (converts()) {
+      scale(values_, given, elements(), request_.prescale, reports());
+      given = values_;
+    }
+  } else {
+    values_ = memory + codes;
+    given = values_;
+    pack(values_, request_.prescale);
+    if (feeds_back()) {
+      residuals_ = values_ + unit_.plan.bytes;
+      pack_residuals(residuals_);
+    }
+    residual = residuals_;
+  }
+  coded_.emplace(resources_.coding(),
+                 engine_,
+                 lane_,
+                 DeviceCodedReduce{static_cast<const float*>(given),
+                                   reinterpret_cast<float*>(values_),
+                                   static_cast<float*>(residual),
+                                   elements(),
+                                   coding,
+                                   seed_of_rank(unit_.seed, unit_.communicator->rank)},
+                 static_cast<std::size_t>(unit_.communicator->rank),
+                 ranks,
+                 memory);
+  coded_->encode(current_);
+  end_packing();
+}
+
+void DeviceUnit::complete_coded() {
+  if (unit_.pieces.size() > 1) {
+    unpack(values_, factor_after());
+    if (residuals_ != nullptr) {
+      unpack_residuals(residuals_);
+    }
+  } else if (factor_after() != 1.0) {
+    scale(values_, values_, elements(), factor_after());
+  }
+}
+
 void DeviceUnit::prepare_all_reduce() {
+  if (is_coded(request_.wire)) {
+    return prepare_coded();
+  }
   if (!in_place()) {
     recv_ = start_packing(on_wire(unit_.plan.bytes));
     send_ = recv_;
@@ -155,7 +253,9 @@ void DeviceUnit::prepare_all_reduce() {
 }
 
 void DeviceUnit::complete_all_reduce() {
-  if (packed_ != nullptr) {
+  if (coded_) {
+    complete_coded();
+  } else if (packed_ != nullptr) {
     unpack(packed_, factor_after());
   } else if (zeros_ != nullptr) {
     zeros_->users = {resources_.device->record(stream_)};
@@ -242,6 +342,12 @@ void DeviceUnit::prepare() {
 }
 
 void DeviceUnit::issue() {
+  if (coded_) {
+    return coded_->issue();
+  }
+  if (std::exchange(issued_, true)) {
+    return;
+  }
   switch (request_.kind) {
     case OpKind::kAllreduce:
       return engine_.all_reduce(

@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "csrc/core/execution/gpu/device_resources.h"
 #include "csrc/core/execution/gpu/wait_for_inputs.h"
 #include "csrc/core/execution/unit.h"
+#include "csrc/engines/device_coded_all_reduce.h"
 #include "csrc/engines/device_engine.h"
 
 namespace aiacc {
@@ -16,35 +18,41 @@ namespace aiacc {
 /// prescale, operation, unpack with what is to be done to the sum; one kernel each. It is
 /// packed while the lane's unit before it is on its way. A single tensor is worked on in place
 /// where the engine can. A piece without memory stands for zeros, and its result is dropped. With
-/// `unit.finite` the first kernel looks at the inputs, and copies where it would not be needed.
+/// `unit.finite` the first kernel looks at the inputs, and copies where it would not be needed. One
+/// that travels coded is encoded as it is packed, with residuals, and may take several operations.
 ///
-/// The steps are called once each, in their order, by the launching thread, in a Device::Scope, and
-/// throw what engine and CUDA throw. Of a launch group, all take one step before any takes the
-/// next; then no two of them may be on one lane. The arguments of the constructor outlive it.
+/// The steps are called in their order, by the launching thread, in a Device::Scope, and throw what
+/// engine and CUDA throw: `prepare`; `issue` and `go_on` until no unit has another operation;
+/// `complete`. Of a launch group, all take one step before any takes the next; then no two of them
+/// may be on one lane. The arguments of the constructor outlive it.
 class DeviceUnit {
  public:
   DeviceUnit(const Unit& unit, int lane, DeviceEngine& engine, DeviceResources& resources);
 
   /// Kernels and copies before the operation.
   void prepare();
-  /// The operation: calls of the engine, and nothing else.
+  /// The next operation, or nothing: calls of the engine, and nothing else.
   void issue();
-  /// Kernels after it. Returns the mark of its end.
+  /// Kernels after it that prepare another one. Whether there is one.
+  bool go_on() { return coded_ && coded_->go_on(); }
+  /// Kernels after the last one. Returns the mark of its end.
   Mark complete();
   /// What is found in the inputs lies there when the GPU has done the unit; null: nobody looks.
   ReportPool::Taken take_checked() { return std::move(checked_); }
 
  private:
   void prepare_all_reduce();
+  void prepare_coded();
   void prepare_broadcast();
   void prepare_gathering();
   void prepare_reduce_scatter();
   void complete_all_reduce();
+  void complete_coded();
 
   /// Whether the operation can work on the memory of the one tensor of the unit.
-  bool in_place() const { return unit_.pieces.size() == 1 && request_.wire == WireFormat::kTensor; }
+  bool in_place() const { return unit_.pieces.size() == 1 && packed_as_ == WireFormat::kTensor; }
   std::size_t on_wire(std::size_t bytes) const {
-    return bytes / size_of(dtype_) * size_on_wire(dtype_, request_.wire);
+    return bytes / size_of(dtype_) * size_on_wire(dtype_, packed_as_);
   }
   bool is_root() const {
     return index_in(unit_.communicator->ranks, request_.root) == unit_.communicator->rank;
@@ -68,6 +76,9 @@ class DeviceUnit {
   bool keeps(const Piece& piece) const;
   void pack(std::byte* packed, double factor);
   void unpack(const std::byte* packed, double factor);
+  bool feeds_back() const;
+  void pack_residuals(std::byte* packed);
+  void unpack_residuals(const std::byte* packed);
   double factor_after() const;
   ReduceOp op() const;
   std::vector<std::size_t> bytes_of(const std::vector<std::int64_t>& rows) const;
@@ -88,7 +99,12 @@ class DeviceUnit {
   const Piece& piece_;                            ///< the first one: the others are alike
   const Request& request_;
   const DataType dtype_;
-  ReportPool::Taken checked_;  ///< null: nobody looks at the inputs
+  const WireFormat packed_as_;  ///< coded elements are packed as they are
+  bool issued_ = false;         ///< the one operation of what is not coded
+  std::optional<DeviceCodedAllReduce> coded_;
+  std::byte* values_ = nullptr;     ///< of a coded all-reduce
+  std::byte* residuals_ = nullptr;  ///< packed ones, or null
+  ReportPool::Taken checked_;       ///< null: nobody looks at the inputs
 };
 
 }  // namespace aiacc

@@ -82,7 +82,13 @@ void QueuedExecutor::start(Unit& unit, int lane) {
 void QueuedExecutor::launch() {
   const Device::Scope scope(*group_.front()->device);
   show_issuing(group_[grouped_ - 1].get());
-  issue();
+  for (bool more = true; more;) {
+    issue();
+    more = false;
+    for (std::size_t i = 0; i < grouped_; ++i) {
+      more = group_[i]->work->go_on() || more;
+    }
+  }
   for (std::size_t i = 0; i < grouped_; ++i) {
     Started& started = *group_[i];
     const Mark done = started.work->complete();
@@ -95,6 +101,7 @@ void QueuedExecutor::launch() {
   show_issuing(nullptr);
 }
 
+/// The next operation of each unit that has one.
 void QueuedExecutor::issue() {
   DeviceEngine& engine = *group_.front()->engine;
   const bool several = grouped_ > 1;

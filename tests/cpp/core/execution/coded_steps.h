@@ -90,6 +90,9 @@ CodedResults coded_steps(
     for (int step = 0; step < kSteps; ++step) {
       std::vector<float> values =
           normal_floats(total, static_cast<std::uint32_t>(1000 * rank + 10 * step) + 1);
+      if (form.counts.front() == 1) {  // pairs of three ranks are added up by a dense all-reduce
+        values[1] = static_cast<float>(rank + step + 1);
+      }
       std::vector<float> outputs(form.in_place ? 0 : total, -1.0F);
       Request request = make_request(form.name, {static_cast<std::int64_t>(form.counts[0])});
       request.wire = coding.format;

@@ -119,7 +119,7 @@ TEST_P(HierarchicalDeviceTest, NarrowFloats) {
     EXPECT_NE(std::string::npos, refusal.find("float8_e4m3")) << refusal;
     EXPECT_EQ(
         "wire format int8_blocks (expected a format of 16 or 32 bits); set "
-        "AIACC_GPU_ENGINE=staged for it, or use Compression.bf16",
+        "AIACC_GPU_ENGINE=nccl for it, or use Compression.bf16",
         engine.refusal({DataType::kFloat32, ReduceOp::kSum, WireFormat::kInt8Blocks}));
   });
 }

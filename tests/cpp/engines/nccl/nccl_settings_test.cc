@@ -66,6 +66,19 @@ TEST(NcclSettings, NarrowFloatsOnTheWire) {
   }
 }
 
+TEST(NcclSettings, CodesOfBlocksAndTheLargest) {
+  DeviceReduction reduction;
+  for (const WireFormat wire : {WireFormat::kInt8Blocks,
+                                WireFormat::kInt4Blocks,
+                                WireFormat::kFloat8Blocks,
+                                WireFormat::kLargest}) {
+    reduction.wire = wire;
+    EXPECT_EQ("", nccl_refusal(reduction, 7));
+  }
+  reduction.wire = WireFormat::kRandom;
+  EXPECT_NE("", nccl_refusal(reduction, 9));
+}
+
 TEST(NcclSettings, AnAlgorithmIsAWish) {
   EXPECT_STREQ("ring", call_settings(Algorithm::kRing).algorithms);
   EXPECT_STREQ("tree", call_settings(Algorithm::kTree).algorithms);
