@@ -163,7 +163,7 @@ def _save_and_load(feedback: Any) -> None:
     feedback.load_state_dict(torch.load(saved, map_location="cpu"))
 
 
-def coded_steps_without_synchronisation() -> None:
+def steps_without_synchronisation() -> None:
     """torch itself raises where the host would wait for the GPU."""
     begin()
     for codec in ("int8", "int4", "mstopk:density=0.01"):

@@ -27,8 +27,10 @@ def test_alone(body, engine):
     run_ranks(1, body, env={"AIACC_GPU_ENGINE": engine})
 
 
-@pytest.mark.parametrize("engine", ["staged"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_codes_as_on_the_cpu(engine):
+    if engine == "nccl":
+        one_gpu.nccl_version()
     env = coded_bodies.ENVIRONMENT
     on_cpu = run_ranks(1, coded_bodies.operations, False, env=env)
     on_gpu = run_ranks(1, coded_bodies.operations, True, env=env | {"AIACC_GPU_ENGINE": engine})

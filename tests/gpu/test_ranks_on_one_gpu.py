@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 import aiacc.torch as hvd
@@ -22,13 +24,17 @@ def test_compression(size, way):
     assert others == [first] * (size - 1)
 
 
-@pytest.mark.parametrize("way", [one_gpu.STAGED])
+@functools.cache
+def _on_cpu(size, body):
+    return ranks.run_ranks(size, body, False, env=coded_bodies.ENVIRONMENT)
+
+
+@pytest.mark.parametrize("way", one_gpu.WAYS)
 @pytest.mark.parametrize("body", [coded_bodies.operations, coded_bodies.steps])
 @pytest.mark.parametrize("size", [2, 3])
 def test_codes_as_on_the_cpu(size, body, way):
-    env = coded_bodies.ENVIRONMENT
-    on_cpu = ranks.run_ranks(size, body, False, env=env)
-    coded_bodies.check(one_gpu.run_ranks(way, size, body, True, env=env), on_cpu)
+    on_gpu = one_gpu.run_ranks(way, size, body, True, env=coded_bodies.ENVIRONMENT)
+    coded_bodies.check(on_gpu, _on_cpu(size, body))
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
@@ -73,6 +79,11 @@ def _train(options):
 @pytest.mark.parametrize("way", [one_gpu.HOSTS, one_gpu.SHARED])
 def test_a_step_waits_for_no_gpu(way):
     one_gpu.run_ranks(way, 2, bodies.steps_without_synchronisation)
+
+
+@pytest.mark.parametrize("way", [one_gpu.HOSTS, one_gpu.SHARED])
+def test_a_coded_step_waits_for_no_gpu(way):
+    one_gpu.run_ranks(way, 2, coded_bodies.steps_without_synchronisation)
 
 
 @pytest.mark.parametrize("way", one_gpu.WAYS)
