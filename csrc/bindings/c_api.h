@@ -98,14 +98,15 @@ typedef enum aiacc_wire {
   AIACC_WIRE_BFLOAT16 = 2,
   AIACC_WIRE_FLOAT8_E4M3 = 3,
   AIACC_WIRE_FLOAT8_E5M2 = 4,
-  /* Coded, in host memory only; plus 256 times a number. In blocks: elements of a block, a power of
-     two from 128 to 1024, plus 65536 for stochastic rounding. */
+  /* Coded, but not by the hierarchical engines for GPUs; plus 256 times a number. In blocks:
+     elements of a block, a power of two from 128 to 1024, plus 65536 for stochastic rounding. */
   AIACC_WIRE_INT8_BLOCKS = 5,
   AIACC_WIRE_INT4_BLOCKS = 6,
   AIACC_WIRE_FLOAT8_BLOCKS = 7,
   /* The largest: their density in millionths, up to 100000. */
   AIACC_WIRE_LARGEST = 8,
-  /* Random ones, the same on all ranks: likewise, plus 4194304 to make sums right in the mean. */
+  /* Random ones, the same on all ranks: likewise, plus 4194304 to make sums right in the mean. Not
+     of tensors on GPUs, unless they are staged. */
   AIACC_WIRE_RANDOM = 9
 } aiacc_wire;
 
