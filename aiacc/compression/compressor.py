@@ -13,7 +13,7 @@ AUTO = "auto"
 
 
 class CodedCompressor:
-    """Lets float32 tensors in host memory travel as a codec makes them.
+    """Lets float32 tensors travel as a codec makes them.
 
     In sums and averages only: nothing else has a code. Other dtypes pass unchanged in those. A
     front-end derives from it.

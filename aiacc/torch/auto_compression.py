@@ -128,7 +128,11 @@ class AutoCompression:
         )
         self._chosen = tuple((names, parse(codec)) for names, codec in found)
         self._over = not self._text
-        if self._over:
+        if self._over and any(parameter.is_cuda for _, parameter in self._reducer.named):
+            self._say(
+                "compression: operations on GPUs are not timed; name a codec for gradients there"
+            )
+        elif self._over:
             self._say("compression: these steps send nothing that compression would shorten")
         return not self._over
 

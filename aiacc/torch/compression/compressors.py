@@ -142,10 +142,10 @@ class Compression:
 
     With none a tensor travels as it is. fp16 and bf16 send floating-point tensors in 16 bits, and
     fp8_e4m3 and fp8_e5m2 float32 CUDA tensors in 8 bits; the sum over the ranks is formed in that
-    format too. int8, int4 and fp8 send float32 tensors in host memory in blocks with a scale each,
-    mstopk the largest of their elements, randomk random ones; sums are formed in float32. powersgd
-    is for gradients alone. Integers pass unchanged. Results have the dtype of the tensors, and the
-    same bits on all ranks. docs/compression.md has the rules.
+    format too. int8, int4 and fp8 send float32 tensors in blocks with a scale each, mstopk the
+    largest of their elements, randomk random ones; sums are formed in float32. powersgd is for
+    gradients in host memory alone. Integers pass unchanged. Results have the dtype of the tensors,
+    and the same bits on all ranks. docs/compression.md has the rules.
     """
 
     none = NoneCompressor

@@ -126,6 +126,25 @@ def test_coded_hooks(tmp_path):
     fake_gpu.run_ranks(2, test_coded_hook._hooks, str(tmp_path), env=_TCP)
 
 
+def _left_to_the_job():
+    hvd.init()
+    model = torch.nn.Linear(64, 64)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), compression="auto"
+    )
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+    hvd.shutdown()
+
+
+def test_no_codec_is_chosen_for_gradients_on_a_gpu(capfd):
+    fake_gpu.run_ranks(2, _left_to_the_job)
+    text = "aiacc: compression: operations on GPUs are not timed; name a codec"
+    assert capfd.readouterr().err.count(text) == 1
+
+
 def _narrowed(body, *args):
     """What ``body`` gives, and the wire formats of its all-reduces."""
     wires = fake_gpu.pretend_wire_formats()
