@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "AIACC_ENGINE": "tcp",
     "AIACC_UNIT_BYTES": "65536",
     "AIACC_GPU_UNIT_BYTES": "65536",
+    "AIACC_LANES": "2",
+    "AIACC_GPU_LANES": "2",
 }
 CODECS = (
     "int8",
