@@ -1,4 +1,4 @@
-"""``python -m bench.gpu``: kernels, codecs, optimizers, factors, steps, lanes, staging on one GPU.
+"""``python -m bench.gpu``: kernels, codecs, optimizers, factors, steps and all-reduces on one GPU.
 
 Writes one file for each into bench/results/gpu. `make gpu-check` builds what this needs.
 """
@@ -81,6 +81,19 @@ def _staged() -> list[dict[str, Any]]:
     return rows
 
 
+def _coded() -> list[dict[str, Any]]:
+    """Over `tcp` where they are staged: ranks that share memory code nothing."""
+    rows = []
+    for engine in ("nccl", "staged"):
+        variables = {"AIACC_GPU_ENGINE": engine, "AIACC_ENGINE": "tcp"}
+        found = _slowest(jobs.run(2, ["--work", "coded"], variables))
+        rows += [
+            {"engine": engine, "compression": name, "ms": samples}
+            for name, samples in found.items()
+        ]
+    return rows
+
+
 def _slowest(of_ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
     """A sample of all ranks lasts as long as that of the slowest."""
     return {
@@ -120,6 +133,7 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "step": _steps,
     "lanes": _lanes,
     "staged": _staged,
+    "coded": _coded,
 }
 
 

@@ -13,22 +13,24 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import aiacc.torch as hvd
+from aiacc.torch.reducer.plan import FUSED_BYTES
 from bench import shapes
 from bench.collectives.training import FreeModel
 
 _WARM_UP = 5
 _SAMPLES = 20
+_COMPRESSIONS = ("none", "bf16", "int8", "mstopk")
 
 
 def main() -> None:
     """Measure what the arguments say, write it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", choices=["step", "gradients"], required=True)
+    parser.add_argument("--work", choices=list(_WORK), required=True)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     torch.cuda.set_device(0)
     hvd.init()
-    result = _steps() if options.work == "step" else _gradients()
+    result = _WORK[options.work]()
     hvd.shutdown()
     options.output.write_text(json.dumps(result))
 
@@ -89,6 +91,32 @@ def _gradients() -> dict[str, list[float]]:
     return samples
 
 
+def _coded() -> dict[str, list[float]]:
+    """Milliseconds of the sum of ResNet-50's gradients in groups, by compression and sample."""
+    _, tensors = _resnet()
+    groups: list[list[torch.Tensor]] = [[]]
+    for tensor in tensors:
+        if sum(one.nbytes for one in groups[-1]) >= FUSED_BYTES:
+            groups.append([])
+        # Of different magnitudes, so that some are the largest.
+        groups[-1].append(torch.randn_like(tensor))
+
+    def contender(compression: str) -> Callable[[], None]:
+        def run() -> None:
+            handles = [
+                hvd.grouped_allreduce_async(
+                    group, name=f"{compression}.{number}", compression=compression
+                )
+                for number, group in enumerate(groups)
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+
+        return run
+
+    return _interleaved({name: contender(name) for name in _COMPRESSIONS})
+
+
 def _interleaved(contenders: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
     """Everybody in turn; a sample lasts until the GPU is done and all ranks are there again."""
     samples: dict[str, list[float]] = {name: [] for name in contenders}
@@ -114,6 +142,13 @@ def _resnet() -> tuple[list[str], list[torch.Tensor]]:
 
 def _sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+_WORK: dict[str, Callable[[], dict[str, list[float]]]] = {
+    "step": _steps,
+    "gradients": _gradients,
+    "coded": _coded,
+}
 
 
 if __name__ == "__main__":
