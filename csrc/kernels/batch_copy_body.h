@@ -188,8 +188,8 @@ AIACC_HOST_DEVICE void copy_chunk(const PlannedCopy& item,
     return;
   }
 
-  const InPack* from = reinterpret_cast<const InPack*>(in + body);
-  OutPack* to = reinterpret_cast<OutPack*>(out + body);
+  const auto* from = reinterpret_cast<const InPack*>(in + body);
+  auto* to = reinterpret_cast<OutPack*>(out + body);
   const auto vectors = static_cast<std::uint32_t>((end - body) / kVector);
   if (vectors == kCopyThreads * kCopyUnroll) {
     InPack loaded[kCopyUnroll];

@@ -12,7 +12,8 @@ inline std::uint32_t reciprocal_of(double factor) {
   if (!(inverse >= 1.5 && inverse <= 1 << 24)) {
     return 0;
   }
-  const auto whole = static_cast<std::uint32_t>(inverse + 0.5);
+  const auto whole =
+      static_cast<std::uint32_t>(inverse + 0.5);  // NOLINT(bugprone-incorrect-roundings)
   return 1.0 / whole == factor ? whole : 0;
 }
 

@@ -64,6 +64,7 @@ class Reader {
     static_assert(std::is_trivially_copyable_v<T>);
     T value{};
     const std::string_view bytes = get_view(sizeof value);
+    // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): of as many bytes
     std::memcpy(&value, bytes.data(), sizeof value);
     return value;
   }

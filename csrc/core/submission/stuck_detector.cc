@@ -21,8 +21,7 @@ void StuckDetector::note() {
   }
 }
 
-StuckDetector::Wait::Wait(StuckDetector& owner, const Operation& operation)
-    : owner_(owner), operation_(nullptr) {
+StuckDetector::Wait::Wait(StuckDetector& owner, const Operation& operation) : owner_(owner) {
   // Who waits in join has nothing more to submit, but answers what the others do.
   if (operation.request.kind == OpKind::kJoin || noted != owner.id_) {
     return;

@@ -43,7 +43,7 @@ class StuckDetector {
     bool undecided() const;
 
     StuckDetector& owner_;
-    const Operation* operation_;  ///< null: the wait does not count
+    const Operation* operation_ = nullptr;  ///< null: the wait does not count
     const std::thread::id thread_ = std::this_thread::get_id();
     const Clock::time_point since_ = Clock::now();
   };

@@ -84,6 +84,7 @@ struct BlockEncodeBody {
       }
     });
     AIACC_UNROLL
+    // NOLINTNEXTLINE(modernize-loop-convert)
     for (std::uint32_t row = 0; row < kRows; ++row) {
       warp.largest([row](CodeThread& thread) -> std::uint32_t& { return thread.largest[row]; });
     }
@@ -92,6 +93,7 @@ struct BlockEncodeBody {
     warp.each([&](std::uint32_t place, CodeThread& thread) {
       std::uint32_t of_tile = 0;
       AIACC_UNROLL
+      // NOLINTNEXTLINE(modernize-loop-convert)
       for (std::uint32_t row = 0; row < kRows; ++row) {
         of_tile = larger(of_tile, thread.largest[row]);
       }
@@ -181,6 +183,7 @@ struct BlockEncodeBody {
         }
       });
       AIACC_UNROLL
+      // NOLINTNEXTLINE(modernize-loop-convert)
       for (std::uint32_t row = 0; row < kRows; ++row) {
         warp.rotate(kWarpThreads / 2,
                     [row](CodeThread& thread) -> std::uint32_t& { return thread.largest[row]; });

@@ -117,6 +117,7 @@ AIACC_HOST_DEVICE inline void load_tile(const SelectPlan& p,
     }
   }
   AIACC_UNROLL
+  // NOLINTNEXTLINE(modernize-loop-convert)
   for (std::uint32_t i = 0; i < kSelectRows * 4; ++i) {
     thread.largest = larger(thread.largest, magnitude_of(thread.t[i]));
   }

@@ -17,7 +17,7 @@ namespace {
 /// T at any address and of any provenance.
 template <class T>
 struct Raw {
-  typedef T Type __attribute__((aligned(1), may_alias));
+  typedef T Type __attribute__((aligned(1), may_alias));  // NOLINT(modernize-use-using)
 };
 
 // Integer sums and products wrap around: computed in an unsigned type of at least 32 bits.
