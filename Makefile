@@ -182,5 +182,5 @@ $(STAMPS)/release: $(STAMPS)/package
 	@touch $@
 
 $(STAMPS)/tidy: $(STAMPS)/package
-	$(BIN)/python -m pip install -q --no-build-isolation 'clang-tidy==20.1.0'
+	$(BIN)/python -m pip install -q --no-build-isolation 'clang-tidy==23.1.4'
 	@touch $@
