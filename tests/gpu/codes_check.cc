@@ -13,6 +13,7 @@
 #include "csrc/base/error.h"
 #include "csrc/kernels/gpu/block_coder.h"
 #include "csrc/kernels/gpu/device_selector.h"
+#include "csrc/kernels/gpu/pair_adder.h"
 #include "csrc/kernels/quantise.h"
 #include "tests/gpu/gpu_rig.h"
 
@@ -225,6 +226,49 @@ int run_selections(GpuRig& rig, const std::vector<std::size_t>& counts) {
   return jobs;
 }
 
+/// Pairs of ranks, one after the other.
+int run_pairs(GpuRig& rig, const std::vector<std::size_t>& counts) {
+  constexpr unsigned kRanks = 3;
+  const PairAdder adder(rig.driver());
+  int jobs = 0;
+  for (const std::size_t count : counts) {
+    for (const std::size_t k : {std::size_t{1}, (count + 99) / 100, count}) {
+      std::vector<float> out(count, 0.0F);
+      Mirror out_mirror(rig, out.data(), count * sizeof(float), 4);
+      ThresholdTrack track;
+      SelectScratch scratch;
+      for (unsigned rank = 0; rank < kRanks; ++rank) {
+        std::vector<float> in = numbers(count, rank);
+        in[std::min<std::size_t>(count - 1, 700)] = 1.0F;
+        std::vector<std::uint32_t> wire(2 * k);
+        select_largest(wire.data(),
+                       in.data(),
+                       nullptr,
+                       count,
+                       k,
+                       1.0F,
+                       SelectMode::kExact,
+                       rank,
+                       track,
+                       scratch);
+        const Mirror wire_mirror(rig, wire.data(), wire.size() * 4, 0);
+        adder.add(rig.stream(),
+                  reinterpret_cast<float*>(out_mirror.pointer()),
+                  wire_mirror.pointer(),
+                  k,
+                  count);
+        scatter_add(out.data(), wire.data(), k, count, 1.0F);
+      }
+      if (!out_mirror.equals(out.data())) {
+        std::printf("differs: sum of %zu of %zu\n", k, count);
+        return -1;
+      }
+      ++jobs;
+    }
+  }
+  return jobs;
+}
+
 int run(bool small) {
   GpuRig rig;
   std::vector<std::size_t> counts = {1, 127, 1024, 5000};
@@ -239,7 +283,14 @@ int run(bool small) {
   if (selections <= 0) {
     return 1;
   }
-  std::printf("%d block codes and %d selections agree with their twins\n", blocks, selections);
+  const int pairs = run_pairs(rig, counts);
+  if (pairs <= 0) {
+    return 1;
+  }
+  std::printf("%d block codes, %d selections and %d sums of pairs agree with their twins\n",
+              blocks,
+              selections,
+              pairs);
   return 0;
 }
 

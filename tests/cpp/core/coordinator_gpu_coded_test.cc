@@ -191,6 +191,35 @@ TEST_P(CoordinatorGpuCodedTest, NoThreadWaitsForTheGpu) {
   });
 }
 
+/// It has no residuals of them.
+TEST_P(CoordinatorGpuCodedTest, WhileARankHasJoinedNothingIsCoded) {
+  with_gpus(gpus_, world_, lanes_, [&](int rank, RankParts& parts, GpuRank& gpu) {
+    for (const Coding& coding :
+         {Coding{WireFormat::kInt8Blocks, 256}, Coding{WireFormat::kLargest, 10'000}}) {
+      std::vector<float> values(700);
+      std::vector<float> residual(700, 0.5F);
+      Request request = make_request("x", {700});
+      request.wire = coding.format;
+      request.wire_detail = coding.detail;
+      for (int step = 0; rank != 0 && step < 3; ++step) {  // as a request, then by a bit
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          values[i] = static_cast<float>(i);
+        }
+        auto operation = gpu.operation(request, nullptr, nullptr);
+        assign_coded(
+            *operation, operation->request, {{values.data(), values.data(), residual.data()}});
+        gpu.finish(parts.coordinator->submit(std::move(operation)));
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          ASSERT_EQ(static_cast<float>((size() - 1)) * static_cast<float>(i), values[i]);
+        }
+      }
+      EXPECT_EQ(std::vector<float>(700, 0.5F), residual);
+      finish(*parts.coordinator,
+             submit(*parts.coordinator, make_request("", OpKind::kJoin, {}), nullptr, nullptr));
+    }
+  });
+}
+
 TEST_P(CoordinatorGpuCodedTest, WhatTheEngineCannotCodeIsRefusedWhereItIsSubmitted) {
   with_gpus(gpus_, world_, lanes_, [&](int, RankParts&, GpuRank& gpu) {
     float value = 1;
