@@ -20,15 +20,10 @@ inline constexpr std::uint32_t kPackedPanel = 128;
 inline constexpr std::uint32_t kPackedWhole = 2 * kPackedPanel;
 static_assert(kPackedPanel % kFactorTile == 0, "a tile is in one piece");
 
+/// Elements that a thread has in flight, to hide the latency of memory.
+inline constexpr std::uint32_t kFactorUnroll = 8;
 /// Rows of a tile that the threads of a block are at together.
 inline constexpr std::uint32_t kFactorRows = kFactorThreads / kFactorTile;
-/// Elements of a tile that a thread has, in one column.
-inline constexpr std::uint32_t kFactorShare = kFactorTile / kFactorRows;
-/// How many of them it has in flight, to hide the latency of memory: what registers hold, next to
-/// the addresses in a square.
-template <class T, bool kSquare>
-inline constexpr std::uint32_t kFactorUnroll =
-    kFactorShare / (kSquare ? 4 : 1) / (sizeof(T) > sizeof(float) ? 2 : 1);
 
 struct FactorThread {};
 
@@ -40,14 +35,19 @@ struct FactorShared {
 
 AIACC_HOST_DEVICE inline std::uint64_t triangle(std::uint64_t dim) { return dim * (dim + 1) / 2; }
 
-/// A piece of a packed triangle: what is on or above the diagonal of a square, or a panel. Row
-/// `above` of it begins at begin + above * width, of a square triangle(above) less.
+/// A piece of a packed triangle: what is on or above the diagonal of a square, or a panel.
 struct PackedPiece {
   std::uint64_t begin;
   std::uint64_t width;
   std::uint32_t row;  ///< of its first element in the matrix
   std::uint32_t column;
   bool is_square;
+
+  /// Where the element of a row and column of the matrix is packed.
+  AIACC_HOST_DEVICE std::uint64_t place(std::uint32_t i, std::uint32_t j) const {
+    const std::uint64_t above = i - row;
+    return begin + above * width + (j - column) - (is_square ? triangle(above) : 0);
+  }
 };
 
 /// The piece that an element of the upper triangle is in.
@@ -103,90 +103,63 @@ class TileWalk {
   std::uint32_t column_ = 0;
 };
 
-/// A tile with what it takes to reach its elements.
+/// A tile with what it takes to reach its elements, by their row and column in the matrix.
 template <class T>
-struct TileMemory {
+class TileMemory {
+ public:
   AIACC_HOST_DEVICE TileMemory(const FactorItem& item, const TileWalk& walk)
       : row(walk.row()),
         column(walk.column()),
-        matrix(static_cast<T*>(item.matrices) + walk.number() * item.matrix_stride),
-        packed(static_cast<T*>(item.packed) + walk.number() * triangle(item.dim)),
-        row_stride(item.row_stride),
-        piece(piece_of(item.dim, row, column)),
-        dim(item.dim) {}
+        matrix_(static_cast<T*>(item.matrices) + walk.number() * item.matrix_stride),
+        packed_(static_cast<T*>(item.packed) + walk.number() * triangle(item.dim)),
+        row_stride_(item.row_stride),
+        piece_(piece_of(item.dim, row, column)),
+        dim_(item.dim) {}
+
+  AIACC_HOST_DEVICE bool has(std::uint32_t i, std::uint32_t j) const { return i <= j && j < dim_; }
+  AIACC_HOST_DEVICE T& full(std::uint32_t i, std::uint32_t j) const {
+    return matrix_[i * row_stride_ + j];
+  }
+  AIACC_HOST_DEVICE T& packed(std::uint32_t i, std::uint32_t j) const {
+    return packed_[piece_.place(i, j)];
+  }
 
   const std::uint32_t row;
   const std::uint32_t column;
-  T* const matrix;
-  T* const packed;
-  const std::uint64_t row_stride;
-  const PackedPiece piece;
-  const std::uint32_t dim;
-
-  /// Whether all of it is above the diagonal of the matrix.
-  AIACC_HOST_DEVICE bool whole() const { return row < column && column + kFactorTile <= dim; }
-};
-
-/// The elements of a thread in a tile of a square or a panel: number u is u * kFactorRows rows
-/// below the first. Where they are follows by additions; for what there is none of, it may be
-/// anything.
-template <bool kSquare>
-class FactorColumn {
- public:
-  template <class T>
-  AIACC_HOST_DEVICE FactorColumn(const TileMemory<T>& tile,
-                                 std::uint32_t thread,
-                                 std::uint32_t first) {
-    const std::uint32_t i = tile.row + first * kFactorRows + thread / kFactorTile;
-    const std::uint32_t j = tile.column + thread % kFactorTile;
-    const std::uint64_t above = i - tile.piece.row;
-    full_ = i * tile.row_stride + j;
-    full_step_ = kFactorRows * tile.row_stride;
-    packed_ = tile.piece.begin + above * tile.piece.width + (j - tile.piece.column) -
-              (kSquare ? triangle(above) : 0);
-    packed_step_ = kFactorRows * (tile.piece.width - (kSquare ? above : 0));
-    // A panel is right of the diagonal.
-    const auto room = static_cast<std::int32_t>(kSquare ? j - i : kFactorTile);
-    room_ = j < tile.dim ? room : -1;
-  }
-
-  /// Whether the element is in the upper triangle.
-  AIACC_HOST_DEVICE bool has(std::uint32_t u) const {
-    return kSquare ? static_cast<std::int32_t>(u * kFactorRows) <= room_ : room_ >= 0;
-  }
-  /// Where it is in the matrix.
-  AIACC_HOST_DEVICE std::uint64_t full(std::uint32_t u) const { return full_ + u * full_step_; }
-  /// Where it is packed.
-  AIACC_HOST_DEVICE std::uint64_t packed(std::uint32_t u) const {
-    return packed_ + u * packed_step_ - (kSquare ? triangle(u * kFactorRows) : 0);
-  }
 
  private:
-  std::uint64_t full_;
-  std::uint64_t full_step_;
-  std::uint64_t packed_;
-  std::uint64_t packed_step_;
-  std::int32_t room_;  ///< to the last row that has an element; negative: there is none
+  T* matrix_;
+  T* packed_;
+  std::uint64_t row_stride_;
+  PackedPiece piece_;
+  std::uint32_t dim_;
 };
 
-template <bool kSquare, class T>
-AIACC_HOST_DEVICE void pack_column(const TileMemory<T>& tile, std::uint32_t thread) {
-  constexpr std::uint32_t kCount = kFactorUnroll<T, kSquare>;
-  for (std::uint32_t first = 0; first < kFactorShare; first += kCount) {
-    const FactorColumn<kSquare> column(tile, thread, first);
-    T value[kCount] = {};
-    AIACC_UNROLL
-    for (std::uint32_t u = 0; u < kCount; ++u) {
-      if (column.has(u)) {
-        value[u] = tile.matrix[column.full(u)];
+/// Calls visit(number, row) for some rows that a thread is at.
+template <std::uint32_t kCount, class Visit>
+AIACC_HOST_DEVICE void some_rows(std::uint32_t first, Visit visit) {
+  AIACC_UNROLL
+  for (std::uint32_t u = 0; u < kCount; ++u) {
+    visit(u, first + u * kFactorRows);
+  }
+}
+
+template <class T>
+AIACC_HOST_DEVICE void pack_tile(const TileMemory<T>& tile, std::uint32_t thread) {
+  const std::uint32_t j = tile.column + thread % kFactorTile;
+  const std::uint32_t first = tile.row + thread / kFactorTile;
+  for (std::uint32_t at = 0; at < kFactorTile; at += kFactorRows * kFactorUnroll) {
+    T value[kFactorUnroll] = {};
+    some_rows<kFactorUnroll>(first + at, [&](std::uint32_t u, std::uint32_t i) {
+      if (tile.has(i, j)) {
+        value[u] = tile.full(i, j);
       }
-    }
-    AIACC_UNROLL
-    for (std::uint32_t u = 0; u < kCount; ++u) {
-      if (column.has(u)) {
-        tile.packed[column.packed(u)] = value[u];
+    });
+    some_rows<kFactorUnroll>(first + at, [&](std::uint32_t u, std::uint32_t i) {
+      if (tile.has(i, j)) {
+        tile.packed(i, j) = value[u];
       }
-    }
+    });
   }
 }
 
@@ -198,114 +171,79 @@ AIACC_HOST_DEVICE T average_of(T mean, T value, T enters) {
 }
 
 /// Writes the upper triangle, and leaves it for the lower one.
-template <bool kAverages, bool kSquare, class T>
-AIACC_HOST_DEVICE void unpack_column(const TileMemory<T>& tile,
-                                     const FactorItem& item,
-                                     FactorShared<T>& shared,
-                                     std::uint32_t thread) {
-  constexpr std::uint32_t kCount = kFactorUnroll<T, kSquare>;
+template <bool kAverages, class T>
+AIACC_HOST_DEVICE void unpack_tile(const TileMemory<T>& tile,
+                                   const FactorItem& item,
+                                   FactorShared<T>& shared,
+                                   std::uint32_t thread) {
+  const std::uint32_t j = tile.column + thread % kFactorTile;
+  const std::uint32_t first = tile.row + thread / kFactorTile;
+  constexpr std::uint32_t kCount = kAverages ? kFactorUnroll / 2 : kFactorUnroll;
   const bool reads = kAverages && item.enters != 1;
-  T* left = &shared.tile[thread / kFactorTile][thread % kFactorTile];
-  for (std::uint32_t first = 0; first < kFactorShare; first += kCount) {
-    const FactorColumn<kSquare> column(tile, thread, first);
+  for (std::uint32_t at = 0; at < kFactorTile; at += kFactorRows * kCount) {
     T value[kCount] = {};
-    AIACC_UNROLL
-    for (std::uint32_t u = 0; u < kCount; ++u) {
-      if (column.has(u)) {
-        value[u] = tile.packed[column.packed(u)];
-      }
-    }
-    if constexpr (kAverages) {
-      T mean[kCount] = {};
-      if (reads) {
-        AIACC_UNROLL
-        for (std::uint32_t u = 0; u < kCount; ++u) {
-          if (column.has(u)) {
-            mean[u] = tile.matrix[column.full(u)];
-          }
+    T mean[kCount] = {};
+    some_rows<kCount>(first + at, [&](std::uint32_t u, std::uint32_t i) {
+      if (tile.has(i, j)) {
+        value[u] = tile.packed(i, j);
+        if (reads) {
+          mean[u] = tile.full(i, j);
         }
       }
-      AIACC_UNROLL
-      for (std::uint32_t u = 0; u < kCount; ++u) {
+    });
+    some_rows<kCount>(first + at, [&](std::uint32_t u, std::uint32_t i) {
+      if constexpr (kAverages) {
         value[u] = product(value[u], static_cast<T>(item.scale));
-        value[u] = reads ? average_of(mean[u], value[u], static_cast<T>(item.enters)) : value[u];
-      }
-    }
-    AIACC_UNROLL
-    for (std::uint32_t u = 0; u < kCount; ++u) {
-      if (column.has(u)) {
-        tile.matrix[column.full(u)] = value[u];
-        left[(first + u) * kFactorRows * (kFactorTile + 1)] = value[u];
-      }
-    }
-  }
-}
-
-/// Writes the lower triangle. kWhole: no element of the tile is below the diagonal or outside.
-template <bool kWhole, class T>
-AIACC_HOST_DEVICE void mirror_row(const TileMemory<T>& tile,
-                                  const FactorShared<T>& shared,
-                                  std::uint32_t thread) {
-  const std::uint32_t column = thread % kFactorTile;
-  const std::uint32_t row = thread / kFactorTile;
-  const std::uint32_t i = tile.row + column;
-  const std::uint32_t j = tile.column + row;
-  const std::uint64_t full = j * tile.row_stride + i;
-  const std::uint64_t step = kFactorRows * tile.row_stride;
-  const auto above = static_cast<std::int32_t>(i - j);
-  const auto room = static_cast<std::int32_t>(tile.dim - j);
-  AIACC_UNROLL
-  for (std::uint32_t u = 0; u < kFactorShare; ++u) {
-    const auto down = static_cast<std::int32_t>(u * kFactorRows);
-    if (kWhole || (above < down && down < room)) {
-      tile.matrix[full + u * step] = shared.tile[column][row + u * kFactorRows];
-    }
-  }
-}
-
-/// Calls visit(tile, item) for the tiles of block `block` of `blocks`.
-template <class T, class Visit>
-AIACC_HOST_DEVICE void each_tile(const FactorBatch& batch,
-                                 std::uint32_t block,
-                                 std::uint32_t blocks,
-                                 Visit visit) {
-  each_item(
-      batch, block, blocks, [&](std::uint32_t number, std::uint32_t first, std::uint32_t last) {
-        const FactorItem& item = batch.item[number];
-        TileWalk walk(item.dim, first);
-        for (std::uint32_t chunk = first; chunk < last; ++chunk, walk.go_on()) {
-          visit(TileMemory<T>(item, walk), item);
+        if (reads) {
+          value[u] = average_of(mean[u], value[u], static_cast<T>(item.enters));
         }
-      });
+      }
+      if (tile.has(i, j)) {
+        tile.full(i, j) = value[u];
+        shared.tile[i - tile.row][j - tile.column] = value[u];
+      }
+    });
+  }
+}
+
+/// Writes the lower triangle.
+template <class T>
+AIACC_HOST_DEVICE void mirror_tile(const TileMemory<T>& tile,
+                                   const FactorShared<T>& shared,
+                                   std::uint32_t thread) {
+  const std::uint32_t column = thread % kFactorTile;
+  const std::uint32_t i = tile.row + column;
+  for (std::uint32_t row = thread / kFactorTile; row < kFactorTile; row += kFactorRows) {
+    const std::uint32_t j = tile.column + row;
+    if (i < j && tile.has(i, j)) {
+      tile.full(j, i) = shared.tile[column][row];
+    }
+  }
 }
 
 /// What block `block` of `blocks` does.
 template <FactorWork kWork, class T, class Block>
 AIACC_HOST_DEVICE void factor_share(Block& block, const FactorBatch& batch, std::uint32_t blocks) {
-  if constexpr (kWork == FactorWork::kPack) {
-    // Threads have nothing to do with one another, so none waits.
-    block.each([&](std::uint32_t thread, FactorThread&) {
-      each_tile<T>(
-          batch, block.number(), blocks, [&](const TileMemory<T>& tile, const FactorItem&) {
-            tile.piece.is_square ? pack_column<true>(tile, thread)
-                                 : pack_column<false>(tile, thread);
-          });
-    });
-  } else {
-    constexpr bool kAverages = kWork == FactorWork::kAverage;
-    each_tile<T>(
-        batch, block.number(), blocks, [&](const TileMemory<T>& tile, const FactorItem& item) {
-          block.each([&](std::uint32_t thread, FactorThread&) {
-            tile.piece.is_square
-                ? unpack_column<kAverages, true>(tile, item, block.shared(), thread)
-                : unpack_column<kAverages, false>(tile, item, block.shared(), thread);
-          });
-          block.each([&](std::uint32_t thread, FactorThread&) {
-            tile.whole() ? mirror_row<true>(tile, block.shared(), thread)
-                         : mirror_row<false>(tile, block.shared(), thread);
-          });
-        });
-  }
+  each_item(batch,
+            block.number(),
+            blocks,
+            [&](std::uint32_t number_of_item, std::uint32_t first, std::uint32_t last) {
+              const FactorItem& item = batch.item[number_of_item];
+              TileWalk walk(item.dim, first);
+              for (std::uint32_t chunk = first; chunk < last; ++chunk, walk.go_on()) {
+                const TileMemory<T> tile(item, walk);
+                if constexpr (kWork == FactorWork::kPack) {
+                  block.each([&](std::uint32_t thread, FactorThread&) { pack_tile(tile, thread); });
+                } else {
+                  block.each([&](std::uint32_t thread, FactorThread&) {
+                    unpack_tile<kWork == FactorWork::kAverage>(tile, item, block.shared(), thread);
+                  });
+                  block.each([&](std::uint32_t thread, FactorThread&) {
+                    mirror_tile(tile, block.shared(), thread);
+                  });
+                }
+              }
+            });
 }
 
 }  // namespace
