@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "csrc/kernels/gpu/warp.h"
@@ -20,25 +21,83 @@ AIACC_HOST_DEVICE inline std::uint32_t add_to(std::uint32_t& counter, std::uint3
 #ifdef __CUDA_ARCH__
   return atomicAdd(&counter, more);
 #else
-  const std::uint32_t before = counter;
-  counter += more;
-  return before;
+  return __atomic_fetch_add(&counter, more, __ATOMIC_RELAXED);  // tests run blocks as threads
 #endif
 }
 AIACC_HOST_DEVICE inline void raise_to(std::uint32_t& largest, std::uint32_t value) {
 #ifdef __CUDA_ARCH__
   atomicMax(&largest, value);
 #else
-  largest = larger(largest, value);
+  std::uint32_t seen = __atomic_load_n(&largest, __ATOMIC_RELAXED);
+  while (seen < value && !__atomic_compare_exchange_n(
+                             &largest, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
 #endif
 }
 AIACC_HOST_DEVICE inline void lower_to(std::uint32_t& least, std::uint32_t value) {
 #ifdef __CUDA_ARCH__
   atomicMin(&least, value);
 #else
-  least = value < least ? value : least;
+  std::uint32_t seen = __atomic_load_n(&least, __ATOMIC_RELAXED);
+  while (seen > value && !__atomic_compare_exchange_n(
+                             &least, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
 #endif
 }
+
+/// A warp of a block of the host. What its members return is the same for all of its threads.
+template <class Thread>
+class HostBlockWarp {
+ public:
+  HostBlockWarp(Thread* threads, std::uint32_t number, bool backwards)
+      : threads_(threads), number_(number), backwards_(backwards) {}
+  std::uint32_t number() const { return number_; }
+  /// Calls phase(number, thread) for every thread.
+  template <class Phase>
+  void each(Phase phase) {
+    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
+      const std::uint32_t number = backwards_ ? kWarpThreads - 1 - i : i;
+      phase(number, threads_[number]);
+    }
+  }
+  /// value(thread) becomes the sum over the threads before it. Returns that over all.
+  template <class Value>
+  auto sum_before(Value value) {
+    std::remove_reference_t<decltype(value(threads_[0]))> sum = 0;
+    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
+      const auto mine = value(threads_[i]);
+      value(threads_[i]) = sum;
+      sum += mine;
+    }
+    return sum;
+  }
+  template <class Value>
+  std::uint32_t largest(Value value) {
+    std::uint32_t of_all = 0;
+    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
+      of_all = larger(of_all, value(threads_[i]));
+    }
+    return of_all;
+  }
+  template <class Test>
+  bool any(Test test) {
+    bool found = false;
+    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
+      found = test(threads_[i]) || found;
+    }
+    return found;
+  }
+  /// What phase() returns, which one thread calls.
+  template <class Phase>
+  std::uint32_t one(Phase phase) {
+    return phase();
+  }
+
+ private:
+  Thread* threads_;
+  std::uint32_t number_;
+  bool backwards_;
+};
 
 /// A block of the host: `kThreads` threads, and memory that they share.
 template <class Thread, class Shared, std::uint32_t kThreads>
@@ -58,14 +117,24 @@ class HostBlock {
       phase(number, threads_[number]);
     }
   }
+  /// Calls phase(warp) for every warp.
+  template <class Phase>
+  void warps(Phase phase) {
+    constexpr std::uint32_t kWarps = kThreads / kWarpThreads;
+    for (std::uint32_t i = 0; i < kWarps; ++i) {
+      const std::uint32_t number = backwards_ ? kWarps - 1 - i : i;
+      HostBlockWarp<Thread> warp(&threads_[number * kWarpThreads], number, backwards_);
+      phase(warp);
+    }
+  }
   /// value(thread) becomes the sum over the threads before it in its warp, total(thread) that of
   /// the whole warp.
   template <class Value, class Total>
   void sum_before(Value value, Total total) {
     for (std::uint32_t warp = 0; warp < kThreads; warp += kWarpThreads) {
-      std::uint64_t sum = 0;
+      std::remove_reference_t<decltype(value(threads_[0]))> sum = 0;
       for (std::uint32_t i = warp; i < warp + kWarpThreads; ++i) {
-        const std::uint64_t mine = value(threads_[i]);
+        const auto mine = value(threads_[i]);
         value(threads_[i]) = sum;
         sum += mine;
       }
@@ -109,6 +178,48 @@ class HostGrid {
 };
 
 #ifdef __CUDACC__
+template <class Thread>
+class DeviceBlockWarp {
+ public:
+  __device__ explicit DeviceBlockWarp(Thread& thread) : thread_(thread) {}
+  __device__ std::uint32_t number() const { return threadIdx.x / kWarpThreads; }
+  template <class Phase>
+  __device__ void each(Phase phase) {
+    phase(threadIdx.x % kWarpThreads, thread_);
+    __syncwarp();
+  }
+  template <class Value>
+  __device__ auto sum_before(Value value) {
+    const auto mine = value(thread_);
+    auto sum = mine;
+    for (std::uint32_t distance = 1; distance < kWarpThreads; distance *= 2) {
+      const auto other = __shfl_up_sync(0xffffffff, sum, distance);
+      sum += threadIdx.x % kWarpThreads >= distance ? other : 0;
+    }
+    value(thread_) = sum - mine;
+    return __shfl_sync(0xffffffff, sum, kWarpThreads - 1);
+  }
+  template <class Value>
+  __device__ std::uint32_t largest(Value value) {
+    return largest_in_warp(value(thread_));
+  }
+  template <class Test>
+  __device__ bool any(Test test) {
+    return __any_sync(0xffffffff, test(thread_)) != 0;
+  }
+  template <class Phase>
+  __device__ std::uint32_t one(Phase phase) {
+    std::uint32_t value = 0;
+    if (threadIdx.x % kWarpThreads == 0) {
+      value = phase();
+    }
+    return __shfl_sync(0xffffffff, value, 0);
+  }
+
+ private:
+  Thread& thread_;
+};
+
 template <class Thread, class Shared, std::uint32_t kThreads>
 class DeviceBlock {
  public:
@@ -123,12 +234,18 @@ class DeviceBlock {
     phase(threadIdx.x, thread_);
     __syncthreads();
   }
+  template <class Phase>
+  __device__ void warps(Phase phase) {
+    DeviceBlockWarp<Thread> warp(thread_);
+    phase(warp);
+    __syncthreads();
+  }
   template <class Value, class Total>
   __device__ void sum_before(Value value, Total total) {
-    const std::uint64_t mine = value(thread_);
-    std::uint64_t sum = mine;
+    const auto mine = value(thread_);
+    auto sum = mine;
     for (std::uint32_t distance = 1; distance < kWarpThreads; distance *= 2) {
-      const std::uint64_t other = __shfl_up_sync(0xffffffff, sum, distance);
+      const auto other = __shfl_up_sync(0xffffffff, sum, distance);
       sum += threadIdx.x % kWarpThreads >= distance ? other : 0;
     }
     value(thread_) = sum - mine;
@@ -137,6 +254,18 @@ class DeviceBlock {
 
  private:
   Thread thread_;
+};
+
+/// The grid of a kernel with a single phase: its end is what all wait for.
+template <class Thread, class Shared, std::uint32_t kThreads>
+class OnePhaseGrid {
+ public:
+  __device__ std::uint32_t size() const { return gridDim.x; }
+  template <class Phase>
+  __device__ void blocks(Phase phase) {
+    DeviceBlock<Thread, Shared, kThreads> block;
+    phase(block);
+  }
 };
 
 template <class Thread, class Shared, std::uint32_t kThreads>

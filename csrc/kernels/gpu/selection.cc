@@ -1,5 +1,6 @@
 #include "csrc/kernels/gpu/selection.h"
 
+#include <algorithm>
 #include <string>
 
 #include "csrc/base/error.h"
@@ -28,15 +29,21 @@ class Layout {
 std::size_t lay_out(SelectPlan& plan, std::size_t count, std::size_t k, void* workspace) {
   Layout layout(workspace);
   const std::size_t room = candidate_room(count, k);
-  const std::size_t tiles = (count + kSelectTile - 1) / kSelectTile;
-  plan.tiles = static_cast<std::uint32_t>(tiles);
+  const std::size_t strips = (count + kSelectStrip - 1) / kSelectStrip;
+  const std::size_t blocks =
+      std::min<std::size_t>((strips + kWarps - 1) / kWarps, kSelectMostBlocks);
+  const std::size_t chunks = room / kSelectChunk + blocks * kWarps;
+  plan.strips = static_cast<std::uint32_t>(strips);
   plan.room = static_cast<std::uint32_t>(room);
+  plan.chunks = static_cast<std::uint32_t>(chunks);
   plan.bins = layout.take<std::uint32_t>(kSelectBins);
   plan.thresholds = layout.take<float>(std::size_t{1} << kSelectLevels);
   plan.sums = layout.take<double>((count + kSumElements - 1) / kSumElements);
-  plan.tile = layout.take<SelectTile>(tiles);
-  plan.candidate_values = layout.take<float>(room);
-  plan.candidate_indices = layout.take<std::uint32_t>(room);
+  plan.share = layout.take<SelectShare>(blocks * kWarps);
+  plan.of_block = layout.take<std::uint64_t>(blocks);
+  plan.next = layout.take<std::uint32_t>(chunks);
+  plan.candidate_values = layout.take<float>(chunks * kSelectChunk);
+  plan.candidate_indices = layout.take<std::uint32_t>(chunks * kSelectChunk);
   return layout.bytes();
 }
 
@@ -91,9 +98,39 @@ SelectPlan plan_selection(void* wire,
   return plan;
 }
 
-void select_on_host(const SelectPlan& plan, std::uint32_t blocks, bool backwards) {
-  HostGrid<SelectThread, SelectShared, kSelectThreads> grid(blocks, backwards);
-  select_all(grid, plan);
+std::uint32_t select_blocks(const SelectPlan& plan, std::uint32_t resident) {
+  return std::min({(plan.strips + kWarps - 1) / kWarps, resident, kSelectMostBlocks});
+}
+
+const std::vector<SelectKernel>& select_kernels() {
+  using Grid = HostGrid<SelectThread, SelectShared, kSelectThreads>;
+  static const std::vector<SelectKernel> kernels = {
+      {"aiacc_select_foresee",
+       true,
+       [](const SelectPlan& plan, std::uint32_t blocks, bool backwards) {
+         Grid grid(blocks, backwards);
+         begin_selection(grid, plan);
+       }},
+      {"aiacc_select_scan",
+       false,
+       [](const SelectPlan& plan, std::uint32_t blocks, bool backwards) {
+         Grid grid(blocks, backwards);
+         scan_for_candidates(grid, plan);
+       }},
+      {"aiacc_select_finish",
+       true,
+       [](const SelectPlan& plan, std::uint32_t blocks, bool backwards) {
+         Grid grid(blocks, backwards);
+         finish_selection(grid, plan);
+       }},
+  };
+  return kernels;
+}
+
+void select_on_host(const SelectPlan& plan, std::uint32_t resident, bool backwards) {
+  for (const SelectKernel& kernel : select_kernels()) {
+    kernel.run(plan, select_blocks(plan, resident), backwards);
+  }
 }
 
 }  // namespace aiacc

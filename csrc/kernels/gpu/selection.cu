@@ -4,10 +4,24 @@
 
 namespace aiacc {
 
-extern "C" __global__ void __launch_bounds__(kSelectThreads, 2)
-    aiacc_select(const __grid_constant__ SelectPlan plan) {
+// The scan is a kernel of its own, and so has the registers to read ahead.
+
+extern "C" __global__ void __launch_bounds__(kSelectThreads, 3)
+    aiacc_select_foresee(const __grid_constant__ SelectPlan plan) {
   DeviceGrid<SelectThread, SelectShared, kSelectThreads> grid(plan.state->arrived);
-  select_all(grid, plan);
+  begin_selection(grid, plan);
+}
+
+extern "C" __global__ void __launch_bounds__(kSelectThreads, 3)
+    aiacc_select_scan(const __grid_constant__ SelectPlan plan) {
+  OnePhaseGrid<SelectThread, SelectShared, kSelectThreads> grid;
+  scan_for_candidates(grid, plan);
+}
+
+extern "C" __global__ void __launch_bounds__(kSelectThreads, 3)
+    aiacc_select_finish(const __grid_constant__ SelectPlan plan) {
+  DeviceGrid<SelectThread, SelectShared, kSelectThreads> grid(plan.state->arrived);
+  finish_selection(grid, plan);
 }
 
 }  // namespace aiacc

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "csrc/kernels/select.h"
 #include "csrc/kernels/selection/threshold_track.h"
@@ -10,8 +11,15 @@ namespace aiacc {
 
 /// Threads of a block of the kernel that selects.
 inline constexpr std::uint32_t kSelectThreads = 256;
-/// Elements that a block looks at together, 32 for each thread.
-inline constexpr std::uint32_t kSelectTile = 8192;
+/// Elements that a warp looks at together, 16 for each thread.
+inline constexpr std::uint32_t kSelectStrip = 512;
+/// Blocks of a launch at most.
+inline constexpr std::uint32_t kSelectMostBlocks = 512;
+/// Candidates for which a warp takes room at a time, 4 for each thread.
+inline constexpr std::uint32_t kSelectChunk = 128;
+/// Elements from which on a sample foretells the threshold, a row of 128 among so many.
+inline constexpr std::uint32_t kSelectLeastSampled = 1 << 18;
+inline constexpr std::uint32_t kSelectSampled = 64;
 inline constexpr std::uint32_t kSelectBins = 4096;
 /// Halvings of MSTopK in one pass. Any number gives the same bits.
 inline constexpr int kSelectLevels = 10;
@@ -19,12 +27,11 @@ inline constexpr int kSelectLevels = 10;
 inline constexpr std::uint32_t kSumElements = 2048;
 inline constexpr std::uint32_t kSumGroup = 1024;
 
-/// What is known of a tile.
-struct SelectTile {
-  std::uint32_t offset;  ///< of its candidates
-  std::uint32_t found;   ///< how many it has
-  std::uint32_t above;   ///< chosen without question; then: those in the tiles before it
-  std::uint32_t ties;    ///< between the thresholds; then likewise
+/// What is known of a warp's share of the elements.
+struct SelectShare {
+  std::uint32_t first;  ///< chunk of its candidates
+  std::uint32_t found;  ///< how many it has
+  std::uint64_t pairs;  ///< chosen without question, and 2^32 for each tie
 };
 
 /// Where the k-th largest magnitude lies: `inside` elements have bits from `base` on, below
@@ -36,8 +43,11 @@ struct SelectRange {
   std::uint32_t inside;
 };
 
-/// State of a kernel, in memory of the device. All zeros, but for the track, before the first
-/// kernel; it belongs to one buffer, whose kernels follow one another.
+/// Ways to know what candidates have to reach, the cheapest first.
+enum class Foresight : std::uint32_t { kTrack, kSample, kPasses, kBisection };
+
+/// State of a selection, in memory of the device. All zeros, but for the track, before the first
+/// step; it belongs to one buffer, whose steps follow one another.
 struct SelectState {
   ThresholdTrack track;
   Selection result;  ///< of the last step
@@ -45,11 +55,16 @@ struct SelectState {
   // Counters of a phase, and of the grid.
   std::uint32_t arrived;
   std::uint32_t candidates;
+  std::uint32_t chunks;   ///< taken for them
+  std::uint32_t lacking;  ///< warps that found none
   std::uint32_t largest;
   std::uint32_t first_bad;
 
   // What decides about the course of a step.
-  std::uint32_t low;  ///< candidates reach it
+  std::uint32_t low;    ///< candidates reach it
+  Foresight way;        ///< it comes from
+  std::uint32_t scans;  ///< it says something: there is a scan for candidates
+  SelectRange scanned;  ///< which counts there
   std::uint32_t seen;
   std::uint32_t finite;
   std::uint32_t collected;  ///< all that reach the bracket are among the candidates
@@ -70,7 +85,7 @@ struct SelectState {
   double right;
 };
 
-/// The only argument of the kernel. select.h says what is selected, and every bit of it.
+/// The only argument of the kernels. select.h says what is selected, and every bit of it.
 struct SelectPlan {
   const float* in;
   const float* residual;   ///< or null
@@ -82,16 +97,19 @@ struct SelectPlan {
   float factor;
   SelectMode mode;
   std::uint64_t seed;
-  std::uint32_t tiles;
-  std::uint32_t room;        ///< for candidates
+  std::uint32_t strips;
+  std::uint32_t room;        ///< candidates, at most
+  std::uint32_t chunks;      ///< for them, since each warp may take one too many
   std::uint32_t is_aligned;  ///< for accesses of 16 bytes
   SelectState* state;
   std::uint32_t* bins;  ///< kSelectBins
   float* candidate_values;
   std::uint32_t* candidate_indices;
-  SelectTile* tile;
-  double* sums;       ///< for kReference: a sum for each kSumElements
-  float* thresholds;  ///< for kReference: 2^kSelectLevels
+  std::uint32_t* next;      ///< the chunk after each
+  SelectShare* share;       ///< of each warp
+  std::uint64_t* of_block;  ///< the pairs of its warps
+  double* sums;             ///< for kReference: a sum for each kSumElements
+  float* thresholds;        ///< for kReference: 2^kSelectLevels
 };
 
 /// Bytes of memory that a selection of so many needs beside its state. Pure.
@@ -112,9 +130,19 @@ SelectPlan plan_selection(void* wire,
                           SelectState* state,
                           void* workspace);
 
-inline constexpr const char* kSelectKernel = "aiacc_select";
+/// The kernels of a selection, in their order, and their twins on the host: what `blocks` blocks
+/// do, in either order. Nothing comes back to the host between them.
+struct SelectKernel {
+  const char* name;  ///< in the device image
+  bool together;     ///< its blocks wait for one another
+  void (*run)(const SelectPlan& plan, std::uint32_t blocks, bool backwards);
+};
+const std::vector<SelectKernel>& select_kernels();
 
-/// The twin of the kernel on the host: `blocks` blocks, in either order.
-void select_on_host(const SelectPlan& plan, std::uint32_t blocks, bool backwards);
+/// Blocks of all three where so many run at a time. Pure.
+std::uint32_t select_blocks(const SelectPlan& plan, std::uint32_t resident);
+
+/// The twins one after another, as if `resident` blocks ran at a time.
+void select_on_host(const SelectPlan& plan, std::uint32_t resident, bool backwards);
 
 }  // namespace aiacc

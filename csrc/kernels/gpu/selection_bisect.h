@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "csrc/kernels/gpu/selection_tiles.h"
+#include "csrc/kernels/gpu/selection_strips.h"
 #include "csrc/kernels/selection/bisection.h"
 
 namespace aiacc {
@@ -73,6 +73,29 @@ AIACC_HOST_DEVICE void measure(Grid& grid, const SelectPlan& p) {
   });
 }
 
+/// Counts a thread's elements by the last of the thresholds that each reaches.
+AIACC_HOST_DEVICE inline void count_by_thresholds(const SelectPlan& p,
+                                                  std::uint32_t parts,
+                                                  const SelectThread& thread,
+                                                  std::uint32_t* bins) {
+  const std::uint32_t least = magnitude_of(p.thresholds[1]);
+  AIACC_UNROLL
+  for (std::uint32_t i = 0; i < kSelectElements; ++i) {
+    const std::uint32_t bits = magnitude_of(thread.t[i]);
+    if ((thread.valid >> i & 1) != 0 && bits >= least) {
+      std::uint32_t low = 1;
+      std::uint32_t high = parts;
+      while (high - low > 1) {
+        const std::uint32_t middle = (low + high) / 2;
+        const bool reaches = bits >= magnitude_of(p.thresholds[middle]);
+        low = reaches ? middle : low;
+        high = reaches ? high : middle;
+      }
+      add_to(bins[low], 1);
+    }
+  }
+}
+
 /// Sets the bracket of kBisections halvings, kSelectLevels to a pass.
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void find_by_bisection(Grid& grid, const SelectPlan& p) {
@@ -103,27 +126,12 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void find_by_bisection(Grid& grid, const Select
     });
     grid.blocks([&](auto& block) {
       clear_bins(block, parts);
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        const std::uint32_t least = magnitude_of(p.thresholds[1]);
-        each_tile(grid, block, p, [&](std::uint32_t tile) {
-          thread.largest = 0;
-          load_tile(p, tile, number, thread);
-          for (std::uint32_t i = 0; i < kSelectRows * 4; ++i) {
-            const std::uint32_t bits = magnitude_of(thread.t[i]);
-            if ((thread.valid >> i & 1) == 0 || bits < least) {
-              continue;
-            }
-            // The last threshold that the element reaches.
-            std::uint32_t low = 1;
-            std::uint32_t high = parts;
-            while (high - low > 1) {
-              const std::uint32_t middle = (low + high) / 2;
-              const bool reaches = bits >= magnitude_of(p.thresholds[middle]);
-              low = reaches ? middle : low;
-              high = reaches ? high : middle;
-            }
-            add_to(block.shared().bins[low], 1);
-          }
+      block.warps([&](auto& warp) {
+        const std::uint32_t of = number_of(grid, block, warp);
+        each_strip(warp, of, grid.size() * kWarps, p, [&](std::uint32_t) {
+          warp.each([&](std::uint32_t, SelectThread& thread) {
+            count_by_thresholds(p, parts, thread, block.shared().bins);
+          });
         });
       });
       add_bins(block, p.bins, parts);

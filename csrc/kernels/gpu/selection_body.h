@@ -1,8 +1,10 @@
 #pragma once
 
-// The body of the kernel of selection.h, for selection.cu and selection.cc. One launch does it all:
-// nothing comes back to the host between the passes. It gives the bits of ../select.h.
+// The bodies of the kernels of selection.h, for selection.cu and selection.cc. They give the bits
+// of
+// ../select.h.
 
+#include <cmath>
 #include <cstdint>
 
 #include "csrc/kernels/gpu/selection_bisect.h"
@@ -19,25 +21,65 @@ AIACC_HOST_DEVICE inline SelectRange whole_range(const SelectPlan& p) {
 /// An octave from the threshold of candidates on, in which the k-th is where it was foreseen.
 AIACC_HOST_DEVICE inline SelectRange near_range(std::uint32_t low) { return {low, 23, 0, 0}; }
 
+/// Begins a step: the bins, and the state but for the track.
 template <class Grid>
-AIACC_HOST_DEVICE void clear_all_bins(Grid& grid, const SelectPlan& p) {
+AIACC_HOST_DEVICE void begin_step(Grid& grid, const SelectPlan& p) {
   grid.blocks([&](auto& block) {
     block.each([&](std::uint32_t number, SelectThread&) {
       for (std::uint32_t bin = block.number() * kSelectThreads + number; bin < kSelectBins;
            bin += grid.size() * kSelectThreads) {
         p.bins[bin] = 0;
       }
+      if (block.number() == 0 && number == 0) {
+        SelectState& s = *p.state;
+        s.candidates = s.chunks = s.lacking = 0;
+        s.largest = 0;
+        s.first_bad = 0xffffffff;
+        s.collected = 0;
+        s.finite = 1;
+        s.scan = Scan::kNone;
+        s.low = p.mode == SelectMode::kTracked ? raw_bits(candidate_threshold(s.track)) : 0;
+        s.scans = 0;
+        s.range = whole_range(p);
+      }
     });
   });
 }
 
-/// Goes to the part of `range` in which the k-th largest is, by the bins, and clears those. `all`
-/// elements reach the range's base. False if the k-th is above the range.
+/// What came of a scan for candidates.
+AIACC_HOST_DEVICE inline void end_scan(const SelectPlan& p) {
+  SelectState& s = *p.state;
+  s.seen = s.candidates;
+  s.finite = s.largest < kNotFinite ? 1 : 0;
+  const Scan scan = s.seen < p.k ? Scan::kTooFew : s.seen > p.room ? Scan::kTooMany : Scan::kHit;
+  s.collected = s.finite != 0 && scan == Scan::kHit && s.lacking == 0 ? 1 : 0;
+  s.scan = s.way == Foresight::kTrack ? scan : s.scan;
+  s.candidates = s.chunks = s.lacking = 0;  // for the next one
+}
+
+/// What is before the bins of a pass.
+enum class Before {
+  kRange,  ///< as many as the range says
+  kScan,   ///< likewise; they are those of a scan, which ends here
+  kRest,   ///< what the scan that ends here has seen, and is not in the bins
+};
+
+/// How many are in the bins of the warps before, or, for kWarps, in all.
+template <class Block>
+AIACC_HOST_DEVICE std::uint32_t bins_before(Block& block, std::uint32_t warp) {
+  std::uint32_t sum = 0;
+  AIACC_UNROLL
+  for (std::uint32_t w = 0; w < kWarps; ++w) {
+    sum += w < warp ? block.shared().of_warp[w] : 0;
+  }
+  return sum;
+}
+
+/// Goes to the part of `range` in which the k-th largest is, by the bins, and clears those. Where
+/// it is not in the range, the state's range has a negative shift.
 template <class Grid>
-AIACC_HOST_DEVICE AIACC_NOINLINE void narrow_range(Grid& grid,
-                                                   const SelectPlan& p,
-                                                   const SelectRange& range,
-                                                   bool above_is_known) {
+AIACC_HOST_DEVICE AIACC_NOINLINE void narrow_range(
+    Grid& grid, const SelectPlan& p, const SelectRange& range, std::uint32_t k, Before before) {
   constexpr std::uint32_t kShare = kSelectBins / kSelectThreads;
   grid.blocks([&](auto& block) {
     if (block.number() != 0) {
@@ -48,42 +90,48 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void narrow_range(Grid& grid,
     const auto bin_of = [](std::uint32_t number, std::uint32_t i) {
       return kSelectBins - 1 - number * kShare - i;
     };
+    block.each([&](std::uint32_t number, SelectThread&) {
+      if (number == 0 && before != Before::kRange) {
+        end_scan(p);
+      }
+      AIACC_UNROLL
+      for (std::uint32_t i = 0; i < kShare; ++i) {
+        const std::uint32_t bin = i * kSelectThreads + number;
+        shared.bins[bin] = p.bins[bin];
+        p.bins[bin] = 0;
+      }
+    });
     block.each([&](std::uint32_t number, SelectThread& thread) {
       thread.sum = 0;
+      AIACC_UNROLL
       for (std::uint32_t i = 0; i < kShare; ++i) {
-        thread.sum += p.bins[bin_of(number, i)];
+        thread.sum += shared.bins[bin_of(number, i)];
       }
-      thread.before[0] = thread.sum;
+      thread.sum_before = thread.sum;
     });
-    block.sum_before([](SelectThread& thread) -> std::uint64_t& { return thread.before[0]; },
-                     [](SelectThread& thread) -> std::uint64_t& { return thread.total[0]; });
+    block.sum_before([](SelectThread& thread) -> std::uint32_t& { return thread.sum_before; },
+                     [](SelectThread& thread) -> std::uint32_t& { return thread.sum_total; });
     block.each([&](std::uint32_t number, SelectThread& thread) {
       if (number % kWarpThreads == 0) {
-        shared.of_warp[0][number / kWarpThreads] = static_cast<std::uint32_t>(thread.total[0]);
+        shared.of_warp[number / kWarpThreads] = thread.sum_total;
       }
     });
     block.each([&](std::uint32_t number, SelectThread& thread) {
-      const std::uint32_t inside = picks_before(block, 0, kWarps);
-      std::uint32_t above = above_is_known ? range.above : p.state->seen - inside;
-      if (number == 0 && (p.k <= above || p.k > above + inside)) {
+      const std::uint32_t inside = bins_before(block, kWarps);
+      std::uint32_t above = before == Before::kRest ? p.state->seen - inside : range.above;
+      if (number == 0 && (k <= above || k > above + inside)) {
         p.state->range = {0, -1, above, inside};
       }
-      above += picks_before(block, 0, number / kWarpThreads) +
-               static_cast<std::uint32_t>(thread.before[0]);
-      if (p.k > above && p.k <= above + thread.sum) {
+      above += bins_before(block, number / kWarpThreads) + thread.sum_before;
+      if (k > above && k <= above + thread.sum) {
         std::uint32_t i = 0;
-        while (p.k > above + p.bins[bin_of(number, i)]) {
-          above += p.bins[bin_of(number, i)];
+        while (k > above + shared.bins[bin_of(number, i)]) {
+          above += shared.bins[bin_of(number, i)];
           ++i;
         }
         const int shift = next_shift(range);
         const std::uint32_t bin = bin_of(number, i);
-        p.state->range = {range.base + (bin << shift), shift, above, p.bins[bin]};
-      }
-    });
-    block.each([&](std::uint32_t number, SelectThread&) {
-      for (std::uint32_t i = 0; i < kShare; ++i) {
-        p.bins[bin_of(number, i)] = 0;
+        p.state->range = {range.base + (bin << shift), shift, above, shared.bins[bin]};
       }
     });
   });
@@ -97,76 +145,109 @@ AIACC_HOST_DEVICE inline void set_exact_bracket(SelectState& s) {
   s.reached = s.range.above + s.range.inside;
 }
 
-/// A scan from `low` on whose candidates are counted in `range`, and what came of it.
-template <class Grid>
-AIACC_HOST_DEVICE AIACC_NOINLINE void collect(Grid& grid,
-                                              const SelectPlan& plan,
-                                              std::uint32_t low,
-                                              const SelectRange& range) {
-  const SelectPlan p = plan;  // in registers: nothing that is written may change it
-  SelectState& s = *p.state;
-  grid.one([&] { s.candidates = 0; });
-  scan_tiles(grid, p, low, range);
-  grid.one([&] {
-    s.seen = s.candidates;
-    s.finite = s.largest < kNotFinite ? 1 : 0;
-    s.scan = s.seen < p.k ? Scan::kTooFew : s.seen > p.room ? Scan::kTooMany : Scan::kHit;
-    s.collected = s.finite != 0 && s.scan == Scan::kHit ? 1 : 0;
-  });
-}
-
 /// Until the range is a single magnitude.
 template <class Grid>
 AIACC_HOST_DEVICE void narrow_to_one(Grid& grid, const SelectPlan& p) {
   while (p.state->range.shift > 0) {
     const SelectRange range = p.state->range;
     count_candidates_in_range(grid, p, range);
-    narrow_range(grid, p, range, true);
+    narrow_range(grid, p, range, p.k, Before::kRange);
   }
 }
 
-/// Tries the candidates that the track foresees. Afterwards `collected` says whether that is done.
-template <class Grid>
-AIACC_HOST_DEVICE void try_track(Grid& grid, const SelectPlan& p) {
-  SelectState& s = *p.state;
-  if (s.low == 0) {
-    return;  // no prediction
-  }
-  const SelectRange near = near_range(s.low);
-  collect(grid, p, s.low, near);
-  if (s.collected == 0) {
-    return;
-  }
-  narrow_range(grid, p, near, false);
-  if (s.range.shift < 0) {  // more than an octave away
-    const SelectRange whole = whole_range(p);
-    count_candidates_in_range(grid, p, whole);
-    narrow_range(grid, p, whole, true);
-  }
-  narrow_to_one(grid, p);
+/// How far down in the sample candidates begin, so that five standard deviations are not too few.
+AIACC_HOST_DEVICE inline std::uint32_t rank_in_sample(std::uint32_t k) {
+  const std::uint32_t share = k / kSelectSampled + 1;
+  return share + static_cast<std::uint32_t>(5.0F * std::sqrt(static_cast<float>(share))) + 16;
 }
 
-/// Finds the k-th largest from nothing: narrows the range by passes over everything until there is
-/// room for what reaches it.
+/// Sets `low` by a sample; 0 if it says nothing.
 template <class Grid>
-AIACC_HOST_DEVICE void find_exactly(Grid& grid, const SelectPlan& p) {
+AIACC_HOST_DEVICE void foresee_by_sample(Grid& grid, const SelectPlan& p) {
   SelectState& s = *p.state;
-  clear_all_bins(grid, p);  // of a prediction that failed
+  const std::uint32_t rank = rank_in_sample(p.k);
+  SelectRange range = whole_range(p);
+  for (int pass = 0; pass < 2; ++pass) {
+    count_sample_in_range(grid, p, range);
+    narrow_range(grid, p, range, rank, Before::kRange);
+    if (s.range.shift < 0) {
+      break;
+    }
+    range = s.range;
+  }
+  grid.one([&] { s.low = s.range.shift < 0 ? 0 : s.range.base; });
+}
+
+/// Narrows the range by passes over everything until there is room for what reaches it, or it is a
+/// single magnitude.
+template <class Grid>
+AIACC_HOST_DEVICE void narrow_by_passes(Grid& grid, const SelectPlan& p) {
+  SelectState& s = *p.state;
   grid.one([&] { s.range = whole_range(p); });
   do {
     const SelectRange range = s.range;
-    count_tiles_in_range(grid, p, range);
-    narrow_range(grid, p, range, true);
+    count_strips_in_range(grid, p, range);
+    narrow_range(grid, p, range, p.k, Before::kRange);
   } while (s.range.shift > 0 && s.range.above + s.range.inside > p.room);
   grid.one([&] { s.finite = s.largest < kNotFinite ? 1 : 0; });
-  if (s.finite == 0 || s.range.above + s.range.inside > p.room) {
-    return;
+}
+
+/// Sets what candidates have to reach. False if it says nothing, or there is no room for them.
+template <class Grid>
+AIACC_HOST_DEVICE AIACC_NOINLINE bool foresee(Grid& grid, const SelectPlan& p, Foresight way) {
+  SelectState& s = *p.state;
+  switch (way) {
+    case Foresight::kTrack:  // the step has begun with it
+      return s.low != 0;
+    case Foresight::kSample:
+      if (p.count < kSelectLeastSampled) {
+        return false;
+      }
+      foresee_by_sample(grid, p);
+      return s.low != 0;
+    case Foresight::kPasses:
+      narrow_by_passes(grid, p);
+      return s.finite != 0 && s.range.above + s.range.inside <= p.room;
+    case Foresight::kBisection:
+      find_by_bisection(grid, p);
+      return s.finite != 0 && s.reached <= p.room;
   }
-  const SelectRange range = s.range;
-  const Scan scan = s.scan;
-  collect(grid, p, range.base, range);
-  grid.one([&] { s.scan = scan; });  // what became of the prediction
-  narrow_range(grid, p, range, true);
+  return false;
+}
+
+AIACC_HOST_DEVICE inline bool is_last(Foresight way) {
+  return way == Foresight::kPasses || way == Foresight::kBisection;
+}
+
+/// The first of the ways from `way` on that says something, or the last.
+template <class Grid>
+AIACC_HOST_DEVICE void foresee_from(Grid& grid, const SelectPlan& p, Foresight way) {
+  SelectState& s = *p.state;
+  bool says = foresee(grid, p, way);
+  while (!says && !is_last(way)) {
+    way = way == Foresight::kTrack ? Foresight::kSample : Foresight::kPasses;
+    says = foresee(grid, p, way);
+  }
+  grid.one([&] {
+    s.way = way;
+    s.scans = says ? 1 : 0;
+    if (is_last(way)) {  // else it is there, and others may still read it
+      s.low = way == Foresight::kBisection ? s.low_bits : s.range.base;
+    }
+    s.scanned = way == Foresight::kBisection ? SelectRange{0xffffffff, 0, 0, 0}
+                : way == Foresight::kPasses  ? s.range
+                                             : near_range(s.low);
+  });
+}
+
+/// Finds the k-th largest among the candidates.
+template <class Grid>
+AIACC_HOST_DEVICE AIACC_NOINLINE void find_in_candidates(Grid& grid, const SelectPlan& p) {
+  if (p.state->range.shift < 0) {  // more than an octave away
+    const SelectRange whole = whole_range(p);
+    count_candidates_in_range(grid, p, whole);
+    narrow_range(grid, p, whole, p.k, Before::kRange);
+  }
   narrow_to_one(grid, p);
 }
 
@@ -187,44 +268,61 @@ AIACC_HOST_DEVICE inline void decide(const SelectPlan& p) {
   }
 }
 
+/// The first kernel: what candidates have to reach.
 template <class Grid>
-AIACC_HOST_DEVICE void select_all(Grid& grid, const SelectPlan& p) {
+AIACC_HOST_DEVICE void begin_selection(Grid& grid, const SelectPlan& p) {
+  begin_step(grid, p);
+  foresee_from(
+      grid, p, p.mode == SelectMode::kReference ? Foresight::kBisection : Foresight::kTrack);
+}
+
+/// The second kernel.
+template <bool kAhead = true, class Grid>
+AIACC_HOST_DEVICE void scan_for_candidates(Grid& grid, const SelectPlan& p) {
+  if (p.state->scans != 0) {
+    scan_strips<kAhead>(grid, p, p.state->low, p.state->scanned);
+  }
+}
+
+/// The same as a part of the third one, which has no registers to read ahead.
+template <class Grid>
+AIACC_HOST_DEVICE AIACC_NOINLINE void scan_again(Grid& grid, const SelectPlan& plan) {
+  const SelectPlan p = plan;  // in registers: nothing that is written may change it
+  scan_for_candidates<false>(grid, p);
+}
+
+/// The third kernel: finds the bracket, by other ways if need be, and takes what it holds.
+template <class Grid>
+AIACC_HOST_DEVICE void finish_selection(Grid& grid, const SelectPlan& p) {
   SelectState& s = *p.state;
-  clear_all_bins(grid, p);
-  grid.one([&] {
-    s.largest = 0;
-    s.first_bad = 0xffffffff;
-    s.collected = 0;
-    s.finite = 1;
-    s.scan = Scan::kNone;
-    s.low = p.mode == SelectMode::kTracked ? raw_bits(candidate_threshold(s.track)) : 0;
-  });
-  if (p.mode == SelectMode::kReference) {
-    find_by_bisection(grid, p);
-    if (s.finite != 0 && s.reached <= p.room) {
-      collect(grid, p, s.low_bits, SelectRange{0xffffffff, 0, 0, 0});
+  for (;;) {
+    const Foresight way = s.way;
+    if (s.scans != 0) {
+      const SelectRange range = s.scanned;
+      narrow_range(grid, p, range, p.k, is_last(way) ? Before::kScan : Before::kRest);
     }
-  } else {
-    try_track(grid, p);
-    if (s.collected == 0 && s.finite != 0) {
-      find_exactly(grid, p);
+    if (s.collected != 0 || s.finite == 0 || is_last(way)) {
+      break;
     }
+    foresee_from(grid, p, way == Foresight::kTrack ? Foresight::kSample : Foresight::kPasses);
+    scan_again(grid, p);
   }
   if (s.finite == 0) {
     write_not_finite(grid, p);
     settle_residual(grid, p);
     return;
   }
+  if (s.collected != 0 && s.way != Foresight::kBisection) {
+    find_in_candidates(grid, p);
+  }
   grid.one([&] { decide(p); });
   if (s.collected != 0) {
     count_candidates(grid, p);
-    add_up_tiles(grid, p);
     settle_residual(grid, p);
     take_of_candidates(grid, p);
   } else {
-    count_tiles(grid, p);
-    add_up_tiles(grid, p);
-    take_of_tiles(grid, p);
+    count_strips(grid, p);
+    take_of_strips(grid, p);
   }
 }
 

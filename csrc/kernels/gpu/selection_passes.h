@@ -1,93 +1,60 @@
 #pragma once
 
-// The passes of selection_body.h over all elements, a tile at a time.
+// The passes of selection_body.h over all elements, but for the scan for candidates.
 
 #include <cstdint>
 
-#include "csrc/kernels/gpu/selection_tiles.h"
+#include "csrc/kernels/gpu/selection_strips.h"
 
 namespace aiacc {
 namespace {
 
-/// One pass that appends what reaches `low` to the candidates, and counts it in `range`.
+/// One pass that counts in `range`.
 template <class Grid>
-AIACC_HOST_DEVICE void scan_tiles(Grid& grid,
-                                  const SelectPlan& p,
-                                  std::uint32_t low,
-                                  const SelectRange& range) {
-  const bool keeps = p.residual_out != nullptr && p.residual_out != p.residual;
+AIACC_HOST_DEVICE AIACC_NOINLINE void count_strips_in_range(Grid& grid,
+                                                            const SelectPlan& plan,
+                                                            const SelectRange& range) {
+  const SelectPlan p = plan;  // in registers: nothing that is written may change it
   grid.blocks([&](auto& block) {
-    auto& shared = block.shared();
     clear_bins(block, kSelectBins);
-    block.each([](std::uint32_t, SelectThread& thread) { thread.largest = 0; });
-    each_tile(grid, block, p, [&](std::uint32_t tile) {
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        load_tile(p, tile, number, thread);
-        if (keeps) {
-          keep_tile(p, tile, number, thread, 0);
-        }
-        thread.picked[0] = pick(thread, low, 0xffffffff);
-        thread.before[0] = counts_of_rows(thread.picked[0]);
-      });
-      count_picks(block, 0);
-      block.each([&](std::uint32_t number, SelectThread&) {
-        if (number == 0) {
-          const std::uint32_t found = picks_before(block, 0, kWarps);
-          // What is too much is only counted: no more than 2^32, since an element counts once.
-          shared.base = found == 0 ? 0 : add_to(p.state->candidates, found);
-          shared.fits = shared.base <= p.room && found <= p.room - shared.base ? 1 : 0;
-          p.tile[tile].offset = shared.base;
-          p.tile[tile].found = found;
-        }
-      });
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        if (shared.fits == 0) {
-          return;
-        }
-        std::uint32_t at = shared.base + picks_before(block, 0, number / kWarpThreads);
-        AIACC_UNROLL
-        for (std::uint32_t row = 0; row < kSelectRows; ++row) {
-          std::uint32_t to = at + row_of(thread.before[0], row);
+    block.warps([&](auto& warp) {
+      const std::uint32_t of = number_of(grid, block, warp);
+      each_strip(warp, of, grid.size() * kWarps, p, [&](std::uint32_t) {
+        warp.each([&](std::uint32_t, SelectThread& thread) {
           AIACC_UNROLL
-          for (std::uint32_t e = 0; e < 4; ++e) {
-            if ((thread.picked[0] >> (row * 4 + e) & 1) != 0) {
-              const float value = thread.t[row * 4 + e];
-              p.candidate_values[to] = value;
-              p.candidate_indices[to] = index_of(tile, number, row) + e;
-              ++to;
-              count_in_range(shared.bins, range, magnitude_of(value));
+          for (std::uint32_t i = 0; i < kSelectElements; ++i) {
+            if ((thread.valid >> i & 1) != 0) {
+              count_in_range(block.shared().bins, range, magnitude_of(thread.t[i]));
             }
           }
-          at += row_of(thread.total[0], row);
-        }
+        });
       });
+      report_largest(warp, *p.state);
     });
-    block.each(
-        [&](std::uint32_t, SelectThread& thread) { raise_to(p.state->largest, thread.largest); });
     add_bins(block, p.bins, kSelectBins);
   });
 }
 
-/// One pass that counts in `range`.
+/// Counts a sample in `range`: a row of kSelectSampled of them.
 template <class Grid>
-AIACC_HOST_DEVICE AIACC_NOINLINE void count_tiles_in_range(Grid& grid,
-                                                           const SelectPlan& plan,
-                                                           const SelectRange& range) {
-  const SelectPlan p = plan;  // in registers: nothing that is written may change it
+AIACC_HOST_DEVICE AIACC_NOINLINE void count_sample_in_range(Grid& grid,
+                                                            const SelectPlan& p,
+                                                            const SelectRange& range) {
+  constexpr std::uint32_t kDistance = kSelectRow * kSelectSampled;
   grid.blocks([&](auto& block) {
     clear_bins(block, kSelectBins);
-    block.each([&](std::uint32_t number, SelectThread& thread) {
-      thread.largest = 0;
-      each_tile(grid, block, p, [&](std::uint32_t tile) {
-        load_tile(p, tile, number, thread);
+    block.each([&](std::uint32_t number, SelectThread&) {
+      const std::uint32_t rows = p.count / kDistance;
+      for (std::uint32_t row = block.number() * kWarps + number / kWarpThreads; row < rows;
+           row += grid.size() * kWarps) {
         AIACC_UNROLL
-        for (std::uint32_t i = 0; i < kSelectRows * 4; ++i) {
-          if ((thread.valid >> i & 1) != 0) {
-            count_in_range(block.shared().bins, range, magnitude_of(thread.t[i]));
-          }
+        for (std::uint32_t e = 0; e < 4; ++e) {
+          const std::uint32_t index = row * kDistance + e * kWarpThreads + number % kWarpThreads;
+          const float fresh = product(p.factor, p.in[index]);
+          const float t = p.residual != nullptr ? fresh + p.residual[index] : fresh;
+          count_in_range(block.shared().bins, range, magnitude_of(t));
         }
-      });
-      raise_to(p.state->largest, thread.largest);
+      }
     });
     add_bins(block, p.bins, kSelectBins);
   });
@@ -95,31 +62,71 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void count_tiles_in_range(Grid& grid,
 
 /// Picks of both kinds, chosen without question and ties.
 AIACC_HOST_DEVICE inline void pick_both(const SelectState& s, SelectThread& thread) {
-  thread.picked[0] = pick(thread, s.high_bits, 0xffffffff);
-  thread.picked[1] = pick(thread, s.low_bits, s.high_bits);
-  thread.before[0] = counts_of_rows(thread.picked[0]);
-  thread.before[1] = counts_of_rows(thread.picked[1]);
+  thread.picked = pick(thread, s.high_bits);
+  thread.ties = pick(thread, s.low_bits) & ~thread.picked;
 }
 
-/// One pass that counts in every tile what the bracket holds.
+/// Writes down the sum of the `pairs` of a warp's threads.
+template <class Block, class Warp>
+AIACC_HOST_DEVICE void report_pairs(Block& block,
+                                    Warp& warp,
+                                    const SelectPlan& p,
+                                    std::uint32_t number_of_warp) {
+  const std::uint64_t pairs =
+      warp.sum_before([](SelectThread& thread) -> std::uint64_t& { return thread.pairs; });
+  warp.one([&] {
+    block.shared().pairs[warp.number()] = pairs;
+    p.share[number_of_warp].pairs = pairs;
+    return 0;
+  });
+}
+
+/// Adds them up for the block.
+template <class Block>
+AIACC_HOST_DEVICE void report_block(Block& block, const SelectPlan& p) {
+  block.each([&](std::uint32_t number, SelectThread&) {
+    if (number == 0) {
+      std::uint64_t sum = 0;
+      AIACC_UNROLL
+      for (std::uint32_t warp = 0; warp < kWarps; ++warp) {
+        sum += block.shared().pairs[warp];
+      }
+      p.of_block[block.number()] = sum;
+    }
+  });
+}
+
+/// The pairs of all warps before this one.
+template <class Block, class Warp>
+AIACC_HOST_DEVICE std::uint64_t pairs_before(Block& block, Warp& warp, const SelectPlan& p) {
+  warp.each([&](std::uint32_t number, SelectThread& thread) {
+    thread.pairs = 0;
+    for (std::uint32_t i = number; i < block.number(); i += kWarpThreads) {
+      thread.pairs += p.of_block[i];
+    }
+    if (number < warp.number()) {
+      thread.pairs += p.share[block.number() * kWarps + number].pairs;
+    }
+  });
+  return warp.sum_before([](SelectThread& thread) -> std::uint64_t& { return thread.pairs; });
+}
+
+/// One pass that counts for every warp what the bracket holds.
 template <class Grid>
-AIACC_HOST_DEVICE AIACC_NOINLINE void count_tiles(Grid& grid, const SelectPlan& p) {
+AIACC_HOST_DEVICE AIACC_NOINLINE void count_strips(Grid& grid, const SelectPlan& p) {
   grid.blocks([&](auto& block) {
-    each_tile(grid, block, p, [&](std::uint32_t tile) {
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        thread.largest = 0;
-        load_tile(p, tile, number, thread);
-        pick_both(*p.state, thread);
+    block.warps([&](auto& warp) {
+      const std::uint32_t of = number_of(grid, block, warp);
+      warp.each([](std::uint32_t, SelectThread& thread) { thread.pairs = 0; });
+      each_strip(warp, of, grid.size() * kWarps, p, [&](std::uint32_t) {
+        warp.each([&](std::uint32_t, SelectThread& thread) {
+          pick_both(*p.state, thread);
+          thread.pairs += ones_of(thread.picked) + (std::uint64_t{ones_of(thread.ties)} << 32);
+        });
       });
-      count_picks(block, 0);
-      count_picks(block, 1);
-      block.each([&](std::uint32_t number, SelectThread&) {
-        if (number == 0) {
-          p.tile[tile].above = picks_before(block, 0, kWarps);
-          p.tile[tile].ties = picks_before(block, 1, kWarps);
-        }
-      });
+      report_pairs(block, warp, p, of);
     });
+    report_block(block, p);
   });
 }
 
@@ -137,49 +144,64 @@ AIACC_HOST_DEVICE inline void write_pair(const SelectPlan& p,
   p.indices[at] = index;
 }
 
+/// Writes a thread's pairs of a strip. Returns a bit for each.
+AIACC_HOST_DEVICE inline std::uint32_t take_of_strip(const SelectPlan& p,
+                                                     std::uint32_t strip,
+                                                     std::uint32_t number,
+                                                     const SelectThread& thread,
+                                                     std::uint64_t before,
+                                                     RowCounts total,
+                                                     RowCounts total_ties) {
+  const SelectState& s = *p.state;
+  auto above = static_cast<std::uint32_t>(before);
+  auto ties = static_cast<std::uint32_t>(before >> 32);
+  std::uint32_t chosen = 0;
+  AIACC_UNROLL
+  for (std::uint32_t row = 0; row < kSelectRows; ++row) {
+    std::uint32_t above_here = above + row_of(thread.before, row);
+    std::uint32_t ties_here = ties + row_of(thread.ties_before, row);
+    AIACC_UNROLL
+    for (std::uint32_t e = 0; e < 4; ++e) {
+      const std::uint32_t bit = 1U << (row * 4 + e);
+      const std::uint32_t taken = taken_of(s, ties_here);
+      ties_here += (thread.ties & bit) != 0 ? 1 : 0;
+      if ((thread.picked & bit) != 0 || taken_of(s, ties_here) > taken) {
+        write_pair(p, above_here + taken, thread.t[row * 4 + e], index_of(strip, number, row) + e);
+        chosen |= bit;
+      }
+      above_here += (thread.picked & bit) != 0 ? 1 : 0;
+    }
+    above += row_of(total, row);
+    ties += row_of(total_ties, row);
+  }
+  return chosen;
+}
+
 /// The pass that takes: writes pairs, and the whole residual.
 template <class Grid>
-AIACC_HOST_DEVICE AIACC_NOINLINE void take_of_tiles(Grid& grid, const SelectPlan& plan) {
+AIACC_HOST_DEVICE AIACC_NOINLINE void take_of_strips(Grid& grid, const SelectPlan& plan) {
   const SelectPlan p = plan;  // in registers: nothing that is written may change it
   grid.blocks([&](auto& block) {
-    each_tile(grid, block, p, [&](std::uint32_t tile) {
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        thread.largest = 0;
-        load_tile(p, tile, number, thread);
-        pick_both(*p.state, thread);
-      });
-      count_picks(block, 0);
-      count_picks(block, 1);
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        const SelectState& s = *p.state;
-        const std::uint32_t warp = number / kWarpThreads;
-        std::uint32_t above = p.tile[tile].above + picks_before(block, 0, warp);
-        std::uint32_t ties = p.tile[tile].ties + picks_before(block, 1, warp);
-        std::uint32_t chosen = 0;
-        AIACC_UNROLL
-        for (std::uint32_t row = 0; row < kSelectRows; ++row) {
-          std::uint32_t above_here = above + row_of(thread.before[0], row);
-          std::uint32_t ties_here = ties + row_of(thread.before[1], row);
-          AIACC_UNROLL
-          for (std::uint32_t e = 0; e < 4; ++e) {
-            const std::uint32_t bit = 1U << (row * 4 + e);
-            const bool is_above = (thread.picked[0] & bit) != 0;
-            const bool is_tie = (thread.picked[1] & bit) != 0;
-            const std::uint32_t taken = taken_of(s, ties_here);
-            ties_here += is_tie ? 1 : 0;
-            if (is_above || taken_of(s, ties_here) > taken) {
-              write_pair(
-                  p, above_here + taken, thread.t[row * 4 + e], index_of(tile, number, row) + e);
-              chosen |= bit;
-            }
-            above_here += is_above ? 1 : 0;
+    block.warps([&](auto& warp) {
+      const std::uint32_t of = number_of(grid, block, warp);
+      std::uint64_t before = pairs_before(block, warp, p);
+      each_strip(warp, of, grid.size() * kWarps, p, [&](std::uint32_t strip) {
+        warp.each([&](std::uint32_t, SelectThread& thread) {
+          pick_both(*p.state, thread);
+          thread.before = counts_of_rows(thread.picked);
+          thread.ties_before = counts_of_rows(thread.ties);
+        });
+        const RowCounts total =
+            warp.sum_before([](SelectThread& thread) -> RowCounts& { return thread.before; });
+        const RowCounts ties =
+            warp.sum_before([](SelectThread& thread) -> RowCounts& { return thread.ties_before; });
+        warp.each([&](std::uint32_t number, SelectThread& thread) {
+          const std::uint32_t chosen = take_of_strip(p, strip, number, thread, before, total, ties);
+          if (p.residual_out != nullptr) {
+            keep_strip(p, strip, number, thread, chosen);
           }
-          above += row_of(thread.total[0], row);
-          ties += row_of(thread.total[1], row);
-        }
-        if (p.residual_out != nullptr) {
-          keep_tile(p, tile, number, thread, chosen);
-        }
+        });
+        before += sum_of_rows(total) + (std::uint64_t{sum_of_rows(ties)} << 32);
       });
     });
   });
@@ -194,20 +216,15 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void settle_residual(Grid& grid, const SelectPl
     return;
   }
   grid.blocks([&](auto& block) {
-    each_tile(grid, block, p, [&](std::uint32_t tile) {
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        if (in_place) {
-          thread.largest = 0;
-          load_tile(p, tile, number, thread);
-          keep_tile(p, tile, number, thread, 0);
-          return;
-        }
-        for (std::uint32_t i = 0; i < kSelectRows * 4; ++i) {
-          const std::uint32_t index = index_of(tile, number, i / 4) + i % 4;
-          if (index < p.count && index >= tile * kSelectTile) {
-            p.residual_out[index] = p.residual[index];
+    block.warps([&](auto& warp) {
+      const std::uint32_t of = number_of(grid, block, warp);
+      each_strip(warp, of, grid.size() * kWarps, p, [&](std::uint32_t strip) {
+        warp.each([&](std::uint32_t number, SelectThread& thread) {
+          if (!in_place) {
+            read_strip(p, p.residual, strip, number, thread.t);
           }
-        }
+          keep_strip(p, strip, number, thread, 0);
+        });
       });
     });
   });
@@ -218,18 +235,19 @@ template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void write_not_finite(Grid& grid, const SelectPlan& p) {
   SelectState& s = *p.state;
   grid.blocks([&](auto& block) {
-    each_tile(grid, block, p, [&](std::uint32_t tile) {
-      block.each([&](std::uint32_t number, SelectThread& thread) {
-        thread.largest = 0;
-        load_tile(p, tile, number, thread);
-        if (thread.largest >= kNotFinite) {
-          AIACC_UNROLL
-          for (std::uint32_t i = 0; i < kSelectRows * 4; ++i) {
-            if (magnitude_of(thread.t[i]) >= kNotFinite) {
-              lower_to(s.first_bad, index_of(tile, number, i / 4) + i % 4);
+    block.warps([&](auto& warp) {
+      const std::uint32_t of = number_of(grid, block, warp);
+      each_strip(warp, of, grid.size() * kWarps, p, [&](std::uint32_t strip) {
+        warp.each([&](std::uint32_t number, SelectThread& thread) {
+          if (thread.largest >= kNotFinite) {
+            AIACC_UNROLL
+            for (std::uint32_t i = 0; i < kSelectElements; ++i) {
+              if ((thread.valid >> i & 1) != 0 && magnitude_of(thread.t[i]) >= kNotFinite) {
+                lower_to(s.first_bad, index_of(strip, number, i / 4) + i % 4);
+              }
             }
           }
-        }
+        });
       });
     });
   });

@@ -83,6 +83,17 @@ class HostWarp {
 };
 
 #ifdef __CUDACC__
+__device__ inline std::uint32_t largest_in_warp(std::uint32_t mine) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffff, mine);
+#else
+  for (int distance = 16; distance > 0; distance /= 2) {
+    mine = larger(mine, __shfl_xor_sync(0xffffffff, mine, distance));
+  }
+  return mine;
+#endif
+}
+
 /// One thread of the device as its warp.
 template <class Thread>
 class DeviceWarp {
@@ -94,14 +105,7 @@ class DeviceWarp {
   }
   template <class Value>
   __device__ void largest(Value value) {
-    std::uint32_t& mine = value(thread_);
-#if __CUDA_ARCH__ >= 800
-    mine = __reduce_max_sync(0xffffffff, mine);
-#else
-    for (int distance = 16; distance > 0; distance /= 2) {
-      mine = larger(mine, __shfl_xor_sync(0xffffffff, mine, distance));
-    }
-#endif
+    value(thread_) = largest_in_warp(value(thread_));
   }
   template <class From, class To>
   __device__ void spread(std::uint32_t source, From from, To to) {

@@ -11,7 +11,7 @@
 namespace aiacc {
 namespace {
 
-TEST(DeviceSelectorTest, QueuesOneLaunchAStepAndReturns) {
+TEST(DeviceSelectorTest, QueuesThreeLaunchesAStepAndReturns) {
   FakeCuda cuda;
   CudaContext context = nullptr;
   CudaStream stream = nullptr;
@@ -60,7 +60,7 @@ TEST(DeviceSelectorTest, QueuesOneLaunchAStepAndReturns) {
                                    workspace.data()));
     EXPECT_EQ(std::vector<std::uint32_t>(2 * kPairs), wire);
     EXPECT_EQ(before, cuda.synchronising_calls());
-    EXPECT_EQ(1, cuda.launches() - launches);
+    EXPECT_EQ(3, cuda.launches() - launches);
     cuda.release();
     cuda.drain();
     EXPECT_EQ(expected, wire);

@@ -120,7 +120,7 @@ TEST_P(GpuSelectionTest, EveryShapeAndSize) {
           continue;
         }
         for (const Feedback feedback : kFeedbacks) {
-          if (count > 2 * kSelectTile && feedback != Feedback::kMoves) {
+          if (count > 16 * kSelectStrip && feedback != Feedback::kMoves) {
             continue;  // the smaller ones tell it
           }
           SCOPED_TRACE("shape " + std::to_string(static_cast<int>(shape)) + ", " +
@@ -215,6 +215,38 @@ TEST(GpuSelection, APredictionThatFailsFallsBack) {
       both.state.track = both.track;
       both.step(elements_of(Shape::kGaussian, 30000, 1), 1.0F, 1);
       EXPECT_TRUE(same(both.track.predicted, both.state.track.predicted));
+    }
+  }
+}
+
+/// Large enough for a sample to foretell the threshold.
+TEST(GpuSelection, ASampleForetellsTheThreshold) {
+  constexpr std::size_t kCount = kSelectLeastSampled + 777;
+  for (const Shape shape : all_shapes()) {
+    for (const std::size_t k : {std::size_t{1}, kCount / 100, kCount}) {
+      SCOPED_TRACE("shape " + std::to_string(static_cast<int>(shape)) + ", " + std::to_string(k));
+      Both both(kCount, k, SelectMode::kExact, Feedback::kMoves);
+      both.step(elements_of(shape, kCount, 1), 0.7F, 1);
+    }
+  }
+}
+
+/// What the sample sees is too large, or too small.
+TEST(GpuSelection, ASampleThatMisleadsChangesNothing) {
+  constexpr std::size_t kCount = kSelectLeastSampled + 777;
+  for (const bool sees_large : {false, true}) {
+    for (const SelectMode mode : {SelectMode::kExact, SelectMode::kTracked}) {
+      std::vector<float> in = elements_of(Shape::kGaussian, kCount, 1);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        const bool is_seen = i / 128 % kSelectSampled == 0;
+        in[i] *= is_seen == sees_large ? 1024.0F : 1.0F;
+      }
+      for (const std::size_t k : {kCount / 1000, kCount / 30}) {
+        SCOPED_TRACE(std::to_string(k) + (sees_large ? ", large ones seen" : ", none seen"));
+        Both both(kCount, k, mode, Feedback::kInPlace);
+        both.step(in, 1.0F, 1);
+        both.step(in, 1.0F, 2);
+      }
     }
   }
 }

@@ -49,10 +49,13 @@ void FakeCuda::fill_kernels() {
     kernels_[kernels.decode_name] = {kBlockCodeThreads,
                                      run_later<BlockDecoding>(twin(kernels.decode))};
   }
-  kernels_[kSelectKernel] = {
-      kSelectThreads, run_later<SelectPlan>([](const SelectPlan& plan, std::uint32_t blocks) {
-        select_on_host(plan, blocks, false);
-      })};
+  for (const SelectKernel& kernel : select_kernels()) {
+    kernels_[kernel.name] = {
+        kSelectThreads,
+        run_later<SelectPlan>([run = kernel.run](const SelectPlan& plan, std::uint32_t blocks) {
+          run(plan, blocks, false);
+        })};
+  }
   kernels_[kAddPairsKernel] = {
       kAddPairsThreads, run_later<PairAddition>([](const PairAddition& plan, std::uint32_t blocks) {
         const std::uint32_t threads = blocks * kAddPairsThreads;
