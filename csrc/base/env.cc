@@ -73,7 +73,7 @@ const std::vector<Variable>& table() {
     {"UNIT_BYTES", "", &Config::unit_bytes, "0", 256, kGiB, "",
      "Size of one unit of work: smaller tensors are packed, larger ones split. 0: 1 MiB, or 8 MiB where some host "
      "is 5 ms away from another, there and back. The ranks must agree."},
-    {"GPU_UNIT_BYTES", "", &Config::gpu_unit_bytes, "8MiB", 256, kGiB, "",
+    {"GPU_UNIT_BYTES", "", &Config::gpu_unit_bytes, "32MiB", 256, kGiB, "",
      "The same for tensors on GPUs, unless they are staged. The ranks must agree."},
     text("IFACE", "HOROVOD_GLOO_IFACE", &Config::iface, "",
          "Interfaces or own IP addresses to use, separated by commas; a name that no interface has stands for all "

@@ -45,7 +45,7 @@ struct Parameters {
   LaneWeights weights = equal_weights();
   Algorithm algorithm = Algorithm::kAny;  ///< of all-reduces on GPUs
   /// The target size for an engine for GPUs, which pays more for every operation than sockets do.
-  std::uint64_t gpu_unit_bytes = 8 << 20;
+  std::uint64_t gpu_unit_bytes = 32 << 20;
 };
 
 /// The parameters after a round that carried `proposals`, in rank order. Pure.

@@ -21,11 +21,14 @@ void add_unit(const Slice& slice, UnitPlan& plan) {
 
 /// What codes the elements of a unit counts them in 32 bits.
 constexpr std::uint64_t kMostThinBytes = std::uint64_t{1} << 31;
+/// A lane's buffers on a GPU are as large.
+constexpr std::uint64_t kMostThinBytesOnGpu = std::uint64_t{1} << 27;
 
 std::uint64_t unit_bytes_of(const PlannedTensor& tensor, const Parameters& parameters) {
   const std::uint64_t bytes = tensor.on_gpu ? parameters.gpu_unit_bytes : parameters.unit_bytes;
   const std::uint64_t times = std::uint64_t{tensor.thinning} * tensor.stretch;
-  return times == 1 ? bytes : std::min(bytes * times, kMostThinBytes);
+  const std::uint64_t most = tensor.on_gpu ? std::max(bytes, kMostThinBytesOnGpu) : kMostThinBytes;
+  return times == 1 ? bytes : std::min(bytes * times, most);
 }
 
 std::uint64_t divided_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }

@@ -283,6 +283,19 @@ TEST(PlanUnits, ThinTensorsBeyond31BitsAreCut) {
   EXPECT_EQ(thin.bytes, end);
 }
 
+/// There a lane's buffers are as large as a unit.
+TEST(PlanUnits, ThinTensorsOnAGpuAreCutAt128Mebibytes) {
+  PlannedTensor thin{std::uint64_t{5} << 27, 4, 0};
+  thin.thinning = 100;
+  thin.stretch = 16;
+  thin.on_gpu = true;
+  Parameters parameters;
+  parameters.lanes = 1;
+  EXPECT_EQ(5U, planned({thin}, parameters, 0, kExpress).size());
+  parameters.gpu_unit_bytes = std::uint64_t{1} << 30;
+  EXPECT_EQ(1U, planned({thin}, parameters, 0, kExpress).size()) << "unless all may be larger";
+}
+
 TEST(PlanUnits, ThinTensorsOfLessThanHalfSuchAUnitShareOne) {
   PlannedTensor thin{1000, 4, 0};
   thin.thinning = 10;
