@@ -1,4 +1,4 @@
-"""Packing on GPUs by kernels of the core: what they take, and how. They have not run on one yet."""
+"""Packing on GPUs by kernels of the core: what they take, and how."""
 
 from __future__ import annotations
 

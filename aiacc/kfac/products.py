@@ -1,8 +1,8 @@
 """Products of matrices with themselves: half of what BLAS would compute, where that pays. Pure.
 
 torch has no symmetric rank-k update. On a CPU, panels of columns times what lies right of them are
-as good: 0.5 to 0.85 of the time from 256 columns and rows on. A GPU, of which a panel would leave
-much idle, computes the one product.
+as good: 0.5 to 0.85 of the time from 256 columns and rows on. A GPU computes the one product: on an
+H200 four panels take 0.75 of its time, and the mirroring that follows is not measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Steps that the core makes, of float32 in host memory and on GPUs: what it takes, and how.
 
-On a GPU its kernels are queued on the current stream, and nothing comes back to the host. They have
-not run on a GPU yet.
+On a GPU its kernels are queued on the current stream, and nothing comes back to the host.
 """
 
 from __future__ import annotations
