@@ -1,9 +1,10 @@
 """``python -m bench.data``: seconds of epochs over images in a slow origin, by contender.
 
-The origin gives 50 MB/s to all together and lets each object wait for 20 ms: a local HTTP server
-that is read through fsspec, or a folder. Two pretended nodes of two ranks, each with one
-DataLoader worker, read all images once per epoch. Writes bench/results/data.json, a picture beside
-it and, with ``--write``, the tables of docs/data.md; ``--check`` compares those with the file.
+The origin gives 50 MB/s to all together and lets each object wait for 20 ms, or as options say: a
+local HTTP server that is read through fsspec, or a folder. Two pretended nodes of two ranks, each
+with one DataLoader worker, read all images once per epoch. Writes bench/results/data.json, a
+picture beside it and, with ``--write``, the tables of docs/data.md; ``--check`` compares those with
+the files.
 
 Other contenders than torch and aiacc need aiohttp, diskcache, webdataset:
 those that are not installed are left out, and the file says so.
@@ -31,7 +32,6 @@ from bench.data.origin import Throttle, serve
 from bench.machine import ROOT
 
 RESULT = ROOT / "bench" / "results" / "data.json"
-BYTES_PER_S, LATENCY_S = 50e6, 0.020
 NODES, LOCAL = 2, 2
 EPOCHS = 4
 #: Images in a shard, for those who read shards.
@@ -57,23 +57,29 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=384, help="images (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (%(default)s)")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="some of %(default)s")
+    parser.add_argument("--mb-per-s", type=float, default=50.0, help="of the origin (%(default)s)")
+    parser.add_argument("--latency-ms", type=float, default=20.0, help="likewise (%(default)s)")
     parser.add_argument("--json", type=Path, default=RESULT, help="result file (%(default)s)")
     parser.add_argument("--write", action="store_true", help="the tables of the page, too")
     parser.add_argument("--check", action="store_true", help="compare the tables, run nothing")
     options = parser.parse_args()
     if options.check:
         text = page.PAGE.read_text()
-        return 0 if text == page.with_tables(text, json.loads(RESULT.read_text())) else 1
-    report = measured(options.count, options.repeats, options.contenders.split(","))
+        return 0 if text == page.with_all_tables(text, RESULT.parent) else 1
+    wanted = options.contenders.split(",")
+    slowness = options.mb_per_s * 1e6, options.latency_ms / 1e3
+    report = measured(options.count, options.repeats, wanted, slowness)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     page.draw(report, options.json.with_suffix(".svg"))
     if options.write:
-        page.PAGE.write_text(page.with_tables(page.PAGE.read_text(), report))
+        page.PAGE.write_text(page.with_all_tables(page.PAGE.read_text(), RESULT.parent))
     return 0
 
 
-def measured(count: int, repeats: int, wanted: Sequence[str]) -> dict[str, Any]:
-    """All runs, and what they were made on."""
+def measured(
+    count: int, repeats: int, wanted: Sequence[str], slowness: tuple[float, float]
+) -> dict[str, Any]:
+    """All runs, and what they were made on. ``slowness``: bytes per second, seconds per object."""
     there, absent = [], {}
     for name in wanted:
         needed = NEEDS.get(name)
@@ -88,7 +94,7 @@ def measured(count: int, repeats: int, wanted: Sequence[str]) -> dict[str, Any]:
             for kind, origin, contenders in ROWS:
                 for name in contenders:
                     if name in there:
-                        one = run(name, kind, origin, count, Path(folder) / kind)
+                        one = run(name, kind, origin, count, Path(folder) / kind, slowness)
                         runs.append({**one, "repeat": repeat})
                         print(name, kind, origin, one.get("seconds") or one["error"], flush=True)
     return {
@@ -97,7 +103,7 @@ def measured(count: int, repeats: int, wanted: Sequence[str]) -> dict[str, Any]:
         "versions": {**machine.versions(), **{name: _version(name) for name in _PACKAGES}},
         "commit": machine.commit(),
         "load": machine.load(),
-        "origin": {"bytes_per_s": BYTES_PER_S, "latency_s": LATENCY_S},
+        "origin": dict(zip(("bytes_per_s", "latency_s"), slowness, strict=True)),
         "nodes": NODES,
         "local_size": LOCAL,
         "count": count,
@@ -130,13 +136,20 @@ def _make_tars(kind: str, count: int, folder: Path) -> None:
     (folder / "wds" / "names").write_text("\n".join(names))
 
 
-def run(contender: str, kind: str, origin: str, count: int, folder: Path) -> dict[str, Any]:
+def run(
+    contender: str,
+    kind: str,
+    origin: str,
+    count: int,
+    folder: Path,
+    slowness: tuple[float, float],
+) -> dict[str, Any]:
     """One job: seconds of each epoch, from the first rank's begin to the last one's end."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-data-run-") as place,
         tempfile.TemporaryDirectory(prefix="aiacc-bench-", dir="/dev/shm") as memory,
     ):
-        throttle = Throttle(Path(place) / "throttle", BYTES_PER_S, LATENCY_S)
+        throttle = Throttle(Path(place) / "throttle", *slowness)
         with serve(folder, throttle) as url:
             job = {
                 "contender": contender,
@@ -148,8 +161,8 @@ def run(contender: str, kind: str, origin: str, count: int, folder: Path) -> dic
                 "folder": str(folder),
                 "url": url,
                 "throttle": throttle.path,
-                "bytes_per_s": BYTES_PER_S,
-                "latency_s": LATENCY_S,
+                "bytes_per_s": throttle.bytes_per_s,
+                "latency_s": throttle.latency_s,
                 "disk": f"{place}/disk",
                 "memory": memory,
                 "results": place,

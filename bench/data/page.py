@@ -1,5 +1,6 @@
-"""The table of docs/data.md and the picture, from what `bench.data` has measured."""
+"""The tables of docs/data.md and the picture, from what `bench.data` has measured."""
 
+import json
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,6 +9,8 @@ from bench.machine import ROOT
 from bench.report import between_markers
 
 PAGE = ROOT / "docs" / "data.md"
+#: Where the table of a result file is in the page.
+MARKERS = {"data": "data:epochs", "data_slow": "data:slow"}
 TITLES = {
     "bare": "DataLoader alone",
     "filecache": "fsspec's filecache",
@@ -41,9 +44,12 @@ def rows_of(report: dict[str, Any]) -> dict[tuple[str, str, str], list[float]]:
     }
 
 
-def with_tables(text: str, report: dict[str, Any]) -> str:
-    """``text`` with the table of a report."""
-    return between_markers(text, table(report), PAGE.name, "data:epochs")
+def with_all_tables(text: str, results: Path) -> str:
+    """``text`` with the tables of the result files of a folder."""
+    for name, marker in MARKERS.items():
+        report = json.loads((results / f"{name}.json").read_text())
+        text = between_markers(text, table(report), PAGE.name, marker)
+    return text
 
 
 def table(report: dict[str, Any]) -> str:
