@@ -85,10 +85,14 @@ def build() -> int:
 
 
 def test() -> int:
-    """tests/gpu. Warnings of libraries whose versions nobody chose are no errors here."""
-    return run(
-        [sys.executable, "-m", "pytest", "tests/gpu", "-rs", "--durations=10", "-W", "default"]
-    )
+    """tests/gpu, several at a time if pytest-xdist is there.
+
+    Warnings of libraries whose versions nobody chose are no errors here.
+    """
+    options = ["-rs", "--durations=10", "-W", "default"]
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(min(8, len(os.sched_getaffinity(0))))]
+    return run([sys.executable, "-m", "pytest", "tests/gpu", *options])
 
 
 def bench() -> int:
