@@ -1,6 +1,7 @@
-"""Ranks that are forked from processes which have imported torch, in a tenth of the time.
+"""Ranks that are forked from processes which have imported their framework, in a tenth of the time.
 
-A process forks ranks of one environment, but for the variables that are read after that import.
+A process forks ranks of one framework and one environment, but for the variables that are read
+after that import.
 There are two of them, so that neighbouring ranks differ in the seed of Python's hashes, as ranks
 that are started one by one do: what depends on the order of a set differs between them.
 """
@@ -46,12 +47,12 @@ class ForkedRank:
 class _Parent:
     """A process that forks ranks."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, framework: str, environment: Mapping[str, str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = ["-m", "tests.support.rank_process", "--fork", str(theirs.fileno())]
+            arguments = ["--fork", framework, str(theirs.fileno())]
             self.process = subprocess.Popen(
-                [sys.executable, *command],
+                [sys.executable, "-m", "tests.support.rank_process", *arguments],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -90,26 +91,34 @@ class _Parent:
         self.process.wait()
 
 
-_parents: dict[tuple[int, frozenset[tuple[str, str]]], _Parent] = {}
+#: Each keeps a framework in memory. Those that were not used for the longest time end first.
+_MOST = 10
+_parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent] = {}
 
 
-def fork(number: int, environment: Mapping[str, str], address: str) -> ForkedRank:
+def fork(framework: str, number: int, environment: Mapping[str, str], address: str) -> ForkedRank:
     """Start rank ``number`` as the leader of a session, with this process's standard streams."""
     early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
-    key = number % _SEEDS, frozenset(early.items())
-    if key not in _parents:
-        _parents[key] = _Parent(early)
-    return _parents[key].fork(environment, address)
+    key = number % _SEEDS, framework, frozenset(early.items())
+    parent = _parents.pop(key, None)
+    if parent is None:
+        if len(_parents) == _MOST:
+            _parents.pop(next(iter(_parents))).end()
+        parent = _Parent(framework, early)
+    _parents[key] = parent  # the last one now
+    return parent.fork(environment, address)
 
 
-def imports_torch(function: Callable[..., Any]) -> bool:
-    """Whether the module of ``function`` does, and not TensorFlow, which would come second then."""
+def framework_of(function: Callable[..., Any]) -> str | None:
+    """The one that the module of ``function`` imports; None also for two, whose order matters."""
     modules = {
         getattr(value, "__name__", "").partition(".")[0]
         for value in vars(sys.modules[function.__module__]).values()
         if isinstance(value, type(sys))
     }
-    return "torch" in modules and not modules & {"tensorflow", "keras"}
+    if "torch" in modules:
+        return None if modules & {"tensorflow", "keras"} else "torch"
+    return "tensorflow" if "tensorflow" in modules else None
 
 
 def processes() -> set[str]:

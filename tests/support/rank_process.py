@@ -1,12 +1,13 @@
 """One rank of `tests.support.ranks.run_ranks`.
 
-python -m tests.support.rank_process ADDRESS         # runs the function that is sent there
-python -m tests.support.rank_process --fork SOCKET   # forks such ranks, see rank_forks.py
+python -m tests.support.rank_process ADDRESS    # runs the function that is sent there
+python -m tests.support.rank_process --fork FRAMEWORK SOCKET    # forks ranks, see rank_forks.py
 """
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import pickle
 import selectors
@@ -41,15 +42,15 @@ def main(address: str) -> int:
     return 0 if outcome[0] == "result" else 1
 
 
-def fork_ranks(control: socket.socket) -> int:
-    """Import torch, then fork a rank for each request, and tell how it ended; 0 at the end of both.
+def fork_ranks(framework: str, control: socket.socket) -> int:
+    """Import the framework, fork a rank for each request, and tell how it ended; 0 at the end.
 
     Requests are pickled (environment, address) with the rank's standard streams, replies pickled
     (pid, None) once it is the leader of a session, and (pid, status of waitpid) when it has ended.
     """
     import numpy
-    import torch  # noqa: F401  what takes the time of a rank's start
 
+    importlib.import_module(framework)  # what takes the time of a rank's start
     ranks: dict[int, int] = {}  # by descriptor
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -90,5 +91,5 @@ def fork_ranks(control: socket.socket) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--fork":
-        sys.exit(fork_ranks(socket.socket(fileno=int(sys.argv[2]))))
+        sys.exit(fork_ranks(sys.argv[2], socket.socket(fileno=int(sys.argv[3]))))
     sys.exit(main(sys.argv[1]))
