@@ -18,6 +18,8 @@
 #include "csrc/control/in_process/in_process_plane.h"
 #include "csrc/control/tcp/tcp_plane.h"
 #include "tests/cpp/support/coordinators.h"
+#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/tcp_world.h"
 
 namespace aiacc {
 namespace {

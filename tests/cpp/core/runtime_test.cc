@@ -16,6 +16,7 @@
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/json.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {

@@ -2,14 +2,11 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <list>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -54,89 +51,16 @@ class RankThreads {
   };
 
   /// Called at once if a rank failed already.
-  [[nodiscard]] Guard on_failure(Abort abort) {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) {
-      abort(failure_);
-    }
-    return {*this, hooks_.insert(hooks_.end(), std::move(abort))};
-  }
+  [[nodiscard]] Guard on_failure(Abort abort);
 
-  /// Calls `body(rank)` or `body(rank, rank_threads)` on one thread per rank.
-  template <class Body>
-  void run(Body body) {
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size_; ++rank) {
-      threads.emplace_back([this, rank, &body] {
-        try {
-          if constexpr (std::is_invocable_v<Body&, int, RankThreads&>) {
-            body(rank, *this);
-          } else {
-            body(rank);
-          }
-        } catch (...) {
-          fail(current_exception_status(), std::current_exception());
-        }
-        const std::lock_guard lock(mutex_);
-        ended_[static_cast<std::size_t>(rank)] = true;
-        changed_.notify_all();
-      });
-    }
-    watch();
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    if (first_) {
-      std::rethrow_exception(first_);
-    }
-  }
+  /// Calls `body(rank, *this)` on one thread per rank.
+  void run(const std::function<void(int, RankThreads&)>& body);
 
  private:
-  bool all_ended() const {
-    for (const bool ended : ended_) {
-      if (!ended) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  std::string running() const {
-    std::string names;
-    for (int rank = 0; rank < size_; ++rank) {
-      if (!ended_[static_cast<std::size_t>(rank)]) {
-        names += (names.empty() ? "" : ", ") + std::to_string(rank);
-      }
-    }
-    return names;
-  }
-
-  void watch() {
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, deadline_, [this] { return all_ended(); })) {
-      return;
-    }
-    const Status late(Code::kTimeout, "[test] ranks still running at the deadline: " + running());
-    lock.unlock();
-    fail(late, std::make_exception_ptr(Error(late)));
-    lock.lock();
-    if (!changed_.wait_for(lock, std::chrono::seconds(10), [this] { return all_ended(); })) {
-      std::fprintf(stderr, "[test] ranks hang even after an abort: %s\n", running().c_str());
-      std::abort();
-    }
-  }
-
-  void fail(const Status& status, std::exception_ptr exception) {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) {
-      return;
-    }
-    failure_ = status;
-    first_ = std::move(exception);
-    for (const Abort& abort : hooks_) {
-      abort(status);
-    }
-  }
+  bool all_ended() const;
+  std::string running() const;
+  void watch();
+  void fail(const Status& status, std::exception_ptr exception);
 
   const int size_;
   const std::chrono::seconds deadline_;
@@ -151,7 +75,13 @@ class RankThreads {
 /// `body(rank)` or `body(rank, rank_threads)` on `size` threads; see RankThreads.
 template <class Body>
 void run_as_ranks(int size, Body body) {
-  RankThreads(size).run(std::move(body));
+  RankThreads(size).run([&](int rank, RankThreads& rank_threads) {
+    if constexpr (std::is_invocable_v<Body&, int, RankThreads&>) {
+      body(rank, rank_threads);
+    } else {
+      body(rank);
+    }
+  });
 }
 
 }  // namespace aiacc

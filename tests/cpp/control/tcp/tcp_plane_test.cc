@@ -15,7 +15,9 @@
 #include "csrc/base/log.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/mutator.h"
+#include "tests/cpp/support/ranks.h"
 #include "tests/cpp/support/raw_peer.h"
+#include "tests/cpp/support/tcp_world.h"
 
 namespace aiacc {
 namespace {

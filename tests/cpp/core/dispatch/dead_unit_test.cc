@@ -12,6 +12,7 @@
 
 #include "csrc/engines/hierarchical/hierarchical_engine.h"
 #include "csrc/engines/shm/shm_engine.h"
+#include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/deserter.h"
 #include "tests/cpp/support/desertion.h"

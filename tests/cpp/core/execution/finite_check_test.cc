@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/support/gpu_ranks.h"
 

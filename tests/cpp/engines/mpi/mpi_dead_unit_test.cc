@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "csrc/base/log.h"
 #include "csrc/control/tcp/connector.h"
 #include "csrc/control/tcp/tcp_plane.h"
 #include "csrc/engines/mpi/mpi_loader.h"

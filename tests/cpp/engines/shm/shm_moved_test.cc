@@ -37,18 +37,16 @@ TEST_P(ShmMovedTest, EveryTypeAndOp) {
     unsigned seed = 0;
     for (const DataType dtype : all_dtypes()) {
       for (const ReduceOp op : engine_ops()) {
-        visit_dtype(dtype, [&](auto element) {
-          check_all_reduce_call<decltype(element)>(
-              rank,
-              size(),
-              20011,
-              dtype,
-              op,
-              [&](const void* send, void* recv, const Reduction& reduction) {
-                LateMover mover(send, recv, ++seed + static_cast<unsigned>(rank) * 1000);
-                channel.all_reduce_moved(20011, reduction, mover);
-              });
-        });
+        check_all_reduce_call(rank,
+                              size(),
+                              20011,
+                              dtype,
+                              op,
+                              [&](const void* send, void* recv, const Reduction& reduction) {
+                                LateMover mover(
+                                    send, recv, ++seed + static_cast<unsigned>(rank) * 1000);
+                                channel.all_reduce_moved(20011, reduction, mover);
+                              });
       }
     }
   });

@@ -1,0 +1,67 @@
+#include "tests/cpp/support/coordinators.h"
+
+#include "csrc/base/log.h"
+#include "csrc/control/in_process/in_process_plane.h"
+#include "csrc/control/tcp/tcp_plane.h"
+#include "csrc/engines/tcp/tcp_engine.h"
+#include "tests/cpp/support/ranks.h"
+#include "tests/cpp/support/tcp_world.h"
+
+namespace aiacc {
+
+void with_coordinators(const CoordinatorWorld& world,
+                       const std::function<void(int, RankParts&)>& body) {
+  configure_log(LogLevel::kFatal, -1);  // failures are what these tests are about
+  const auto hub = std::make_shared<InProcessHub>(world.size);
+  const auto fake = std::make_shared<FakeHub>(world.size, world.lanes);
+  std::unique_ptr<TcpWorld> tcp;
+  if (world.transport == Transport::kTcp) {
+    tcp = std::make_unique<TcpWorld>(world.size);
+  }
+  run_as_ranks(world.size, [&](int rank, RankThreads& rank_threads) {
+    RankParts parts;
+    parts.timeline = std::make_unique<Timeline>(rank);
+    if (tcp == nullptr) {
+      FakeEngine::Before before;
+      if (world.before) {
+        before = [&, rank](int lane, std::size_t bytes) { world.before(rank, lane, bytes); };
+      }
+      parts.plane = std::make_unique<InProcessPlane>(hub, rank);
+      parts.engine = world.make_engine ? world.make_engine(rank, nullptr, fake) : nullptr;
+      if (parts.engine == nullptr) {
+        parts.engine = std::make_unique<FakeEngine>(fake, rank, before);
+      }
+    } else {
+      parts.plane = std::make_unique<TcpPlane>(tcp->connector(rank), 20, 50);
+      EngineContext context;
+      context.rank = rank;
+      context.size = world.size;
+      context.lanes = world.lanes;
+      context.connector = &tcp->connector(rank);
+      context.peer_timeout_s = world.peer_timeout_s;
+      parts.engine = world.make_engine ? world.make_engine(rank, &context, fake) : nullptr;
+      if (parts.engine == nullptr) {
+        parts.engine = std::make_unique<TcpEngine>(context);
+      }
+    }
+    parts.gpu = world.gpu ? world.gpu(rank) : nullptr;
+    parts.coordinator = std::make_unique<Coordinator>(*parts.plane,
+                                                      *parts.engine,
+                                                      *parts.timeline,
+                                                      world.options,
+                                                      parts.gpu.get(),
+                                                      tcp ? &tcp->connector(rank) : nullptr);
+    {
+      const auto guard =
+          rank_threads.on_failure([&](const Status&) { parts.coordinator->shutdown(); });
+      body(rank, parts);
+    }
+    parts.coordinator.reset();
+    parts.timeline.reset();
+    parts.gpu.reset();
+    parts.engine.reset();
+    parts.plane.reset();
+  });
+}
+
+}  // namespace aiacc
