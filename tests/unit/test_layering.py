@@ -138,6 +138,11 @@ IMPURE_HEADER = re.compile(
     r"^(atomic|chrono|condition_variable|future|mutex|thread|unistd\.h|sys/.*"
     r"|csrc/base/(event|log|socket|spin|timeline)\.h)$"
 )
+#: Kernels that use threads; ThreadSanitizer is spared the tests of the others.
+THREADED_KERNELS = {"csrc/kernels/lars.cc"}
+THREAD_HEADER = re.compile(
+    r"^(atomic|condition_variable|future|mutex|shared_mutex|thread|csrc/base/thread\.h)$"
+)
 #: Modules that call the core's `prepare`; all others start what `submission` has prepared.
 PREPARING = ["aiacc/collectives/submission.py", "aiacc/torch/ops/allreduce.py"]
 #: At the top of a folder: a header with its source is one.
@@ -231,6 +236,14 @@ def test_the_rule_for_stages_notices(stage, include):
 )
 def test_decisions_are_pure(path):
     assert [name for name in INCLUDE.findall(path.read_text()) if IMPURE_HEADER.match(name)] == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.is_relative_to(ROOT / "csrc/kernels")], ids=name_of
+)
+def test_kernels_start_no_threads(path):
+    threaded = any(THREAD_HEADER.match(name) for name in INCLUDE.findall(path.read_text()))
+    assert threaded == (name_of(path) in THREADED_KERNELS)
 
 
 def unit_of(name):
