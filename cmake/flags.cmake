@@ -42,6 +42,11 @@ if(AIACC_SANITIZE)
   target_link_options(aiacc_flags INTERFACE ${AIACC_SANITIZE_FLAGS})
 endif()
 
+# Much of the time to compile is theirs, with AIACC_PRECOMPILE once.
+set(AIACC_STD_HEADERS
+  <algorithm> <chrono> <condition_variable> <functional> <map> <memory> <mutex> <optional> <string>
+  <thread> <vector>)
+
 # A library that is loaded by path: written to AIACC_OUTPUT_DIR, exports only what its map names.
 function(aiacc_plugin target exports)
   set_target_properties(${target} PROPERTIES

@@ -43,7 +43,7 @@ set_source_files_properties(
   csrc/kernels/gpu/optim/factor_packing.cc csrc/kernels/gpu/optim/lamb_update.cc
   csrc/kernels/gpu/optim/lars_update.cc csrc/kernels/gpu/selection.cc
   csrc/kernels/vector/baseline.cc PROPERTIES
-  COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS}")
+  COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS}" SKIP_PRECOMPILE_HEADERS ON)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   list(APPEND AIACC_KERNEL_SOURCES
@@ -52,11 +52,12 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     csrc/kernels/vector/level_x86.cc
   )
   set_source_files_properties(csrc/kernels/vector/avx2.cc PROPERTIES
-    COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS};-mavx2;-mf16c")
+    COMPILE_OPTIONS "${AIACC_KERNEL_OPTIONS};-mavx2;-mf16c" SKIP_PRECOMPILE_HEADERS ON)
   # GCC 12 takes the undefined operand of its own intrinsics for a mistake (its bug 105593).
   set_source_files_properties(csrc/kernels/vector/avx512.cc PROPERTIES
     COMPILE_OPTIONS
-    "${AIACC_KERNEL_OPTIONS};-Wno-maybe-uninitialized;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mprefer-vector-width=512")
+    "${AIACC_KERNEL_OPTIONS};-Wno-maybe-uninitialized;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mprefer-vector-width=512"
+    SKIP_PRECOMPILE_HEADERS ON)
 else()
   list(APPEND AIACC_KERNEL_SOURCES csrc/kernels/vector/level_portable.cc)
 endif()
