@@ -33,7 +33,7 @@ CXX_FILES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.c
 # Configures and builds one preset: $(call cmake,preset,flags).
 define cmake
 @mkdir -p build
-@$(BIN)/cmake --preset $(1) $(2) $(CMAKE_FLAGS) >build/configure.log || (cat build/configure.log; exit 1)
+@$(BIN)/cmake --preset $(1) $(2) $(CMAKE_FLAGS) >build/$(1).log || (cat build/$(1).log; exit 1)
 $(BIN)/cmake --build --preset $(1)
 endef
 
@@ -51,7 +51,7 @@ test: test-cpp test-python  ## C++ and Python tests
 .PHONY: build
 build: $(STAMPS)/package  ## the core, in place (aiacc/*.so)
 	$(call cmake,dev)
-	@sed -n 's/^-- aiacc: //p' build/configure.log
+	@sed -n 's/^-- aiacc: //p' build/dev.log
 
 .PHONY: test-cpp
 test-cpp: gtest $(STAMPS)/package  ## C++ tests
@@ -73,9 +73,12 @@ tf-versions: build  ## tests on every TensorFlow (TENSORFLOW_VERSIONS="2.16.2");
 	$(BIN)/python -m tests.compat.tensorflow_versions $(TENSORFLOW_VERSIONS)
 
 .PHONY: asan tsan
-asan tsan: gtest $(STAMPS)/tools  ## C++ tests under sanitizers
-	$(call cmake,$@)
+asan tsan: %: %-build  ## C++ tests under sanitizers
 	$(BIN)/ctest --preset $@ -j $(JOBS)
+
+.PHONY: asan-build tsan-build
+asan-build tsan-build: gtest $(STAMPS)/tools
+	$(call cmake,$(@:-build=))
 
 # With the interpreter that has torch for CUDA, not with .venv: see .ci/gpu_check.py.
 GPU_PYTHON ?= $(PYTHON)
@@ -110,7 +113,7 @@ AGAINST ?=
 
 .PHONY: bench
 bench: gtest build  ## measure against the peers, write bench/results and the tables
-	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/configure.log
+	$(BIN)/cmake --preset dev -DAIACC_TESTS=ON $(CMAKE_FLAGS) >build/dev.log
 	$(BIN)/cmake --build --preset dev --target submit_bench negotiation_bench select_bench
 	$(BIN)/python -m bench.collectives --submit-binary build/dev/bench/micro/submit_bench
 	$(BIN)/python -m bench.collectives --rows submit,latency_4B,step_bf16 --repeats 6 \
