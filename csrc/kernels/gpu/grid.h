@@ -55,10 +55,7 @@ class HostBlockWarp {
   /// Calls phase(number, thread) for every thread.
   template <class Phase>
   void each(Phase phase) {
-    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
-      const std::uint32_t number = backwards_ ? kWarpThreads - 1 - i : i;
-      phase(number, threads_[number]);
-    }
+    each_of(kWarpThreads, backwards_, [&](std::uint32_t i) { phase(i, threads_[i]); });
   }
   /// value(thread) becomes the sum over the threads before it. Returns that over all.
   template <class Value>
@@ -112,36 +109,15 @@ class HostBlock {
   /// Calls phase(number, thread) for every thread.
   template <class Phase>
   void each(Phase phase) {
-    for (std::uint32_t i = 0; i < kThreads; ++i) {
-      const std::uint32_t number = backwards_ ? kThreads - 1 - i : i;
-      phase(number, threads_[number]);
-    }
+    each_of(kThreads, backwards_, [&](std::uint32_t i) { phase(i, threads_[i]); });
   }
   /// Calls phase(warp) for every warp.
   template <class Phase>
   void warps(Phase phase) {
-    constexpr std::uint32_t kWarps = kThreads / kWarpThreads;
-    for (std::uint32_t i = 0; i < kWarps; ++i) {
-      const std::uint32_t number = backwards_ ? kWarps - 1 - i : i;
+    each_of(kThreads / kWarpThreads, backwards_, [&](std::uint32_t number) {
       HostBlockWarp<Thread> warp(&threads_[number * kWarpThreads], number, backwards_);
       phase(warp);
-    }
-  }
-  /// value(thread) becomes the sum over the threads before it in its warp, total(thread) that of
-  /// the whole warp.
-  template <class Value, class Total>
-  void sum_before(Value value, Total total) {
-    for (std::uint32_t warp = 0; warp < kThreads; warp += kWarpThreads) {
-      std::remove_reference_t<decltype(value(threads_[0]))> sum = 0;
-      for (std::uint32_t i = warp; i < warp + kWarpThreads; ++i) {
-        const auto mine = value(threads_[i]);
-        value(threads_[i]) = sum;
-        sum += mine;
-      }
-      for (std::uint32_t i = warp; i < warp + kWarpThreads; ++i) {
-        total(threads_[i]) = sum;
-      }
-    }
+    });
   }
 
  private:
@@ -160,11 +136,10 @@ class HostGrid {
   /// Calls phase(block) for every block. What a block's threads and its shared memory hold is lost.
   template <class Phase>
   void blocks(Phase phase) {
-    for (std::uint32_t i = 0; i < blocks_; ++i) {
-      const auto block = std::make_unique<HostBlock<Thread, Shared, kThreads>>(
-          backwards_ ? blocks_ - 1 - i : i, backwards_);
+    each_of(blocks_, backwards_, [&](std::uint32_t number) {
+      const auto block = std::make_unique<HostBlock<Thread, Shared, kThreads>>(number, backwards_);
       phase(*block);
-    }
+    });
   }
   /// Calls phase() in one thread.
   template <class Phase>
@@ -239,17 +214,6 @@ class DeviceBlock {
     DeviceBlockWarp<Thread> warp(thread_);
     phase(warp);
     __syncthreads();
-  }
-  template <class Value, class Total>
-  __device__ void sum_before(Value value, Total total) {
-    const auto mine = value(thread_);
-    auto sum = mine;
-    for (std::uint32_t distance = 1; distance < kWarpThreads; distance *= 2) {
-      const auto other = __shfl_up_sync(0xffffffff, sum, distance);
-      sum += threadIdx.x % kWarpThreads >= distance ? other : 0;
-    }
-    value(thread_) = sum - mine;
-    total(thread_) = __shfl_sync(0xffffffff, sum, kWarpThreads - 1);
   }
 
  private:

@@ -1,8 +1,7 @@
 #pragma once
 
 // The bodies of the kernels of selection.h, for selection.cu and selection.cc. They give the bits
-// of
-// ../select.h.
+// of ../select.h.
 
 #include <cmath>
 #include <cstdint>
@@ -109,12 +108,10 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void narrow_range(
       }
       thread.sum_before = thread.sum;
     });
-    block.sum_before([](SelectThread& thread) -> std::uint32_t& { return thread.sum_before; },
-                     [](SelectThread& thread) -> std::uint32_t& { return thread.sum_total; });
-    block.each([&](std::uint32_t number, SelectThread& thread) {
-      if (number % kWarpThreads == 0) {
-        shared.of_warp[number / kWarpThreads] = thread.sum_total;
-      }
+    block.warps([&](auto& warp) {
+      const std::uint32_t total =
+          warp.sum_before([](SelectThread& thread) -> std::uint32_t& { return thread.sum_before; });
+      warp.one([&] { return shared.of_warp[warp.number()] = total; });
     });
     block.each([&](std::uint32_t number, SelectThread& thread) {
       const std::uint32_t inside = bins_before(block, kWarps);

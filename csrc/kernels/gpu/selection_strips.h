@@ -36,7 +36,6 @@ struct SelectThread {
   RowCounts ties_before;
   std::uint32_t sum;
   std::uint32_t sum_before;
-  std::uint32_t sum_total;
   std::uint64_t pairs;  ///< chosen without question, and 2^32 for each tie
 };
 

@@ -32,18 +32,23 @@ AIACC_HOST_DEVICE inline std::uint32_t larger_magnitude(std::uint32_t magnitude,
 #endif
 }
 
+/// Calls visit(i) for all i below `count`. The order must not matter: `backwards` is for tests of
+/// that.
+template <class Visit>
+void each_of(std::uint32_t count, bool backwards, Visit visit) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    visit(backwards ? count - 1 - i : i);
+  }
+}
+
 /// The warp of the host.
 template <class Thread>
 class HostWarp {
  public:
-  /// Calls phase(number, thread) for every thread. The order must not matter: `backwards` is for
-  /// tests of that.
+  /// Calls phase(number, thread) for every thread.
   template <class Phase>
   void each(Phase phase) {
-    for (std::uint32_t i = 0; i < kWarpThreads; ++i) {
-      const std::uint32_t number = backwards ? kWarpThreads - 1 - i : i;
-      phase(number, threads_[number]);
-    }
+    each_of(kWarpThreads, backwards, [&](std::uint32_t i) { phase(i, threads_[i]); });
   }
   /// Every thread's value becomes the largest of all.
   template <class Value>

@@ -2,6 +2,7 @@
 // others only where the kernel does: ThreadSanitizer sees what one block reads while another writes
 // it.
 
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
