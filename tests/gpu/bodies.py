@@ -258,7 +258,14 @@ def steps_without_synchronisation() -> None:
     """torch itself raises where the host would wait for the GPU."""
     begin()
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))).cuda()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05))
+    step_without_synchronisation(
+        model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.05))
+    )
+    hvd.shutdown()
+
+
+def step_without_synchronisation(model: torch.nn.Module, optimizer: Any) -> None:
+    """Six steps on 64 features, of which the last three may not wait."""
     batch = torch.randn(16, 64, device="cuda")
     for step in range(6):
         if step == 3:
@@ -267,7 +274,6 @@ def steps_without_synchronisation() -> None:
         model(batch).sum().backward()
         optimizer.step()
     torch.cuda.set_sync_debug_mode("default")
-    hvd.shutdown()
 
 
 def returns_before_the_gpu_is_done() -> None:

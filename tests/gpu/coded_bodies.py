@@ -17,7 +17,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import EF21, Momentum, Residual
 from aiacc.compression.policy import Policy
-from tests.gpu.bodies import begin
+from tests.gpu.bodies import begin, step_without_synchronisation
 
 #: Of both jobs. Large tensors take several units, the same in both.
 ENVIRONMENT = {
@@ -174,12 +174,5 @@ def steps_without_synchronisation() -> None:
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), 0.05), model.named_parameters(), compression=policy
         )
-        batch = torch.randn(16, 64, device="cuda")
-        for step in range(6):
-            if step == 3:
-                torch.cuda.set_sync_debug_mode("error")
-            optimizer.zero_grad()
-            model(batch).sum().backward()
-            optimizer.step()
-        torch.cuda.set_sync_debug_mode("default")
+        step_without_synchronisation(model, optimizer)
     hvd.shutdown()
