@@ -58,10 +58,7 @@ void coded_all_reduce_unit(const Unit& unit, int lane, PackBuffer& buffer) {
   const Request& request = unit.pieces.front().request();
   const Reduction whole = reduction_of(unit);
   const bool alone = unit.pieces.size() == 1;
-  bool feedback = false;
-  for (const Piece& piece : unit.pieces) {
-    feedback = feedback || piece.buffers().residual != nullptr;
-  }
+  const bool feedback = feeds_back(unit);
   std::byte* packed = alone ? nullptr : buffer.reserve(unit.plan.bytes * (feedback ? 2 : 1));
   std::byte* values = packed;
   std::byte* residuals = !alone && feedback ? packed + unit.plan.bytes : nullptr;

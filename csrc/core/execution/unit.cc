@@ -1,5 +1,7 @@
 #include "csrc/core/execution/unit.h"
 
+#include <algorithm>
+
 #include "csrc/base/text.h"
 
 namespace aiacc {
@@ -7,6 +9,12 @@ namespace aiacc {
 UnitId id_of(const Unit& unit) {
   // One that changes process sets may have no communicator.
   return {unit.order, unit.communicator ? unit.communicator->id : 0, unit.plan.seq};
+}
+
+bool feeds_back(const Unit& unit) {
+  return std::any_of(unit.pieces.begin(), unit.pieces.end(), [](const Piece& piece) {
+    return piece.buffers().residual != nullptr;
+  });
 }
 
 std::string name_of(const Unit& unit) {

@@ -46,6 +46,8 @@ struct UnitId {
   std::uint64_t unit = 0;  ///< its number in the process set
 };
 UnitId id_of(const Unit& unit);
+/// Whether tensors of a coded all-reduce have residuals.
+bool feeds_back(const Unit& unit);
 /// Its tensors in short: "'x' and 3 more".
 std::string name_of(const Unit& unit);
 

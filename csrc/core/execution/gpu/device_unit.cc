@@ -1,6 +1,5 @@
 #include "csrc/core/execution/gpu/device_unit.h"
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -130,13 +129,6 @@ std::vector<std::size_t> DeviceUnit::bytes_of(const std::vector<std::int64_t>& r
   return bytes;
 }
 
-/// Whether tensors of a coded all-reduce have residuals.
-bool DeviceUnit::feeds_back() const {
-  return std::any_of(unit_.pieces.begin(), unit_.pieces.end(), [](const Piece& piece) {
-    return piece.buffers().residual != nullptr;
-  });
-}
-
 void DeviceUnit::pack_residuals(std::byte* packed) {
   std::vector<CopySegment> segments;
   for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
@@ -189,7 +181,7 @@ void DeviceUnit::prepare_coded() {
     values_ = memory + codes;
     given = values_;
     pack(values_, request_.prescale);
-    if (feeds_back()) {
+    if (feeds_back(unit_)) {
       residuals_ = values_ + unit_.plan.bytes;
       pack_residuals(residuals_);
     }

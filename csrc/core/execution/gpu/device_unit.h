@@ -76,7 +76,6 @@ class DeviceUnit {
   bool keeps(const Piece& piece) const;
   void pack(std::byte* packed, double factor);
   void unpack(const std::byte* packed, double factor);
-  bool feeds_back() const;
   void pack_residuals(std::byte* packed);
   void unpack_residuals(const std::byte* packed);
   double factor_after() const;

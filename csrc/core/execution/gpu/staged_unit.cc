@@ -1,6 +1,5 @@
 #include "csrc/core/execution/gpu/staged_unit.h"
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -51,12 +50,9 @@ bool StagedUnit::is_root() const {
          first_.request().root;
 }
 
-/// Whether tensors of a coded all-reduce have residuals.
-bool StagedUnit::feeds_back() const {
-  return kind_ == OpKind::kAllreduce && is_coded(first_.request().wire) &&
-         std::any_of(unit_.pieces.begin(), unit_.pieces.end(), [](const Piece& piece) {
-           return piece.buffers().residual != nullptr;
-         });
+/// Whether residuals are staged, too.
+bool StagedUnit::stages_residuals() const {
+  return kind_ == OpKind::kAllreduce && is_coded(first_.request().wire) && feeds_back(unit_);
 }
 
 /// Where those begin that the tensors have.
@@ -86,7 +82,7 @@ std::size_t StagedUnit::host_bytes(std::size_t step) const {
   if (gathers()) {
     const auto received = sizes(received_, step);
     output = std::accumulate(received.begin(), received.end(), std::size_t{0});
-  } else if (feeds_back()) {
+  } else if (stages_residuals()) {
     output += residual_offset();
   }
   return aligned(output_offset(step) + output);
@@ -136,7 +132,7 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_in(std::size_t step) const {
     }
     offset += slice.bytes;
   }
-  if (feeds_back()) {
+  if (stages_residuals()) {
     add_residuals(copies);
   }
   return copies;
@@ -170,7 +166,7 @@ std::vector<StagedUnit::Copy> StagedUnit::copies_out(std::size_t step,
     }
     offset += slice.bytes;
   }
-  if (feeds_back()) {
+  if (stages_residuals()) {
     add_residuals(copies);
   }
   return copies;
@@ -218,7 +214,7 @@ void StagedUnit::run_packed(int lane, std::byte* host, PackBuffer& buffer) const
     unit.plan.slices.resize(1);
     unit.plan.slices.front().bytes = unit_.plan.bytes;
   }
-  std::byte* residuals = feeds_back() ? host + residual_offset() : nullptr;
+  std::byte* residuals = stages_residuals() ? host + residual_offset() : nullptr;
   std::vector<std::unique_ptr<Operation>> stand_ins;
   for (std::size_t i = 0; i < unit_.pieces.size(); ++i) {
     const std::size_t bytes = unit_.plan.slices[i].bytes;

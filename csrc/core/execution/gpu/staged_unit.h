@@ -56,7 +56,7 @@ class StagedUnit {
 
   bool gathers() const { return kind_ == OpKind::kAllgather || kind_ == OpKind::kAlltoall; }
   bool is_root() const;
-  bool feeds_back() const;
+  bool stages_residuals() const;
   std::size_t residual_offset() const;
   void add_residuals(std::vector<Copy>& copies) const;
   std::vector<std::size_t> sizes(const Parts& parts, std::size_t step) const;
