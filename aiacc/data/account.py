@@ -4,12 +4,14 @@
 threads, forked processes and other jobs take their turns. Every set, the records of one dataset,
 is a folder with a file ``lock``, on which its users hold a shared flock: a set on which somebody
 gets the exclusive one is used by nobody. Nothing outside ``aiacc-cache`` is ever touched, and in
-it nothing but folders of sets.
+it nothing but folders of sets. What takes as long as a set has files, counting and removing them,
+is done without the account, for which others wait.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -27,8 +29,19 @@ LOCK = "lock"
 SUFFIX = ".rec"
 _SET = re.compile(r"[0-9a-f]{32}")
 _BLOCK = 4096
-#: Longer than anybody has the account; who waits longer goes without.
+#: Of sets that are being removed.
+_GONE = ".gone"
+_removed = itertools.count()
+#: Longer than anybody has the account who is not paused.
 _PATIENCE_S = 5.0
+#: Longer than it takes to count the files of a set.
+_COUNTING_S = 600.0
+#: Between two looks whether a set has been counted.
+_NAP_S = 0.01
+
+
+class BusyError(OSError):
+    """Another process has had what is waited for, for long; later it may be free."""
 
 
 class OtherVersionError(OSError):
@@ -64,40 +77,57 @@ class Account:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder if need be.
-
-        Raises:
-            OSError: Nobody can write there.
-            OtherVersionError: A job uses it whose aiacc has another format.
-        """
+        """Know where it is; nothing is made or read."""
         self.folder = folder / FOLDER
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._changed():
-            pass
 
     def enter(self, name: str) -> int:
         """Become a user of a set; returns the descriptor that makes this process one.
 
         Who is alone in it counts its files anew, and removes halves that killed processes have
-        left.
+        left. Blocks: meanwhile, and while another one counts.
+
+        Raises:
+            OSError: Nobody can write there.
+            BusyError: Another process has counted, or has had the account, for too long.
+            OtherVersionError: A job uses the folder whose aiacc has another format.
         """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._changed():
+            pass
+        self._sweep()
         place = self.folder / name
-        place.mkdir(exist_ok=True)
-        descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            with self._changed() as sets:  # nobody removes the set meanwhile
-                if try_lock(descriptor, fcntl.LOCK_EX):
-                    sets[name] = _tidy(place)
-                elif name not in sets:
+        deadline = time.monotonic() + _COUNTING_S
+        while time.monotonic() < deadline:
+            place.mkdir(exist_ok=True)
+            descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                if self._is_entered(name, place, descriptor):
+                    os.utime(descriptor)
+                    found, descriptor = descriptor, -1
+                    return found
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+            time.sleep(_NAP_S)
+        raise BusyError(f"another process has counted the files of {place} for {_COUNTING_S:.0f} s")
+
+    def _is_entered(self, name: str, place: Path, descriptor: int) -> bool:
+        """Whether the lock of a set is this process's; not while another one counts."""
+        with self._changed() as sets:  # nobody removes the set meanwhile
+            if not is_at(place / LOCK, descriptor):  # it was removed a moment ago
+                return False
+            is_alone = try_lock(descriptor, fcntl.LOCK_EX)
+            if not is_alone:
+                if not try_lock(descriptor, fcntl.LOCK_SH):
+                    return False
+                if name not in sets:
                     sets[name] = _bytes_of(place)
+        if is_alone:
+            size = _tidy(place)
+            with self._changed() as sets:
+                sets[name] = size
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
-                os.utime(descriptor)
-                if not is_at(place / LOCK, descriptor):
-                    raise OSError(f"{place} was removed by another job at this moment")
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+        return True
 
     def reserve(self, name: str, size: int, capacity: int) -> int:
         """Take ``size`` bytes for a set, if need be from sets that nobody uses.
@@ -107,13 +137,15 @@ class Account:
         """
         with self._changed() as sets:
             missing = sum(sets.values()) + size - capacity
+            unused = []
             if missing > 0 and size <= capacity:
-                unused = self._unused(sets, name)
-                for other in sets_to_remove(sets, unused, missing):
-                    missing -= self._remove(sets, other)
+                unused = sets_to_remove(sets, self._unused(sets, name), missing)
+            missing -= sum(self._set_aside(sets, other) for other in unused)
             if missing <= 0:
                 sets[name] = sets.get(name, 0) + size
-            return max(0, missing)
+        if unused:
+            self._sweep()
+        return max(0, missing)
 
     def release(self, name: str, size: int) -> None:
         """Give bytes back."""
@@ -151,10 +183,21 @@ class Account:
                         os.close(descriptor)
         return found
 
-    def _remove(self, sets: dict[str, int], name: str) -> int:
-        """Remove a set; nobody enters it meanwhile, for that needs the account."""
-        shutil.rmtree(self.folder / name, ignore_errors=True)
+    def _set_aside(self, sets: dict[str, int], name: str) -> int:
+        """Let a set be none; nobody enters it meanwhile, for that needs the account.
+
+        Returns:
+            Its bytes, which `_sweep` makes free.
+        """
+        with suppress(OSError):
+            aside = f".{name}-{os.getpid()}-{next(_removed)}{_GONE}"
+            (self.folder / name).rename(self.folder / aside)
         return sets.pop(name)
+
+    def _sweep(self) -> None:
+        """Remove what was set aside, also by processes that were killed before they had done so."""
+        for aside in self.folder.glob(f".*{_GONE}"):
+            shutil.rmtree(aside, ignore_errors=True)
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, int]]:
@@ -164,7 +207,9 @@ class Account:
             deadline, nap = time.monotonic() + _PATIENCE_S, 0.0001
             while not try_lock(descriptor, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
-                    raise OSError(f"another process has had {self.folder}/account for long")
+                    raise BusyError(
+                        f"another process has had {self.folder}/account for {_PATIENCE_S:.0f} s"
+                    )
                 time.sleep(nap)
                 nap = min(2 * nap, 0.01)
             before = os.pread(descriptor, 1 << 20, 0)
@@ -198,7 +243,7 @@ class Account:
                     f"{content.get('version')!r} (expected {VERSION})"
                 )
             for name in list(present):
-                self._remove(present, name)
+                self._set_aside(present, name)
         return {name: _bytes_of(self.folder / name) for name in present}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from aiacc.data.account import FOLDER, SUFFIX, Account, on_disk, records_of
+from aiacc.data.account import FOLDER, SUFFIX, Account, BusyError, on_disk, records_of
 from aiacc.data.layout import Eviction
 from aiacc.data.record import CorruptRecordError
 
@@ -69,8 +69,8 @@ class Disk:
         self._descriptor = -1
         #: Why nothing is written any more; what is there is still read. None: all is well.
         self.failure: OSError | None = None
+        self._account = Account(folder)
         try:
-            self._account = Account(folder)
             self._descriptor = self._account.enter(name)
         except OSError as error:
             self.failure = error
@@ -127,6 +127,8 @@ class Disk:
             except BaseException:
                 self._account.release(self._name, size)
                 raise
+        except BusyError:  # a process is paused, and will go on
+            return False
         except OSError as error:  # no room, no right, no disk
             self.failure = error
             return False

@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 
 import pytest
 
+from aiacc.data import account
 from aiacc.data import disk as module
 from aiacc.data.account import Account, on_disk, sets_to_remove
 from aiacc.data.disk import Disk, oldest
@@ -262,3 +264,105 @@ def test_the_origin_in_the_same_folder_is_never_touched(tmp_path):
         path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"origin"
     ]
     assert len(left) == len(names) + 2
+
+
+def test_others_have_the_account_while_a_set_is_counted(disk, tmp_path, monkeypatch):
+    assert disk.write(key(1), content(1))
+    disk.close()
+    tidy, found = account._tidy, []
+
+    def counting(place):
+        other = Disk(tmp_path, OTHER, 10**6, "never")
+        found.append((other.failure, other.write(key(2), content(2))))
+        other.close()
+        return tidy(place)
+
+    monkeypatch.setattr(account, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(account, "_tidy", lambda p: counting(p) if p.name == MINE else tidy(p))
+    later = Disk(tmp_path, MINE, 10**6, "never")
+    assert found == [(None, True)]
+    assert later.failure is None
+    assert later._account.used() == sum(on_disk(p.stat().st_size) for p in files(tmp_path))
+    later.close()
+
+
+def test_who_comes_while_a_set_is_counted_waits_for_that(disk, tmp_path, monkeypatch):
+    assert disk.write(key(1), content(1))
+    disk.close()
+    tidy, came, counted = account._tidy, threading.Event(), threading.Event()
+
+    def counting(place):
+        thread.start()
+        assert came.wait(30)
+        counted.set()
+        return tidy(place)
+
+    def come():
+        second = Disk(tmp_path, MINE, 10**6, "never")
+        found.extend([counted.is_set(), second.failure])
+        second.close()
+
+    found = []
+    thread = threading.Thread(target=come)
+    monkeypatch.setattr(account, "_tidy", counting)
+    monkeypatch.setattr(account.time, "sleep", lambda seconds: came.set())
+    first = Disk(tmp_path, MINE, 10**6, "never")
+    thread.join(30)
+    first.close()
+    assert found == [True, None]
+
+
+def test_others_have_the_account_while_a_set_is_removed(disk, tmp_path, monkeypatch):
+    assert disk.write(key(1), content(1))
+    disk.close()
+    small = on_disk(3100)
+    removed, rmtree = [], account.shutil.rmtree
+
+    def removing(path, **options):
+        removed.append(third.write(key(3), b"small"))
+        rmtree(path, **options)
+
+    third = Disk(tmp_path, "c" * 32, 2 * small, "never")
+    monkeypatch.setattr(account, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(account.shutil, "rmtree", removing)
+    other = Disk(tmp_path, OTHER, small, "never")
+    assert other.write(key(2), content(2))
+    assert removed == [True]
+    assert third.failure is other.failure is None
+    assert [path.name for path in tmp_path.glob("aiacc-cache/.*")] == []
+    for one in (third, other):
+        one.close()
+
+
+def test_what_a_killed_job_was_removing_goes_with_the_next(disk, tmp_path, monkeypatch):
+    assert disk.write(key(1), content(1))
+    disk.close()
+    monkeypatch.setattr(account.Account, "_sweep", lambda self: None)
+    other = Disk(tmp_path, OTHER, on_disk(3100), "never")
+    assert other.write(key(2), content(2))
+    other.close()
+    assert len(files(tmp_path)) == 2
+    monkeypatch.undo()
+    Disk(tmp_path, OTHER, 10**6, "never").close()
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_paused_process_with_the_account_does_not_end_writing(disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(account, "_PATIENCE_S", 0.0)
+    with disk._account._changed():
+        assert not disk.write(key(1), content(1))
+    assert disk.failure is None
+    assert disk.write(key(1), content(1))
+
+
+def test_a_corrupt_record_is_none_where_nothing_can_be_written(disk, tmp_path):
+    assert disk.write(key(1), content(1))
+    disk.close()
+    (path,) = files(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    (tmp_path / "aiacc-cache" / "account").unlink()
+    (tmp_path / "aiacc-cache" / "account").mkdir()
+    reader = Disk(tmp_path, MINE, 10**6, "never")
+    assert reader.failure is not None
+    with pytest.raises(CorruptRecordError):
+        reader.read(key(1))
