@@ -14,11 +14,14 @@ import mmap
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aiacc.data.layout import Layout
 
+#: Longer than the index of an arena takes to be made.
+_PATIENCE_S = 60.0
 PREFIX = f"aiacc-data-{os.getuid()}-"
 _temporary = itertools.count()
 
@@ -58,7 +61,7 @@ _registry_mutex = threading.Lock()
 def attach(path: Path, layout: Layout) -> ArenaFile:
     """Use the arena at ``path``, which is created if nobody uses it.
 
-    Blocks: for milliseconds at most, while others create or remove it.
+    Blocks: while others create or remove it, for as long as it takes to clear its index.
 
     Raises:
         OSError: There is no such folder, no right to write, or no memory for the index.
@@ -70,7 +73,10 @@ def attach(path: Path, layout: Layout) -> ArenaFile:
             known.users += 1
             return known
         while True:
-            file = _join(path) or _create(path, layout)
+            file = _join(path)
+            if file is None:
+                with _turn(path.parent):
+                    file = _join(path) or _create(path, layout)
             if file is not None:
                 _registry[path] = file
                 return file
@@ -113,6 +119,24 @@ def _join(path: Path) -> ArenaFile | None:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Be the only one who makes an arena in a folder, by a lock on the folder itself.
+
+    Else all ranks of a node, which come at the same time, would each make an index, and all but one
+    in vain: together as large as the memory of the cache. Who waits for long goes on without.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not try_lock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also of a process forked meanwhile
+        os.close(descriptor)
 
 
 def _create(path: Path, layout: Layout) -> ArenaFile | None:

@@ -1,6 +1,7 @@
 """The node's memory: shared by processes, bounded, never torn, never left behind."""
 
 import errno
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import threading
 import pytest
 
 from aiacc.data import arena as module
+from aiacc.data import arena_file
 from aiacc.data.arena import Arena
 from aiacc.data.arena_file import PREFIX, attach, sweep
 from aiacc.data.layout import ALIGNMENT, plan
@@ -337,3 +339,23 @@ def test_records_begin_at_multiples(arena):
     arena.write(key(1), b"x")
     arena.write(key(2), content(2))
     assert (arena._file.map.find(content(2)) - arena._file.layout.heap_at) == ALIGNMENT
+
+
+def test_arenas_are_made_by_one_process_at_a_time(tmp_path, monkeypatch):
+    """The index of each would need its memory, until all but one are thrown away."""
+    create, turns = arena_file._create, []
+
+    def creating(path, layout):
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        turns.append(arena_file.try_lock(descriptor, fcntl.LOCK_EX))
+        os.close(descriptor)
+        return create(path, layout)
+
+    monkeypatch.setattr(arena_file, "_create", creating)
+    open_arena(tmp_path).close()
+    assert turns == [False]
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    assert arena_file.try_lock(descriptor, fcntl.LOCK_EX)  # nobody's afterwards
+    monkeypatch.setattr(arena_file, "_PATIENCE_S", 0.0)
+    open_arena(tmp_path).close()  # nor waited for when its owner is paused
+    os.close(descriptor)
