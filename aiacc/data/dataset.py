@@ -45,7 +45,7 @@ class CachedDataset:
         dataset: Has ``__getitem__`` and ``__len__``. Its samples depend on their index only.
         memory: Bytes of the node's memory ("8GB", "8GiB" or a number), for all its processes
             together; or a folder of a memory file system and the bytes; None: none. No more than
-            three quarters of what the machine, the container or the job has.
+            three quarters of what the machine, the container or the job has, or the file system.
         disk: Folder of a local disk, and the bytes that caches may have there, for all datasets
             together: records of others that nobody uses make room. They go to ``aiacc-cache`` in
             that folder, and stay when the job ends. Where nothing can be written, what is there is

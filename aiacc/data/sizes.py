@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 
 #: Where files are in memory.
 SHARED_MEMORY = Path("/dev/shm")
-#: Of all memory; more of it in a cache, and the kernel would end processes for the rest.
+#: Of all memory; more of it in a cache, and the kernel would end processes for the rest. Of a file
+#: system, too: tensors between DataLoader workers and between ranks are in it.
 _MOST_SHARE = 0.75
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {f"{unit}i": 1024**power for power, unit in enumerate(_UNITS) if unit}
@@ -72,9 +74,18 @@ def memory_there_is(root: Path = Path("/")) -> int:
     return min(limits, default=0)
 
 
-def most_memory(there_is: int) -> float:
-    """Bytes of so many that caches may have. Pure."""
-    return _MOST_SHARE * there_is if there_is else float("inf")
+def room_there_is(folder: Path) -> int:
+    """Bytes of the file system that a folder is on, full or not; 0 if nobody says."""
+    try:
+        system = os.statvfs(folder)
+    except OSError:
+        return 0
+    return system.f_blocks * system.f_frsize
+
+
+def most_memory(*there_is: int) -> float:
+    """Bytes that caches may have where there are so many, in each sense; 0: not known. Pure."""
+    return _MOST_SHARE * min(filter(None, there_is), default=float("inf"))
 
 
 def _lines(path: Path) -> list[str]:

@@ -20,7 +20,7 @@ from aiacc.data.arena import Arena
 from aiacc.data.disk import Disk
 from aiacc.data.layout import Eviction
 from aiacc.data.record import CorruptRecordError
-from aiacc.data.sizes import memory_there_is, most_memory
+from aiacc.data.sizes import memory_there_is, most_memory, room_there_is
 from aiacc.data.statistics import Statistics, counter_of, from_counters
 
 #: A reader that waits for another process which fetches the same sample gives up after so long.
@@ -236,13 +236,17 @@ class Store:
     def _open_arena(self) -> Arena:
         folder, size = self._tiers.memory
         evict = self._tiers.evict
-        there_is = memory_there_is()
-        if size > most_memory(there_is):
-            given, size = size, int(most_memory(there_is))
+        there_is, room = memory_there_is(), room_there_is(folder)
+        if size > most_memory(there_is, room):
+            given, size = size, int(most_memory(there_is, room))
+            limit = f"this machine, container or job has {there_is}"
+            remedy = "give less to memory=, and more to disk="
+            if room == min(filter(None, (there_is, room))):
+                limit = f"{folder} has {room}"
+                remedy += ", or more to the file system (docker run --shm-size)"
             warnings.warn(
-                f"memory={given} is cut to {size} bytes: this machine, container or job has "
-                f"{there_is} (expected at most three quarters of them), and would kill processes; "
-                "give less to memory=, and more to disk=",
+                f"memory={given} is cut to {size} bytes: {limit} (expected at most three quarters "
+                f"of them), and processes would be killed for the rest; {remedy}",
                 stacklevel=4,
             )
         plan = layout.plan(size, self._tiers.samples, evict)

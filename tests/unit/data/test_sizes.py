@@ -1,9 +1,11 @@
 """How much memory there is: of the machine, a container or a job."""
 
+import shutil
+
 import pytest
 
 from aiacc.data import CachedDataset, store
-from aiacc.data.sizes import memory_there_is, most_memory
+from aiacc.data.sizes import memory_there_is, most_memory, room_there_is
 
 
 def system(root, **files):
@@ -62,4 +64,16 @@ def test_a_cache_does_not_take_all_there_is(tmp_path, monkeypatch):
         cached = CachedDataset(list(range(9)), (tmp_path, 1_600_000))
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [1_500_000]
     assert cached[3] == 3
+    cached.close()
+
+
+def test_a_cache_leaves_room_in_its_file_system(tmp_path, monkeypatch):
+    assert most_memory(0, 0) == float("inf")
+    assert most_memory(8000, 4000) == most_memory(0, 4000) == 3000
+    assert room_there_is(tmp_path / "none") == 0
+    assert room_there_is(tmp_path) >= shutil.disk_usage(tmp_path).free
+    monkeypatch.setattr(store, "room_there_is", lambda folder: 2_000_000)
+    with pytest.warns(UserWarning, match="cut to 1500000 bytes: .* has 2000000 .*--shm-size"):
+        cached = CachedDataset(list(range(9)), (tmp_path, "8GB"))
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [1_500_000]
     cached.close()
