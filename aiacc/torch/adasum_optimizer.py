@@ -113,9 +113,9 @@ class AdasumDistributed(_Base):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Optimize these parameters too; their changes are combined under default names."""
+        before = len(self.param_groups)
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        named = default_names(index, self.param_groups[index]["params"])
+        named = default_names(self.param_groups, before)
         self._parameter_names.update((parameter, name) for name, parameter in named)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -337,8 +337,7 @@ def _name_parameters(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
 ) -> list[tuple[str, torch.Tensor]]:
     """Name and parameter of everything that ``optimizer`` updates."""
-    groups = [group["params"] for group in optimizer.param_groups]
-    defaults = [pair for index, group in enumerate(groups) for pair in default_names(index, group)]
+    defaults = default_names(optimizer.param_groups)
     named = defaults if named_parameters is None else list(named_parameters)
     for entry in named:
         if not (

@@ -187,9 +187,9 @@ class DistributedOptimizerMixin(ReducingOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Optimize these parameters too; their gradients are reduced under default names."""
+        before = len(self.param_groups)
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        named = default_names(index, self.param_groups[index]["params"])
+        named = default_names(self.param_groups, before)
         self._parameter_names.update((parameter, name) for name, parameter in named)
         self._reducer.add(named)
 
@@ -238,9 +238,18 @@ def check_passes(passes: int) -> int:
     return passes
 
 
-def default_names(group: int, parameters: list[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    """Names by position, as Horovod makes them."""
-    return [(f"allreduce.noname.{group}.{index}", p) for index, p in enumerate(parameters)]
+def default_names(
+    groups: Sequence[dict[str, Any]], begin: int = 0
+) -> list[tuple[str, torch.Tensor]]:
+    """Names by position of the parameters of ``groups[begin:]``, as Horovod makes them.
+
+    An optimizer may make several groups of one that is added to it.
+    """
+    return [
+        (f"allreduce.noname.{number}.{index}", parameter)
+        for number, group in enumerate(groups[begin:], begin)
+        for index, parameter in enumerate(group["params"])
+    ]
 
 
 def _rebuild(

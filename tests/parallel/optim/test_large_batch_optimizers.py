@@ -76,5 +76,31 @@ def _all_schedules():
     hvd.shutdown()
 
 
+def _added_group():
+    """Matrix and bias of a group become two groups; the ranks reduce the gradients of both."""
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    for options in ({}, {"op": hvd.Adasum}):
+        first, last = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+        hvd.broadcast_parameters([*first.state_dict().items()], root_rank=0)
+        hvd.broadcast_parameters([*last.state_dict().items()], root_rank=0)
+        optimizer = hvd.DistributedOptimizer(LARS(first.parameters(), lr=2.0), **options)
+        optimizer.add_param_group({"params": list(last.parameters())})
+        assert [group["adapt"] for group in optimizer.param_groups] == [True, False] * 2
+        for step in range(3):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(size * step + rank)
+            last(first(torch.randn(8, 6, generator=generator))).square().mean().backward()
+            optimizer.step()
+        for parameter in (*first.parameters(), *last.parameters()):
+            everyones = hvd.allgather(parameter.detach()[None])
+            assert torch.equal(everyones, everyones[:1].expand_as(everyones)), options
+    hvd.shutdown()
+
+
+def test_all_of_a_group_that_is_added_is_reduced():
+    run_ranks(2, _added_group)
+
+
 def test_as_one_process_with_all_the_data():
     run_ranks(2, _all_schedules)
