@@ -16,7 +16,7 @@ from aiacc.torch.compression.compressors import Compression, Compressor
 from aiacc.torch.mpi_ops import allreduce_async_, synchronize
 from aiacc.torch.optimizer_mixin import check_passes, default_names
 from aiacc.torch.recorder import tell_of_no_profile
-from aiacc.torch.wrapped_optimizer import instance_of, take_over, wrapped_class
+from aiacc.torch.wrapped_optimizer import instance_of, kept_shared, take_over, wrapped_class
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer as _Base
@@ -110,6 +110,11 @@ class AdasumDistributed(_Base):
                 parameter.copy_(start + self._compression.decompress(change, ctx))
         if failure is not None:
             raise failure
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over ``state_dict``."""
+        with kept_shared(self):
+            super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Optimize these parameters too; their changes are combined under default names."""

@@ -24,6 +24,7 @@ from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.wrapped_optimizer import (
     ReducingOptimizer,
     instance_of,
+    kept_shared,
     take_over,
     wrapped_class,
 )
@@ -183,7 +184,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
             self._reducer.drop()
         self._synchronized = False
         self._should_synchronize = True
-        super().load_state_dict(state_dict)
+        with kept_shared(self):
+            super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Optimize these parameters too; their gradients are reduced under default names."""

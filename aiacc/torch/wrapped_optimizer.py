@@ -107,3 +107,20 @@ def take_over(distributed: Any, optimizer: torch.optim.Optimizer) -> None:
     if len(attributes) != len(vars(optimizer)):
         # The scheduler warns unless the wrapped optimizer steps, of which it keeps this record.
         distributed.register_step_post_hook(lambda *_: setattr(optimizer, "_opt_called", True))
+
+
+@contextmanager
+def kept_shared(distributed: torch.optim.Optimizer) -> Iterator[None]:
+    """Let groups and state that are loaded in this context go into the dicts that there are.
+
+    torch makes new ones; but the wrapped optimizer has these, and a scheduler that was made of it
+    would set learning rates that nobody reads.
+    """
+    groups, state = distributed.param_groups, distributed.state
+    yield
+    for group, loaded in zip(groups, distributed.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    state.clear()
+    state.update(distributed.state)
+    distributed.param_groups, distributed.state = groups, state

@@ -19,7 +19,7 @@ from aiacc.torch.decoupled.shards import Shards
 from aiacc.torch.optimizer_mixin import check_passes
 from aiacc.torch.reducer.consensus import describe
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.wrapped_optimizer import ReducingOptimizer
+from aiacc.torch.wrapped_optimizer import ReducingOptimizer, kept_shared
 
 
 class DecoupledDistributed(ReducingOptimizer):
@@ -238,12 +238,14 @@ class DecoupledDistributed(ReducingOptimizer):
         """
         exchange = self._exchange
         if exchange is None:
-            super().load_state_dict(state_dict)
+            with kept_shared(self):
+                super().load_state_dict(state_dict)
             return
         if exchange.under_way:
             exchange.drop()
         self._synchronized, self._should_synchronize = False, True
-        super().load_state_dict(self._shards.cut(state_dict))
+        with kept_shared(self):
+            super().load_state_dict(self._shards.cut(state_dict))
         self._shards.loaded(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

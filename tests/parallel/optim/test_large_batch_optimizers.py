@@ -102,5 +102,33 @@ def test_all_of_a_group_that_is_added_is_reduced():
     run_ranks(2, _added_group)
 
 
+def _resumed():
+    """A scheduler of the wrapped optimizer sets the rates that a loaded one steps with."""
+    hvd.init()
+    for options in ({}, {"op": hvd.Adasum}, {"schedule": "decoupled"}):
+        model = _model()
+        wrapped = _hybrid(model)
+        scheduler = linear_decay(wrapped, STEPS)
+        if options.get("schedule"):
+            options["model"] = model
+        optimizer = hvd.DistributedOptimizer(wrapped, model.named_parameters(), **options)
+        for step in range(2):
+            model(torch.ones(2, 6)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            if step == 0:
+                if options.get("schedule"):
+                    optimizer.consolidate_state_dict(to=None)
+                optimizer.load_state_dict(optimizer.state_dict())
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([0.02 * (1 - 2 / STEPS)] * len(rates)), options
+    hvd.shutdown()
+
+
+def test_a_scheduler_goes_on_after_a_state_was_loaded():
+    run_ranks(2, _resumed)
+
+
 def test_as_one_process_with_all_the_data():
     run_ranks(2, _all_schedules)
