@@ -24,6 +24,8 @@ from aiacc.data.warmup import Bar, Progress, quiet, warm
 
 #: Samples of each rank in a round between nodes.
 _ROUND = 64
+#: Indices that become Python's integers at a time.
+_AT_A_TIME = 1 << 14
 _logger = logging.getLogger("aiacc.data")
 
 
@@ -199,16 +201,19 @@ class CachedDataset:
         through: Callable[[Epoch, Sequence[Indices]], Iterator[int]]
         if self._shard == "neighbour" and place.size > 1:
             check_job(place)
+            wants_everyones = True
             each = ahead or _ROUND
             through = Exchange(self._source, place, self._requests, each, patience_s).through
         else:
+            wants_everyones = False
             given = self.fetching_ahead((), ahead).through if ahead else iter
 
             def through(epoch: Epoch, lists: Sequence[Indices]) -> Iterator[int]:
                 del epoch
-                return given(lists[place.rank].tolist())
+                (mine,) = lists
+                return given(_numbers(mine))
 
-        return ShardSampler(epoch, place, self.fingerprint, through, at_epoch)
+        return ShardSampler(epoch, place, self.fingerprint, through, at_epoch, wants_everyones)
 
     def fetching_ahead(
         self, sampler: Iterable[int], count: int = 256, *, start_method: str | None = None
@@ -307,3 +312,9 @@ class CachedDataset:
 
     def _finish(self, sample: Any) -> Any:
         return sample if self.transform is None else self.transform(sample)
+
+
+def _numbers(indices: Indices) -> Iterator[int]:
+    """They as Python's integers, which take four times as much memory, some at a time."""
+    for begin in range(0, len(indices), _AT_A_TIME):
+        yield from indices[begin : begin + _AT_A_TIME].tolist()

@@ -80,9 +80,14 @@ class Part:
 
 def shuffled(length: int, seed: int, epoch: int) -> Indices:
     """A permutation of 0 to ``length`` - 1, the same on every machine and with every NumPy."""
-    begin = _mixed(np.array([seed % (1 << 64)], np.uint64)) + np.uint64(epoch)
-    keys = _mixed(np.arange(length, dtype=np.uint64) + _mixed(begin))
-    return np.argsort(keys, kind="stable").astype(np.int64)
+    begin = np.array([seed % (1 << 64)], np.uint64)
+    _mix(begin)
+    begin += np.uint64(epoch)
+    _mix(begin)
+    keys = np.arange(length, dtype=np.uint64)
+    keys += begin
+    _mix(keys)  # no two are equal, so that every way of sorting them gives the same order
+    return np.argsort(keys).astype(np.int64, copy=False)
 
 
 def owners(epoch: Epoch, local_sizes: Sequence[int]) -> Indices:
@@ -103,31 +108,45 @@ def kept(epoch: Epoch, topology: Topology) -> Indices:
     return everything[topology.local_rank :: topology.local_sizes[topology.node]]
 
 
-def lists(epoch: Epoch, local_sizes: Sequence[int], parts: Sequence[Part] = ()) -> list[Indices]:
-    """What each rank reads, in its order, after some parts of the epoch; equally many on all.
+def lists(
+    epoch: Epoch,
+    local_sizes: Sequence[int],
+    parts: Sequence[Part] = (),
+    ranks: Sequence[int] | None = None,
+) -> list[Indices]:
+    """What ranks read, each in its order, after some parts of the epoch; equally many on all.
 
     Args:
         epoch: The pass.
         local_sizes: Ranks of each node, now.
         parts: What is behind, by whatever ranks there were then.
+        ranks: Whose lists are wanted; None: those of all, which have all samples together.
     """
-    everything = np.arange(epoch.length, dtype=np.int64)
-    left = shuffled(epoch.length, epoch.seed, epoch.number) if epoch.shuffle else everything
+    if epoch.shuffle:
+        left = shuffled(epoch.length, epoch.seed, epoch.number)
+    else:
+        left = np.arange(epoch.length, dtype=np.int64)
     for part in parts:
         done = [one[: part.taken] for one in _divided(epoch, part.local_sizes, left)]
         left = left[~np.isin(left, np.concatenate(done))]
-    return _divided(epoch, local_sizes, left)
+    return _divided(epoch, local_sizes, left, ranks)
 
 
-def _divided(epoch: Epoch, local_sizes: Sequence[int], left: Indices) -> list[Indices]:
+def _divided(
+    epoch: Epoch,
+    local_sizes: Sequence[int],
+    left: Indices,
+    ranks: Sequence[int] | None = None,
+) -> list[Indices]:
     size = sum(local_sizes)
     each = len(left) // size if epoch.drop_last else -(-len(left) // size)
     if epoch.shard == "node":
         pools = zip(_pools(epoch, local_sizes, left, each), local_sizes, strict=True)
-        parts = [pool[local::ranks] for pool, ranks in pools for local in range(ranks)]
+        parts = [pool[local::count] for pool, count in pools for local in range(count)]
     else:
         parts = [left[rank::size] for rank in range(size)]
-    return [_filled(part if len(part) else left, each) for part in parts]
+    wanted = parts if ranks is None else [parts[rank] for rank in ranks]
+    return [_filled(part if len(part) else left, each) for part in wanted]
 
 
 def _pools(epoch: Epoch, local_sizes: Sequence[int], left: Indices, each: int) -> list[Indices]:
@@ -153,11 +172,13 @@ def _filled(indices: Indices, count: int) -> Indices:
     return np.resize(indices, count) if len(indices) else np.empty(0, np.int64)
 
 
-def _mixed(numbers: Any) -> Any:
-    numbers = numbers + np.uint64(_GAMMA)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(_FIRST)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(_SECOND)
-    return numbers ^ (numbers >> np.uint64(31))
+def _mix(numbers: NDArray[np.uint64]) -> None:
+    """Make other numbers of them, no two of which are equal if no two were."""
+    numbers += np.uint64(_GAMMA)
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        numbers ^= numbers >> np.uint64(shift)
+        numbers *= np.uint64(factor)
+    numbers ^= numbers >> np.uint64(31)
 
 
 def encode_state(epoch: Epoch, parts: Sequence[Part]) -> dict[str, Any]:

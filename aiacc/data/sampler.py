@@ -53,6 +53,7 @@ class ShardSampler:
         fingerprint: str,
         through: Callable[[Epoch, Sequence[Indices]], Iterator[int]],
         at_epoch: Callable[[int], object],
+        wants_everyones: bool = False,
     ) -> None:
         """For internal use.
 
@@ -60,14 +61,17 @@ class ShardSampler:
             epoch: The first pass.
             topology: Where this rank is.
             fingerprint: The dataset's.
-            through: Gives this rank's indices out of those of all ranks; may fetch what comes.
+            through: Gives this rank's indices out of the lists that it gets; may fetch what comes.
             at_epoch: Called by `set_epoch` with the epoch that ends, if any sample was read in it.
+            wants_everyones: Whether ``through`` gets the lists of all ranks, and not of this one
+                alone.
         """
         self._epoch = epoch
         self._topology = topology
         self._fingerprint = fingerprint
         self._through = through
         self._at_epoch = at_epoch
+        self._ranks = range(topology.size) if wants_everyones else (topology.rank,)
         self._parts: list[Part] = []
         self._taken = 0
         self._is_over = False
@@ -91,7 +95,7 @@ class ShardSampler:
 
     def __len__(self) -> int:
         """How many indices this rank has in this epoch, or had left when a state was loaded."""
-        return len(self._lists()[self._topology.rank])
+        return len(self._lists()[0])
 
     def __iter__(self) -> Iterator[int]:
         if self._taken or self._is_over:  # the whole epoch again, as with torch's samplers
@@ -141,8 +145,9 @@ class ShardSampler:
     def _lists(self) -> list[Indices]:
         known = self._known
         if known is None or known[:2] != (self._epoch, self._parts):
-            everyones = orders.lists(self._epoch, self._topology.local_sizes, self._parts)
-            known = self._known = (self._epoch, list(self._parts), everyones)
+            sizes = self._topology.local_sizes
+            found = orders.lists(self._epoch, sizes, self._parts, self._ranks)
+            known = self._known = (self._epoch, list(self._parts), found)
         return known[2]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -34,6 +35,23 @@ def test_the_order_of_a_seed_is_the_same_for_ever():
         len({tuple(shuffled(10, seed, number)) for seed in range(9) for number in range(9)}) == 81
     )
     assert shuffled(0, 0, 0).tolist() == []
+
+
+def test_an_order_needs_memory_for_two_numbers_of_each_sample():
+    tracemalloc.start()
+    try:
+        shuffled(100_000, 1, 2)
+        assert tracemalloc.get_traced_memory()[1] < 2.1 * 8 * 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_the_lists_of_some_ranks_are_those_of_all(shard):
+    every = lists(epoch(101, shard=shard), (3, 1, 2))
+    some = lists(epoch(101, shard=shard), (3, 1, 2), ranks=(4, 0))
+    assert [one.tolist() for one in some] == [every[4].tolist(), every[0].tolist()]
+    assert all(one.base is None or len(one.base) == len(one) for one in some)  # nor hold the others
 
 
 def test_positions_are_uniform():
