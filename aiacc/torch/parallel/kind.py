@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from aiacc.collectives.objects import gather_objects, maxima
 from aiacc.exceptions import MismatchError
-from aiacc.process_sets import ProcessSet, first_rank, set_id
+from aiacc.process_sets import ProcessSet, first_rank, rank_and_size, set_id
 
 #: Seconds of a tensor, or anything in proportion to them: for each tensor, or by tensor.
 Cost = Callable[[torch.Tensor], float] | Sequence[float]
@@ -78,22 +78,44 @@ def agree(kind: Kind, process_set: ProcessSet) -> None:
     """Raise on all ranks unless all have called alike. Collective."""
     # GPUs may have other ordinals.
     said = kind._replace(device=kind.device.partition(":")[0], process_set=0)
-    digest = int.from_bytes(hashlib.sha256(repr(said).encode()).digest()[:7], "big")
+    digest = _digest(said)
     most, least = maxima([digest, -digest], f"{kind.name}.agree", process_set)
     if most == -least:
         return
-    everyones = gather_objects(said, f"{kind.name}.disagree", process_set)
-    for number, other in enumerate(everyones):
-        for field in Kind._fields:
-            first, here = getattr(everyones[0], field), getattr(other, field)
+    # Of each field a number: what all ranks have said of thousands of tensors fits nowhere.
+    everyones = gather_objects(list(map(_digest, said)), f"{kind.name}.disagree", process_set)
+    for number, theirs in enumerate(everyones):
+        for field, first, here in zip(Kind._fields, everyones[0], theirs, strict=True):
             if first != here:
-                at = process_set.ranks[number] if process_set.ranks else number
-                raise MismatchError(
-                    f"[{kind.name}] {field} differ: {_shortened(first)} on rank "
-                    f"{first_rank(process_set)}, {_shortened(here)} on rank {at} (expected the "
-                    "same on all ranks); pass the same tensors in the same order"
-                )
+                _raise_difference(said, field, number, process_set)
     raise AssertionError("digests differ, and what they are of does not")
+
+
+def _raise_difference(said: Kind, field: str, number: int, process_set: ProcessSet) -> NoReturn:
+    """Say what the first rank of a set and the ``number``-th gave. Collective."""
+    tells = rank_and_size(process_set).rank in (0, number)
+    told = getattr(said, field) if tells else None
+    values = gather_objects(told, f"{said.name}.difference", process_set)
+    first, here = _first_difference(values[0], values[number])
+    at = process_set.ranks[number] if process_set.ranks else number
+    raise MismatchError(
+        f"[{said.name}] {field} differ: {first} on rank {first_rank(process_set)}, {here} on rank "
+        f"{at} (expected the same on all ranks); pass the same tensors in the same order"
+    )
+
+
+def _first_difference(first: object, here: object) -> tuple[str, str]:
+    """What to show of two values that differ: of thousands of tensors, the first such one."""
+    if isinstance(first, tuple) and isinstance(here, tuple):
+        if len(first) != len(here):
+            return f"{len(first)} of them", f"{len(here)}"
+        at = [one == other for one, other in zip(first, here, strict=True)].index(False)
+        return f"number {at} is {first[at]}", f"{here[at]}"
+    return _shortened(first), _shortened(here)
+
+
+def _digest(value: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
 
 
 def _shortened(value: object) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
 
 import aiacc.torch as hvd
+from aiacc.collectives import objects
 from aiacc.exceptions import CollectiveError, MismatchError
 from aiacc.torch.parallel.mapping import MEASURED
 from tests.support.ranks import run_ranks
@@ -48,6 +51,20 @@ def _check(tensors, function, **options):
     assert len(mapped) == len(tensors)
     assert all(map(_same, mapped, map(function, tensors)))
     return mapped.decision
+
+
+@contextmanager
+def _sent():
+    """The bytes of each object that this rank gives the others."""
+    sizes, pickled = [], objects._pickled
+
+    def recorded(obj):
+        data = pickled(obj)
+        sizes.append(data.size)
+        return data
+
+    with mock.patch.object(objects, "_pickled", recorded):
+        yield sizes
 
 
 def _maps():
@@ -128,8 +145,14 @@ def _errors(rank):
         hvd.parallel_map(tensors, lambda tensor: "no tensor", name="text")
     with pytest.raises(hvd.ParallelMapError, match=r"layout torch\.sparse_coo on cpu .expected"):
         hvd.parallel_map(tensors, lambda tensor: tensor.to_sparse(), name="sparse")
-    with pytest.raises(MismatchError, match=r"tensors differ: .* on rank 0, .* on rank 1 .expect"):
+    with pytest.raises(MismatchError, match=r"tensors differ: 7 .* on rank 0, 6 on rank 1 .expect"):
         hvd.parallel_map(tensors[: 7 - (rank == 1)], _inverse, name="different")
+    many = [torch.eye(2)] * 2000
+    many[1999 - rank] = torch.eye(3)
+    said = r"tensors differ: number 1998 is \(\(2, 2\), .* on rank 0, \(\(3, 3\), .* on rank 1 "
+    with _sent() as sizes, pytest.raises(MismatchError, match=said):
+        hvd.parallel_map(many, _inverse, name="many")
+    assert max(sizes) < (500 if rank == 2 else 100_000)  # whose tensors nobody shows
     with pytest.raises(MismatchError, match=r"function differs?: .*_inverse.* on rank 0, .*_odd"):
         hvd.parallel_map(tensors, _odd if rank == 2 else _inverse, name="different")
     _check(tensors, _inverse, name="bad", divide=True)  # the job goes on
