@@ -10,11 +10,13 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import io
 import itertools
 import logging
 import os
 import sys
 import types
+import warnings
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import PurePath
@@ -31,6 +33,8 @@ _SIMPLE = (str, int, float, bytes, enum.Enum, type(None))
 #: Exactly these, whose text says everything.
 _SCALARS = {str, int, float, bool, bytes, type(None)}
 _ROWS = {list, tuple}
+#: Locks and the like, which hold no data.
+_WITHOUT_DATA = ("_thread.", "weakref.")
 #: Random generators, of which every process has one in another state.
 _WITH_STATES_OF_THEIR_OWN = ("random.", "numpy.random.", "torch._C.")
 
@@ -176,6 +180,9 @@ def _code_parts(code: types.CodeType) -> Iterator[str | bytes]:
 def _object_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes]:
     if isinstance(value, os.PathLike):
         yield os.fsdecode(os.fspath(value))
+    if isinstance(value, io.IOBase) and isinstance(name := getattr(value, "name", None), str):
+        yield name  # not its position, which changes
+        return
     try:
         yield str(len(value))
     except Exception:  # no length, or none that it wants to tell
@@ -190,8 +197,17 @@ def _object_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes
             yield name
             yield from _parts(attributes[name], depth, known)
     elif not f"{kind.__module__}.".startswith(_WITH_STATES_OF_THEIR_OWN):
-        for part in pickled or _as_pickled(value):
+        pickled = pickled or _as_pickled(value)
+        for part in pickled:
             yield from _parts(part, depth, known)
+        if not pickled and not f"{kind.__module__}.".startswith(_WITHOUT_DATA):
+            warnings.warn(
+                f"a {kind.__module__}.{kind.__qualname__} in the dataset says nothing of what it "
+                "holds (expected attributes, or that it can be pickled): datasets that differ in "
+                "it alone are taken for equal, and would get each other's samples; name the "
+                "dataset by fingerprint=, or open the handle when it is first used",
+                stacklevel=2,
+            )
 
 
 def _says_how_to_pickle(kind: type) -> bool:

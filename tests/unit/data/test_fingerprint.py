@@ -115,6 +115,22 @@ def test_what_is_alike_but_for_its_content_differs(values):
     assert len({fingerprint_of(one) for one in subsets}) == len(values)
 
 
+def test_open_files_are_their_names(tmp_path):
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.write_text("as long")
+    for mode in ("r", "rb"):
+        with paths[0].open(mode) as one, paths[0].open(mode) as again, paths[1].open(mode) as other:
+            again.read(1)
+            assert fingerprint_of(Files(table=one)) == fingerprint_of(Files(table=again))
+            assert fingerprint_of(Files(table=one)) != fingerprint_of(Files(table=other))
+
+
+def test_a_handle_that_says_nothing_is_a_warning():
+    with pytest.warns(UserWarning, match=r"a builtins\.generator .*fingerprint="):
+        fingerprint_of(Files(table=(number for number in range(3))))
+
+
 def test_parts_of_a_dataset_are_others():
     whole = torch.utils.data.TensorDataset(torch.arange(10))
     parts = [torch.utils.data.Subset(whole, range(at, at + 5)) for at in (0, 5)]
