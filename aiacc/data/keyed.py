@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import operator
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,7 +29,8 @@ class CachedKeys:
     holds here, too.
 
     Args:
-        read: Returns the sample of a key: int, str or bytes. Its result depends on the key only.
+        read: Returns the sample of a key: an integer, str or bytes, as it was given (TensorFlow
+            gives names as bytes). Its result depends on the key only.
         fingerprint: Names the source: records of equal names and versions are the same.
         memory: As for `CachedDataset`.
         disk: As for `CachedDataset`.
@@ -37,7 +40,8 @@ class CachedKeys:
         retry_on: As for `CachedDataset`.
 
     Raises:
-        ValueError: An argument that is none of these.
+        TypeError: ``read`` is no function.
+        ValueError: Another argument that is none of these.
     """
 
     def __init__(
@@ -52,6 +56,13 @@ class CachedKeys:
         retries: int = 3,
         retry_on: tuple[type[Exception], ...] = TRANSIENT,
     ) -> None:
+        if not callable(read):
+            raise TypeError(f"read is a {type(read).__name__} (expected a function of a key)")
+        if not fingerprint or not isinstance(fingerprint, str):
+            raise ValueError(
+                f"fingerprint={fingerprint!r} (expected a name of the source); records of equal "
+                "names are taken for the same"
+            )
         tiers = Tiers(
             folder_and_bytes(0 if memory is None else memory, "memory", SHARED_MEMORY),
             None if disk is None else folder_and_bytes(disk, "disk"),
@@ -69,12 +80,15 @@ class CachedKeys:
         Blocks: while it is fetched, by this process or by another one of the node.
 
         Raises:
-            TypeError: The key is no int, str or bytes.
+            TypeError: The key is no integer (of Python or NumPy), str or bytes.
             RecordError: The function returned what no record can hold.
             Exception: What the function raised.
         """
-        if not isinstance(key, int | str | bytes):
-            raise TypeError(f"key {key!r} (expected an int, a str or bytes)")
+        if not isinstance(key, str | bytes):
+            try:
+                key = operator.index(key)
+            except TypeError:
+                raise TypeError(f"key {key!r} (expected an integer, a str or bytes)") from None
         return self._source.get(key)
 
     def statistics(self) -> Statistics:
@@ -97,7 +111,8 @@ class CachedIterable:
     passes of its own: the source divides samples among workers, or does not, as without a cache.
 
     Args:
-        source: Iterable that can be iterated again, or a function that returns one.
+        source: Iterable that can be iterated again (so no generator), or a function that returns
+            one.
         memory: As for `CachedDataset`.
         disk: As for `CachedDataset`.
         part: Which part of the data the source gives here, if it is not the same on all ranks, for
@@ -124,6 +139,12 @@ class CachedIterable:
             raise ValueError(
                 "fingerprint=None for a tf.data.Dataset (expected a name for it); records of equal "
                 "names are taken for the same"
+            )
+        if isinstance(source, types.GeneratorType):
+            raise ValueError(
+                f"a generator, {source.__qualname__}() (expected an iterable that can be iterated "
+                "again, or a function that returns one): its arguments cannot be found out, and "
+                "it gives one pass only; pass the function, lambda: ..., in its place"
             )
         tiers = Tiers(
             folder_and_bytes(0 if memory is None else memory, "memory", SHARED_MEMORY),

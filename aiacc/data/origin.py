@@ -67,8 +67,8 @@ class Source:
             if record.encode(self._attempts(name)) != data:
                 warnings.warn(
                     f"sample {name} of {self.what} was another one when it was fetched again: "
-                    "every epoch will see the one that was kept; move random augmentation from the "
-                    "dataset to transform=",
+                    "every epoch will see the one that was kept; move random augmentation behind "
+                    "the cache, from a dataset to transform=",
                     stacklevel=2,
                 )
         return data

@@ -27,10 +27,10 @@ def test_keys_are_read_once(tmp_path):
             assert same(cached[key], {"key": key, "pixels": np.full(3, len(str(key)))})
     assert set(asked) == {"a", b"a", 1, "1", "train/ä.jpg"}
     assert cached.statistics().fetched == 5
-    with pytest.raises(TypeError, match="expected an int, a str or bytes"):
+    with pytest.raises(TypeError, match="expected an integer, a str or bytes"):
         cached[1.5]
     cached.close()
-    later = open_keys(tmp_path, None)
+    later = open_keys(tmp_path, pytest.fail)
     assert later["a"]["key"] == "a"
     later.close()
     newer = open_keys(tmp_path, lambda key: 0, version="2")
@@ -169,3 +169,18 @@ def test_tf_data_by_key(tmp_path):
     assert set(asked) == {b"abc", b"bcd"}
     assert cached.statistics().memory_hits == 2
     cached.close()
+    cached = CachedKeys(lambda key: np.full(2, key), "numbers", (tmp_path, "1MB"))
+    numbers = tf.data.Dataset.range(2)
+    images = numbers.map(lambda key: tf.numpy_function(cached.__getitem__, [key], tf.int64))
+    assert [image.tolist() for image in images.as_numpy_iterator()] == [[0, 0], [1, 1]]
+    cached.close()
+
+
+def test_sources_without_a_name_are_refused(tmp_path):
+    for name in ("", None):
+        with pytest.raises(ValueError, match=r"fingerprint=.*expected a name"):
+            CachedKeys(len, name, (tmp_path, "1MB"))
+    with pytest.raises(TypeError, match="read is a dict"):
+        CachedKeys({}, "names", (tmp_path, "1MB"))
+    with pytest.raises(ValueError, match=r"a generator, .*pass the function"):
+        CachedIterable((number for number in range(3)), (tmp_path, "1MB"))
