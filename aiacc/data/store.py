@@ -87,6 +87,7 @@ class Store:
 
     def statistics(self) -> Statistics:
         """What all processes of the node have counted since the first of them came."""
+        self._check_open()
         return from_counters(self._arena.counters())
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -119,6 +120,7 @@ class Store:
         Raises:
             Exception: What ``fetch`` raised.
         """
+        self._check_open()
         found = self._from_memory(key, lent)
         if found is None:
             with self._stall(lent):
@@ -129,6 +131,7 @@ class Store:
 
     def find(self, key: bytes) -> bytearray | None:
         """The record of a key, a copy; None if no tier has it. Blocks: never for others."""
+        self._check_open()
         return self._from_memory(key, False) or self._from_disk(key, False)
 
     def bring(self, key: bytes, fetch: Callable[[], bytes]) -> None:
@@ -148,6 +151,10 @@ class Store:
         self.count("received")
         self.count("received_bytes", len(record))
         self._arena.write(key, record, may_go=True, may_stay=False)
+
+    def _check_open(self) -> None:
+        if not self._closing.alive:
+            raise ValueError("this cache was closed (expected an open one); make another of it")
 
     def _from_memory(self, key: bytes, ahead: bool) -> bytearray | None:
         return self._hit("memory", self._arena.read, key, ahead)

@@ -267,6 +267,14 @@ def test_without_memory_everything_is_fetched(source):
     cached.close()
 
 
+def test_a_cache_that_was_closed_says_so(source, tmp_path):
+    cached = CachedDataset(source, (tmp_path, "1MB"))
+    cached.close()
+    for use in (lambda: cached[0], cached.statistics):
+        with pytest.raises(ValueError, match="this cache was closed"):
+            use()
+
+
 def test_no_folder_in_memory_is_a_warning(source, tmp_path):
     with pytest.warns(UserWarning, match="no memory of the node is used: .*absent"):
         cached = CachedDataset(source, (tmp_path / "absent", "1MB"))
