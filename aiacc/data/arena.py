@@ -70,6 +70,12 @@ class Arena:
         """Bytes for records that were fetched ahead and do not stay."""
         return sum(end - begin for begin, end in self._layout.segments[1:])
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest record that stays, or may, in an empty arena."""
+        places = self._layout.segments[1:] if self._evict == "lru" else self._layout.segments[:1]
+        return max(end - begin for begin, end in places)
+
     def close(self) -> None:
         """End the use of it; the last user of all removes it."""
         self._file.release()

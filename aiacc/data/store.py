@@ -62,13 +62,13 @@ class Store:
         """Open the tiers. Those that cannot be opened are done without, with a warning."""
         self._fingerprint = fingerprint
         self._tiers = tiers
+        self._told: set[str] = set()
         self._arena = self._open_arena()
         self._disk: Disk | None = None
         if tiers.disk is not None:
             folder, size = tiers.disk
             self._disk = Disk(folder, fingerprint, size, tiers.evict, sync=tiers.sync)
         self._closing = weakref.finalize(self, _close, self._arena, self._disk)
-        self._told: set[str] = set()
         self._counted: set[str] = set()
         self._forget_threads()
         self._tell_of_failures()
@@ -223,6 +223,7 @@ class Store:
         is_in_memory = self._arena.write(key, data, ahead)
         if not is_on_disk and not is_in_memory:
             self.count("refused")
+            self._tell_of_size(len(data))
         self._tell_of_failures()
         return data
 
@@ -239,6 +240,20 @@ class Store:
                     f"read. {_REMEDIES[tier]}, and start again",
                     stacklevel=3,
                 )
+
+    def _tell_of_size(self, size: int) -> None:
+        """Say if a record, the first on this node that found no place, can never have one."""
+        given, largest = self._tiers.memory[1], self._arena.largest
+        if not given or size <= largest or "size" in self._told:
+            return
+        self._told.add("size")
+        if self.statistics().refused == 1:
+            warnings.warn(
+                f"a sample of {size} bytes will be fetched each time: with evict="
+                f"{self._tiers.evict!r}, memory={given} takes records of at most {largest} bytes "
+                '(expected room for whole samples); give more to memory=, in bytes or as "8GB"',
+                stacklevel=3,
+            )
 
     def _open_arena(self) -> Arena:
         folder, size = self._tiers.memory
@@ -266,6 +281,7 @@ class Store:
                 "this user may write to, and no more bytes than there are",
                 stacklevel=4,
             )
+            self._told.add("size")
             nothing = layout.plan(0, 0, evict)
             return Arena(Path(tempfile.gettempdir()), name, nothing, evict)
 

@@ -275,6 +275,17 @@ def test_a_cache_that_was_closed_says_so(source, tmp_path):
             use()
 
 
+@pytest.mark.parametrize("arguments", [(8, "never"), ("1MB", "lru")], ids=str)
+def test_memory_too_small_for_any_sample_is_a_warning(tmp_path, arguments):
+    memory, evict = arguments
+    source = Origin(tmp_path / "log", size=100_000)
+    cached = CachedDataset(source, (tmp_path, memory), evict=evict)
+    with pytest.warns(UserWarning, match=r"sample of 100\d{3} bytes .* takes records of at most"):
+        cached[0]
+    cached[1]  # says nothing more
+    cached.close()
+
+
 def test_no_folder_in_memory_is_a_warning(source, tmp_path):
     with pytest.warns(UserWarning, match="no memory of the node is used: .*absent"):
         cached = CachedDataset(source, (tmp_path / "absent", "1MB"))

@@ -61,12 +61,13 @@ class Job:
         self.open()
 
     def open(self):
+        evict = self.chance.choice(["never", "lru"])
         self.cached = CachedDataset(
             self.origin,
-            (self.folder / "memory", "100kB"),
+            (self.folder / "memory", "170kB" if evict == "lru" else "100kB"),
             (self.folder / "disk", "100kB"),
             fingerprint="faults",
-            evict=self.chance.choice(["never", "lru"]),
+            evict=evict,
             requests=self.chance.choice([1, 3]),
             retries=2,
         )
