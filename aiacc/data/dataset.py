@@ -91,6 +91,8 @@ class CachedDataset:
         retries: int = 3,
         retry_on: tuple[type[Exception], ...] = origin.TRANSIENT,
     ) -> None:
+        if transform is not None and not callable(transform):
+            raise ValueError(f"transform={transform!r} (expected a function of a sample, or None)")
         if requests < 1:
             raise ValueError(f"requests={requests} (expected at least 1)")
         if shard not in SHARDS:
@@ -191,6 +193,8 @@ class CachedDataset:
             ValueError: An argument that is none of these, or nodes of different sizes without
                 ``topology``; shard "neighbour" in a job of another size.
         """
+        if ahead < 0:
+            raise ValueError(f"ahead={ahead} (expected 0, nothing ahead, or more samples)")
         epoch = first_epoch(len(self), self._shard, shuffle, seed, drop_last, reshard_every)
         place = topology_of_job() if topology is None else topology
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -114,8 +115,11 @@ class ShardSampler:
                 were taken from the sampler; a DataLoader with workers takes more than it has
                 given, so give ``batches * batch_size`` there (torchdata's StatefulDataLoader knows
                 by itself).
+
+        Raises:
+            ValueError: ``consumed`` is no number of samples.
         """
-        taken = self._taken if consumed is None else consumed
+        taken = self._taken if consumed is None else _samples(consumed)
         now = [Part(self._topology.local_sizes, taken)] if taken else []
         state = orders.encode_state(self._epoch, [*self._parts, *now])
         return {"fingerprint": self._fingerprint, **state}
@@ -149,6 +153,18 @@ class ShardSampler:
             found = orders.lists(self._epoch, sizes, self._parts, self._ranks)
             known = self._known = (self._epoch, list(self._parts), found)
         return known[2]
+
+
+def _samples(consumed: int) -> int:
+    try:
+        number = operator.index(consumed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(
+            f"consumed={consumed!r} (expected how many samples this rank has used, 0 or more)"
+        )
+    return number
 
 
 def first_epoch(

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -106,6 +107,19 @@ def test_a_state_at_the_end_has_nothing_left(cached):
     assert list(later) == []
     later.set_epoch(1)
     assert sorted(later) == list(range(24))
+
+
+def test_samples_that_were_used_are_a_number(cached):
+    sampler = cached.sampler()
+    for wrong in (-1, 1.5, "8"):
+        with pytest.raises(ValueError, match=r"consumed=.*expected how many"):
+            sampler.state_dict(consumed=wrong)
+    assert sampler.state_dict(consumed=np.int64(8)) == sampler.state_dict(consumed=8)
+    later = cached.sampler()
+    later.load_state_dict(
+        sampler.state_dict(consumed=32)
+    )  # batches * batch_size, the last half full
+    assert list(later) == []
 
 
 def test_states_of_others_are_refused(cached, tmp_path):
@@ -311,7 +325,12 @@ def test_the_bar():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [({"reshard_every": -1}, "reshard_every=-1"), ({"shuffle": True}, None)]
+    ("arguments", "said"),
+    [
+        ({"reshard_every": -1}, "reshard_every=-1"),
+        ({"ahead": -1}, "ahead=-1"),
+        ({"shuffle": True}, None),
+    ],
 )
 def test_bad_arguments_are_named(cached, arguments, said):
     if said is None:
