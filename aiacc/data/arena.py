@@ -12,7 +12,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -89,7 +89,7 @@ class Arena:
             CorruptRecordError: It was there, and its checksum is wrong.
         """
         for _, entry in self._entries(key):
-            if entry is not None and entry.key == key and self._is_valid(entry):
+            if self._is_valid(entry):
                 record = bytearray(
                     memoryview(self._file.map)[entry.begin : entry.begin + entry.size]
                 )
@@ -105,10 +105,7 @@ class Arena:
         return None
 
     def __contains__(self, key: bytes) -> bool:
-        return any(
-            entry is not None and entry.key == key and self._is_valid(entry)
-            for _, entry in self._entries(key)
-        )
+        return any(self._is_valid(entry) for _, entry in self._entries(key))
 
     def write(
         self,
@@ -132,14 +129,16 @@ class Arena:
         """
         if self.failure is not None:
             return False
+        checksum = zlib.crc32(record)
         with self._appending() as is_mine:
             if key in self or not is_mine:
                 return key in self
-            place = geometry.admit(self._segments(), len(record), may_go, self._evict, may_stay)
-            number = self._free_entry(key)
+            segments = self._segments()
+            place = geometry.admit(segments, len(record), may_go, self._evict, may_stay)
+            number = self._free_entry(key, [one.generation for one in segments])
             if place is None or number is None:
                 return False
-            segment = self._segment(place.segment)
+            segment = segments[place.segment]
             if place.empties:
                 generation = (segment.generation + 1) % (1 << 32)
                 segment = Segment(segment.begin, segment.end, segment.begin, generation, 0)
@@ -156,7 +155,7 @@ class Arena:
                 key,
                 segment.used,
                 len(record),
-                zlib.crc32(record),
+                checksum,
                 place.segment,
                 segment.generation,
             )
@@ -167,8 +166,8 @@ class Arena:
     def forget(self, key: bytes) -> None:
         """Let a record be absent. Its place stays occupied."""
         with self._appending() as is_mine:
-            for number, entry in self._entries(key):
-                if is_mine and entry is not None and entry.key == key:
+            for number, _ in self._entries(key):
+                if is_mine:
                     at = self._layout.entry_at(number)
                     # Not all zeros, which would end the search for entries behind it.
                     self._file.map[at : at + ENTRY.size] = b"\xff" * ENTRY.size
@@ -241,21 +240,21 @@ class Arena:
             self._row = next((row for row in rows if self._try_lock(_ROWS + row)), -1)
         return self._row
 
-    def _entries(self, key: bytes) -> Iterator[tuple[int, Entry | None]]:
-        """What the index has where this key may be, up to the first entry never used."""
+    def _entries(self, key: bytes) -> Iterator[tuple[int, Entry]]:
+        """What the index has of a key, up to the first entry never used."""
         for number in self._layout.probes(key):
             at = self._layout.entry_at(number)
             data = self._file.map[at : at + ENTRY.size]
             if data == _VOID:
                 return
-            yield number, Entry.unpack(data)
+            if data.startswith(key) and (entry := Entry.unpack(data)) is not None:
+                yield number, entry
 
-    def _free_entry(self, key: bytes) -> int | None:
+    def _free_entry(self, key: bytes, generations: Sequence[int]) -> int | None:
         """An entry that was never used, or is void; None if all that the key may have are taken."""
         for number in self._layout.probes(key):
             at = self._layout.entry_at(number)
-            entry = Entry.unpack(self._file.map[at : at + ENTRY.size])
-            if entry is None or not self._is_valid(entry):
+            if geometry.is_free(self._file.map[at : at + ENTRY.size], generations):
                 return number
         return None
 

@@ -205,6 +205,18 @@ class Entry:
         return Entry(*fields) if own == zlib.crc32(data[:-4]) else None
 
 
+def is_free(data: bytes, generations: Sequence[int]) -> bool:
+    """Whether an entry's place may be taken: nothing, half an entry, or one of a past generation.
+
+    Args:
+        data: Of the entry.
+        generations: Of each segment, now.
+    """
+    *_, segment, generation, own = ENTRY.unpack(data)
+    is_current = segment < len(generations) and generations[segment] == generation
+    return not is_current or own != zlib.crc32(data[:-4])
+
+
 def _prime_up_to(most: int) -> int:
     while any(most % divisor == 0 for divisor in range(2, math.isqrt(most) + 1)):
         most -= 1

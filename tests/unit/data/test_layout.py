@@ -4,7 +4,18 @@ import random
 
 import pytest
 
-from aiacc.data.layout import ALIGNMENT, ENTRY, PROBES, Entry, Layout, Place, Segment, admit, plan
+from aiacc.data.layout import (
+    ALIGNMENT,
+    ENTRY,
+    PROBES,
+    Entry,
+    Layout,
+    Place,
+    Segment,
+    admit,
+    is_free,
+    plan,
+)
 from aiacc.data.sizes import folder_and_bytes, parse_bytes
 
 
@@ -119,3 +130,13 @@ def test_tiers():
     assert str(folder_and_bytes(("/x", "1kB"), "disk")[0]) == "/x"
     with pytest.raises(ValueError, match=r'disk="?.*a folder and a size'):
         folder_and_bytes("200GB", "disk")
+
+
+def test_what_is_free_in_the_index():
+    entry = Entry(b"k" * 16, 4096, 100, 7, 1, 3).pack()
+    assert not is_free(entry, [1, 3])
+    assert is_free(bytes(len(entry)), [1, 3])  # never used
+    assert is_free(entry, [1, 4])  # its segment was emptied
+    assert is_free(entry, [3])  # of no segment
+    assert is_free(b"l" + entry[1:], [1, 3])  # half written
+    assert is_free(b"\xff" * len(entry), [1, 3])  # forgotten
