@@ -174,7 +174,7 @@ class Arena:
 
     def count(self, counter: int, amount: int) -> None:
         """Add to one of the 32 counters of this process. Lost if more than 192 processes count."""
-        with self._file.mutex:
+        with self._file.counting:
             row = self._own_row()
             if row >= 0:
                 at = self._layout.rows_at + row * geometry.ROW_BYTES + counter * _COUNTER.size

@@ -36,6 +36,8 @@ class ArenaFile:
         self.users = 1
         #: Between the threads of this process; fcntl locks are between processes.
         self.mutex = threading.Lock()
+        #: Of counters, apart from `mutex`: who writes may wait for others while having that.
+        self.counting = threading.Lock()
         self.pid = os.getpid()
         # What is mapped for writing is in memory already: index and counters. Records are written
         # by pwrite, which fails where a store to a page that does not fit into memory would kill.
@@ -196,7 +198,7 @@ def _after_fork() -> None:
     global _registry_mutex
     _registry_mutex = threading.Lock()
     for file in _registry.values():
-        file.mutex = threading.Lock()
+        file.mutex, file.counting = threading.Lock(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

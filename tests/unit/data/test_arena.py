@@ -359,3 +359,27 @@ def test_arenas_are_made_by_one_process_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(arena_file, "_PATIENCE_S", 0.0)
     open_arena(tmp_path).close()  # nor waited for when its owner is paused
     os.close(descriptor)
+
+
+def test_readers_do_not_wait_while_another_thread_waits_for_its_turn_to_write(arena, monkeypatch):
+    assert arena.write(key(1), content(1))
+    waiting, counted = threading.Event(), threading.Event()
+
+    def locked(byte, patience_s):  # as if a process that is paused had it
+        waiting.set()
+        return not counted.wait(30)
+
+    monkeypatch.setattr(arena, "_lock", locked)
+    writer = threading.Thread(target=arena.write, args=(key(2), content(2)))
+    writer.start()
+    assert waiting.wait(30)
+    assert arena.read(key(1)) == content(1)
+    reader = threading.Thread(target=arena.count, args=(0, 1))
+    reader.start()
+    reader.join(10)
+    waited = reader.is_alive()
+    counted.set()
+    writer.join(30)
+    reader.join(30)
+    assert not waited
+    assert arena.counters()[0] == 1
