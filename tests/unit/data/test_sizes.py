@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from aiacc.data import CachedDataset, store
-from aiacc.data.sizes import memory_there_is, most_memory, room_there_is
+from aiacc.data.sizes import folder_and_bytes, memory_there_is, most_memory, room_there_is
 
 
 def system(root, **files):
@@ -65,6 +65,11 @@ def test_a_cache_does_not_take_all_there_is(tmp_path, monkeypatch):
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [1_500_000]
     assert cached[3] == 3
     cached.close()
+
+
+def test_a_tilde_is_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder_and_bytes(("~/cache", "1kB"), "disk") == (tmp_path / "cache", 1000)
 
 
 def test_a_cache_leaves_room_in_its_file_system(tmp_path, monkeypatch):
