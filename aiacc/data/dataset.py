@@ -104,6 +104,11 @@ class CachedDataset:
             )
         self.dataset = dataset
         self.transform = transform
+        if fingerprint == "":
+            raise ValueError(
+                "fingerprint='' (expected a name of the dataset, or None); datasets of equal names "
+                "are taken for the same"
+            )
         if fingerprint is None:
             self.fingerprint = fingerprint_of(dataset, version)
         else:
@@ -263,6 +268,7 @@ class CachedDataset:
             What was counted meanwhile, by all processes of the node.
 
         Raises:
+            IndexError: There is no such sample; nothing was fetched.
             Exception: What the dataset raised.
         """
         before = self.statistics()
@@ -270,6 +276,8 @@ class CachedDataset:
             place = topology_of_job() if topology is None else topology
             epoch = first_epoch(len(self), self._shard, False, seed, False, 0)
             indices = orders.kept(epoch, place).tolist()
+        else:
+            indices = [self._index(index) for index in indices]
         if progress is None:
             progress = Bar("filling the cache") if sys.stderr.isatty() else quiet
         warm(self._source.bring, indices, self._requests, progress)

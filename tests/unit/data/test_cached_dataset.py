@@ -358,6 +358,7 @@ def test_images_are_kept_as_pixels(tmp_path):
         ({"requests": 0}, "requests=0"),
         ({"retries": -1}, "retries=-1"),
         ({"transform": 3}, "transform=3"),
+        ({"fingerprint": ""}, "fingerprint=''"),
     ],
 )
 def test_bad_arguments_are_named(arguments, said):

@@ -300,6 +300,10 @@ def test_warmup_brings_what_the_node_keeps(tmp_path, shard, capsys):
 def test_warmup_of_some(cached):
     found = cached.warmup([3, 4, 3])
     assert (found.fetched, found.ahead) == (2, 2)
+    assert cached.warmup([-1, 23]).fetched == 1
+    with pytest.raises(IndexError, match="sample 24 of a dataset of 24"):
+        cached.warmup([5, 24])
+    assert cached.statistics().fetched == 3
 
 
 def test_warmup_raises_what_the_dataset_does(tmp_path):
