@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -146,10 +146,13 @@ def compute_and_exchange(
     )
 
 
-def _checked(result: object, device: torch.device) -> tuple[Result, _Spec]:
-    """A result in a form that can be sent, and what to say of it."""
-    several = isinstance(result, tuple)
-    leaves = []
+def check_result(result: object, device: torch.device) -> None:
+    """Raise unless a function has returned what can be sent.
+
+    Raises:
+        TypeError: It is no tensor, nor a tuple of tensors.
+        ValueError: It is elsewhere, or no dense tensor.
+    """
     for tensor in result if isinstance(result, tuple) else (result,):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
@@ -161,7 +164,13 @@ def _checked(result: object, device: torch.device) -> tuple[Result, _Spec]:
                 f"the function returned a tensor of layout {tensor.layout} on {tensor.device} "
                 f"(expected torch.strided on {device})"
             )
-        leaves.append(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def _checked(result: Any, device: torch.device) -> tuple[Result, _Spec]:
+    """A result in a form that can be sent, and what to say of it."""
+    check_result(result, device)
+    several = isinstance(result, tuple)
+    leaves = [leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in _leaves(result)]
     spec = _Spec(tuple((leaf.dtype, tuple(leaf.shape)) for leaf in leaves), several, 0.0)
     return tuple(leaves) if several else leaves[0], spec
 

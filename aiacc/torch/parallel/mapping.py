@@ -14,7 +14,7 @@ from aiacc.collectives.objects import maxima
 from aiacc.planning.division.decision import Decision, Division, decide, predict
 from aiacc.planning.division.placement import Waves, in_waves, longest_first
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
-from aiacc.torch.parallel.exchange import Result, compute_and_exchange
+from aiacc.torch.parallel.exchange import Result, check_result, compute_and_exchange
 from aiacc.torch.parallel.kind import Cost, Kind, agree, kind_of
 from aiacc.torch.parallel.network import Networks
 
@@ -156,7 +156,10 @@ def parallel_map(
 def _serial(
     tensors: Sequence[torch.Tensor], function: Callable[[torch.Tensor], Result], decision: Decision
 ) -> Mapped:
-    return Mapped([function(tensor) for tensor in tensors], decision)
+    results = [function(tensor) for tensor in tensors]
+    for tensor, result in zip(tensors, results, strict=True):  # a script that runs alone runs here
+        check_result(result, tensor.device)
+    return Mapped(results, decision)
 
 
 def _timed(

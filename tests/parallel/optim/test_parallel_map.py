@@ -143,6 +143,8 @@ def _errors(rank):
     assert isinstance(raised.value.__cause__, ArithmeticError) == (rank == 0)
     with pytest.raises(hvd.ParallelMapError, match=r"rank 0 .* returned a str"):
         hvd.parallel_map(tensors, lambda tensor: "no tensor", name="text")
+    with pytest.raises(TypeError, match=r"returned a list .expected a torch.Tensor or a tuple"):
+        hvd.parallel_map(tensors, lambda tensor: [tensor], name="list", divide=False)
     with pytest.raises(hvd.ParallelMapError, match=r"layout torch\.sparse_coo on cpu .expected"):
         hvd.parallel_map(tensors, lambda tensor: tensor.to_sparse(), name="sparse")
     with pytest.raises(MismatchError, match=r"tensors differ: 7 .* on rank 0, 6 on rank 1 .expect"):
