@@ -48,6 +48,7 @@ class AdamSGD(torch.optim.Optimizer):
             params: Tensors, or groups of them.
             lr: Adam's learning rate.
             sgd_lr: SGD's, for a mean of gradients: 1 / (1 - momentum) times that of torch's SGD.
+                An option of groups; schedulers of torch change ``lr`` alone.
             share: Of SGD, from 0 to 1; an option of groups that `follow` sets in each step.
             betas: What stays of the means of gradients and of their squares.
             eps: Added to Adam's denominator.
@@ -75,6 +76,9 @@ class AdamSGD(torch.optim.Optimizer):
         """Let the share of SGD in all groups be ``share(n)`` in the n-th step, from 0 on.
 
         The number of a step is that of the parameters, which `state_dict` holds.
+
+        Raises:
+            ValueError: In `step`: ``share`` gave a number that is not from 0 to 1.
         """
         self.register_step_pre_hook(lambda optimizer, *_: _set_share(optimizer, share))
 
@@ -114,5 +118,8 @@ class AdamSGD(torch.optim.Optimizer):
 
 def _set_share(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> None:
     number = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
+    found = share(number)
+    if not 0 <= found <= 1:
+        raise ValueError(f"share={found} in step {number} (expected from 0 to 1)")
     for group in optimizer.param_groups:
-        group["share"] = share(number)
+        group["share"] = found

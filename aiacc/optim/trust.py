@@ -86,8 +86,9 @@ def check_options(options: dict[str, Any]) -> None:
         if not 0 <= beta < 1:
             raise ValueError(f"betas={options['betas']} (expected 0 <= beta < 1)")
     clamp = options.get("trust_clamp")
-    if clamp is not None and not 0 <= clamp[0] <= clamp[1]:
-        raise ValueError(f"trust_clamp={clamp} (expected 0 <= least <= largest)")
+    is_pair = clamp is None or (isinstance(clamp, tuple | list) and len(clamp) == 2)
+    if clamp is not None and not (is_pair and 0 <= clamp[0] <= clamp[1]):
+        raise ValueError(f"trust_clamp={clamp} (expected (least, largest), 0 <= least <= largest)")
     if options.get("nesterov") and (not options["momentum"] or options["dampening"]):
         raise ValueError(
             f"nesterov=True with momentum={options['momentum']}, dampening={options['dampening']} "

@@ -76,6 +76,13 @@ def test_interpolation():
         interpolation(3, 2)
     with pytest.raises(ValueError, match="share=2"):
         AdamSGD([torch.nn.Parameter(torch.ones(1))], share=2)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = AdamSGD([parameter])
+    optimizer.follow(lambda number: number + 0.5)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"share=1\.5 in step 1 .expected from 0 to 1"):
+        optimizer.step()
 
 
 def test_linear_decay_with_warm_up():

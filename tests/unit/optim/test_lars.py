@@ -203,6 +203,8 @@ def test_what_makes_no_sense_is_refused():
         LARS(params, momentum=0.0, nesterov=True)
     with pytest.raises(ValueError, match=r"trust_clamp=\(2, 1\)"):
         LARS(params, trust_clamp=(2, 1))
+    with pytest.raises(ValueError, match=r"trust_clamp=1\.0 .expected .least, largest"):
+        LARS(params, trust_clamp=1.0)
     with pytest.raises(ValueError, match="2 elements"):
         LARS(params, lr=torch.ones(2))
     with pytest.raises(ValueError, match="fused=True with foreach=True or"):
