@@ -95,11 +95,28 @@ def _array_parts(array: Any, depth: int, known: _Known) -> Iterator[str | bytes]
     if array.dtype.hasobject:
         yield from _parts(array.tolist(), depth, known)
     else:
-        yield hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest()
+        yield hashlib.blake2b(_octets(array)).digest()
+
+
+def _octets(array: Any) -> Any:
+    """The bytes of an array, without a copy if they lie one after the other."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint8) if flat.nbytes else b""
+
+
+def _mapped_parts(array: Any) -> Iterator[str | bytes]:
+    """Which part of which file it is: it may be larger than memory, and files are not read."""
+    whole = array
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    at = array.ctypes.data - whole.ctypes.data + whole.offset
+    yield f"{array.filename} {at} {array.dtype} {array.shape} {array.strides}"
 
 
 def _compound_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes]:
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.memmap) and value.filename is not None and value.mode != "c":
+        yield from _mapped_parts(value)
+    elif isinstance(value, np.ndarray | np.generic):
         yield from _array_parts(np.asarray(value), depth, known)
     elif isinstance(value, dict):
         # Sorted: dicts that are equal may have been filled in different orders.
@@ -152,7 +169,7 @@ def _tensor_parts(value: Any) -> Iterator[str | bytes]:
     if value.device.type == "cpu" and str(value.layout) == "torch.strided":
         flat = value.detach().resolve_conj().contiguous().reshape(-1)
         octets = sys.modules["torch"].uint8
-        yield hashlib.blake2b(flat.view(octets).numpy().tobytes()).digest()
+        yield hashlib.blake2b(flat.view(octets).numpy()).digest()
 
 
 def _function_parts(value: Any, depth: int, known: _Known) -> Iterator[str | bytes]:

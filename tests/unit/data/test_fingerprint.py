@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 from random import Random
 
@@ -174,6 +175,36 @@ def test_the_state_of_random_generators_and_loggers_is_no_part():
         made.append(fingerprint_of(Files(table=[*tools, logging.getLogger("files")])))
         logging.getLogger("files.another")
     assert made[0] == made[1]
+
+
+def test_a_mapped_file_is_its_name_and_not_read(tmp_path):
+    path, other = tmp_path / "tokens", tmp_path / "others"
+    for one in (path, other):
+        np.arange(12, dtype=np.int16).tofile(one)
+    tokens = np.memmap(path, np.int16, "r")
+    found = fingerprint_of(Files(table=tokens))
+    assert fingerprint_of(Files(table=np.memmap(path, np.int16, "r"))) == found
+    parts = [tokens[1:], tokens[:-1], tokens[::-1], tokens.reshape(3, 4), tokens.view(np.uint16)]
+    parts += [tokens[2:][3:], np.memmap(other, np.int16, "r"), np.array(tokens)]
+    assert len({found, *(fingerprint_of(Files(table=part)) for part in parts)}) == 9
+    from_there = np.memmap(path, np.int16, "r", offset=10)
+    assert fingerprint_of(Files(table=from_there)) == fingerprint_of(Files(table=tokens[2:][3:]))
+    np.zeros(12, np.int16).tofile(path)
+    assert fingerprint_of(Files(table=tokens)) == found
+    mine = np.memmap(path, np.int16, "c")  # whose changes are in no file
+    before = fingerprint_of(Files(table=mine))
+    mine[0] = 5
+    assert fingerprint_of(Files(table=mine)) != before
+
+
+def test_an_array_is_not_copied():
+    table = np.zeros(1_000_000, np.uint8)
+    tracemalloc.start()
+    try:
+        fingerprint_of(Files(table=[table, torch.from_numpy(table)]))
+        assert tracemalloc.get_traced_memory()[1] < len(table) // 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_another_process_finds_the_same():
