@@ -166,7 +166,10 @@ def _array(writer: _Writer, value: Any, where: str, depth: int) -> list[Any]:
     kind = "array" if isinstance(value, np.ndarray) else "scalar"
     array = np.ascontiguousarray(value).reshape(np.shape(value))
     if array.dtype.hasobject:
-        raise RecordError(f"{where} is an array of objects (expected numbers or text)")
+        raise RecordError(
+            f"{where} is an array of objects (expected numbers, or text of a fixed width); let "
+            "the source give a list, or array.astype(str) or .astype(bytes)"
+        )
     descr: Any = array.dtype.str if array.dtype.names is None else array.dtype.descr
     if np.dtype(descr) != array.dtype:
         raise RecordError(

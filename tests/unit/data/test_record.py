@@ -140,6 +140,7 @@ Pair = namedtuple("Pair", "one other")
         (Pair(1, 2), "sample is a .*Pair"),
         (Path("x"), "let the dataset return these"),
         (np.array([object()]), "array of objects"),
+        (np.array([b"x", b"longer"], object), r"array of objects.*\.astype\(bytes\)"),
         (np.ma.array([1]), "numpy.ma"),
         (np.zeros(3, ml_dtypes.bfloat16), "not NumPy's own"),
         (torch.nn.Parameter(torch.zeros(2)), "Parameter"),
