@@ -20,6 +20,7 @@ from aiacc.data import layout as geometry
 from aiacc.data.arena_file import PREFIX, ArenaFile, attach, sweep
 from aiacc.data.layout import ENTRY, Entry, Eviction, Layout, Segment
 from aiacc.data.record import CorruptRecordError
+from aiacc.data.sizes import leaves_room
 
 #: Bytes of the file that stand for locks, far behind its end.
 _APPENDING = 1 << 60
@@ -139,6 +140,9 @@ class Arena:
             if place is None or number is None:
                 return False
             segment = segments[place.segment]
+            is_new = segment.generation == 1  # else what was there has taken the memory already
+            if is_new and not leaves_room(self._file.descriptor, len(record)):
+                return False
             if place.empties:
                 generation = (segment.generation + 1) % (1 << 32)
                 segment = Segment(segment.begin, segment.end, segment.begin, generation, 0)

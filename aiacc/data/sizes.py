@@ -83,6 +83,21 @@ def room_there_is(folder: Path) -> int:
     return system.f_blocks * system.f_frsize
 
 
+def leaves_room(descriptor: int, size: int) -> bool:
+    """Whether a file may take ``size`` bytes more of its file system in memory.
+
+    A quarter of it stays free, however many caches, jobs and others use it. Other file systems are
+    the business of who has given a folder there.
+    """
+    try:
+        is_memory = os.fstat(descriptor).st_dev == SHARED_MEMORY.stat().st_dev
+    except FileNotFoundError:
+        return True
+    system = os.fstatvfs(descriptor)
+    free = system.f_bavail * system.f_frsize - size
+    return not is_memory or free >= (1 - _MOST_SHARE) * system.f_blocks * system.f_frsize
+
+
 def most_memory(*there_is: int) -> float:
     """Bytes that caches may have where there are so many, in each sense; 0: not known. Pure."""
     return _MOST_SHARE * min(filter(None, there_is), default=float("inf"))

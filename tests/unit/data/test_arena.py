@@ -383,3 +383,18 @@ def test_readers_do_not_wait_while_another_thread_waits_for_its_turn_to_write(ar
     reader.join(30)
     assert not waited
     assert arena.counters()[0] == 1
+
+
+def test_what_takes_no_more_memory_is_written_where_none_is_left(tmp_path, monkeypatch):
+    arena = open_arena(tmp_path, size=100_000, samples=300, evict="lru")
+    assert arena.write(key(0), content(0))
+    monkeypatch.setattr(module, "leaves_room", lambda descriptor, size: False)
+    assert not arena.write(key(1), content(1))
+    assert arena.failure is None  # there may be room again
+    monkeypatch.undo()
+    for number in range(300):
+        assert arena.write(key(number), content(number))
+    monkeypatch.setattr(module, "leaves_room", lambda descriptor, size: False)
+    assert arena.write(key(400), content(400))
+    assert arena.read(key(400)) == content(400)
+    arena.close()

@@ -1,11 +1,19 @@
 """How much memory there is: of the machine, a container or a job."""
 
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
-from aiacc.data import CachedDataset, store
-from aiacc.data.sizes import folder_and_bytes, memory_there_is, most_memory, room_there_is
+from aiacc.data import CachedDataset, sizes, store
+from aiacc.data.sizes import (
+    folder_and_bytes,
+    leaves_room,
+    memory_there_is,
+    most_memory,
+    room_there_is,
+)
 
 
 def system(root, **files):
@@ -82,3 +90,16 @@ def test_a_cache_leaves_room_in_its_file_system(tmp_path, monkeypatch):
         cached = CachedDataset(list(range(9)), (tmp_path, "8GB"))
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [1_500_000]
     cached.close()
+
+
+def test_a_quarter_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch):
+    system = os.statvfs_result((1000, 1000, 4000, 3000, 2000, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(sizes.os, "fstatvfs", lambda descriptor: system)
+    monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path)
+    with (tmp_path / "file").open("w") as file:
+        assert leaves_room(file.fileno(), 1_000_000)  # of 2,000,000 free and 4,000,000 in all
+        assert not leaves_room(file.fileno(), 1_000_001)
+        monkeypatch.setattr(sizes, "SHARED_MEMORY", Path("/proc"))  # another file system
+        assert leaves_room(file.fileno(), 10**9)
+        monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path / "none")
+        assert leaves_room(file.fileno(), 10**9)
