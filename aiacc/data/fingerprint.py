@@ -7,6 +7,7 @@ the same. It does not look into files: whoever changes these in place gives anot
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import hashlib
@@ -34,7 +35,7 @@ _SIMPLE = (str, int, float, bytes, enum.Enum, type(None))
 _SCALARS = {str, int, float, bool, bytes, type(None)}
 _ROWS = {list, tuple}
 #: Locks and the like, which hold no data.
-_WITHOUT_DATA = ("_thread.", "weakref.")
+_WITHOUT_DATA = ("_contextvars.", "_multiprocessing.", "_queue.", "_thread.", "ssl.", "weakref.")
 #: Random generators, of which every process has one in another state.
 _WITH_STATES_OF_THEIR_OWN = ("random.", "numpy.random.", "torch._C.")
 
@@ -118,6 +119,8 @@ def _compound_parts(value: Any, depth: int, known: _Known) -> Iterator[str | byt
         yield from _mapped_parts(value)
     elif isinstance(value, np.ndarray | np.generic):
         yield from _array_parts(np.asarray(value), depth, known)
+    elif isinstance(value, io.BytesIO | io.StringIO):
+        yield value.getvalue()
     elif isinstance(value, dict):
         # Sorted: dicts that are equal may have been filled in different orders.
         for key, item in sorted(_simple_items(value), key=lambda pair: repr(pair[0])):
@@ -236,7 +239,8 @@ def _says_how_to_pickle(kind: type) -> bool:
 def _as_pickled(value: Any) -> list[Any]:
     """What an object would be pickled as; nothing of what cannot be: a lock, a file."""
     try:
-        reduced = value.__reduce_ex__(2)
+        registered = copyreg.dispatch_table.get(type(value))  # as of regular expressions
+        reduced = value.__reduce_ex__(2) if registered is None else registered(value)
         if isinstance(reduced, str):
             return [reduced]
         return [list(part) if isinstance(part, Iterator) else part for part in reduced]

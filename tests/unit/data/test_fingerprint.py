@@ -4,7 +4,11 @@ import array
 import collections
 import datetime
 import functools
+import io
 import logging
+import multiprocessing
+import queue
+import re
 import subprocess
 import sys
 import threading
@@ -96,6 +100,8 @@ ALIKE = [
     [{(1, 2): 3}, {(1, 2): 4}],
     [{1.5: 3}, {1.5: 4}],
     [slice(1, 2), slice(1, 3)],
+    [re.compile("a"), re.compile("b"), re.compile("a", re.IGNORECASE)],
+    [io.BytesIO(b"a"), io.BytesIO(b"b")],
     [len, max],
     [torch.sin, torch.cos],
     ["a".upper, "b".upper],
@@ -125,6 +131,18 @@ def test_open_files_are_their_names(tmp_path):
             again.read(1)
             assert fingerprint_of(Files(table=one)) == fingerprint_of(Files(table=again))
             assert fingerprint_of(Files(table=one)) != fingerprint_of(Files(table=other))
+
+
+def test_files_in_memory_are_their_content():
+    for one in (io.BytesIO(b"as long"), io.StringIO("as long")):
+        before = fingerprint_of(Files(table=one))
+        one.read(1)
+        assert fingerprint_of(Files(table=one)) == before
+
+
+def test_locks_and_queues_say_nothing_and_need_not():
+    for one in (multiprocessing.Lock(), queue.SimpleQueue(), threading.Event(), threading.local()):
+        assert fingerprint_of(Files(table=one)) == fingerprint_of(Files(table=one))
 
 
 def test_a_handle_that_says_nothing_is_a_warning():
