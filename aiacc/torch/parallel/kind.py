@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -21,6 +22,8 @@ class Kind(NamedTuple):
 
     name: str
     process_set: int
+    #: What is wrong with the arguments, if anything is.
+    wrong: str
     function: str
     device: str
     tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -33,7 +36,7 @@ def kind_of(
     function: Callable[..., Any],
     cost: Cost | None,
     process_set: ProcessSet,
-    name: str | None,
+    name: str,
     divide: bool | None,
 ) -> Kind:
     """What the arguments of a call are.
@@ -42,7 +45,8 @@ def kind_of(
         ValueError: See `parallel_map`.
         TypeError: See `parallel_map`.
     """
-    name = name or "parallel_map"
+    if divide not in (None, True, False):
+        raise ValueError(f"[{name}] divide={divide!r} (expected None, True or False)")
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
@@ -66,12 +70,20 @@ def kind_of(
     return Kind(
         name,
         set_id(process_set),
+        "",
         f"{getattr(function, '__module__', '')}.{qualified}",
         str(tensors[0].device) if tensors else "",
         tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors),
         tuple(weights),
         divide,
     )
+
+
+def say_wrong(name: str, error: Exception, process_set: ProcessSet) -> None:
+    """Tell the ranks, which are in `agree`, that this one's arguments are wrong. Collective."""
+    wrong = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(MismatchError):
+        agree(Kind(name, 0, wrong, "", "", (), (), None), process_set)
 
 
 def agree(kind: Kind, process_set: ProcessSet) -> None:
@@ -96,8 +108,11 @@ def _raise_difference(said: Kind, field: str, number: int, process_set: ProcessS
     tells = rank_and_size(process_set).rank in (0, number)
     told = getattr(said, field) if tells else None
     values = gather_objects(told, f"{said.name}.difference", process_set)
-    first, here = _first_difference(values[0], values[number])
     at = process_set.ranks[number] if process_set.ranks else number
+    if field == "wrong":
+        at, wrong = (at, values[number]) if values[number] else (first_rank(process_set), values[0])
+        raise MismatchError(f"[{said.name}] rank {at} gave wrong arguments: {wrong}")
+    first, here = _first_difference(values[0], values[number])
     raise MismatchError(
         f"[{said.name}] {field} differ: {first} on rank {first_rank(process_set)}, {here} on rank "
         f"{at} (expected the same on all ranks); pass the same tensors in the same order"

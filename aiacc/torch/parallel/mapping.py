@@ -13,9 +13,9 @@ from aiacc import basics
 from aiacc.collectives.objects import maxima
 from aiacc.planning.division.decision import Decision, Division, decide, predict
 from aiacc.planning.division.placement import Waves, in_waves, longest_first
-from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
+from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size, set_id
 from aiacc.torch.parallel.exchange import Result, check_result, compute_and_exchange
-from aiacc.torch.parallel.kind import Cost, Kind, agree, kind_of
+from aiacc.torch.parallel.kind import Cost, Kind, agree, kind_of, say_wrong
 from aiacc.torch.parallel.network import Networks
 
 #: Calls whose times a decision follows from, divided and not in turn: the best of each, for the
@@ -76,6 +76,13 @@ class _Memory:
             self.kinds.popitem(last=False)
         return found
 
+    def communicates(self, name: str, process_set: int) -> bool:
+        """Whether a call of this name begins with an exchange, if it is like the last one."""
+        for kind, history in reversed(self.kinds.items()):
+            if (kind.name, kind.process_set) == (name, process_set):
+                return history.decision is None or history.decision.divided
+        return True
+
 
 _memory = _Memory()
 _networks = Networks()
@@ -124,15 +131,23 @@ def parallel_map(
 
     Raises:
         ValueError: Tensors on several devices; costs that are negative, no numbers or not as many.
-        TypeError: Something that is no tensor.
+        TypeError: Something that is no tensor. Whatever is wrong on one rank is a MismatchError on
+            the others.
         ParallelMapError: The function has raised on a rank, which the text names: on all ranks. In
             a call that is not divided it raises as it is, where it does.
         MismatchError: Ranks gave other tensors, functions or costs.
         CollectiveError: Not initialised, or a collective operation failed.
     """
-    given = list(tensors)
     place = rank_and_size(process_set)
-    kind = kind_of(given, function, cost, process_set, name, divide)
+    name = name or "parallel_map"
+    try:
+        given = list(tensors)
+        kind = kind_of(given, function, cost, process_set, name, divide)
+    except Exception as error:  # the other ranks wait for this one
+        others_wait = _memory.communicates(name, set_id(process_set))
+        if place.size > 1 and divide is not False and others_wait:
+            say_wrong(name, error, process_set)
+        raise
     with torch.no_grad():
         if place.size == 1 or divide is False:
             reason = "divide=False" if divide is False else "there is one rank"

@@ -97,6 +97,8 @@ def _maps():
     assert not result.requires_grad
     with pytest.raises(ValueError, match=r"costs \[1.0\] of 7 tensors"):
         hvd.parallel_map(tensors, _inverse, cost=[1.0])
+    with pytest.raises(ValueError, match=r"divide=.yes. .expected None, True or False"):
+        hvd.parallel_map(tensors, _inverse, divide="yes")
     with pytest.raises(TypeError, match="tensor 1 is a int"):
         hvd.parallel_map([tensors[0], 3], _inverse)
     with pytest.raises(ValueError, match="tensor 1 is on meta, tensor 0 on cpu"):
@@ -157,6 +159,13 @@ def _errors(rank):
     assert max(sizes) < (500 if rank == 2 else 100_000)  # whose tensors nobody shows
     with pytest.raises(MismatchError, match=r"function differs?: .*_inverse.* on rank 0, .*_odd"):
         hvd.parallel_map(tensors, _odd if rank == 2 else _inverse, name="different")
+    for wrong in (0, 2):
+        given = {"cost": lambda tensor: -1.0} if rank == wrong else {}
+        error, said = MismatchError, rf"rank {wrong} gave wrong arguments: ValueError: .*-1\.0"
+        if rank == wrong:
+            error, said = ValueError, r"costs \[-1\.0.* of 7 tensors"
+        with pytest.raises(error, match=said):
+            hvd.parallel_map(tensors, _inverse, name="wrong", **given)
     _check(tensors, _inverse, name="bad", divide=True)  # the job goes on
 
 
