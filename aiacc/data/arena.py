@@ -32,6 +32,10 @@ _COUNTER = struct.Struct("<Q")
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.0002, 0.02
 #: Longer than anybody writes; who waits longer goes without.
 _PATIENCE_S = 5.0
+#: Longer than anybody counts; what is counted is lost then.
+_COUNTING_S = 0.5
+#: Of counters, for processes beyond those that have a row of their own.
+_SHARED_ROW = geometry.ROWS - 1
 
 
 class Arena:
@@ -177,13 +181,16 @@ class Arena:
                     self._file.map[at : at + ENTRY.size] = b"\xff" * ENTRY.size
 
     def count(self, counter: int, amount: int) -> None:
-        """Add to one of the 32 counters of this process. Lost if more than 192 processes count."""
+        """Add to one of the 32 counters of the node."""
         with self._file.counting:
             row = self._own_row()
-            if row >= 0:
-                at = self._layout.rows_at + row * geometry.ROW_BYTES + counter * _COUNTER.size
-                value = _COUNTER.unpack_from(self._file.map, at)[0] + amount
-                _COUNTER.pack_into(self._file.map, at, value % (1 << 64))
+            if row == _SHARED_ROW and not self._lock(_ROWS + row, _COUNTING_S):
+                return
+            at = self._layout.rows_at + row * geometry.ROW_BYTES + counter * _COUNTER.size
+            value = _COUNTER.unpack_from(self._file.map, at)[0] + amount
+            _COUNTER.pack_into(self._file.map, at, value % (1 << 64))
+            if row == _SHARED_ROW:
+                fcntl.lockf(self._file.descriptor, fcntl.LOCK_UN, 1, _ROWS + row)
 
     def counters(self) -> list[int]:
         """Sums over all processes that have ever counted, the dead ones too."""
@@ -237,11 +244,11 @@ class Arena:
         return True
 
     def _own_row(self) -> int:
-        """This process's row of counters, which nobody else who lives has; -1 if there is none."""
+        """A row of counters which nobody else who lives has; the last one is for all others."""
         if self._row_pid != os.getpid():
             self._row_pid = os.getpid()
-            rows = range(geometry.ROWS)
-            self._row = next((row for row in rows if self._try_lock(_ROWS + row)), -1)
+            rows = (row for row in range(_SHARED_ROW) if self._try_lock(_ROWS + row))
+            self._row = next(rows, _SHARED_ROW)
         return self._row
 
     def _entries(self, key: bytes) -> Iterator[tuple[int, Entry]]:

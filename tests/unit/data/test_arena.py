@@ -398,3 +398,22 @@ def test_what_takes_no_more_memory_is_written_where_none_is_left(tmp_path, monke
     assert arena.write(key(400), content(400))
     assert arena.read(key(400)) == content(400)
     arena.close()
+
+
+def test_processes_without_counters_of_their_own_share_some(arena, monkeypatch):
+    monkeypatch.setattr(module, "_SHARED_ROW", 2)
+    monkeypatch.setattr(module, "_COUNTING_S", 60.0)
+    everybody = FORK.Barrier(5)
+
+    def count():
+        for _ in range(50):
+            arena.count(3, 2)
+        everybody.wait(60)  # who ends gives his row back
+
+    processes = [FORK.Process(target=count) for _ in range(5)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 5
+    assert arena.counters()[3] == 5 * 50 * 2
