@@ -16,7 +16,7 @@ from aiacc.data.fingerprint import fingerprint_of, named
 from aiacc.data.layout import Eviction
 from aiacc.data.neighbours import Exchange
 from aiacc.data.orders import SHARDS, Epoch, Indices, Shard, Topology
-from aiacc.data.sampler import ShardSampler, check_job, first_epoch, topology_of_job
+from aiacc.data.sampler import ShardSampler, check_job, first_epoch, place_of
 from aiacc.data.sizes import SHARED_MEMORY, folder_and_bytes
 from aiacc.data.statistics import Statistics
 from aiacc.data.store import Store, Tiers
@@ -122,6 +122,7 @@ class CachedDataset:
             sync,
             len(dataset),
         )
+        self._keeps = memory is not None or disk is not None
         self._store = Store(self.fingerprint, tiers)
         what = type(dataset).__name__
         tries = origin.Retries(retries, retry_on)
@@ -201,7 +202,7 @@ class CachedDataset:
         if ahead < 0:
             raise ValueError(f"ahead={ahead} (expected 0, nothing ahead, or more samples)")
         epoch = first_epoch(len(self), self._shard, shuffle, seed, drop_last, reshard_every)
-        place = topology_of_job() if topology is None else topology
+        place = place_of(topology)
 
         def at_epoch(number: int) -> None:
             if place.local_rank == 0:
@@ -236,7 +237,12 @@ class CachedDataset:
             sampler: Any iterable of indices; read ``count`` indices before they are given.
             count: How many samples ahead; fewer, if the window in memory is too small for them.
             start_method: How the process is started; None: as multiprocessing does.
+
+        Raises:
+            ValueError: The cache has neither memory nor disk.
         """
+        if not self._keeps:
+            raise ValueError("fetching ahead without memory= and disk= (expected one of them)")
 
         def reach() -> int:
             found = self.statistics()
@@ -273,7 +279,7 @@ class CachedDataset:
         """
         before = self.statistics()
         if indices is None:
-            place = topology_of_job() if topology is None else topology
+            place = place_of(topology)
             epoch = first_epoch(len(self), self._shard, False, seed, False, 0)
             indices = orders.kept(epoch, place).tolist()
         else:

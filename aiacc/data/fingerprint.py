@@ -42,6 +42,8 @@ _WITH_STATES_OF_THEIR_OWN = ("random.", "numpy.random.", "torch._C.")
 
 def fingerprint_of(dataset: Any, version: str = "") -> str:
     """32 hexadecimal digits for what ``dataset`` is made of, and ``version``."""
+    if not isinstance(version, str):
+        raise ValueError(f"version={version!r} (expected a string)")
     return _digest((FORMAT, version, *_parts(dataset, 0, {}))).hex()
 
 

@@ -29,6 +29,22 @@ def topology_of_job() -> Topology:
     return Topology(sizes, basics.cross_rank(), basics.local_rank())
 
 
+def place_of(topology: Topology | None) -> Topology:
+    """What was given as ``topology=``, or where the job says that this rank is.
+
+    Raises:
+        ValueError: No topology; or see `topology_of_job`.
+    """
+    if topology is None:
+        return topology_of_job()
+    if not isinstance(topology, Topology):
+        raise ValueError(
+            f"topology={topology!r} (expected aiacc.data.Topology(ranks of each node, node, local "
+            "rank))"
+        )
+    return topology
+
+
 def check_job(topology: Topology) -> None:
     """Raise ValueError unless the job has the ranks of a topology."""
     size = basics.size() if basics.is_initialized() else 1

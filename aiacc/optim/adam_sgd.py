@@ -78,8 +78,11 @@ class AdamSGD(torch.optim.Optimizer):
         The number of a step is that of the parameters, which `state_dict` holds.
 
         Raises:
+            TypeError: ``share`` is no function.
             ValueError: In `step`: ``share`` gave a number that is not from 0 to 1.
         """
+        if not callable(share):
+            raise TypeError(f"share={share!r} (expected a function of the step, see interpolation)")
         self.register_step_pre_hook(lambda optimizer, *_: _set_share(optimizer, share))
 
     @torch.no_grad()

@@ -54,7 +54,12 @@ def _equal_to_torch():
     half = keras.Variable(np.full((100, 10), 300.0), dtype="float16")
     LARS(100.0).apply([tf.fill((100, 10), tf.constant(300.0, "float16"))], [half])
     np.testing.assert_allclose(half.numpy(), 270.0)
-    for bad in ({"momentum": -1.0}, {"trust_clamp": (2, 1)}, {"momentum": 0.0, "nesterov": True}):
+    for bad in (
+        {"learning_rate": -1},
+        {"momentum": -1.0},
+        {"trust_clamp": (2, 1)},
+        {"momentum": 0.0, "nesterov": True},
+    ):
         with pytest.raises(ValueError, match="expected"):
             LARS(**bad)
 

@@ -359,6 +359,9 @@ def test_images_are_kept_as_pixels(tmp_path):
         ({"retries": -1}, "retries=-1"),
         ({"transform": 3}, "transform=3"),
         ({"fingerprint": ""}, "fingerprint=''"),
+        ({"version": 2}, "version=2 .expected a string"),
+        ({"retry_on": "OSError"}, "retry_on='OSError' .expected a tuple of classes"),
+        ({"retry_on": (OSError, 3)}, "retry_on=.*3.* .expected a tuple of classes"),
     ],
 )
 def test_bad_arguments_are_named(arguments, said):

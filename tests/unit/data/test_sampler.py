@@ -333,6 +333,7 @@ def test_the_bar():
     [
         ({"reshard_every": -1}, "reshard_every=-1"),
         ({"ahead": -1}, "ahead=-1"),
+        ({"topology": (2, 2, 1)}, r"topology=.2, 2, 1. .expected aiacc.data.Topology"),
         ({"shuffle": True}, None),
     ],
 )
@@ -342,6 +343,13 @@ def test_bad_arguments_are_named(cached, arguments, said):
         return
     with pytest.raises(ValueError, match=said):
         cached.sampler(**arguments)
+
+
+def test_nothing_is_fetched_ahead_to_nowhere():
+    cached = CachedDataset(Numbers(), memory=None, fingerprint="numbers")
+    with pytest.raises(ValueError, match="without memory= and disk="):
+        cached.sampler(ahead=8)
+    cached.close()
 
 
 def test_no_other_shards(tmp_path):

@@ -78,6 +78,8 @@ def test_interpolation():
         AdamSGD([torch.nn.Parameter(torch.ones(1))], share=2)
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = AdamSGD([parameter])
+    with pytest.raises(TypeError, match=r"share=3 .expected a function"):
+        optimizer.follow(3)
     optimizer.follow(lambda number: number + 0.5)
     parameter.grad = torch.ones(1)
     optimizer.step()
