@@ -58,7 +58,7 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no ty
         """
         super().__init__(learning_rate, name=name, **kwargs)
         decay = weight_decay or 0.0
-        rate = learning_rate if isinstance(learning_rate, (int, float)) else 0.0
+        rate = learning_rate if isinstance(learning_rate, float) else 0.0
         for option, value in (
             ("learning_rate", rate),
             ("momentum", momentum),

@@ -55,7 +55,7 @@ def _equal_to_torch():
     LARS(100.0).apply([tf.fill((100, 10), tf.constant(300.0, "float16"))], [half])
     np.testing.assert_allclose(half.numpy(), 270.0)
     for bad in (
-        {"learning_rate": -1},
+        {"learning_rate": -1.0},
         {"momentum": -1.0},
         {"trust_clamp": (2, 1)},
         {"momentum": 0.0, "nesterov": True},
