@@ -32,8 +32,8 @@ _BLOCK = 4096
 #: Of sets that are being removed.
 _GONE = ".gone"
 _removed = itertools.count()
-#: Longer than anybody has the account who is not paused.
-_PATIENCE_S = 5.0
+#: Longer than anybody has the account who is not paused; and for how long to wait after that.
+_PATIENCE_S, _NEXT_PATIENCE_S = 5.0, 0.1
 #: Longer than it takes to count the files of a set.
 _COUNTING_S = 600.0
 #: Between two looks whether a set has been counted.
@@ -79,6 +79,7 @@ class Account:
     def __init__(self, folder: Path) -> None:
         """Know where it is; nothing is made or read."""
         self.folder = folder / FOLDER
+        self._has_given_up = False
 
     def enter(self, name: str) -> int:
         """Become a user of a set; returns the descriptor that makes this process one.
@@ -204,14 +205,15 @@ class Account:
         """The bytes of each set, to be changed by one at a time."""
         descriptor = os.open(self.folder / "account", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            deadline, nap = time.monotonic() + _PATIENCE_S, 0.0001
+            patience_s, nap = _NEXT_PATIENCE_S if self._has_given_up else _PATIENCE_S, 0.0001
+            deadline = time.monotonic() + patience_s
             while not try_lock(descriptor, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
-                    raise BusyError(
-                        f"another process has had {self.folder}/account for {_PATIENCE_S:.0f} s"
-                    )
+                    self._has_given_up = True
+                    raise BusyError(f"another process has had {self.folder}/account for long")
                 time.sleep(nap)
                 nap = min(2 * nap, 0.01)
+            self._has_given_up = False
             before = os.pread(descriptor, 1 << 20, 0)
             sets = self._read(before)
             try:

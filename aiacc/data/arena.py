@@ -30,8 +30,8 @@ _VOID = bytes(ENTRY.size)
 _COUNTER = struct.Struct("<Q")
 #: Locks are tried again after so long: waiting for one in the kernel has no deadline.
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.0002, 0.02
-#: Longer than anybody writes; who waits longer goes without.
-_PATIENCE_S = 5.0
+#: Longer than anybody writes who is not paused; and for how long to wait after that.
+_PATIENCE_S, _NEXT_PATIENCE_S = 5.0, 0.1
 #: Longer than anybody counts; what is counted is lost then.
 _COUNTING_S = 0.5
 #: Of counters, for processes beyond those that have a row of their own.
@@ -55,8 +55,8 @@ class Arena:
         self._file: ArenaFile = attach(folder / f"{PREFIX}{name}", plan)
         self._layout = self._file.layout
         self._evict = evict
-        self._row = -1
-        self._row_pid = 0
+        self._row = self._row_pid = 0
+        self._has_given_up = False
         #: Why nothing more is admitted: memory itself is full. None while it is not.
         self.failure: OSError | None = None
 
@@ -222,7 +222,10 @@ class Arena:
     def _appending(self) -> Iterator[bool]:
         """Be the one who changes the index; False if the one who does has stopped for long."""
         with self._file.mutex:
-            is_mine = self._lock(_APPENDING, _PATIENCE_S)
+            is_mine = self._lock(
+                _APPENDING, _NEXT_PATIENCE_S if self._has_given_up else _PATIENCE_S
+            )
+            self._has_given_up = not is_mine
             try:
                 yield is_mine
             finally:

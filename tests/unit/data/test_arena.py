@@ -417,3 +417,15 @@ def test_processes_without_counters_of_their_own_share_some(arena, monkeypatch):
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 5
     assert arena.counters()[3] == 5 * 50 * 2
+
+
+def test_a_paused_writer_is_waited_for_once(arena, monkeypatch):
+    waited, lock = [], arena._lock
+
+    def locked(byte, patience_s):
+        waited.append(patience_s)
+        return len(waited) > 2 and lock(byte, patience_s)
+
+    monkeypatch.setattr(arena, "_lock", locked)
+    assert [arena.write(key(number), content(number)) for number in range(4)] == [0, 0, 1, 1]
+    assert waited == [5.0, 0.1, 0.1, 5.0]

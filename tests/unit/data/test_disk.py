@@ -351,6 +351,9 @@ def test_a_paused_process_with_the_account_does_not_end_writing(disk, tmp_path, 
     monkeypatch.setattr(account, "_PATIENCE_S", 0.0)
     with disk._account._changed():
         assert not disk.write(key(1), content(1))
+        monkeypatch.undo()
+        monkeypatch.setattr(account, "_NEXT_PATIENCE_S", 0.0)
+        assert not disk.write(key(2), content(2))  # without waiting as long again
     assert disk.failure is None
     assert disk.write(key(1), content(1))
 
