@@ -14,13 +14,15 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from aiacc.data import admission
 from aiacc.data import layout as geometry
 from aiacc.data.arena_file import PREFIX, ArenaFile, attach, sweep
 from aiacc.data.layout import ENTRY, Entry, Eviction, Layout, Segment
 from aiacc.data.record import CorruptRecordError
-from aiacc.data.sizes import leaves_room
+from aiacc.data.sizes import is_backed, leaves_room
 
 #: Bytes of the file that stand for locks, far behind its end.
 _APPENDING = 1 << 60
@@ -67,13 +69,18 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes of records."""
-        return sum(one.used - one.begin for one in self._segments())
+        """Bytes of records, but for those that pass through the window."""
+        segments = self._segments()
+        counted = segments if self._evict == "lru" else segments[:1]
+        return sum(one.used - one.begin for one in counted)
 
     @property
     def window(self) -> int:
-        """Bytes for records that were fetched ahead and do not stay."""
-        return sum(end - begin for begin, end in self._layout.segments[1:])
+        """Bytes for records that pass through: more while few have come to stay."""
+        stay, *moving = self._segments()
+        if self._evict == "lru":
+            return sum(one.end - one.begin for one in moving)
+        return moving[0].end - admission.bottom(stay, moving[0])
 
     @property
     def largest(self) -> int:
@@ -126,7 +133,7 @@ class Arena:
         Args:
             key: Of 16 bytes.
             record: Whole record.
-            may_go: Whether it was fetched ahead: it gets a place in the window then, if no other.
+            may_go: Whether it gets a place in the window, if no other.
             may_stay: Whether it may have a place for ever.
 
         Returns:
@@ -139,33 +146,27 @@ class Arena:
             if key in self or not is_mine:
                 return key in self
             segments = self._segments()
-            place = geometry.admit(segments, len(record), may_go, self._evict, may_stay)
-            number = self._free_entry(key, [one.generation for one in segments])
+            place = admission.admit(segments, len(record), self._evict, may_go, may_stay)
+            number = self._free_entry(key, segments)
             if place is None or number is None:
                 return False
-            segment = segments[place.segment]
-            is_new = segment.generation == 1  # else what was there has taken the memory already
-            if is_new and not leaves_room(self._file.descriptor, len(record)):
+            has_memory = is_backed(self._file.descriptor, place.begin, len(record))
+            if not has_memory and not leaves_room(self._file.descriptor, len(record)):
                 return False
-            if place.empties:
-                generation = (segment.generation + 1) % (1 << 32)
-                segment = Segment(segment.begin, segment.end, segment.begin, generation, 0)
-                self._put(place.segment, segment)
-            if not self._store(segment.used, record):
+            after = place.after
+            if self._evict == "lru":
+                after = replace(after, last_use=time.monotonic_ns())
+            # Before its bytes: those who read what lies there must see that it is void.
+            self._put(place.segment, after)
+            if not self._store(place.begin, record):
                 return False
-            end = segment.used + len(record)
-            end += -end % geometry.ALIGNMENT
-            moved = Segment(
-                segment.begin, segment.end, end, segment.generation, time.monotonic_ns()
-            )
-            self._put(place.segment, moved)
             entry = Entry(
                 key,
-                segment.used,
+                place.begin,
                 len(record),
                 checksum,
                 place.segment,
-                segment.generation,
+                after.generation,
             )
             at = self._layout.entry_at(number)
             self._file.map[at : at + ENTRY.size] = entry.pack()
@@ -264,11 +265,11 @@ class Arena:
             if data.startswith(key) and (entry := Entry.unpack(data)) is not None:
                 yield number, entry
 
-    def _free_entry(self, key: bytes, generations: Sequence[int]) -> int | None:
+    def _free_entry(self, key: bytes, segments: Sequence[Segment]) -> int | None:
         """An entry that was never used, or is void; None if all that the key may have are taken."""
         for number in self._layout.probes(key):
             at = self._layout.entry_at(number)
-            if geometry.is_free(self._file.map[at : at + ENTRY.size], generations):
+            if admission.is_free(self._file.map[at : at + ENTRY.size], segments, self._evict):
                 return number
         return None
 
@@ -276,8 +277,13 @@ class Arena:
         if entry.segment >= len(self._layout.segments):
             return False
         begin, end = self._layout.segments[entry.segment]
-        inside = begin <= entry.begin and entry.begin + entry.size <= end
-        return inside and self._segment(entry.segment).generation == entry.generation
+        if not (begin <= entry.begin and entry.begin + entry.size <= end):
+            return False
+        segment = self._segment(entry.segment)
+        if self._evict == "never" and entry.segment == 1:
+            place = entry.begin, entry.generation
+            return admission.is_in_window(*place, self._segment(0), segment)
+        return segment.generation == entry.generation
 
     def _segment(self, number: int) -> Segment:
         at = self._layout.segment_at(number)

@@ -1,10 +1,9 @@
 """How the arena's file is divided, and what lies where in its index. Pure.
 
 ``header | segments | counters | index | heap``. The heap is divided into segments, which are
-filled from their beginning and emptied as a whole: a segment's *generation* grows when it is
-emptied, and entries of older generations are void. Records that stay for ever go to segment 0. The
-others are those of an LRU cache, or the *window* of records that have been fetched ahead and found
-no room to stay.
+filled from their beginning. Those of an LRU cache are emptied as a whole: a segment's *generation*
+grows then, and entries of older generations are void. Without eviction there are two: records that
+stay for ever, and the *window* of records that pass through, a ring whose generation is its lap.
 
 An index entry is written by one process at a time and read by all without a lock, so it ends with a
 checksum of itself: an entry that is half written counts as none.
@@ -12,17 +11,17 @@ checksum of itself: an entry that is half written counts as none.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Eviction = Literal["never", "lru"]
 
 HEADER = struct.Struct("<8sIIQQQQ")
-MAGIC = b"aiacc-a1"
+MAGIC = b"aiacc-a2"
 SEGMENTS_AT = 256
 SEGMENT = struct.Struct("<QQQQQ")  # begin, end, where the next record goes, generation, last use
 LAST_USE = struct.Struct("<Q")
@@ -36,8 +35,7 @@ ALIGNMENT = 64
 _PAGE = 4096
 #: Segments of an LRU cache: so many parts of it are emptied one by one.
 _LRU_SEGMENTS = 32
-_WINDOW_SEGMENTS = 8
-#: Share of a cache that never evicts which is the window.
+#: Share of a cache that never evicts which is always the window.
 _WINDOW_SHARE = 8
 #: Share of the file that the index may have.
 _INDEX_SHARE = 8
@@ -55,7 +53,7 @@ class Layout:
     @property
     def rows_at(self) -> int:
         """Where the counters begin."""
-        return _aligned(SEGMENTS_AT + SEGMENT.size * len(self.segments), _PAGE)
+        return aligned(SEGMENTS_AT + SEGMENT.size * len(self.segments), _PAGE)
 
     @property
     def index_at(self) -> int:
@@ -65,7 +63,7 @@ class Layout:
     @property
     def heap_at(self) -> int:
         """Where records begin; everything before is always in memory."""
-        return _aligned(self.index_at + self.entries * ENTRY.size, _PAGE)
+        return aligned(self.index_at + self.entries * ENTRY.size, _PAGE)
 
     def segment_at(self, number: int) -> int:
         """Where the description of a segment is."""
@@ -87,8 +85,15 @@ class Layout:
     def pack(self) -> bytes:
         """Everything before the counters, for an arena that is empty."""
         head = HEADER.pack(MAGIC, ENTRY.size, len(self.segments), self.size, self.entries, 0, 0)
-        table = b"".join(Segment(begin, end, begin, 1, 0).pack() for begin, end in self.segments)
+        table = b"".join(one.pack() for one in self.empty_segments())
         return head.ljust(SEGMENTS_AT, b"\0") + table
+
+    def empty_segments(self) -> list[Segment]:
+        """The table of an arena without records."""
+        table = [Segment(begin, end, begin, 1, 0) for begin, end in self.segments]
+        if len(table) == 2:  # the window begins with a lap, at a place that depends on the rest
+            table[1] = Segment(table[1].begin, table[1].end, table[1].end, 1, 0)
+        return table
 
     @staticmethod
     def unpack(data: bytes) -> Layout:
@@ -111,16 +116,18 @@ def plan(size: int, samples: int | None, evict: Eviction) -> Layout:
     wanted = size // 4096 if samples is None else samples
     most = max(PROBES, min(wanted * 3 // 2, size // _INDEX_SHARE // ENTRY.size))
     entries = _prime_up_to(most)  # so that every step leads everywhere
-    count = 1 + (_LRU_SEGMENTS if evict == "lru" else _WINDOW_SEGMENTS)
+    count = 1 + _LRU_SEGMENTS if evict == "lru" else 2
     empty = Layout(0, entries, ((0, 0),) * count)
-    room = max(0, size - empty.heap_at)
-    moving = room if evict == "lru" else room // _WINDOW_SHARE
-    each = moving // (count - 1) // ALIGNMENT * ALIGNMENT
-    begin = empty.heap_at + (room - each * (count - 1)) // ALIGNMENT * ALIGNMENT
-    segments = [(empty.heap_at, empty.heap_at if evict == "lru" else begin)]
-    for number in range(count - 1):
-        segments.append((begin + number * each, begin + (number + 1) * each))
-    return Layout(max(size, empty.heap_at), entries, tuple(segments))
+    begin = empty.heap_at
+    room = max(0, size - begin) // ALIGNMENT * ALIGNMENT
+    if evict == "lru":
+        each = room // _LRU_SEGMENTS // ALIGNMENT * ALIGNMENT
+        places = [begin + number * each for number in range(_LRU_SEGMENTS + 1)]
+        segments = ((begin, begin), *itertools.pairwise(places))
+    else:
+        window = aligned(room // _WINDOW_SHARE, ALIGNMENT)
+        segments = ((begin, begin + room - window), (begin, begin + room))
+    return Layout(max(size, begin), entries, segments)
 
 
 @dataclass(frozen=True)
@@ -149,39 +156,6 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a record goes, and whether its segment is emptied before."""
-
-    segment: int
-    empties: bool
-
-
-def admit(
-    segments: Sequence[Segment], size: int, may_go: bool, evict: Eviction, may_stay: bool = True
-) -> Place | None:
-    """Where a record of ``size`` bytes goes; None: nowhere.
-
-    Args:
-        segments: All of them.
-        size: Of the record.
-        may_go: Whether it was fetched ahead, so that a place in the window is worth while.
-        evict: The arena's.
-        may_stay: Whether it may have a place for ever.
-    """
-    needed = _aligned(size, ALIGNMENT)
-    stay, moving = segments[0], segments[1:]
-    if may_stay and needed <= stay.room:
-        return Place(0, False)
-    if (evict == "never" and not may_go) or needed > moving[0].end - moving[0].begin:
-        return None
-    for number, one in enumerate(moving, 1):
-        if needed <= one.room:
-            return Place(number, False)
-    oldest = min(range(len(moving)), key=lambda number: moving[number].last_use)
-    return Place(1 + oldest, True)
-
-
-@dataclass(frozen=True)
 class Entry:
     """A record in the index."""
 
@@ -205,18 +179,6 @@ class Entry:
         return Entry(*fields) if own == zlib.crc32(data[:-4]) else None
 
 
-def is_free(data: bytes, generations: Sequence[int]) -> bool:
-    """Whether an entry's place may be taken: nothing, half an entry, or one of a past generation.
-
-    Args:
-        data: Of the entry.
-        generations: Of each segment, now.
-    """
-    *_, segment, generation, own = ENTRY.unpack(data)
-    is_current = segment < len(generations) and generations[segment] == generation
-    return not is_current or own != zlib.crc32(data[:-4])
-
-
 def _prime_up_to(most: int) -> int:
     while any(most % divisor == 0 for divisor in range(2, math.isqrt(most) + 1)):
         most -= 1
@@ -227,5 +189,6 @@ def _places(count: int) -> range:
     return range(SEGMENTS_AT, SEGMENTS_AT + SEGMENT.size * count, SEGMENT.size)
 
 
-def _aligned(size: int, alignment: int) -> int:
+def aligned(size: int, alignment: int) -> int:
+    """The next multiple of ``alignment``."""
     return size + -size % alignment

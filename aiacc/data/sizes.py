@@ -98,6 +98,14 @@ def leaves_room(descriptor: int, size: int) -> bool:
     return not is_memory or free >= (1 - _MOST_SHARE) * system.f_blocks * system.f_frsize
 
 
+def is_backed(descriptor: int, begin: int, size: int) -> bool:
+    """Whether bytes of a file have their memory already, so that writing them takes no more."""
+    try:
+        return os.lseek(descriptor, begin, os.SEEK_HOLE) >= begin + size
+    except OSError:  # behind its end, or nobody knows
+        return False
+
+
 def most_memory(*there_is: int) -> float:
     """Bytes that caches may have where there are so many, in each sense; 0: not known. Pure."""
     return _MOST_SHARE * min(filter(None, there_is), default=float("inf"))

@@ -69,6 +69,26 @@ def test_what_is_fetched_ahead_passes_through_a_window(arena):
     assert arena.read(key(0)) == content(0)
 
 
+def test_what_passes_through_has_the_room_that_nobody_stays_in(arena):
+    """Memory of 1 MB for 1,900 records; 700 of them stay."""
+    passing = range(700, 3000)
+    for number in range(700):
+        assert arena.write(key(number), content(number))
+    for number in passing:
+        assert arena.write(key(number), content(number), may_go=True, may_stay=False)
+    assert all(arena.read(key(number)) == content(number) for number in range(700))
+    there = [number for number in passing if key(number) in arena]
+    assert there == list(passing)[-len(there) :]  # the last ones
+    free = arena._layout.segments[1][1] - arena._layout.heap_at - 700 * 512
+    assert arena.window == free
+    assert free - 512 < len(there) * 512 <= free
+    for number in range(3000, 3300):  # those who stay take it back
+        assert arena.write(key(number), content(number))
+    left = [number for number in there if key(number) in arena]
+    assert 0 < len(left) < len(there) - 250
+    assert all(arena.read(key(number)) == content(number) for number in left)
+
+
 def test_lru_keeps_what_is_used(tmp_path):
     arena = open_arena(tmp_path, evict="lru")
     for number in range(4000):
@@ -385,18 +405,19 @@ def test_readers_do_not_wait_while_another_thread_waits_for_its_turn_to_write(ar
     assert arena.counters()[0] == 1
 
 
-def test_what_takes_no_more_memory_is_written_where_none_is_left(tmp_path, monkeypatch):
-    arena = open_arena(tmp_path, size=100_000, samples=300, evict="lru")
-    assert arena.write(key(0), content(0))
+@pytest.mark.parametrize("evict", ["never", "lru"])
+def test_what_takes_no_more_memory_is_written_where_none_is_left(tmp_path, monkeypatch, evict):
+    arena = open_arena(tmp_path, size=1_000_000, samples=300, evict=evict)
+    assert arena.write(key(0), content(0, 9000), may_go=True)
     monkeypatch.setattr(module, "leaves_room", lambda descriptor, size: False)
-    assert not arena.write(key(1), content(1))
+    assert not arena.write(key(1), content(1, 9000), may_go=True)
     assert arena.failure is None  # there may be room again
     monkeypatch.undo()
-    for number in range(300):
-        assert arena.write(key(number), content(number))
+    for number in range(200):
+        assert arena.write(key(number), content(number, 9000), may_go=True)
     monkeypatch.setattr(module, "leaves_room", lambda descriptor, size: False)
-    assert arena.write(key(400), content(400))
-    assert arena.read(key(400)) == content(400)
+    assert arena.write(key(400), content(400, 9000), may_go=True)
+    assert arena.read(key(400)) == content(400, 9000)
     arena.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 from aiacc.data import CachedDataset, sizes, store
 from aiacc.data.sizes import (
     folder_and_bytes,
+    is_backed,
     leaves_room,
     memory_there_is,
     most_memory,
@@ -103,3 +104,14 @@ def test_a_quarter_of_the_file_system_in_memory_stays_free(tmp_path, monkeypatch
         assert leaves_room(file.fileno(), 10**9)
         monkeypatch.setattr(sizes, "SHARED_MEMORY", tmp_path / "none")
         assert leaves_room(file.fileno(), 10**9)
+
+
+def test_what_has_its_memory_already():
+    with (sizes.SHARED_MEMORY / f"aiacc-test-{os.getpid()}").open("w+b") as file:
+        Path(file.name).unlink()
+        file.truncate(1 << 16)
+        os.pwrite(file.fileno(), bytes(100), 8192)
+        assert is_backed(file.fileno(), 8192, 4096)
+        assert not is_backed(file.fileno(), 8192, 4097)
+        assert not is_backed(file.fileno(), 0, 100)
+        assert not is_backed(file.fileno(), 1 << 17, 1)
