@@ -6,7 +6,7 @@ import logging
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from aiacc.data.fingerprint import fingerprint_of, named
 from aiacc.data.layout import Eviction
 from aiacc.data.neighbours import Exchange
 from aiacc.data.orders import SHARDS, Epoch, Indices, Shard, Topology
+from aiacc.data.record import decode
 from aiacc.data.sampler import ShardSampler, check_job, first_epoch, place_of
 from aiacc.data.sizes import SHARED_MEMORY, folder_and_bytes
 from aiacc.data.statistics import Statistics
@@ -151,19 +152,20 @@ class CachedDataset:
         numbers = [self._index(index) for index in indices]
         if self._requests == 1:
             return [self._finish(self._source.get(number)) for number in numbers]
-        distinct = dict.fromkeys(numbers)
-        absent = [
-            number for number in distinct if not self._store.in_memory(self._source.key(number))
-        ]
-        with ThreadPoolExecutor(min(self._requests, max(1, len(absent)))) as pool:
+        with ThreadPoolExecutor(self._requests) as pool:
             # Only what is absent: a sample that is there takes less time than handing it over.
-            coming = {number: pool.submit(self._source.get, number) for number in absent}
-            return [
-                self._finish(
-                    coming.pop(number).result() if number in coming else self._source.get(number)
-                )
-                for number in numbers
-            ]
+            coming = {
+                number: self._source.near(number) or pool.submit(self._source.get, number)
+                for number in dict.fromkeys(numbers)
+            }
+
+            def taken(number: int) -> Any:
+                if number not in coming:  # a second time
+                    return self._source.get(number)
+                one = coming.pop(number)
+                return one.result() if isinstance(one, Future) else decode(one)
+
+            return [self._finish(taken(number)) for number in numbers]
 
     def sampler(
         self,

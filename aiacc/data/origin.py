@@ -58,6 +58,10 @@ class Source:
         """A sample; a copy of the caller's own."""
         return record.decode(self.store.obtain(self.key(name), lambda: self.fetch(name)))
 
+    def near(self, name: Any) -> bytearray | None:
+        """The record of a sample that is in memory, a copy; None if it is not."""
+        return self.store.from_memory(self.key(name))
+
     def bring(self, name: Any) -> None:
         """Get a sample to where others find it."""
         self.store.bring(self.key(name), lambda: self.fetch(name))

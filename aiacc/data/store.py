@@ -120,8 +120,7 @@ class Store:
         Raises:
             Exception: What ``fetch`` raised.
         """
-        self._check_open()
-        found = self._from_memory(key, lent)
+        found = self.from_memory(key, lent)
         if found is None:
             with self._stall(lent):
                 found = self._absent(key, fetch, lent)
@@ -131,8 +130,7 @@ class Store:
 
     def find(self, key: bytes) -> bytearray | None:
         """The record of a key, a copy; None if no tier has it. Blocks: never for others."""
-        self._check_open()
-        return self._from_memory(key, False) or self._from_disk(key, False)
+        return self.from_memory(key, False) or self._from_disk(key, False)
 
     def bring(self, key: bytes, fetch: Callable[[], bytes]) -> None:
         """Get a record to the nearest tier that has room, for others who will read it.
@@ -156,8 +154,10 @@ class Store:
         if not self._closing.alive:
             raise ValueError("this cache was closed (expected an open one); make another of it")
 
-    def _from_memory(self, key: bytes, ahead: bool) -> bytearray | None:
-        return self._hit("memory", self._arena.read, key, ahead)
+    def from_memory(self, key: bytes, lent: bool = False) -> bytearray | None:
+        """The same from the nearest tier only."""
+        self._check_open()
+        return self._hit("memory", self._arena.read, key, lent)
 
     def _from_disk(self, key: bytes, ahead: bool) -> bytearray | None:
         if self._disk is None:
@@ -200,7 +200,7 @@ class Store:
             if found is None:
                 with self._arena.claim(key, _PATIENCE_S) as is_free:
                     # Somebody else may have fetched it meanwhile.
-                    found = self._from_memory(key, ahead) or self._from_disk(key, ahead)
+                    found = self.from_memory(key, ahead) or self._from_disk(key, ahead)
                     if found is None and (is_free or not ahead):
                         found = bytearray(self._fetched(key, fetch, ahead))
         except BaseException as error:

@@ -184,6 +184,19 @@ def test_requests_of_a_batch_are_in_flight_at_a_time(tmp_path):
     cached.close()
 
 
+def test_what_is_lost_from_memory_is_fetched_at_a_time_too(tmp_path):
+    source = Together(tmp_path / "log", 8)
+    cached = CachedDataset(source, (tmp_path, "1MB"), fingerprint="lost", requests=8)
+    cached._store.count("compared", 3)
+    batch = cached.__getitems__(range(8))
+    file = cached._store._arena._file
+    for sample in batch:
+        os.pwrite(file.descriptor, b"\x00\xff", file.map.find(sample["image"].numpy().tobytes()))
+    assert same(cached.__getitems__(range(8)), batch)
+    assert cached.statistics().corrupt == 8
+    cached.close()
+
+
 def test_threads_that_want_the_same_sample_fetch_it_once(tmp_path):
     entered, go_on = threading.Event(), threading.Event()
 
