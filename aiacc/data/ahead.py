@@ -37,6 +37,23 @@ def how_far(wanted: int, window: int, mean_bytes: float) -> int:
     return min(wanted, int(_FILLED * window / mean_bytes))
 
 
+def how_far_together(
+    wanted: int, window: int, mean_bytes: float, ranks: int, share: float, unread: int
+) -> int:
+    """The same where the ranks of a node share the window, at least 1. Pure.
+
+    Args:
+        wanted: As many as the user wants, of each rank.
+        window: Bytes for samples that pass through.
+        mean_bytes: Of a record; 0 if not known yet.
+        ranks: Of the node.
+        share: Of the samples, those that pass through the window.
+        unread: Samples that the node's samplers have given, and nobody has read yet.
+    """
+    # All that is unread may be one rank's, and the others' samples lie between.
+    return max(1, how_far(wanted + unread, window, mean_bytes * share * ranks) - unread)
+
+
 class Fetcher:
     """The process, from the first announcement to `close` or the end of this one.
 
@@ -61,19 +78,31 @@ class Fetcher:
     def through(self, indices: Iterable[int], count: int) -> Iterator[int]:
         """The same indices; each is announced ``count`` places before its turn."""
         coming: deque[int] = deque()
-        self._start()
+        self.start()
         try:
             for index in indices:
-                self._announce(index, self._given + len(coming))
+                self.announce(index, len(coming))
                 coming.append(index)
                 if len(coming) > count:
-                    self._given += 1
+                    self.skip(1)
                     yield coming.popleft()
             while coming:
-                self._given += 1
+                self.skip(1)
                 yield coming.popleft()
         finally:  # what was announced in vain is past
-            self._given += len(coming)
+            self.skip(len(coming))
+
+    def announce(self, index: int, places: int) -> None:
+        """Let a sample be fetched whose turn is after so many others, if there is a process."""
+        if self._sender is not None:
+            # It is gone, or stands still: then others fetch.
+            with suppress(BlockingIOError, BrokenPipeError):
+                message = _MESSAGE.pack(index, self._given, self._given + places)
+                os.write(self._sender.fileno(), message)
+
+    def skip(self, count: int) -> None:
+        """Say that the turn of so many samples has come."""
+        self._given += count
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -86,7 +115,8 @@ class Fetcher:
             process.join()
             process.close()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process, unless it was before."""
         if self._process is not None:
             return
         context = multiprocessing.get_context(self._method)
@@ -99,12 +129,6 @@ class Fetcher:
         receiver.close()
         self._sender = sender
         os.set_blocking(sender.fileno(), False)
-
-    def _announce(self, index: int, turn: int) -> None:
-        if self._sender is not None:
-            # It is gone, or stands still: then others fetch.
-            with suppress(BlockingIOError, BrokenPipeError):
-                os.write(self._sender.fileno(), _MESSAGE.pack(index, self._given, turn))
 
 
 class AheadOf:

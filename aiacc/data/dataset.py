@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import operator
 import sys
@@ -14,7 +15,7 @@ from aiacc.data import orders, origin
 from aiacc.data.ahead import AheadOf, Fetcher, how_far
 from aiacc.data.fingerprint import fingerprint_of, named
 from aiacc.data.layout import Eviction
-from aiacc.data.neighbours import Exchange
+from aiacc.data.neighbours.exchange import Exchange
 from aiacc.data.orders import SHARDS, Epoch, Indices, Shard, Topology
 from aiacc.data.record import decode
 from aiacc.data.sampler import ShardSampler, check_job, first_epoch, place_of
@@ -23,8 +24,8 @@ from aiacc.data.statistics import Statistics
 from aiacc.data.store import Store, Tiers
 from aiacc.data.warmup import Bar, Progress, quiet, warm
 
-#: Samples of each rank in a round between nodes.
-_ROUND = 64
+#: Samples of each rank that are exchanged between nodes before their turn.
+_AHEAD = 64
 #: Indices that become Python's integers at a time.
 _AT_A_TIME = 1 << 14
 _logger = logging.getLogger("aiacc.data")
@@ -187,9 +188,9 @@ class CachedDataset:
             seed: Of the orders and of the division among nodes; equal on all ranks.
             drop_last: Whether samples are left out that cannot be divided equally among the ranks;
                 some are read twice if not.
-            ahead: See `fetching_ahead`. With shard "neighbour": samples of each rank that are
-                exchanged at a time, 64 if it is 0; the window in memory, an eighth of it, must have
-                room for three times as many of each rank of the node.
+            ahead: See `fetching_ahead`. With shard "neighbour": samples of each rank that are taken
+                from other nodes, or fetched, before their turn, 64 if it is 0; fewer where memory
+                has no room for them.
             reshard_every: With shard "node": epochs after which samples are divided among the
                 nodes anew, so that what ranks see together changes; what is fetched again is most
                 of them.
@@ -211,11 +212,15 @@ class CachedDataset:
                 self.log_epoch(number)
 
         through: Callable[[Epoch, Sequence[Indices]], Iterator[int]]
-        if self._shard == "neighbour" and place.size > 1:
+        if self._shard == "neighbour" and len(place.local_sizes) > 1:
             check_job(place)
             wants_everyones = True
-            each = ahead or _ROUND
-            through = Exchange(self._source, place, self._requests, each, patience_s).through
+            owner = orders.owners(epoch, place.local_sizes)
+            self._source = dataclasses.replace(self._source, keeps=owner == place.node)
+            fetcher = Fetcher(self._source.bring, self._requests, None)
+            through = Exchange(
+                self._source, place, owner, fetcher, ahead or _AHEAD, patience_s
+            ).through
         else:
             wants_everyones = False
             given = self.fetching_ahead((), ahead).through if ahead else iter

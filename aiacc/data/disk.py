@@ -110,7 +110,7 @@ class Disk:
     def __contains__(self, key: bytes) -> bool:
         return self._path(key).exists()
 
-    def write(self, key: bytes, record: bytes | bytearray) -> bool:
+    def write(self, key: bytes, record: bytes | bytearray | memoryview) -> bool:
         """Keep a record if there is room; returns whether it is there now."""
         if self.failure is not None:
             return False
@@ -156,7 +156,9 @@ class Disk:
             path.unlink()
             self._account.release(self._name, size)
 
-    def _store(self, path: Path, head: bytes, record: bytes | bytearray, size: int) -> None:
+    def _store(
+        self, path: Path, head: bytes, record: bytes | bytearray | memoryview, size: int
+    ) -> None:
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}-{next(_temporary)}.tmp")
         try:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from aiacc.data import record
 from aiacc.data.fingerprint import key_of
 from aiacc.data.store import Store
@@ -49,6 +52,8 @@ class Source:
     retries: Retries
     #: What is said in warnings.
     what: str
+    #: Whether this node keeps each sample, by its index; None: all of them.
+    keeps: NDArray[np.bool_] | None = None
 
     def key(self, name: int | str | bytes) -> bytes:
         """The key of a sample in the store."""
@@ -56,7 +61,8 @@ class Source:
 
     def get(self, name: Any) -> Any:
         """A sample; a copy of the caller's own."""
-        return record.decode(self.store.obtain(self.key(name), lambda: self.fetch(name)))
+        stays = self._stays(name)
+        return record.decode(self.store.obtain(self.key(name), lambda: self.fetch(name), stays))
 
     def near(self, name: Any) -> bytearray | None:
         """The record of a sample that is in memory, a copy; None if it is not."""
@@ -64,7 +70,7 @@ class Source:
 
     def bring(self, name: Any) -> None:
         """Get a sample to where others find it."""
-        self.store.bring(self.key(name), lambda: self.fetch(name))
+        self.store.bring(self.key(name), lambda: self.fetch(name), self._stays(name))
 
     def fetch(self, name: Any) -> bytes:
         """The record of a sample, from the user's function."""
@@ -79,6 +85,9 @@ class Source:
                     stacklevel=2,
                 )
         return data
+
+    def _stays(self, name: Any) -> bool:
+        return self.keeps is None or bool(self.keeps[name])
 
     def _attempts(self, name: Any) -> Any:
         try:

@@ -107,7 +107,7 @@ class Store:
         """Whether it is in the nearest tier."""
         return key in self._arena
 
-    def obtain(self, key: bytes, fetch: Callable[[], bytes], lent: bool = False) -> bytearray:
+    def obtain(self, key: bytes, fetch: Callable[[], bytes], stays: bool = True) -> bytearray:
         """The record of a key, from the nearest place that has it; a copy.
 
         Blocks: while it is fetched, by this process or by another one of the node.
@@ -115,43 +115,65 @@ class Store:
         Args:
             key: Of 16 bytes.
             fetch: Makes the record if no tier has it. Called by one process of the node at a time.
-            lent: Whether it is for another node, and not counted as given to a reader here.
+            stays: Whether this node keeps it; it only passes through memory if not.
 
         Raises:
             Exception: What ``fetch`` raised.
         """
-        found = self.from_memory(key, lent)
+        found = self.from_memory(key, False)
         if found is None:
-            with self._stall(lent):
-                found = self._absent(key, fetch, lent)
+            with self._stall():
+                found = self._absent(key, fetch, False, stays)
                 if found is None:  # a thread of this process was bringing it, and left it to others
                     found = bytearray(fetch())
         return found
 
-    def find(self, key: bytes) -> bytearray | None:
-        """The record of a key, a copy; None if no tier has it. Blocks: never for others."""
-        return self.from_memory(key, False) or self._from_disk(key, False)
+    def find(self, key: bytes, lent: bool = False) -> bytearray | None:
+        """The record of a key, a copy; None if no tier has it. Blocks: never for others.
 
-    def bring(self, key: bytes, fetch: Callable[[], bytes]) -> None:
+        Args:
+            key: Of 16 bytes.
+            lent: Whether it is for another node, and not counted as given to a reader here.
+        """
+        return self.from_memory(key, lent) or self._from_disk(key, lent)
+
+    def bring(self, key: bytes, fetch: Callable[[], bytes], stays: bool = True) -> None:
         """Get a record to the nearest tier that has room, for others who will read it.
 
         Where somebody fetches it at this moment, nothing is done.
         Blocks: while it is fetched.
 
+        Args:
+            key: Of 16 bytes.
+            fetch: Makes the record if no tier has it.
+            stays: Whether this node keeps it; it only passes through memory if not.
+
         Raises:
             Exception: What ``fetch`` raised.
         """
         if key not in self._arena:
-            self._absent(key, fetch, True)
+            self._absent(key, fetch, True, stays)
 
-    def receive(self, key: bytes, record: memoryview) -> None:
-        """Take a record that another node keeps; it stays until it is read, more or less."""
+    def receive(self, key: bytes, record: bytes | bytearray | memoryview, stays: bool) -> bool:
+        """Take a record from another node; returns whether there was room.
+
+        Args:
+            key: Of 16 bytes.
+            record: Whole record.
+            stays: Whether this node keeps it from now on; it is there until it is read, more or
+                less, if not.
+        """
         self.count("received")
         self.count("received_bytes", len(record))
-        self._arena.write(key, record, may_go=True, may_stay=False)
+        return self._write(key, record, False, stays)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has closed it."""
+        return self._closing.alive
 
     def _check_open(self) -> None:
-        if not self._closing.alive:
+        if not self.is_open:
             raise ValueError("this cache was closed (expected an open one); make another of it")
 
     def from_memory(self, key: bytes, lent: bool = False) -> bytearray | None:
@@ -159,13 +181,28 @@ class Store:
         self._check_open()
         return self._hit("memory", self._arena.read, key, lent)
 
-    def _from_disk(self, key: bytes, ahead: bool) -> bytearray | None:
+    def _from_disk(self, key: bytes, ahead: bool, stays: bool = True) -> bytearray | None:
         if self._disk is None:
             return None
         found = self._hit("disk", self._disk.read, key, ahead)
         if found is not None:
-            self._arena.write(key, found, ahead)
+            self._arena.write(key, found, ahead or not stays, stays)
         return found
+
+    def _write(
+        self, key: bytes, record: bytes | bytearray | memoryview, may_go: bool, stays: bool
+    ) -> bool:
+        """Whether a record has found a place; it is counted as refused if not."""
+        if stays:
+            is_on_disk = self._disk is not None and self._disk.write(key, record)
+            is_there = self._arena.write(key, record, may_go) or is_on_disk
+        else:
+            is_there = self._arena.write(key, record, may_go=True, may_stay=False)
+        if not is_there:
+            self.count("refused")
+            self._tell_of_size(len(record))
+        self._tell_of_failures()
+        return is_there
 
     def _hit(
         self, tier: str, read: Callable[[bytes], bytearray | None], key: bytes, ahead: bool
@@ -180,7 +217,9 @@ class Store:
             self.count(f"{tier}_bytes", len(found))
         return found
 
-    def _absent(self, key: bytes, fetch: Callable[[], bytes], ahead: bool) -> bytearray | None:
+    def _absent(
+        self, key: bytes, fetch: Callable[[], bytes], ahead: bool, stays: bool
+    ) -> bytearray | None:
         """A record that is not in memory: brought there by one thread of one process."""
         if self._pid != os.getpid():  # threads of the process that has forked this one are not here
             self._forget_threads()
@@ -196,13 +235,13 @@ class Store:
                 self.count("memory_bytes", len(result))
             return bytearray(result) if result else None
         try:
-            found = self._from_disk(key, ahead)
+            found = self._from_disk(key, ahead, stays)
             if found is None:
                 with self._arena.claim(key, _PATIENCE_S) as is_free:
                     # Somebody else may have fetched it meanwhile.
-                    found = self.from_memory(key, ahead) or self._from_disk(key, ahead)
+                    found = self.from_memory(key, ahead) or self._from_disk(key, ahead, stays)
                     if found is None and (is_free or not ahead):
-                        found = bytearray(self._fetched(key, fetch, ahead))
+                        found = bytearray(self._fetched(key, fetch, ahead, stays))
         except BaseException as error:
             coming.set_exception(error)
             raise
@@ -213,18 +252,13 @@ class Store:
             with self._mutex:
                 del self._fetching[key]
 
-    def _fetched(self, key: bytes, fetch: Callable[[], bytes], ahead: bool) -> bytes:
+    def _fetched(self, key: bytes, fetch: Callable[[], bytes], ahead: bool, stays: bool) -> bytes:
         data = fetch()
         self.count("fetched")
         self.count("fetched_bytes", len(data))
         if ahead:
             self.count("ahead")
-        is_on_disk = self._disk is not None and self._disk.write(key, data)
-        is_in_memory = self._arena.write(key, data, ahead)
-        if not is_on_disk and not is_in_memory:
-            self.count("refused")
-            self._tell_of_size(len(data))
-        self._tell_of_failures()
+        self._write(key, data, ahead, stays)
         return data
 
     def _tell_of_failures(self) -> None:
@@ -291,13 +325,12 @@ class Store:
         self._fetching: dict[bytes, Future[bytes]] = {}
 
     @contextmanager
-    def _stall(self, ahead: bool) -> Iterator[None]:
+    def _stall(self) -> Iterator[None]:
         begin = time.monotonic_ns()
         try:
             yield
         finally:
-            if not ahead:
-                self.count("stall_ns", time.monotonic_ns() - begin)
+            self.count("stall_ns", time.monotonic_ns() - begin)
 
 
 def _close(arena: Arena, disk: Disk | None) -> None:

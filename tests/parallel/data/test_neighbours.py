@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
@@ -31,10 +32,11 @@ def _place(sizes):
     return Topology(sizes, *places[hvd.size() - 1 - hvd.rank()])
 
 
-def _open(folder, place):
+def _open(folder, place, size="4MB", origin=None):
     memory = Path(folder) / f"node{place.node}"
     memory.mkdir(exist_ok=True)
-    return CachedDataset(Origin(), (memory, "4MB"), shard="neighbour", requests=4)
+    origin = origin or Origin()
+    return CachedDataset(origin, (memory, size), shard="neighbour", requests=4, fingerprint="o")
 
 
 def _read(cached, indices):
@@ -84,6 +86,108 @@ def test_every_sample_is_fetched_once_by_all_nodes_together(tmp_path):
     for number in (1, 2):
         assert sum(epochs[number].fetched for epochs in nodes) == 0
     assert list(tmp_path.glob("node*/*")) == []
+
+
+class Gated(Origin):
+    """Answers on one node only while somebody has the gate open for writing."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __getitem__(self, index):
+        if self.gate is not None:
+            with Path(self.gate).open("rb"):
+                pass
+        return super().__getitem__(index)
+
+
+def _one_origin_stands_still(gate, folder):
+    hvd.init()
+    place = _place((1, 1))
+    cached = _open(folder, place, origin=Gated(None if place.node else gate))
+    sampler = cached.sampler(seed=1, ahead=SAMPLES, topology=place)
+    if place.node:
+        assert _read(cached, sampler)
+        with Path(gate).open("wb"):  # once the other one asks
+            hvd.barrier()
+    else:
+        assert _read(cached, sampler)
+        hvd.barrier()
+    sampler.set_epoch(1)
+    assert _read(cached, sampler)
+    hvd.barrier()
+    fetched = cached.statistics().fetched
+    hvd.barrier()
+    hvd.shutdown()
+    cached.close()
+    return fetched
+
+
+def test_nobody_waits_for_what_another_one_fetches(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    assert run_ranks(2, _one_origin_stands_still, str(gate), str(tmp_path)) == [SAMPLES // 2] * 2
+
+
+def _with_little_memory(folder, size):
+    hvd.init()
+    place = _place((1, 1))
+    cached = _open(folder, place, size)
+    sampler = cached.sampler(seed=1, ahead=8, topology=place)
+    epochs = []
+    for number in range(3):
+        hvd.barrier()
+        before = cached.statistics()
+        hvd.barrier()
+        sampler.set_epoch(number)
+        assert _read(cached, sampler)
+        hvd.barrier()
+        epochs.append(cached.statistics().since(before))
+    hvd.barrier()
+    hvd.shutdown()
+    cached.close()
+    return epochs
+
+
+def test_what_a_node_has_no_room_for_is_fetched_by_its_readers(tmp_path):
+    found = run_ranks(2, _with_little_memory, str(tmp_path), "150kB")
+    for nodes in zip(*found, strict=True):
+        assert sum(one.samples for one in nodes) == SAMPLES
+        assert sum(one.refused for one in nodes) > 0
+    for nodes in list(zip(*found, strict=True))[1:]:
+        assert 0 < sum(one.fetched for one in nodes) < SAMPLES
+        assert sum(one.received for one in nodes) < SAMPLES / 2  # hardly any goes home in vain
+
+
+def _broken_off(folder):
+    hvd.init()
+    place = _place((1, 1))
+    cached = _open(folder, place)
+    sampler = cached.sampler(seed=1, ahead=8, topology=place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for count, index in enumerate(sampler, 1):
+            assert _read(cached, [index])
+            if count == (12 if place.node else 5):
+                break
+        for number in range(1, 4):
+            hvd.barrier()
+            before = cached.statistics()
+            hvd.barrier()
+            sampler.set_epoch(number)
+            assert _read(cached, sampler)
+    hvd.barrier()
+    found = cached.statistics().since(before)
+    hvd.barrier()
+    hvd.shutdown()
+    cached.close()
+    return found
+
+
+def test_after_an_epoch_broken_off_at_different_places_the_next_is_as_ever(tmp_path):
+    found = run_ranks(2, _broken_off, str(tmp_path))
+    assert sum(one.fetched for one in found) == 0
+    assert sum(one.received for one in found) > SAMPLES / 4
 
 
 def _one_leaves(folder):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aiacc.data.neighbours import Plan, pack, unpack
+from aiacc.data.neighbours.rounds import Message, Plan
 from aiacc.data.orders import Epoch, lists, owners
 
 
@@ -19,8 +19,10 @@ def test_every_sample_comes_once_from_the_node_that_keeps_it(sizes):
             part = samples[begin : begin + 7].tolist()
             came = [(sender, index) for sender, sent in enumerate(sends) for index in sent[reader]]
             assert all(owner[index] == nodes[sender] != nodes[reader] for sender, index in came)
-            own = plan.own(reader, begin, begin + 7)
-            assert all(owner[index] == nodes[reader] for index in own)
+            assert {index: sender for sender, index in came} == plan.lenders(
+                reader, begin, begin + 7
+            )
+            own = [index for index in part if owner[index] == nodes[reader]]
             assert sorted([index for _, index in came] + own) == sorted(part)
 
 
@@ -33,13 +35,15 @@ def test_the_ranks_of_a_node_send_alike():
 
 
 def test_messages_come_back():
-    records = [(bytes([n]) * 16, bytes(range(n))) for n in range(5)]
-    found = unpack(memoryview(pack(records[:2]) + pack([]) + pack(records[2:])))
-    assert [(key, bytes(record)) for key, record in found] == records
+    for count in range(4):
+        records = [(bytes([n]) * 16, n % 2 == 1, bytes(range(n))) for n in range(count)]
+        found = Message.unpack(memoryview(Message(7, count == 2, records).pack()))
+        assert (found.number, found.is_full) == (7, count == 2)
+        assert [(key, stays, bytes(record)) for key, stays, record in found.records] == records
 
 
-@pytest.mark.parametrize("cut", [1, 10, 24, 30])
+@pytest.mark.parametrize("cut", [0, 1, 8, 10, 33, 40, 50])
 def test_halves_of_messages_are_refused(cut):
-    message = pack([(b"k" * 16, b"record of some length")])
+    message = Message(1, False, [(b"k" * 16, True, b"record of some length")]).pack()
     with pytest.raises(ValueError, match="message of records"):
-        list(unpack(memoryview(message)[:cut]))
+        Message.unpack(memoryview(message)[:cut])

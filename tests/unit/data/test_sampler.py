@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from aiacc.data import CachedDataset, Topology
-from aiacc.data.ahead import how_far
+from aiacc.data.ahead import how_far, how_far_together
 from aiacc.data.warmup import Bar
 
 FORK = multiprocessing.get_context("fork")
@@ -356,3 +356,13 @@ def test_no_other_shards(tmp_path):
     with pytest.raises(ValueError, match="shard='half'"):
         cache(tmp_path, shard="half")
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_how_far_together():
+    """Two ranks that share a window, half of whose samples pass through it."""
+    assert how_far_together(100, 10**6, 0, 2, 0.5, 0) == 100
+    assert how_far_together(100, 10**6, 10**5, 2, 0.5, 0) == 7
+    assert how_far_together(100, 10**6, 10**5, 2, 0.5, 5) == 2
+    assert how_far_together(100, 10**6, 10**5, 2, 0.5, 1000) == 1
+    assert how_far_together(100, 10**9, 10**5, 2, 0.5, 50) == 100
+    assert how_far_together(100, 0, 10**5, 2, 0.5, 50) == 100  # nothing but a disk

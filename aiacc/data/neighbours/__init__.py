@@ -1,0 +1,1 @@
+"""Samples from the node that keeps them, instead of from the origin."""
