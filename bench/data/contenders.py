@@ -77,7 +77,7 @@ def aiacc_half(place: Place) -> Begin:
 
 def aiacc_neighbour(place: Place) -> Begin:
     """The same; what the other node keeps comes from there."""
-    return _aiacc(place, ahead=BATCH, memory=place.half, disk=None, shard="neighbour")
+    return _aiacc(place, ahead=AHEAD, memory=place.half, disk=None, shard="neighbour")
 
 
 def web_dataset(place: Place) -> Begin:
