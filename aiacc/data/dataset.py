@@ -125,6 +125,7 @@ class CachedDataset:
             len(dataset),
         )
         self._keeps = memory is not None or disk is not None
+        self._has_memory = tiers.memory[1] > 0
         self._store = Store(self.fingerprint, tiers)
         what = type(dataset).__name__
         tries = origin.Retries(retries, retry_on)
@@ -200,7 +201,7 @@ class CachedDataset:
 
         Raises:
             ValueError: An argument that is none of these, or nodes of different sizes without
-                ``topology``; shard "neighbour" in a job of another size.
+                ``topology``; shard "neighbour" in a job of another size, or without memory.
         """
         if ahead < 0:
             raise ValueError(f"ahead={ahead} (expected 0, nothing ahead, or more samples)")
@@ -214,6 +215,11 @@ class CachedDataset:
         through: Callable[[Epoch, Sequence[Indices]], Iterator[int]]
         if self._shard == "neighbour" and len(place.local_sizes) > 1:
             check_job(place)
+            if not self._has_memory:
+                raise ValueError(
+                    'shard="neighbour" without memory= (expected some: samples of other nodes '
+                    'pass through it); give memory=, or shard="node"'
+                )
             wants_everyones = True
             owner = orders.owners(epoch, place.local_sizes)
             self._source = dataclasses.replace(self._source, keeps=owner == place.node)

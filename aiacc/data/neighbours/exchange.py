@@ -209,7 +209,10 @@ class Exchange:
             pass
         absent = {index for index in one.absent if not store.in_memory(key(index))}
         lenders = one.plan.lenders(rank, one.begin, one.end)
-        self._homeless.update({index: lenders[index] for index in absent & set(lenders)})
+        foreign = absent & set(lenders)
+        if not store.window:  # fetched ahead, they would have no place until they are read
+            absent -= foreign
+        self._homeless.update({index: lenders[index] for index in foreign})
         for index in list(self._homeless)[:-_MOST_HOMELESS]:
             del self._homeless[index]
         one.absent = absent

@@ -224,6 +224,23 @@ def _alone():
         cached.close()
 
 
+def _without_memory(folder):
+    hvd.init()
+    cached = CachedDataset(Origin(), None, (folder, "1MB"), shard="neighbour")
+    try:
+        cached.sampler(topology=_place((1, 1)))
+    except ValueError as error:
+        return str(error)
+    finally:
+        cached.close()
+        hvd.shutdown()
+
+
+def test_no_memory_is_refused(tmp_path):
+    for said in run_ranks(2, _without_memory, str(tmp_path)):
+        assert "without memory= (expected some" in said
+
+
 def test_a_job_of_another_size_is_refused():
     said, is_whole = run_ranks(1, _alone)[0]
     assert "a topology of 2 ranks in a job of 1" in said
