@@ -29,6 +29,8 @@ LOCK = "lock"
 SUFFIX = ".rec"
 _SET = re.compile(r"[0-9a-f]{32}")
 _BLOCK = 4096
+#: Whoever has put a link into the folder does not get the file that it points to changed.
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 #: Of sets that are being removed.
 _GONE = ".gone"
 _removed = itertools.count()
@@ -100,7 +102,8 @@ class Account:
         deadline = time.monotonic() + _COUNTING_S
         while time.monotonic() < deadline:
             place.mkdir(exist_ok=True)
-            descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _refuse_links(place)
+            descriptor = os.open(place / LOCK, _FLAGS, 0o666)
             try:
                 if self._is_entered(name, place, descriptor):
                     os.utime(descriptor)
@@ -176,12 +179,12 @@ class Account:
         for name in sets:
             if name != mine:
                 with suppress(OSError):
-                    descriptor = os.open(self.folder / name / LOCK, os.O_RDWR | os.O_CLOEXEC)
+                    descriptor = os.open(self.folder / name / LOCK, _FLAGS & ~os.O_CREAT)
                     try:
                         if try_lock(descriptor, fcntl.LOCK_EX):
                             found[name] = os.fstat(descriptor).st_mtime
                     finally:
-                        os.close(descriptor)
+                        _unlock_and_close(descriptor)
         return found
 
     def _set_aside(self, sets: dict[str, int], name: str) -> int:
@@ -203,7 +206,7 @@ class Account:
     @contextmanager
     def _changed(self) -> Iterator[dict[str, int]]:
         """The bytes of each set, to be changed by one at a time."""
-        descriptor = os.open(self.folder / "account", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self.folder / "account", _FLAGS, 0o666)
         try:
             patience_s, nap = _NEXT_PATIENCE_S if self._has_given_up else _PATIENCE_S, 0.0001
             deadline = time.monotonic() + patience_s
@@ -224,13 +227,13 @@ class Account:
                     os.pwrite(descriptor, after, 0)
                     os.ftruncate(descriptor, len(after))
         finally:
-            os.close(descriptor)
+            _unlock_and_close(descriptor)
 
     def _read(self, data: bytes) -> dict[str, int]:
         """The sets of an account; those that are there if it is none."""
         try:
             content = json.loads(data) if data else None
-        except ValueError:  # somebody was killed while writing it
+        except (ValueError, RecursionError):  # somebody was killed while writing it
             content = None
         if isinstance(content, dict) and content.get("version") == VERSION:
             sets = content.get("sets")
@@ -253,8 +256,27 @@ def records_of(place: Path) -> Iterator[os.DirEntry[str]]:
     """The files of the records of a set."""
     with suppress(OSError), os.scandir(place) as folders:
         for folder in folders:
-            with suppress(OSError), os.scandir(folder) as files:
-                yield from (file for file in files if file.name.endswith(SUFFIX))
+            if folder.is_dir(follow_symlinks=False):
+                with suppress(OSError), os.scandir(folder) as files:
+                    yield from (file for file in files if file.name.endswith(SUFFIX))
+
+
+def _refuse_links(place: Path) -> None:
+    """Raise OSError if a set, or a folder of it, is a link: what is removed there is another's."""
+    paths = [place]
+    with suppress(FileNotFoundError):  # removed at this moment
+        paths += place.iterdir()
+    for path in paths:
+        if path.is_symlink():
+            raise OSError(f"{path} is a symbolic link (expected a folder of a cache); remove it")
+
+
+def _unlock_and_close(descriptor: int) -> None:
+    """Unlock first: a child that was forked meanwhile has the descriptor, and the lock, too."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def _bytes_of(place: Path) -> int:

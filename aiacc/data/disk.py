@@ -40,6 +40,10 @@ def oldest(files: Iterable[tuple[float, int, str]], needed: int) -> list[tuple[s
     return chosen
 
 
+def _head(key: bytes, size: int, checksum: int) -> bytes:
+    return _HEADER.pack(_MAGIC, key, max(0, size), checksum)
+
+
 class Disk:
     """The records of one dataset in a folder.
 
@@ -89,17 +93,20 @@ class Disk:
         """
         path = self._path(key)
         try:
-            with path.open("rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
+            # Neither waiting for who writes to a pipe nor reading what a link points to.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb", buffering=0) as file:
+                size = os.fstat(descriptor).st_size
                 head = file.read(_HEADER.size)
-                record = bytearray(max(0, size - _HEADER.size))
+                # No memory for a file that has grown.
+                is_whole = head[:-4] == _head(key, size - _HEADER.size, 0)[:-4]
+                record = bytearray(size - _HEADER.size if is_whole else 0)
                 view = memoryview(record)
                 while view and (count := file.readinto(view)):
                     view = view[count:]
         except OSError:
             return None
-        expected = _HEADER.pack(_MAGIC, key, len(record), zlib.crc32(record))
-        if head != expected:
+        if not is_whole or head != _head(key, len(record), zlib.crc32(record)):
             self._remove(path, on_disk(size))
             raise CorruptRecordError
         if self._evict == "lru":
@@ -108,7 +115,10 @@ class Disk:
         return record
 
     def __contains__(self, key: bytes) -> bool:
-        return self._path(key).exists()
+        try:
+            return self._path(key).exists()
+        except OSError:  # where it may not be looked at
+            return False
 
     def write(self, key: bytes, record: bytes | bytearray | memoryview) -> bool:
         """Keep a record if there is room; returns whether it is there now."""
@@ -122,7 +132,7 @@ class Disk:
             if not self._reserve(size):
                 return False
             try:
-                head = _HEADER.pack(_MAGIC, key, len(record), zlib.crc32(record))
+                head = _head(key, len(record), zlib.crc32(record))
                 self._store(path, head, record, size)
             except BaseException:
                 self._account.release(self._name, size)

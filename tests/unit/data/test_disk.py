@@ -146,6 +146,56 @@ def test_a_disk_that_fails_is_read_but_not_written(disk, tmp_path, monkeypatch, 
     assert Account(tmp_path).used() == on_disk(files(tmp_path)[0].stat().st_size)
 
 
+def test_a_record_that_has_grown_takes_no_memory(disk):
+    disk.write(key(1), content(1))
+    os.truncate(disk._path(key(1)), 1 << 42)
+    with pytest.raises(CorruptRecordError):
+        disk.read(key(1))
+    assert disk.read(key(1)) is None
+
+
+def test_a_pipe_is_no_record(disk):
+    disk.write(key(1), content(1))
+    path = disk._path(key(1))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CorruptRecordError):  # and does not wait for a writer
+        disk.read(key(1))
+
+
+@pytest.mark.parametrize("link", ["", "ab", "lock", "../account", "../" + OTHER, f"../{OTHER}/ab"])
+def test_what_a_link_points_to_is_never_touched(tmp_path, link):
+    target, place = tmp_path / "target", tmp_path / "aiacc-cache" / MINE
+    for name in ("x.rec", ".x.tmp", "ab/x.rec", "ab/.x.tmp"):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_text("precious")
+    path = place / link
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_file = path.name in ("lock", "account")
+    path.symlink_to(target / "x.rec" if is_file else target)
+    disk = Disk(tmp_path, MINE, 20_000, "lru")
+    if OTHER not in link:
+        assert "symbolic link" in str(disk.failure)
+    for number in range(20):
+        disk.write(key(number), content(number))
+    disk.close()
+    left = [path for path in target.rglob("*") if path.is_file()]
+    assert [path.read_text() for path in left] == ["precious"] * 4
+
+
+def test_a_child_forked_meanwhile_does_not_keep_the_account(tmp_path):
+    account = Account(tmp_path)
+    with account._changed():
+        child = multiprocessing.get_context("fork").Process(target=signal.pause)
+        child.start()
+    try:
+        assert account.used() == 0
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+
+
 def test_a_folder_that_is_a_file_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
     disk = Disk(tmp_path / "file", MINE, 10**6, "never")
@@ -220,7 +270,7 @@ def test_jobs_share_a_folder_within_its_bound(tmp_path):
         disk.close()
 
 
-DAMAGED = [b"", b"\x00garbage", b'{"version": 1, "se', b"[]", b'{"version":1}']
+DAMAGED = [b"", b"[" * 100_000, b"\x00garbage", b'{"version": 1, "se', b"[]", b'{"version":1}']
 
 
 @pytest.mark.parametrize("account", DAMAGED)
