@@ -71,6 +71,7 @@ class Store:
         self._closing = weakref.finalize(self, _close, self._arena, self._disk)
         self._counted: set[str] = set()
         self._forget_threads()
+        _stores.add(self)
         self._tell_of_failures()
 
     def __reduce__(self) -> Any:
@@ -221,8 +222,6 @@ class Store:
         self, key: bytes, fetch: Callable[[], bytes], ahead: bool, stays: bool
     ) -> bytearray | None:
         """A record that is not in memory: brought there by one thread of one process."""
-        if self._pid != os.getpid():  # threads of the process that has forked this one are not here
-            self._forget_threads()
         with self._mutex:
             coming = self._fetching.get(key)
             is_mine = coming is None
@@ -320,7 +319,6 @@ class Store:
             return Arena(Path(tempfile.gettempdir()), name, nothing, evict)
 
     def _forget_threads(self) -> None:
-        self._pid = os.getpid()
         self._mutex = threading.Lock()
         self._fetching: dict[bytes, Future[bytes]] = {}
 
@@ -331,6 +329,18 @@ class Store:
             yield
         finally:
             self.count("stall_ns", time.monotonic_ns() - begin)
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Threads of the process that has forked this one are not here, and bring nothing."""
+    for store in _stores:
+        store._forget_threads()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _close(arena: Arena, disk: Disk | None) -> None:

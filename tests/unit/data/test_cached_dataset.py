@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +223,40 @@ def test_threads_that_want_the_same_sample_fetch_it_once(tmp_path):
     found[0]["image"] += 1
     assert not same(found[0], found[1])
     assert fetches(source) == [5]
+    cached.close()
+
+
+def _reads_what_the_parent_was_fetching(cached):
+    assert not cached._store._fetching  # nobody here brings it
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(cached.__getitem__, [5] * 4))
+    assert {sample["name"] for sample in found} == {"sample 5"}
+
+
+def test_a_child_does_not_wait_for_threads_of_its_parent(tmp_path):
+    entered, go_on = threading.Event(), threading.Event()
+    parent = os.getpid()
+
+    class Slow(Origin):
+        def __getitem__(self, index):
+            if os.getpid() == parent:
+                entered.set()
+                go_on.wait()
+            return super().__getitem__(index)
+
+    cached = CachedDataset(Slow(tmp_path / "log"), None, (tmp_path, "1MB"), fingerprint="slow")
+    thread = threading.Thread(target=cached.__getitem__, args=(5,))
+    thread.start()
+    entered.wait()
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_reads_what_the_parent_was_fetching, args=(cached,))
+    with cached._store._mutex:
+        child.start()
+    go_on.set()
+    thread.join()
+    child.join(60)
+    assert child.exitcode == 0
+    child.close()
     cached.close()
 
 
