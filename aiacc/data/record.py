@@ -30,7 +30,7 @@ _INFO = (type(None), bool, int, float, str, bytes, tuple)
 #: What reading bytes that are no record raises, torch's errors among them.
 _BROKEN = (
     *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError),
-    struct.error,
+    *(SyntaxError, struct.error),
 )
 
 
@@ -56,7 +56,11 @@ def encode(sample: Any) -> bytes:
         RecordError: The sample holds anything else. The text says where.
     """
     writer = _Writer()
-    description = json.dumps(writer.describe(sample, "sample", 0), separators=(",", ":")).encode()
+    described = writer.describe(sample, "sample", 0)
+    try:
+        description = json.dumps(described, separators=(",", ":")).encode()
+    except ValueError as error:  # an integer of thousands of digits
+        raise RecordError(f"the sample's numbers cannot be written as text: {error}") from error
     head = _PREFIX.pack(MAGIC, len(description)) + description
     parts: list[bytes | memoryview] = [head]
     at = len(head)
@@ -182,7 +186,8 @@ def _array(writer: _Writer, value: Any, where: str, depth: int) -> list[Any]:
 def _tensor(writer: _Writer, value: Any, where: str, depth: int) -> list[Any]:
     del depth
     torch = sys.modules["torch"]
-    if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+    is_dense = value.layout == torch.strided and not (value.is_quantized or value.is_nested)
+    if not is_dense or value.device.type != "cpu":
         raise RecordError(
             f"{where} is a tensor of {value.layout} on {value.device} (expected a dense one in "
             "host memory); let the dataset return those, and move them in transform="
@@ -205,11 +210,14 @@ def _image(writer: _Writer, value: Any, where: str, depth: int) -> list[Any]:
         if value.palette.getdata()[0] not in (kind, f"{kind};L"):
             raise RecordError(f"{where} is an image with an unusual palette; convert it to RGB")
         palette = (value.palette.getdata()[0], palette[1])
-    info = {
-        key: item for key, item in value.info.items() if type(key) is str and type(item) in _INFO
-    }
+    info = {key: item for key, item in value.info.items() if type(key) is str and _is_kept(item)}
     described = [writer.describe(one, f"{where}.info", depth + 1) for one in (palette, info)]
     return ["image", value.mode, list(value.size), size, *described]
+
+
+def _is_kept(info: Any) -> bool:
+    """Whether an image's info stays; a TIFF's resolution, in numbers of PIL's own, does not."""
+    return type(info) in _INFO and (type(info) is not tuple or all(map(_is_kept, info)))
 
 
 _Describer = Callable[[_Writer, Any, str, int], list[Any]]

@@ -130,6 +130,15 @@ def test_a_file_of_an_image_comes_back_as_its_pixels(tmp_path):
     assert again(PIL.Image.open(path)).tobytes() == PIL.Image.open(path).tobytes()
 
 
+def test_a_tiff_leaves_out_what_no_record_holds(tmp_path):
+    path = tmp_path / "image.tiff"
+    PIL.Image.new("RGB", (9, 5), (200, 30, 77)).save(path, dpi=(72.5, 300))
+    found, image = again(PIL.Image.open(path)), PIL.Image.open(path)
+    assert found.tobytes() == image.tobytes()
+    assert found.info["compression"] == image.info["compression"]
+    assert "dpi" not in found.info
+
+
 Pair = namedtuple("Pair", "one other")
 
 
@@ -147,11 +156,18 @@ Pair = namedtuple("Pair", "one other")
         (torch.zeros(2, requires_grad=True), "requires a gradient"),
         (torch.eye(2).to_sparse(), "sparse"),
         (torch.zeros(2, device="meta"), "on meta"),
+        ([10**5000], "4300 digits"),
     ],
 )
 def test_what_would_come_back_as_something_else_is_refused(sample, said):
     with pytest.raises(RecordError, match=said):
         encode(sample)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused():
+    with pytest.raises(RecordError, match="expected a dense one"):
+        encode(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
 
 
 def test_a_list_in_itself_is_refused():
@@ -191,6 +207,7 @@ def test_random_bytes_and_random_changes_are_no_records_or_others():
         b'["array","<f8",[2],8]',
         b'["bytes",1000000]',
         b'["tensor","load",[8],8]',
+        b'["array",",,",[1],8]',
         b'["__class__"]',
         b'["build",3]',
         b"[" * 100_000,
