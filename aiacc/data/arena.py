@@ -290,7 +290,8 @@ class Arena:
         found = Segment.unpack(self._file.map[at : at + geometry.SEGMENT.size])
         begin, end = self._layout.segments[number]  # does not change, so it is not read again
         used = found.used if begin <= found.used <= end else end
-        return Segment(begin, end, used, found.generation, found.last_use)
+        generation = found.generation % (1 << 32)  # as entries have it
+        return Segment(begin, end, used, generation, found.last_use)
 
     def _segments(self) -> list[Segment]:
         return [self._segment(number) for number in range(len(self._layout.segments))]

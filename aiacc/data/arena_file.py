@@ -20,7 +20,7 @@ from pathlib import Path
 
 from aiacc.data.layout import Layout
 
-#: Longer than the index of an arena takes to be made.
+#: Longer than the index of an arena takes to be made, or a file to be removed.
 _PATIENCE_S = 60.0
 PREFIX = f"aiacc-data-{os.getuid()}-"
 _temporary = itertools.count()
@@ -66,9 +66,11 @@ def attach(path: Path, layout: Layout) -> ArenaFile:
     Blocks: while others create or remove it, for as long as it takes to clear its index.
 
     Raises:
-        OSError: There is no such folder, no right to write, or no memory for the index.
+        OSError: There is no such folder, no right to write, or no memory for the index; somebody
+            who removes it has stopped.
     """
     path = path.absolute()
+    deadline = time.monotonic() + _PATIENCE_S
     with _registry_mutex:
         known = _registry.get(path)
         if known is not None:
@@ -82,6 +84,8 @@ def attach(path: Path, layout: Layout) -> ArenaFile:
             if file is not None:
                 _registry[path] = file
                 return file
+            if time.monotonic() > deadline:
+                raise OSError(f"another process has been removing {path} for long")
             time.sleep(0.001)  # somebody removes it at this moment, or made it just now
 
 
@@ -147,7 +151,8 @@ def _create(path: Path, layout: Layout) -> ArenaFile | None:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(temporary, flags, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not try_lock(descriptor, fcntl.LOCK_SH):  # others sweep it away
+            return None
         os.posix_fallocate(descriptor, 0, layout.heap_at)
         os.ftruncate(descriptor, layout.size)
         os.pwrite(descriptor, layout.pack(), 0)

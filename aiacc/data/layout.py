@@ -20,8 +20,9 @@ from typing import Literal
 
 Eviction = Literal["never", "lru"]
 
+#: Magic, bytes of an entry, segments, size, entries, checksum, 0.
 HEADER = struct.Struct("<8sIIQQQQ")
-MAGIC = b"aiacc-a2"
+MAGIC = b"aiacc-a3"
 SEGMENTS_AT = 256
 SEGMENT = struct.Struct("<QQQQQ")  # begin, end, where the next record goes, generation, last use
 LAST_USE = struct.Struct("<Q")
@@ -84,7 +85,8 @@ class Layout:
 
     def pack(self) -> bytes:
         """Everything before the counters, for an arena that is empty."""
-        head = HEADER.pack(MAGIC, ENTRY.size, len(self.segments), self.size, self.entries, 0, 0)
+        count, checksum = len(self.segments), self._checksum
+        head = HEADER.pack(MAGIC, ENTRY.size, count, self.size, self.entries, checksum, 0)
         table = b"".join(one.pack() for one in self.empty_segments())
         return head.ljust(SEGMENTS_AT, b"\0") + table
 
@@ -97,12 +99,22 @@ class Layout:
 
     @staticmethod
     def unpack(data: bytes) -> Layout:
-        """Inverse of `pack`. Raises ValueError for what another version has written."""
-        magic, entry, count, size, entries, *_ = HEADER.unpack_from(data)
+        """Inverse of `pack`. Raises ValueError for what another version has written, or damaged."""
+        if len(data) < SEGMENTS_AT:
+            raise ValueError(f"an arena of {len(data)} bytes")
+        magic, entry, count, size, entries, checksum, _ = HEADER.unpack_from(data)
         if magic != MAGIC or entry != ENTRY.size:
             raise ValueError("an arena of another version")
+        count = min(count, (len(data) - SEGMENTS_AT) // SEGMENT.size)
         table = [Segment.unpack(data[at : at + SEGMENT.size]) for at in _places(count)]
-        return Layout(size, entries, tuple((one.begin, one.end) for one in table))
+        found = Layout(size, entries, tuple((one.begin, one.end) for one in table))
+        if checksum != found._checksum:
+            raise ValueError("an arena whose header is damaged")
+        return found
+
+    @property
+    def _checksum(self) -> int:
+        return zlib.crc32(repr(self).encode())
 
 
 def plan(size: int, samples: int | None, evict: Eviction) -> Layout:

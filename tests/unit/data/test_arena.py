@@ -1,5 +1,6 @@
 """The node's memory: shared by processes, bounded, never torn, never left behind."""
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -127,6 +128,19 @@ def test_a_flipped_bit_is_noticed_and_forgotten(arena):
     assert arena.read(key(7)) is None
     assert arena.write(key(7), content(7))
     assert [arena.read(key(number)) for number in range(20)] == list(map(content, range(20)))
+
+
+def test_flipped_bits_of_the_table_are_no_wrong_record(tmp_path):
+    arena = open_arena(tmp_path, size=60_000, samples=20)
+    layout = arena._file.layout
+    for at in range(layout.segment_at(0) + 16, layout.segment_at(1)):
+        for bit in range(8):
+            arena._file.map[at] ^= 1 << bit
+            arena.write(key(at), content(at, 10), may_go=True)
+            with contextlib.suppress(CorruptRecordError):
+                assert arena.read(key(at)) in (None, content(at, 10))
+            arena._file.map[at] ^= 1 << bit
+    arena.close()
 
 
 def test_every_flipped_bit_of_index_and_heap_is_no_wrong_record(tmp_path):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from aiacc.data.layout import ALIGNMENT, ENTRY, PROBES, Entry, Layout, plan
+from aiacc.data.layout import ALIGNMENT, ENTRY, PROBES, SEGMENT, SEGMENTS_AT, Entry, Layout, plan
 from aiacc.data.sizes import folder_and_bytes, parse_bytes
 
 
@@ -43,6 +43,22 @@ def test_the_heap_gets_most_of_it():
 def test_others_layouts_are_refused():
     with pytest.raises(ValueError, match="another version"):
         Layout.unpack(b"x" * 4096)
+
+
+@pytest.mark.parametrize("evict", ["never", "lru"])
+def test_a_damaged_header_is_refused(evict):
+    layout = plan(100_000, 20, evict)
+    data = layout.pack() + bytes(4096)
+    assert Layout.unpack(data) == layout
+    begins = [SEGMENTS_AT + SEGMENT.size * number for number in range(len(layout.segments))]
+    for at in [*range(40), *(begin + byte for begin in begins for byte in range(16))]:
+        for bit in range(8):
+            changed = bytes([data[at] ^ 1 << bit])
+            with pytest.raises(ValueError, match=r"another version|damaged"):
+                Layout.unpack(data[:at] + changed + data[at + 1 :])
+    for cut in (0, 40, 300):
+        with pytest.raises(ValueError, match=r"an arena"):
+            Layout.unpack(data[:cut])
 
 
 def test_entries_come_back_or_not_at_all():
