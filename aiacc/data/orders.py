@@ -7,6 +7,8 @@ by node here, whatever their numbers in the job are.
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -69,6 +71,16 @@ class Epoch:
     #: Epochs after which samples are divided among the nodes anew; 0: never.
     reshard_every: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("length", "number", "reshard_every"):
+            _put_whole(self, name, 0, _SHARDS_EPOCH)
+        _put_whole(self, "seed", -math.inf, math.inf)
+        if self.shard not in SHARDS:
+            raise ValueError(f"shard={self.shard!r} (expected one of {', '.join(SHARDS)})")
+        for name in ("shuffle", "drop_last"):
+            if getattr(self, name) not in (True, False):
+                raise ValueError(f"{name}={getattr(self, name)!r} (expected True or False)")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -76,6 +88,12 @@ class Part:
 
     local_sizes: tuple[int, ...]
     taken: int
+
+    def __post_init__(self) -> None:
+        _put_whole(self, "taken", 0, math.inf)
+        sizes = self.local_sizes
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(f"nodes with {list(sizes)} ranks (expected one or more on each)")
 
 
 def shuffled(length: int, seed: int, epoch: int) -> Indices:
@@ -172,6 +190,18 @@ def _filled(indices: Indices, count: int) -> Indices:
     return np.resize(indices, count) if len(indices) else np.empty(0, np.int64)
 
 
+def _put_whole(entry: Epoch | Part, name: str, least: float, end: float) -> None:
+    """Let a field be an int, which NumPy's are not, or raise ValueError."""
+    value = getattr(entry, name)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number < end:
+        raise ValueError(f"{name}={value!r} (expected an integer from {least} to below {end})")
+    object.__setattr__(entry, name, number)
+
+
 def _mix(numbers: NDArray[np.uint64]) -> None:
     """Make other numbers of them, no two of which are equal if no two were."""
     numbers += np.uint64(_GAMMA)
@@ -198,5 +228,8 @@ def decode_state(state: dict[str, Any]) -> tuple[Epoch, list[Part]]:
     names = {entry.name for entry in dataclasses.fields(Epoch)}
     if set(state) != names | {"parts"}:
         raise ValueError(f"a state with {sorted(state)} (expected {sorted(names | {'parts'})})")
-    parts = [Part(tuple(sizes), taken) for sizes, taken in state["parts"]]
+    try:
+        parts = [Part(tuple(sizes), taken) for sizes, taken in state["parts"]]
+    except TypeError as error:
+        raise ValueError(f"a state with parts {state['parts']!r} (expected lists)") from error
     return Epoch(**{name: state[name] for name in names}), parts

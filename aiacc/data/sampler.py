@@ -149,6 +149,8 @@ class ShardSampler:
         Raises:
             ValueError: It is no state of a sampler, or one of another dataset.
         """
+        if not isinstance(state, dict):
+            raise ValueError(f"a state {state!r} (expected a dict that state_dict has returned)")
         found = dict(state)
         if found.pop("fingerprint", None) != self._fingerprint:
             raise ValueError(

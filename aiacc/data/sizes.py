@@ -41,7 +41,7 @@ def folder_and_bytes(
     Raises:
         ValueError: It is neither a size, where there is a default folder, nor a folder and a size.
     """
-    if isinstance(tier, tuple):
+    if isinstance(tier, tuple) and len(tier) == 2:
         return Path(tier[0]).expanduser(), parse_bytes(tier[1], what)
     if default is None:
         raise ValueError(f'{what}={tier!r} (expected a folder and a size: ("/scratch", "200GB"))')

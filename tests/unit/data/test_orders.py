@@ -119,6 +119,27 @@ def test_any_numbers_of_ranks_take_up_an_epoch(shard):
         assert decode_state(encode_state(this, parts)) == (this, parts)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("length", 40.0), ("seed", None), ("number", -1), ("number", "x"), ("reshard_every", -1)),
+        *(("shard", "x"), ("shuffle", "yes"), ("drop_last", None), ("parts", 3), ("parts", [3])),
+        *(("parts", [[[1], value]]) for value in (-3, 1.5, "3", None)),
+        *(("parts", [[sizes, 3]]) for sizes in ([], [0], [-1, 2], ["a"], [1.5])),
+    ],
+)
+def test_states_of_nonsense_are_refused(name, value):
+    state = encode_state(epoch(40, 0, "replicas"), [Part((2,), 5)])
+    decode_state(state)
+    with pytest.raises(ValueError, match=r"expected"):
+        decode_state({**state, name: value})
+
+
+def test_numbers_of_numpy_are_numbers():
+    state = encode_state(Epoch(40, np.int64(1), np.int64(2), "node", True, False), [])
+    assert all(type(state[name]) is int for name in ("length", "seed", "number"))
+
+
 def test_states_that_are_none_are_named():
     with pytest.raises(ValueError, match=r"expected \['drop_last'"):
         decode_state({"epoch": 3})
