@@ -86,14 +86,15 @@ def compute_and_exchange(
         timed: Wait for the device after each item, so that its seconds are right on a GPU, too.
 
     Raises:
-        ParallelMapError: ``compute`` has raised, on whichever rank: on all ranks.
+        ParallelMapError: ``compute`` has raised, on whichever rank: on all ranks; but where it was
+            KeyboardInterrupt or the like, that.
         CollectiveError: A collective operation failed.
     """
     rank = rank_and_size(process_set).rank
     results: dict[int, Result] = {}
     specs: dict[int, _Spec] = {}
     error: tuple[int, str] | None = None
-    cause: Exception | None = None
+    cause: BaseException | None = None
 
     def compute_all(items: Sequence[int]) -> None:
         nonlocal error, cause
@@ -103,8 +104,8 @@ def compute_and_exchange(
             began = time.perf_counter()
             try:
                 result, spec = _checked(compute(item), like.device)
-            except Exception as raised:
-                error, cause = (item, f"{type(raised).__name__}: {raised}"), raised
+            except BaseException as raised:  # the others wait for this rank, whatever it is
+                error, cause = (item, _text_of(raised)), raised
                 return
             if timed and like.is_cuda:
                 torch.cuda.synchronize(like.device)
@@ -127,6 +128,8 @@ def compute_and_exchange(
     compute_all([item for item, owner in enumerate(owners) if owner is None])
     reports: list[_Report] = gather_objects(_Report(specs, error), f"{name}.report", process_set)
     buffers = [synchronize(handles[number]) for number in range(len(waves))]
+    if cause is not None and not isinstance(cause, Exception):  # it is to end this process
+        raise cause
     for number, report in enumerate(reports):
         if report.error is not None:
             item, text = report.error
@@ -159,10 +162,11 @@ def check_result(result: object, device: torch.device) -> None:
                 f"the function returned a {type(tensor).__name__} (expected a torch.Tensor or a "
                 "tuple of them)"
             )
-        if tensor.layout is not torch.strided or tensor.device != device:
+        is_dense = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+        if not is_dense or tensor.device != device:
             raise ValueError(
-                f"the function returned a tensor of layout {tensor.layout} on {tensor.device} "
-                f"(expected torch.strided on {device})"
+                f"the function returned a tensor of {tensor.dtype}, layout {tensor.layout} on "
+                f"{tensor.device} (expected torch.strided on {device}, not quantised or nested)"
             )
 
 
@@ -173,6 +177,13 @@ def _checked(result: Any, device: torch.device) -> tuple[Result, _Spec]:
     leaves = [leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in _leaves(result)]
     spec = _Spec(tuple((leaf.dtype, tuple(leaf.shape)) for leaf in leaves), several, 0.0)
     return tuple(leaves) if several else leaves[0], spec
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its text fails, too
+        return type(error).__name__
 
 
 def _leaves(result: Result) -> tuple[torch.Tensor, ...]:
@@ -195,7 +206,7 @@ def _pack(results: Sequence[Result], like: torch.Tensor) -> torch.Tensor:
             flat = tensor.reshape(-1).view(torch.uint8)
             parts.append(flat)
             parts.append(flat.new_zeros(_padding(flat.numel())))
-    return torch.cat(parts) if parts else like.new_empty(0, dtype=torch.uint8)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=like.device)
 
 
 def _unpack(

@@ -61,10 +61,11 @@ def kind_of(
         weights = [float(max(tensor.numel(), 1)) for tensor in tensors]
     else:
         weights = [float(c) for c in (map(cost, tensors) if callable(cost) else cost)]
-    if len(weights) != len(tensors) or not all(0 <= w < float("inf") for w in weights):
+    fits = all(weight >= 0 for weight in weights) and sum(weights) < float("inf")
+    if len(weights) != len(tensors) or not fits:
         raise ValueError(
             f"[{name}] costs {weights} of {len(tensors)} tensors (expected one for each, finite, "
-            ">= 0)"
+            ">= 0, and a finite sum)"
         )
     qualified = getattr(function, "__qualname__", type(function).__qualname__)
     return Kind(

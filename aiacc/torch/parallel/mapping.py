@@ -134,7 +134,8 @@ def parallel_map(
         TypeError: Something that is no tensor. Whatever is wrong on one rank is a MismatchError on
             the others.
         ParallelMapError: The function has raised on a rank, which the text names: on all ranks. In
-            a call that is not divided it raises as it is, where it does.
+            a call that is not divided it raises as it is, where it does; so does KeyboardInterrupt
+            in every call.
         MismatchError: Ranks gave other tensors, functions or costs.
         CollectiveError: Not initialised, or a collective operation failed.
     """

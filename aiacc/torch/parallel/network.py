@@ -48,7 +48,7 @@ def _measured(process_set: ProcessSet, like: torch.Tensor) -> Affine:
     size = rank_and_size(process_set).size
     samples = []
     for nbytes in _PROBED:
-        part = like.new_zeros(max(nbytes // size, 1), dtype=torch.uint8)
+        part = torch.zeros(max(nbytes // size, 1), dtype=torch.uint8, device=like.device)
         for repeat in range(_REPEATS):
             _finish(like)
             began = time.perf_counter()

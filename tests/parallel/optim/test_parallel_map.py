@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from contextlib import contextmanager
 from unittest import mock
 
@@ -92,6 +93,9 @@ def _maps():
     _check(tensors, _inverse, cost=lambda tensor: len(tensor) ** 3, name="costs", divide=True)
     _check(tensors, _inverse, cost=[7, 1, 9, 0, 2, 3, 4], name="list", divide=True)
     _check(tensors[:1], _inverse, name="one", divide=True)
+    sparse = [torch.eye(3).to_sparse()]  # other ranks have nothing to send
+    (result,) = hvd.parallel_map(sparse, torch.Tensor.to_dense, name="sparse", divide=True)
+    assert torch.equal(result, torch.eye(3))
     weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(4), requires_grad=True)
     (result,) = hvd.parallel_map([weight], lambda tensor: tensor * 2, name="grad", divide=True)
     assert not result.requires_grad
@@ -134,8 +138,34 @@ def _fail(really, tensor):
     return tensor
 
 
+class _SilentError(Exception):
+    def __str__(self):
+        raise ArithmeticError
+
+
+def _raise(kind, really, tensor):
+    if really:
+        raise kind
+    return tensor
+
+
+def _quantised(tensor):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to give them up
+        return torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8)
+
+
 def _errors(rank):
     tensors = _tensors(2)
+    for kind in (KeyboardInterrupt, SystemExit, _SilentError):
+        said = hvd.ParallelMapError
+        own = rank == 0 and kind is not _SilentError
+        with pytest.raises(kind if own else said, match=None if own else kind.__name__):
+            hvd.parallel_map(tensors, functools.partial(_raise, kind, rank == 0), divide=True)
+    with pytest.raises(hvd.ParallelMapError, match=r"rank 0 .*qint8, layout .*, not quantised"):
+        hvd.parallel_map(tensors, _quantised, name="quantised")
+    with pytest.raises(ValueError, match=r"a finite sum"):
+        hvd.parallel_map(tensors, _inverse, cost=[1.7e308] * len(tensors))
     # The largest comes first, to the first rank.
     with pytest.raises(
         hvd.ParallelMapError,
