@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from aiacc.optim.trust import check_options, gradients_of
+from aiacc.optim.trust import check_options, completed, gradients_of
 
 
 class AdamSGD(torch.optim.Optimizer):
@@ -85,6 +85,10 @@ class AdamSGD(torch.optim.Optimizer):
             raise TypeError(f"share={share!r} (expected a function of the step, see interpolation)")
         self.register_step_pre_hook(lambda optimizer, *_: _set_share(optimizer, share))
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of `torch.optim.Optimizer`; options that another optimizer has not saved stay."""
+        super().load_state_dict(completed(state_dict, self.param_groups))
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; see `LARS.step`."""
@@ -99,7 +103,7 @@ class AdamSGD(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], parameter: torch.Tensor, grad: torch.Tensor) -> None:
         state = self.state[parameter]
-        if not state:
+        if "step" not in state:
             state["step"] = torch.zeros(())
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
@@ -120,7 +124,7 @@ class AdamSGD(torch.optim.Optimizer):
 
 
 def _set_share(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> None:
-    number = max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
+    number = max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
     found = share(number)
     if not 0 <= found <= 1:
         raise ValueError(f"share={found} in step {number} (expected from 0 to 1)")

@@ -119,7 +119,7 @@ class LAMB(TrustRatioOptimizer):
                 raise ValueError(f"fused=True with {problem}; leave fused out")
         states = [self.state[parameter] for parameter in params]
         for parameter, state in zip(params, states, strict=True):
-            if not state:
+            if "step" not in state:
                 device = parameter.device if group["capturable"] else "cpu"
                 state["step"] = torch.zeros((), device=device)
                 state["exp_avg"] = torch.zeros_like(parameter)
@@ -232,7 +232,7 @@ def _one_by_one(
     corrections: list[tuple[Any, Any]],
 ) -> None:
     """The update, tensor by tensor."""
-    beta1, beta2 = group["betas"]
+    lr, (beta1, beta2) = trust.rate_of(group), group["betas"]
     for parameter, grad, mean, square, (first, second) in zip(
         params, grads, means, squares, corrections, strict=True
     ):
@@ -252,10 +252,10 @@ def _one_by_one(
         ratio = torch.ones((), dtype=trust.wide(parameter), device=parameter.device)
         if group["adapt"]:
             (ratio,) = _ratios(group, [seen], [update], False).unbind()
-        if isinstance(group["lr"], torch.Tensor) or ratio.dtype != update.dtype:
-            parameter.sub_(update * (ratio * group["lr"]))
+        if isinstance(lr, torch.Tensor) or ratio.dtype != update.dtype:
+            parameter.sub_(update * (ratio * lr))
         else:
-            parameter.addcmul_(update, ratio, value=-group["lr"])
+            parameter.addcmul_(update, ratio, value=-lr)
 
 
 def _foreach(
@@ -267,7 +267,7 @@ def _foreach(
     corrections: list[tuple[Any, Any]],
 ) -> None:
     """The same with operations on all tensors."""
-    beta1, beta2 = group["betas"]
+    lr, (beta1, beta2) = trust.rate_of(group), group["betas"]
     torch._foreach_lerp_(means, grads, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
@@ -282,7 +282,7 @@ def _foreach(
     if group["adapt"]:
         ratios = _ratios(group, params, list(updates), True)
         torch._foreach_mul_(updates, ratios.unbind())
-    if isinstance(group["lr"], torch.Tensor):
-        torch._foreach_sub_(params, torch._foreach_mul(updates, group["lr"]))
+    if isinstance(lr, torch.Tensor):
+        torch._foreach_sub_(params, torch._foreach_mul(updates, lr))
     else:
-        torch._foreach_add_(params, updates, alpha=-group["lr"])
+        torch._foreach_add_(params, updates, alpha=-lr)

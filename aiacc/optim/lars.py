@@ -222,7 +222,7 @@ def _one_by_one(
     bufs: list[torch.Tensor | None] | None,
 ) -> None:
     """The update, tensor by tensor: on a CPU a tensor stays in the cache between its operations."""
-    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+    lr, momentum, weight_decay = trust.rate_of(group), group["momentum"], group["weight_decay"]
     for index, (parameter, grad) in enumerate(zip(params, grads, strict=True)):
         ratio = None
         if group["adapt"]:
@@ -253,7 +253,7 @@ def _foreach(
     bufs: list[torch.Tensor | None] | None,
 ) -> None:
     """The same with operations on all tensors."""
-    lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+    lr, momentum, weight_decay = trust.rate_of(group), group["momentum"], group["weight_decay"]
     ratios = _ratios(group, params, grads, True) if group["adapt"] else None
     if weight_decay:
         grads = list(torch._foreach_add(grads, params, alpha=weight_decay))

@@ -60,6 +60,25 @@ class TrustRatioOptimizer(Optimizer):
         if not given:
             super().add_param_group(param_group)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of `torch.optim.Optimizer`; options that another optimizer has not saved stay."""
+        super().load_state_dict(completed(state_dict, self.param_groups))
+
+
+def completed(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """A state whose groups have all options that ``groups`` have. Pure."""
+    saved = state_dict["param_groups"]
+    if len(saved) != len(groups):  # which torch refuses
+        return state_dict
+    both = [{**own, **other} for own, other in zip(groups, saved, strict=True)]
+    return {**state_dict, "param_groups": both}
+
+
+def rate_of(group: dict[str, Any]) -> Any:
+    """Learning rate of a group: a number, or a tensor without dimensions, as lists of it need."""
+    lr = group["lr"]
+    return lr.reshape(()) if isinstance(lr, torch.Tensor) else lr
+
 
 def _is_excluded(entry: Any, exclude: Exclusion | Collection[str]) -> bool:
     name, parameter = entry if isinstance(entry, tuple) else ("", entry)
@@ -82,9 +101,9 @@ def check_options(options: dict[str, Any]) -> None:
             raise ValueError(f"{name} of {value.numel()} elements (expected one)")
         if not value >= 0:
             raise ValueError(f"{name}={value} (expected >= 0)")
-    for beta in options.get("betas", ()):
-        if not 0 <= beta < 1:
-            raise ValueError(f"betas={options['betas']} (expected 0 <= beta < 1)")
+    betas = options.get("betas", (0, 0))
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas={betas} (expected two, 0 <= beta < 1)")
     clamp = options.get("trust_clamp")
     is_pair = clamp is None or (isinstance(clamp, tuple | list) and len(clamp) == 2)
     if clamp is not None and not (is_pair and 0 <= clamp[0] <= clamp[1]):
@@ -104,11 +123,16 @@ def gradients_of(group: dict[str, Any], kind: str) -> tuple[list[torch.Tensor], 
     """Parameters of a group that have gradients, and those.
 
     Raises:
-        ValueError: A gradient is sparse.
+        ValueError: A gradient is sparse, or complex where squares are taken.
     """
     params = [parameter for parameter in group["params"] if parameter.grad is not None]
     grads = [parameter.grad for parameter in params]
     for grad in grads:
+        if grad.is_complex() and kind != "LARS":
+            raise ValueError(
+                f"{kind} got a gradient of {grad.dtype} (expected real numbers, for it takes means "
+                "of squares); give it torch.view_as_real(parameter)"
+            )
         if grad.layout is not torch.strided:
             raise ValueError(
                 f"{kind} got a gradient of layout {grad.layout} (expected torch.strided, for it "
