@@ -185,6 +185,7 @@ def test_what_a_link_points_to_is_never_touched(tmp_path, link):
 
 def test_a_child_forked_meanwhile_does_not_keep_the_account(tmp_path):
     account = Account(tmp_path)
+    account.folder.mkdir()
     with account._changed():
         child = multiprocessing.get_context("fork").Process(target=signal.pause)
         child.start()
