@@ -113,6 +113,8 @@ def _join(path: Path) -> ArenaFile | None:
     except FileNotFoundError:
         return None
     try:
+        if (owner := os.fstat(descriptor).st_uid) != os.geteuid():
+            raise OSError(f"{path} belongs to user {owner} (expected {os.geteuid()}); remove it")
         is_used = not _remove_if_unused(path, descriptor)
         if not is_used or not try_lock(descriptor, fcntl.LOCK_SH) or not is_at(path, descriptor):
             return None

@@ -269,6 +269,18 @@ def test_the_last_one_removes_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_that_of_another_user_is_not_joined(tmp_path, monkeypatch):
+    ready, go_on = FORK.Event(), FORK.Event()
+    child = FORK.Process(target=_hold, args=(tmp_path, ready, go_on))
+    child.start()
+    ready.wait()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(OSError, match=r"belongs to user \d+ .expected 12345.; remove it"):
+        open_arena(tmp_path)
+    go_on.set()
+    child.join()
+
+
 def test_what_a_killed_job_leaves_is_removed_by_the_next(tmp_path):
     ready = FORK.Event()
     child = FORK.Process(target=_hold, args=(tmp_path, ready, FORK.Event()))
