@@ -48,7 +48,7 @@ class AdamSGD(torch.optim.Optimizer):
             params: Tensors, or groups of them.
             lr: Adam's learning rate.
             sgd_lr: SGD's, for a mean of gradients: 1 / (1 - momentum) times that of torch's SGD.
-                An option of groups; schedulers of torch change ``lr`` alone.
+                An option of groups, which schedulers of torch change by what they make of ``lr``.
             share: Of SGD, from 0 to 1; an option of groups that `follow` sets in each step.
             betas: What stays of the means of gradients and of their squares.
             eps: Added to Adam's denominator.
@@ -113,7 +113,7 @@ class AdamSGD(torch.optim.Optimizer):
         mean = state["exp_avg"].lerp_(grad, 1 - beta1)
         square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         share, first = group["share"], 1 - beta1**number
-        adam, sgd = (1 - share) * group["lr"], share * group["sgd_lr"]
+        adam, sgd = (1 - share) * group["lr"], share * _sgd_rate(group)
         if group["weight_decay"]:
             parameter.mul_(1 - (adam + sgd) * group["weight_decay"])
         if adam:
@@ -121,6 +121,12 @@ class AdamSGD(torch.optim.Optimizer):
             parameter.addcdiv_(mean, root, value=-adam / first)
         if sgd:
             parameter.add_(mean, alpha=-sgd / first)
+
+
+def _sgd_rate(group: dict[str, Any]) -> float:
+    """SGD's rate, after as much of a schedule as ``lr``: a scheduler leaves where that began."""
+    began = group.get("initial_lr")
+    return float(group["sgd_lr"] * group["lr"] / began if began else group["sgd_lr"])
 
 
 def _set_share(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> None:

@@ -39,6 +39,20 @@ def test_equal_to_the_formula_in_float64(share):
     assert_close(found, reference(formula(0.05, 0.3, 0.1, share)), 1e-12)
 
 
+def test_schedulers_change_both_rates():
+    def halving(params):
+        optimizer = AdamSGD(params, lr=0.05, sgd_lr=0.3, share=0.5)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
+        return optimizer
+
+    def halved(w, g, state, step):
+        rates = 0.05 * 0.5 ** (step - 1), 0.3 * 0.5 ** (step - 1)
+        return formula(*rates, 0.0, lambda _: 0.5)(w, g, state, step)
+
+    assert_close(train(halving, torch.float64), reference(halved), 1e-12)
+
+
 def test_without_sgd_it_is_adamw():
     found = train(lambda params: AdamSGD(params, lr=0.05, weight_decay=0.1))
     expected = train(lambda params: torch.optim.AdamW(params, lr=0.05, weight_decay=0.1))
