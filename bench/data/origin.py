@@ -80,11 +80,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class _Server(ThreadingHTTPServer):
+    #: Connections that wait to be accepted. Beyond the 5 of Python's, their first packets are
+    #: dropped and come again after a second, which no store does.
+    request_queue_size = 1024
+
+
 @contextmanager
 def serve(folder: Path, throttle: Throttle) -> Iterator[str]:
     """A server of the files of ``folder``; the context is its address."""
     handler = functools.partial(_Handler, Path(folder), throttle)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
