@@ -107,8 +107,15 @@ class HookState:
         if known is None or known[0] != names:
             named = list(zip(names, parameters, strict=True))
             codec = self.feedback.codec(Average, named, Flat(buffer, bucket.gradients()))
+            self._forget_buckets_of(names)
             known = self._codecs[number] = names, codec
         return known[1]([buffer])
+
+    def _forget_buckets_of(self, names: tuple[str, ...]) -> None:
+        """Free the memory of buckets that these were in, which know nothing of what is kept now."""
+        for number, (members, _) in list(self._codecs.items()):
+            if not set(names).isdisjoint(members):
+                del self._codecs[number]
 
     def _name(self, parameter: torch.Tensor) -> str:
         if parameter not in self._names:
