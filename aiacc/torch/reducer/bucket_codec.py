@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +32,8 @@ class BucketCodec:
         self._owner, self._op, self._flat = owner, op, flat
         self._names = [name for name, _ in named]
         self._members = set(self._names)
-        self._shapes = [parameter.shape for _, parameter in named]
+        self._parameters = [parameter for _, parameter in named]
+        self._shapes = [parameter.shape for parameter in self._parameters]
         owner.kept.shapes.update(zip(self._names, self._shapes, strict=True))
         self._compressed = set(owner.compressed(named))
         elements = sum(p.numel() for name, p in named if name in self._compressed)
@@ -63,6 +64,9 @@ class BucketCodec:
         if flushes:
             owner.flushing -= self._members
             codec = policy.dense
+        resting = self._resting(sent)
+        if resting:
+            restore = _in_turn(restore, self._withheld(resting, flushes))
         keeps = policy.keeps
         if isinstance(codec, PowerSGD):
             return self._of_low_rank(sent, codec, restore)
@@ -71,7 +75,7 @@ class BucketCodec:
         inputs, after = values, None
         if self._on and not isinstance(keeps, kinds.NoFeedback):
             if isinstance(keeps, kinds.EF21):
-                inputs, after = self._differences(values, coded)
+                inputs, after = self._differences(values, coded, resting)
             elif isinstance(keeps, kinds.Momentum):
                 inputs, after = self._with_momentum(values, keeps, coded)
             elif coded and keeps.beta != 1:
@@ -141,6 +145,43 @@ class BucketCodec:
 
         owner.undo.append(undo)
 
+    def _resting(self, sent: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """By name, gradients of zeros of parameters that are frozen on this rank."""
+        if all(parameter.requires_grad for parameter in self._parameters):
+            return {}
+        parts = sent if self._flat is None else self._flat.views
+        return {
+            name: part
+            for name, parameter, part in zip(self._names, self._parameters, parts, strict=True)
+            if not (parameter.requires_grad or part.any())
+        }
+
+    def _withheld(self, resting: Iterable[str], flushes: bool) -> Callable[[], None]:
+        """Let what is kept of these wait, for what it sends would change frozen parameters.
+
+        Another rank may train them: what the codec loses of that is added. A flush, after which
+        nothing is to be left, drops residuals.
+
+        Returns:
+            What puts it back.
+        """
+        kept = self._owner.kept.tensors
+        waiting = [
+            (kind, name, kept[kind][name].clone())
+            for kind in (RESIDUAL, MOMENTUM)
+            for name in resting
+            if name in kept[kind]
+        ]
+        for kind, name, _ in waiting:
+            kept[kind][name].zero_()
+
+        def put_back() -> None:
+            for kind, name, before in waiting:
+                if kind != RESIDUAL or not flushes:
+                    kept[kind][name].add_(before)
+
+        return put_back
+
     def _of_low_rank(
         self, sent: list[torch.Tensor], codec: PowerSGD, restore: Callable[[], None] | None
     ) -> Encoded:
@@ -184,15 +225,18 @@ class BucketCodec:
         return momenta, mask if coded and keeps.masking else None
 
     def _differences(
-        self, values: list[torch.Tensor], coded: bool
+        self, values: list[torch.Tensor], coded: bool, resting: dict[str, torch.Tensor]
     ) -> tuple[list[torch.Tensor], Callable[[], None]]:
         """What gradients differ from those before, which all ranks add to what they know.
 
         With residuals, this is EF21: its difference to what the others know of a gradient is the
-        difference to the gradient before, and what was lost of that.
+        difference to the gradient before, and what was lost of that. Those of frozen parameters
+        stay as they were; what all know of them is no gradient until some rank sends a difference.
         """
         before, known = self._kept(BEFORE), self._kept(KNOWN)
         if coded:
+            for name, part in resting.items():
+                part.copy_(self._owner.kept.tensors[BEFORE][name])
             inputs = [value - old for value, old in zip(values, before, strict=True)]
         else:
             inputs = values
@@ -204,12 +248,15 @@ class BucketCodec:
                 if not self._owner.follows:  # else all is as it was before
                     self._owner.flushing |= self._members  # on all ranks, as the results are
                 return
+            unchanged = [part for part in resting.values() if not part.any()]
             for value, total in zip(values, known, strict=True):
                 if coded:
                     total.add_(value)
                     value.copy_(total)
                 else:
                     total.copy_(value)
+            for part in unchanged:
+                part.zero_()
 
         return inputs, integrate
 
@@ -236,3 +283,12 @@ class BucketCodec:
                 kind, self._names, self._shapes, self._flat, self._like
             )
         return self._held[kind]
+
+
+def _in_turn(first: Callable[[], None] | None, then: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        if first is not None:
+            first()
+        then()
+
+    return both

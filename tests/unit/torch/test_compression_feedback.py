@@ -23,7 +23,7 @@ TOPK = Policy(MSTopK())
 
 
 def _named(**shapes):
-    return [(name, torch.zeros(shape)) for name, shape in shapes.items()]
+    return [(name, torch.zeros(shape, requires_grad=True)) for name, shape in shapes.items()]
 
 
 def _fill(feedback, named, flat=None):
@@ -42,7 +42,8 @@ def _numbered(parameter):
 @pytest.fixture(autouse=True)
 def _job_of_one():
     hvd.init()
-    yield
+    with torch.no_grad():  # as hooks run
+        yield
     hvd.shutdown()
 
 
@@ -131,7 +132,7 @@ def test_they_are_the_memory_that_the_core_uses():
 def test_buckets_that_are_formed_anew_keep_residuals():
     """Alone, then flat, then fused in memory of their own: each element keeps its own."""
     weight = torch.zeros(64, 32, 3, 3).to(memory_format=torch.channels_last)
-    named = [("conv", weight), *_named(linear=(130, 129))]
+    named = [("conv", weight.requires_grad_()), *_named(linear=(130, 129))]
     feedback = Feedback(Policy(Quantised("int4")))
     for one in named:
         _fill(feedback, [one])
@@ -290,7 +291,8 @@ def test_only_a_scaler_is_noticed():
     assert not optimizer._step_supports_amp_scaling
     assert not optimizer.feedback.follows
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    scaler.scale(model(torch.ones(1, 128)).sum()).backward()
+    with torch.enable_grad():
+        scaler.scale(model(torch.ones(1, 128)).sum()).backward()
     scaler.step(optimizer)
     assert optimizer.feedback.follows
     assert optimizer.feedback.state_dict()["scale"] == 16.0
