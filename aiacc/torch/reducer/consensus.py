@@ -54,14 +54,24 @@ def check_alike(asked: str, process_set: ProcessSet) -> None:
     Raises:
         ValueError: On every rank, if they were not.
     """
-    number = zlib.crc32(asked.encode()) & 0xFFFFF
-    total, squares, ranks = sums([number, number**2, 1], "asked_of_optimizers", process_set)
-    if total != number * ranks or squares != number**2 * ranks:
+    if not alike(asked, "asked_of_optimizers", process_set):
         raise ValueError(
             f"the ranks were given different plans, groups, buckets or codecs; this one {asked} "
             "(expected the same on every rank); load a plan from one file, or broadcast it "
             "(broadcast_object)"
         )
+
+
+def alike(text: str, name: str, process_set: ProcessSet) -> bool:
+    """Whether all ranks have the same text, as far as 20 bits of it tell.
+
+    Collective: every rank of the process set, with the same name; those that have joined agree with
+    all.
+    Blocks: until all have answered.
+    """
+    number = zlib.crc32(text.encode()) & 0xFFFFF
+    total, squares, ranks = sums([number, number**2, 1], name, process_set)
+    return bool(total == number * ranks and squares == number**2 * ranks)
 
 
 def agree(

@@ -10,18 +10,16 @@ import torch
 
 from aiacc import basics
 from aiacc.collectives.barrier_join import after_join
-from aiacc.collectives.handles import synchronize
 from aiacc.collectives.objects import maxima, sums
-from aiacc.collectives.reduce_ops import Sum
 from aiacc.compression.codecs import PowerSGD
 from aiacc.compression.feedback import EF21
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.compression.compressors import CodedCompressor
-from aiacc.torch.ops.allreduce import allreduce_async_
 from aiacc.torch.reducer.bucket_codec import BucketCodec
 from aiacc.torch.reducer.codec import Codec
+from aiacc.torch.reducer.gathered import add_up
 from aiacc.torch.reducer.kept import BEFORE, KNOWN, RESIDUAL, Kept
 from aiacc.torch.reducer.storage import Flat
 
@@ -187,15 +185,7 @@ class Feedback:
         are there.
         """
         state = self.state_dict()
-        handles = [  # all at once, for each of them waits for the network
-            allreduce_async_(
-                kept[name], op=Sum, name=f"feedback.{kind}.{name}", process_set=process_set
-            )
-            for kind, kept in state["kept"].items()
-            for name in (sorted(kept) if kind != KNOWN else ())  # that is the same on all ranks
-        ]
-        for handle in handles:
-            synchronize(handle)
+        add_up(state, process_set)
         return {**state, "rank_and_size": None}
 
     def load_state_dict(

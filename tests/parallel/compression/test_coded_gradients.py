@@ -292,6 +292,10 @@ def _with_a_newcomer(policy):
     hvd.init()
     if newcomer:
         model, optimizer = trained()
+    mine = optimizer.feedback.state_dict()["kept"]["residual"]
+    total = optimizer.feedback.gathered_state_dict()["kept"]["residual"]
+    for name, one in hvd.broadcast_object(mine).items():
+        assert torch.equal(total[name], one)  # the newcomer keeps nothing yet
     steps(model, optimizer, 4)
     hvd.shutdown()
 

@@ -1,0 +1,46 @@
+"""What all ranks keep of gradients together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aiacc.collectives.handles import synchronize
+from aiacc.collectives.objects import gather_objects
+from aiacc.collectives.reduce_ops import Sum
+from aiacc.process_sets import ProcessSet
+from aiacc.torch.ops.allreduce import allreduce_async_
+from aiacc.torch.reducer.consensus import alike
+from aiacc.torch.reducer.kept import KNOWN
+
+
+def add_up(state: dict[str, Any], process_set: ProcessSet) -> None:
+    """Replace what is kept in a state of `Feedback` by its sums over the ranks.
+
+    Ranks that have come anew have nothing yet, and get the names, shapes and scale of the others.
+
+    Collective: every rank of the process set, between the same steps. Blocks: until the sums are
+    there.
+    """
+    kept = state["kept"]
+    mine = sorted(
+        (kind, name, tuple(tensor.shape))
+        for kind, tensors in kept.items()
+        for name, tensor in tensors.items()
+        if kind != KNOWN  # that is the same on all ranks
+    )
+    if not alike(str(mine), "feedback.alike", process_set):
+        everyones = gather_objects((mine, state["scale"]), "feedback.kept", process_set)
+        state["scale"] = next(scale for those, scale in everyones if those)
+        mine = sorted({one for those, _ in everyones for one in those})
+        for kind, name, shape in mine:  # in host memory, where ranks with nothing have zeros
+            kept[kind][name] = kept[kind].get(name, torch.zeros(shape)).cpu()
+    handles = [  # all at once, for each of them waits for the network
+        allreduce_async_(
+            kept[kind][name], op=Sum, name=f"feedback.{kind}.{name}", process_set=process_set
+        )
+        for kind, name, _ in mine
+    ]
+    for handle in handles:
+        synchronize(handle)
