@@ -228,7 +228,8 @@ class KFAC:
                 not preconditioned.
             ValueError: In the first step, if the ranks differ; a schedule gave a bad value.
         """
-        with torch.no_grad():
+        device = self._layers[0].weight.device.type
+        with torch.no_grad(), torch.autocast(device, enabled=False):
             execution = self._agreed()
             builds = self._capture.wanted
             if builds:
