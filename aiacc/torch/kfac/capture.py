@@ -145,12 +145,13 @@ class Capture:
             self._taken = False
             if self.recording is not None:
                 self.recording.begin()
-        if self._active and inputs.numel() and self._open(layer.a):
+        wanted = self._active and layer.why_not is None and inputs.numel()
+        if wanted and self._open(layer.a):
             self._add(layer.a, layer.module, inputs, partial(input_factor, approx=self._approx))
 
     def after(self, layer: FactoredModule, output: torch.Tensor) -> None:
         """It has ended."""
-        if self._active and output.requires_grad:
+        if self._active and layer.why_not is None and output.requires_grad:
             register: Any = output.register_hook  # untyped in torch
             register(partial(self._on_gradient, layer))
 

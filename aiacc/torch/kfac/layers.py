@@ -10,7 +10,7 @@ from torch import nn
 
 from aiacc.kfac.modelled import factor_names
 from aiacc.kfac.precondition import gradient_matrix, write_gradient
-from aiacc.kfac.rows import factor_shapes, why_not
+from aiacc.kfac.rows import factor_shapes, has_bias, why_not
 from aiacc.planning.models.kronecker import Layer
 from aiacc.torch.kfac.factor import Factor
 
@@ -28,6 +28,7 @@ class FactoredModule:
     def __init__(self, name: str, module: nn.Module) -> None:
         """Of one that `rows.why_not` has nothing against."""
         self.name, self.module = name, module
+        self._has_bias = has_bias(module)
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
         names, shapes = factor_names(name), factor_shapes(module)
@@ -40,6 +41,16 @@ class FactoredModule:
         weight = self.module.weight
         assert isinstance(weight, torch.Tensor)
         return weight
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it has to be left to the optimizer now; None: it is trained as at first."""
+        if reason := why_not(self.module):
+            return reason
+        if has_bias(self.module) != self._has_bias:
+            how = "frozen" if self._has_bias else "trained"
+            return f"its bias is {how} since KFAC was made, so its factors have no such shape"
+        return None
 
     @property
     def factors(self) -> tuple[Factor, Factor]:
@@ -58,9 +69,9 @@ class FactoredModule:
         return (*g[:-1], a[-1])
 
     def gradient(self) -> torch.Tensor | None:
-        """The gradient as `rows.gradient_matrix` has it, in new memory; None: there is none."""
+        """The gradient as `rows.gradient_matrix` has it, in new memory; None: none is wanted."""
         bias = getattr(self.module, "bias", None)
-        if self.weight.grad is None:
+        if self.why_not is not None or self.weight.grad is None:
             return None
         if isinstance(bias, torch.Tensor) and bias.requires_grad and bias.grad is None:
             bias.grad = torch.zeros_like(bias)

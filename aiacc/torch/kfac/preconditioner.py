@@ -204,11 +204,11 @@ class KFAC:
         Raises:
             TypeError: A loss that has no distribution.
         """
-        if not self._capture.wanted:
+        if not self._capture.wanted or all(layer.why_not for layer in self._layers):
             return
         scaler = self._options.grad_scaler
         scale = 1.0 if scaler is None else float(scaler.get_scale())
-        weights = [layer.weight for layer in self._layers]
+        weights = [layer.weight for layer in self._layers if layer.why_not is None]
         terms = len(outputs) if getattr(loss, "reduction", "mean") == "sum" else 1
         with torch.enable_grad(), self._capture.scaled(lambda: scale * terms):
             sampled = loss(outputs, sample_targets(outputs, loss)) * scale

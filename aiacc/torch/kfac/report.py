@@ -79,7 +79,8 @@ def completed(
 ) -> Report:
     """``report`` itself, with what is known elsewhere. On a GPU the host waits for some of it."""
     factors = [factor for layer in layers for factor in layer.factors]
-    report.left_out = dict(left_out)
+    now = {layer.name: reason for layer in layers if (reason := layer.why_not)}
+    report.left_out = {**left_out, **now}
     report.seconds["build factors"] = building_s
     report.failures = sum(factor.failures for factor in factors)
     report.dropped = int(sum(float(one.dropped) for one in factors if one.dropped is not None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -30,3 +31,56 @@ def test_a_step_in_a_block_of_autocast_is_computed_in_full():
             kfac.step()
         found.append(model[0].weight.grad)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "mc"])
+@pytest.mark.parametrize("solve", ["cholesky", "eigh"])
+def test_a_layer_that_is_frozen_for_some_steps_is_left_alone_and_taken_up_again(fisher, solve):
+    model, sgd, kfac = _training(fisher=fisher, solve=solve, kl_clip=None)
+
+    def step(number):
+        torch.manual_seed(number)
+        sgd.zero_grad(set_to_none=number % 2 == 0)
+        outputs = model(torch.randn(8, 4))
+        if fisher == "mc":
+            kfac.sample(outputs, nn.MSELoss())
+        outputs.square().mean().backward()
+        before = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+        kfac.step()
+        return before
+
+    step(0)
+    kept = kfac.state_dict()["factors"]
+    model[0].requires_grad_(False)
+    for number in (1, 2):
+        before = step(number)
+        assert not torch.equal(model[2].weight.grad, before[2])
+    assert kfac.report().left_out["0"] == "the weight of Linear is frozen"
+    factors = kfac.state_dict()["factors"]
+    assert {name: torch.equal(one, kept[name]) for name, one in factors.items()} == {
+        "0 A": True,
+        "0 G": True,
+        "2 A": False,
+        "2 G": False,
+    }
+    model[0].requires_grad_(True)
+    before = step(3)
+    assert not torch.equal(model[0].weight.grad, before[0])
+    assert "0" not in kfac.report().left_out
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_whose_bias_is_frozen_or_trained_later_is_left_to_the_optimizer(frozen):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model[0].bias.requires_grad_(frozen)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    kfac = hvd.KFAC(model, sgd, factor_every=1, inverse_every=1, kl_clip=None)
+    _pass(model, sgd)
+    kfac.step()
+    model[0].bias.requires_grad_(not frozen)
+    _pass(model, sgd)
+    before = model[0].weight.grad.clone()
+    kfac.step()
+    assert torch.equal(model[0].weight.grad, before)
+    assert "its bias is" in kfac.report().left_out["0"]
