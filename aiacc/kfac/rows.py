@@ -32,6 +32,8 @@ def why_not(module: nn.Module) -> str | None:
         return f"{kind} has no shape yet; run a forward pass first"
     if not isinstance(module.weight, nn.Parameter):
         return f"the weight of {kind} is computed from others, as by weight_norm"
+    if module.weight.is_complex():
+        return f"the weight of {kind} is complex"
     if not module.weight.requires_grad:
         return f"the weight of {kind} is frozen"
     return None
