@@ -13,6 +13,7 @@ from aiacc.kfac.precondition import gradient_matrix, write_gradient
 from aiacc.kfac.rows import factor_shapes, has_bias, why_not
 from aiacc.planning.models.kronecker import Layer
 from aiacc.torch.kfac.factor import Factor
+from aiacc.torch.optimizer_mixin import DistributedOptimizerMixin
 
 
 class FactoredModule:
@@ -84,13 +85,17 @@ class FactoredModule:
 
 
 def factored(
-    model: nn.Module, skip_layers: Sequence[str | type[nn.Module]]
+    model: nn.Module,
+    skip_layers: Sequence[str | type[nn.Module]],
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[list[FactoredModule], dict[str, str]]:
     """Layers in the order of the model, and why other modules with parameters are none.
 
     Args:
         model: Whose modules they are.
         skip_layers: Names of modules, with all that they contain, and classes.
+        optimizer: If a DistributedOptimizer, layers are left out whose gradients it does not
+            reduce; those of another one are reduced elsewhere.
 
     Raises:
         ValueError: A name or class that no module has.
@@ -98,6 +103,9 @@ def factored(
     found: list[FactoredModule] = []
     left_out: dict[str, str] = {}
     used = set()
+    reduced = None
+    if isinstance(optimizer, DistributedOptimizerMixin):
+        reduced = {id(one) for group in optimizer.param_groups for one in group["params"]}
     users = _users(model)
     for name, module in model.named_modules():
         skipped = [skip for skip in skip_layers if _matches(skip, name, module)]
@@ -109,6 +117,10 @@ def factored(
             others = [user for user in users[module.weight] if user != name]
             if others:
                 reason = f"its weight is that of {others[0]}, too"
+        if reason is None and reduced is not None:
+            trained = [one for one in module.parameters(recurse=False) if one.requires_grad]
+            if not reduced.issuperset(map(id, trained)):
+                reason = "the DistributedOptimizer does not have its parameters"
         if reason is None:
             found.append(FactoredModule(name, module))
         else:

@@ -157,7 +157,7 @@ class KFAC:
             grad_scaler=grad_scaler,
             skip_layers=skip_layers,
         )
-        self._layers, self._left_out = factored(model, self._options.skip_layers)
+        self._layers, self._left_out = factored(model, self._options.skip_layers, optimizer)
         if not self._layers:
             reasons = [f"{name}: {reason}" for name, reason in self._left_out.items()]
             raise ValueError(

@@ -84,3 +84,32 @@ def test_a_layer_whose_bias_is_frozen_or_trained_later_is_left_to_the_optimizer(
     kfac.step()
     assert torch.equal(model[0].weight.grad, before)
     assert "its bias is" in kfac.report().left_out["0"]
+
+
+def test_layers_that_the_distributed_optimizer_does_not_have_are_left_to_others():
+    hvd.init()
+    try:
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Linear(3, 2))
+        some = [*model[0].parameters(), model[2].weight]
+        named = [
+            (name, one) for name, one in model.named_parameters() if any(one is o for o in some)
+        ]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(some, 0.1), named)
+        kfac = hvd.KFAC(model, optimizer, kl_clip=None)
+        _pass(model, optimizer)
+        before = [one.grad.clone() for one in model.parameters()]
+        kfac.step()
+        changed = [
+            not torch.equal(one.grad, b) for one, b in zip(model.parameters(), before, strict=True)
+        ]
+        assert changed == [True, True, False, False, False, False]
+        reason = "the DistributedOptimizer does not have its parameters"
+        assert {name: kfac.report().left_out[name] for name in "23"} == {"2": reason, "3": reason}
+    finally:
+        hvd.shutdown()
+
+
+def test_a_complex_layer_is_left_to_the_optimizer():
+    model = nn.Sequential(nn.Linear(4, 5, dtype=torch.complex64), nn.Linear(5, 3))
+    kfac = hvd.KFAC(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert kfac.report().left_out == {"0": "the weight of Linear is complex"}
