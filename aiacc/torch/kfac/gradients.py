@@ -92,21 +92,21 @@ class Preconditioning:
         """Send what is this rank's, and receive the rest; a layer without gradient sends zeros."""
         assert self._process_set is not None
         mine = self._of[self._ranks.index]
-        parts = [
-            after[layer.name].reshape(-1)
-            if layer.name in after
-            else layer.weight.new_zeros(_size(layer), dtype=layer.a.dtype)
-            for layer in mine
-        ]
-        like = self._layers[0]
-        flat = torch.cat(parts) if parts else like.weight.new_empty(0, dtype=like.a.dtype)
+        # All ranks send the same dtype, whatever that of their layers.
+        widest = max((layer.a.dtype for layer in self._layers), key=lambda dtype: dtype.itemsize)
+        like = self._layers[0].weight
+        parts = [like.new_empty(0, dtype=widest)]
+        for layer in mine:
+            part = after.get(layer.name)
+            parts.append(like.new_zeros(_size(layer)) if part is None else part.reshape(-1))
+        flat = torch.cat([part.to(widest) for part in parts])
         handle = allgather_async(flat, f"{self._name}.gradients", self._process_set)
         result: torch.Tensor = synchronize(handle)
         begin = 0
         for rank in sorted(self._of):
             for layer in self._of[rank]:
                 end = begin + _size(layer)
-                after[layer.name] = result[begin:end].view(layer.shape)
+                after[layer.name] = result[begin:end].view(layer.shape).to(layer.a.dtype)
                 begin = end
 
 
