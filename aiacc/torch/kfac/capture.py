@@ -102,7 +102,12 @@ class Capture:
             sampled: Whether G comes from `KFAC.sample`.
         """
         sides = {"A": [layer.a for layer in self._layers], "G": [layer.g for layer in self._layers]}
-        missing = [side for side, all_ in sides.items() if not any(one.uses for one in all_)]
+        missing = [
+            side
+            for side, all_ in sides.items()
+            if (built := [one for one in all_ if one.name not in self._skipped])
+            and not any(one.uses for one in built)
+        ]
         if missing and not self._warned:
             self._warned = True
             rest = "sample()" if sampled else "a backward pass"
