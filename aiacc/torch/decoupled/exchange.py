@@ -208,7 +208,7 @@ class Exchange:
                 if set_to_none:
                     parameter.grad = None
                 elif parameter.grad is not None:
-                    parameter.grad.detach_().zero_()
+                    parameter.grad.requires_grad_(False).zero_()
 
     def forget(self) -> None:
         """Drop what was under way when the core has let go of it, in a job that starts anew."""

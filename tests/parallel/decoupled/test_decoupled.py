@@ -171,6 +171,26 @@ def test_parameters_that_are_frozen_for_a_while():
     run_ranks(2, _frozen_later)
 
 
+def _clears_in_place():
+    torch.set_num_threads(1)
+    hvd.init()
+    models = net(), net()
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        optimizer = wrap(model, sgd, schedule)
+        for step in range(3):
+            loss(model, step, hvd.rank()).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            assert not any(parameter.grad.any() for parameter in model.parameters())
+    check_equal(models[1], models[0])
+    hvd.shutdown()
+
+
+def test_gradients_that_are_cleared_in_place():
+    run_ranks(2, _clears_in_place)
+
+
 def _clips(norm_type, max_norm):
     torch.set_num_threads(1)
     hvd.init()
