@@ -194,18 +194,25 @@ class Bucket:
             parameter.grad = view
         self._version = self._gradients._version
 
-    def has(self, index: int, parameter: torch.Tensor) -> bool:
-        """Whether ``parameter`` has no other gradient than the one that was taken."""
-        return parameter.grad is None or parameter.grad is self._views[self._position[index]]
+    def replaced(self, come: Sequence[int]) -> bool:
+        """Whether a parameter of these numbers has a gradient, but not the one that was taken."""
+        for position in map(self._position.__getitem__, come):
+            gradient = self._parameters[position].grad
+            if gradient is not None and gradient is not self._views[position]:
+                return True
+        return False
 
     @property
     def written(self) -> bool:
         """Whether somebody else has written to the gradients since they were taken."""
         return self._gradients._version != self._version
 
-    def check_writes(self) -> None:
-        """Before the last gradients are taken: `finish_scatter` tells what `written` is now."""
-        self._written = self.written
+    def check_writes(self, come: Sequence[int]) -> None:
+        """Before the last gradients are taken: were those of the numbers ``come`` left alone?
+
+        `finish_scatter` tells.
+        """
+        self._written = bool(come) and (self.written or self.replaced(come))
 
     def put_zeros(self, index: int) -> None:
         """Take part with zeros for a parameter without gradient."""
@@ -227,7 +234,7 @@ class Bucket:
             part.scatter()
 
     def finish_scatter(self) -> bool:
-        """Wait for it; false if somebody has written to gradients that were taken.
+        """Wait for it; false if somebody has written to gradients that were taken, or replaced one.
 
         Blocks: until it is done; of CUDA tensors until that is queued.
 

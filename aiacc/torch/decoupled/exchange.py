@@ -86,6 +86,8 @@ class Exchange:
         self._cover()
         self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.members}
         self._left = [passes] * len(parameters)
+        #: Numbers of the gradients that there were when they were reduced last.
+        self._given: list[int] = []
         self._agreed = False
         #: Why parameters are not current, until they are overwritten.
         self._failure: CollectiveError | None = None
@@ -129,21 +131,35 @@ class Exchange:
             self._agree(fault)
         elif fault:
             raise ValueError(fault)
+        left = self._left
         for bucket in self.buckets:
+            bucket.check_writes([index for index in bucket.members if left[index] < self.passes])
             if bucket.awaited:
                 self._complete(bucket)
                 bucket.scatter()
+        self._given = [
+            index
+            for index, (_, parameter) in enumerate(self.named)
+            if left[index] == 0 or parameter.grad is not None
+        ]
         _core.flush()
         self._finish()
 
+    def dropped(self) -> set[int]:
+        """The ids of parameters whose gradient took part in `reduce`, and is None by now.
+
+        Somebody wants such a parameter unchanged.
+        """
+        given = (self.named[index][1] for index in self._given)
+        return {id(parameter) for parameter in given if parameter.grad is None}
+
     def check_gradients(self) -> None:
-        """Raise ValueError if the model's gradients were written to since `reduce`.
+        """Raise ValueError if the model's gradients were written to or replaced since `reduce`.
 
         A step would not see that: it takes the reduced ones.
         """
         for bucket in self.buckets:
-            taken = all(bucket.has(index, self.named[index][1]) for index in bucket.members)
-            if bucket.written or not taken:
+            if bucket.written or bucket.replaced(bucket.members):
                 raise self._written(bucket)
 
     def drop(self) -> None:
@@ -260,8 +276,6 @@ class Exchange:
 
     def _complete(self, bucket: Bucket) -> None:
         """Let a gradient take part that no backward pass gave: what there is of it, or zeros."""
-        if any(self._left[index] < self.passes for index in bucket.members):
-            bucket.check_writes()
         for index in bucket.members:
             parameter = self.named[index][1]
             if self._left[index] == 0:
@@ -287,8 +301,8 @@ class Exchange:
     def _written(self, bucket: Bucket) -> ValueError:
         name = self.named[bucket.members[0]][0]
         return ValueError(
-            f"gradients of the bucket of {name!r} were written to after backward(), by "
-            "torch.nn.utils.clip_grad_norm_ perhaps (expected no such writes: they had left for "
+            f"gradients of the bucket of {name!r} were written to after backward(), or replaced, "
+            "by torch.nn.utils.clip_grad_norm_ perhaps (expected no such writes: they had left for "
             "the other ranks); use optimizer.clip_grad_norm_, or schedule='all_reduce'"
         )
 

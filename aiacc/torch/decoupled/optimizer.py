@@ -116,7 +116,7 @@ class DecoupledDistributed(ReducingOptimizer):
                 parameters could not be gathered, which a later call, forward pass or `flush` may
                 raise too.
             ValueError: Parameters that the ranks do not share or that were moved, gradients that
-                were written to after ``backward()``.
+                were written to after ``backward()``, or replaced.
         """
         exchange = self._exchange
         if exchange is None:
@@ -138,6 +138,7 @@ class DecoupledDistributed(ReducingOptimizer):
         self._synchronized = False
         if reduced_before:
             exchange.check_gradients()
+            self._shards.leave_out(exchange.dropped())
         self._shards.changed()
         with exchange.updating():
             super().step()
@@ -159,7 +160,7 @@ class DecoupledDistributed(ReducingOptimizer):
 
     def _reduce(self, exchange: Exchange) -> None:
         exchange.reduce(self._shards.fault())
-        self._shards.put_gradients()
+        self._shards.put_gradients(exchange.dropped())
         self._synchronized = True
 
     def flush(self) -> None:

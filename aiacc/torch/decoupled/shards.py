@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -125,17 +125,28 @@ class Shards:
             found.append(self._stand_in.grad)
         return found
 
-    def put_gradients(self) -> None:
+    def put_gradients(self, dropped: Collection[int]) -> None:
         """Let the optimizer see the gradients that this rank has got.
 
         A parameter may be frozen on this rank only. If it is everywhere, no step shall touch it.
+
+        Args:
+            dropped: As of `leave_out`.
         """
         self.drop_gradients()  # of a step that a scaler has skipped
         for segment, gradient, parameter in self._segments:
             wanted = parameter.requires_grad or bool(gradient.any())
             segment.grad = gradient if wanted else None
+        self.leave_out(dropped)
         if self._stand_in is not None and not self.gradients():
             self._stand_in.grad = torch.zeros_like(self._stand_in)
+
+    def leave_out(self, dropped: Collection[int]) -> None:
+        """Let the optimizer see no gradients of parameters with these ids."""
+        if dropped:
+            for segment, _, parameter in self._segments:
+                if id(parameter) in dropped:
+                    segment.grad = None
 
     def drop_gradients(self) -> None:
         """After a step."""

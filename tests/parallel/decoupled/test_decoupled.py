@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -169,6 +171,37 @@ def _frozen_later():
 
 def test_parameters_that_are_frozen_for_a_while():
     run_ranks(2, _frozen_later)
+
+
+def _dropped(synchronizes):
+    """A gradient that somebody drops leaves its parameter as it is, momentum and decay or not."""
+    torch.set_num_threads(1)
+    hvd.init()
+    models = net(), net()
+
+    for model, schedule in zip(models, ("all_reduce", "decoupled"), strict=True):
+        sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = wrap(model, sgd, schedule)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss(model, step, hvd.rank()).backward()
+            if synchronizes:
+                optimizer.synchronize()
+            if step == 4:
+                model.zero_grad()
+            if step < 3:
+                model[2].weight.grad = None
+            with optimizer.skip_synchronize() if synchronizes else nullcontext():
+                optimizer.step()
+            changed = not torch.equal(model[2].weight, net()[2].weight)
+            assert changed == (step >= 3)
+    check_equal(models[1], models[0])
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_gradients_that_are_dropped(synchronizes):
+    run_ranks(2, _dropped, synchronizes)
 
 
 def _clears_in_place():

@@ -183,7 +183,7 @@ def _writes_between_backward_and_step():
                 parameter.grad = parameter.grad.clone()
 
     for first in (False, True):
-        for write in (clips, replaces) if first else (clips,):
+        for write in (clips, replaces):
             loss(model, 0, hvd.rank()).backward()
             if first:
                 optimizer.synchronize()
