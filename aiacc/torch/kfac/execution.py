@@ -89,6 +89,15 @@ class Execution:
             if self._ranks.index not in (*work.reduced_to, *work.inverted_by):
                 factor.mean = None
 
+    def forget_divided(self) -> None:
+        """Drop means and inverses that not every rank has, for a job that divides them anew."""
+        for name, factor in self._factors.items():
+            work = self._works[name]
+            if self.holder(name) is not None:
+                factor.mean = None
+            if len({*work.inverted_by, *work.inverse_to}) < self._ranks.size:
+                factor.inverse = None
+
     def holder(self, name: str) -> int | None:
         """The rank that alone has the mean of a factor; None: all have."""
         work = self._works[name]
@@ -120,6 +129,13 @@ class Execution:
         """
         self.exchange = self._exchange(buckets)
 
+    def drop_exchange(self) -> None:
+        """Forget factors that are on their way: those of another pass have other names.
+
+        Collective: no, but every rank between the same two steps.
+        """
+        self.fuse(self._fused)
+
     def _planned(self, factor: Factor) -> Planned:
         nbytes = (factor.packed + 1) * factor.dtype.itemsize
         owner = self.holder(factor.name)
@@ -128,6 +144,7 @@ class Execution:
         return Planned(factor.name, nbytes, owner, f"{side} {factor.dtype} {factor.device}")
 
     def _exchange(self, buckets: Sequence[Fused]) -> FactorExchange:
+        self._fused = list(buckets)
         self._generation += 1
         return FactorExchange(
             [

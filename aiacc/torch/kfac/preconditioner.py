@@ -175,6 +175,8 @@ class KFAC:
         self._uses_known = False
         self._stage_costs = self._costs
         self._invert_next = False
+        #: Whether every rank has all means that there are: nobody's, or those of a state.
+        self._whole = True
         self._unchecked = False
         self._report = Report(solve=solve)
         self._capture = Capture(model, self._layers, self._ready, approx)
@@ -294,8 +296,9 @@ class KFAC:
         """
         self._step = self._checkpoint.load(state_dict)
         self._invert_next = True
+        self._whole = True
         if self._execution is not None:
-            self._execution.forget_unneeded()
+            self._execution.drop_exchange()
         self._begin()
 
     def detach(self) -> None:
@@ -391,13 +394,18 @@ class KFAC:
             )
             self._capture.skip(self._execution.unneeded)
             self._unchecked = not ranks.alone
+        elif self._whole:
+            self._execution.forget_unneeded()
+        self._whole = False
         if self._capture.wanted and not self._uses_known:
             agree_on_uses(self._layers, self._number_of_passes, self._ranks)
             self._uses_known = True
         return self._execution
 
     def _restart(self) -> None:
-        """In a job that starts anew."""
+        """In a job that starts anew, and may divide factors otherwise."""
+        if self._execution is not None and not self._whole:
+            self._execution.forget_divided()
         self._execution, self._uses_known = None, False
         self._fuser.restart()
         self._begin()
