@@ -57,10 +57,10 @@ class Capture:
         self._skipped: set[str] = set()
         self._hooks: list[RemovableHandle] = []
         for layer in layers:
-            before, after = _hooks_of(weakref.ref(self), layer)
-            module = layer.module
+            module, reference = layer.module, weakref.ref(self)
+            before: Any = _Before(reference, layer)  # torch's type has callables without keywords
             self._hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._hooks.append(module.register_forward_hook(after))
+            self._hooks.append(module.register_forward_hook(_After(reference, layer)))
 
     def skip(self, names: Sequence[str]) -> None:
         """Compute these factors no more, for nobody needs them here."""
@@ -189,19 +189,35 @@ class Capture:
                 self._ready(factor)
 
 
-def _hooks_of(
-    reference: weakref.ref[Capture], layer: FactoredModule
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Before and after the forward pass. A copy of the model has them, too, and is not meant."""
+class _Hook:
+    """Tells the capture of a layer; a copy of the model has hooks, too, that tell nobody."""
 
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        capture = reference()
-        if capture is not None and module is layer.module:
+    def __init__(
+        self,
+        reference: Callable[[], Capture | None] = lambda: None,
+        layer: FactoredModule | None = None,
+    ) -> None:
+        self._reference, self._layer = reference, layer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def _meant(self, module: nn.Module) -> tuple[Capture, FactoredModule] | None:
+        capture, layer = self._reference(), self._layer
+        if capture is None or layer is None or module is not layer.module:
+            return None
+        return capture, layer
+
+
+class _Before(_Hook):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if meant := self._meant(module):
+            capture, layer = meant
             capture.before(layer, args[0] if args else next(iter(kwargs.values())))
 
-    def after(module: nn.Module, _: Any, output: torch.Tensor) -> None:
-        capture = reference()
-        if capture is not None and module is layer.module:
-            capture.after(layer, output)
 
-    return before, after
+class _After(_Hook):
+    def __call__(self, module: nn.Module, _: Any, output: torch.Tensor) -> None:
+        if meant := self._meant(module):
+            capture, layer = meant
+            capture.after(layer, output)

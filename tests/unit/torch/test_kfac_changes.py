@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -113,3 +116,17 @@ def test_a_complex_layer_is_left_to_the_optimizer():
     model = nn.Sequential(nn.Linear(4, 5, dtype=torch.complex64), nn.Linear(5, 3))
     kfac = hvd.KFAC(model, torch.optim.SGD(model.parameters(), 0.1))
     assert kfac.report().left_out == {"0": "the weight of Linear is complex"}
+
+
+def test_a_model_with_hooks_can_be_saved_and_copied_as_a_whole():
+    model, sgd, kfac = _training()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    inputs = torch.randn(3, 4)
+    for other in (torch.load(file, weights_only=False), copy.deepcopy(model)):
+        other(inputs).sum().backward()
+        assert torch.equal(other(inputs), model(inputs))
+    _pass(model, sgd)
+    kfac.step()
+    assert model[0].weight.grad is not None
