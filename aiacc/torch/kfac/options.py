@@ -70,7 +70,7 @@ class Options:
     @property
     def described(self) -> str:
         """What has to be equal on all ranks; of schedules no more than that they are some."""
-        names = ("damping", "decay", "kl_clip", "factor_every", "inverse_every")
+        names = ("lr", "damping", "decay", "kl_clip", "factor_every", "inverse_every")
         values = [f"{name}={_text(getattr(self, name))}" for name in names]
         texts = [f"{n}={getattr(self, n)}" for n in _CHOICES]
         return ", ".join([*texts, *values])

@@ -377,9 +377,10 @@ class KFAC:
     def _agreed(self) -> Execution:
         if self._execution is None:
             self._ranks = ranks = Ranks(self._process_set)
-            number = check_alike(
-                self._options.described, self._layers, self._step, ranks, next(_numbers)
+            wish = (
+                f"{self._options.described}, costs={'measured' if self._costs is None else 'given'}"
             )
+            number = check_alike(wish, self._layers, self._step, ranks, next(_numbers))
             ranks.name = f"kfac.{number}"
             self._stage_costs = self._costs
             if self._costs is None and not ranks.alone:

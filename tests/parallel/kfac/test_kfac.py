@@ -9,6 +9,7 @@ import torch
 import aiacc
 import aiacc.torch as hvd
 from tests.parallel.kfac.kfac_training import (
+    COSTS,
     expected,
     loss_of,
     loss_of_all,
@@ -201,6 +202,12 @@ def _disagree():
     optimizer.synchronize()
     with pytest.raises(ValueError, match="other layers or options than the first one"):
         step(solve="eigh" if rank else "cholesky")
+    optimizer.synchronize()
+    with pytest.raises(ValueError, match="other layers or options than the first one"):
+        step(lr=0.1 + rank)
+    optimizer.synchronize()
+    with pytest.raises(ValueError, match="other layers or options than the first one"):
+        step(costs=COSTS if rank else None)
     optimizer.synchronize()
     with pytest.raises(ValueError, match="other layers or options than the first one"):
         step(skip_layers=["hidden"] if rank else [])
