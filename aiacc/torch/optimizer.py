@@ -11,10 +11,18 @@ from typing import Any
 import torch
 
 from aiacc import basics
-from aiacc.collectives.reduce_ops import Adasum, Average, check_op, gradient_factors
+from aiacc.collectives.reduce_ops import (
+    Adasum,
+    Average,
+    Sum,
+    check_op,
+    gradient_factors,
+    name_of_op,
+)
 from aiacc.compression.codecs import NONE, Codec
 from aiacc.compression.compressor import AUTO
 from aiacc.compression.policy import Policy
+from aiacc.compression.wire import is_coded
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan, check_kind
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
@@ -189,6 +197,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if gradient_as_bucket_view:
         _check_buckets(bucket_bytes, groups)
     feedback = feedback_of(compressor, prescale_factor)
+    if feedback is not None:
+        _check_sums(op, AUTO if finds_codec else feedback.policy.codec)
     if finds_codec and (plan is not None or groups is not None or gradient_as_bucket_view):
         raise ValueError(
             "compression='auto' with plan, groups or gradient_as_bucket_view (expected none of "
@@ -288,6 +298,14 @@ def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool, compre
         raise ValueError(
             f"op=Adasum with compression={name_of(compression)} (expected one that casts, for "
             "NCCL does not combine changes); use Compression.bf16"
+        )
+
+
+def _check_sums(op: int, codec: Codec | str) -> None:
+    if op not in (Average, Sum) and (isinstance(codec, str) or is_coded(codec)):
+        raise ValueError(
+            f"op={name_of_op(op)} with compression={codec} (expected Average or Sum: codecs are "
+            "for sums); use Compression.bf16"
         )
 
 

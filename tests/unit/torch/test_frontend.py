@@ -244,6 +244,8 @@ MISTAKES = [
     ({"backward_passes_per_step": 0}, r"backward_passes_per_step=0 \(expected at least 1\)"),
     ({"gradient_predivide_factor": 2.0, "op": 1}, r"op=Sum \(expected op=Average\)"),
     ({"op": 9}, "op=9"),
+    ({"op": hvd.Min, "compression": "powersgd"}, r"op=Min .*powersgd \(expected Average or Sum"),
+    ({"op": hvd.Max, "compression": "auto"}, r"op=Max .*auto \(expected Average or Sum"),
     ({"groups": -1}, "groups=-1"),
     ({"groups": 0}, "groups=0"),
     ({"gradient_as_bucket_view": True, "groups": 2}, "leave out one"),
