@@ -93,8 +93,16 @@ class Kept:
         """Overwrite what is kept with what `copy` has given.
 
         Raises:
-            ValueError: A tensor of another shape; nothing is changed.
+            ValueError: A tensor of another shape, or names none of which is known; nothing is
+                changed.
         """
+        names = sorted({name for kept in tensors.values() for name in kept})
+        if names and self.shapes and self.shapes.keys().isdisjoint(names):
+            raise ValueError(
+                f"a state of {len(names)} gradients, {names[0]!r} for one (expected names such as "
+                f"{next(iter(self.shapes))!r}); load the state of the same model, with the same "
+                "named_parameters"
+            )
         for kind, kept in tensors.items():
             for name, tensor in kept.items():
                 shape = self.shapes.get(name, tensor.shape)

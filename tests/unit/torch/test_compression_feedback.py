@@ -404,6 +404,20 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing(shape):
         assert not residual.any()
 
 
+def test_a_state_of_other_names_is_refused():
+    feedback = Feedback(TOPK)
+    _fill(feedback, _named(weight=SHAPE))
+    state = feedback.state_dict()
+    other = Feedback(TOPK)
+    other.load_state_dict(state)  # before anything is known of the model
+    other = Feedback(TOPK)
+    other.codec(hvd.Sum, _named(**{"module.weight": SHAPE}))
+    with pytest.raises(ValueError, match=r"'weight' for one \(expected names such as 'module\."):
+        other.load_state_dict(state)
+    other.codec(hvd.Sum, _named(weight=SHAPE))
+    other.load_state_dict(state)
+
+
 def test_a_state_of_another_rank_is_refused_unless_it_is_flushed():
     feedback = Feedback(TOPK)
     _fill(feedback, _named(a=SHAPE))
