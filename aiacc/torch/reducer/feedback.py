@@ -147,7 +147,7 @@ class Feedback:
 
     def _undo(self) -> None:
         if self.spoilt:
-            for undo in self.undo:
+            for undo in reversed(self.undo):  # of a step that was dropped, too
                 undo()
         self.spoilt = False
         self.undo.clear()

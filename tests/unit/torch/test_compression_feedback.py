@@ -336,6 +336,21 @@ def test_a_step_that_a_scaler_skips_is_undone_in_all_buckets(bad):
             assert feedback.residuals[name].equal(expected.to(torch.float32)), name
 
 
+def test_a_skipped_step_is_undone_with_one_that_was_dropped_before_its_end():
+    feedback, named = Feedback(TOPK), _named(a=SHAPE)
+    feedback.follow(_Scaler(8.0))
+    encode = feedback.codec(hvd.Sum, named)
+    _fill(feedback, named)
+    feedback.settle()
+    for _ in range(2):
+        result = torch.full(SHAPE, float("nan"))
+        encoded = encode([result])
+        encoded.residuals[0].fill_(float("nan"))
+        encoded.decode(0)
+    feedback.settle()
+    assert feedback.residuals["a"].equal(_numbered(named[0][1]).to(torch.float32))
+
+
 def test_a_state_and_a_flush_have_nothing_of_a_skipped_step():
     for call in (Feedback.state_dict, Feedback.flush):
         feedback = Feedback(TOPK)
