@@ -71,6 +71,8 @@ class HookState:
         if isinstance(policy, CodedCompressor):
             policy = Policy(policy.codec, least_elements=1)
         self.feedback = Feedback(policy) if isinstance(policy, Policy) else None
+        if self.feedback is not None:
+            self.feedback.drops_unused = True  # DistributedDataParallel does, if it looks for them
         self._names: Any = WeakTensorKeyDictionary()
         names = []
         for name, parameter in named_parameters:
@@ -82,8 +84,8 @@ class HookState:
                 strange = [pattern for pattern in strange if not pattern.startswith(_UNNAMED)]
             warn_of_patterns(strange, names or [_UNNAMED + "0"])
         self._seen = 0
-        #: By the number of a bucket: of which parameters it was, and what encodes it.
-        self._codecs: dict[int, tuple[tuple[str, ...], Codec]] = {}
+        #: By the number of a bucket: of which parameters it was, where, and what encodes it.
+        self._codecs: dict[int, tuple[tuple[str, ...], int, Codec]] = {}
         if self.feedback is not None and isinstance(self.feedback.policy.codec, PowerSGD):
             raise ValueError(
                 f"{self.feedback.policy.codec} of a hook (expected a codec that the core has); use "
@@ -104,16 +106,17 @@ class HookState:
         parameters = bucket.parameters()
         names = tuple(self._name(parameter) for parameter in parameters)
         known = self._codecs.get(number)
-        if known is None or known[0] != names:
+        address = buffer.data_ptr()
+        if known is None or known[:2] != (names, address):
             named = list(zip(names, parameters, strict=True))
             codec = self.feedback.codec(Average, named, Flat(buffer, bucket.gradients()))
             self._forget_buckets_of(names)
-            known = self._codecs[number] = names, codec
-        return known[1]([buffer])
+            known = self._codecs[number] = names, address, codec
+        return known[2]([buffer])
 
     def _forget_buckets_of(self, names: tuple[str, ...]) -> None:
         """Free the memory of buckets that these were in, which know nothing of what is kept now."""
-        for number, (members, _) in list(self._codecs.items()):
+        for number, (members, *_) in list(self._codecs.items()):
             if not set(names).isdisjoint(members):
                 del self._codecs[number]
 

@@ -64,7 +64,7 @@ class BucketCodec:
         if flushes:
             owner.flushing -= self._members
             codec = policy.dense
-        resting = self._resting(sent)
+        resting = self._resting(sent, flushes)
         if resting:
             restore = _in_turn(restore, self._withheld(resting, flushes))
         keeps = policy.keeps
@@ -145,15 +145,21 @@ class BucketCodec:
 
         owner.undo.append(undo)
 
-    def _resting(self, sent: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """By name, gradients of zeros of parameters that are frozen on this rank."""
-        if all(parameter.requires_grad for parameter in self._parameters):
+    def _resting(self, sent: list[torch.Tensor], flushes: bool) -> dict[str, torch.Tensor]:
+        """By name, gradients of zeros of parameters that are frozen on this rank.
+
+        And those of others, if nobody gets the results unless some rank has used them. But what
+        EF21 keeps of them has to learn of zeros, and a flush takes all along.
+        """
+        drops = self._owner.drops_unused and not flushes
+        drops = drops and not isinstance(self._policy.keeps, kinds.EF21)
+        if not drops and all(parameter.requires_grad for parameter in self._parameters):
             return {}
         parts = sent if self._flat is None else self._flat.views
         return {
             name: part
             for name, parameter, part in zip(self._names, self._parameters, parts, strict=True)
-            if not (parameter.requires_grad or part.any())
+            if (not parameter.requires_grad or (drops and part.is_cpu)) and _is_zero(part)
         }
 
     def _withheld(self, resting: Iterable[str], flushes: bool) -> Callable[[], None]:
@@ -283,6 +289,11 @@ class BucketCodec:
                 kind, self._names, self._shapes, self._flat, self._like
             )
         return self._held[kind]
+
+
+def _is_zero(tensor: torch.Tensor) -> bool:
+    """Most tensors that are not show it at once."""
+    return tensor.numel() == 0 or not (bool(tensor[(0,) * tensor.dim()]) or bool(tensor.any()))
 
 
 def _in_turn(first: Callable[[], None] | None, then: Callable[[], None]) -> Callable[[], None]:

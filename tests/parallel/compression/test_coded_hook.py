@@ -106,13 +106,56 @@ def _rebuilt(folder):
         for total, parameter in zip(left, net.parameters(), strict=True):
             total -= hvd.size() * parameter.grad
     names = {parameter: state._name(parameter) for parameter in net.parameters()}
-    coded = [name for members, _ in state._codecs.values() for name in members]
+    coded = [name for members, *_ in state._codecs.values() for name in members]
     assert sorted(coded) == sorted(names.values())  # buckets that are gone keep no memory
     for total, parameter in zip(left, net.parameters(), strict=True):
         kept = state.feedback.residuals[names[parameter]].double()
         kept = hvd.allreduce(kept, op=hvd.Sum, name=f"kept.{names[parameter]}")
         torch.testing.assert_close(kept, total, rtol=0, atol=1e-5)
         assert kept.any()
+    torch.distributed.destroy_process_group()
+
+
+class _Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(40, 40) for _ in range(2))
+
+    def forward(self, inputs, which):
+        return self.branches[which](inputs)
+
+
+def _unused(folder, feedback):
+    """What was kept of a branch waits while no rank uses it: nobody would get it then."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/{feedback}", rank=hvd.rank(), world_size=hvd.size()
+    )
+    torch.manual_seed(0)
+    net = _Branches()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    policy = Policy(parse("topk:density=0.05"), feedback=feedback, least_elements=1)
+    state = hvd.HookState(compression=policy, named_parameters=net.named_parameters())
+    model.register_comm_hook(state, hvd.allreduce_hook)
+
+    def step(which):
+        model.zero_grad()
+        model(torch.randn(8, 40), which).pow(2).mean().backward()
+
+    def kept_of_the_first():
+        kept = state.feedback.state_dict()["kept"]
+        return {kind: of["branches.0.weight"] for kind, of in kept.items() if of}
+
+    torch.manual_seed(hvd.rank())
+    for which in (0, 1, 0):
+        step(which)
+    before = kept_of_the_first()
+    for _ in range(2):
+        step(1)
+    torch.testing.assert_close(kept_of_the_first(), before, rtol=0, atol=0)
+    step(hvd.rank())
+    for name, parameter in net.named_parameters():
+        everyones = hvd.allgather(parameter.grad.reshape(1, -1), name=name)
+        assert torch.equal(everyones, everyones[:1].expand_as(everyones))
     torch.distributed.destroy_process_group()
 
 
@@ -151,6 +194,8 @@ def _hooks(folder):
     assert torch.equal(*(_scaled(folder, overflow) for overflow in (True, False)))
     _as_optimizers_do(folder)
     _rebuilt(folder)
+    _unused(folder, Residual())
+    _unused(folder, Momentum())
     first = _loss_after("none", folder, steps=1)
     dense = _loss_after("bf16", folder)
     assert dense < first / 10
