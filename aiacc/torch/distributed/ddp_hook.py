@@ -18,6 +18,7 @@ from aiacc.torch.compression.compressors import CodedCompressor, Compression, co
 from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.distributed.work import CollectiveWork, Futures
 from aiacc.torch.reducer.codec import Codec, Encoded
+from aiacc.torch.reducer.consensus import check_alike
 from aiacc.torch.reducer.feedback import Feedback, warn_of_patterns
 from aiacc.torch.reducer.storage import Flat
 
@@ -84,6 +85,9 @@ class HookState:
                 strange = [pattern for pattern in strange if not pattern.startswith(_UNNAMED)]
             warn_of_patterns(strange, names or [_UNNAMED + "0"])
         self._seen = 0
+        #: Whether the ranks have found that they were given the same policy.
+        self._alike = False
+        basics.at_init(self._doubt)
         #: By the number of a bucket: of which parameters it was, where, and what encodes it.
         self._codecs: dict[int, tuple[tuple[str, ...], int, Codec]] = {}
         if self.feedback is not None and isinstance(self.feedback.policy.codec, PowerSGD):
@@ -96,6 +100,25 @@ class HookState:
                 f"compression={name_of(self.compression)} of a hook (expected one of Compression, "
                 "a codec, or a Policy); reduce with DistributedOptimizer"
             )
+
+    def begin_pass(self) -> None:
+        """What is to be done before the first bucket of a backward pass.
+
+        Collective: every rank of the process set. Blocks: in the first pass, and after a `join`.
+
+        Raises:
+            ValueError: The ranks have different policies.
+        """
+        if self.feedback is None:
+            return
+        if not self._alike:
+            check_alike(f"compression={self.feedback.policy}", self.process_set)
+            self._alike = True
+        self.feedback.settle(self.process_set)  # of the pass before, which has ended
+
+    def _doubt(self) -> None:
+        """Ask again, for there may be ranks that come anew."""
+        self._alike = False
 
     def encode(self, number: int, bucket: GradBucket) -> Encoded:
         """What is submitted for a bucket of this number, in this step."""
@@ -152,7 +175,7 @@ def allreduce_hook(
         takes it waits); or `CollectiveError` if that failed.
 
     Raises:
-        ValueError: A bucket that the core does not take.
+        ValueError: A bucket that the core does not take; ranks with different policies.
         CollectiveError: Not initialised, or an earlier failure was fatal.
     """
     tensor = bucket.buffer()
@@ -162,8 +185,8 @@ def allreduce_hook(
     view = view_of(tensor, f"bucket {bucket.index()} of gradients")
     number = _numbers.of(bucket.parameters()[0])
     name = f"ddp.{set_id(process_set)}.{number}.{tensor.numel()}"
-    if bucket.index() == 0 and state.feedback is not None:
-        state.feedback.settle(process_set)  # of the pass before, which has ended
+    if bucket.index() == 0:
+        state.begin_pass()
     encoded = state.encode(number, bucket)
     prepared = submission.allreduce(
         name, *view.spec, Average, process_set=process_set, wire=encoded.wire

@@ -159,6 +159,19 @@ def _unused(folder, feedback):
     torch.distributed.destroy_process_group()
 
 
+def _different(folder):
+    """What travels is of one form, and yet what ranks make of it would differ."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/different", rank=hvd.rank(), world_size=hvd.size()
+    )
+    model = DistributedDataParallel(nn.Linear(40, 40))
+    policy = Policy(parse("topk"), feedback=(EF21(), Residual())[hvd.rank()], least_elements=1)
+    model.register_comm_hook(hvd.HookState(compression=policy), hvd.allreduce_hook)
+    with pytest.raises(ValueError, match="the ranks were given different"):
+        model(torch.ones(1, 40)).sum().backward()
+    torch.distributed.destroy_process_group()
+
+
 def _scaled(folder, overflow):
     """Of four steps the second overflows on one rank, or does not take place."""
     torch.distributed.init_process_group(
@@ -194,6 +207,7 @@ def _hooks(folder):
     assert torch.equal(*(_scaled(folder, overflow) for overflow in (True, False)))
     _as_optimizers_do(folder)
     _rebuilt(folder)
+    _different(folder)
     _unused(folder, Residual())
     _unused(folder, Momentum())
     first = _loss_after("none", folder, steps=1)
