@@ -30,7 +30,7 @@ class Capture:
     Attributes:
         wanted: Whether this step is one that builds factors.
         seconds: Spent in the hooks; on a GPU, until the work was queued.
-        passes: Backward passes of a step.
+        passes: Gives the backward passes of a step, which may change between two.
         recording: Notes when factors are ready; None: nobody does.
     """
 
@@ -45,7 +45,7 @@ class Capture:
         self._model, self._ready, self._approx = model, ready, approx
         self.wanted = False
         self.seconds = 0.0
-        self.passes = 1
+        self.passes: Callable[[], int] = lambda: 1
         self.recording: Recording | None = None
         #: Of the loss, by which gradients are divided; None: gradients count nothing now.
         self.loss_scale: Callable[[], float] | None = None
@@ -130,7 +130,7 @@ class Capture:
         """Whether this step takes more of it."""
         if factor.name in self._skipped:
             return False
-        most = factor.uses_per_pass * self.passes
+        most = factor.uses_per_pass * self.passes()
         if most and factor.uses >= most:
             if factor.name not in self._late:
                 self._late.add(factor.name)
@@ -183,7 +183,7 @@ class Capture:
         with torch.no_grad():
             factor.add(build(module, values), batched(module, values).shape[0])
             self.seconds += time.perf_counter() - began
-            if factor.uses == factor.uses_per_pass * self.passes:
+            if factor.uses == factor.uses_per_pass * self.passes():
                 if self.recording is not None:
                     self.recording.mark(factor.name)
                 self._ready(factor)

@@ -180,6 +180,7 @@ class KFAC:
         self._unchecked = False
         self._report = Report(solve=solve)
         self._capture = Capture(model, self._layers, self._ready, approx)
+        self._capture.passes = self._number_of_passes
         self._capture.watch(optimizer)
         if fisher != SAMPLED:
             self._capture.loss_scale = self._loss_scale
@@ -312,13 +313,11 @@ class KFAC:
     def _begin(self) -> None:
         """Start the step with the number `_step`."""
         self._capture.wanted = self._options.due("factor_every", self._step)
-        self._capture.passes = self._number_of_passes
         self._scale = None
         for layer in self._layers:
             for factor in layer.factors:
                 factor.clear()
 
-    @property
     def _number_of_passes(self) -> int:
         if self._passes is not None:
             return self._passes
@@ -327,7 +326,7 @@ class KFAC:
     def _loss_scale(self) -> float:
         if self._scale is None:
             scaler = self._options.grad_scaler
-            scale = self._options.loss_scale / self._number_of_passes
+            scale = self._options.loss_scale / self._number_of_passes()
             self._scale = scale if scaler is None else scale * float(scaler.get_scale())
         return self._scale
 
@@ -399,7 +398,7 @@ class KFAC:
             self._execution.forget_unneeded()
         self._whole = False
         if self._capture.wanted and not self._uses_known:
-            agree_on_uses(self._layers, self._number_of_passes, self._ranks)
+            agree_on_uses(self._layers, self._number_of_passes(), self._ranks)
             self._uses_known = True
         return self._execution
 

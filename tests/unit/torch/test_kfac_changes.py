@@ -130,3 +130,27 @@ def test_a_model_with_hooks_can_be_saved_and_copied_as_a_whole():
     _pass(model, sgd)
     kfac.step()
     assert model[0].weight.grad is not None
+
+
+def test_passes_of_a_step_may_change_between_two():
+    hvd.init()
+    try:
+        factors = []
+        for passes in (1, 2):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+            sgd = torch.optim.SGD(model.parameters(), 0.1)
+            optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+            kfac = hvd.KFAC(model, optimizer, factor_every=1, decay=0.0)
+            _pass(model, optimizer)
+            kfac.step()
+            optimizer.zero_grad()
+            optimizer.set_backward_passes_per_step(passes)
+            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+            for part in inputs.chunk(passes):
+                (model(part).square().mean() / passes).backward()
+            kfac.step()
+            factors.append(kfac.state_dict()["factors"])
+        torch.testing.assert_close(factors[1], factors[0])
+    finally:
+        hvd.shutdown()
