@@ -13,10 +13,14 @@ decided by a programme over the first tensor of the last buckets, O(L^2). A plan
 the sum S has a backward pass in some interval (b, c], and then a forward pass of less than S - b:
 if no plan has backward <= c and forward <= S - b, there is none, and the next interval is looked
 at; else the one that is found may be better, or the interval is made smaller. That ends with the
-proof that no plan is better than the best one found by more than the resolution.
+proof that no plan is better than the best one found by more than the resolution. Where the two
+operations cost differently, and not by a line, labels may be as many as plans: then it ends before,
+with a plan whose bound is further off.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 import numpy as np
 
@@ -28,6 +32,8 @@ from aiacc.planning.schedule import decoupled_passes, decoupled_step
 
 #: Of the step time: by how much a plan may miss the best one.
 RESOLUTION = 2e-3
+#: Labels that a search may look at, again and again, before it ends with what it has found.
+_EFFORT = 50_000_000
 
 
 def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
@@ -39,19 +45,21 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
     least_beta, one = search.least_backward()
     least_phi, other = search.least_forward()
     best_s, best = min((decoupled_step(problem, ends), ends) for ends in (one, other))
-    for gap in (10 * resolution, 3 * resolution, resolution):  # a good plan makes proofs short
-        low, width = least_beta, gap * best_s
-        while low < (last := best_s * (1 - gap) - least_phi):
-            high = min(low + width, last)
-            ends = search.plan_within(high, last + least_phi - low)
-            if ends is None:
-                low, width = high, 2 * width
-                continue
-            best_s, best = min((best_s, best), (decoupled_step(problem, ends), ends))
-            width = max(gap * best_s / 2, width / 2)  # at that, what is found is better
-    # Of plans that are as good, one of few startups.
-    best = search.plan_within(*decoupled_passes(problem, best)) or best
-    bound = max(trace.compute_s, least_beta + least_phi, best_s * (1 - resolution))
+    bound = max(trace.compute_s, least_beta + least_phi)
+    with contextlib.suppress(_TooHardError):
+        for gap in (10 * resolution, 3 * resolution, resolution):  # a good plan makes proofs short
+            low, width = least_beta, gap * best_s
+            while low < (last := best_s * (1 - gap) - least_phi):
+                high = min(low + width, last)
+                ends = search.plan_within(high, last + least_phi - low)
+                if ends is None:
+                    low, width = high, 2 * width
+                    continue
+                best_s, best = min((best_s, best), (decoupled_step(problem, ends), ends))
+                width = max(gap * best_s / 2, width / 2)  # at that, what is found is better
+            bound = max(bound, best_s * (1 - gap))
+        # Of plans that are as good, one of few startups.
+        best = search.plan_within(*decoupled_passes(problem, best)) or best
     return Plan(
         planner="decoupled",
         buckets=cut(trace, best),
@@ -61,9 +69,14 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
     )
 
 
+class _TooHardError(Exception):
+    """A search has looked at as many labels as it may."""
+
+
 class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.effort = _EFFORT
         numbers = len(problem) ** 2 // 2
         self.scatter_from = kept(lambda i: problem.costs_from(i, REDUCE_SCATTER), numbers)
         self.gather_from = kept(lambda i: problem.costs_from(i, ALL_GATHER), numbers)
@@ -108,7 +121,10 @@ class _Search:
         return max(problem.trace.forward_s, finish), ends
 
     def plan_within(self, beta: float, phi: float) -> list[int] | None:
-        """Ends of buckets with which both passes are short enough, if there are such."""
+        """Ends of buckets with which both passes are short enough, if there are such.
+
+        Raises _TooHardError if that cannot be told.
+        """
         slack = 1e-12 * max(1.0, self.problem.trace.compute_s)
         within = self._alike_within if self.alike else self._pairs_within
         return within(beta + slack, phi + slack)
@@ -146,6 +162,9 @@ class _Search:
         parent: list[int] = [-1]
         last: list[int] = []
         for i in range(count - 1, -1, -1):
+            self.effort -= len(at)
+            if self.effort < 0:
+                raise _TooHardError
             row = at - (i + 1)
             p = scatter + self.scatter_from(i)[row]
             q = gather + self.gather_from(i)[row]

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from aiacc.planning import graphs, models, planners
+from aiacc.planning import decoupled, graphs, models, planners
 from aiacc.planning.cost import ALL_REDUCE, Affine, Contention
 from aiacc.planning.plan import DECOUPLED, Constraints
 from aiacc.planning.problem import Problem
@@ -93,6 +93,22 @@ def test_decoupled_is_the_best_of_all_plans_within_its_resolution():
         best = min(decoupled_step(problem, ends) for ends in every_plan(len(problem)))
         assert best * (1 - 1e-9) <= plan.predicted_s <= best * 1.003
         assert plan.bound_s <= best * (1 + 1e-9)
+
+
+def test_decoupled_ends_before_its_proof_where_that_takes_too_long(monkeypatch):
+    """As many labels as plans: two operations whose measured costs differ, and are no lines."""
+    proven = 0
+    for effort in (1, 10, 30):
+        monkeypatch.setattr(decoupled, "_EFFORT", effort)
+        rng = random.Random(effort)
+        for _ in range(20):
+            problem = Problem(random_trace(rng, 7), random_table(rng))
+            plan = planners.plan("decoupled", problem.trace, problem.cost)
+            best = min(decoupled_step(problem, ends) for ends in every_plan(7))
+            assert plan.bound_s <= best * (1 + 1e-9)
+            assert best * (1 - 1e-9) <= plan.predicted_s == decoupled_step(problem, plan.ends)
+            proven += plan.predicted_s <= plan.bound_s * 1.003
+    assert 0 < proven < 60
 
 
 def test_the_bound_of_lanes_holds_for_every_plan():
