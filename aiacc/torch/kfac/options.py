@@ -67,11 +67,10 @@ class Options:
                 raise TypeError(f"{name}={wish!r} (expected a number, or a function of the step)")
             self.at(name, 0)
 
-    @property
-    def described(self) -> str:
-        """What has to be equal on all ranks; of schedules no more than that they are some."""
+    def described(self, step: int) -> str:
+        """What has to be equal on all ranks; of schedules what they give in this step."""
         names = ("lr", "damping", "decay", "kl_clip", "factor_every", "inverse_every")
-        values = [f"{name}={_text(getattr(self, name))}" for name in names]
+        values = [f"{name}={_text(getattr(self, name), step)}" for name in names]
         texts = [f"{n}={getattr(self, n)}" for n in _CHOICES]
         return ", ".join([*texts, *values])
 
@@ -149,5 +148,5 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real)
 
 
-def _text(wish: Schedule | None) -> str:
-    return "schedule" if callable(wish) else str(wish)
+def _text(wish: Schedule | None, step: int) -> str:
+    return f"schedule with {wish(step)}" if callable(wish) else str(wish)

@@ -376,9 +376,8 @@ class KFAC:
     def _agreed(self) -> Execution:
         if self._execution is None:
             self._ranks = ranks = Ranks(self._process_set)
-            wish = (
-                f"{self._options.described}, costs={'measured' if self._costs is None else 'given'}"
-            )
+            costs = "measured" if self._costs is None else "given"
+            wish = f"{self._options.described(self._step)}, costs={costs}"
             number = check_alike(wish, self._layers, self._step, ranks, next(_numbers))
             ranks.name = f"kfac.{number}"
             self._stage_costs = self._costs

@@ -207,6 +207,9 @@ def _disagree():
         step(lr=0.1 + rank)
     optimizer.synchronize()
     with pytest.raises(ValueError, match="other layers or options than the first one"):
+        step(factor_every=lambda number: 1 + rank)  # one would wait for the other's factors
+    optimizer.synchronize()
+    with pytest.raises(ValueError, match="other layers or options than the first one"):
         step(costs=COSTS if rank else None)
     optimizer.synchronize()
     with pytest.raises(ValueError, match="other layers or options than the first one"):
