@@ -129,20 +129,23 @@ def test_nobody_waits_for_what_another_one_fetches(tmp_path):
     assert run_ranks(2, _one_origin_stands_still, str(gate), str(tmp_path)) == [SAMPLES // 2] * 2
 
 
+def _counted(cached, sampler, number):
+    """Read an epoch; what this rank's node has counted in it."""
+    hvd.barrier()
+    before = cached.statistics()
+    hvd.barrier()
+    sampler.set_epoch(number)
+    assert _read(cached, sampler)
+    hvd.barrier()
+    return cached.statistics().since(before)
+
+
 def _with_little_memory(folder, size):
     hvd.init()
     place = _place((1, 1))
     cached = _open(folder, place, size)
     sampler = cached.sampler(seed=1, ahead=8, topology=place)
-    epochs = []
-    for number in range(3):
-        hvd.barrier()
-        before = cached.statistics()
-        hvd.barrier()
-        sampler.set_epoch(number)
-        assert _read(cached, sampler)
-        hvd.barrier()
-        epochs.append(cached.statistics().since(before))
+    epochs = [_counted(cached, sampler, number) for number in range(3)]
     hvd.barrier()
     hvd.shutdown()
     cached.close()
@@ -171,13 +174,7 @@ def _broken_off(folder):
             if count == (12 if place.node else 5):
                 break
         for number in range(1, 4):
-            hvd.barrier()
-            before = cached.statistics()
-            hvd.barrier()
-            sampler.set_epoch(number)
-            assert _read(cached, sampler)
-    hvd.barrier()
-    found = cached.statistics().since(before)
+            found = _counted(cached, sampler, number)
     hvd.barrier()
     hvd.shutdown()
     cached.close()
