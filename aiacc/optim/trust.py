@@ -105,7 +105,7 @@ def check_options(options: dict[str, Any]) -> None:
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas={betas} (expected two, 0 <= beta < 1)")
     clamp = options.get("trust_clamp")
-    is_pair = clamp is None or (isinstance(clamp, tuple | list) and len(clamp) == 2)
+    is_pair = isinstance(clamp, tuple | list) and len(clamp) == 2
     if clamp is not None and not (is_pair and 0 <= clamp[0] <= clamp[1]):
         raise ValueError(f"trust_clamp={clamp} (expected (least, largest), 0 <= least <= largest)")
     if options.get("nesterov") and (not options["momentum"] or options["dampening"]):
