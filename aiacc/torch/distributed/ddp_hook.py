@@ -73,11 +73,14 @@ class HookState:
             policy = Policy(policy.codec, least_elements=1)
         self.feedback = Feedback(policy) if isinstance(policy, Policy) else None
         if self.feedback is not None:
-            self.feedback.drops_unused = True  # DistributedDataParallel does, if it looks for them
+            # DistributedDataParallel drops what it is given for others, if it looks for them.
+            self.feedback.used = set()
         self._names: Any = WeakTensorKeyDictionary()
+        self._watched: Any = WeakTensorKeyDictionary()
         names = []
         for name, parameter in named_parameters:
             self._names[parameter] = name
+            self._watch(parameter, name)
             names.append(name)
         if isinstance(policy, Policy):
             strange = policy.unmatched(names or [_UNNAMED + "0"])
@@ -132,10 +135,22 @@ class HookState:
         address = buffer.data_ptr()
         if known is None or known[:2] != (names, address):
             named = list(zip(names, parameters, strict=True))
+            for name, parameter in named:
+                self._watch(parameter, name)
             codec = self.feedback.codec(Average, named, Flat(buffer, bucket.gradients()))
             self._forget_buckets_of(names)
             known = self._codecs[number] = names, address, codec
         return known[2]([buffer])
+
+    def _watch(self, parameter: torch.Tensor, name: str) -> None:
+        """Notice from now on when a backward pass uses it; this one, which goes on, may have."""
+        if self.feedback is None or parameter in self._watched or not parameter.requires_grad:
+            return
+        used = self.feedback.used
+        assert used is not None
+        used.add(name)
+        parameter.register_hook(lambda _: used.add(name))  # type: ignore[no-untyped-call]
+        self._watched[parameter] = True
 
     def _forget_buckets_of(self, names: tuple[str, ...]) -> None:
         """Free the memory of buckets that these were in, which know nothing of what is kept now."""

@@ -151,15 +151,19 @@ class BucketCodec:
         And those of others, if nobody gets the results unless some rank has used them. But what
         EF21 keeps of them has to learn of zeros, and a flush takes all along.
         """
-        drops = self._owner.drops_unused and not flushes
-        drops = drops and not isinstance(self._policy.keeps, kinds.EF21)
-        if not drops and all(parameter.requires_grad for parameter in self._parameters):
+        used = self._owner.used
+        unused = self._members - used if used is not None else set()
+        if used is not None:
+            used -= self._members
+        if flushes or isinstance(self._policy.keeps, kinds.EF21):
+            unused = set()
+        if not unused and all(parameter.requires_grad for parameter in self._parameters):
             return {}
         parts = sent if self._flat is None else self._flat.views
         return {
             name: part
             for name, parameter, part in zip(self._names, self._parameters, parts, strict=True)
-            if (not parameter.requires_grad or (drops and part.is_cpu)) and _is_zero(part)
+            if name in unused or (not parameter.requires_grad and _is_zero(part))
         }
 
     def _withheld(self, resting: Iterable[str], flushes: bool) -> Callable[[], None]:

@@ -55,8 +55,9 @@ class Feedback:
         #: The parameters whose next step is dense.
         self.flushing: set[str] = set()
         self.prescale = prescale_factor
-        #: Whether results are dropped of parameters that no rank has used in a step.
-        self.drops_unused = False
+        #: Names of parameters that this rank has used in a step, if results are dropped of those
+        #: that no rank has used; None: they are not.
+        self.used: set[str] | None = None
         self._scaler: torch.amp.GradScaler | None = None
         #: That of the loss in which things are kept.
         self._scale = 1.0
