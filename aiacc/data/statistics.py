@@ -33,8 +33,8 @@ class Statistics:
     retries: int = 0
     #: Samples whose last attempt failed.
     failures: int = 0
-    #: Of those fetched: ahead of the sampler.
-    ahead: int = 0
+    #: Of those fetched: by a reader that waits for it, not ahead of the sampler.
+    awaited: int = 0
     #: Nanoseconds that readers waited for samples that were not in memory.
     stall_ns: int = 0
     #: Samples that were fetched twice to find out whether they come out equal.
@@ -46,13 +46,17 @@ class Statistics:
     @property
     def samples(self) -> int:
         """Samples given to readers."""
-        return self.memory_hits + self.disk_hits + self.fetched - self.ahead
+        return self.memory_hits + self.disk_hits + self.awaited
+
+    @property
+    def ahead(self) -> int:
+        """Of those fetched: ahead of the sampler."""
+        return self.fetched - self.awaited
 
     @property
     def hit_ratio(self) -> float:
         """Share of the samples given that did not come from the origin; 0 without any."""
-        fetched = self.fetched - self.ahead
-        return 1 - fetched / self.samples if self.samples else 0.0
+        return 1 - self.awaited / self.samples if self.samples else 0.0
 
     def since(self, earlier: Statistics) -> Statistics:
         """What has been counted after ``earlier``."""

@@ -255,8 +255,8 @@ class Store:
         data = fetch()
         self.count("fetched")
         self.count("fetched_bytes", len(data))
-        if ahead:
-            self.count("ahead")
+        if not ahead:
+            self.count("awaited")
         self._write(key, data, ahead, stays)
         return data
 
