@@ -4,6 +4,7 @@ Needs root: the hosts are network namespaces.
 """
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -45,6 +46,18 @@ found = {
 (pathlib.Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(found))
 hvd.shutdown()
 """
+#: The first rank that ends takes the other along, so they meet at a FIFO before they do.
+_BOTH_SAY = """
+import os, sys
+import aiacc.array as hvd
+from aiacc import exceptions
+try:
+    hvd.init()
+except exceptions.BootstrapError as error:
+    print(f"BootstrapError: {error}", flush=True)
+    open(sys.argv[1], "rw"[os.environ["AIACC_RANK"] == "1"]).close()
+    sys.exit(1)
+"""
 
 
 @pytest.fixture
@@ -58,6 +71,13 @@ def name():
 
 def _spec(name: str, families: str, hosts: int = 2) -> Spec:
     return Spec(name, hosts, flow_mbit=0, nic_mbit=0, families=families, docker=True)
+
+
+def _both_say(folder):
+    """A command of two ranks that cannot start."""
+    meeting = folder / "meeting"
+    os.mkfifo(meeting)
+    return [sys.executable, "-c", _BOTH_SAY, str(meeting)]
 
 
 def _launch(bed, launcher, folder, command, per_host, variables):
@@ -200,7 +220,7 @@ def test_an_interface_that_leads_nowhere_is_an_error_that_lists_addresses(
             bed,
             "explicit",
             tmp_path,
-            [sys.executable, "-c", _BODY, str(tmp_path)],
+            _both_say(tmp_path),
             1,
             {"AIACC_IFACE": interface},
         )
@@ -214,7 +234,7 @@ def test_an_interface_that_leads_nowhere_is_an_error_that_lists_addresses(
 def test_a_wrong_interface_of_one_rank_is_an_error_of_all(name, tmp_path):
     with bed_for(_spec(name, "4")) as bed:
         choose = 'test $AIACC_RANK = 0 || export AIACC_IFACE=eth7; exec "$@"'
-        command = ["sh", "-c", choose, "sh", sys.executable, "-c", _BODY, str(tmp_path)]
+        command = ["sh", "-c", choose, "sh", *_both_say(tmp_path)]
         code, said = _launch(bed, "explicit", tmp_path, command, 1, {})
     assert code == 1
     assert said.count("[bootstrap] rank 1: AIACC_IFACE=eth7 names no interface that is up") == 2
