@@ -53,6 +53,8 @@ class Capture:
         self._warned = False
         #: Whether the optimizer has stepped since this model computed, and whether that was told.
         self._taken = self._told = False
+        #: Whether gradients have come since the last pass began.
+        self._came = False
         self._late: set[str] = set()
         self._skipped: set[str] = set()
         self._hooks: list[RemovableHandle] = []
@@ -148,11 +150,26 @@ class Capture:
         """A forward pass of the layer with these inputs is about to begin."""
         if self._active:
             self._taken = False
+            self._begin_pass()
             if self.recording is not None:
                 self.recording.begin()
         wanted = self._active and layer.why_not is None and inputs.numel()
         if wanted and self._open(layer.a):
             self._add(layer.a, layer.module, inputs, partial(input_factor, approx=self._approx))
+
+    def _begin_pass(self) -> None:
+        """Forget the passes before this one if their gradients are gone, as nobody steps with them.
+
+        Later than in the first step their factors may have left.
+        """
+        if not self._came or torch._C._current_graph_task_id() >= 0:  # activations come once more
+            return
+        self._came = False
+        first = all(factor.uses_per_pass == 0 for one in self._layers for factor in one.factors)
+        if first and all(one.weight.grad is None for one in self._layers):
+            for one in self._layers:
+                for factor in one.factors:
+                    factor.clear()
 
     def after(self, layer: FactoredModule, output: torch.Tensor) -> None:
         """It has ended."""
@@ -165,6 +182,7 @@ class Capture:
         return self.wanted and self._model.training and torch.is_grad_enabled()
 
     def _on_gradient(self, layer: FactoredModule, gradient: torch.Tensor) -> None:
+        self._came = self.wanted
         if self.loss_scale is None or not self.wanted or not gradient.numel():
             return
         if self._open(layer.g):

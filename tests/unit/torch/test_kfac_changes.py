@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import aiacc.torch as hvd
 
@@ -154,3 +155,49 @@ def test_passes_of_a_step_may_change_between_two():
         torch.testing.assert_close(factors[1], factors[0])
     finally:
         hvd.shutdown()
+
+
+class _Checkpointed(nn.Module):
+    """Computes its layers once more in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, inputs):
+        return checkpoint(self.layers, inputs, use_reentrant=False)
+
+
+@pytest.mark.parametrize("model", [_Checkpointed, lambda: _Checkpointed().layers])
+def test_a_pass_whose_gradients_are_dropped_before_the_first_step_counts_nothing(model):
+    states = []
+    for passes in (0, 1, 2):
+        torch.manual_seed(0)
+        net = model()
+        sgd = torch.optim.SGD(net.parameters(), 0.1)
+        kfac = hvd.KFAC(net, sgd, factor_every=1, inverse_every=1)
+        for number in range(passes):
+            _pass(net, sgd, seed=9 + number)
+        for number in range(3):
+            _pass(net, sgd, seed=number)
+            kfac.step()
+            sgd.step()
+        states.append(kfac.state_dict()["factors"])
+    for state in states[1:]:
+        assert state.keys() == states[0].keys()
+        assert all(torch.equal(one, states[0][name]) for name, one in state.items())
+
+
+def test_passes_that_are_added_up_before_the_first_step_all_count():
+    states = []
+    for halves in (False, True):
+        model, sgd, kfac = _training()
+        _pass(model, sgd)
+        torch.manual_seed(0)
+        if halves:
+            model(torch.randn(8, 4)).square().mean().backward()
+        kfac.step()
+        states.append(kfac.state_dict()["factors"])
+    for name, one in states[1].items():
+        times = 2 if name.endswith("G") else 1  # as if the layers were used twice
+        torch.testing.assert_close(one, times * states[0][name])
