@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 import torch
@@ -29,11 +30,24 @@ from aiacc.torch.kfac.solvers import Solver
 
 
 def check_alike(
-    wish: str, layers: Sequence[FactoredModule], step: int, ranks: Ranks, number: int
+    wish: str,
+    layers: Sequence[FactoredModule],
+    step: int,
+    ranks: Ranks,
+    number: int,
+    costs: StageCosts | None = None,
 ) -> int:
     """Compare layers, options and the step with the first rank's; what names operations.
 
     Collective: every rank. Blocks.
+
+    Args:
+        wish: The options.
+        layers: Of this rank.
+        step: Its number.
+        ranks: That take part.
+        number: Of what this rank thinks is the next K-FAC.
+        costs: That the user has given: ranks with others would divide the work otherwise.
 
     Raises:
         ValueError: On every rank, if some differ.
@@ -41,6 +55,8 @@ def check_alike(
     if ranks.alone:
         return number
     mine = repr([(f.name, f.shape, str(f.dtype)) for layer in layers for f in layer.factors])
+    if costs is not None:
+        mine += re.sub(r" at 0x\w+", "", repr(costs))  # of a class that says no more of itself
     digest = hashlib.sha256(f"{wish}\n{mine}".encode()).hexdigest()
     root = first_rank(ranks.process_set)
     first, first_step, number = broadcast_object(
@@ -50,9 +66,9 @@ def check_alike(
     differ, apart = maxima(found, "kfac.differ", ranks.process_set)
     if differ:
         raise ValueError(
-            f"K-FAC: the ranks have other layers or options than the first one (expected the same "
-            f"everywhere, here {len(layers)} layers, {wish}); pass the same model and arguments on "
-            "every rank"
+            "K-FAC: the ranks have other layers, options or costs than the first one (expected the "
+            f"same everywhere, here {len(layers)} layers, {wish}); pass the same model and "
+            "arguments on every rank"
         )
     if apart:
         raise ValueError(

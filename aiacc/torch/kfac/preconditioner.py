@@ -378,7 +378,7 @@ class KFAC:
             self._ranks = ranks = Ranks(self._process_set)
             costs = "measured" if self._costs is None else "given"
             wish = f"{self._options.described(self._step)}, costs={costs}"
-            number = check_alike(wish, self._layers, self._step, ranks, next(_numbers))
+            number = check_alike(wish, self._layers, self._step, ranks, next(_numbers), self._costs)
             ranks.name = f"kfac.{number}"
             self._stage_costs = self._costs
             if self._costs is None and not ranks.alone:

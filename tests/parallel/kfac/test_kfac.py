@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -197,24 +199,18 @@ def _disagree():
         kfac.step()
         kfac.detach()
 
-    with pytest.raises(ValueError, match="other layers or options than the first one"):
-        step(damping=0.1 + rank)
-    optimizer.synchronize()
-    with pytest.raises(ValueError, match="other layers or options than the first one"):
-        step(solve="eigh" if rank else "cholesky")
-    optimizer.synchronize()
-    with pytest.raises(ValueError, match="other layers or options than the first one"):
-        step(lr=0.1 + rank)
-    optimizer.synchronize()
-    with pytest.raises(ValueError, match="other layers or options than the first one"):
-        step(factor_every=lambda number: 1 + rank)  # one would wait for the other's factors
-    optimizer.synchronize()
-    with pytest.raises(ValueError, match="other layers or options than the first one"):
-        step(costs=COSTS if rank else None)
-    optimizer.synchronize()
-    with pytest.raises(ValueError, match="other layers or options than the first one"):
-        step(skip_layers=["hidden"] if rank else [])
-    optimizer.synchronize()
+    for different in (
+        {"damping": 0.1 + rank},
+        {"solve": "eigh" if rank else "cholesky"},
+        {"lr": 0.1 + rank},
+        {"factor_every": lambda number: 1 + rank},  # one would wait for the other's factors
+        {"costs": COSTS if rank else None},
+        {"costs": dataclasses.replace(COSTS, overlap=1 - rank / 2)},
+        {"skip_layers": ["hidden"] if rank else []},
+    ):
+        with pytest.raises(ValueError, match="other layers, options or costs than the first one"):
+            step(**different)
+        optimizer.synchronize()
     with pytest.raises(ValueError, match=r"kaisa:0.3.*the share may be 0.5, 1"):
         step(distribution="kaisa:0.3")
     optimizer.synchronize()
