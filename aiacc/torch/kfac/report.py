@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from aiacc.torch.kfac.execution import Execution
 from aiacc.torch.kfac.layers import FactoredModule
 
+#: Ranks with a line of their own.
+_SHOWN = 8
+
 
 @dataclass
 class Report:
-    """Of one rank. As text: a line for each stage, rank and kind of event.
+    """Of one rank. As text: a line for each stage and kind of event, and for some ranks.
 
     Attributes:
         distribution: Its name.
@@ -58,9 +61,11 @@ class Report:
             lines.append(f"  {stage:22} {seconds:9.3f} s  {each:.5f} a step")
         for what, nbytes in self.nbytes.items():
             lines.append(f"  {what:22} {nbytes / 1e6:9.3f} MB each time")
-        for rank, names in self.inverted_by.items():
+        for rank, names in list(self.inverted_by.items())[:_SHOWN]:
             some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             lines.append(f"  rank {rank} inverts {len(names)}: {some}")
+        if len(self.inverted_by) > _SHOWN:
+            lines.append(f"  and {len(self.inverted_by) - _SHOWN} more ranks: see inverted_by")
         for name, reason in self.left_out.items():
             lines.append(f"  left to the optimizer: {name} ({reason})")
         if self.dropped:
