@@ -30,6 +30,9 @@ def explain(trace: Trace, cost: CostModel, plan: Plan, ranks: int | None = None)
         f"{trace.model} ({trace.source}): {len(trace.tensors)} tensors, "
         f"{trace.bytes / _MIB:.1f} MiB, {_ms(trace.compute_s)} of computation"
     )
+    if not seconds:
+        yield "neither computation nor this network takes any time: all plans are alike"
+        return
     yield (
         f"{plan.planner}: {len(plan.buckets)} buckets, step {_ms(seconds)}, of which "
         f"{_ms(exposed)} ({exposed / seconds:.0%}) is communication that nothing hides"

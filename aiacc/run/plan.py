@@ -224,7 +224,7 @@ def _simulate(options: argparse.Namespace) -> list[str]:
             last = (world, name) == (worlds[-1], names[-1])
             if (options.plot and len(worlds) == 1) or (options.chrome and last):
                 timelines[f"{name}, {world} ranks"] = graphs.simulated([trace], plan, cost)
-            efficiency[name].append(trace.compute_s / plan.predicted_s)
+            efficiency[name].append(trace.compute_s / plan.predicted_s if plan.predicted_s else 1.0)
             lines.append(
                 f"{world or '?':>6}  {name:16}{len(plan.buckets):>8}{plan.predicted_s * 1e3:>10.1f}"
                 f"{(plan.predicted_s - trace.compute_s) * 1e3:>12.1f}{efficiency[name][-1]:>11.1%}"

@@ -98,6 +98,18 @@ def test_explaining_on_a_probed_network_tells_how_the_core_sends_it(capsys, tmp_
     assert "planned for 0.5 a (0.000505 s)" in out  # of the smallest message
 
 
+def test_a_step_that_takes_no_time_is_explained(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    tensors = Tensor("a", 4, "float32", 0.0, 0.0), Tensor("b", 4, "float32", 0.0, 0.0)
+    path.write_text(Trace("none", tensors, 0.0, 0.0, "modelled").encode())
+    status, out, _ = run(capsys, "explain", str(path), "--net", "a=0,b=0")
+    assert status == 0
+    assert "all plans are alike" in out
+    status, out, _ = run(capsys, "simulate", str(path), "--net", "a=0,b=0", "--planner", "single")
+    assert status == 0
+    assert out.split()[-1] == "100.0%"
+
+
 def test_explaining_compression(capsys, tmp_path):
     status, out, _ = run(
         capsys, "explain", "resnet50", "--net", "alpha=30e-6,gbit=10", "--world", "16",
