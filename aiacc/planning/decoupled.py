@@ -157,10 +157,8 @@ class _Search:
         """
         count = len(self.problem)
         late = np.concatenate([[0.0], beta - self.ready])  # by end of a bucket
-        at = np.array([count])
+        at, parent = np.array([count], np.int32), np.array([-1], np.int32)
         scatter, gather = np.zeros(1), np.zeros(1)
-        parent: list[int] = [-1]
-        last: list[int] = []
         for i in range(count - 1, -1, -1):
             self.effort -= len(at)
             if self.effort < 0:
@@ -170,11 +168,11 @@ class _Search:
             q = gather + self.gather_from(i)[row]
             good = np.flatnonzero((p <= late[at]) & (q <= phi - self.tail_from(i)[row]))
             last = self._undominated(p, q, good)
-            if not last:
+            if not last.size:
                 continue
             scatter, gather = np.append(scatter, p[last]), np.append(gather, q[last])
-            at = np.append(at, np.full(len(last), i))
-            parent.extend(last)
+            at = np.append(at, np.full(last.size, i, np.int32))
+            parent = np.append(parent, last)
         if at[-1] != 0:
             return None
         ends, label = [], len(parent) - 1
@@ -183,9 +181,9 @@ class _Search:
             ends.append(int(at[label]))
         return ends
 
-    def _undominated(self, p: Floats, q: Floats, among: np.ndarray) -> list[int]:
+    def _undominated(self, p: Floats, q: Floats, among: np.ndarray) -> np.ndarray:
         if among.size == 0:
-            return []
+            return among.astype(np.int32)
         order = among[np.lexsort((q[among], p[among]))]
         smallest = np.minimum.accumulate(np.concatenate([[np.inf], q[order][:-1]]))
-        return [int(label) for label in order[q[order] < smallest]]
+        return order[q[order] < smallest].astype(np.int32)
