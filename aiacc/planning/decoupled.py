@@ -186,4 +186,5 @@ class _Search:
             return among.astype(np.int32)
         order = among[np.lexsort((q[among], p[among]))]
         smallest = np.minimum.accumulate(np.concatenate([[np.inf], q[order][:-1]]))
-        return order[q[order] < smallest].astype(np.int32)
+        found: np.ndarray = order[q[order] < smallest].astype(np.int32)
+        return found

@@ -145,5 +145,6 @@ def too_many_passes(name: str, passes: int) -> AssertionError:
     """A gradient came once more than the optimizer was told."""
     return AssertionError(
         f"gradient of {name!r} was computed more than backward_passes_per_step={passes} times "
-        "before step(); increase backward_passes_per_step to accumulate gradients locally"
+        "before step(); increase backward_passes_per_step to accumulate gradients locally, or let "
+        "go of another DistributedOptimizer of the same parameters"
     )
