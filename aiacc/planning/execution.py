@@ -75,10 +75,18 @@ def step_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending) -
         cost: Of these ranks, as ``aiacc-plan probe`` has measured it.
         sending: By which parameters.
     """
-    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
-    ready = {tensor.name: tensor.ready_s for tensor in trace.tensors}
     if plan is not None and plan.schedule == DECOUPLED:
         return _decoupled(trace, plan, cost, sending)
+    return max(trace.compute_s, *arrivals_s(trace, plan, cost, sending))
+
+
+def arrivals_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending) -> list[float]:
+    """When each bucket has been reduced, in seconds from the start of the step.
+
+    Arguments are those of `step_s`; not for a decoupled plan.
+    """
+    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
+    ready = {tensor.name: tensor.ready_s for tensor in trace.tensors}
     buckets = [(tensor.name,) for tensor in trace.tensors] if plan is None else plan.buckets
     groups = []
     for bucket in buckets:
@@ -87,7 +95,7 @@ def step_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending) -
             _Group(max(ready[name] for name in bucket), [sum(own)] if sending.views else own)
         )
     _send(groups, ALL_REDUCE, cost, sending)
-    return max(trace.compute_s, *(group.done_s for group in groups))
+    return [group.done_s for group in groups]
 
 
 def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending) -> float:

@@ -13,6 +13,9 @@ import numpy as np
 _ROUNDS = 50
 #: Relative errors beyond this multiple of the typical one weigh less (Huber's 1.345).
 _HUBER = 1.345
+#: Ratio of singular values below which sums hardly tell startups from bytes, and by how much what
+#: is left of them has to be smaller for it to count nevertheless.
+_ALIKE, _MUCH = 0.05, 2.0
 
 
 def fit_affine(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -78,11 +81,15 @@ def fit_steps(
 ) -> tuple[float, float]:
     """Costs by the operations of some steps, which in total take as long as those did.
 
+    Least squares of how long the first operations of a step have taken together, for each number of
+    them: lanes send several at a time, of which one seems to take long, and the others, that end
+    soon behind it, nothing.
+
     Args:
         steps: Operations of each step.
         before: Costs that were assumed. Where steps do not tell a from b, because all operations
-            were of one size for example, the proportion of these is kept; without them all is
-            startup, as it is where small operations take as long as large ones.
+            were of one size, the proportion of these is kept; without them all is startup, as it is
+            where small operations take as long as large ones.
 
     Returns:
         Seconds a >= 0 and seconds per byte b >= 0 of a + b M.
@@ -90,16 +97,39 @@ def fit_steps(
     Raises:
         ValueError: No operation took any time.
     """
-    samples = [sample for step in steps for sample in samples_of_step(step)]
+    samples = [samples_of_step(step) for step in steps]
+    samples = [step for step in samples if step]
     if not samples:
         raise ValueError(f"{len(steps)} steps without an operation (expected at least one)")
-    try:
-        a, b = fit_affine(samples)
-    except ValueError:
+    if len({nbytes for step in samples for nbytes, _ in step}) < 2:
         a, b = before or (1.0, 0.0)
-    took = sum(seconds for _, seconds in samples)
-    share = took / sum(a + b * nbytes for nbytes, _ in samples)
+    else:
+        sums = [
+            np.cumsum([(1.0, nbytes, seconds) for nbytes, seconds in step], axis=0)
+            for step in samples
+        ]
+        numbers, nbytes, seconds = np.concatenate(sums).T
+        a, b = _nonnegative(numbers, nbytes, seconds)
+    took = sum(seconds for step in samples for _, seconds in step)
+    share = took / sum(a + b * nbytes for step in samples for nbytes, _ in step)
     return a * share, b * share
+
+
+def _nonnegative(one: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Least squares of a * one + b * x = y with a, b >= 0.
+
+    Of what grows alike each is half, unless that explains much less.
+    """
+    scale = one.max(), x.max()
+    matrix = np.column_stack([one / scale[0], x / scale[1]])
+    full, even = (np.linalg.lstsq(matrix, y, rcond=rcond)[0] for rcond in (None, _ALIKE))
+    left, left_even = (float(np.sum((matrix @ found - y) ** 2)) for found in (full, even))
+    a, b = even if left_even <= _MUCH * left else full
+    if a < 0:
+        return 0.0, float(x @ y / (x @ x))
+    if b < 0:
+        return float(one @ y / (one @ one)), 0.0
+    return float(a / scale[0]), float(b / scale[1])
 
 
 def _constrained(x: np.ndarray, one: np.ndarray, root: np.ndarray) -> tuple[float, float]:

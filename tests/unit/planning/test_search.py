@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
 import pytest
 
+from aiacc.planning import models
 from aiacc.planning.cost import Affine
+from aiacc.planning.execution import Sending, arrivals_s
 from aiacc.planning.fit import Operation, fit_steps, samples_of_step
 from aiacc.planning.plan import UNCONSTRAINED
 from aiacc.planning.problem import Problem
@@ -51,6 +54,22 @@ def test_steps_tell_what_their_operations_cost():
         problem = Problem(Trace("net", tensors, 0.0, 0.3, "measured"), Affine(a, b))
         found = fit_steps([_operations(problem, list(range(1, 31)))])
         assert found == pytest.approx((a, b), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "bert_base", "densenet201"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_lanes_that_share_a_wire_do_not_hide_what_bytes_cost(name, at_once):
+    trace = models.trace_of(name)
+    if at_once:
+        tensors = tuple(dataclasses.replace(one, ready_s=0.0) for one in trace.tensors)
+        trace = dataclasses.replace(trace, tensors=tensors)
+    b = 4e-8  # 300 Mbit/s between 4 hosts
+    finished = arrivals_s(trace, None, Affine(5e-4, b), Sending(lanes=4))
+    operations = [
+        Operation(one.ready_s, end_s, one.bytes)
+        for one, end_s in zip(trace.tensors, finished, strict=True)
+    ]
+    assert fit_steps([operations])[1] == pytest.approx(b, rel=0.06)
 
 
 def test_operations_that_end_together_are_one_sample():
