@@ -13,9 +13,9 @@ import numpy as np
 _ROUNDS = 50
 #: Relative errors beyond this multiple of the typical one weigh less (Huber's 1.345).
 _HUBER = 1.345
-#: Ratio of singular values below which sums hardly tell startups from bytes, and by how much what
-#: is left of them has to be smaller for it to count nevertheless.
-_ALIKE, _MUCH = 0.05, 2.0
+#: Parts of a step, each of about as many seconds. More of them tell noise from costs better, but
+#: what lanes send side by side has to be in one.
+_PARTS = 6
 
 
 def fit_affine(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -36,16 +36,10 @@ def fit_affine(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
             f"{len(samples)} samples of {len(np.unique(nbytes))} sizes (expected positive times of "
             "at least two sizes)"
         )
-    weights = np.ones(len(nbytes))
-    a = b = 0.0
-    for _ in range(_ROUNDS):
-        a, b = _constrained(nbytes / seconds, 1 / seconds, np.sqrt(weights))
-        errors = np.abs((a + b * nbytes) / seconds - 1)
-        scale = 1.4826 * float(np.median(errors)) + 1e-12
-        weights = np.minimum(1.0, _HUBER * scale / np.maximum(errors, 1e-300))
+    a, b = _robust(np.ones(len(nbytes)), nbytes, seconds)
     if not b > 0:
         raise ValueError("times do not grow with bytes (expected larger sizes among the samples)")
-    return float(a), float(b)
+    return a, b
 
 
 class Operation(NamedTuple):
@@ -81,9 +75,8 @@ def fit_steps(
 ) -> tuple[float, float]:
     """Costs by the operations of some steps, which in total take as long as those did.
 
-    Least squares of how long the first operations of a step have taken together, for each number of
-    them: lanes send several at a time, of which one seems to take long, and the others, that end
-    soon behind it, nothing.
+    Fitted to parts of steps, as `fit_affine` does it to operations: lanes send several at a time,
+    of which one seems to take long, and those that end soon after it next to nothing.
 
     Args:
         steps: Operations of each step.
@@ -95,49 +88,55 @@ def fit_steps(
         Seconds a >= 0 and seconds per byte b >= 0 of a + b M.
 
     Raises:
-        ValueError: No operation took any time.
+        ValueError: No operation took any time, or moved any bytes.
     """
     samples = [samples_of_step(step) for step in steps]
-    samples = [step for step in samples if step]
-    if not samples:
+    rows = [(1, nbytes, seconds) for step in samples for nbytes, seconds in step]
+    if not rows:
         raise ValueError(f"{len(steps)} steps without an operation (expected at least one)")
-    if len({nbytes for step in samples for nbytes, _ in step}) < 2:
+    if len({nbytes for _, nbytes, _ in rows}) < 2:
         a, b = before or (1.0, 0.0)
     else:
-        sums = [
-            np.cumsum([(1.0, nbytes, seconds) for nbytes, seconds in step], axis=0)
-            for step in samples
-        ]
-        numbers, nbytes, seconds = np.concatenate(sums).T
-        a, b = _nonnegative(numbers, nbytes, seconds)
-    took = sum(seconds for step in samples for _, seconds in step)
-    share = took / sum(a + b * nbytes for step in samples for nbytes, _ in step)
-    return a * share, b * share
+        parts = [part for step in samples for part in _parts(step)]
+        a, b = _robust(*np.array(parts, float).T)
+    took = sum(seconds for _, _, seconds in rows)
+    fitted = sum(a + b * nbytes for _, nbytes, _ in rows)
+    if not fitted > 0:
+        raise ValueError(f"{len(rows)} operations of 0 bytes (expected some with bytes)")
+    return a * took / fitted, b * took / fitted
 
 
-def _nonnegative(one: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Least squares of a * one + b * x = y with a, b >= 0.
+def _parts(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
+    """Number, bytes and seconds of what follows each other in a step, in parts of some length."""
+    least = sum(seconds for _, seconds in samples) / _PARTS
+    parts = [(0, 0.0, 0.0)]
+    for nbytes, seconds in samples:
+        number, sum_of_bytes, length = parts[-1]
+        if length >= least:
+            parts.append((1, nbytes, seconds))
+        else:
+            parts[-1] = number + 1, sum_of_bytes + nbytes, length + seconds
+    return parts
 
-    Of what grows alike each is half, unless that explains much less.
-    """
-    scale = one.max(), x.max()
-    matrix = np.column_stack([one / scale[0], x / scale[1]])
-    full, even = (np.linalg.lstsq(matrix, y, rcond=rcond)[0] for rcond in (None, _ALIKE))
-    left, left_even = (float(np.sum((matrix @ found - y) ** 2)) for found in (full, even))
-    a, b = even if left_even <= _MUCH * left else full
-    if a < 0:
-        return 0.0, float(x @ y / (x @ x))
-    if b < 0:
-        return float(one @ y / (one @ one)), 0.0
-    return float(a / scale[0]), float(b / scale[1])
+
+def _robust(number: np.ndarray, nbytes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """A and b of a N + b M = T: least squares of relative errors, weighed by Huber's function."""
+    weights = np.ones(len(nbytes))
+    a = b = 0.0
+    for _ in range(_ROUNDS):
+        a, b = _constrained(nbytes / seconds, number / seconds, np.sqrt(weights))
+        errors = np.abs((a * number + b * nbytes) / seconds - 1)
+        scale = 1.4826 * float(np.median(errors)) + 1e-12
+        weights = np.minimum(1.0, _HUBER * scale / np.maximum(errors, 1e-300))
+    return float(a), float(b)
 
 
 def _constrained(x: np.ndarray, one: np.ndarray, root: np.ndarray) -> tuple[float, float]:
-    """Of a * one + b * x = 1 with a >= 0."""
+    """Of a * one + b * x = 1 with a, b >= 0."""
     matrix = np.column_stack([one, x]) * root[:, None]
     (a, b), *_ = np.linalg.lstsq(matrix / (scale := np.abs(matrix).max(axis=0)), root, rcond=None)
-    a, b = a / scale[0], b / scale[1]
     if a < 0:
-        a = 0.0
-        b = float((x * root) @ root / ((x * root) @ (x * root)))
-    return float(a), float(b)
+        return 0.0, float((x * root) @ root / ((x * root) @ (x * root)))
+    if b < 0:
+        return float((one * root) @ root / ((one * root) @ (one * root))), 0.0
+    return float(a / scale[0]), float(b / scale[1])
