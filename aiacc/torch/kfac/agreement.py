@@ -78,17 +78,30 @@ def check_alike(
     return int(number)
 
 
-def agree_on_uses(layers: Sequence[FactoredModule], passes: int, ranks: Ranks) -> None:
+def agree_on_uses(
+    layers: Sequence[FactoredModule], passes: int, dropped: bool, ranks: Ranks
+) -> bool:
     """How often a pass uses each layer: as often as on the rank that uses it most.
 
     Collective: every rank. Blocks.
+
+    Args:
+        layers: Of this rank.
+        passes: Of a step.
+        dropped: Whether this rank has forgotten passes of this step.
+        ranks: That take part.
+
+    Returns:
+        Whether this is so from now on. Where some rank has forgotten passes the next step tells,
+        in which nothing is forgotten: passes may be dropped once, or in every step.
     """
     factors = [factor for layer in layers for factor in layer.factors]
-    uses = [-(-factor.uses // passes) for factor in factors]
+    found = [int(dropped), *(-(-factor.uses // passes) for factor in factors)]
     if not ranks.alone:
-        uses = maxima(uses, "kfac.uses", ranks.process_set)
-    for factor, number in zip(factors, uses, strict=True):
-        factor.uses_per_pass = int(number)
+        found = list(map(int, maxima(found, "kfac.uses", ranks.process_set)))
+    for factor, number in zip(factors, found[1:], strict=True):
+        factor.uses_per_pass = number
+    return not found[0]
 
 
 def agree_on_costs(layers: Sequence[FactoredModule], ranks: Ranks, solver: Solver) -> StageCosts:

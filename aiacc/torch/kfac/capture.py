@@ -32,6 +32,7 @@ class Capture:
         seconds: Spent in the hooks; on a GPU, until the work was queued.
         passes: Gives the backward passes of a step, which may change between two.
         recording: Notes when factors are ready; None: nobody does.
+        dropped: Whether passes were forgotten; see `follow_weights`.
     """
 
     def __init__(
@@ -53,11 +54,14 @@ class Capture:
         self._warned = False
         #: Whether the optimizer has stepped since this model computed, and whether that was told.
         self._taken = self._told = False
-        #: Whether gradients have come since the last pass began.
+        #: Whether weights have got gradients since the last pass began.
         self._came = False
         self._late: set[str] = set()
         self._skipped: set[str] = set()
         self._hooks: list[RemovableHandle] = []
+        self.dropped = False
+        self._of_weights: list[RemovableHandle] = []
+        self.follow_weights()
         for layer in layers:
             module, reference = layer.module, weakref.ref(self)
             before: Any = _Before(reference, layer)  # torch's type has callables without keywords
@@ -70,9 +74,35 @@ class Capture:
 
     def detach(self) -> None:
         """Remove the hooks."""
+        self.leave_weights()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def follow_weights(self) -> None:
+        """From now on forget passes whose gradients are dropped before anybody steps with them.
+
+        Not for long: a factor may have left when its gradients are dropped.
+        """
+        self.leave_weights()
+        reference = weakref.ref(self)
+
+        def came(_: torch.Tensor) -> None:
+            capture = reference()
+            if capture is not None:
+                capture._came = True
+
+        for layer in self._layers:
+            if layer.weight.is_leaf and layer.weight.requires_grad:
+                register: Any = layer.weight.register_post_accumulate_grad_hook  # untyped in torch
+                self._of_weights.append(register(came))
+
+    def leave_weights(self) -> None:
+        """Let all passes count that come from now on."""
+        for hook in self._of_weights:
+            hook.remove()
+        self._of_weights.clear()
+        self._came = self.dropped = False
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Notice when it takes the gradients; see `warn_of_late`."""
@@ -158,17 +188,14 @@ class Capture:
             self._add(layer.a, layer.module, inputs, partial(input_factor, approx=self._approx))
 
     def _begin_pass(self) -> None:
-        """Forget the passes before this one if their gradients are gone, as nobody steps with them.
-
-        Later than in the first step their factors may have left.
-        """
-        if not self._came or torch._C._current_graph_task_id() >= 0:  # activations come once more
+        """Forget the passes before this one if their gradients are there no more."""
+        if not self._came or torch._C._current_graph_task_id() >= 0:  # checkpointing recomputes
             return
         self._came = False
-        first = all(factor.uses_per_pass == 0 for one in self._layers for factor in one.factors)
-        if first and all(one.weight.grad is None for one in self._layers):
-            for one in self._layers:
-                for factor in one.factors:
+        if all(layer.weight.grad is None for layer in self._layers):
+            self.dropped = True
+            for layer in self._layers:
+                for factor in layer.factors:
                     factor.clear()
 
     def after(self, layer: FactoredModule, output: torch.Tensor) -> None:
@@ -182,7 +209,6 @@ class Capture:
         return self.wanted and self._model.training and torch.is_grad_enabled()
 
     def _on_gradient(self, layer: FactoredModule, gradient: torch.Tensor) -> None:
-        self._came = self.wanted
         if self.loss_scale is None or not self.wanted or not gradient.numel():
             return
         if self._open(layer.g):

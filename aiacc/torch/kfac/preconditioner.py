@@ -317,6 +317,8 @@ class KFAC:
         for layer in self._layers:
             for factor in layer.factors:
                 factor.clear()
+                if not self._uses_known:
+                    factor.uses_per_pass = 0
 
     def _number_of_passes(self) -> int:
         if self._passes is not None:
@@ -397,8 +399,10 @@ class KFAC:
             self._execution.forget_unneeded()
         self._whole = False
         if self._capture.wanted and not self._uses_known:
-            agree_on_uses(self._layers, self._number_of_passes(), self._ranks)
-            self._uses_known = True
+            self._uses_known = agree_on_uses(
+                self._layers, self._number_of_passes(), self._capture.dropped, self._ranks
+            )
+            self._capture.leave_weights()
         return self._execution
 
     def _restart(self) -> None:
@@ -406,5 +410,6 @@ class KFAC:
         if self._execution is not None and not self._whole:
             self._execution.forget_divided()
         self._execution, self._uses_known = None, False
+        self._capture.follow_weights()
         self._fuser.restart()
         self._begin()

@@ -188,6 +188,45 @@ def test_a_pass_whose_gradients_are_dropped_before_the_first_step_counts_nothing
         assert all(torch.equal(one, states[0][name]) for name, one in state.items())
 
 
+def _of_the_input(model, kfac, loss):
+    inputs = torch.randn(8, 4, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+    ((slope.sum(1) - 1).square().mean() + model(torch.randn(8, 4)).square().mean()).backward()
+
+
+def _sampled_twice(model, kfac, loss):
+    first = model(torch.randn(8, 4))
+    kfac.sample(first, nn.MSELoss())
+    second = model(torch.randn(8, 4))
+    kfac.sample(second, nn.MSELoss())
+    (first.square().mean() + second.square().mean()).backward()
+
+
+def _sharpness_aware(model, kfac, loss):
+    loss().backward()
+    model.zero_grad()
+    loss().backward()
+
+
+@pytest.mark.parametrize(
+    ("step", "fisher", "uses"),
+    [
+        (_of_the_input, "empirical", (2, 3)),
+        (_sampled_twice, "mc", (2, 2)),
+        (_sharpness_aware, "empirical", (2, 2)),
+    ],
+)
+def test_steps_of_several_passes_count_them_in_every_step(step, fisher, uses, recwarn):
+    model, sgd, kfac = _training(fisher=fisher)
+    for _ in range(4):
+        sgd.zero_grad()
+        step(model, kfac, lambda: model(torch.randn(8, 4)).square().mean())
+        kfac.step()
+    layer = kfac._layers[0]
+    assert (layer.a.uses_per_pass, layer.g.uses_per_pass) == uses
+    assert not recwarn.list
+
+
 def test_passes_that_are_added_up_before_the_first_step_all_count():
     states = []
     for halves in (False, True):
