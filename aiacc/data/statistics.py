@@ -33,7 +33,7 @@ class Statistics:
     retries: int = 0
     #: Samples whose last attempt failed.
     failures: int = 0
-    #: Of those fetched: by a reader that waits for it, not ahead of the sampler.
+    #: Of those fetched: by readers that waited for them, not ahead of the sampler.
     awaited: int = 0
     #: Nanoseconds that readers waited for samples that were not in memory.
     stall_ns: int = 0

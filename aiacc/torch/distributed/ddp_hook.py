@@ -1,9 +1,11 @@
 """aiacc under torch's DistributedDataParallel: a communication hook."""
 
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from aiacc import _core, basics
@@ -76,11 +78,12 @@ class HookState:
             # DistributedDataParallel drops what it is given for others, if it looks for them.
             self.feedback.used = set()
         self._names: Any = WeakTensorKeyDictionary()
-        self._watched: Any = WeakTensorKeyDictionary()
+        self._watch_anew()
         names = []
         for name, parameter in named_parameters:
             self._names[parameter] = name
-            self._watch(parameter, name)
+            if self.feedback is not None and parameter.requires_grad:
+                self._watch(parameter, name)
             names.append(name)
         if isinstance(policy, Policy):
             strange = policy.unmatched(names or [_UNNAMED + "0"])
@@ -131,26 +134,42 @@ class HookState:
             return Encoded([buffer], wire=wire)
         parameters = bucket.parameters()
         names = tuple(self._name(parameter) for parameter in parameters)
+        for name, parameter in zip(names, parameters, strict=True):
+            if name not in self._watched and parameter.requires_grad:
+                self._watch(parameter, name).add(name)  # the pass under way may have used it
         known = self._codecs.get(number)
         address = buffer.data_ptr()
         if known is None or known[:2] != (names, address):
             named = list(zip(names, parameters, strict=True))
-            for name, parameter in named:
-                self._watch(parameter, name)
             codec = self.feedback.codec(Average, named, Flat(buffer, bucket.gradients()))
             self._forget_buckets_of(names)
             known = self._codecs[number] = names, address, codec
         return known[2]([buffer])
 
-    def _watch(self, parameter: torch.Tensor, name: str) -> None:
-        """Notice from now on when a backward pass uses it; this one, which goes on, may have."""
-        if self.feedback is None or parameter in self._watched or not parameter.requires_grad:
-            return
+    def _watch(self, parameter: torch.Tensor, name: str) -> set[str]:
+        """Notice when a backward pass uses it; the names of those that passes have used."""
+        assert self.feedback is not None
+        assert self.feedback.used is not None
         used = self.feedback.used
-        assert used is not None
-        used.add(name)
-        parameter.register_hook(lambda _: used.add(name))  # type: ignore[no-untyped-call]
-        self._watched[parameter] = True
+        register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
+        self._watches.append(register(lambda _: used.add(name)))
+        self._watched.add(name)
+        return used
+
+    def _watch_anew(self) -> None:
+        #: Names of the parameters that are watched, by hooks that end with this state.
+        self._watched: set[str] = set()
+        self._watches: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._watches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has hooks of its own."""
+        return {**self.__dict__, "_watched": None, "_watches": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Watch each parameter when it is seen."""
+        self.__dict__.update(state)
+        self._watch_anew()
 
     def _forget_buckets_of(self, names: tuple[str, ...]) -> None:
         """Free the memory of buckets that these were in, which know nothing of what is kept now."""
@@ -163,6 +182,11 @@ class HookState:
             self._names[parameter] = f"{_UNNAMED}{self._seen}"
             self._seen += 1
         return str(self._names[parameter])
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def allreduce_hook(

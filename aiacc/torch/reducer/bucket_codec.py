@@ -146,9 +146,9 @@ class BucketCodec:
         owner.undo.append(undo)
 
     def _resting(self, sent: list[torch.Tensor], flushes: bool) -> dict[str, torch.Tensor]:
-        """By name, gradients of zeros of parameters that are frozen on this rank.
+        """By name, gradients of parameters that are frozen on this rank, if they are zeros.
 
-        And those of others, if nobody gets the results unless some rank has used them. But what
+        And of those that it has not used, if nobody gets the results unless some rank has. But what
         EF21 keeps of them has to learn of zeros, and a flush takes all along.
         """
         used = self._owner.used

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 
 import pytest
 import torch
@@ -137,10 +138,42 @@ def _unused(feedback):
     for _ in range(2):
         step(1)
     torch.testing.assert_close(kept_of_the_first(), before, rtol=0, atol=0)
+    # DDP does not have a gradient that is asked for by itself; what is loaded waits, too.
+    torch.autograd.grad(net(torch.randn(8, 40), 0).sum(), list(net.branches[0].parameters()))
+    state.feedback.load_state_dict(state.feedback.state_dict())
+    step(1)
+    torch.testing.assert_close(kept_of_the_first(), before, rtol=0, atol=0)
+    copied = copy.deepcopy(state)
+    assert not copied._watches
     step(hvd.rank())
     for name, parameter in net.named_parameters():
         everyones = hvd.allgather(parameter.grad.reshape(1, -1), name=name)
         assert torch.equal(everyones, everyones[:1].expand_as(everyones))
+
+
+def _thawed():
+    """A parameter that is trained later than DDP was made has its residuals sent, too."""
+    torch.manual_seed(0)
+    net = _Branches()
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    state = hvd.HookState(compression="topk:density=0.05")
+    model.register_comm_hook(state, hvd.allreduce_hook)
+    inputs = torch.randn(8, 40, generator=torch.Generator().manual_seed(1))
+    weight = net.branches[0].weight
+    weight.requires_grad_(False)
+    total = torch.zeros(weight.shape)
+    for number in range(40):
+        model.zero_grad()
+        model(inputs, 0).pow(2).mean().backward()
+        if number == 0:
+            weight.requires_grad_(True)
+        else:
+            total += weight.grad
+    assert (total != 0).float().mean() > 0.6
+    assert weight._post_accumulate_grad_hooks
+    del model, state
+    gc.collect()
+    assert not weight._post_accumulate_grad_hooks
 
 
 def _different():
@@ -189,6 +222,7 @@ def _hooks(folder):
     _as_optimizers_do()
     _rebuilt()
     _different()
+    _thawed()
     _unused(Residual())
     _unused(Momentum())
     first = _loss_after("none", steps=1)
