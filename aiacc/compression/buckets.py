@@ -9,6 +9,7 @@ from typing import NamedTuple
 from aiacc.compression.choose import MARGIN, MIB, Option, choose
 from aiacc.compression.codecs import BF16, NONE, Cast, Codec
 from aiacc.compression.costs import EXCHANGES, FREE, Cluster, Speeds, predict
+from aiacc.planning.cost import duration
 
 
 class Choices(NamedTuple):
@@ -62,10 +63,10 @@ def choose_each(
     ]
     dense = [NONE, *(codec for codec in allowed if isinstance(codec, Cast) and codec != NONE)]
     instead = ", ".join(
-        f"{codec} {_ms(sum(_seconds(codec, each, cluster, speeds) for each in buckets))}"
+        f"{codec} {duration(sum(_seconds(codec, each, cluster, speeds) for each in buckets))}"
         for codec in dense
     )
-    total = _ms(sum(option.seconds for option in chosen))
+    total = duration(sum(option.seconds for option in chosen))
     return Choices(
         chosen,
         f"{', '.join(parts) or 'no bucket'} on {cluster.hosts} x {cluster.local} ranks, "
@@ -89,7 +90,3 @@ def _seconds(codec: Codec, elements: int, cluster: Cluster, speeds: Mapping[str,
 
 def _mib(elements: int) -> str:
     return f"{elements / MIB:.3g} MiB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from aiacc.compression.codecs import BF16, FLOAT32, NONE, Cast, Codec
 from aiacc.compression.costs import EXCHANGES, FREE, TWO_LEVEL, Cluster, Speeds, predict
+from aiacc.planning.cost import duration
 from aiacc.planning.search import TOLERANCE
 
 #: Part of the time of the best dense all-reduce that others have to save: both predictions may be
@@ -27,7 +28,7 @@ class Option(NamedTuple):
     def describe(self) -> str:
         """For people."""
         how = "" if isinstance(self.codec, Cast) else f" ({self.exchange})"
-        return f"{self.codec}{how} {self.seconds * 1e3:.3g} ms"
+        return f"{self.codec}{how} {duration(self.seconds)}"
 
 
 class Choice(NamedTuple):

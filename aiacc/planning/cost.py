@@ -186,6 +186,11 @@ class Hierarchical:
         return self.inside.time(operation, nbytes, lanes) + across
 
 
+def duration(seconds: float) -> str:
+    """For people, with three digits."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
 def _share(operation: str) -> float:
     if operation not in _SHARE:
         raise ValueError(f"operation {operation!r} (expected one of {', '.join(OPERATIONS)})")

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from aiacc.planning.cost import duration
 from bench import machine
 from bench.report import between_markers
 from bench.shapes import resnet50
@@ -116,16 +117,17 @@ def table(report: dict[str, Any]) -> str:
             pairs = zip(samples["torch"], samples["divided"], strict=True)
             ratio = median(serial / divided for serial, divided in pairs)
             lines.append(
-                f"| {job['ranks']} | {row['width']} | {median(samples['torch']):.3g} ms "
-                f"| {median(samples['divided']):.3g} ms | {ratio:.2f}x "
-                f"| {row['predicted_s'] * 1e3:.3g} ms "
+                f"| {job['ranks']} | {row['width']} | {duration(median(samples['torch']) / 1e3)} "
+                f"| {duration(median(samples['divided']) / 1e3)} | {ratio:.2f}x "
+                f"| {duration(row['predicted_s'])} "
                 f"| {'to divide' if row['divided'] else 'each does all'} |"
             )
     for job in report["jobs"]:
         every, divided = (median(job["norms"]["samples_ms"][name]) for name in ("all", "divided"))
         lines.append(
             f"\nThe 322 norms of a step of LARS, of ResNet-50's parameters and gradients, at "
-            f"{job['ranks']} ranks: {every:.3g} ms if each computes all, {divided:.3g} ms divided."
+            f"{job['ranks']} ranks: {duration(every / 1e3)} if each computes all, "
+            f"{duration(divided / 1e3)} divided."
         )
     lines.append(
         f"\n{report['machine']['cpu']}, {report['machine']['cores']} cores, torch "

@@ -26,6 +26,7 @@ import aiacc.torch as hvd
 from aiacc.kfac.factors import gradient_factor, input_factor
 from aiacc.kfac.inverses import decompose, invert
 from aiacc.kfac.packing import pack, packed_size, unpack
+from aiacc.planning.cost import duration
 from bench import machine
 from bench.network import runs
 from bench.report import between_markers
@@ -217,12 +218,12 @@ def table(report: dict[str, Any]) -> str:
     for row in report["rows"]:
         medians = {name: median(samples) for name, samples in row["samples_s"].items()}
         others = [
-            f"{name}: {_ms(seconds)}"
+            f"{name}: {duration(seconds)}"
             for name, seconds in medians.items()
             if name not in ("ours", "peer")
         ]
         lines.append(
-            f"| {row['title']} | {_ms(medians['ours'])} | {_ms(medians['peer'])} "
+            f"| {row['title']} | {duration(medians['ours'])} | {duration(medians['peer'])} "
             f"| {medians['ours'] / medians['peer']:.2f} | {', '.join(others)} |"
         )
     return "\n".join([*lines, "", _provenance(report)])
@@ -241,10 +242,6 @@ def with_tables(page: str, of_parts: dict[str, Any], of_steps: dict[str, Any]) -
     """The page with the tables of both reports."""
     text = [table(of_parts), steps.table(of_steps["rows"]), _provenance(of_steps)]
     return between_markers(page, "\n\n".join(text), str(PAGE), _MARK)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def main() -> int:

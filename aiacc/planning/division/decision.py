@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aiacc.planning.cost import ALL_GATHER, CostModel
+from aiacc.planning.cost import ALL_GATHER, CostModel, duration
 from aiacc.planning.division.placement import Owners, Waves, in_waves, longest_first
 
 #: The most waves in which results are exchanged.
@@ -100,8 +100,8 @@ def decide(
     divided_s = division.finish_s + overhead_s
     pays = wish or divided_s < serial_s * (1 - MARGIN)
     numbers = (
-        f"{serial_s * 1e3:.3g} ms on one rank, {divided_s * 1e3:.3g} ms on {ranks} "
-        f"({division.compute_s * 1e3:.3g} ms of it computation, {sum(nbytes) / 1e6:.3g} MB to send)"
+        f"{duration(serial_s)} on one rank, {duration(divided_s)} on {ranks} "
+        f"({duration(division.compute_s)} of it computation, {sum(nbytes) / 1e6:.3g} MB to send)"
     )
     if not pays:
         reason = f"every rank computes all {len(loads)} tensors: {numbers}"
