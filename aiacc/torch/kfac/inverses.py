@@ -66,14 +66,15 @@ class InverseStage:
             if len(work.reduced_to) == 1 and not ranks.alone
         ]
         mine = [pair for pair in pairs if ranks.index in pair[1].inverted_by]
-        # As the stage is planned: what others wait for first, the largest first.
-        self._mine = sorted(mine, key=_turn)
         self._groups = _groups(name, pairs, ranks, together, solver)
         self._number_of = {
             factor.name: number
             for number, group in enumerate(self._groups)
             for factor in group.mine
         }
+        # As the stage is planned: what others wait for first, the largest first, and of equal ones
+        # those that leave first.
+        self._mine = sorted(mine, key=self._batch)
         self.computing_s = self.waiting_s = 0.0
 
     @property
@@ -111,9 +112,9 @@ class InverseStage:
         """Factors that this rank inverts before each group leaves."""
         return [[factor.name for factor in group.mine] for group in self._groups]
 
-    def _batch(self, pair: Pair) -> object:
+    def _batch(self, pair: Pair) -> tuple[bool, int, tuple[int, ...], int]:
         """Equal for factors that are inverted at once: of one dimension, and leaving together."""
-        return _turn(pair), self._number_of.get(pair[0].name)
+        return *_turn(pair), self._number_of.get(pair[0].name, len(self._groups))
 
     def _invert(self, factors: list[Factor], dampings: dict[str, torch.Tensor]) -> None:
         """Those of one dimension, at once."""
