@@ -77,15 +77,8 @@ class Cell:
         return f"{self.workload}:{self.mbit:g}"
 
     def contenders(self, number: int) -> list[Contender]:
-        """Who takes part in a round; back in every second one.
-
-        "auto" does so once, and not where its dense steps alone would take a quarter of an hour.
-        """
-        everybody = [
-            one
-            for one in CONTENDERS
-            if one.codec != AUTO or (number == 0 and self.mbit > _SLOWEST_MBIT)
-        ]
+        """Who takes part in a round; back in every second one, and "auto" once."""
+        everybody = [one for one in CONTENDERS if one.codec != AUTO or number == 0]
         return everybody if number % 2 == 0 else everybody[::-1]
 
     @property
