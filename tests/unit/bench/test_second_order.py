@@ -111,7 +111,7 @@ def test_ratios_of_the_parts_are_those_of_medians():
         "load_before": [0.1],
         "load_after": [0.2],
     }
-    assert "| A | 2e+03 ms | 4e+03 ms | 0.50 | x: 1e+03 ms |" in parts.table(report)
+    assert "| A | 2 s | 4 s | 0.50 | x: 1 s |" in parts.table(report)
 
 
 def test_steps_are_given_beside_those_without():
