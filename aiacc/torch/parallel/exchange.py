@@ -206,7 +206,7 @@ def _pack(results: Sequence[Result], like: torch.Tensor) -> torch.Tensor:
             flat = tensor.reshape(-1).view(torch.uint8)
             parts.append(flat)
             parts.append(flat.new_zeros(_padding(flat.numel())))
-    return torch.cat(parts) if parts else like.new_empty(0, dtype=torch.uint8)
+    return torch.cat(parts) if parts else like.new_empty(0, dtype=torch.uint8, layout=torch.strided)
 
 
 def _unpack(
