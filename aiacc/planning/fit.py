@@ -90,19 +90,19 @@ def fit_steps(
     Raises:
         ValueError: No operation took any time, or moved any bytes.
     """
-    samples = [samples_of_step(step) for step in steps]
-    rows = [(1, nbytes, seconds) for step in samples for nbytes, seconds in step]
-    if not rows:
+    sampled = [samples_of_step(step) for step in steps]
+    samples = [sample for step in sampled for sample in step]
+    if not samples:
         raise ValueError(f"{len(steps)} steps without an operation (expected at least one)")
-    if len({nbytes for _, nbytes, _ in rows}) < 2:
+    if len({nbytes for nbytes, _ in samples}) < 2:
         a, b = before or (1.0, 0.0)
     else:
-        parts = [part for step in samples for part in _parts(step)]
+        parts = [part for step in sampled for part in _parts(step)]
         a, b = _robust(*np.array(parts, float).T)
-    took = sum(seconds for _, _, seconds in rows)
-    fitted = sum(a + b * nbytes for _, nbytes, _ in rows)
+    took = sum(seconds for _, seconds in samples)
+    fitted = sum(a + b * nbytes for nbytes, _ in samples)
     if not fitted > 0:
-        raise ValueError(f"{len(rows)} operations of 0 bytes (expected some with bytes)")
+        raise ValueError(f"{len(samples)} operations of 0 bytes (expected some with bytes)")
     return a * took / fitted, b * took / fitted
 
 
