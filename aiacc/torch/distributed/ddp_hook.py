@@ -74,9 +74,11 @@ class HookState:
         if isinstance(policy, CodedCompressor):
             policy = Policy(policy.codec, least_elements=1)
         self.feedback = Feedback(policy) if isinstance(policy, Policy) else None
+        #: Names of parameters that passes have used since their buckets were encoded.
+        self._used: set[str] = set()
         if self.feedback is not None:
             # DistributedDataParallel drops what it is given for others, if it looks for them.
-            self.feedback.used = set()
+            self.feedback.used = self._used
         self._names: Any = WeakTensorKeyDictionary()
         self._watch_anew()
         names = []
@@ -136,7 +138,8 @@ class HookState:
         names = tuple(self._name(parameter) for parameter in parameters)
         for name, parameter in zip(names, parameters, strict=True):
             if name not in self._watched and parameter.requires_grad:
-                self._watch(parameter, name).add(name)  # the pass under way may have used it
+                self._watch(parameter, name)
+                self._used.add(name)  # the pass under way may have used it
         known = self._codecs.get(number)
         address = buffer.data_ptr()
         if known is None or known[:2] != (names, address):
@@ -146,15 +149,12 @@ class HookState:
             known = self._codecs[number] = names, address, codec
         return known[2]([buffer])
 
-    def _watch(self, parameter: torch.Tensor, name: str) -> set[str]:
-        """Notice when a backward pass uses it; the names of those that passes have used."""
-        assert self.feedback is not None
-        assert self.feedback.used is not None
-        used = self.feedback.used
+    def _watch(self, parameter: torch.Tensor, name: str) -> None:
+        """Notice when a backward pass uses it."""
+        used = self._used
         register: Any = parameter.register_post_accumulate_grad_hook  # untyped in torch
         self._watches.append(register(lambda _: used.add(name)))
         self._watched.add(name)
-        return used
 
     def _watch_anew(self) -> None:
         #: Names of the parameters that are watched, by hooks that end with this state.
