@@ -7,6 +7,7 @@ say the same is tested.
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,8 +91,8 @@ def simulate(activities: Sequence[Activity], slots: Mapping[str, int] | None = N
     begin and one of its ``slots`` (1) is free.
 
     Raises:
-        ValueError: Names are not unique, or activities wait for each other, or for one that is not
-            there.
+        ValueError: Names are not unique, times are negative or not finite, or activities wait for
+            each other, or for one that is not there.
     """
     names = [activity.name for activity in activities]
     if len(set(names)) != len(names):
@@ -99,8 +100,10 @@ def simulate(activities: Sequence[Activity], slots: Mapping[str, int] | None = N
     queues: dict[str, deque[Activity]] = {}
     for activity in activities:
         queues.setdefault(activity.resource, deque()).append(activity)
-        if len(activity.seconds) < 1 or min(activity.seconds) < 0:
-            raise ValueError(f"{activity.name} takes {activity.seconds} (expected seconds, >= 0)")
+        if not activity.seconds or not all(0 <= seconds < math.inf for seconds in activity.seconds):
+            raise ValueError(
+                f"{activity.name} takes {activity.seconds} (expected finite seconds, >= 0)"
+            )
     over: set[str] = set()
     running: dict[str, dict[Activity, float]] = {resource: {} for resource in queues}
     starts: dict[str, float] = {}

@@ -1,4 +1,5 @@
 import json
+import math
 import random
 
 import pytest
@@ -62,8 +63,12 @@ def test_activities_that_never_begin_are_named():
         simulate([Activity("a", "x", (1.0,), ("b",)), Activity("b", "y", (1.0,), ("a",))])
     with pytest.raises(ValueError, match="unique"):
         simulate([Activity("a", "x", (1.0,)), Activity("a", "y", (1.0,))])
-    with pytest.raises(ValueError, match="expected seconds"):
-        simulate([Activity("a", "x", (-1.0,))])
+
+
+@pytest.mark.parametrize("seconds", [(), (-1.0,), (math.nan,), (math.inf,), (1.0, math.nan)])
+def test_times_without_an_end_are_refused(seconds):
+    with pytest.raises(ValueError, match=r"a takes .*expected finite seconds, >= 0"):
+        simulate([Activity("a", "x", seconds)])
 
 
 def test_chrome_trace():
