@@ -61,8 +61,8 @@ def chosen(groups: Sequence[Sequence[str]]) -> Planner:
 
 
 def planned(plan: NamedPlan) -> Planner:
-    """The buckets of a plan from `aiacc.planning`, which names gradients."""
-    return Planner(partial(_named, plan.buckets), "declared", "plan")
+    """The buckets of a plan from `aiacc.planning`, by name; one for each device that it is on."""
+    return Planner(partial(_named_by_device, plan.buckets), "declared", "plan")
 
 
 def evenly(groups: int) -> Planner:
@@ -96,7 +96,8 @@ def fused_from_the_end(bucket_bytes: int, names: Collection[str]) -> Planner:
 
 def together(buckets: Sequence[Sequence[str]]) -> Planner:
     """These buckets, by name, of what travels coded; every other gradient by itself."""
-    return Planner(partial(_named, tuple(map(tuple, buckets))), "declared", "compression")
+    divide = partial(_named_by_device, tuple(map(tuple, buckets)))
+    return Planner(divide, "declared", "compression")
 
 
 def checked(plan: Plan, count: int, argument: str) -> Plan:
@@ -121,10 +122,17 @@ def _named(groups: Sequence[Sequence[str]], gradients: Sequence[Gradient]) -> Pl
     return [[position_of[name] for name in group if name in position_of] for group in groups]
 
 
+def _named_by_device(groups: Sequence[Sequence[str]], gradients: Sequence[Gradient]) -> Plan:
+    return _by_device(_named(groups, gradients), gradients)
+
+
 def _split(groups: int, gradients: Sequence[Gradient]) -> Plan:
+    return _by_device(split_evenly(range(len(gradients)), groups), gradients)
+
+
+def _by_device(plan: Plan, gradients: Sequence[Gradient]) -> Plan:
     keys = [gradient.device_key for gradient in gradients]
-    runs = split_evenly(range(len(gradients)), groups)
-    return [part for run in runs for part in divided(run, keys)]
+    return [part for bucket in plan for part in divided(bucket, keys)]
 
 
 def _fused(bucket_bytes: int, names: frozenset[str], gradients: Sequence[Gradient]) -> Plan:

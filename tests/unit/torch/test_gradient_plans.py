@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 
+from aiacc.planning.plan import Plan
 from aiacc.torch.reducer.plan import (
     Gradient,
     by_size,
@@ -16,7 +17,9 @@ from aiacc.torch.reducer.plan import (
     evenly,
     fused,
     fused_from_the_end,
+    planned,
     singly,
+    together,
 )
 from aiacc.torch.reducer.storage import flat_buckets, is_dense, lay_out, own_memory, views_pay
 
@@ -65,6 +68,13 @@ def test_a_group_on_several_devices_is_one_for_each():
     gradients = _gradients(1, 1, 1, 1, device_keys=[0, 1, 0, 1])
     assert _plan(evenly(1), gradients) == [[0, 2], [1, 3]]
     assert _plan(evenly(2), gradients) == [[0], [1], [2], [3]]
+
+
+def test_a_plan_s_bucket_on_several_devices_is_one_for_each():
+    gradients = _gradients(1, 1, 1, 1, 1, device_keys=[0, 1, 0, 1, 1])
+    plan = Plan("given", (("e", "c", "a"), ("d", "gone"), ("b",)))
+    assert _plan(planned(plan), gradients) == [[4], [2, 0], [3], [1]]
+    assert _plan(together(plan.buckets), gradients) == [[4], [2, 0], [3], [1]]
 
 
 def test_a_bucket_holds_what_fits():
@@ -120,6 +130,8 @@ def test_empty_gradients_have_a_place():
         by_size(64, ["b"]),
         fused(64, ["b", "c"]),
         fused_from_the_end(64, ["b", "c"]),
+        planned(Plan("given", (("a", "b"),))),
+        together([["a", "b"]]),
     ],
 )
 def test_planners_are_data(planner):
