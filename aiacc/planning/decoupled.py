@@ -8,14 +8,15 @@ P(b) and Q(b) the reduce-scatters and the all-gathers of bucket b and those that
     forward  = max(its compute, max over b of  Q(b) + compute from the first use of b on)
 
 and their sum is least. The least of either alone comes from the recurrence of `optimal`, for the
-forward pass with time reversed. Whether a plan with backward <= beta and forward <= phi exists is
-decided by a programme over the first tensor of the last buckets, O(L^2). A plan that is better than
-the sum S has a backward pass in some interval (b, c], and then a forward pass of less than S - b:
-if no plan has backward <= c and forward <= S - b, there is none, and the next interval is looked
-at; else the one that is found may be better, or the interval is made smaller. That ends with the
-proof that no plan is better than the best one found by more than the resolution. Where the two
-operations cost differently, and not by a line, labels may be as many as plans: then it ends before,
-with a plan whose bound is further off.
+forward pass with time reversed. So does the least that, over all b, the sum of both terms may be:
+no step is shorter, and one is often as long. Where that leaves more to prove, it is decided whether
+a plan with backward <= beta and forward <= phi exists, by a programme over the first tensor of the
+last buckets, O(L^2). A plan that is better than the sum S has a backward pass in some interval
+(b, c], and then a forward pass of less than S - b: if no plan has backward <= c and forward <= S -
+b, there is none, and the next interval is looked at; else the one that is found may be better, or
+the interval is made smaller. That ends with the proof that no plan is better than the best one
+found by more than the resolution. Where the two operations cost differently, and not by a line,
+labels may be as many as plans: then it ends before, with a plan whose bound is further off.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import contextlib
 import numpy as np
 
 from aiacc.planning.cost import ALL_GATHER, REDUCE_SCATTER
-from aiacc.planning.optimal import best_ends
+from aiacc.planning.optimal import best_ends_of_each
 from aiacc.planning.plan import DECOUPLED, Plan, cut
 from aiacc.planning.problem import Floats, Problem, kept
 from aiacc.planning.schedule import decoupled_passes, decoupled_step
@@ -42,12 +43,13 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
         raise ValueError(f"resolution {resolution} (expected > 0)")
     search = _Search(problem)
     trace = problem.trace
-    least_beta, one = search.least_backward()
-    least_phi, other = search.least_forward()
-    best_s, best = min((decoupled_step(problem, ends), ends) for ends in (one, other))
-    bound = max(trace.compute_s, least_beta + least_phi)
+    (least_beta, least_phi, least_sum), plans = search.least()
+    best_s, best = min((decoupled_step(problem, ends), ends) for ends in plans)
+    bound = max(trace.compute_s, least_beta + least_phi, least_sum)
     with contextlib.suppress(_TooHardError):
         for gap in (10 * resolution, 3 * resolution, resolution):  # a good plan makes proofs short
+            if bound >= best_s * (1 - gap):
+                continue
             low, width = least_beta, gap * best_s
             while low < (last := best_s * (1 - gap) - least_phi):
                 high = min(low + width, last)
@@ -58,8 +60,8 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
                 best_s, best = min((best_s, best), (decoupled_step(problem, ends), ends))
                 width = max(gap * best_s / 2, width / 2)  # at that, what is found is better
             bound = max(bound, best_s * (1 - gap))
-        # Of plans that are as good, one of few startups.
-        best = search.plan_within(*decoupled_passes(problem, best)) or best
+        if search.alike:  # of plans that are as good, one of few startups
+            best = search.plan_within(*decoupled_passes(problem, best)) or best
     return Plan(
         planner="decoupled",
         buckets=cut(trace, best),
@@ -99,26 +101,28 @@ class _Search:
         problem = self.problem
         return problem.trace.forward_s - np.minimum.accumulate(problem.need[end - 1 :: -1])[::-1]
 
-    def least_backward(self) -> tuple[float, list[int]]:
-        """Seconds of the backward pass of a plan that has the shortest, and the plan."""
-        # The same recurrence as for an all-reduce, whose clock starts with the forward pass.
-        problem = self.problem
-        late = problem.late.__getitem__
-        ends, finish = best_ends(len(problem), lambda j: problem.costs_to(j, REDUCE_SCATTER), late)
-        trace = problem.trace
-        return max(trace.backward_s, finish - trace.forward_s), ends
-
-    def least_forward(self) -> tuple[float, list[int]]:
-        """The same of the forward pass.
+    def least(self) -> tuple[tuple[float, float, float], list[list[int]]]:
+        """Least seconds of the backward pass, of the forward pass and of both, and plans of these.
 
         With time reversed all-gathers follow each other in the order of the backward pass, and none
-        begins before the compute after its first use has ended.
+        begins before the compute after its first use has ended. Of both it is the greatest sum of a
+        bucket's terms, which may be less than the sum of the greatest ones.
         """
         problem = self.problem
-        ends, finish = best_ends(
-            len(problem), lambda j: problem.costs_to(j, ALL_GATHER), self._tail_to
-        )
-        return max(problem.trace.forward_s, finish), ends
+
+        def costs_to(j: int) -> Floats:
+            scatter, gather = (problem.costs_to(j, op) for op in (REDUCE_SCATTER, ALL_GATHER))
+            return np.array([scatter, gather, scatter + gather])
+
+        def earliest_of(j: int) -> Floats:
+            ready, tail = np.full(j, self.ready[j - 1]), self._tail_to(j)
+            return np.array([ready, tail, ready + tail])
+
+        found = best_ends_of_each(3, len(problem), costs_to, earliest_of)
+        (_, backward), (_, forward), (_, both) = found
+        trace = problem.trace
+        backward, forward = max(trace.backward_s, backward), max(trace.forward_s, forward)
+        return (backward, forward, both), [ends for ends, _ in found]
 
     def plan_within(self, beta: float, phi: float) -> list[int] | None:
         """Ends of buckets with which both passes are short enough, if there are such.
