@@ -22,6 +22,9 @@ from aiacc.planning.cost import (
 VERSION = 1
 #: No number of a network is larger, so that no time overflows.
 _MOST = 1e18
+_MIB = 1 << 20
+#: Of an all-reduce of 1 MiB, or of a table's startup: longer ones were written in other units.
+_SLOWEST_S = 60.0
 #: Models that answer for any number of ranks.
 _FORMULAS = ("analytic", "hierarchical")
 #: Startup and seconds per byte that the authors of MG-WFBP and DeAR fitted to their clusters, as
@@ -116,7 +119,15 @@ def _fields_of(text: str) -> dict[str, Any]:
 
 def _checked(fields: dict[str, Any]) -> Network:
     network = Network(fields)
-    network.cost(2 if fields.get("model") in _FORMULAS else network.world)
+    cost = network.cost(2 if fields.get("model") in _FORMULAS else network.world)
+    nbytes = 0 if isinstance(cost, Table) else _MIB  # points may be of small sizes only
+    seconds = float(cost.time(ALL_REDUCE, nbytes))
+    if seconds > _SLOWEST_S:
+        raise NetworkError(
+            f"an all-reduce of {nbytes} bytes takes {seconds:.3g} s (expected {_SLOWEST_S:g} s at "
+            "most); a, alpha and a table's times are in seconds, b in seconds per byte, gbit in "
+            "Gbit/s"
+        )
     return network
 
 

@@ -104,6 +104,11 @@ class Trace:
             raise TraceError(f"line {error.lineno}: no JSON ({error.msg})") from error
         if not isinstance(fields, dict):
             raise TraceError("the file holds no JSON object (expected a trace)")
+        if "buckets" in fields:
+            raise TraceError(
+                "the file holds a plan (expected the trace that the plan was made of, as "
+                "`aiacc-plan profile` writes it)"
+            )
         if fields.get("version") != VERSION:
             raise TraceError(f"version: {fields.get('version')!r} (expected {VERSION})")
         rows = fields.get("tensors")

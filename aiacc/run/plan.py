@@ -39,6 +39,8 @@ recursive_doubling or halving_doubling for others; capacity=4 where one flow fil
 
 All times but those of probe are simulated."""
 
+_MOST_RANKS = 1 << 20
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status."""
@@ -209,7 +211,7 @@ def _simulate(options: argparse.Namespace) -> list[str]:
     if options.world:
         worlds = [*_worlds(options.world)]
     asked = planners.ALL if options.planner == "all" else options.planner.split(",")
-    names = [name.strip() for name in asked]
+    names = list(dict.fromkeys(name.strip() for name in asked))
     lines = [
         f"{trace.model} ({trace.source}), {trace.compute_s * 1e3:.1f} ms of computation; simulated",
         f"{'ranks':>6}  {'planner':16}{'buckets':>8}{'step ms':>10}{'exposed ms':>12}"
@@ -270,7 +272,7 @@ def _one_world(options: argparse.Namespace, network: Network) -> int | None:
 
 
 def _worlds(text: str) -> list[int]:
-    """64; 4,8; or 4..2048, which doubles."""
+    """64; 4,8; or 4..2048, which doubles; each number once."""
     try:
         first, dots, last = text.partition("..")
         if not dots:
@@ -283,7 +285,9 @@ def _worlds(text: str) -> list[int]:
             raise ValueError(text)
     except ValueError as error:
         raise ValueError(f"--world {text} (expected 64, 4,8,64 or 4..2048)") from error
-    return worlds
+    if max(worlds) > _MOST_RANKS:
+        raise ValueError(f"--world {text} (expected {_MOST_RANKS} ranks at most)")
+    return list(dict.fromkeys(worlds))
 
 
 if __name__ == "__main__":

@@ -207,6 +207,13 @@ def test_ddp_on_the_command_line(capsys):
         (["vgg16", "--net", "alpha=1,gbit=1", "--world", "0..4"], "--world 0..4 (expected 64"),
         (["vgg16", "--net", "alpha=1,gbit=1", "--world", "8..4"], "--world 8..4 (expected 64"),
         (["vgg16", "--net", "10gbe-64", "--planner", "best"], "planner 'best' (expected"),
+        (
+            ["vgg16", "--net", "alpha=1e-5,gbit=1", "--world", f"4..{10**20}"],
+            f"--world 4..{10**20} (expected 1048576 ranks at most)",
+        ),
+        (["vgg16", "--net", "a=523,b=8.57e-10"], "takes 523 s (expected 60 s at most); a, alpha"),
+        (["vgg16", "--net", "a=5e-4,b=8.57e-4"], "1048576 bytes takes 899 s (expected 60 s at"),
+        (["vgg16", "--net", "alpha=30,gbit=10", "--world", "4"], "b in seconds per byte, gbit in"),
     ],
 )
 def test_bad_input_is_named(capsys, arguments, text):
@@ -227,6 +234,24 @@ def test_bad_traces_name_file_and_field(capsys, tmp_path):
         assert (status, f"{path}: tensors[3].{field}: {text} (" in err) == (2, True)
 
 
+def test_planners_and_worlds_count_once(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    status, out, _ = run(
+        capsys, "simulate", "vgg16", "--net", "alpha=30e-6,gbit=10", "--world", "4,8,4",
+        "--planner", "single, single,per_tensor", "--plot", str(tmp_path / "scaling.png"),
+    )  # fmt: skip
+    assert status == 0
+    rows = [line.split()[:2] for line in out.splitlines()[2:]]
+    assert rows == [[world, name] for world in "48" for name in ("single", "per_tensor")]
+
+
+def test_a_plan_in_the_place_of_a_trace_is_named(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    run(capsys, "plan", "vgg16", "--net", "10gbe-16", "--output", str(path))
+    status, _, err = run(capsys, "explain", str(path), "--net", "10gbe-16")
+    assert (status, f"{path}: the file holds a plan (expected the trace" in err) == (2, True)
+
+
 _POINT = {"bytes": 1, "seconds": 1.0}
 _NEAR = {"model": "analytic", "alpha": 1e-6, "gbit": 100}
 
@@ -244,6 +269,10 @@ _NEAR = {"model": "analytic", "alpha": 1e-6, "gbit": 100}
         ({"model": "table"}, "points: expected a list of objects"),
         ({"model": "table", "points": [1]}, "points: expected a list of objects"),
         ({"model": "table", "points": []}, "points: none of all_reduce"),
+        (
+            {"model": "table", "points": [{"bytes": n, "seconds": 99.0} for n in (1, 2)]},
+            "all-reduce of 0 bytes takes 99 s",
+        ),
         ({"model": "table", "points": [_POINT]}, "sizes .1.0. .expected two or more"),
         ({"model": "table", "points": [{"bytes": "1"}]}, r"points\[0\].bytes: '1'"),
         ({"model": "table", "points": [_POINT, {"bytes": 2}]}, r"points\[1\].seconds: None"),

@@ -77,7 +77,7 @@ def test_inversions_from_a_file(capsys, tmp_path):
     [
         (["vgg16", "--kfac"], "model 'vgg16' (expected one of resnet50, resnet152, densenet201"),
         (["resnet50", "--kfac", "--world", "4"], "the published cluster has 64 ranks"),
-        (["resnet50", "--kfac", "--net", "a=1,b=1"], "does not tell the number of ranks"),
+        (["resnet50", "--kfac", "--net", "a=1,b=1e-9"], "does not tell the number of ranks"),
         (["resnet50", "--kfac", "--planner", "optimal"], "leave out --planner"),
         (["resnet50", "--kfac", "--overlap", "2"], "overlap 2.0 (expected 0 to 1)"),
         (["resnet50", "--kfac", "--inversion", "c0=1"], "c2 (expected c0, c2 and c3, once each)"),
