@@ -87,7 +87,7 @@ class Affine:
 class Table:
     """Measured times, by operation and lanes; lines between its points, and on beyond the last.
 
-    The times of a row that fall as bytes grow are raised to what came before: noise, or a switch of
+    Times that fall as bytes or lanes grow are raised to those of fewer: noise, or a switch of
     protocols, would otherwise make padding look like a gain.
     """
 
@@ -95,8 +95,12 @@ class Table:
     points: Mapping[tuple[str, int], Sequence[tuple[float, float]]]
 
     def __post_init__(self) -> None:
+        if not any(operation == ALL_REDUCE for operation, _ in self.points):
+            raise ValueError(f"points of {sorted(self.points)} (expected some of {ALL_REDUCE})")
         for (operation, lanes), row in self.points.items():
             _share(operation)
+            if lanes < 1:
+                raise ValueError(f"{operation}, {lanes} lanes (expected >= 1)")
             sizes = [size for size, _ in row]
             if len(row) < 2 or sizes != sorted(set(sizes)):
                 raise ValueError(
@@ -107,18 +111,23 @@ class Table:
 
     def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
         """See CostModel."""
+        if lanes < 1:
+            raise ValueError(f"lanes {lanes} (expected >= 1)")
         known = sorted(number for name, number in self.points if name == operation)
         if not known:
             return self.time(ALL_REDUCE, nbytes, lanes) * _share(operation)
+        rows = [number for number in known if number <= lanes] or known[:1]
+        result = np.max([self._of_row(operation, number, nbytes) for number in rows], axis=0)
         # Of more lanes than were measured: those share what the most had.
-        at = max((number for number in known if number <= lanes), default=known[0])
-        sizes, times = np.array(self.points[operation, at], float).T
+        result = result * max(1.0, lanes / known[-1])
+        return result if np.ndim(nbytes) else float(result)
+
+    def _of_row(self, operation: str, lanes: int, nbytes: Any) -> Any:
+        sizes, times = np.array(self.points[operation, lanes], float).T
         times = np.maximum.accumulate(times)
         slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        result = np.interp(nbytes, sizes, times)
-        result = result + slope * np.maximum(0, np.asarray(nbytes, float) - sizes[-1])
-        result = result * max(1.0, lanes / at if at == known[-1] else 1.0)
-        return result if np.ndim(nbytes) else float(result)
+        beyond = np.maximum(0, np.asarray(nbytes, float) - sizes[-1])
+        return np.interp(nbytes, sizes, times) + slope * beyond
 
 
 #: Of an all-reduce: a and b by alpha, beta, gamma and N, as MG-WFBP's table of algorithms has them.
@@ -174,6 +183,10 @@ class Hierarchical:
     inside: CostModel
     between: CostModel
     local: int
+
+    def __post_init__(self) -> None:
+        if self.local < 1:
+            raise ValueError(f"local {self.local} (expected >= 1 rank on each host)")
 
     def time(self, operation: str, nbytes: Any, lanes: int = 1) -> Any:
         """See CostModel."""

@@ -23,11 +23,24 @@ def simulated(ranks: Sequence[Trace], plan: Plan, cost: CostModel) -> Timeline:
             ranks have it.
         plan: Of the same tensors.
         cost: Of the network.
+
+    Raises:
+        TraceError: Ranks have different tensors, or none are given.
+        ValueError: The plan is not of their tensors.
     """
+    if not ranks:
+        raise TraceError("no ranks (expected one trace or more)")
     sizes = {tensor.name: tensor.bytes for tensor in ranks[0].tensors}
     for number, trace in enumerate(ranks):
         if {tensor.name: tensor.bytes for tensor in trace.tensors} != sizes:
             raise TraceError(f"rank {number} has other tensors than rank 0 (expected the same)")
+    planned = {name for bucket in plan.buckets for name in bucket}
+    if differing := sorted(planned ^ sizes.keys()):
+        where = "plan" if differing[0] in planned else "traces"
+        raise ValueError(
+            f"tensor {differing[0]!r} is in the {where} only (expected a plan for these traces); "
+            "plan again"
+        )
     build = _decoupled if plan.schedule == DECOUPLED else _all_reduce
     return simulate(build(ranks, plan, cost), {NETWORK: plan.lanes})
 

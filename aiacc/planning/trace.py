@@ -182,6 +182,8 @@ def with_times(trace: Trace, times: Sequence[float]) -> Trace:
 
 
 def _combined(traces: Sequence[Trace], choose: Any) -> Trace:
+    if not traces:
+        raise TraceError("no traces (expected one or more)")
     names = [{tensor.name for tensor in trace.tensors} for trace in traces]
     for number, other in enumerate(names):
         differing = other ^ names[0]

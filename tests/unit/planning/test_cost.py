@@ -1,3 +1,4 @@
+import itertools
 import math
 import random
 
@@ -81,6 +82,18 @@ def test_tables_of_several_lanes():
     assert [table.time(ALL_REDUCE, 2, lanes) for lanes in (1, 2, 4, 8)] == [2.0, 2.0, 6.0, 12.0]
 
 
+def test_what_no_model_can_answer_is_named():
+    table = Table({(ALL_REDUCE, 1): [(1, 1.0), (2, 2.0)]})
+    with pytest.raises(ValueError, match=r"lanes 0 \(expected >= 1\)"):
+        table.time(ALL_REDUCE, 1, 0)
+    with pytest.raises(ValueError, match=r"expected some of all_reduce"):
+        Table({(ALL_GATHER, 1): [(1, 1.0), (2, 2.0)]})
+    with pytest.raises(ValueError, match=r"all_reduce, 0 lanes \(expected >= 1\)"):
+        Table({(ALL_REDUCE, 0): [(1, 1.0), (2, 2.0)]})
+    with pytest.raises(ValueError, match=r"local 0 \(expected >= 1 rank"):
+        Hierarchical(table, table, 0)
+
+
 def test_bad_tables_are_named():
     for points, text in (
         ([(1, 1.0)], "two or more"),
@@ -99,11 +112,21 @@ def test_a_hierarchy_sends_shares_across():
     assert Hierarchical(inside, between, 1).time(ALL_REDUCE, 400) == 410.0
 
 
+def random_rows(rng):
+    """A table of noise: times fall as bytes grow, and as lanes do."""
+    points = {}
+    for operation, lanes in itertools.product((ALL_REDUCE, ALL_GATHER), (1, 2, 4)):
+        sizes = sorted(rng.sample(range(1, 10**8), 5))
+        points[operation, lanes] = [(size, rng.random() + 1e-3) for size in sizes]
+    return Table(points)
+
+
 def test_no_model_falls_as_bytes_or_lanes_grow():
     models = [
         Affine(1e-4, 1e-9, contention=Contention(2.5)),
         *(Analytic(algorithm, 1e-5, 1e-9, 1e-10, 12) for algorithm in ALGORITHMS),
         Hierarchical(Affine(1e-6, 1e-10), Affine(1e-4, 1e-9), 8),
+        *(random_rows(random.Random(seed)) for seed in range(20)),
     ]
     sizes = np.geomspace(1, 1e9, 200)
     for model in models:

@@ -6,6 +6,7 @@ import pytest
 
 from aiacc.planning import graphs, planners
 from aiacc.planning.cost import Affine
+from aiacc.planning.plan import Plan
 from aiacc.planning.simulate import Activity, simulate
 from aiacc.planning.trace import TraceError, slowest
 from tests.unit.planning.instances import random_trace
@@ -106,6 +107,19 @@ def test_ranks_with_other_tensors_are_refused():
     plan = planners.plan("single", one, Affine(0.1, 1e-6))
     with pytest.raises(TraceError, match="rank 1 has other tensors than rank 0"):
         graphs.step_s([one, other], plan, Affine(0.1, 1e-6))
+
+
+@pytest.mark.parametrize("schedule", ["all_reduce", "decoupled"])
+def test_a_plan_of_other_tensors_is_refused(schedule):
+    trace, cost = random_trace(random.Random(2), 3), Affine(0.1, 1e-6)
+    for buckets, text in (
+        ((("t0", "t1"),), "'t2' is in the traces only"),
+        ((("t0", "t1"), ("t2", "u")), "'u' is in the plan only"),
+    ):
+        with pytest.raises(ValueError, match=f"{text} .*plan again"):
+            graphs.step_s([trace], Plan("some", buckets, schedule), cost)
+    with pytest.raises(TraceError, match="no ranks"):
+        graphs.step_s([], Plan("some", (("t0",),)), cost)
 
 
 def _later(trace, seconds):

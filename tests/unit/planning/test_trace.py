@@ -64,6 +64,12 @@ def test_what_is_no_json_names_the_line():
         Trace.decode("[]")
 
 
+def test_of_no_traces_nothing_is_typical():
+    for combined in (typical, slowest):
+        with pytest.raises(TraceError, match=r"no traces \(expected one or more\)"):
+            combined([])
+
+
 def test_the_typical_step_is_the_median():
     steps = [trace_of(1.0, 1.0, 2.0), trace_of(3.0, 1.5, 2.5), trace_of(2.0, 9.0, 10.0)]
     trace = typical(steps)
