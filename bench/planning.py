@@ -3,7 +3,8 @@
 Everything here is simulated: traces are modelled from tables of layers (`aiacc.planning.models`),
 and networks are constants that others published. Writes bench/results/planning.json, the pictures
 beside it and, with ``--write``, the tables of docs/planning.md; ``--check`` compares those with the
-file.
+file. A row of a scaling table is also ``aiacc-plan simulate resnet50 --net NET --world 64``, by the
+``net`` that the row has in the file.
 """
 
 import argparse
@@ -15,11 +16,16 @@ from typing import Any
 from aiacc.planning import chart, graphs, models, planners
 from aiacc.planning.cost import Affine, CostModel
 from aiacc.planning.network import PUBLISHED, network_of
+from aiacc.planning.problem import Problem
+from aiacc.planning.schedule import decoupled_step
 from bench.machine import ROOT, commit
 from bench.report import between_markers
 
 RESULT = ROOT / "bench" / "results" / "planning.json"
-SCALING = RESULT.with_name("planning_scaling.svg")
+SCALING = {
+    "10 Gbit/s": RESULT.with_name("planning_scaling.svg"),
+    "100 Gbit/s": RESULT.with_name("planning_scaling_100.svg"),
+}
 GANTT = RESULT.with_name("planning_gantt.svg")
 STEPS = RESULT.with_name("planning_steps.svg")
 INFOCOM = RESULT.with_name("planning_infocom.svg")
@@ -54,6 +60,8 @@ _INFOCOM = {"one": 76.85, "a": 1.37e-3, "b": 1.66e-9, "ranks": 8}
 _INFOCOM_MEASURED = {"per_tensor": 6.06, "single": 5.29, "mgwfbp_paper": 7.37}
 #: With so much of a and b the gains are those that were measured.
 _NEARBY = 0.95
+#: One threshold for all buckets, as DeAR has: its default, and those that its tuner may choose.
+_DEAR_MIB, _DEAR_TUNED_MIB = 25, range(1, 257)
 #: Plans that take longer, by how much over `optimal`, are left out of the picture.
 _SHOWN = 2.5
 #: Rings of ResNet-50 to 2,048 GPUs. Links carry 1/1.2 of their rate, as in the authors' simulator.
@@ -86,6 +94,8 @@ def simulated() -> dict[str, Any]:
     for model, network in _STEPS:
         trace, cost = models.trace_of(model), network_of(network).cost()
         plans = {name: planners.plan(name, trace, cost) for name in _PLANNERS}
+        tuned = {mib: _dear(Problem(trace, cost), mib) for mib in _DEAR_TUNED_MIB}
+        best = min(_DEAR_TUNED_MIB, key=tuned.__getitem__)
         steps.append(
             {
                 "model": trace.model,
@@ -93,6 +103,7 @@ def simulated() -> dict[str, Any]:
                 "step_s": {name: plan.predicted_s for name, plan in plans.items()},
                 "buckets": {name: len(plan.buckets) for name, plan in plans.items()},
                 "lanes_bound_s": plans["lanes(4)"].bound_s,
+                "dear": {"step_s": tuned[_DEAR_MIB], "best_s": tuned[best], "best_mib": best},
             }
         )
     return {
@@ -114,9 +125,24 @@ def simulated() -> dict[str, Any]:
     }
 
 
+def _dear(problem: Problem, mib: float) -> float:
+    """Seconds of a decoupled step whose buckets are filled in forward order up to a threshold."""
+    ends, filled = [len(problem)], 0.0
+    for number in range(len(problem) - 1, -1, -1):
+        size = problem.trace.tensors[number].bytes
+        if filled and filled + size > mib * (1 << 20):
+            ends.append(number + 1)
+            filled = 0.0
+        filled += size
+    return decoupled_step(problem, ends[::-1])
+
+
 def _infocom(share: float) -> dict[str, float]:
+    return _infocom_with(Affine(share * _INFOCOM["a"], share * _INFOCOM["b"]))
+
+
+def _infocom_with(cost: CostModel) -> dict[str, float]:
     trace = models.trace_of("resnet50", compute_s=32 / _INFOCOM["one"])
-    cost = Affine(share * _INFOCOM["a"], share * _INFOCOM["b"])
     return {
         name: 8 * trace.compute_s / planners.plan(name, trace, cost).predicted_s
         for name in ("per_tensor", "single", "mgwfbp_paper", "optimal")
@@ -132,11 +158,11 @@ def _efficiency(net: str, world: int) -> dict[str, float]:
 
 
 def _draw(report: dict[str, Any]) -> None:
-    link = next(iter(_LINKS))
-    rows = [row for row in report["scaling"] if row["link"] == link]
-    lines = {name: [row["efficiency"][name] for row in rows] for name in _SCALED}
-    title = f"ResNet-50 (modelled), ring, {link}, alpha 30 µs"
-    chart.scaling([row["world"] for row in rows], lines, SCALING, title)
+    for link, net in _LINKS.items():
+        rows = [row for row in report["scaling"] if row["link"] == link]
+        lines = {name: [row["efficiency"][name] for row in rows] for name in _SCALED}
+        title = f"ResNet-50 (modelled), ring, {link} ({net})"
+        chart.scaling([row["world"] for row in rows], lines, SCALING[link], title)
     trace, cost = models.trace_of("resnet50"), network_of("10gbe-64").cost()
     timelines = {
         name: graphs.simulated([trace], planners.plan(name, trace, cost), cost)
@@ -176,10 +202,17 @@ def _with_tables(page: str, report: dict[str, Any]) -> str:
 
 def _steps_table(report: dict[str, Any]) -> str:
     rows = [
-        (row["model"], row["network"], *(f"{row['step_s'][name] * 1e3:.0f}" for name in _PLANNERS))
+        (
+            row["model"],
+            row["network"],
+            *(f"{row['step_s'][name] * 1e3:.0f}" for name in _PLANNERS),
+            f"{row['dear']['step_s'] * 1e3:.0f}",
+            f"{row['dear']['best_s'] * 1e3:.0f} ({row['dear']['best_mib']} MiB)",
+        )
         for row in report["steps"]
     ]
-    return _table(("model", "network", *map(_code, _PLANNERS)), rows)
+    dear = f"DeAR {_DEAR_MIB} MiB", "DeAR, best threshold"
+    return _table(("model", "network", *map(_code, _PLANNERS), *dear), rows)
 
 
 def _code(name: str) -> str:
