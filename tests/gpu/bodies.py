@@ -183,7 +183,8 @@ def _rounded(rank: int, size: int, compression: Any, form: Format, seed: int) ->
     assert reduced.dtype == torch.float32
     error = (reduced.cpu() - inputs.sum(0)).abs()
     assert (error <= size * (form.epsilon * inputs.abs().sum(0) + form.smallest)).all()
-    assert error.any(), "nothing was rounded"
+    if size > 1:  # one rank sends nothing
+        assert error.any(), "nothing was rounded"
 
 
 def compresses_without_memory() -> None:

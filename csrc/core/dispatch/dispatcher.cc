@@ -164,15 +164,16 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
   auto& [next_seq, loads, seeds] =
       numbering_.try_emplace(communicator->id, Numbering{0, LaneLoads(communicator->id)})
           .first->second;
-  if (communicator->engine->slots(0).data != nullptr) {
-    drop_wire_formats(of_communicator_, gpus_.queues());
+  const int members = communicator->size();
+  if (members == 1 || communicator->engine->slots(0).data != nullptr) {
+    drop_wire_formats(of_communicator_, gpus_.queues(), members);
   }
   for (Operation* operation : of_communicator_) {
     if (is_coded(operation->request.wire)) {
       operation->seed = seeds.next(operation->request.name);
     }
   }
-  fill_planner_input(of_communicator_, gpus_.queues(), communicator->size(), planner_input_);
+  fill_planner_input(of_communicator_, gpus_.queues(), members, planner_input_);
   plan_units(planner_input_.tensors,
              parameters,
              next_seq,

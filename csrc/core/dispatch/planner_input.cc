@@ -96,10 +96,10 @@ bool is_empty(Operation& operation) {
   return true;
 }
 
-void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine) {
+void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine, int members) {
   for (Operation* operation : operations) {
     const Request& request = operation->request;
-    if (!request.on_gpu() || (!gpu_engine && is_coded(request.wire))) {
+    if (members == 1 || !request.on_gpu() || (!gpu_engine && is_coded(request.wire))) {
       operation->request.wire = WireFormat::kTensor;
       operation->request.wire_detail = 0;
     }

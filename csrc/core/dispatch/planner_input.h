@@ -20,10 +20,10 @@ struct PlannerInput {
   std::vector<Piece> classes;          ///< scratch: the first tensor of every pack class
 };
 
-/// For ranks that share memory: nothing travels, and to narrow and widen would cost more than the
-/// bytes that it saves. Tensors on GPUs keep their wire formats, but are not coded if they are
-/// staged. Pure, as the next.
-void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine);
+/// For ranks that share memory, and for one alone: nothing travels, and to narrow and widen would
+/// cost more than the bytes that it saves. Tensors on GPUs keep their wire formats if there are
+/// several ranks, but are not coded if they are staged. Pure, as the next.
+void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine, int members);
 
 /// `gpu_engine`: whether tensors on GPUs have an engine of their own. `members`: how many ranks
 /// take part; all-reduces in blocks of many take few lanes, for each lane connects every two of

@@ -112,7 +112,8 @@ TEST_P(CoordinatorGpuTest, NarrowFloatsOnTheWire) {
         request.postscale = 0.25;
         handles.push_back(gpu.submit(request, value.data(), value.data()));
       }
-      const bool exact = request_keeps(static_cast<WireFormat>(wire));
+      // One rank sends nothing.
+      const bool exact = size() == 1 || request_keeps(static_cast<WireFormat>(wire));
       const int sum = size() * (size() + 1) / 2;
       for (std::size_t i = 0; i < values.size(); ++i) {
         gpu.finish(handles[i]);

@@ -119,13 +119,13 @@ TEST_P(CoordinatorWireTest, AllRanksHaveTheSameBitsRoundedFromTheirInputs) {
       float exact = 0;
       float magnitude = 0;
       for (int r = 0; r < size(); ++r) {
-        exact += rounded(given(r, i), wire);
+        exact += size() == 1 ? given(r, i) : rounded(given(r, i), wire);
         magnitude += std::abs(given(r, i));
         ASSERT_EQ(bits_of(results[0][i]), bits_of(results[static_cast<std::size_t>(r)][i])) << i;
       }
       const auto ranks = static_cast<float>(size());
       if (size() == 1) {
-        ASSERT_EQ(exact, results[0][i]) << "rounded, of one rank, too";
+        ASSERT_EQ(exact, results[0][i]) << "nothing travels";
       } else if (size() == 2) {
         ASSERT_EQ(rounded(exact, wire) / 2, results[0][i]);
       }
@@ -164,6 +164,9 @@ TEST(SharedMemoryWireTest, TensorsKeepTheirFormat) {
 }
 
 TEST_P(CoordinatorWireTest, HalfTheBytesTravelInHalfTheUnits) {
+  if (size() < 2) {
+    GTEST_SKIP() << "needs two ranks";
+  }
   world_.options.parameters.unit_bytes = 256 << 10;
   with_coordinators(world_, [&](int, RankParts& parts) {
     Coordinator& coordinator = *parts.coordinator;
@@ -202,7 +205,7 @@ TEST_P(CoordinatorWireTest, GroupsAndProcessSets) {
         Request request = narrow_request("alone", 3000, wire);
         request.process_set = set;
         finish(coordinator, submit(coordinator, request, alone.data(), alone.data()));
-        EXPECT_EQ(std::vector<float>(3000, rounded(1.0F / 3, wire)), alone);
+        EXPECT_EQ(std::vector<float>(3000, 1.0F / 3), alone) << "nothing travels";
       }
     }
     coordinator.remove_process_set(set);

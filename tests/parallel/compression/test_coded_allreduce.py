@@ -13,6 +13,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import MSTopK, parse
 from aiacc.compression.policy import Policy
 from tests.support.coded import check_same, coding_optimizer, run_over_tcp, values_of
+from tests.support.ranks import run_ranks
 
 #: Half the distance of two neighbours in a block, in parts of its largest number.
 _HALF_STEPS = {"int8": 0.5 / 127, "int4": 0.5 / 7, "fp8": 0.5 / 14}
@@ -212,3 +213,25 @@ def _disagree():
 
 def test_ranks_that_disagree_learn_both_codecs():
     run_over_tcp(3, _disagree)
+
+
+def _alone():
+    """A job of one rank, and process sets of one: every form, as if there were no compression."""
+    hvd.init()
+    mine = values_of(hvd.rank(), 40_000)
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size()) if hvd.size() > 1]
+    own = sets[hvd.rank()] if sets else hvd.global_process_set
+    for compression in ("fp16", "bf16", "int8", "mstopk", "randomk", hvd.Compression.bf16):
+        for result in _call_every_way(mine, compression=compression, process_set=own):
+            assert torch.equal(result, mine), compression
+    hvd.barrier()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_rank_alone_keeps_what_it_has(size):
+    run_over_tcp(size, _alone)
+
+
+def test_one_rank_without_settings_keeps_what_it_has():
+    run_ranks(1, _alone, launcher="python")

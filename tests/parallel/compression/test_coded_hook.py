@@ -238,3 +238,16 @@ def _hooks(folder):
 
 def test_hooks(tmp_path):
     run_over_tcp(2, _hooks, str(tmp_path))
+
+
+def _alone(folder):
+    hvd.init()
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=0, world_size=1
+    )
+    assert _loss_after("mstopk:density=0.01", steps=5) == _loss_after("none", steps=5)
+    torch.distributed.destroy_process_group()
+
+
+def test_one_rank_alone_codes_nothing(tmp_path):
+    run_over_tcp(1, _alone, str(tmp_path))

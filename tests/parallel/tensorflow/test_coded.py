@@ -63,3 +63,20 @@ def _gradients():
 
 def test_gradients():
     run_ranks(2, _gradients, env={"AIACC_ENGINE": "tcp"})
+
+
+def _alone():
+    import tensorflow as tf
+
+    import aiacc.tensorflow as hvd
+
+    hvd.init()
+    weight = tf.Variable(_given(0))
+    with hvd.DistributedGradientTape(tf.GradientTape(), compression="int8") as tape:
+        loss = tf.reduce_sum(weight * weight) / 2
+    assert np.array_equal(tape.gradient(loss, weight), _given(0))
+    assert np.array_equal(hvd.allreduce(weight, compression=hvd.Compression.bf16), _given(0))
+
+
+def test_one_rank_alone_codes_nothing():
+    run_ranks(1, _alone, launcher="python")

@@ -99,11 +99,11 @@ def _job_of_one():
     hvd.shutdown()
 
 
-def _submit(wire):
-    """What a third becomes on its way."""
+def _submit(wire, op=hvd.Sum):
+    """What a third becomes."""
     tensor = torch.ones(3) / 3
     address = tensor.data_ptr()
-    prepared = submission.allreduce("w", (3,), DTYPE_CODES[SINGLE], -1, hvd.Sum, wire=wire)
+    prepared = submission.allreduce("w", (3,), DTYPE_CODES[SINGLE], -1, op, wire=wire)
     _core.wait(prepared.start(address, address))
     return tensor[0]
 
@@ -112,8 +112,11 @@ def _submit(wire):
 def test_numbers_are_the_cores():
     third = torch.tensor(1 / 3)
     assert _submit(AS_THEY_ARE) == third
-    for compression, dtype in {FP16: torch.float16, BF16: torch.bfloat16}.items():
-        assert _submit(choose(compression, [SINGLE], hvd.Sum)) == third.to(dtype).float()
+    for compression, name in {FP16: "float16", BF16: "bfloat16"}.items():
+        wire = choose(compression, [SINGLE], hvd.Sum)
+        assert _submit(wire) == third, "one rank sends nothing"
+        with pytest.raises(ValueError, match=rf"'allreduce.w': wire format {name} .*not Adasum"):
+            _submit(wire, hvd.Adasum)
     for compression, name in {E4M3: "float8_e4m3", E5M2: "float8_e5m2"}.items():
         wire = choose(compression, [SINGLE], hvd.Sum)
         with pytest.raises(ValueError, match=rf"'allreduce.w': wire format {name} in host memory"):
