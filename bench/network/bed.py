@@ -30,6 +30,7 @@ STATE = Path("/run/aiacc-network")
 _NAMESPACES = Path("/run/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "mount"}
 _COMMAND_S = 60
+_SLOW_START = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 #: A switch forwards without asking the rules for IP.
 _NO_FIREWALL = """for file in /proc/sys/net/bridge/bridge-nf-call-*; do
     test ! -e "$file" || echo 0 >"$file"
@@ -230,6 +231,8 @@ def put_up(spec: Spec) -> Bed:
         for host in range(spec.hosts):
             inside = spec.namespace(host)
             _batch(["ip", "-n", inside], interior(spec, host))
+            if not spec.slow_start_after_idle:
+                _run(["ip", "netns", "exec", inside, "sh", "-c", f"echo 0 >{_SLOW_START}"])
             if spec.capped:
                 _batch(["tc", "-n", inside], shaping(spec))
             if spec.flow_mbit:

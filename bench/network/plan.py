@@ -33,6 +33,8 @@ class Spec:
         slow: Fraction of ``flow_mbit`` that one flow gets; 0: all flows are alike. It is the first
             flow of host 0 that has sent 1 MiB.
         congestion: TCP congestion control of the hosts; "" for the kernel's default.
+        slow_start_after_idle: Whether a connection that paused starts slowly again, as in the
+            kernel's default: net.ipv4.tcp_slow_start_after_idle of the hosts.
         mtu: Largest IP packet in bytes.
         delay_ms: What every packet is held up on its way from host to host.
         loss: Probability that a packet is lost.
@@ -51,6 +53,7 @@ class Spec:
     nic_mbit: float = 1000
     slow: float = 0
     congestion: str = ""
+    slow_start_after_idle: bool = True
     mtu: int = 1500
     delay_ms: float = 0
     loss: float = 0

@@ -46,6 +46,8 @@ class Cell:
         auto_rounds: Jobs that ``plan="auto"`` takes part in, for it needs many steps.
         few: Whether only some contenders take part.
         unit: AIACC_UNIT_BYTES.
+        slow_start_after_idle: As in `Spec`. Off: what a connection carries after a pause differs
+            from step to step otherwise, and no model of the network has it.
     """
 
     workload: str
@@ -53,10 +55,11 @@ class Cell:
     delay_ms: float
     ratio: float | None = 1.0
     rounds: int = 3
-    steps: int = 2
+    steps: int = 3
     auto_rounds: int = 2
     few: bool = False
     unit: str = UNIT
+    slow_start_after_idle: bool = False
 
     @property
     def name(self) -> str:
@@ -83,6 +86,7 @@ class Cell:
             nic_mbit=self.mbit,
             delay_ms=self.delay_ms,
             congestion=CONGESTION,
+            slow_start_after_idle=self.slow_start_after_idle,
         )
 
     def estimate_s(self, contenders: int) -> float:
@@ -90,7 +94,7 @@ class Cell:
         work = self.work
         wire = wire_s(work.bytes, self.mbit)
         step_s = 1.1 * (work.forward_s + max(max(work.backward_s), wire))
-        count = self.rounds * contenders * (self.steps + 2)
+        count = self.rounds * contenders * (self.steps + 4)
         count += self.auto_rounds * (AUTO_WARMUP + self.steps + 1)
         return (
             count * step_s

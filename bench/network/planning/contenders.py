@@ -39,7 +39,7 @@ class Contender:
         title: As in tables.
         kind: What `bench.network.planning.step` does: none (no communication), aiacc, ddp.
         planner: Whose plan it takes, "" for none.
-        warmup: Steps that do not count, besides the first one.
+        warmup: Steps that do not count, besides the first one: TCP finds its windows in them.
         lanes: AIACC_LANES.
         views: Whether gradients are views of buckets, and are zeroed before each step.
     """
@@ -48,7 +48,7 @@ class Contender:
     title: str
     kind: str
     planner: str = ""
-    warmup: int = 1
+    warmup: int = 3
     lanes: int = LANES
     views: bool = False
 
