@@ -5,12 +5,12 @@ rounds on whatever has come by then, small gradients are packed into units and l
 (csrc/planning/unit_planner.h), and each unit takes the lane that was given the least. So a plan of
 many buckets ends much sooner than its planner thinks where messages take long. The model:
 
-* A round lasts half as long as the shortest all-reduce, which has a round in it. The next one
-  begins when it is over and something waits.
-* A unit takes what an operation of its size takes alone, less that round, in the steps of a ring.
-  In each it waits, then its bytes are on the wire for what more bytes take while two operations are
-  under way. The wire has one step at a time, in the order in which they come to it, so that lanes
-  fill each other's waits.
+* A round is a message to a rank that hears all, and one back, each half as long as the shortest
+  all-reduce, which has a round in it. The next one begins when it is over and something waits.
+* A unit takes what an operation of its size takes alone, less a round, in the steps of a ring. A
+  step sends on what the one before has brought, slice by slice, as it comes.
+* The wire is what more bytes take while two operations are under way. Lanes take turns on it, with
+  a slice each, so that they fill each other's waits, and the messages of a round wait their turn.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _LEAST_PART_BYTES = 2 * _EXPRESS_BYTES
 _SMALLEST = 1 << 10
 #: Between these sizes the wire is measured.
 _WIRE_BYTES = 4 << 20, 32 << 20
-#: More steps of a ring than these change next to nothing, and take their time here.
-_MOST_STEPS = 16
+#: About what TCP hands to an interface at a time of each connection.
+_SLICE_S = 1e-3
+#: More of a ring's steps, and of a step's slices, change next to nothing and take their time here.
+_MOST_STEPS = _MOST_SLICES = 16
 
 
 @dataclass(frozen=True)
@@ -160,56 +162,64 @@ def _send(groups: Sequence[_Group], operation: str, cost: CostModel, sending: Se
     coming = deque(sorted(groups, key=lambda group: group.ready_s))
     waiting: list[_Group] = []
     agreed: list[_Group] = []
-    round_ends = math.inf
-    while coming or waiting or agreed or wire.busy:
-        now = min(round_ends, wire.next_s, coming[0].ready_s if coming else math.inf)
-        wire.go_on(now)
-        while coming and coming[0].ready_s <= now:
-            waiting.append(coming.popleft())
-        if round_ends <= now:
+    while coming or waiting or wire.busy:
+        now = min(wire.next_s, coming[0].ready_s if coming else math.inf)
+        if wire.go_on(now):
             for unit in _units(agreed, sending):
                 wire.give(unit, now)
-            agreed, round_ends = [], math.inf
-        if waiting and round_ends == math.inf:
-            agreed, waiting, round_ends = waiting, [], now + wire.round_s
+            agreed = []
+        while coming and coming[0].ready_s <= now:
+            waiting.append(coming.popleft())
+        if waiting and not agreed:
+            agreed, waiting = waiting, []
+            wire.agree(now)
 
 
 @dataclass
 class _Lane:
     queue: deque[_Unit] = field(default_factory=deque)
     given: float = 0.0
-    #: Of the first unit: the steps that are left, and seconds of one before the wire and on it.
-    steps: int = 0
-    wait_s: float = 0.0
-    wire_s: float = 0.0
+    #: Of the first unit: seconds of a slice on the wire, and from there to the next rank's.
+    slice_s: float = 0.0
+    hop_s: float = 0.0
+    #: Its slices that have not arrived at the last rank.
+    left: int = 0
+    #: Slices that wait for the wire: for each the steps behind this one.
+    ready: deque[int] = field(default_factory=deque)
 
 
 class _Wire:
     """What lanes share."""
 
     def __init__(self, operation: str, cost: CostModel, sending: Sending) -> None:
-        self.round_s = float(cost.time(ALL_REDUCE, _SMALLEST)) / 2
+        self._round_s = float(cost.time(ALL_REDUCE, _SMALLEST)) / 2
         self._operation, self._cost = operation, cost
         low, high = (float(cost.time(operation, nbytes, 2)) for nbytes in _WIRE_BYTES)
         self._byte_s = (high - low) / 2 / (_WIRE_BYTES[1] - _WIRE_BYTES[0])
         ring = (sending.ranks - 1) * (2 if operation == ALL_REDUCE else 1)
         self._steps = max(1, min(ring, _MOST_STEPS))
         self._lanes = [_Lane() for _ in range(sending.lanes + 1)]  # the last for smallest units
-        #: What ends next: when, and with a number for those at a time, in which lane; a wait or
-        #: the step that is on the wire.
-        self._ends: list[tuple[float, int, _Lane, bool]] = []
-        self._count = itertools.count()
-        #: Lanes whose steps have come to the wire; the first is on it.
+        self._control = _Lane(hop_s=self._round_s / 2)
+        #: Lanes with slices that wait, in turns.
         self._line: deque[_Lane] = deque()
+        self._taken = False
+        #: What is next: when, a number for those at a time, the lane, the steps behind this one,
+        #: and whether a slice leaves the wire or has come to the next rank.
+        self._events: list[tuple[float, int, _Lane, int, bool]] = []
+        self._count = itertools.count()
 
     @property
     def busy(self) -> bool:
-        return bool(self._ends)
+        return bool(self._events)
 
     @property
     def next_s(self) -> float:
-        """When something ends."""
-        return self._ends[0][0] if self._ends else math.inf
+        """When something happens."""
+        return self._events[0][0] if self._events else math.inf
+
+    def agree(self, now: float) -> None:
+        """Begin a round; `go_on` says when it is over."""
+        self._come(self._control, 1, now)
 
     def give(self, unit: _Unit, now: float) -> None:
         """Let the lane that was given the least have it."""
@@ -221,40 +231,70 @@ class _Wire:
         if len(lane.queue) == 1:
             self._begin(lane, now)
 
-    def go_on(self, now: float) -> None:
-        """Let time pass; no farther than `next_s`."""
-        while self._ends and self._ends[0][0] <= now:
-            _, _, lane, waited = heapq.heappop(self._ends)
-            if waited:
-                self._line.append(lane)
-                if len(self._line) == 1:
-                    self._end(now + lane.wire_s, lane, waited=False)
-                continue
-            self._line.popleft()
-            if self._line:
-                self._end(now + self._line[0].wire_s, self._line[0], waited=False)
-            lane.steps -= 1
-            if lane.steps > 0:
-                self._end(now + lane.wait_s, lane, waited=True)
-                continue
-            for group in lane.queue.popleft().groups:
-                group.left -= 1
-                if group.left == 0:
-                    group.done_s = now
-            if lane.queue:
-                self._begin(lane, now)
+    def go_on(self, now: float) -> bool:
+        """Let time pass, no farther than `next_s`. Whether a round is over."""
+        over = False
+        while self._events and self._events[0][0] <= now:
+            _, _, lane, behind, leaves = heapq.heappop(self._events)
+            if leaves:
+                self._taken = False
+                self._expect(now + lane.hop_s, lane, behind, leaves=False)
+                self._serve(now)
+            elif behind > 0:
+                self._come(lane, behind - 1, now)
+            elif lane is self._control:
+                over = True
+            else:
+                self._arrive(lane, now)
+        return over
 
     def _begin(self, lane: _Lane, now: float) -> None:
+        """Send the first unit of a lane, so that alone it takes what its operation takes."""
         nbytes = lane.queue[0].nbytes
         on_wire_s = self._byte_s * nbytes
-        alone_s = float(self._cost.time(self._operation, nbytes)) - self.round_s
-        lane.steps = self._steps
-        lane.wait_s = max(0.0, alone_s - on_wire_s) / self._steps
-        lane.wire_s = on_wire_s / self._steps
-        self._end(now + lane.wait_s, lane, waited=True)
+        alone_s = float(self._cost.time(self._operation, nbytes)) - self._round_s
+        step_s = on_wire_s / self._steps
+        lane.left = max(1, min(_MOST_SLICES, round(step_s / _SLICE_S)))
+        lane.slice_s = step_s / lane.left
+        # Either the last slice of a step has left when its first one comes back, or the wire is
+        # never idle.
+        between_s = (alone_s - step_s + lane.slice_s) / self._steps
+        waits = between_s >= step_s
+        lane.hop_s = between_s - lane.slice_s if waits else max(0.0, alone_s - on_wire_s)
+        for _ in range(lane.left):
+            self._come(lane, self._steps - 1, now)
 
-    def _end(self, when_s: float, lane: _Lane, *, waited: bool) -> None:
-        heapq.heappush(self._ends, (when_s, next(self._count), lane, waited))
+    def _come(self, lane: _Lane, behind: int, now: float) -> None:
+        """A slice comes to the wire."""
+        lane.ready.append(behind)
+        if len(lane.ready) == 1:
+            self._line.append(lane)
+        self._serve(now)
+
+    def _serve(self, now: float) -> None:
+        """Let the next slice on the wire, if that is free."""
+        if self._taken or not self._line:
+            return
+        lane = self._line.popleft()
+        self._expect(now + lane.slice_s, lane, lane.ready.popleft(), leaves=True)
+        self._taken = True
+        if lane.ready:
+            self._line.append(lane)
+
+    def _arrive(self, lane: _Lane, now: float) -> None:
+        """A slice has come to the last rank."""
+        lane.left -= 1
+        if lane.left > 0:
+            return
+        for group in lane.queue.popleft().groups:
+            group.left -= 1
+            if group.left == 0:
+                group.done_s = now
+        if lane.queue:
+            self._begin(lane, now)
+
+    def _expect(self, when_s: float, lane: _Lane, behind: int, *, leaves: bool) -> None:
+        heapq.heappush(self._events, (when_s, next(self._count), lane, behind, leaves))
 
 
 def _units(groups: Sequence[_Group], sending: Sending) -> list[_Unit]:

@@ -60,7 +60,7 @@ def measure(cell: Cell, only: Sequence[str] = ()) -> dict[str, Any]:
             print(f"{cell.name} {name}: {len(plan.buckets)} buckets, "
                   f"{plan.predicted_s:.3f} s predicted", flush=True)  # fmt: skip
         jobs = [
-            _round(bed, Path(folder), cell, chosen, made)
+            one_round(bed, Path(folder), cell, chosen, made)
             for number in range(max(cell.rounds, cell.auto_rounds))
             for chosen in [
                 [one for one in taking_part(cell, number) if not only or one.name in only]
@@ -135,7 +135,7 @@ def _probe(bed: Bed, path: Path, cell: Cell) -> Mapping[str, Any]:
     return network
 
 
-def _round(
+def one_round(
     bed: Bed, folder: Path, cell: Cell, contenders: Sequence[Contender], made: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What each contender has found in one round.
