@@ -31,6 +31,9 @@ MOST_LANES = 64
 #: Samples of each point at least, and seconds to spend on more of them.
 SAMPLES, MOST_SAMPLES = 7, 40
 SECONDS_PER_POINT = 0.3
+#: The shortest all-reduce, two round trips, from which on a connection that starts slowly is felt.
+FAR_S = 10e-3
+_SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
 
 def sizes(most: int) -> list[int]:
@@ -62,6 +65,26 @@ def network(points: Sequence[dict[str, Any]], world: int) -> dict[str, Any]:
     }
 
 
+def advice(points: Sequence[dict[str, Any]], starts_slowly: bool) -> list[str]:
+    """What to say about the hosts' setting of TCP, with these points. Pure."""
+    shortest_s = min(point["seconds"] for point in points if point["operation"] == cost.ALL_REDUCE)
+    if not starts_slowly or shortest_s < FAR_S:
+        return []
+    return [
+        f"the shortest all-reduce takes {1e3 * shortest_s:.0f} ms, and connections start slowly "
+        "again after each pause: set net.ipv4.tcp_slow_start_after_idle to 0 on every host "
+        "(sysctl -w; docs/network.md), or steps may take longer than predicted"
+    ]
+
+
+def starts_slowly(path: Path = _SLOW_START) -> bool:
+    """Whether a connection of this host that was idle starts slowly again."""
+    try:
+        return path.read_text().strip() != "0"
+    except OSError:
+        return False  # no Linux, or nothing that could be set
+
+
 def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
     """Measure as one rank; rank 0 writes the file and returns what to say. Collective, blocks.
 
@@ -87,12 +110,14 @@ def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
             sys.stderr.write(
                 f"aiacc-plan: {operation}, {lanes} at a time: {seconds:.3g} s for {nbytes} bytes\n"
             )
+    slow = array.allreduce(np.array([int(starts_slowly())]), op=array.Max, name="probe.slow_start")
     aiacc.shutdown()
     if rank != 0:
         return []
     found = network(points, world)
     output.write_text(json.dumps(found, indent=1) + "\n")
-    return [f"{output}: {len(points)} points among {world} ranks; {found['comment']}"]
+    said = f"{output}: {len(points)} points among {world} ranks; {found['comment']}"
+    return [said, *advice(points, bool(slow[0]))]
 
 
 def _check_output(output: Path) -> None:

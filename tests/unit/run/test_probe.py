@@ -6,7 +6,7 @@ import pytest
 
 from aiacc.planning.network import network_of
 from aiacc.run.plan import main
-from aiacc.run.probe import network, sizes
+from aiacc.run.probe import FAR_S, advice, network, sizes, starts_slowly
 
 
 def test_sizes_reach_the_largest():
@@ -56,3 +56,24 @@ def test_times_that_do_not_grow_are_kept(tmp_path):
 def test_bad_limits_are_named(capsys, arguments, text):
     assert main(["probe", "--output", "x", *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_far_hosts_are_told_of_the_slow_start():
+    def points(seconds):
+        return [{"operation": "all_reduce", "lanes": 1, "bytes": 1024, "seconds": seconds},
+                {"operation": "broadcast", "lanes": 1, "bytes": 1024, "seconds": 1e-6}]  # fmt: skip
+
+    (line,) = advice(points(0.041), True)
+    assert "takes 41 ms" in line
+    assert "net.ipv4.tcp_slow_start_after_idle to 0" in line
+    assert advice(points(0.041), False) == []
+    assert advice(points(FAR_S / 2), True) == []
+
+
+def test_the_setting_is_what_the_kernel_says(tmp_path):
+    file = tmp_path / "tcp_slow_start_after_idle"
+    assert not starts_slowly(file)  # no such setting
+    file.write_text("1\n")
+    assert starts_slowly(file)
+    file.write_text("0\n")
+    assert not starts_slowly(file)
