@@ -7,6 +7,8 @@ from typing import Any
 from bench.machine import ROOT
 from bench.network.ablation import RESULTS as ABLATION
 from bench.network.ablation import ablation_table
+from bench.network.idle import RESULTS as IDLE
+from bench.network.idle import idle_table
 from bench.network.runs import load
 from bench.network.tables import (
     Run,
@@ -58,6 +60,7 @@ def main() -> int:
         ("bench:network-wan", WAN, wan_table),
         ("bench:network-ablation", ABLATION, ablation_table),
         ("bench:network-units", UNITS, units_table),
+        ("bench:network-idle", IDLE, idle_table),
     ):
         runs = load(path)
         sections[mark] = [table(runs), provenance(runs)]

@@ -213,11 +213,15 @@ def _lanes_text(lanes: int) -> str:
     return f"{lanes} lane{'s' * (lanes > 1)}"
 
 
+_LOCAL = " with local changes"
+
+
 def provenance(runs: list[Run]) -> str:
-    """Markdown: when, where and from what; the dirty ones had local changes."""
-    commits = sorted({run["commit"][:12] for run in runs})
-    first, last = min(run["when"] for run in runs), max(run["when"] for run in runs)
-    machines = sorted({_machine_text(run["machine"]) for run in runs})
+    """Markdown: when, where and from what; what was added to a run later counts, too."""
+    parts = [part for run in runs for part in (run, *run.get("added", ()))]
+    commits = sorted({part["commit"][:12] + _LOCAL * part.get("dirty", False) for part in parts})
+    first, last = min(part["when"] for part in parts), max(part["when"] for part in parts)
+    machines = sorted({_machine_text(part["machine"]) for part in parts})
     return (
         f"Measured {first} to {last} at commit {', '.join(commits)} on {' and '.join(machines)}, "
         f"torch {runs[0]['versions']['torch']}."

@@ -49,10 +49,12 @@ def main() -> int:
         if options.report or options.write:
             report(options.json, write=options.write)
             return 0
-        done = [run["cell"]["name"] for run in runs.kept(options.json, add=not options.again)]
+        kept = {run["cell"]["name"]: run for run in runs.kept(options.json, add=True)}
         for cell in chosen(options.cells):
-            if cell.name not in done:
-                runs.record(options.json, _measure(cell, options.only.split(",")))
+            old = kept.get(cell.name)
+            if old is None or options.again or options.add:
+                new = _measure(cell, options.only.split(","))
+                runs.record(options.json, merged(old, new) if old and options.add else new)
     except (BedError, ValueError, RuntimeError) as error:
         print(f"[bench.network] {error}", file=sys.stderr)
         return 2
@@ -82,6 +84,19 @@ def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:
         "jobs": jobs,
         "load": {"before": load, "after": machine.load()},
         **runs.begun(),
+    }
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """``old`` with what ``new`` has measured in the place of its own. Pure."""
+    names = {name for job in new["jobs"] for name in job}
+    left = [{name: one for name, one in job.items() if name not in names} for job in old["jobs"]]
+    added = {name: new[name] for name in ("when", "machine", "versions", "commit", "dirty", "load")}
+    return {
+        **old,
+        "speeds": {**old["speeds"], **new["speeds"]},
+        "jobs": [*(job for job in left if job), *new["jobs"]],
+        "added": [*old.get("added", []), {"contenders": sorted(names), **added}],
     }
 
 
@@ -128,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="A,B", help="some contenders")
     parser.add_argument("--json", type=Path, default=RESULT, help="result file (%(default)s)")
     parser.add_argument("--again", action="store_true", help="measure what the file has, too")
+    parser.add_argument("--add", action="store_true", help="the --only of what the file has again")
     parser.add_argument("--report", action="store_true", help="print the table, measure nothing")
     parser.add_argument(
         "--write", action="store_true", help="the table of docs/compression.md and the plot"

@@ -58,7 +58,13 @@ def automatic(found: Sequence[Run]) -> str:
                 f"* {workload(cell['workload']).title}, {cell['mbit']:g} Mbit/s: {auto:.2f} s with "
                 f'`compression="auto"`, {auto / best:.2f}x the best of float32 and bf16'
             )
+            lines += [f"  (`{line}`)" for line in said(run)]
     return "\n".join(lines)
+
+
+def said(run: Run) -> list[str]:
+    """What "auto" has said it chose."""
+    return [line for job in run["jobs"] for line in job.get(AUTO, {}).get("said", [])]
 
 
 def measured_s(run: Run, one: Contender) -> float | None:

@@ -7,12 +7,13 @@ are there at once, so a step is their communication.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from aiacc.compression.compressor import AUTO
 from bench.collectives.training import Ready
 
 _RANK = 4  # of PowerSGD's matrices
@@ -56,7 +58,9 @@ def main() -> None:
     for number, task in enumerate(job["contenders"]):
         for gradient in gradients:
             gradient.normal_(generator=random)
-        with _trained(task, model, number) as (module, finish, update):
+        said = io.StringIO()  # what "auto" has chosen
+        hearing = redirect_stderr(said) if task["codec"] == AUTO else nullcontext()
+        with hearing, _trained(task, model, number) as (module, finish, update):
             seconds = []
             for _ in range(task["warmup"] + job["steps"]):
                 for weight in model.weights:
@@ -67,6 +71,8 @@ def main() -> None:
                 seconds.append(time.perf_counter() - begun)
                 update()
         found[task["name"]] = {"seconds": seconds[task["warmup"] :]}
+        if said.getvalue():
+            found[task["name"]]["said"] = said.getvalue().splitlines()
         gc.collect()
         if rank == 0:
             Path(job["output"]).write_text(json.dumps(found))

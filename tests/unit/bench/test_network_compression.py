@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.network.compression.__main__ import merged
 from bench.network.compression.cells import CONTENDERS, Cell, chosen, predicted_s
 from bench.network.compression.report import automatic, measured_s, table
 
@@ -13,7 +14,7 @@ def test_cells_by_name():
         "vgg16:300",
         "bert-base:1000",
     ]
-    assert len(chosen("all")) == 6
+    assert len(chosen("all")) == 8
     assert [cell.rounds for cell in chosen("vgg16:300,vgg16:100")] == [2, 1]
     for wrong in ("vgg17:300", "vgg16", "vgg16:fast"):
         with pytest.raises(ValueError, match=wrong):
@@ -55,3 +56,21 @@ def test_the_table_has_medians_beside_predictions():
     assert automatic([run]) == ""
     jobs[0].update(dense={"seconds": [4.0]}, bf16={"seconds": [2.0]}, auto={"seconds": [1.0]})
     assert "0.50x the best" in automatic([run])
+
+
+def test_contenders_that_are_measured_again_take_the_place_of_their_own():
+    about = {"when": "", "machine": {}, "versions": {}, "commit": "b", "dirty": False, "load": {}}
+    old = {
+        "jobs": [{"dense": {"seconds": [1.0]}, "powersgd": {"seconds": [9.0]}},
+                 {"powersgd": {"seconds": [8.0]}}],
+        "speeds": {"int8": {"encode": 1.0}},
+        "commit": "a",
+    }  # fmt: skip
+    new = {"jobs": [{"powersgd": {"seconds": [2.0]}}], "speeds": {}, **about}
+    found = merged(old, new)
+    assert found["jobs"] == [{"dense": {"seconds": [1.0]}}, {"powersgd": {"seconds": [2.0]}}]
+    assert found["speeds"] == old["speeds"]
+    assert found["commit"] == "a"
+    assert found["added"] == [{"contenders": ["powersgd"], **about}]
+    again = merged(found, new)
+    assert [one["contenders"] for one in again["added"]] == [["powersgd"]] * 2
