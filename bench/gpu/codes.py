@@ -68,7 +68,7 @@ def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif work.startswith("select, tracked") and work.endswith("none"):
             goals = [_at_most("one read", us / limit, 1.3)]
             goals += [_at_least(_TORCH, torch_us[row["pairs"]] / us, 15.0)]
-        elif work.startswith("select, tracked") and work.endswith("moves"):
+        elif work.startswith("select, tracked"):  # feedback that moves, or in place
             goals = [_at_most("reading and writing all once", us / limit, 1.25)]
         elif work.startswith("select, cold"):
             goals = [_at_most("one read", us / limit, 2.5)]
