@@ -9,6 +9,8 @@ many buckets ends much sooner than its planner thinks where messages take long. 
   all-reduce, which has a round in it. The next one begins when it is over and something waits.
 * A unit takes what an operation of its size takes alone, less a round, in the steps of a ring. A
   step sends on what the one before has brought, slice by slice, as it comes.
+* What a round finds is packed, so small differences make other units. A step takes the mean over
+  rounds that are somewhat shorter and longer.
 * The wire is what more bytes take while two operations are under way. Lanes take turns on it, with
   a slice each, so that they fill each other's waits, and the messages of a round wait their turn.
 """
@@ -21,6 +23,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, CostModel
 from aiacc.planning.plan import DECOUPLED, Plan
@@ -34,6 +37,8 @@ _SMALLEST = 1 << 10
 _WIRE_BYTES = 4 << 20, 32 << 20
 #: About what TCP hands to an interface at a time of each connection.
 _SLICE_S = 1e-3
+#: By how much rounds differ from the shortest all-reduce's.
+_ROUNDS = tuple(0.8 + 0.05 * number for number in range(9))
 #: More of a ring's steps, and of a step's slices, change next to nothing and take their time here.
 _MOST_STEPS = _MOST_SLICES = 16
 
@@ -77,15 +82,24 @@ def step_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending) -
         cost: Of these ranks, as ``aiacc-plan probe`` has measured it.
         sending: By which parameters.
     """
+    return fmean(_one_step_s(trace, plan, cost, sending, one) for one in _ROUNDS)
+
+
+def _one_step_s(
+    trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending, rounds: float
+) -> float:
     if plan is not None and plan.schedule == DECOUPLED:
-        return _decoupled(trace, plan, cost, sending)
-    return max(trace.compute_s, *arrivals_s(trace, plan, cost, sending))
+        return _decoupled(trace, plan, cost, sending, rounds)
+    return max(trace.compute_s, *arrivals_s(trace, plan, cost, sending, rounds))
 
 
-def arrivals_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending) -> list[float]:
+def arrivals_s(
+    trace: Trace, plan: Plan | None, cost: CostModel, sending: Sending, rounds: float = 1.0
+) -> list[float]:
     """When each bucket has been reduced, in seconds from the start of the step.
 
-    Arguments are those of `step_s`; not for a decoupled plan.
+    Arguments are those of `step_s`, not for a decoupled plan, and ``rounds``, by how much they are
+    longer than that of the shortest all-reduce.
     """
     sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
     ready = {tensor.name: tensor.ready_s for tensor in trace.tensors}
@@ -96,11 +110,11 @@ def arrivals_s(trace: Trace, plan: Plan | None, cost: CostModel, sending: Sendin
         groups.append(
             _Group(max(ready[name] for name in bucket), [sum(own)] if sending.views else own)
         )
-    _send(groups, ALL_REDUCE, cost, sending)
+    _send(groups, _Wire(ALL_REDUCE, cost, sending, rounds), sending)
     return [group.done_s for group in groups]
 
 
-def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending) -> float:
+def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending, rounds: float) -> float:
     """Seconds of a backward pass and the forward pass behind it."""
     tensors = {tensor.name: tensor for tensor in trace.tensors}
     scatters = []
@@ -109,14 +123,14 @@ def _decoupled(trace: Trace, plan: Plan, cost: CostModel, sending: Sending) -> f
         parts = parts_of(nbytes, sending.lanes)
         ready_s = max(tensors[name].ready_s for name in bucket) - trace.forward_s
         scatters.append(_Group(ready_s, [nbytes / parts] * parts, is_cut=False))
-    _send(scatters, REDUCE_SCATTER, cost, sending)
+    _send(scatters, _Wire(REDUCE_SCATTER, cost, sending, rounds), sending)
     backward_s = max(trace.backward_s, *(group.done_s for group in scatters))
     needs = sorted(
         (min(tensors[name].need_s for name in bucket), group.sizes)
         for bucket, group in zip(plan.buckets, scatters, strict=True)
     )
     gathers = [_Group(0.0, sizes, is_cut=False) for _, sizes in needs]
-    _send(gathers, ALL_GATHER, cost, sending)
+    _send(gathers, _Wire(ALL_GATHER, cost, sending, rounds), sending)
     now = before = 0.0
     for (need_s, _), group in zip(needs, gathers, strict=True):
         now, before = max(now + need_s - before, group.done_s), need_s
@@ -156,9 +170,8 @@ def units_of(sizes: Sequence[float], unit_bytes: int, lanes: int) -> list[list[t
     return units
 
 
-def _send(groups: Sequence[_Group], operation: str, cost: CostModel, sending: Sending) -> None:
+def _send(groups: Sequence[_Group], wire: _Wire, sending: Sending) -> None:
     """Set when each group has arrived."""
-    wire = _Wire(operation, cost, sending)
     coming = deque(sorted(groups, key=lambda group: group.ready_s))
     waiting: list[_Group] = []
     agreed: list[_Group] = []
@@ -191,7 +204,9 @@ class _Lane:
 class _Wire:
     """What lanes share."""
 
-    def __init__(self, operation: str, cost: CostModel, sending: Sending) -> None:
+    def __init__(
+        self, operation: str, cost: CostModel, sending: Sending, rounds: float = 1.0
+    ) -> None:
         self._round_s = float(cost.time(ALL_REDUCE, _SMALLEST)) / 2
         self._operation, self._cost = operation, cost
         low, high = (float(cost.time(operation, nbytes, 2)) for nbytes in _WIRE_BYTES)
@@ -199,7 +214,7 @@ class _Wire:
         ring = (sending.ranks - 1) * (2 if operation == ALL_REDUCE else 1)
         self._steps = max(1, min(ring, _MOST_STEPS))
         self._lanes = [_Lane() for _ in range(sending.lanes + 1)]  # the last for smallest units
-        self._control = _Lane(hop_s=self._round_s / 2)
+        self._control = _Lane(hop_s=rounds * self._round_s / 2)
         #: Lanes with slices that wait, in turns.
         self._line: deque[_Lane] = deque()
         self._taken = False
