@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -13,6 +14,8 @@ from bench.network.workloads import workload
 NEAR = 0.15
 #: Of whom an expectation holds: never slower than buckets of 25 MiB.
 NEVER_SLOWER = ("optimal", "auto")
+#: Ours, and those of DistributedDataParallel.
+BUCKETS_OF_25 = {THRESHOLD: f"`{THRESHOLD}`", "ddp": "DDP/gloo with 25 MB"}
 
 #: Whose steps do not communicate.
 ALONE = "none"
@@ -119,14 +122,13 @@ def verdicts_table(runs: Sequence[Run]) -> str:
 def verdicts(run: Run) -> list[tuple[str, str, bool]]:
     """What is expected, what was measured, whether that is as expected."""
     found = []
-    base = step_s(run, THRESHOLD)
-    for name in NEVER_SLOWER:
-        value = step_s(run, name)
+    for name, other in itertools.product(NEVER_SLOWER, BUCKETS_OF_25):
+        value, base = step_s(run, name), step_s(run, other)
         if value is not None and base is not None:
-            noise = spread_s(run, name, THRESHOLD)
+            noise = spread_s(run, name, other)
             found.append((
-                f"`{name}` not slower than `{THRESHOLD}` beyond noise",
-                f"{_ms(value - base)}, {_noise_text(run, noise, name, THRESHOLD)}",
+                f"`{name}` not slower than {BUCKETS_OF_25[other]} beyond noise",
+                f"{_ms(value - base)}, {_noise_text(run, noise, name, other)}",
                 value <= base + noise,
             ))  # fmt: skip
     near, all_of_them = 0, 0

@@ -201,6 +201,11 @@ def test_verdicts_say_what_was_missed():
     )  # fmt: skip
     assert tables.verdicts_table([run]).count("**no**") == 2
     assert "**110 / 50** (100)" in tables.exposed_table([run])
+    ddp = _run(optimal=[1.2, 1.2], ddp=[1.1, 1.1])
+    (what, value, good), *_ = tables.verdicts(ddp)
+    assert (what, value, good) == (
+        "`optimal` not slower than DDP/gloo with 25 MB beyond noise", "+100 ms, noise 0 ms", False
+    )  # fmt: skip
 
 
 def test_tables_have_a_line_for_each_cell_and_name_what_is_missing():
