@@ -7,8 +7,8 @@ from typing import Any
 from bench.machine import ROOT
 from bench.network.ablation import RESULTS as ABLATION
 from bench.network.ablation import ablation_table
-from bench.network.idle import RESULTS as IDLE
-from bench.network.idle import idle_table
+from bench.network.planning.idle import RESULTS as IDLE
+from bench.network.planning.idle import idle_table
 from bench.network.runs import load
 from bench.network.tables import (
     Run,
