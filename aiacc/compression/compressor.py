@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from aiacc.compression.codecs import Codec, parse
+from aiacc.compression.codecs import BF16, NONE, Codec, MSTopK, PowerSGD, Quantised, parse
 from aiacc.compression.policy import Policy
 
-#: For what finds a codec by itself.
+#: For what finds a codec by itself, and what it chooses from besides `none` if nobody says.
 AUTO = "auto"
+ALLOWED: tuple[Codec, ...] = (BF16, Quantised("int8"), MSTopK())
 
 
 class CodedCompressor:
@@ -58,6 +59,38 @@ class CodedCompressor:
         return tensor
 
 
+def allowed_of(compression: Any) -> tuple[Codec, ...] | None:
+    """What a user lets `AUTO` choose from besides `none`; None: nobody is to choose.
+
+    Args:
+        compression: ``auto``; or with codecs, as in ``auto:bf16+int8``.
+
+    Raises:
+        ValueError: The name of no codec, of one that is not chosen, or one that comes twice.
+    """
+    name, colon, codecs = (compression if isinstance(compression, str) else "").partition(":")
+    if name.strip() != AUTO:
+        return None
+    if not colon:
+        return ALLOWED
+    at = f"compression={compression!r}"
+    try:
+        allowed = [parse(codec) for codec in codecs.split("+")]
+    except ValueError as error:
+        raise ValueError(f"{at}: {error}; name codecs as in 'auto:bf16+int8'") from error
+    if any(isinstance(codec, PowerSGD) for codec in allowed):
+        raise ValueError(
+            f"{at} (expected codecs that the core has: of powersgd there is no prediction for a "
+            "bucket); leave it out, or name it alone"
+        )
+    if len({codec.name for codec in allowed}) < len(allowed):
+        raise ValueError(f"{at} (expected each codec once); leave out one of those that come twice")
+    allowed = [codec for codec in allowed if codec != NONE]
+    if not allowed:
+        raise ValueError(f"{at} (expected a codec besides none); add one, or leave auto out")
+    return tuple(allowed)
+
+
 def compressor_of(
     compression: Any, casts: Mapping[str, Any], coded: Callable[[Codec], CodedCompressor]
 ) -> Any:
@@ -72,10 +105,10 @@ def compressor_of(
         ValueError: A name of none, or what is no compressor.
     """
     if isinstance(compression, str):
-        if compression == AUTO:
+        if allowed_of(compression) is not None:
             raise ValueError(
-                f"compression={AUTO!r} (expected a codec, its name or one of Compression: only "
-                "DistributedOptimizer of torch finds one by itself); use Compression.bf16"
+                f"compression={compression!r} (expected a codec, its name or one of Compression: "
+                "only DistributedOptimizer of torch finds one by itself); use Compression.bf16"
             )
         compression = parse(compression)
     if isinstance(compression, Codec):

@@ -102,8 +102,8 @@ def compressor_of(compression: Any) -> Any:
     Raises:
         ValueError: Also for what only the front-end of torch has.
     """
-    if compression == "auto" or isinstance(compression, Policy):
-        what = "'auto'" if compression == "auto" else str(compression)
+    if isinstance(compression, Policy) or compressor.allowed_of(compression) is not None:
+        what = repr(compression)
         raise ValueError(
             f"compression={what} (expected a codec, its name or one of Compression: the front-end "
             "of TensorFlow has no chooser, no schedules and no error feedback); use "

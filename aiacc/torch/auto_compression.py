@@ -11,7 +11,8 @@ from aiacc import _core, basics
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object, maxima, sums
 from aiacc.compression.buckets import choose_each, levels
-from aiacc.compression.codecs import BF16, NONE, Cast, Codec, MSTopK, Quantised, parse
+from aiacc.compression.codecs import NONE, Cast, Codec, parse
+from aiacc.compression.compressor import ALLOWED
 from aiacc.compression.costs import TWO_LEVEL, Cluster, Speeds, speeds_from
 from aiacc.compression.policy import Policy
 from aiacc.compression.watch import CHOSEN, CompressionWatch
@@ -26,8 +27,6 @@ from aiacc.torch.reducer.plan import FUSED_BYTES, fused_from_the_end, singly, to
 if TYPE_CHECKING:
     from aiacc.torch.reducer.reducer import GradientReducer
 
-#: What "auto" may choose besides float32.
-ALLOWED: tuple[Codec, ...] = (BF16, Quantised("int8"), MSTopK())
 #: Steps of a visit that do not count, and those that do, times the number of the comparison.
 SETTLE, MEASURED = 2, 4
 #: Steps after which a job that has settled looks whether they still take as long.
@@ -44,17 +43,29 @@ class AutoCompression:
 
     Steps come first in which gradients travel as they are: their operations' times give the costs
     of the network, and this machine's speed of coding is timed. With both the first rank chooses a
-    codec for each bucket. Then all is measured: as it is, 16 bits, and what was chosen, there and
-    back; a line on standard error says what was chosen, predicted and measured.
+    codec for each bucket. Then all is measured: as it is, in 16 bits where they are allowed, and
+    what was chosen, there and back; a line on standard error says what was chosen, predicted and
+    measured.
 
     Ranks: every rank of the process set ends equally many steps; after a `join` all count anew.
     """
 
-    def __init__(self, reducer: GradientReducer, feedback: Feedback) -> None:
-        """Begin with the next steps of ``reducer``; ``feedback`` is what codes its buckets."""
+    def __init__(
+        self,
+        reducer: GradientReducer,
+        feedback: Feedback,
+        allowed: tuple[Codec, ...] = ALLOWED,
+    ) -> None:
+        """Begin with the next steps of ``reducer``; ``feedback`` is what codes its buckets.
+
+        ``allowed`` is what may be chosen besides float32, each by another name.
+        """
         self._reducer, self._feedback = reducer, feedback
         self._process_set = reducer.options.process_set
-        self._watch = CompressionWatch()
+        self._allowed = allowed
+        #: Codecs of all gradients alike with which the choice is compared.
+        self._dense = [NONE.name, *(one.name for one in allowed if isinstance(one, Cast))]
+        self._watch = CompressionWatch(self._dense)
         #: By bucket; None: not yet. And that in words.
         self._chosen: tuple[Chosen, ...] | None = None
         self._text = ""
@@ -94,7 +105,7 @@ class AutoCompression:
         """Nothing is attached."""
 
     def _start(self) -> None:
-        self._watch = CompressionWatch()
+        self._watch = CompressionWatch(self._dense)
         self._chosen = None
         self._over = False
         self._feedback.policy, self._feedback.policies = Policy(NONE), {}
@@ -148,9 +159,9 @@ class AutoCompression:
             return [], ""
         inside = Affine(0.0, _INSIDE) if local > 1 else None
         cluster = Cluster(hosts, local, Affine(a, b * local), inside)
-        speeds = {codec.name: _speeds(codec) for codec in ALLOWED}
+        speeds = {codec.name: _speeds(codec) for codec in self._allowed}
         elements = [sum(sizes.values()) for sizes in buckets]
-        choices = choose_each(elements, cluster, speeds, ALLOWED, exchanges=(TWO_LEVEL,))
+        choices = choose_each(elements, cluster, speeds, self._allowed, exchanges=(TWO_LEVEL,))
         codecs = [str(option.codec) for option in choices.chosen]
         return list(zip(map(tuple, buckets), codecs, strict=True)), choices.text
 

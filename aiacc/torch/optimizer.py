@@ -20,7 +20,7 @@ from aiacc.collectives.reduce_ops import (
     name_of_op,
 )
 from aiacc.compression.codecs import NONE, Codec
-from aiacc.compression.compressor import AUTO
+from aiacc.compression.compressor import allowed_of
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan, check_kind
@@ -101,7 +101,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             which also says which gradients are compressed (default: of two dimensions and 16,384
             elements at least), from which step on, and what becomes of what is lost. "auto": some
             steps measure what 16 bits, int8 or MSTopK would save on this network; what is faster
-            stays, and says so.
+            stays, and says so. It judges time alone, and MSTopK costs accuracy: "auto:bf16+int8"
+            chooses from these.
         backward_passes_per_step: Passes whose gradients are accumulated before each reduction.
         op: Average, Sum, Min, Max or Product; or Adasum, which combines the changes that the ranks
             would make to the parameters, in `step`.
@@ -162,8 +163,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups = _resolve_groups(num_groups, groups)
     named = _name_parameters(optimizer, named_parameters)
     basics.size()  # ValueError before init
-    finds_codec = compression == AUTO
+    allowed = allowed_of(compression)
+    finds_codec = allowed is not None
     compressor: Any = Policy(NONE) if finds_codec else compressor_of(compression)
+    given = repr(compression) if finds_codec else name_of(compressor)
     options = partial(
         ReductionOptions,
         op=op,
@@ -181,16 +184,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"plan={plan!r} with schedule='decoupled' (expected a Plan, or none); make one "
                 "with aiacc-plan, or use schedule='all_reduce'"
             )
-        model = check_arguments(
-            optimizer, model, op, compressor, groups, gradient_as_bucket_view, bucket_bytes
-        )
+        if compressor is not Compression.none:
+            raise ValueError(
+                f"schedule='decoupled' with compression={given} (expected Compression.none: a "
+                "reduce-scatter sends gradients as they are); use schedule='all_reduce'"
+            )
+        model = check_arguments(optimizer, model, op, groups, gradient_as_bucket_view, bucket_bytes)
         if plan is not None:
             _check_plan(plan, None, named, schedule)
         decoupled = options(planner=by_size(bucket_bytes) if plan is None else planned(plan))
         return distribute_decoupled(optimizer, Setup(model, named, decoupled), passes)
     if op == Adasum:
         together = groups if plan is None else plan
-        _check_adasum(process_set, together, gradient_as_bucket_view, compressor)
+        _check_adasum(process_set, together, gradient_as_bucket_view)
+        if not has_cast(compressor):
+            raise ValueError(
+                f"op=Adasum with compression={given} (expected none, fp16 or bf16: changes of "
+                "parameters are combined as numbers of at least 16 bits); use Compression.bf16"
+            )
         adasum = distribute_adasum(optimizer, named, compressor)
         adasum.set_backward_passes_per_step(passes)
         return adasum
@@ -198,10 +209,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         _check_buckets(bucket_bytes, groups)
     feedback = feedback_of(compressor, prescale_factor)
     if feedback is not None:
-        _check_sums(op, AUTO if finds_codec else feedback.policy.codec)
+        _check_sums(op, str(compression) if finds_codec else feedback.policy.codec)
     if finds_codec and (plan is not None or groups is not None or gradient_as_bucket_view):
         raise ValueError(
-            "compression='auto' with plan, groups or gradient_as_bucket_view (expected none of "
+            f"compression={given} with plan, groups or gradient_as_bucket_view (expected none of "
             "them: it forms buckets of its own); leave them out, or name a codec"
         )
     compressed = [] if feedback is None else feedback.compressed(named)
@@ -222,13 +233,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         planner = _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
-    asked = _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None, finds_codec)
-    if feedback is not None and not finds_codec:
-        asked += f", compression={feedback.policy}"
+    asked = _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None)
+    if feedback is not None:
+        asked += f", compression={given if finds_codec else feedback.policy}"
     settle = None if feedback is None else feedback.settle
     all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked, settle=settle)
     reducer = GradientReducer(named, all_reduce, passes)
-    return distribute(optimizer, reducer, wish, feedback, finds_codec)
+    return distribute(optimizer, reducer, wish, feedback, allowed)
 
 
 def _resolve_groups(
@@ -260,7 +271,6 @@ def _asked(
     plan: Plan | str | None,
     groups: int | list[list[torch.Tensor]] | None,
     bucket_bytes: int | None,
-    finds_codec: bool,
 ) -> str:
     """What decides on buckets, to be compared by the ranks."""
     views = "" if bucket_bytes is None else " and gradient_as_bucket_view"
@@ -272,7 +282,7 @@ def _asked(
         return f"{groups if isinstance(groups, int) else len(groups)} groups"
     if bucket_bytes is not None:
         return f"buckets of {bucket_bytes} bytes"
-    return f"compression={AUTO!r}" if finds_codec else "no plan"
+    return "no plan"
 
 
 def _planner(groups: int | list[list[torch.Tensor]] | None, named: NamedParameters) -> Planner:
@@ -284,7 +294,7 @@ def _planner(groups: int | list[list[torch.Tensor]] | None, named: NamedParamete
     return chosen([[name_of[p] for p in group if p in name_of] for group in groups])
 
 
-def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool, compression: Any) -> None:
+def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool) -> None:
     if process_set.process_set_id != 0:
         raise NotImplementedError(  # Horovod's class
             f"op=Adasum with {process_set} (expected global_process_set); use op=Average"
@@ -293,11 +303,6 @@ def _check_adasum(process_set: ProcessSet, groups: object, buckets: bool, compre
         raise ValueError(
             "op=Adasum with groups, a plan or gradient_as_bucket_view (expected none: changes of "
             "parameters are combined one by one); leave them out"
-        )
-    if not has_cast(compression):
-        raise ValueError(
-            f"op=Adasum with compression={name_of(compression)} (expected one that casts, for "
-            "NCCL does not combine changes); use Compression.bf16"
         )
 
 

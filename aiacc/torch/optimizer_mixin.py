@@ -12,6 +12,7 @@ import torch
 from aiacc import _core
 from aiacc.autotune.profile import Profile
 from aiacc.collectives.reduce_ops import Average, Sum
+from aiacc.compression.codecs import Codec
 from aiacc.planning.plan import Plan
 from aiacc.torch.auto_compression import AutoCompression
 from aiacc.torch.auto_plan import AutoPlan
@@ -208,7 +209,7 @@ def distribute(
     reducer: GradientReducer,
     plan: str | None = None,
     feedback: Feedback | None = None,
-    finds_codec: bool = False,
+    allowed: tuple[Codec, ...] | None = None,
 ) -> DistributedOptimizerMixin:
     """Make one that shares the state of ``optimizer`` and steps with reduced gradients.
 
@@ -217,7 +218,7 @@ def distribute(
         reducer: Of its gradients.
         plan: What `AutoPlan` is to find, if anything.
         feedback: What codes its gradients, if anything.
-        finds_codec: Whether `AutoCompression` is to find out how.
+        allowed: What `AutoCompression` is to choose from, if it is to find out how.
     """
     distributed = _new(type(optimizer), reducer)
     take_over(distributed, optimizer)
@@ -225,8 +226,8 @@ def distribute(
         reducer.named, reducer.sparse_names, reducer.options.process_set
     )
     distributed.feedback = feedback
-    if feedback is not None and finds_codec:
-        distributed._plan = AutoCompression(reducer, feedback)
+    if feedback is not None and allowed is not None:
+        distributed._plan = AutoCompression(reducer, feedback, allowed)
     elif plan is not None:
         distributed._plan = AutoPlan(reducer, plan)
         weakref.finalize(distributed, distributed._plan.detach)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
 
 from aiacc.collectives.reduce_ops import Average, Sum, name_of_op
-from aiacc.torch.compression.compressors import Compression, name_of
 from aiacc.torch.decoupled.classes import check_elementwise
 from aiacc.torch.reducer.gradients import NamedParameters
 
@@ -20,7 +18,6 @@ def check_arguments(
     optimizer: torch.optim.Optimizer,
     model: nn.Module | None,
     op: int,
-    compression: Any,
     groups: object,
     gradient_as_bucket_view: bool,
     bucket_bytes: int,
@@ -38,11 +35,6 @@ def check_arguments(
     if op not in (Average, Sum):
         raise ValueError(
             f"schedule='decoupled' with op={name_of_op(op)} (expected Average or Sum); {_OTHER}"
-        )
-    if compression is not Compression.none:
-        raise ValueError(
-            f"schedule='decoupled' with compression={name_of(compression)} (expected "
-            f"Compression.none: a reduce-scatter sends gradients as they are); {_OTHER}"
         )
     if groups is not None:
         raise ValueError(

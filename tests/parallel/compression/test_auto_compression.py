@@ -28,14 +28,14 @@ def _join_as(hosts, pace=0):
     hvd.init()
 
 
-def _optimized(**options):
+def _optimized(compression="auto", **options):
     """A model, and what trains it."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(160, 160) for _ in range(4)])
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
         model.named_parameters(),
-        compression="auto",
+        compression=compression,
         **options,
     )
     torch.manual_seed(1 + hvd.rank())
@@ -146,6 +146,31 @@ def test_every_bucket_travels_as_was_chosen_for_it():
     run_ranks(2, _each_as_it_was_chosen)
 
 
+def _of_what_is_allowed():
+    """Nothing but what the user names is tried, chosen or measured."""
+    _join_as("ab")
+    auto_compression.fit_steps = lambda steps: (1e-9, 1e-3)  # so slow that all of it pays
+    visited = set()
+    model, optimizer = _optimized("auto:int8:block=512")
+    while not optimizer._plan._watch.settled:
+        visited.add(optimizer._plan._watch.current)
+        _steps(model, optimizer)
+    assert visited == {"none", CHOSEN}
+    chosen = {str(codec) for _, codec in optimizer._plan._chosen}
+    assert chosen == {"int8:block=512"}
+    hvd.barrier()
+    text = ("auto:int8", "auto:bf16")[hvd.rank()]
+    model, optimizer = _optimized(text)
+    with pytest.raises(ValueError, match=rf"different .* codecs; this one .*{text}"):
+        _steps(model, optimizer)
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def test_users_say_what_may_be_chosen():
+    run_ranks(2, _of_what_is_allowed)
+
+
 def _in_process_sets():
     """Ranks of a set lie on hosts in another way than those of the job."""
     _join_as("aabb")
@@ -179,6 +204,12 @@ def _refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="compression='auto' with plan, groups"):
         hvd.DistributedOptimizer(optimizer, compression="auto", groups=2)
+    for options, text in (
+        ({"op": hvd.Adasum}, r"op=Adasum with compression='auto' \(expected none, fp16 or bf16"),
+        ({"schedule": "decoupled", "model": model}, r"decoupled' with compression='auto' "),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, compression="auto", **options)
     feedback = hvd.DistributedOptimizer(optimizer, compression="auto").feedback
     assert isinstance(feedback.policy.codec, Cast)
 
