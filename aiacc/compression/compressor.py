@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from aiacc.compression.codecs import BF16, NONE, Codec, MSTopK, PowerSGD, Quantised, parse
+from aiacc.compression.codecs import BF16, KNOWN, NONE, Codec, MSTopK, PowerSGD, Quantised, parse
 from aiacc.compression.policy import Policy
 
 #: For what finds a codec by itself, and what it chooses from besides `none` if nobody says.
@@ -91,18 +91,16 @@ def allowed_of(compression: Any) -> tuple[Codec, ...] | None:
     return tuple(allowed)
 
 
-def compressor_of(
-    compression: Any, casts: Mapping[str, Any], coded: Callable[[Codec], CodedCompressor]
-) -> Any:
+def compressor_of(compression: Any, casts: Mapping[str, Any], coded: type[CodedCompressor]) -> Any:
     """A compressor for what may stand for one: a codec, or its name. Others are returned as is.
 
     Args:
         compression: What a user gave.
         casts: The front-end's compressors of the codecs that are none or a cast, by their names.
-        coded: Makes its compressor of another codec.
+        coded: Its compressor of another codec.
 
     Raises:
-        ValueError: A name of none, or what is no compressor.
+        ValueError: A name of none, what is no compressor, or one of another front-end.
     """
     if isinstance(compression, str):
         if allowed_of(compression) is not None:
@@ -113,12 +111,31 @@ def compressor_of(
         compression = parse(compression)
     if isinstance(compression, Codec):
         return casts.get(compression.name) or coded(compression)
+    name = getattr(compression, "__qualname__", None) or str(compression)
     compresses = hasattr(compression, "compress") and hasattr(compression, "decompress")
     if not (compresses or isinstance(compression, Policy)):
-        name = getattr(compression, "__qualname__", None) or repr(compression)
-        remedy = f"call it: {name}()" if callable(compression) else "leave it out to send all bits"
         raise ValueError(
             f"compression={name:.100} (expected one of Compression, such as Compression.bf16, a "
-            f'codec or its name, such as "int8" or "mstopk:density=0.01"); {remedy}'
+            'codec or its name, such as "int8" or "mstopk:density=0.01"); '
+            + _remedy(compression, name)
+        )
+    front_end = getattr(compression, "front_end", coded.front_end)
+    if front_end != coded.front_end:
+        raise ValueError(
+            f"compression={name} of aiacc.{front_end} (expected one of aiacc.{coded.front_end}'s "
+            'Compression, a codec or its name); give a name, such as "bf16" or "int8", which both '
+            "take"
         )
     return compression
+
+
+def _remedy(compression: Any, name: str) -> str:
+    """What to give in place of what is no compressor."""
+    if isinstance(compression, type) and issubclass(compression, Codec):
+        names = [name for name, codec in KNOWN.items() if type(codec) is compression]
+        return f'give a codec of that class, such as "{names[0]}"' if names else "give a codec"
+    if hasattr(compression, "bf16"):
+        return f"give one of its members, such as {name}.bf16"
+    if isinstance(compression, type) or not callable(compression):
+        return "leave it out to send all bits"
+    return f"call it: {name}()"

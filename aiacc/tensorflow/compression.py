@@ -46,6 +46,8 @@ class NoneCompressor:
 class _Casting:
     """Sends floating-point tensors as ``dtype``. Other tensors pass unchanged."""
 
+    #: Other front-ends refuse it by this name.
+    front_end = "tensorflow"
     dtype: tf.DType
 
     @classmethod
@@ -124,9 +126,9 @@ def gradient_policy(compression: Any) -> Policy | None:
     policy = Policy(compression.codec)
     if not isinstance(policy.keeps, NoFeedback):
         raise ValueError(
-            f"compression={compression} of gradients (expected none, fp16, bf16, int8 or fp8: the "
-            "front-end of TensorFlow has no error feedback, without which this one loses too "
-            "much); use Compression.int8, or the front-end of torch"
+            f"compression={compression} of gradients (expected none, fp16, bf16, int8, fp8 or "
+            "randomk:unbiased=true: the front-end of TensorFlow has no error feedback, without "
+            "which this one loses too much); use Compression.int8, or the front-end of torch"
         )
     return policy
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors
+from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors, name_of_op
 from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.tensorflow.compression import (
@@ -42,7 +42,12 @@ class GradientReduction:
     def __post_init__(self) -> None:
         """Raise ValueError for what does not fit together."""
         gradient_factors(self.op, self.gradient_predivide_factor)
-        gradient_policy(compressor_of(self.compression))
+        compression = compressor_of(self.compression)
+        if gradient_policy(compression) is not None and self.op not in (Average, Sum):
+            raise ValueError(
+                f"op={name_of_op(self.op)} with compression={compression} (expected Average or "
+                "Sum: codecs are for sums); use Compression.bf16"
+            )
         if isinstance(self.groups, int) and self.groups <= 0:
             raise ValueError(
                 f"groups={self.groups} (expected a positive number or a list of lists of variables)"

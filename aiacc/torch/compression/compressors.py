@@ -41,11 +41,17 @@ class NoneCompressor:
         return tensor
 
 
+class _OfTorch:
+    """Knows tensors of torch alone; other front-ends refuse it by this name."""
+
+    front_end = "torch"
+
+
 def _restore(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
     return tensor.to(ctx) if isinstance(ctx, torch.dtype) else tensor
 
 
-class FP16Compressor:
+class FP16Compressor(_OfTorch):
     """Sends floating-point tensors as float16. Other tensors pass unchanged."""
 
     @staticmethod
@@ -61,7 +67,7 @@ class FP16Compressor:
         return _restore(tensor, ctx)
 
 
-class BF16Compressor:
+class BF16Compressor(_OfTorch):
     """Sends floating-point tensors as bfloat16: the range of float32, 8 bits of precision."""
 
     @staticmethod
@@ -77,7 +83,7 @@ class BF16Compressor:
         return _restore(tensor, ctx)
 
 
-class _FP8Compressor:
+class _FP8Compressor(_OfTorch):
     """Sends float32 CUDA tensors as 8-bit floats, in all-reduces over NCCL only.
 
     NCCL adds the 8-bit numbers up, on GPUs of compute capability 9 and newer. Nothing scales them:
@@ -115,10 +121,8 @@ class FP8E5M2Compressor(_FP8Compressor):
     """8-bit floats with 2 bits of mantissa: up to 57344."""
 
 
-class CodedCompressor(compressor.CodedCompressor):
+class CodedCompressor(_OfTorch, compressor.CodedCompressor):
     """One for tensors of torch."""
-
-    front_end = "torch"
 
     @staticmethod
     def is_floating(tensor: torch.Tensor) -> bool:

@@ -3,7 +3,24 @@
 import pytest
 
 from aiacc.compression.codecs import BF16, MSTopK, Quantised
-from aiacc.compression.compressor import ALLOWED, allowed_of
+from aiacc.compression.compressor import ALLOWED, CodedCompressor, allowed_of, compressor_of
+
+
+class _Ours(CodedCompressor):
+    front_end = "ours"
+
+
+class _Theirs(CodedCompressor):
+    front_end = "theirs"
+
+
+class _Cast:
+    front_end = "theirs"
+
+    def compress(self, tensor):
+        return tensor, None
+
+    decompress = compress
 
 
 @pytest.mark.parametrize(
@@ -40,3 +57,13 @@ def test_what_a_chooser_may_take(text, allowed):
 def test_what_it_may_not_is_named(text, error):
     with pytest.raises(ValueError, match=error):
         allowed_of(text)
+
+
+def test_one_of_another_front_end_is_named():
+    for compression, name in ((_Theirs(BF16), "bf16"), (_Cast, "_Cast")):
+        with pytest.raises(
+            ValueError, match=rf"compression={name} of aiacc\.theirs .*aiacc\.ours.*\"bf16\""
+        ):
+            compressor_of(compression, {}, _Ours)
+    ours = _Ours(BF16)
+    assert compressor_of(ours, {}, _Ours) is ours

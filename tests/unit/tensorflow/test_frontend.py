@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from aiacc.collectives.reduce_ops import Adasum, Max, Min, Product, name_of_op
+from aiacc.compression import compressor
 from aiacc.compression.codecs import Quantised
 from aiacc.compression.policy import Policy
 from aiacc.tensorflow import node, node_names, op_library
@@ -164,7 +166,8 @@ def test_the_library_has_no_core_of_its_own():
     [
         ("auto", r"compression='auto' .*no chooser.*Compression\.int8"),
         (Policy(Quantised("int8")), r"compression=Policy.*no schedules.*Compression\.int8"),
-        ("int4", r"compression=int4 of gradients .*no error feedback"),
+        ("auto:int8", r"compression='auto:int8' .*no chooser"),
+        ("int4", r"compression=int4 of gradients .*or randomk:unbiased=true: .*no error feedback"),
         ("topk", r"compression=topk of gradients .*no error feedback"),
         ("randomk", r"compression=randomk of gradients .*no error feedback"),
         ("powersgd", r"compression=powersgd of gradients .*no error feedback"),
@@ -174,6 +177,26 @@ def test_the_library_has_no_core_of_its_own():
 def test_what_only_torch_has_is_refused_by_name(compression, text):
     with pytest.raises(ValueError, match=text):
         GradientReduction(compression=compression)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "randomk:unbiased=true"])
+@pytest.mark.parametrize("op", [Min, Max, Product, Adasum], ids=name_of_op)
+def test_codecs_are_for_sums(name, op):
+    with pytest.raises(ValueError, match=rf"op={name_of_op(op)} with compression={name} .*Sum"):
+        GradientReduction(compression=name, op=op)
+
+
+class _OfTorch(compressor.CodedCompressor):
+    front_end = "torch"
+
+
+def test_a_compressor_of_torch_is_refused_when_it_is_given():
+    for build in (
+        lambda given: GradientReduction(compression=given),
+        lambda given: to_send(compressor_of(given), [tf.constant([1.0])], op=1),
+    ):
+        with pytest.raises(ValueError, match=r"int8 of aiacc\.torch .*aiacc\.tensorflow's"):
+            build(_OfTorch(Quantised("int8")))
 
 
 def test_codecs_of_operations_and_of_gradients_without_feedback_are_taken():

@@ -11,7 +11,8 @@ import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.collectives import submission
 from aiacc.collectives.handles import pending
-from aiacc.compression.codecs import MSTopK
+from aiacc.compression.codecs import MSTopK, Quantised
+from aiacc.compression.policy import Policy
 from aiacc.torch.adapter import DTYPE_CODES
 from aiacc.torch.compression.wire_format import AS_THEY_ARE, choose, has_cast
 
@@ -56,7 +57,10 @@ def test_what_travels_how(compression, dtypes, wire):
     ("compression", "text"),
     [
         (hvd.Compression.mstopk, r"compression=Compression\.mstopk .*call it: .*mstopk\(\)"),
-        (MSTopK, r"compression=MSTopK .*call it: MSTopK\(\)"),
+        (hvd.Compression, r"compression=Compression .*members, such as Compression\.bf16$"),
+        (MSTopK, r'compression=MSTopK .*give a codec of that class, such as "mstopk"$'),
+        (Quantised, r'compression=Quantised .*give a codec of that class, such as "int8"$'),
+        (Policy, r"compression=Policy .*leave it out"),
         (None, r"compression=None \(expected one of Compression.*leave it out"),
         ("auto", r"compression='auto' .*only DistributedOptimizer"),
         ("auto:int8", r"compression='auto:int8' .*only DistributedOptimizer"),
