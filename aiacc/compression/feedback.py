@@ -21,6 +21,11 @@ Array: TypeAlias = NDArray[np.float32]
 Code: TypeAlias = Callable[[Array], Array]
 
 
+def _check_number(name: str, value: object, kind: str, example: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} {value!r} of {kind} (expected a number, such as {example})")
+
+
 @dataclass(frozen=True)
 class NoFeedback:
     """``none``: it is lost."""
@@ -39,6 +44,7 @@ class Residual:
     beta: float = 1.0
 
     def __post_init__(self) -> None:
+        _check_number("beta", self.beta, self.name, "1.0")
         if not 0 < self.beta <= 1:
             raise ValueError(
                 f"beta {self.beta} of residual (expected more than 0 and at most 1; to forget what "
@@ -63,6 +69,9 @@ class Momentum:
     masking: bool = True
 
     def __post_init__(self) -> None:
+        _check_number("momentum", self.momentum, self.name, "0.9")
+        if not isinstance(self.masking, bool):
+            raise TypeError(f"masking {self.masking!r} of momentum (expected True or False)")
         if not 0 <= self.momentum < 1:
             raise ValueError(
                 f"momentum {self.momentum} (expected 0 or more and less than 1: the optimizer's)"

@@ -49,17 +49,19 @@ class Policy:
             ("codec", Codec, 'codecs.parse("int8")'),
             ("dense", Cast, 'codecs.parse("bf16")'),
             ("feedback", NoFeedback | Residual | Momentum | EF21 | None, "feedback.Residual()"),
+            ("first_density", int | float, "0.1"),
             *((name, int, "500") for name in _COUNTS),
         ):
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} of a policy (expected {example}, for example)"
-                )
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"{name} {value!r} of a policy (expected {example}, for example)")
         for name in ("include", "exclude"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} (expected a sequence of patterns, such as "
-                    f"({getattr(self, name)!r},))"
+            patterns = getattr(self, name)
+            several = isinstance(patterns, Sequence) and not isinstance(patterns, str)
+            if not several or not all(isinstance(pattern, str) for pattern in patterns):
+                example = patterns if isinstance(patterns, str) else "*.embedding.*"
+                raise TypeError(
+                    f"{name} {patterns!r} (expected a sequence of patterns, such as ({example!r},))"
                 )
         for name, least in _COUNTS.items():
             if getattr(self, name) < least:
@@ -78,6 +80,11 @@ class Policy:
             raise ValueError(
                 f"first_density {self.first_density} (expected more than 0 and at most "
                 f"{MOST_DENSITY}; for more let dense_steps last longer)"
+            )
+        if isinstance(self.codec, Sparse) and self.first_density < self.codec.density:
+            raise ValueError(
+                f"first_density {self.first_density} with {self.codec} (expected its density, "
+                f"{self.codec.density}, or more, from which it falls); leave it out"
             )
 
     @property
@@ -140,8 +147,6 @@ class Policy:
             return self.dense
         codec = self.codec
         if not isinstance(codec, Sparse) or since >= self.stages * self.stage_steps:
-            return codec
-        if codec.density >= self.first_density:
             return codec
         stage = since // self.stage_steps
         factor = (codec.density / self.first_density) ** (stage / self.stages)

@@ -23,6 +23,9 @@ from aiacc.torch.reducer.gathered import add_up
 from aiacc.torch.reducer.kept import BEFORE, KNOWN, RESIDUAL, Kept
 from aiacc.torch.reducer.storage import Flat
 
+#: What a state has.
+_STATE = ("kept", "factors", "scale", "steps", "rank_and_size")
+
 
 class Feedback:
     """Encodes gradients by a policy, with what stays of them with the parameters.
@@ -204,9 +207,15 @@ class Feedback:
             process_set: Ranks that load it.
 
         Raises:
-            ValueError: It is of another rank or number of ranks and has residuals, or of another
-                model.
+            ValueError: It is of another rank or number of ranks and has residuals, of another
+                model, or no such state.
         """
+        missing = [key for key in _STATE if not isinstance(state, dict) or key not in state]
+        if missing:
+            raise ValueError(
+                f"a state of feedback without {', '.join(missing)} (expected what state_dict() or "
+                "gathered_state_dict() of it has given); load that of optimizer.feedback"
+            )
         place = basics.rank(), basics.size()
         gathered = state["rank_and_size"] is None
         own = [*state["kept"][RESIDUAL].values(), *state["kept"][BEFORE].values()]

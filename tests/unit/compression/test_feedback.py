@@ -211,3 +211,17 @@ def test_texts_there_and_back(text):
 def test_bad_texts_are_named(text, error):
     with pytest.raises(ValueError, match=error):
         feedback.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Residual("x"), r"beta 'x' of residual \(expected a number"),
+        (lambda: Residual(True), r"beta True of residual \(expected a number"),
+        (lambda: Momentum("0.9"), r"momentum '0\.9' of momentum \(expected a number"),
+        (lambda: Momentum(0.9, "no"), r"masking 'no' of momentum \(expected True or False"),
+    ],
+)
+def test_arguments_of_other_types_are_named(make, text):
+    with pytest.raises(TypeError, match=text):
+        make()

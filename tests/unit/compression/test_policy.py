@@ -75,19 +75,19 @@ def test_the_schedule_keeps_the_other_options():
 def test_codecs_without_a_schedule():
     assert Policy(Quantised("int8"), stage_steps=5).codec_at(0) == Quantised("int8")
     assert Policy(Sparse("topk", 0.05)).codec_at(0) == Sparse("topk", 0.05)
-    above_the_first = Policy(Sparse("topk", 0.05), first_density=0.02, stage_steps=5)
-    assert above_the_first.codec_at(0) == Sparse("topk", 0.05)
+    as_the_first = Policy(Sparse("topk", 0.05), first_density=0.05, stage_steps=5)
+    assert as_the_first.codec_at(0) == Sparse("topk", 0.05)
 
 
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"exclude": "bias"}, r"exclude 'bias' \(expected a sequence of patterns, such as"),
         ({"least_elements": 0}, r"least_elements 0 \(expected 1 or more\)"),
         ({"dense_steps": -1}, r"dense_steps -1 \(expected 0 or more\)"),
         ({"stages": 0}, r"stages 0 \(expected 1 or more\)"),
         ({"stage_steps": -1}, r"stage_steps -1 \(expected 0 or more\)"),
         ({"first_density": 0.25}, r"first_density 0.25 \(expected more than 0 and at most 0.1"),
+        ({"first_density": 0.002}, r"first_density 0.002 with mstopk \(expected its .* 0.01, or"),
     ],
 )
 def test_bad_fields_are_named(fields, error):
@@ -109,8 +109,13 @@ def test_steps_count_from_0():
         ({"feedback": "ef21"}, r"feedback 'ef21' of a policy .*Residual"),
         ({"dense_steps": 1.5}, r"dense_steps 1\.5 of a policy"),
         ({"stages": None}, r"stages None of a policy"),
+        ({"dense_steps": True}, r"dense_steps True of a policy \(expected 500"),
+        ({"first_density": "0.1"}, r"first_density '0\.1' of a policy \(expected 0\.1"),
+        ({"exclude": "bias"}, r"exclude 'bias' \(expected a sequence of patterns, such as"),
+        ({"include": [1]}, r"include \[1\] \(expected a sequence of patterns, such as"),
+        ({"include": None}, r"include None \(expected a sequence of patterns"),
     ],
 )
 def test_arguments_of_other_types_are_named(arguments, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(TypeError, match=text):
         Policy(**{"codec": MSTopK(), **arguments})

@@ -445,3 +445,15 @@ def test_a_state_of_another_rank_is_refused_unless_it_is_flushed():
 
 def test_names_of_codecs_are_those_of_compressors():
     assert str(Compression.mstopk(0.02, "exact")) == str(parse("mstopk:density=0.02,mode=exact"))
+
+
+@pytest.mark.parametrize("state", [{}, {"kept": {}}, None])
+def test_what_is_no_state_is_an_error_that_says_so(state):
+    with pytest.raises(ValueError, match=r"without .*factors, .*\(expected what state_dict\(\)"):
+        Feedback(TOPK).load_state_dict(state)
+
+
+def test_a_policy_is_not_for_a_reduce_scatter():
+    for call in (hvd.reducescatter, lambda one, **rest: hvd.grouped_reducescatter([one], **rest)):
+        with pytest.raises(ValueError, match=r"Policy.* of a reduce-scatter .*use Compression\.bf"):
+            call(torch.ones(4), compression=TOPK)
