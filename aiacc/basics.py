@@ -20,6 +20,7 @@ from aiacc.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
+    has_company,
     unregister_all,
 )
 
@@ -153,6 +154,11 @@ def hosts_of(ranks: Iterable[int]) -> list[int]:
     """Numbers of the hosts that these ranks of the job are on. ValueError before `init`."""
     _check_initialized()
     return [_host_of[rank] for rank in ranks]
+
+
+def crosses_hosts(process_set: ProcessSet) -> bool:
+    """Whether this rank has others to work with in ``process_set`` on other hosts than its own."""
+    return has_company(process_set) and len(set(hosts_of(process_set.ranks or ()))) > 1
 
 
 def engine() -> str:

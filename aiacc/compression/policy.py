@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -114,13 +115,36 @@ class Policy:
             shape: Of the gradient.
             dtype: As NumPy writes it; only ``float32`` is compressed.
         """
+        return not self._exempt(name, shape, dtype)
+
+    def _exempt(self, name: str, shape: Sequence[int], dtype: str) -> str:
+        """What keeps a gradient from being compressed, as in "2 gradients ..."; "": nothing."""
+        if dtype != "float32":
+            return f"of {dtype}"
+        if len(shape) < LEAST_DIMENSIONS:
+            return f"of fewer than {LEAST_DIMENSIONS} dimensions"
+        if math.prod(shape) < self.least_elements:
+            return f"of fewer than {self.least_elements} elements"
+        if not self.codec.takes(shape):
+            return f"that {self.codec} would not make shorter"
+        included = any(fnmatchcase(name, pattern) for pattern in self.include)
+        if not included or any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return "that include and exclude leave out"
+        return ""
+
+    def idle(self, gradients: Iterable[tuple[str, Sequence[int], str]]) -> str:
+        """Why none of these gradients is ever compressed, for people; "": one is, or none shall be.
+
+        Args:
+            gradients: Arguments of `compresses`.
+        """
+        reasons = Counter(self._exempt(*gradient) for gradient in gradients)
+        if self.codec == NONE or not reasons or "" in reasons:
+            return ""
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
         return (
-            dtype == "float32"
-            and len(shape) >= LEAST_DIMENSIONS
-            and math.prod(shape) >= self.least_elements
-            and self.codec.takes(shape)
-            and any(fnmatchcase(name, pattern) for pattern in self.include)
-            and not any(fnmatchcase(name, pattern) for pattern in self.exclude)
+            f"compression={self.codec} compresses none of {reasons.total()} gradients: {counts} "
+            "(expected one that it is for); give a Policy that takes some, or leave it out"
         )
 
     def unmatched(self, names: Iterable[str]) -> list[str]:

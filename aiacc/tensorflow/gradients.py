@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
+from aiacc.basics import crosses_hosts
 from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors, name_of_op
 from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -38,6 +40,8 @@ class GradientReduction:
     plan: PlannedBuckets | None = None
     #: Divide gradients of local variables by the number of ranks.
     scale_local_gradients: bool = True
+    #: Not empty: it has been looked whether a codec is for any gradient.
+    _looked: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for what does not fit together."""
@@ -78,11 +82,29 @@ class GradientReduction:
         """
         results = [self._dense(grad) for grad in grads]
         present = [i for i, grad in enumerate(results) if grad is not None]
+        self._warn_if_idle([results[i] for i in present])
         for group in self._planned(present, results, variables):
             reduced = self._reduce([results[i] for i in group])
             for i, result in zip(group, reduced, strict=True):
                 results[i] = result
         return results
+
+    def _warn_if_idle(self, grads: Sequence[Any]) -> None:
+        """Say once, on the first rank, that a codec is for none of these, and why.
+
+        Not on one host, whose ranks send nothing in any case.
+        """
+        policy = gradient_policy(compressor_of(self.compression))
+        if policy is None or self._looked or not crosses_hosts(self.process_set):
+            return
+        self._looked.append(True)
+        why = policy.idle(
+            ("", (), "unknown shape, or sparse") if shape is None else ("", shape, grad.dtype.name)
+            for grad in grads
+            for shape in [_shape_of(grad)]
+        )
+        if why and self.process_set.rank() == 0:
+            warnings.warn(why, stacklevel=3)
 
     def but_local(
         self, grads: Sequence[Any], variables: Sequence[Any], local: Sequence[bool]
@@ -185,9 +207,15 @@ class GradientReduction:
 
 
 def _is_coded(grad: Any, policy: Policy) -> bool:
+    shape = _shape_of(grad)
+    return shape is not None and policy.compresses("", shape, grad.dtype.name)
+
+
+def _shape_of(grad: Any) -> list[int] | None:
+    """None: it is sparse, or not known."""
     if isinstance(grad, tf.IndexedSlices) or not grad.shape.is_fully_defined():
-        return False
-    return policy.compresses("", grad.shape.as_list(), grad.dtype.name)
+        return None
+    return list(grad.shape.as_list())
 
 
 def _values(grad: Any) -> Any:

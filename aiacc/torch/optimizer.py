@@ -40,7 +40,7 @@ from aiacc.torch.optimizer_mixin import (
     distribute,
 )
 from aiacc.torch.reducer.codec import compressing
-from aiacc.torch.reducer.feedback import feedback_of, warn_of_patterns
+from aiacc.torch.reducer.feedback import feedback_of, warn_if_idle, warn_of_patterns
 from aiacc.torch.reducer.gradients import NamedParameters
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import (
@@ -219,6 +219,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if feedback is not None:
         names = [name for name, _ in named]
         warn_of_patterns(feedback.policy.unmatched(names), names)
+        warn_if_idle(feedback.policy, named, process_set)
     if isinstance(plan, Plan):
         _check_plan(plan, groups, named)
         planner = planned(plan)

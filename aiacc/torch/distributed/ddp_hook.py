@@ -21,7 +21,7 @@ from aiacc.torch.compression.wire_format import wire_of
 from aiacc.torch.distributed.work import CollectiveWork, Futures
 from aiacc.torch.reducer.codec import Codec, Encoded
 from aiacc.torch.reducer.consensus import check_alike
-from aiacc.torch.reducer.feedback import Feedback, warn_of_patterns
+from aiacc.torch.reducer.feedback import Feedback, warn_if_idle, warn_of_patterns
 from aiacc.torch.reducer.storage import Flat
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
@@ -95,6 +95,8 @@ class HookState:
         self._seen = 0
         #: Whether the ranks have found that they were given the same policy.
         self._alike = False
+        #: Whether it is known that something is compressed, or has been said that nothing is.
+        self._looked = False
         basics.at_init(self._doubt)
         #: By the number of a bucket: of which parameters it was, where, and what encodes it.
         self._codecs: dict[int, tuple[tuple[str, ...], int, Codec]] = {}
@@ -122,6 +124,10 @@ class HookState:
         if not self._alike:
             check_alike(f"compression={self.feedback.policy}", self.process_set)
             self._alike = True
+        elif not self._looked:  # all buckets have been seen
+            self._looked = True
+            named = [(name, parameter) for parameter, name in self._names.items()]
+            warn_if_idle(self.feedback.policy, named, self.process_set)
         self.feedback.settle(self.process_set)  # of the pass before, which has ended
 
     def _doubt(self) -> None:

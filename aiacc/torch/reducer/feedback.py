@@ -15,7 +15,7 @@ from aiacc.compression.codecs import PowerSGD
 from aiacc.compression.feedback import EF21
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
-from aiacc.process_sets import ProcessSet, global_process_set
+from aiacc.process_sets import ProcessSet, global_process_set, has_company
 from aiacc.torch.compression.compressors import CodedCompressor
 from aiacc.torch.reducer.bucket_codec import BucketCodec
 from aiacc.torch.reducer.codec import Codec
@@ -291,6 +291,22 @@ def warn_of_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
             "that it is for",
             stacklevel=3,
         )
+
+
+def warn_if_idle(
+    policy: Policy, named: Iterable[tuple[str, torch.Tensor]], process_set: ProcessSet
+) -> None:
+    """Tell whoever has called the caller that nothing is compressed, and why, on the first rank.
+
+    Not where that is so in any case: on one host, whose ranks send nothing in host memory.
+    """
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    sends = isinstance(policy.codec, PowerSGD) or any(one.is_cuda for _, one in trained)
+    if not (has_company(process_set) if sends else basics.crosses_hosts(process_set)):
+        return
+    why = policy.idle((name, tuple(one.shape), _dtype_of(one)) for name, one in trained)
+    if why and process_set.rank() == 0:
+        warnings.warn(why, stacklevel=3)
 
 
 def feedback_of(compression: Any, prescale_factor: float = 1.0) -> Feedback | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from functools import partial
 
 import pytest
@@ -330,3 +331,42 @@ def _given_different_ones():
 
 def test_different_codecs_are_an_error_on_every_rank():
     run_over_tcp(2, _given_different_ones)
+
+
+def _too_small(hosts):
+    """What is said of codecs that are for none of the gradients."""
+    rank = int(os.environ["AIACC_RANK"])
+    os.environ["AIACC_LOCAL_RANK"] = str(hosts[:rank].count(hosts[rank]))
+    os.environ["AIACC_LOCAL_SIZE"] = str(hosts.count(hosts[rank]))
+    hvd.init()
+    said = []
+    for compression in ("int8", Policy(Quantised("int8"), least_elements=1), "powersgd", "bf16"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = nn.Linear(4, 4)
+            optimizer = coding_optimizer(model, compression)
+            for _ in range(2):
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+        said.append([str(one.message) for one in caught])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        policy = Policy(Quantised("int8"), exclude=("*",))
+        state = hvd.HookState(compression=policy, named_parameters=model.named_parameters())
+        for _ in range(3):
+            state.begin_pass()
+    said.append([str(one.message) for one in caught])
+    hvd.shutdown()
+    return said
+
+
+def test_a_codec_that_is_for_nothing_is_said_once_by_the_first_rank():
+    (int8, policy, powersgd, bf16, hook), others = run_ranks(2, _too_small, "ab")
+    assert len(int8) == len(powersgd) == len(hook) == 1
+    assert "int8 compresses none of 2 gradients: 1 of fewer than 16384 elements, 1 of" in int8[0]
+    assert policy == bf16 == []
+    assert others == [[]] * 5
+    on_one_host, _ = run_ranks(2, _too_small, "aa")  # where powersgd alone would do something
+    assert [len(said) for said in on_one_host] == [0, 0, 1, 0, 0], (
+        "only powersgd is for one host, too"
+    )

@@ -1,5 +1,8 @@
 """Tensors of TensorFlow that travel coded."""
 
+import os
+import warnings
+
 import numpy as np
 import pytest
 
@@ -80,3 +83,28 @@ def _alone():
 
 def test_one_rank_alone_codes_nothing():
     run_ranks(1, _alone, launcher="python")
+
+
+def _too_small():
+    import tensorflow as tf
+
+    rank = os.environ["AIACC_RANK"]
+    os.environ.update(AIACC_LOCAL_RANK="0", AIACC_LOCAL_SIZE="1")  # each on a host of its own
+    import aiacc.tensorflow as hvd
+
+    hvd.init()
+    weight, total = tf.Variable(tf.ones([4, 4])), tf.Variable(tf.ones(3))
+    plain = tf.GradientTape(persistent=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with hvd.DistributedGradientTape(plain, compression="int8") as tape:
+            loss = tf.reduce_sum(weight) + tf.reduce_sum(total)
+        for _ in range(2):
+            tape.gradient(loss, [weight, total])
+    said = [str(one.message) for one in caught if "compress" in str(one.message)]
+    assert len(said) == (rank == "0"), said
+    assert all("2 gradients: 1 of fewer than 16384 elements, 1 of" in text for text in said)
+
+
+def test_a_codec_that_is_for_nothing_is_said_once():
+    run_ranks(2, _too_small)

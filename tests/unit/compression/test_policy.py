@@ -2,7 +2,7 @@
 
 import pytest
 
-from aiacc.compression.codecs import BF16, NONE, MSTopK, Quantised, Sparse
+from aiacc.compression.codecs import BF16, NONE, MSTopK, PowerSGD, Quantised, Sparse
 from aiacc.compression.policy import Policy
 
 SHAPE = (128, 128)
@@ -119,3 +119,16 @@ def test_steps_count_from_0():
 def test_arguments_of_other_types_are_named(arguments, text):
     with pytest.raises(TypeError, match=text):
         Policy(**{"codec": MSTopK(), **arguments})
+
+
+def test_it_says_why_it_compresses_nothing():
+    small, large = ("w", (10, 10), "float32"), ("w", SHAPE, "float32")
+    for policy, gradients, why in (
+        (Policy(MSTopK()), [small], "compresses none of 1 gradients: 1 of fewer than 16384 elem"),
+        (Policy(MSTopK()), [("w", SHAPE, "float64"), ("b", (9,), "float32")], "1 of float64, 1 of"),
+        (Policy(MSTopK(), exclude=("*",)), [large], "1 that include and exclude leave out"),
+        (Policy(PowerSGD(rank=64)), [large], "1 that powersgd:rank=64 would not make shorter"),
+    ):
+        assert why in policy.idle(gradients)
+    assert Policy(NONE).idle([small]) == Policy(MSTopK()).idle([]) == ""
+    assert Policy(MSTopK()).idle([small, large]) == ""
