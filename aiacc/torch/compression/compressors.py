@@ -12,6 +12,7 @@ import torch
 
 from aiacc.compression import compressor
 from aiacc.compression.codecs import MSTopK, PowerSGD, Quantised, RandomK
+from aiacc.compression.policy import Policy
 
 
 class Compressor(Protocol):
@@ -134,6 +135,17 @@ def compressor_of(compression: Any) -> Any:
     """As `aiacc.compression.compressor.compressor_of`, with the compressors below."""
     casts = {"none": Compression.none, "fp16": Compression.fp16, "bf16": Compression.bf16}
     return compressor.compressor_of(compression, casts, CodedCompressor)
+
+
+def scatter_compressor_of(compression: Any) -> Any:
+    """`compressor_of`, and ValueError for a policy, which has no `compress`."""
+    compression = compressor_of(compression)
+    if isinstance(compression, Policy):
+        raise ValueError(
+            f"compression={compression} of a reduce-scatter (expected one of Compression: a Policy "
+            "is for DistributedOptimizer); use Compression.bf16"
+        )
+    return compression
 
 
 def name_of(compression: Any) -> str:

@@ -13,14 +13,14 @@ from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, check_scatter_op
 from aiacc.process_sets import ProcessSet, global_process_set
 from aiacc.torch.adapter import wait
-from aiacc.torch.compression.compressors import Compression, Compressor
+from aiacc.torch.compression.compressors import (
+    Compression,
+    Compressor,
+    scatter_compressor_of,
+)
 from aiacc.torch.ops.autograd import apply_to_group, grad_name
 from aiacc.torch.ops.grouped_allgather import grouped_allgather_async
-from aiacc.torch.ops.reducescatter import (
-    scatter_compressor,
-    scatter_grad_factor,
-    scattered_output,
-)
+from aiacc.torch.ops.reducescatter import scatter_grad_factor, scattered_output
 from aiacc.torch.ops.tensor_list import (
     Tensors,
     addresses_of,
@@ -84,7 +84,7 @@ def grouped_reducescatter(
             if the ranks disagree about it.
     """
     group = group_of(tensors, "grouped_reducescatter", name, rows=True)
-    compression = scatter_compressor(compression)
+    compression = scatter_compressor_of(compression)
     compressed = [compression.compress(tensor) for tensor in group]
     parts = apply_to_group(
         _GroupedReducescatter,

@@ -11,10 +11,13 @@ from aiacc.collectives.handles import pending
 from aiacc.collectives.labels import label_of
 from aiacc.collectives.reduce_ops import Average, Sum, check_scatter_op
 from aiacc.collectives.splits import scattered_rows
-from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set, rank_and_size
 from aiacc.torch.adapter import check_rows, tensor_of, view_of, wait
-from aiacc.torch.compression.compressors import Compression, Compressor, compressor_of
+from aiacc.torch.compression.compressors import (
+    Compression,
+    Compressor,
+    scatter_compressor_of,
+)
 from aiacc.torch.ops.allgather import allgather_async
 from aiacc.torch.ops.autograd import apply, grad_name
 
@@ -82,23 +85,12 @@ def reducescatter(
         CollectiveError: Another op; or the operation failed, `MismatchError` if the ranks disagree
             about it.
     """
-    compression = scatter_compressor(compression)
+    compression = scatter_compressor_of(compression)
     compressed, ctx = compression.compress(tensor)
     part: torch.Tensor = apply(
         _Reducescatter, compressed, name, op, process_set, prescale_factor, postscale_factor
     )
     return compression.decompress(part, ctx)
-
-
-def scatter_compressor(compression: Any) -> Any:
-    """`compressor_of`, and ValueError for a policy, which has no `compress`."""
-    compressor = compressor_of(compression)
-    if isinstance(compressor, Policy):
-        raise ValueError(
-            f"compression={compressor} of a reduce-scatter (expected one of Compression: a Policy "
-            "is for DistributedOptimizer); use Compression.bf16"
-        )
-    return compressor
 
 
 def scattered_output(tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
