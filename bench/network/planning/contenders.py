@@ -117,6 +117,7 @@ def task(contender: Contender, made: Mapping[str, Plan], trace: Trace) -> dict[s
         "warmup": contender.warmup,
         "lanes": contender.lanes,
         "views": contender.views,
+        "unsent": contender.kind == "aiacc" and contender.name != "auto",
         "plan": None,
         "limits_mib": None,
     }

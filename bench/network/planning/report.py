@@ -18,6 +18,7 @@ from bench.network.planning.tables import (
     predicted_s,
     spread_s,
     steps_table,
+    unsent_lines,
     verdicts_table,
 )
 from bench.network.report import figures
@@ -46,6 +47,7 @@ def tables(runs: Sequence[Run]) -> str:
         "core sends it (as the planner sees it, one bucket at a time); bold "
         "where they are apart by more than 15 %, and by more than noise:",
         exposed_table(runs),
+        unsent_lines(runs),
         "What was expected:",
         verdicts_table(runs),
         "Buckets of the plans:",
@@ -54,7 +56,7 @@ def tables(runs: Sequence[Run]) -> str:
     missing = left_out(runs)
     if missing:
         parts += ["Not measured:", missing]
-    return "\n\n".join([*parts, provenance(list(runs))])
+    return "\n\n".join([*filter(None, parts), provenance(list(runs))])
 
 
 def plot(runs: Sequence[Run]) -> Any:

@@ -53,6 +53,10 @@ def main() -> None:
                 if task["kind"] != "none":
                     parameters = [parameter.detach() for parameter in model.parameters()]
                     gradients.check(parameters, -(size + 1) / 2)
+            if task["unsent"]:
+                model = LayeredModel(gradients, device)
+                with _trained(task, model, gradients.names, number, sent=False) as trained:
+                    found[task["name"]]["unsent_s"] = _unsent(task, job["steps"], trained, device)
         except SkippedError as reason:
             found[task["name"]] = {"skipped": str(reason)}
         del model
@@ -86,9 +90,32 @@ def _measure(task: Any, steps: int, trained: Trained, device: Device) -> dict[st
     }
 
 
+def _unsent(task: Any, steps: int, trained: Trained, device: Device) -> list[float]:
+    """Seconds of steps in which nothing is sent, in each those of the slowest rank.
+
+    Ranks begin together, as after a step in which they wait for each other.
+    """
+    import aiacc.torch as hvd
+
+    found = []
+    for _ in range(1 + steps):
+        hvd.barrier()
+        began = time.perf_counter()
+        _measure({**task, "warmup": 0}, 0, trained, device)
+        found.append(time.perf_counter() - began)
+    slowest = hvd.allreduce(torch.tensor(found[1:], dtype=torch.float64), op=hvd.Max)
+    return [float(seconds) for seconds in slowest]
+
+
 @contextmanager
-def _trained(task: Any, model: LayeredModel, names: list[str], number: int) -> Iterator[Trained]:
-    """What is called, what steps, and what the result says besides."""
+def _trained(
+    task: Any, model: LayeredModel, names: list[str], number: int, sent: bool = True
+) -> Iterator[Trained]:
+    """What is called, what steps, and what the result says besides.
+
+    Unless ``sent``, each rank trains in a process set of its own: it does all that the others'
+    steps do, and nothing leaves it.
+    """
     optimizer: torch.optim.Optimizer = Update(model.parameters())
     if task["kind"] == "none":
         yield model, optimizer, dict
@@ -109,19 +136,23 @@ def _trained(task: Any, model: LayeredModel, names: list[str], number: int) -> I
         import aiacc.torch as hvd
 
         os.environ["AIACC_LANES"] = str(task["lanes"])
-        hvd.init()
+        ranks = [] if sent else range(int(os.environ["AIACC_SIZE"]))
+        sets = [hvd.ProcessSet([rank]) for rank in ranks]
+        hvd.init(process_sets=sets)
+        own = hvd.global_process_set if sent else sets[hvd.rank()]
         named = list(zip(names, model.parameters(), strict=True))
-        ours = _ours(optimizer, named, task, model)
+        ours = _ours(optimizer, named, task, model, own)
         yield model, ours, lambda: _counts(ours)
+        hvd.barrier()  # a rank that is alone in its set may be ahead of the others
         hvd.shutdown()
 
 
-def _ours(optimizer: torch.optim.Optimizer, named: Any, task: Any, model: Any) -> Any:
+def _ours(optimizer: torch.optim.Optimizer, named: Any, task: Any, model: Any, own: Any) -> Any:
     import aiacc.torch as hvd
 
     plan = task["plan"]
     if plan is None:
-        return hvd.DistributedOptimizer(optimizer, named)
+        return hvd.DistributedOptimizer(optimizer, named, process_set=own)
     if plan == "auto":
         try:
             return hvd.DistributedOptimizer(optimizer, named, plan=plan)  # type: ignore[arg-type]
@@ -131,10 +162,14 @@ def _ours(optimizer: torch.optim.Optimizer, named: Any, task: Any, model: Any) -
     decoded = Plan.decode(plan)
     if decoded.schedule == ALL_REDUCE:
         return hvd.DistributedOptimizer(
-            optimizer, named, plan=decoded, gradient_as_bucket_view=task["views"]
+            optimizer,
+            named,
+            plan=decoded,
+            gradient_as_bucket_view=task["views"],
+            process_set=own,
         )
     return hvd.DistributedOptimizer(
-        optimizer, named, plan=decoded, schedule=decoded.schedule, model=model
+        optimizer, named, plan=decoded, schedule=decoded.schedule, model=model, process_set=own
     )
 
 

@@ -25,14 +25,12 @@ Run = Mapping[str, Any]
 
 def medians(run: Run, name: str) -> list[float]:
     """Seconds of a contender's step in each round that it has finished."""
-    found = [job[name]["seconds"] for job in run["jobs"] if "seconds" in job.get(name, {})]
-    return [median(seconds) for seconds in found]
+    return [median(seconds) for seconds in _samples(run, name, "seconds")]
 
 
 def step_s(run: Run, name: str) -> float | None:
     """Median seconds of all its steps, None if there are none."""
-    found = [job[name]["seconds"] for job in run["jobs"] if "seconds" in job.get(name, {})]
-    samples = [value for seconds in found for value in seconds]
+    samples = [value for seconds in _samples(run, name, "seconds") for value in seconds]
     return median(samples) if samples else None
 
 
@@ -43,12 +41,32 @@ def spread_s(run: Run, *names: str) -> float:
 
 
 def exposed_s(run: Run, name: str) -> float | None:
-    """Seconds by which a step is longer than one without communication.
+    """Seconds by which a step is longer than one of the same optimizer in which nothing is sent.
 
-    Where that was not measured, its computation stands for it.
+    Where that was not measured, a step without an optimizer of ours stands for it, or what is
+    computed.
     """
-    value, alone = step_s(run, name), step_s(run, ALONE)
+    value, alone = step_s(run, name), unsent_s(run, name)
     return None if value is None else value - (run["compute_s"] if alone is None else alone)
+
+
+def unsent_s(run: Run, name: str) -> float | None:
+    """Median seconds of all steps that a contender's ``exposed_s`` begins from."""
+    found = _samples(run, name, "unsent_s") or _samples(run, ALONE, "seconds")
+    samples = [value for seconds in found for value in seconds]
+    return median(samples) if samples else None
+
+
+def noise_s(run: Run, name: str) -> float:
+    """Noise of ``exposed_s``: the widest range of the rounds' medians, sent and not."""
+    alone = [median(seconds) for seconds in _samples(run, name, "unsent_s")]
+    if not alone:
+        return spread_s(run, name, ALONE)
+    return max(spread_s(run, name), max(alone) - min(alone))
+
+
+def _samples(run: Run, name: str, which: str) -> list[list[float]]:
+    return [job[name][which] for job in run["jobs"] if which in job.get(name, {})]
 
 
 def predicted_s(run: Run, contender: Contender) -> float | None:
@@ -91,12 +109,27 @@ def exposed_table(runs: Sequence[Run]) -> str:
                 cells.append("")
                 continue
             text = f"{measured * 1e3:.0f} / {predicted * 1e3:.0f}"
-            near = is_near(measured, predicted, spread_s(run, one.name, ALONE))
+            near = is_near(measured, predicted, noise_s(run, one.name))
             planner = planner_s(run, one)
             behind = "" if planner is None else f" ({planner * 1e3:.0f})"
             cells.append((text if near else f"**{text}**") + behind)
         rows.append(cells)
     return _table([*_CASE, *(one.title for one in shown)], rows)
+
+
+def unsent_lines(runs: Sequence[Run]) -> str:
+    """Markdown: what the optimizers cost while nothing is sent; "" if that was not measured."""
+    lines = []
+    for run in runs:
+        names = [one.name for one in CONTENDERS if _samples(run, one.name, "unsent_s")]
+        found = {name: (unsent_s(run, name) or 0.0) * 1e3 for name in names}
+        if found:
+            low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+            lines.append(
+                f"* {run['cell']['name']}: the slowest rank's steps in which nothing is sent take "
+                f"{found[low]:.0f} (`{low}`) to {found[high]:.0f} ms (`{high}`)"
+            )
+    return "\n".join(lines)
 
 
 def buckets_table(runs: Sequence[Run]) -> str:
@@ -135,7 +168,7 @@ def verdicts(run: Run) -> list[tuple[str, str, bool]]:
     for one in CONTENDERS:
         measured, predicted = exposed_s(run, one.name), predicted_s(run, one)
         if measured is not None and predicted is not None:
-            good = is_near(measured, predicted, spread_s(run, one.name, ALONE))
+            good = is_near(measured, predicted, noise_s(run, one.name))
             near, all_of_them = near + good, all_of_them + 1
     if all_of_them:
         what = f"exposed communication within {NEAR:.0%} of the prediction, or within noise"

@@ -129,6 +129,9 @@ def test_tasks_have_the_plan_in_names_of_the_model():
         assert sorted(sum(decoded.buckets, ())) == sorted(name for name, _ in work.shapes)
     assert tasks["decoupled_1"]["plan"] == tasks["decoupled"]["plan"]
     assert tasks["decoupled_1"]["lanes"] == 1
+    assert {name for name, told in tasks.items() if told["unsent"]} == {
+        one.name for one in CONTENDERS if one.kind == "aiacc" and one.name != "auto"
+    }
     assert tasks["auto"]["plan"] == "auto"
     assert tasks["dynamic"]["plan"] is tasks["ddp"]["limits_mib"] is None
     assert len(tasks["ddp_list"]["limits_mib"]) == len(made["optimal"].buckets)
@@ -178,6 +181,21 @@ def test_exposed_is_what_a_step_without_communication_has_not():
     assert tables.exposed_s(run, "optimal") == pytest.approx(0.15)
     del run["jobs"][0]["none"], run["jobs"][1]["none"]
     assert tables.exposed_s(run, "optimal") == pytest.approx(0.2)
+
+
+def test_what_the_same_optimizer_takes_without_sending_is_not_exposed():
+    run = _run(optimal=[1.2, 1.2], none=[1.05, 1.05])
+    for job, alone in zip(run["jobs"], (1.10, 1.14), strict=True):
+        job["optimal"]["unsent_s"] = [alone]
+    assert tables.unsent_s(run, "optimal") == pytest.approx(1.12)
+    assert tables.exposed_s(run, "optimal") == pytest.approx(0.08)
+    assert tables.noise_s(run, "optimal") == pytest.approx(0.04)
+    assert tables.unsent_s(run, "auto") == pytest.approx(1.05)
+    assert tables.unsent_lines([run]) == (
+        "* resnet50:1000:10:1: the slowest rank's steps in which nothing is sent take 1120 "
+        "(`optimal`) to 1120 ms (`optimal`)"
+    )
+    assert tables.unsent_lines([_run(optimal=[1.2, 1.2])]) == ""
 
 
 @pytest.mark.parametrize(
