@@ -23,20 +23,23 @@ ALONE = "none"
 Run = Mapping[str, Any]
 
 
-def medians(run: Run, name: str) -> list[float]:
-    """Seconds of a contender's step in each round that it has finished."""
-    return [median(seconds) for seconds in _samples(run, name, "seconds")]
+def medians(run: Run, name: str, which: str = "seconds") -> list[float]:
+    """Seconds of a contender's step in each round that it has finished.
+
+    ``which`` may be ``unsent_s``, for those in which nothing is sent, here and below.
+    """
+    return [median(seconds) for seconds in _samples(run, name, which)]
 
 
-def step_s(run: Run, name: str) -> float | None:
+def step_s(run: Run, name: str, which: str = "seconds") -> float | None:
     """Median seconds of all its steps, None if there are none."""
-    samples = [value for seconds in _samples(run, name, "seconds") for value in seconds]
+    samples = [value for seconds in _samples(run, name, which) for value in seconds]
     return median(samples) if samples else None
 
 
-def spread_s(run: Run, *names: str) -> float:
+def spread_s(run: Run, *names: str, which: str = "seconds") -> float:
     """Noise: the widest range of the rounds' medians, of any of these contenders."""
-    rounds = [found for name in names if (found := medians(run, name))]
+    rounds = [found for name in names if (found := medians(run, name, which))]
     return max((max(found) - min(found) for found in rounds), default=0.0)
 
 
@@ -52,17 +55,15 @@ def exposed_s(run: Run, name: str) -> float | None:
 
 def unsent_s(run: Run, name: str) -> float | None:
     """Median seconds of all steps that a contender's ``exposed_s`` begins from."""
-    found = _samples(run, name, "unsent_s") or _samples(run, ALONE, "seconds")
-    samples = [value for seconds in found for value in seconds]
-    return median(samples) if samples else None
+    alone = step_s(run, name, "unsent_s")
+    return step_s(run, ALONE) if alone is None else alone
 
 
 def noise_s(run: Run, name: str) -> float:
     """Noise of ``exposed_s``: the widest range of the rounds' medians, sent and not."""
-    alone = [median(seconds) for seconds in _samples(run, name, "unsent_s")]
-    if not alone:
+    if not _samples(run, name, "unsent_s"):
         return spread_s(run, name, ALONE)
-    return max(spread_s(run, name), max(alone) - min(alone))
+    return max(spread_s(run, name), spread_s(run, name, which="unsent_s"))
 
 
 def _samples(run: Run, name: str, which: str) -> list[list[float]]:
@@ -121,8 +122,8 @@ def unsent_lines(runs: Sequence[Run]) -> str:
     """Markdown: what the optimizers cost while nothing is sent; "" if that was not measured."""
     lines = []
     for run in runs:
-        names = [one.name for one in CONTENDERS if _samples(run, one.name, "unsent_s")]
-        found = {name: (unsent_s(run, name) or 0.0) * 1e3 for name in names}
+        all_of_them = {one.name: step_s(run, one.name, "unsent_s") for one in CONTENDERS}
+        found = {name: value * 1e3 for name, value in all_of_them.items() if value is not None}
         if found:
             low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
             lines.append(
