@@ -62,7 +62,7 @@ def _counts(lanes):
     hvd.barrier()
     hvd.shutdown()
     assert footprint.open_sockets() == before
-    assert started() == 0
+    assert footprint.threads_after_join(threads_before) == threads_before
 
 
 @pytest.mark.parametrize(("size", "lanes"), [(2, 1), (3, 4), (5, 2), (8, 4)])

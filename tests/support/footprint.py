@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from pathlib import Path
 
 #: Beside the sockets to other ranks: where they connect.
@@ -64,3 +66,13 @@ def open_sockets() -> int:
 def running_threads() -> int:
     """Threads of this process."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def threads_after_join(expected: int) -> int:
+    """The same, after threads were joined: join returns before the kernel takes a thread off its
+    list, which has no event, so this reads until there are at most `expected`, for 10 s at most.
+    """
+    deadline = time.monotonic() + 10
+    while (number := running_threads()) > expected and time.monotonic() < deadline:
+        os.sched_yield()
+    return number

@@ -18,12 +18,12 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from aiacc import _core
+from tests.support import footprint
 from tests.support.ranks import ROOT, rank_environment, run_ranks
 
 
 def _open_things():
-    """Threads, descriptors by kind, shared memory by name and by mapping of this process."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    """Descriptors by kind, shared memory by name and by mapping of this process."""
     descriptors = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -32,10 +32,11 @@ def _open_things():
             continue
     files = sorted(path.name for path in Path("/dev/shm").glob("*aiacc*"))
     mapped = Path("/proc/self/maps").read_text().count("memfd:aiacc")
-    return threads, sorted(descriptors), files, mapped
+    return sorted(descriptors), files, mapped
 
 
 def _init_and_shut_down(times):
+    threads = footprint.running_threads()
     hvd.init()  # what stays for good, such as the lock of atexit, is there after the first
     hvd.shutdown()
     before = _open_things()
@@ -48,6 +49,7 @@ def _init_and_shut_down(times):
         hvd.shutdown()
         hvd.shutdown()
     assert _open_things() == before
+    assert footprint.threads_after_join(threads) == threads
 
 
 def test_initialise_and_shut_down_many_times_leaves_nothing():

@@ -14,7 +14,7 @@
 #include "csrc/base/error.h"
 #include "csrc/base/log.h"
 #include "csrc/control/tcp/connector.h"
-#include "tests/cpp/support/descriptor_limit.h"
+#include "tests/cpp/support/process.h"
 #include "tests/cpp/support/ranks.h"
 
 namespace aiacc {

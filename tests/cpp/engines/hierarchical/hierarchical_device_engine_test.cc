@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,6 +16,7 @@
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/nccl_world.h"
+#include "tests/cpp/support/process.h"
 
 namespace aiacc {
 namespace {
@@ -284,16 +284,6 @@ void with_host_lanes(NcclWorld& world, int lanes, const FakeEngine::Before& befo
   EXPECT_EQ(0, world.cuda.misuses());
 }
 
-int threads_of_process() {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  int threads = 0;
-  while (status >> word && word != "Threads:") {
-  }
-  status >> threads;
-  return threads;
-}
-
 TEST(HostStagedEngine, WhatIsOnTheNetworkDoesNotKeepTheNextFromBeingLaunched) {
   NcclWorld world(2);
   std::atomic<bool> go{false};
@@ -354,8 +344,8 @@ TEST(HostStagedEngine, UnitsOfDifferentLanesOverlap) {
 
 TEST(HostStagedEngine, TheNumberOfThreadsIsConstant) {
   NcclWorld world(2);
-  std::atomic<int> most{0};
-  const auto before = [&](int, std::size_t) { most = std::max(most.load(), threads_of_process()); };
+  std::atomic<std::size_t> most{0};
+  const auto before = [&](int, std::size_t) { most = std::max(most.load(), process_threads()); };
   std::atomic<int> arrived{0};
   with_host_lanes(world, 4, before, [&](int, DeviceEngine& engine) {
     std::vector<std::vector<float>> tensors(5, std::vector<float>(60'000));  // a part per lane
@@ -374,7 +364,7 @@ TEST(HostStagedEngine, TheNumberOfThreadsIsConstant) {
     };
     step();  // makes streams, which are threads of the fake
     meet(1);
-    const int threads = threads_of_process();
+    const std::size_t threads = process_threads();
     most = 0;
     meet(2);
     for (int i = 0; i < 5; ++i) {
@@ -382,7 +372,7 @@ TEST(HostStagedEngine, TheNumberOfThreadsIsConstant) {
     }
     meet(3);
     EXPECT_EQ(threads, most.load());
-    EXPECT_EQ(threads, threads_of_process());
+    EXPECT_EQ(threads, process_threads());
     meet(4);
   });
 }

@@ -16,7 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "tests/cpp/support/descriptor_limit.h"
+#include "tests/cpp/support/process.h"
 
 namespace aiacc {
 namespace {
