@@ -50,11 +50,7 @@ class GpuRank {
     coordinator_.release(handle);
     settle();
   }
-  void settle() const {
-    while (cuda_.driver().stream_query(stream_) == kCudaNotReady) {
-      std::this_thread::yield();
-    }
-  }
+  void settle() const { cuda_.settle(stream_); }
 
  private:
   FakeCuda& cuda_;

@@ -67,6 +67,11 @@ template <class Run>
 CodedResults coded_steps(
     int rank, const Coding& coding, bool feedback, std::uint32_t process_set, Run run) {
   constexpr int kSteps = 3;
+#ifdef __SANITIZE_THREAD__  // where each access is slow
+  constexpr std::size_t kSeveralUnits = 50'003;
+#else
+  constexpr std::size_t kSeveralUnits = 200'003;
+#endif
   struct Form {
     const char* name;
     std::vector<std::size_t> counts;
@@ -74,7 +79,7 @@ CodedResults coded_steps(
     double prescale;
     double postscale;
   };
-  const std::vector<Form> forms = {{"cut", {200'003}, true, 1, 1},
+  const std::vector<Form> forms = {{"cut", {kSeveralUnits}, true, 1, 1},
                                    {"short", {150}, true, 1, 1},
                                    {"apart", {3001}, false, 1, 1},
                                    {"scaled", {3001}, false, 0.3, 1.7},

@@ -30,7 +30,7 @@ FakeCuda::~FakeCuda() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
-    changed_.notify_all();
+    wake();
   }
   for (const auto& stream : streams_) {
     stream->thread.join();
@@ -129,9 +129,9 @@ void FakeCuda::work(Stream& stream) {
     const auto ready = [&] { return ending_ || can_run(stream); };
     while (!ready()) {
       if (!stream.queue.empty() && stream.queue.front().looks_at != nullptr) {
-        changed_.wait_for(lock, std::chrono::microseconds(200));
+        stream.changed.wait_for(lock, std::chrono::microseconds(200));
       } else {
-        changed_.wait(lock);
+        stream.changed.wait(lock);
       }
     }
     if (ending_) {
@@ -145,12 +145,23 @@ void FakeCuda::work(Stream& stream) {
       task.run();
       lock.lock();
     }
+    stream.busy = false;
     if (task.completes != nullptr) {
       task.completes->reached = true;
+      wake();
+    } else {
+      changed_.notify_all();
     }
-    stream.busy = false;
-    changed_.notify_all();
   }
+}
+
+void FakeCuda::wake() {
+  for (const auto& stream : streams_) {
+    if (ending_ || can_run(*stream)) {
+      stream->changed.notify_one();
+    }
+  }
+  changed_.notify_all();
 }
 
 void FakeCuda::hold() {
@@ -161,7 +172,7 @@ void FakeCuda::hold() {
 void FakeCuda::release() {
   const std::lock_guard lock(mutex_);
   held_ = false;
-  changed_.notify_all();
+  wake();
 }
 
 void FakeCuda::begin_loading() {
@@ -182,6 +193,13 @@ void FakeCuda::drain() {
       return stream->queue.empty() && !stream->busy;
     });
   });
+}
+
+void FakeCuda::settle(CudaStream handle) {
+  std::unique_lock lock(mutex_);
+  const Stream* stream = find(handle);
+  AIACC_CHECK(stream != nullptr);
+  changed_.wait(lock, [stream] { return stream->queue.empty() && !stream->busy; });
 }
 
 void FakeCuda::set_capturing(CudaStream handle, bool capturing) {
@@ -207,7 +225,7 @@ CudaResult FakeCuda::push(CudaStream handle, Task task) {
     return refuse(kCudaInvalidHandle);
   }
   stream->queue.push_back(std::move(task));
-  changed_.notify_all();
+  stream->changed.notify_one();
   return kCudaSuccess;
 }
 

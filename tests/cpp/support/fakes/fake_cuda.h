@@ -39,6 +39,8 @@ class FakeCuda {
   void release();
   /// Blocks until every stream is empty. For tests; what is tested cannot call it.
   void drain();
+  /// Blocks until that stream has done everything; no call that tests count.
+  void settle(CudaStream stream);
 
   /// Loading a module takes until `end_loading` from now on.
   void begin_loading();
@@ -98,6 +100,7 @@ class FakeCuda {
     bool busy = false;
     bool destroyed = false;
     bool capturing = false;
+    std::condition_variable changed;  ///< its own: one for all would wake all for each task
     std::thread thread;
   };
   struct Kernel {
@@ -129,6 +132,7 @@ class FakeCuda {
   Stream* add_stream(int device);
   void work(Stream& stream);
   bool can_run(const Stream& stream) const;
+  void wake();  ///< those streams that can go on, with the lock held
   CudaResult push(CudaStream stream, Task task);
   CudaResult take_memory(void** memory, std::size_t bytes, bool on_host);
   CudaResult give_memory_back(std::uintptr_t address, bool on_host);

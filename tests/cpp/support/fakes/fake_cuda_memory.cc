@@ -131,7 +131,9 @@ CudaResult FakeCuda::take_memory(void** memory, std::size_t bytes, bool on_host)
     return refuse(kCudaInvalidContext);
   }
   constexpr std::size_t kAlignment = 256;
-  Memory block{std::make_unique<std::byte[]>(bytes + kAlignment), bytes, device, on_host};
+  Memory block{nullptr, bytes, device, on_host};
+  block.bytes.reset(new std::byte[bytes + kAlignment]);
+  std::memset(block.bytes.get(), 0, bytes + kAlignment);  // at once: sanitizers count the stores
   const auto begin = reinterpret_cast<std::uintptr_t>(block.bytes.get());
   const std::uintptr_t address = (begin + kAlignment - 1) / kAlignment * kAlignment;
   const std::lock_guard lock(mutex_);
