@@ -78,7 +78,7 @@ AIACC_HOST_DEVICE std::uint32_t bins_before(Block& block, std::uint32_t warp) {
 /// it is not in the range, the state's range has a negative shift.
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void narrow_range(
-    Grid& grid, const SelectPlan& p, const SelectRange& range, std::uint32_t k, Before before) {
+    Grid& grid, const SelectPlan& p, SelectRange range, std::uint32_t k, Before before) {
   constexpr std::uint32_t kShare = kSelectBins / kSelectThreads;
   grid.blocks([&](auto& block) {
     if (block.number() != 0) {

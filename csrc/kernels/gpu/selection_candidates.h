@@ -40,7 +40,7 @@ AIACC_HOST_DEVICE void each_chunk(Warp& warp,
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void count_candidates_in_range(Grid& grid,
                                                                 const SelectPlan& p,
-                                                                const SelectRange& range) {
+                                                                SelectRange range) {
   grid.blocks([&](auto& block) {
     clear_bins(block, kSelectBins);
     block.warps([&](auto& warp) {
@@ -95,10 +95,10 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void count_candidates(Grid& grid, const SelectP
 /// Writes the pairs of a thread's candidates, from a slot on, and zeros to the residual. `before`:
 /// pairs before them.
 AIACC_HOST_DEVICE inline void take_candidates(const SelectPlan& p,
+                                              const SelectState& s,
                                               const SelectThread& thread,
                                               std::uint32_t slot,
                                               std::uint64_t before) {
-  const SelectState& s = *p.state;
   auto above = static_cast<std::uint32_t>(before);
   auto ties = static_cast<std::uint32_t>(before >> 32);
   AIACC_UNROLL
@@ -123,17 +123,16 @@ AIACC_HOST_DEVICE inline void take_candidates(const SelectPlan& p,
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void take_of_candidates(Grid& grid, const SelectPlan& plan) {
   const SelectPlan p = plan;  // in registers: nothing that is written may change it
+  const SelectState s = *p.state;
   grid.blocks([&](auto& block) {
     block.warps([&](auto& warp) {
       std::uint64_t before = pairs_before(block, warp, p);
       each_chunk(warp, number_of(grid, block, warp), p, [&](std::uint32_t slot) {
-        warp.each([&](std::uint32_t, SelectThread& thread) {
-          thread.pairs = pairs_of(*p.state, thread);
-        });
+        warp.each([&](std::uint32_t, SelectThread& thread) { thread.pairs = pairs_of(s, thread); });
         const std::uint64_t total =
             warp.sum_before([](SelectThread& thread) -> std::uint64_t& { return thread.pairs; });
         warp.each([&](std::uint32_t number, SelectThread& thread) {
-          take_candidates(p, thread, slot + number * 4, before + thread.pairs);
+          take_candidates(p, s, thread, slot + number * 4, before + thread.pairs);
         });
         before += total;
       });

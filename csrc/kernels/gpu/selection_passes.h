@@ -13,7 +13,7 @@ namespace {
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void count_strips_in_range(Grid& grid,
                                                             const SelectPlan& plan,
-                                                            const SelectRange& range) {
+                                                            SelectRange range) {
   const SelectPlan p = plan;  // in registers: nothing that is written may change it
   grid.blocks([&](auto& block) {
     clear_bins(block, kSelectBins);
@@ -39,7 +39,7 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void count_strips_in_range(Grid& grid,
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void count_sample_in_range(Grid& grid,
                                                             const SelectPlan& p,
-                                                            const SelectRange& range) {
+                                                            SelectRange range) {
   constexpr std::uint32_t kDistance = kSelectRow * kSelectSampled;
   grid.blocks([&](auto& block) {
     clear_bins(block, kSelectBins);
@@ -146,13 +146,13 @@ AIACC_HOST_DEVICE inline void write_pair(const SelectPlan& p,
 
 /// Writes a thread's pairs of a strip. Returns a bit for each.
 AIACC_HOST_DEVICE inline std::uint32_t take_of_strip(const SelectPlan& p,
+                                                     const SelectState& s,
                                                      std::uint32_t strip,
                                                      std::uint32_t number,
                                                      const SelectThread& thread,
                                                      std::uint64_t before,
                                                      RowCounts total,
                                                      RowCounts total_ties) {
-  const SelectState& s = *p.state;
   auto above = static_cast<std::uint32_t>(before);
   auto ties = static_cast<std::uint32_t>(before >> 32);
   std::uint32_t chosen = 0;
@@ -181,13 +181,14 @@ AIACC_HOST_DEVICE inline std::uint32_t take_of_strip(const SelectPlan& p,
 template <class Grid>
 AIACC_HOST_DEVICE AIACC_NOINLINE void take_of_strips(Grid& grid, const SelectPlan& plan) {
   const SelectPlan p = plan;  // in registers: nothing that is written may change it
+  const SelectState s = *p.state;
   grid.blocks([&](auto& block) {
     block.warps([&](auto& warp) {
       const std::uint32_t of = number_of(grid, block, warp);
       std::uint64_t before = pairs_before(block, warp, p);
       each_strip(warp, of, grid.size() * kWarps, p, [&](std::uint32_t strip) {
         warp.each([&](std::uint32_t, SelectThread& thread) {
-          pick_both(*p.state, thread);
+          pick_both(s, thread);
           thread.before = counts_of_rows(thread.picked);
           thread.ties_before = counts_of_rows(thread.ties);
         });
@@ -196,7 +197,8 @@ AIACC_HOST_DEVICE AIACC_NOINLINE void take_of_strips(Grid& grid, const SelectPla
         const RowCounts ties =
             warp.sum_before([](SelectThread& thread) -> RowCounts& { return thread.ties_before; });
         warp.each([&](std::uint32_t number, SelectThread& thread) {
-          const std::uint32_t chosen = take_of_strip(p, strip, number, thread, before, total, ties);
+          const std::uint32_t chosen =
+              take_of_strip(p, s, strip, number, thread, before, total, ties);
           if (p.residual_out != nullptr) {
             keep_strip(p, strip, number, thread, chosen);
           }

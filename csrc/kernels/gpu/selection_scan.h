@@ -56,7 +56,8 @@ AIACC_HOST_DEVICE void make_room(Warp& warp, const SelectPlan& p, Room& room, st
   room.found += found;
 }
 
-/// Writes a thread's candidates of a strip, and counts them in `range`.
+/// Writes a thread's candidates of a strip, and counts them in `range`. A loop over them: a thread
+/// has few, and unrolled a warp would run the code of nearly every place.
 template <class Shared>
 AIACC_HOST_DEVICE void write_candidates(const SelectPlan& p,
                                         Shared& shared,
@@ -65,34 +66,27 @@ AIACC_HOST_DEVICE void write_candidates(const SelectPlan& p,
                                         std::uint32_t number,
                                         RowCounts total,
                                         const SelectThread& thread,
-                                        const SelectRange& range) {
-  std::uint32_t first = 0;
-  AIACC_UNROLL
-  for (std::uint32_t row = 0; row < kSelectRows; ++row) {
-    if ((thread.picked >> (row * 4) & 0xf) != 0) {
-      std::uint32_t candidate = first + row_of(thread.before, row);
-      const std::uint32_t index = index_of(strip, number, row);
-      AIACC_UNROLL
-      for (std::uint32_t e = 0; e < 4; ++e) {
-        if ((thread.picked >> (row * 4 + e) & 1) != 0) {
-          const float value = thread.t[row * 4 + e];
-          const std::uint32_t slot = slot_of(room, candidate++);
-          p.candidate_values[slot] = value;
-          p.candidate_indices[slot] = index + e;
-          count_in_range(shared.bins, range, magnitude_of(value));
-        }
-      }
-    }
-    first += row_of(total, row);
+                                        SelectRange range) {
+  for (std::uint32_t left = thread.picked; left != 0; left &= left - 1) {
+    const std::uint32_t place = lowest_of(left);
+    const std::uint32_t row = place / 4;
+    const std::uint32_t rows_before = sum_of_rows(total & ((1U << (8 * row)) - 1));
+    const std::uint32_t here = ones_of(thread.picked & ~left & 0xfU << (4 * row));
+    const std::uint32_t slot = slot_of(room, rows_before + row_of(thread.before, row) + here);
+    const float value = element_of(thread, place);
+    p.candidate_values[slot] = value;
+    p.candidate_indices[slot] = index_of(strip, number, row) + place % 4;
+    count_in_range(shared.bins, range, magnitude_of(value));
   }
 }
 
-/// One pass that collects what reaches `low` as candidates, and counts it in `range`.
+/// One pass that collects what reaches `low` as candidates, and counts it in `range`. Ranges are
+/// given by value, here and elsewhere: in the state they would be read anew after every write.
 template <bool kAhead, class Grid>
 AIACC_HOST_DEVICE void scan_strips(Grid& grid,
                                    const SelectPlan& p,
                                    std::uint32_t low,
-                                   const SelectRange& range) {
+                                   SelectRange range) {
   const bool keeps = p.residual_out != nullptr && p.residual_out != p.residual;
   grid.blocks([&](auto& block) {
     auto& shared = block.shared();

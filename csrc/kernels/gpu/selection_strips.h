@@ -81,6 +81,25 @@ AIACC_HOST_DEVICE inline std::uint32_t ones_of(std::uint32_t bits) {
 #endif
 }
 
+/// The lowest bit that is set; there is one.
+AIACC_HOST_DEVICE inline std::uint32_t lowest_of(std::uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return static_cast<std::uint32_t>(__ffs(static_cast<int>(bits))) - 1;
+#else
+  return static_cast<std::uint32_t>(__builtin_ctz(bits));
+#endif
+}
+
+/// An element of a thread. Registers have no index, so it looks at all of them.
+AIACC_HOST_DEVICE inline float element_of(const SelectThread& thread, std::uint32_t place) {
+  float value = thread.t[0];
+  AIACC_UNROLL
+  for (std::uint32_t i = 1; i < kSelectElements; ++i) {
+    value = place == i ? thread.t[i] : value;
+  }
+  return value;
+}
+
 /// The first element of a thread's row, within the strip.
 AIACC_HOST_DEVICE inline std::uint32_t place_of(std::uint32_t number, std::uint32_t row) {
   return row * kSelectRow + number * 4;
@@ -268,13 +287,13 @@ AIACC_HOST_DEVICE void add_bins(Block& block, std::uint32_t* all, std::uint32_t 
 }
 
 /// Bins by which the next pass splits a range.
-AIACC_HOST_DEVICE inline int next_shift(const SelectRange& range) {
+AIACC_HOST_DEVICE inline int next_shift(SelectRange range) {
   return range.shift > 12 ? range.shift - 12 : 0;
 }
 
 /// Adds an element to the bins of the pass that splits `range`.
 AIACC_HOST_DEVICE inline void count_in_range(std::uint32_t* bins,
-                                             const SelectRange& range,
+                                             SelectRange range,
                                              std::uint32_t bits) {
   const std::uint32_t beyond = bits - range.base;
   if (bits >= range.base && beyond >> range.shift == 0) {
