@@ -186,8 +186,9 @@ def read_tensors_of(
 def poll(handle: int) -> bool:
     """Whether `wait` would return at once. ValueError for an unknown handle."""
 
-def wait(handle: int, stream: int = 0, /) -> None:
-    """Block (without the GIL) until done; raise what went wrong.
+def wait(handle: int, stream: int = 0, /) -> bool:
+    """Block (without the GIL) until done; raise what went wrong. Whether what travelled was coded:
+    it is not on one host whose ranks share memory, nor while a rank has joined, whatever was asked.
 
     Of memory on a CUDA device, done means that its work is queued: what follows on `stream` of that
     device (0: the legacy default one) comes after it.

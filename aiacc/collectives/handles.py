@@ -12,7 +12,7 @@ from aiacc.exceptions import CollectiveError
 #: the memory that the core uses, which so stays alive, and which that function is called with; the
 #: result; or, if that is only known at the end, what takes it from the core. (A plain tuple, which
 #: takes a tenth of the time of a named one.)
-Pending: TypeAlias = tuple[Callable[[int, Any], None], Any, Any, Callable[[int], Any] | None]
+Pending: TypeAlias = tuple[Callable[[int, Any], object], Any, Any, Callable[[int], Any] | None]
 
 #: By handle, of all front-ends: handles are unique in the process.
 pending: dict[int, Pending] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from typing import SupportsFloat
 
 from aiacc.exceptions import CollectiveError
 
@@ -77,8 +79,15 @@ def gradient_factors(op: int, gradient_predivide_factor: float) -> tuple[float, 
     """Prescale and postscale factor of the all-reduce of gradients. Pure.
 
     Raises:
-        ValueError: Divided before the sum, but not an average.
+        ValueError: A factor that nothing can be divided by; or divided before the sum, but not an
+            average.
     """
+    factor: object = gradient_predivide_factor  # a user's
+    if not isinstance(factor, SupportsFloat) or not 0 < abs(float(factor)) < math.inf:
+        raise ValueError(
+            f"gradient_predivide_factor={factor!r} (expected a finite number that is "
+            "not 0); leave it out to divide after the sum"
+        )
     if gradient_predivide_factor == 1.0:
         return 1.0, 1.0
     if op != Average:

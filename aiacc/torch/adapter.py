@@ -116,25 +116,28 @@ def view_of(tensor: torch.Tensor, what: str) -> View:
     raise refusal(tensor, what)
 
 
-def wait(handle: int, tensors: Sequence[torch.Tensor]) -> None:
+def wait(handle: int, tensors: Sequence[torch.Tensor]) -> bool:
     """Wait for an operation that uses the memory of ``tensors``, which are on one device.
 
     Blocks: until the operation is done or failed. On a CUDA device, done means queued: whatever the
     caller runs on its current stream from now on comes after it, and the host waits for no GPU.
+
+    Returns:
+        Whether what travelled was coded, see `_core.wait`.
 
     Raises:
         CollectiveError: The operation failed; `MismatchError` if the ranks disagree about it.
         ValueError: Unknown handle.
     """
     if not tensors or tensors[0].is_cpu:
-        _core.wait(handle)
-        return
+        return _core.wait(handle)
     device = device_of(tensors[0])
     stream = streams.current_stream(device)
-    _core.wait(handle, stream)
+    coded = _core.wait(handle, stream)
     # Memory that another stream has allocated goes to that one's next tensor as soon as nobody
     # holds it, unless the allocator knows that this stream comes after its use here.
     streams.record_use(tensors, device, stream)
+    return coded
 
 
 def tensor_of(handle: int) -> torch.Tensor:

@@ -103,7 +103,8 @@ const std::vector<Variable>& table() {
      "Seconds after which a frozen rank or a dead link is an error. A dead process is noticed at once. "
      "The ranks must agree."},
     {"CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY", &Config::cache_capacity, "4096", 0, 1048576, "",
-     "Names that may wait to come again; from then on they are one bit per round, however many. 0: none. The ranks must agree."},
+     "Number of tensor names to cache after they came once; those that come again stay cached, "
+     "however many, at one bit per round. 0: none. The ranks must agree."},
     {"LINGER_US", "", &Config::linger_us, "500", 0, 1e6, "",
      "Microseconds that submitted tensors may wait for more before the ranks agree on them."},
     {"SPIN_US", "", &Config::spin_us, "50", 0, 50, "",

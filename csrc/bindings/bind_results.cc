@@ -27,7 +27,8 @@ bool has_result(const Request& request) {
          request.kind == OpKind::kJoin || (request.kind == OpKind::kReceive && request.root < 0);
 }
 
-void wait(PyObject* const* arguments, Py_ssize_t count) {
+/// Whether what travelled was coded: it is not on one host, nor while a member has joined.
+bool wait(PyObject* const* arguments, Py_ssize_t count) {
   const Handle handle = PyLong_AsLongLong(arguments[0]);
   void* stream = count > 1 ? PyLong_AsVoidPtr(arguments[1]) : nullptr;
   if (PyErr_Occurred() != nullptr) {
@@ -49,6 +50,7 @@ void wait(PyObject* const* arguments, Py_ssize_t count) {
   if (!has_result(operation->request)) {
     coordinator.release(handle);
   }
+  return is_coded(operation->request.wire);
 }
 
 PyObject* call_wait(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -57,8 +59,7 @@ PyObject* call_wait(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
       throw py::type_error("[handle] wait of " + std::to_string(count) +
                            " arguments (expected a handle, and a stream for CUDA)");
     }
-    wait(arguments, count);
-    return none();
+    return PyBool_FromLong(wait(arguments, count) ? 1 : 0);
   });
 }
 

@@ -25,6 +25,9 @@ class CollectiveWork(Work):
     """One call of a process group, which may be several operations of the core.
 
     Threads: any. What `wait` raised once it raises again.
+
+    Attributes:
+        coded: Whether the step that was done last travelled coded.
     """
 
     def __init__(self, steps: list[Step], outputs: list[torch.Tensor], futures: Futures) -> None:
@@ -40,6 +43,7 @@ class CollectiveWork(Work):
         self._marks: dict[int, Any] = {}
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         self._error: Exception | None = None
+        self.coded = False
         futures.keep(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -55,7 +59,7 @@ class CollectiveWork(Work):
             while self._steps:
                 handle, finish, used = self._steps[0]
                 try:
-                    wait(handle, used)
+                    self.coded = wait(handle, used)
                     if finish is not None:
                         with torch.no_grad():
                             finish(handle)
