@@ -18,12 +18,17 @@ def per_tensor(problem: Problem) -> Plan:
 
 
 def single(problem: Problem) -> Plan:
-    """All gradients together after the backward pass; the papers' SyncEASGD."""
+    """All gradients of a kind together after the backward pass; the papers' SyncEASGD."""
+    problem = problem.by_kind()
     return planned(problem, "single", problem.ends_of_limit(float("inf")))
 
 
 def threshold(problem: Problem, mib: float = 25.0) -> Plan:
-    """Buckets that are closed when they have so many MiB, as DDP closes its own at 25."""
+    """Buckets that are closed when they have so many MiB, as DDP closes its own at 25.
+
+    Those of each kind are filled on their own, as DDP does.
+    """
     if not mib > 0:
         raise ValueError(f"buckets of {mib} MiB (expected > 0)")
+    problem = problem.by_kind()
     return planned(problem, f"threshold({mib:g})", problem.ends_of_limit(mib * _MIB))

@@ -87,8 +87,9 @@ class Affine:
 class Table:
     """Measured times, by operation and lanes; lines between its points, and on beyond the last.
 
-    Times that fall as bytes or lanes grow are raised to those of fewer: noise, or a switch of
-    protocols, would otherwise make padding look like a gain.
+    No size takes longer than a larger one, to which it could be padded: what was slower, by noise
+    or a switch of protocols, counts as that one. Times that fall as lanes grow are raised to those
+    of fewer.
     """
 
     #: By operation and number of lanes: pairs of bytes and seconds, in ascending order of bytes.
@@ -124,7 +125,7 @@ class Table:
 
     def _of_row(self, operation: str, lanes: int, nbytes: Any) -> Any:
         sizes, times = np.array(self.points[operation, lanes], float).T
-        times = np.maximum.accumulate(times)
+        times = np.minimum.accumulate(times[::-1])[::-1]
         slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
         beyond = np.maximum(0, np.asarray(nbytes, float) - sizes[-1])
         return np.interp(nbytes, sizes, times) + slope * beyond
@@ -202,6 +203,19 @@ class Hierarchical:
 def duration(seconds: float) -> str:
     """For people, with three digits."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def amount(nbytes: float) -> str:
+    """For people."""
+    for power, unit, least in ((30, "GiB", 1), (20, "MiB", 0.1), (10, "KiB", 1)):
+        if (number := nbytes / (1 << power)) >= least:
+            return f"{number:.2f} {unit}"
+    return counted(int(nbytes), "byte")
+
+
+def counted(number: int, what: str) -> str:
+    """Of things, for people: ``1 rank``, ``2 ranks``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _share(operation: str) -> float:

@@ -64,7 +64,7 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
             best = search.plan_within(*decoupled_passes(problem, best)) or best
     return Plan(
         planner="decoupled",
-        buckets=cut(trace, best),
+        buckets=cut(problem.tensors, best),
         schedule=DECOUPLED,
         predicted_s=best_s,
         bound_s=min(bound, best_s),

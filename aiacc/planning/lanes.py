@@ -30,6 +30,8 @@ from aiacc.planning.schedule import all_reduce_step
 _MIB = 1 << 20
 _LIMITS = (1, 2, 4, 8, 16, 25, 32, 64, 128)
 _MOST = 64
+#: Up to so many operations at a time each number is tried; beyond, powers of two.
+_EACH = 8
 #: Buckets that moving boundaries may simulate.
 _EFFORT = 12_000
 
@@ -42,20 +44,25 @@ def lanes(problem: Problem, most: int) -> Plan:
     if not 1 <= most <= _MOST:
         raise ValueError(f"lanes({most}) (expected 1 to {_MOST}, as of AIACC_LANES)")
     count, late = len(problem), problem.late.__getitem__
-    numbers = np.arange(1, most + 1)[:, None]
+    numbers = range(1, most + 1)
+    shared_by = np.array(numbers)[:, None]
+    tried = [n for n in numbers if n <= _EACH or n & (n - 1) == 0 or n == most]
+    rows = np.array(tried) - 1
 
     def by_lanes(j: int) -> Floats:
-        """A row for each number of lanes, then each divided by that, then the weights."""
-        costs = np.array([problem.costs_to(j, ALL_REDUCE, number) for number in range(1, most + 1)])
-        shares = costs / numbers
-        return np.vstack([costs, shares, shares.min(axis=0)])
+        """A row for each number that is tried, then each divided by that, then the weights."""
+        costs = np.array([problem.costs_to(j, ALL_REDUCE, number) for number in numbers])
+        shares = costs / shared_by
+        return np.vstack([costs[rows], shares[rows], shares.min(axis=0)])
 
-    costs_to = kept(by_lanes, (2 * most + 1) * count * count // 2)
-    found = [ends for ends, _ in best_ends_of_each(2 * most + 1, count, costs_to, late)]
+    some = len(tried)
+    costs_to = kept(by_lanes, (2 * some + 1) * count * count // 2)
+    found = [ends for ends, _ in best_ends_of_each(2 * some + 1, count, costs_to, late)]
     limited = [problem.ends_of_limit(limit * _MIB) for limit in _LIMITS]
     candidates: list[tuple[float, int, list[int]]] = []
-    for number in range(1, most + 1):
-        for ends in (found[number - 1], found[most + number - 1], found[-1], *limited):
+    for row, number in enumerate(tried):
+        different = {tuple(one) for one in (found[row], found[some + row], found[-1], *limited)}
+        for ends in map(list, different):
             candidates.append((all_reduce_step(problem, ends, number), number, ends))
     seconds, number, ends = min(candidates)
     bound = max(problem.trace.compute_s, _bound(problem, lambda j: costs_to(j)[-1]))
@@ -64,7 +71,7 @@ def lanes(problem: Problem, most: int) -> Plan:
     )
     return Plan(
         planner=f"lanes({most})",
-        buckets=cut(problem.trace, ends),
+        buckets=cut(problem.tensors, ends),
         lanes=number,
         predicted_s=seconds,
         bound_s=min(bound, seconds),

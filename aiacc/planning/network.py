@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,15 +19,22 @@ from aiacc.planning.cost import (
     Hierarchical,
     Table,
 )
+from aiacc.planning.execution import Sending
+from aiacc.planning.trace import parse_json
 
 VERSION = 1
 #: No number of a network is larger, so that no time overflows.
 _MOST = 1e18
 _MIB = 1 << 20
-#: Of an all-reduce of 1 MiB, or of a table's startup: longer ones were written in other units.
+#: Of an all-reduce of 1 MiB, and of each MiB of one of 1 GiB, far beyond most tables: longer ones
+#: were written in other units.
 _SLOWEST_S = 60.0
 #: Models that answer for any number of ranks.
 _FORMULAS = ("analytic", "hierarchical")
+#: Of the job that measured a table, and their bounds: those of AIACC_LANES and AIACC_UNIT_BYTES.
+_SENDING = {"lanes": (1, 64), "unit_bytes": (256, 1 << 30)}
+#: Fields that analytic networks alone have.
+_ANALYTIC = {"alpha", "gbit", "gamma", "algorithm"}
 #: Startup and seconds per byte that the authors of MG-WFBP and DeAR fitted to their clusters, as
 #: their releases have them, and the number of ranks.
 PUBLISHED = {
@@ -54,6 +62,15 @@ class Network:
         """Ranks that it was measured with; None if that is not known, or costs are a formula."""
         return None if self._kind in _FORMULAS else self.fields.get("world")
 
+    def sending(self, ranks: int | None) -> Sending:
+        """Parameters of the core in the job that measured it, as far as they are known."""
+        known: dict[str, Any] = {
+            name: int(self.fields[name]) for name in _SENDING if name in self.fields
+        }
+        if ranks is not None:
+            known["ranks"] = ranks
+        return dataclasses.replace(Sending(), **known)
+
     @property
     def _kind(self) -> str:
         return str(self.fields.get("model"))
@@ -63,7 +80,8 @@ class Network:
         if self._kind in ("affine", "table") and ranks is not None and ranks != self.world:
             raise NetworkError(
                 f"this network was measured with {self.world or 'a number of'} ranks, which says "
-                f"nothing about {ranks} (expected a network by alpha and gbit, or no --world)"
+                f"nothing about {ranks} (expected a network by alpha and gbit, or no --world, or "
+                f"world={ranks} among its fields if that is how many there were)"
             )
         return _cost(self.fields, ranks)
 
@@ -93,12 +111,15 @@ def network_of(text: str) -> Network:
             "a=1e-3,b=8e-10 or alpha=30e-6,gbit=10)"
         )
     try:
-        fields = json.loads(path.read_text())
-        if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
-            raise NetworkError(f"no network of version {VERSION}")
+        fields = parse_json(path.read_text())
+        if not isinstance(fields, dict) or not fields.keys().isdisjoint({"tensors", "buckets"}):
+            kind = "no JSON object" if not isinstance(fields, dict) else "a trace or a plan"
+            raise NetworkError(
+                f"the file holds {kind} (expected a network, as `aiacc-plan probe` writes it)"
+            )
+        if (version := fields.pop("version", None)) != VERSION:
+            raise NetworkError(f"version: {version!r} (expected {VERSION})")
         return _checked(fields)
-    except json.JSONDecodeError as error:
-        raise NetworkError(f"{path}, line {error.lineno}: no JSON ({error.msg})") from error
     except (ValueError, RecursionError) as error:
         raise NetworkError(f"{path}: {error}") from error
 
@@ -106,28 +127,32 @@ def network_of(text: str) -> Network:
 def _fields_of(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for part in text.split(","):
-        name, _, value = (text.strip() for text in part.partition("="))
+        name, _, value = (side.strip() for side in part.partition("="))
+        if not name:
+            raise NetworkError(
+                f"{part.strip()!r} in {text!r} (expected NAME=NUMBER, as in a=1e-3,b=8e-10)"
+            )
         if name in fields:
             raise NetworkError(f"{name}: comes twice in {text!r} (expected once)")
         try:
             fields[name] = value if name == "algorithm" else float(value)
         except ValueError as error:
             raise NetworkError(f"{name}: {value!r} (expected a number)") from error
-    fields["model"] = "analytic" if "alpha" in fields else "affine"
+    fields["model"] = "affine" if _ANALYTIC.isdisjoint(fields) else "analytic"
     return fields
 
 
 def _checked(fields: dict[str, Any]) -> Network:
     network = Network(fields)
     cost = network.cost(2 if fields.get("model") in _FORMULAS else network.world)
-    nbytes = 0 if isinstance(cost, Table) else _MIB  # points may be of small sizes only
-    seconds = float(cost.time(ALL_REDUCE, nbytes))
-    if seconds > _SLOWEST_S:
-        raise NetworkError(
-            f"an all-reduce of {nbytes} bytes takes {seconds:.3g} s (expected {_SLOWEST_S:g} s at "
-            "most); a, alpha and a table's times are in seconds, b in seconds per byte, gbit in "
-            "Gbit/s"
-        )
+    for mib in (1, 1024):
+        seconds, most = float(cost.time(ALL_REDUCE, mib * _MIB)), mib * _SLOWEST_S
+        if seconds > most:
+            raise NetworkError(
+                f"an all-reduce of {mib * _MIB} bytes takes {seconds:.3g} s (expected {most:g} s "
+                "at most); a, alpha and a table's times are in seconds, b in seconds per byte, "
+                "gbit in Gbit/s"
+            )
     return network
 
 
@@ -158,8 +183,8 @@ def _kind_of(fields: Mapping[str, Any]) -> str:
     """The model of a network whose fields are all known."""
     known = {
         "affine": {"a", "b", "of", "world", "capacity"},
-        "analytic": {"algorithm", "alpha", "gbit", "gamma", "capacity"},
-        "table": {"points", "world"},
+        "analytic": _ANALYTIC | {"capacity"},
+        "table": {"points", "world", *_SENDING},
         "hierarchical": {"inside", "between", "local"},
     }
     kind = fields.get("model")
@@ -172,6 +197,9 @@ def _kind_of(fields: Mapping[str, Any]) -> str:
         )
     if fields.get("world") is not None:
         _number(fields, "world", least=1, whole=True)
+    for name, (least, most) in _SENDING.items():
+        if name in fields:
+            _number(fields, name, least=least, below=most + 1, whole=True)
     return kind
 
 
@@ -182,14 +210,16 @@ def _number(
     at: str = "",
     *,
     least: float = 0.0,
+    below: float = _MOST,
     whole: bool = False,
 ) -> float:
     value = fields.get(name, default)
+    said = "missing" if value is None else f"{value!r:.50}"
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (good and least <= value < _MOST and (not whole or value == int(value))):
+    if not (good and least <= value < below and (not whole or value == int(value))):
         raise NetworkError(
-            f"{at}{name}: {value!r:.50} (expected a {'whole ' if whole else ''}number, "
-            f">= {least:g}{f' and < {_MOST:g}' if good and value >= _MOST else ''})"
+            f"{at}{name}: {said} (expected a {'whole ' if whole else ''}number, "
+            f">= {least:g}{f' and < {below:.10g}' if good and value >= below else ''})"
         )
     return float(value)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiacc.planning.trace import Trace
+from aiacc.planning.trace import Tensor, Trace, parse_json
 
 ALL_REDUCE = "all_reduce"
 DECOUPLED = "decoupled"
@@ -67,17 +67,13 @@ class Plan:
     @staticmethod
     def decode(text: str) -> Plan:
         """Inverse of `encode`. Raises ValueError, with line or field, for anything else."""
-        try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {error.lineno}: no JSON ({error.msg})") from error
-        except RecursionError as error:
-            raise ValueError("the file holds no plan (expected less nesting)") from error
+        fields = parse_json(text)
         kinds: dict[str, Any] = {"planner": str, "buckets": list, "schedule": str, "lanes": int}
         kinds |= {"predicted_s": (int, float), "bound_s": (int, float)}
-        if not isinstance(fields, dict) or not fields.keys() <= kinds.keys():
+        needed = {"planner", "buckets"}
+        if not isinstance(fields, dict) or not needed <= fields.keys() <= kinds.keys():
             raise ValueError(f"the file holds no plan (expected an object with {sorted(kinds)})")
-        for name, value in {"planner": None, "buckets": None, **fields}.items():
+        for name, value in fields.items():
             if not isinstance(value, kinds[name]) or isinstance(value, bool):
                 expected = "a number" if name.endswith("_s") else kinds[name].__name__
                 raise ValueError(f"{name}: {value!r:.100} (expected {expected})")
@@ -107,7 +103,7 @@ class Constraints:
 
     #: Of a bucket with more than one tensor; None: no limit.
     max_bytes: int | None = None
-    #: For each tensor of the trace, in its order: neighbours with different keys are never merged
+    #: For each tensor of the trace, in its order: those with different keys never share a bucket
     #: (device, process set). The dtype is one by itself. None: all are alike.
     keys: Sequence[str] | None = None
 
@@ -115,9 +111,9 @@ class Constraints:
 UNCONSTRAINED = Constraints()
 
 
-def cut(trace: Trace, ends: Iterable[int]) -> tuple[tuple[str, ...], ...]:
-    """Buckets that end behind so many tensors of the trace: ascending, the last one all of them."""
-    names = [tensor.name for tensor in trace.tensors]
+def cut(tensors: Iterable[Tensor], ends: Iterable[int]) -> tuple[tuple[str, ...], ...]:
+    """Buckets that end behind so many of ``tensors``: ascending, the last one all of them."""
+    names = [tensor.name for tensor in tensors]
     buckets, start = [], 0
     for end in ends:
         buckets.append(tuple(names[start:end]))

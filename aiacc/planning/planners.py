@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from aiacc.planning import baselines, lanes, mgwfbp, optimal
 from aiacc.planning.cost import CostModel
-from aiacc.planning.decoupled import decoupled
+from aiacc.planning.decoupled import RESOLUTION, decoupled
 from aiacc.planning.plan import UNCONSTRAINED, Constraints, Plan
 from aiacc.planning.problem import Problem
+from aiacc.planning.schedule import in_turn
 from aiacc.planning.trace import Trace
 
 DEFAULT = "optimal"
@@ -24,8 +25,11 @@ _SIMPLE: dict[str, Callable[[Problem], Plan]] = {
 }
 _WITH_NUMBER: dict[str, Callable[[Problem, float], Plan]] = {
     "threshold": baselines.threshold,
-    "lanes": lambda problem, most: lanes.lanes(problem, int(most)),
+    # A number of hundreds of digits is infinite.
+    "lanes": lambda problem, most: lanes.lanes(problem, int(min(most, 1e6))),
 }
+#: Of the step time: what these planners give for fewer buckets.
+_SLACK = {"optimal_k": optimal.SLACK, "decoupled": RESOLUTION}
 #: As they are written: those in ALL are what "all" stands for.
 ALL = (
     "per_tensor",
@@ -48,7 +52,17 @@ def plan(
         raise ValueError(
             f"planner {name!r} (expected {', '.join(_SIMPLE)}, threshold(MIB) or lanes(NUMBER))"
         )
-    return planner(Problem(trace, cost, constraints))
+    problem = Problem(trace, cost, constraints)
+    if not problem.takes_turns:
+        return planner(problem)
+    # Planners merge neighbours, so the kinds are put together in several ways: by the ends that
+    # buckets would have if all were of one kind, altogether, and as they come.
+    ends = planner(problem.of_one_kind()).ends
+    orders = (problem.by_kind(ends), problem.by_kind(), problem)
+    plans = [in_turn(problem, planner(order)) for order in orders]
+    enough = min(plan.predicted_s for plan in plans) * (1 + _SLACK.get(name, 0.0))
+    good = [plan for plan in plans if plan.predicted_s <= enough]
+    return min(good, key=lambda plan: len(plan.buckets))
 
 
 def is_known(name: str) -> bool:

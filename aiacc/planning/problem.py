@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from aiacc.planning.cost import ALL_REDUCE, CostModel
 from aiacc.planning.plan import UNCONSTRAINED, Constraints
-from aiacc.planning.trace import Trace
+from aiacc.planning.trace import Tensor, Trace
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,11 +22,13 @@ _KEPT_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Problem:
-    """Tensors are numbered as in the trace; bucket (i, j) has those from i to before j."""
+    """Bucket (i, j) has the `tensors` from i to before j."""
 
     trace: Trace
     cost: CostModel
     constraints: Constraints = UNCONSTRAINED
+    #: Of `tensors`, as numbers in the trace; None: that of the trace.
+    order: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         keys = self.constraints.keys
@@ -37,9 +41,52 @@ class Problem:
         return len(self.trace.tensors)
 
     @cached_property
+    def tensors(self) -> list[Tensor]:
+        """In the order that buckets are cut from; those of a bucket become ready in it."""
+        return [self.trace.tensors[number] for number in self._order]
+
+    @cached_property
+    def kinds(self) -> list[tuple[str, str]]:
+        """Dtype and key of each of `tensors`: a bucket has one kind."""
+        keys = self.constraints.keys or [""] * len(self)
+        return [(self.trace.tensors[number].dtype, keys[number]) for number in self._order]
+
+    @property
+    def _order(self) -> Sequence[int]:
+        return range(len(self)) if self.order is None else self.order
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether there are kinds whose tensors are not all neighbours."""
+        return int(self.runs[-1]) + 1 > len(set(self.kinds))
+
+    def by_kind(self, ends: Sequence[int] = ()) -> Problem:
+        """The same with the tensors of a kind together, in each of the parts that end at ``ends``.
+
+        Kinds are in the order of their bytes, and in every other part in the opposite one, so that
+        a kind may go on in the next part. The problem itself if no kinds take turns.
+        """
+        if not self.takes_turns:
+            return self
+        bytes_of: Counter[tuple[str, str]] = Counter()
+        for kind, tensor in zip(self.kinds, self.tensors, strict=True):
+            bytes_of[kind] += tensor.bytes
+        rank = {kind: number for number, (kind, _) in enumerate(bytes_of.most_common())}
+        parts = np.searchsorted(ends, np.arange(len(self)), "right")
+        ranks = np.array([rank[kind] for kind in self.kinds]) * np.where(parts % 2, -1, 1)
+        order = np.array(self._order)[np.lexsort((ranks, parts))]
+        return replace(self, order=tuple(order.tolist()))
+
+    def of_one_kind(self) -> Problem:
+        """The same if all tensors might share a bucket."""
+        tensors = tuple(replace(tensor, dtype="") for tensor in self.trace.tensors)
+        trace = replace(self.trace, tensors=tensors)
+        return replace(self, trace=trace, constraints=replace(self.constraints, keys=None))
+
+    @cached_property
     def ready(self) -> Floats:
         """Seconds from the start of the step."""
-        return np.array([tensor.ready_s for tensor in self.trace.tensors])
+        return np.array([tensor.ready_s for tensor in self.tensors])
 
     @cached_property
     def late(self) -> Floats:
@@ -49,25 +96,19 @@ class Problem:
     @cached_property
     def need(self) -> Floats:
         """Seconds from the start of a forward pass."""
-        return np.array([tensor.need_s for tensor in self.trace.tensors])
+        return np.array([tensor.need_s for tensor in self.tensors])
 
     @cached_property
     def prefix(self) -> Floats:
         """Bytes of the tensors before each one, and of all."""
-        sizes = [tensor.bytes for tensor in self.trace.tensors]
+        sizes = [tensor.bytes for tensor in self.tensors]
         return np.concatenate([[0.0], np.cumsum(np.array(sizes, float))])
 
     @cached_property
     def runs(self) -> npt.NDArray[np.int_]:
         """Number of the run of mergeable neighbours that each tensor is in."""
-        count = len(self)
-        tensors = self.trace.tensors
-        keys = self.constraints.keys or [""] * count
-        runs = [0] * count
-        for i in range(1, count):
-            alike = (keys[i], tensors[i].dtype) == (keys[i - 1], tensors[i - 1].dtype)
-            runs[i] = runs[i - 1] + (0 if alike else 1)
-        return np.array(runs)
+        changes = [one != other for one, other in pairwise(self.kinds)]
+        return np.cumsum([0, *changes])
 
     @cached_property
     def first(self) -> npt.NDArray[np.int_]:

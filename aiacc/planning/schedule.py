@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,7 +24,7 @@ def planned(
     seconds = all_reduce_step(problem, ends, lanes)
     return Plan(
         planner=planner,
-        buckets=cut(problem.trace, ends),
+        buckets=cut(problem.tensors, ends),
         lanes=lanes,
         predicted_s=seconds,
         bound_s=seconds if exact else problem.trace.compute_s,
@@ -103,20 +105,45 @@ def decoupled_passes(problem: Problem, ends: Sequence[int]) -> tuple[float, floa
     return backward, forward
 
 
-def predict(problem: Problem, plan: Plan) -> float:
-    """Seconds of a step with a plan that may have been made for another model or network."""
+def followed(problem: Problem, plan: Plan) -> Problem:
+    """``problem`` with its tensors in the order of ``plan``, whose `ends` are of its buckets then.
+
+    Raises:
+        ValueError: The plan was made for other tensors, or in another order.
+    """
     position = {tensor.name: i for i, tensor in enumerate(problem.trace.tensors)}
-    ends = plan.ends
-    for bucket, start, end in zip(plan.buckets, starts_of(ends), ends, strict=True):
-        if [position.get(name) for name in bucket] != list(range(start, end)):
+    order = [position.get(name, -1) for bucket in plan.buckets for name in bucket]
+    last = -1
+    for bucket, start, end in zip(plan.buckets, starts_of(plan.ends), plan.ends, strict=True):
+        inside = all(one < other for one, other in pairwise([-1, *order[start:end]]))
+        if not inside or order[end - 1] < last:
             raise ValueError(
                 f"the plan's bucket that begins with {bucket[0]!r} is not in the order of the "
                 "trace (expected a plan for this trace); plan again"
             )
-    if ends[-1] != len(problem):
+        last = order[end - 1]
+    if len(order) != len(problem):
         raise ValueError(
-            f"the plan has {ends[-1]} tensors, the trace {len(problem)} (expected equal)"
+            f"the plan has {len(order)} tensors, the trace {len(problem)} (expected equal)"
         )
+    return dataclasses.replace(problem, order=tuple(order))
+
+
+def predict(problem: Problem, plan: Plan) -> float:
+    """Seconds of a step with a plan that may have been made for another model or network.
+
+    Raises:
+        ValueError: As `followed` does.
+    """
+    problem = followed(problem, plan)
     if plan.schedule == DECOUPLED:
-        return decoupled_step(problem, ends)
-    return all_reduce_step(problem, ends, plan.lanes)
+        return decoupled_step(problem, plan.ends)
+    return all_reduce_step(problem, plan.ends, plan.lanes)
+
+
+def in_turn(problem: Problem, plan: Plan) -> Plan:
+    """``plan`` with its buckets in the order in which they are ready, and without its bound."""
+    position = {tensor.name: i for i, tensor in enumerate(problem.trace.tensors)}
+    buckets = tuple(sorted(plan.buckets, key=lambda bucket: position[bucket[-1]]))
+    plan = dataclasses.replace(plan, buckets=buckets, bound_s=problem.trace.compute_s)
+    return dataclasses.replace(plan, predicted_s=predict(problem, plan))

@@ -41,6 +41,12 @@ def check_wish(wish: str) -> str:
         # Numbers that a planner refuses shall fail on every rank, not later on the one that plans.
         planners.plan(wish, _ONE_TENSOR, Affine(1.0, 1.0))
         return wish
+    if wish == "decoupled":
+        raise ValueError(
+            f"plan={wish!r} (expected a planner for schedule 'all_reduce'); pass "
+            "schedule='decoupled' and model=; its plan is a file of `aiacc-plan plan --planner "
+            "decoupled`"
+        )
     raise ValueError(
         f"plan={wish!r} (expected {AUTO!r}, a planner such as 'optimal' or 'threshold(25)', or a "
         "Plan: Plan.decode(text) reads the file of aiacc-plan)"
@@ -100,6 +106,7 @@ class PlanSearch:
         *,
         outside_s: float = 0.0,
         grows: bool = False,
+        unit_bytes: int = 0,
     ) -> None:
         """Plan from what steps without a plan have shown.
 
@@ -111,12 +118,15 @@ class PlanSearch:
             seconds: Median step.
             outside_s: Of a step, what ``trace`` does not have: data, update, earlier passes.
             grows: Whether to try larger units.
+            unit_bytes: Of a unit now. They are not tried with a plan that has no larger bucket,
+                for then units cut nothing.
         """
         self._wish = wish
         self._planner = planners.DEFAULT if wish == AUTO else wish
         self._trace, self._constraints = trace, constraints
         self._outside_s = outside_s
         self._replans, self._grows = REPLANS, grows
+        self._unit_bytes = unit_bytes
         self._outward = True
         self._way_back: list[Contestant] = []
         self.contestants = [Contestant(None, seconds=[seconds])]
@@ -155,14 +165,21 @@ class PlanSearch:
         if not self._grows:
             return False
         self._grows = False
-        best = min(self.contestants, key=lambda one: one.mean_s)
-        return self._enter(Contestant(best.plan, GROWTH))
+        plan = min(self.contestants, key=lambda one: one.mean_s).plan
+        if plan is not None and self._largest(plan) <= self._unit_bytes:
+            return False
+        return self._enter(Contestant(plan, GROWTH))
+
+    def _largest(self, plan: Plan) -> int:
+        """Bytes of its largest bucket."""
+        bytes_of = {tensor.name: tensor.bytes for tensor in self._trace.tensors}
+        return max(sum(bytes_of[name] for name in bucket) for bucket in plan.buckets)
 
     def _try(self, planner: str, costs: Costs, growth: int = 1) -> bool:
-        """Go on with a plan of ``planner``, unless that one was tried."""
+        """Go on with a plan of ``planner``, unless one with its buckets was tried."""
         plan = planners.plan(planner, self._trace, Affine(*costs), self._constraints)
         plan = dataclasses.replace(plan, predicted_s=plan.predicted_s + self._outside_s)
-        if any(one.plan is not None and one.plan.digest == plan.digest for one in self.contestants):
+        if any(one.plan and one.plan.buckets == plan.buckets for one in self.contestants):
             return False
         return self._enter(Contestant(plan, growth))
 

@@ -14,6 +14,11 @@ from typing import Any
 VERSION = 1
 #: No whole number in a trace is as large.
 _MOST = 1 << 63
+#: Of a pass, in seconds: a longer one was written in other units.
+_LONGEST_S = 86_400.0
+_TIME = f"seconds, 0 to {_LONGEST_S:.0f}"
+#: Of a whole number in a file; Python reads no more than 640 with any setting.
+_MOST_DIGITS = 600
 
 
 class TraceError(ValueError):
@@ -55,8 +60,8 @@ class Trace:
         if self.source not in ("measured", "modelled"):
             raise TraceError(f"source: {self.source!r} (expected measured or modelled)")
         for name in ("forward_s", "backward_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise TraceError(f"{name}: {getattr(self, name)} (expected a time, >= 0)")
+            if not 0 <= getattr(self, name) <= _LONGEST_S:
+                raise TraceError(f"{name}: {getattr(self, name)} (expected {_TIME})")
         names = set()
         for number, tensor in enumerate(self.tensors):
             at = f"tensors[{number}]"
@@ -99,9 +104,9 @@ class Trace:
     def decode(text: str) -> Trace:
         """Inverse of `encode`. Raises TraceError, with line or field, for anything else."""
         try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise TraceError(f"line {error.lineno}: no JSON ({error.msg})") from error
+            fields = parse_json(text)
+        except ValueError as error:
+            raise TraceError(str(error)) from error
         if not isinstance(fields, dict):
             raise TraceError("the file holds no JSON object (expected a trace)")
         if "buckets" in fields:
@@ -113,7 +118,10 @@ class Trace:
             raise TraceError(f"version: {fields.get('version')!r} (expected {VERSION})")
         rows = fields.get("tensors")
         if not isinstance(rows, list):
-            raise TraceError("tensors: missing (expected a list)")
+            raise TraceError(
+                "tensors: no list (expected the trace that `aiacc-plan profile` writes; a network "
+                "goes with --net)"
+            )
         tensors = tuple(
             Tensor(
                 name=_take(row, "name", str, f"tensors[{number}]."),
@@ -133,13 +141,45 @@ class Trace:
         )
 
 
+def parse_json(text: str) -> Any:
+    """What a file of this package holds. Raises ValueError, which says where it is no JSON."""
+
+    def whole(digits: str) -> int:
+        if len(digits) <= _MOST_DIGITS:
+            return int(digits)
+        line = text.count("\n", 0, text.index(digits)) + 1
+        raise ValueError(
+            f"line {line}: a number of {len(digits)} digits (expected {_MOST_DIGITS} at most)"
+        )
+
+    try:
+        return json.loads(text, parse_int=whole)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}: no JSON ({error.msg})") from error
+    except RecursionError as error:
+        raise ValueError("lists or objects in each other (expected less nesting)") from error
+
+
 def _take(fields: Any, name: str, kind: type, at: str = "") -> Any:
     value: Any = fields.get(name) if isinstance(fields, Mapping) else None
     good = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
-    too_large = isinstance(value, int) and abs(value) >= _MOST
-    if not good or isinstance(value, bool) or too_large:
-        raise TraceError(f"{at}{name}: {value!r:.50} (expected {kind.__name__})")
+    expected = "" if good and not isinstance(value, bool) else kind.__name__
+    if not expected and isinstance(value, int) and abs(value) >= _MOST:
+        expected = _TIME if kind is float else "less than 2^63"
+    if not expected and isinstance(value, str) and not _is_text(value):
+        expected = "characters that UTF-8 has"
+    if expected:
+        raise TraceError(f"{at}{name}: {value!r:.50} (expected {expected})")
     return float(value) if kind is float else value
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be printed: JSON spells halves of characters, too."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def typical(steps: Sequence[Trace]) -> Trace:

@@ -66,10 +66,12 @@ def test_one_rank_has_nobody_to_talk_to():
 def test_tables_rise():
     table = Table({(ALL_REDUCE, 1): [(10, 2.0), (20, 1.5), (30, 4.0)]})
     assert [table.time(ALL_REDUCE, size) for size in (0, 10, 15, 20, 25, 30, 40)] == [
-        2.0, 2.0, 2.0, 2.0, 3.0, 4.0, 6.0,
+        1.5, 1.5, 1.5, 1.5, 2.75, 4.0, 6.5,
     ]  # fmt: skip
     assert table.time(REDUCE_SCATTER, 30) == 2.0
-    assert table.time(ALL_REDUCE, np.array([10, 40])).tolist() == [2.0, 6.0]
+    assert table.time(ALL_REDUCE, np.array([10, 40])).tolist() == [1.5, 6.5]
+    slow_start = Table({(ALL_REDUCE, 1): [(1, 9.0), (10, 2.0), (30, 4.0)]})
+    assert [slow_start.time(ALL_REDUCE, size) for size in (1, 10, 30)] == [2.0, 2.0, 4.0]
     rng = random.Random(1)
     for _ in range(100):
         points = sorted((rng.randint(1, 10**6), rng.random() + 0.1) for _ in range(6))

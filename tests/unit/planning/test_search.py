@@ -12,7 +12,7 @@ from aiacc.planning import models
 from aiacc.planning.cost import Affine
 from aiacc.planning.execution import Sending, arrivals_s
 from aiacc.planning.fit import Operation, fit_steps, samples_of_step
-from aiacc.planning.plan import UNCONSTRAINED
+from aiacc.planning.plan import UNCONSTRAINED, Constraints
 from aiacc.planning.problem import Problem
 from aiacc.planning.schedule import arrivals, predict
 from aiacc.planning.search import GROWTH, TOLERANCE, PlanSearch, Watch, check_wish
@@ -129,6 +129,13 @@ def test_a_plan_that_keeps_its_promise_stays():
     assert "no plan 1.06 s a step" in search.describe()
 
 
+def test_buckets_that_were_tried_are_not_tried_again():
+    # Two tensors that may not share a bucket leave no choice.
+    alone = Constraints(keys=["one GPU", "another"])
+    search = PlanSearch("auto", _trace(2, gap=1e-4), alone, (1e-2, 1e-9), 1.0)
+    assert _run(search, lambda plan: 0.9, costs=(1e-2, 1e-9)) == ["optimal", "optimal", None]
+
+
 def test_what_no_trace_has_counts_in_every_step():
     trace, cost, outside_s = _trace(), Affine(1e-3, 1e-9), 0.5
     seconds_of = _predicted(trace, cost)
@@ -182,6 +189,23 @@ def test_larger_units_are_tried_last_with_the_best_so_far():
     assert "optimal with 3 buckets and units 8 times as large 0." in search.describe()
 
 
+def _growths(best, unit_bytes):
+    """What a search tries of units, if the plans of this planner are the fastest."""
+    search = PlanSearch(
+        *("auto", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0), grows=True, unit_bytes=unit_bytes
+    )
+    _run(search, lambda plan: 0.5 if (plan and plan.planner) == best else 1.5)
+    return {one.growth for one in search.contestants}
+
+
+def test_larger_units_are_tried_only_where_they_hold_more_of_a_bucket():
+    rival, largest = "threshold(25)", 28 * MIB
+    assert _growths(rival, 0) == _growths(rival, largest - 1) == {1, GROWTH}
+    assert _growths(rival, largest) == {1}
+    # Without a plan, units decide what travels together.
+    assert _growths(None, 1 << 40) == {1, GROWTH}
+
+
 def test_larger_units_are_given_up_where_they_are_slower():
     search = PlanSearch("auto", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0, grows=True)
     while not search.done:
@@ -223,10 +247,15 @@ def test_wishes(wish):
     assert check_wish(wish) == wish
 
 
-@pytest.mark.parametrize("wish", ["decoupled", "best", "", "threshold"])
+@pytest.mark.parametrize("wish", ["best", "", "threshold"])
 def test_wishes_that_nobody_grants(wish):
     with pytest.raises(ValueError, match="expected 'auto', a planner such as 'optimal'"):
         check_wish(wish)
+
+
+def test_the_decoupled_schedule_is_asked_for_by_another_name():
+    with pytest.raises(ValueError, match="schedule='decoupled' and model=; its plan is a file of"):
+        check_wish("decoupled")
 
 
 @pytest.mark.parametrize("wish", ["lanes(0)", "threshold(0)"])

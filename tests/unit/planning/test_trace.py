@@ -24,12 +24,16 @@ def test_json_there_and_back():
     ("change", "text"),
     [
         ({"version": 2}, r"version: 2 \(expected 1\)"),
-        ({"tensors": None}, r"tensors: missing"),
+        ({"tensors": None}, r"tensors: no list"),
         ({"tensors": []}, r"tensors: none"),
         ({"source": "guessed"}, r"source: 'guessed' \(expected measured or modelled"),
         ({"forward_s": -1}, r"forward_s: -1.0"),
         ({"forward_s": True}, r"forward_s: True"),
+        ({"forward_s": 1e308}, r"forward_s: 1e\+308 \(expected seconds, 0 to 86400\)"),
+        ({"backward_s": 86_401}, r"backward_s: 86401.0 \(expected seconds, 0 to 86400\)"),
+        ({"forward_s": 10**400}, r"forward_s: 10{49} \(expected seconds, 0 to 86400\)"),
         ({"model": 3}, r"model: 3 \(expected str\)"),
+        ({"model": "\ud800"}, r"model: '\\ud800' \(expected characters that UTF-8 has\)"),
     ],
 )
 def test_fields_that_are_wrong_are_named(change, text):
@@ -43,6 +47,8 @@ def test_fields_that_are_wrong_are_named(change, text):
     [
         ("bytes", 0, r"tensors\[1\].bytes: 0 \(expected >= 1\)"),
         ("bytes", "4", r"tensors\[1\].bytes: '4' \(expected int\)"),
+        ("bytes", 1 << 63, r"tensors\[1\].bytes: 9223372036854775808 \(expected less than 2\^63\)"),
+        ("name", "\ud800", r"tensors\[1\].name: '\\ud800' \(expected characters that UTF-8 has\)"),
         ("name", "t0", r"tensors\[1\].name: 't0' comes twice"),
         ("ready_s", 9.0, r"tensors\[1\].ready_s: 9.0 .*3.0"),
         ("ready_s", 0.5, r"tensors\[1\].ready_s: 0.5 is before"),
@@ -62,6 +68,10 @@ def test_what_is_no_json_names_the_line():
         Trace.decode('{"version": 1,\n,}')
     with pytest.raises(TraceError, match="no JSON object"):
         Trace.decode("[]")
+    with pytest.raises(TraceError, match=r"expected less nesting"):
+        Trace.decode("[" * 100_000)
+    with pytest.raises(TraceError, match=r"line 2: a number of 5000 digits \(expected 600 at most"):
+        Trace.decode('{"version":\n' + "9" * 5000 + "}")
 
 
 def test_of_no_traces_nothing_is_typical():
