@@ -11,6 +11,7 @@ from aiacc.compression.codecs import FLOAT32
 from aiacc.compression.costs import cluster_of
 from aiacc.compression.explain import explain as explain_compression
 from aiacc.planning import chart, graphs, planners
+from aiacc.planning.cost import counted
 from aiacc.planning.explain import explain
 from aiacc.planning.models import MODELS, trace_of
 from aiacc.planning.network import PUBLISHED, Network, network_of
@@ -37,7 +38,7 @@ recursive_doubling or halving_doubling for others; capacity=4 where one flow fil
 
 {plan_kfac.EPILOG}
 
-All times but those of probe are simulated."""
+All times but those of probe and profile are simulated."""
 
 _MOST_RANKS = 1 << 20
 
@@ -93,7 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "simulate":
             command.add_argument("--plot", metavar="PNG", type=Path, help="scaling, or Gantt chart")
-            command.add_argument("--chrome", metavar="JSON", type=Path, help="for Perfetto")
+            command.add_argument(
+                "--chrome", metavar="JSON", type=Path, help="the last planner, for Perfetto"
+            )
             plan_kfac.add_arguments(command)
         if name == "explain":
             command.add_argument(
@@ -158,7 +161,22 @@ def _profile(options: argparse.Namespace) -> int:
     """Run the job; its exit status."""
     from aiacc.run.main import main as aiaccrun  # the other commands need no core
 
-    return aiaccrun(["--profile", options.file, *options.launch])
+    file = Path(options.file)
+    before = _written(file)
+    status = aiaccrun(["--profile", options.file, *options.launch])
+    if status == 0 and _written(file) == before:
+        sys.stderr.write(
+            f"aiacc-plan: {file} was not written on this host (expected 13 steps of a "
+            "DistributedOptimizer or DistributedGradientTape on rank 0, which writes it on its "
+            "own host); train for longer, or look there\n"
+        )
+        return 1
+    return status
+
+
+def _written(file: Path) -> int | None:
+    """When; None if there is no such file."""
+    return file.stat().st_mtime_ns if file.exists() else None
 
 
 def _probe(options: argparse.Namespace) -> list[str]:
@@ -175,8 +193,14 @@ def _plan(options: argparse.Namespace) -> list[str]:
     _, _, plan = _made(options)
     if options.output is None:
         return [plan.encode()]
-    options.output.write_text(plan.encode() + "\n")
-    return [f"{options.output}: {len(plan.buckets)} buckets, step {plan.predicted_s * 1e3:.1f} ms"]
+    try:
+        options.output.write_text(plan.encode() + "\n")
+    except OSError as error:
+        raise ValueError(f"cannot write --output: {error}; name another file") from error
+    return [
+        f"{options.output}: {counted(len(plan.buckets), 'bucket')}, step "
+        f"{plan.predicted_s * 1e3:.1f} ms"
+    ]
 
 
 def _explain(options: argparse.Namespace) -> list[str]:
@@ -184,7 +208,7 @@ def _explain(options: argparse.Namespace) -> list[str]:
     world = _one_world(options, network)
     cost = network.cost(world)
     if not options.compression:
-        return list(explain(trace, cost, plan, world))
+        return list(explain(trace, cost, plan, network.sending(world)))
     if world is None:
         raise ValueError(
             f"--net {options.net} does not tell the number of ranks, which --compression needs "

@@ -44,8 +44,17 @@ def sizes(most: int) -> list[int]:
     return found if found[-1] == most else [*found, most]
 
 
-def network(points: Sequence[dict[str, Any]], world: int) -> dict[str, Any]:
-    """The file's content: the points, and what a + b M of an all-reduce they make. Pure."""
+def network(
+    points: Sequence[dict[str, Any]], world: int, lanes: int, unit_bytes: int
+) -> dict[str, Any]:
+    """The file's content: the points, and what a + b M of an all-reduce they make. Pure.
+
+    Args:
+        points: As they were measured.
+        world: Ranks.
+        lanes: Of the job.
+        unit_bytes: Of the job.
+    """
     row = [
         (point["bytes"], point["seconds"])
         for point in points
@@ -61,6 +70,8 @@ def network(points: Sequence[dict[str, Any]], world: int) -> dict[str, Any]:
         "model": "table",
         "comment": comment,
         "world": world,
+        "lanes": lanes,
+        "unit_bytes": unit_bytes,
         "points": list(points),
     }
 
@@ -111,10 +122,10 @@ def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
                 f"aiacc-plan: {operation}, {lanes} at a time: {seconds:.3g} s for {nbytes} bytes\n"
             )
     slow = array.allreduce(np.array([int(starts_slowly())]), op=array.Max, name="probe.slow_start")
+    found = network(points, world, *(int(aiacc.stats()[name]) for name in ("lanes", "unit_bytes")))
     aiacc.shutdown()
     if rank != 0:
         return []
-    found = network(points, world)
     output.write_text(json.dumps(found, indent=1) + "\n")
     said = f"{output}: {len(points)} points among {world} ranks; {found['comment']}"
     return [said, *advice(points, bool(slow[0]))]

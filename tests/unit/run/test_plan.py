@@ -60,6 +60,8 @@ def test_explaining(capsys):
     assert status == 0
     assert "optimal: 9 buckets, step 260.2 ms" in out
     assert "ends here: with bucket 1 in it, the step would take" in out
+    assert "with bucket 5 in it, the step would be as long, but bucket 5 there 2.67 ms later" in out
+    assert "less time to spare" in out
     assert "planned for 0.25 a" in out
     status, out, _ = run(
         capsys, "explain", "resnet50", "--net", "10gbe-64", "--planner", "decoupled"
@@ -70,6 +72,21 @@ def test_explaining(capsys):
     status, out, _ = run(capsys, "explain", "resnet50", *formula)
     assert status == 0
     assert "planned for 4 a (0.0151 s)" in out
+
+
+def test_explaining_one_and_few(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    rows = (("a", 40, 0.01), ("b", 2000, 0.011), ("c", 4 << 20, 0.02))
+    tensors = tuple(Tensor(name, size, "float32", ready, 0.0) for name, size, ready in rows)
+    path.write_text(Trace("few", tensors, 0.005, 0.015, "measured").encode())
+    fast = ("explain", str(path), "--net", "alpha=1e-9,gbit=100", "--world", "2")
+    _, out, _ = run(capsys, *fast)
+    assert "bucket 0: 1 tensor, 40 bytes, to a: ready" in out
+    assert "bucket 1: 1 tensor, 1.95 KiB, to b: ready" in out
+    assert "bucket 2: 1 tensor, 4.00 MiB, to c: ready" in out
+    assert "ends here: with bucket 1 in it, next to nothing would change" in out
+    _, out, _ = run(capsys, *fast, "--planner", "single")
+    assert "single: 1 bucket, step" in out
 
 
 def test_a_wrong_startup_is_explained_for_every_kind_of_network(capsys, tmp_path):
@@ -94,8 +111,26 @@ def test_explaining_on_a_probed_network_tells_how_the_core_sends_it(capsys, tmp_
     path.write_text(json.dumps({"version": 1, "model": "table", "points": points}))
     status, out, _ = run(capsys, "explain", "resnet50", "--net", str(path))
     assert status == 0
-    assert "as the core sends it, in units of 1 MiB over 4 lanes: " in out
+    assert "as the core would send it, with AIACC_UNIT_BYTES=1MiB and AIACC_LANES=4: " in out
     assert "planned for 0.5 a (0.000505 s)" in out  # of the smallest message
+    job = {"lanes": 2, "unit_bytes": 512 << 10}
+    path.write_text(json.dumps({"version": 1, "model": "table", "points": points, **job}))
+    _, out, _ = run(capsys, "explain", "resnet50", "--net", str(path))
+    assert "as the core would send it, with AIACC_UNIT_BYTES=512KiB and AIACC_LANES=2: " in out
+
+
+def test_what_would_take_minutes_to_simulate_is_said_not_done(capsys, tmp_path):
+    net, trace = tmp_path / "net.json", tmp_path / "trace.json"
+    points = [{"bytes": 4**n, "seconds": 1e-3 + 1e-8 * 4**n} for n in range(5, 14)]
+    net.write_text(json.dumps({"version": 1, "model": "table", "points": points}))
+    tensors = Tensor("a", 10**14, "float32", 0.1, 0.0), Tensor("b", 4, "float32", 0.2, 0.0)
+    trace.write_text(Trace("net", tensors, 0.1, 0.1, "measured").encode())
+    status, out, _ = run(capsys, "explain", str(trace), "--net", str(net))
+    assert status == 0
+    assert "as the core would send it: not simulated beyond 8.00 GiB" in out
+    net.write_text(net.read_text().replace("{", '{"unit_bytes": 256, ', 1))
+    status, out, _ = run(capsys, "explain", "resnet50", "--net", str(net))
+    assert (status, "not simulated beyond 2.00 MiB" in out) == (0, True)
 
 
 def test_a_step_that_takes_no_time_is_explained(capsys, tmp_path):
@@ -116,7 +151,7 @@ def test_explaining_compression(capsys, tmp_path):
         "--compression",
     )  # fmt: skip
     assert status == 0
-    assert out.startswith("16 hosts with 1 rank each, 97.5 MiB of float32 in ")
+    assert out.startswith("16 ranks, as if each were a host; 97.49 MiB of float32 in ")
     assert "sparse codecs send less than bf16 below density 0.0312" in out
     path = tmp_path / "net.json"
     levels = {"model": "hierarchical", "local": 8}
@@ -124,7 +159,7 @@ def test_explaining_compression(capsys, tmp_path):
         levels[name] = {"model": "analytic", "alpha": 1e-5, "gbit": gbit}
     path.write_text(json.dumps({"version": 1, **levels}))
     arguments = ("explain", "resnet50", "--net", str(path), "--compression", "--world")
-    assert run(capsys, *arguments, "128")[1].startswith("16 hosts with 8 ranks each")
+    assert run(capsys, *arguments, "128")[1].startswith("128 ranks on 16 hosts; ")
     assert "no codec pays" in run(capsys, *arguments, "8")[1]
     assert "12 ranks on hosts of 8 (expected a multiple" in run(capsys, *arguments, "12")[2]
 
@@ -139,7 +174,7 @@ def test_the_page_shows_what_is_printed(capsys):
 def test_explaining_compression_needs_the_number_of_ranks(capsys):
     arguments = ("explain", "vgg16", "--compression", "--net")
     status, out, _ = run(capsys, *arguments, "a=1e-3,b=1e-9,world=8")
-    assert (status, out.partition(" hosts")[0]) == (0, "8")
+    assert (status, out.partition(" ranks")[0]) == (0, "8")
     status, _, err = run(capsys, *arguments, "a=1e-3,b=1e-9")
     assert (status, "does not tell the number of ranks" in err) == (2, True)
 
@@ -175,6 +210,37 @@ def test_profile_launches_the_script(monkeypatch):
     assert launched == [expected]
 
 
+def test_a_profile_that_nobody_writes_is_said_and_no_success(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text("of an earlier run")
+    monkeypatch.setattr("aiacc.run.main.main", lambda _: 0)
+    status, _, err = run(capsys, "profile", str(path), "-np", "2", "python", "train.py")
+    assert (status, "model.json was not written on this host (expected 13 steps" in err) == (
+        1,
+        True,
+    )
+    monkeypatch.setattr("aiacc.run.main.main", lambda _: path.unlink() or path.touch() or 0)
+    assert run(capsys, "profile", str(path), "python", "train.py")[0] == 0
+
+
+def test_a_plan_that_cannot_be_written_names_the_option(capsys, tmp_path):
+    arguments = ["plan", "vgg16", "--net", "10gbe-64", "--output", str(tmp_path)]
+    status, _, err = run(capsys, *arguments)
+    assert (status, "cannot write --output: " in err, "name another file" in err) == (2, True, True)
+
+
+def test_files_in_the_wrong_place_are_named(capsys, tmp_path):
+    files = {name: tmp_path / f"{name}.json" for name in ("trace", "plan", "net")}
+    files["trace"].write_text(models.trace_of("vgg16").encode())
+    assert run(capsys, "plan", "vgg16", "--net", "10gbe-64", "--output", str(files["plan"]))[0] == 0
+    files["net"].write_text(affine(1e-3, 1e-9, 4).encode())
+    for wrong in ("trace", "plan"):
+        _, _, err = run(capsys, "explain", "vgg16", "--net", str(files[wrong]))
+        assert f"{wrong}.json: the file holds a trace or a plan (expected a network" in err
+    _, _, err = run(capsys, "explain", str(files["net"]), "--net", "10gbe-64")
+    assert "net.json: tensors: no list (expected the trace that" in err
+
+
 def test_ddp_on_the_command_line(capsys):
     status, out, _ = run(capsys, "ddp", "vgg16", "--net", "10gbe-64")
     assert status == 0
@@ -188,14 +254,18 @@ def test_ddp_on_the_command_line(capsys):
     [
         (["alexnet", "--net", "10gbe-64"], "trace 'alexnet' (expected a file, or one of resnet50"),
         (["vgg16", "--net", "fast"], "network 'fast' (expected a file, one of 10gbe-8"),
-        (["vgg16", "--net", "a=1"], "b: None (expected a number, >= 0)"),
+        (["vgg16", "--net", "a=1"], "b: missing (expected a number, >= 0)"),
         (["vgg16", "--net", "a=x,b=1"], "a: 'x' (expected a number)"),
         (["vgg16", "--net", "a=1,c=2,b=3"], "affine: unknown c"),
         (["vgg16", "--net", "a=-1,b=3"], "a: -1.0 (expected a number, >= 0)"),
         (["vgg16", "--net", "a=1e308,b=1e308"], "a: 1e+308 (expected a number, >= 0 and < 1e+18)"),
+        (["vgg16", "--net", "="], "'=' in '=' (expected NAME=NUMBER, as in a=1e-3,b=8e-10)"),
+        (["vgg16", "--net", "a=1,b=0,"], "'' in 'a=1,b=0,' (expected NAME=NUMBER"),
+        (["vgg16", "--net", "gbit=10", "--world", "8"], "alpha: missing (expected a number, >= 0"),
         (["vgg16", "--net", "a=1,b=3,a=2"], "a: comes twice in 'a=1,b=3,a=2'"),
         (["vgg16", "--net", "alpha=1,gbit=1e-300", "--world", "4"], "gbit: 1e-300 (expected a ban"),
         (["vgg16", "--net", "10gbe-64", "--planner", "lanes(2.5)"], "planner 'lanes(2.5)' (expec"),
+        (["vgg16", "--net", "10gbe-64", "--planner", f"lanes({'9' * 400})"], "(expected 1 to 64"),
         (["vgg16", "--net", "a=nan,b=3"], "a: nan (expected a number, >= 0)"),
         (["vgg16", "--net", "a=1,b=3,world=2.5"], "world: 2.5 (expected a whole number, >= 1)"),
         (["vgg16", "--net", "a=1,b=3,capacity=0"], "capacity: 0.0 (expected a number, >= 1)"),
@@ -271,11 +341,21 @@ _NEAR = {"model": "analytic", "alpha": 1e-6, "gbit": 100}
         ({"model": "table", "points": []}, "points: none of all_reduce"),
         (
             {"model": "table", "points": [{"bytes": n, "seconds": 99.0} for n in (1, 2)]},
-            "all-reduce of 0 bytes takes 99 s",
+            "all-reduce of 1048576 bytes takes 99 s",
         ),
+        (
+            {"model": "table", "points": [{"bytes": n, "seconds": n / 1e3} for n in (1, 2)]},
+            r"all-reduce of 1048576 bytes takes 1.05e\+03 s \(expected 60 s at most",
+        ),
+        (
+            {"model": "table", "points": [{"bytes": 2**20 + n, "seconds": n} for n in (1, 2)]},
+            r"all-reduce of 1073741824 bytes takes 1.07e\+09 s \(expected 61440 s at most",
+        ),
+        ({"model": "table", "points": [_POINT], "lanes": 65}, "lanes: 65 .*>= 1 and < 65"),
+        ({"model": "table", "points": [_POINT], "unit_bytes": 255}, "unit_bytes: 255 .*>= 256"),
         ({"model": "table", "points": [_POINT]}, "sizes .1.0. .expected two or more"),
         ({"model": "table", "points": [{"bytes": "1"}]}, r"points\[0\].bytes: '1'"),
-        ({"model": "table", "points": [_POINT, {"bytes": 2}]}, r"points\[1\].seconds: None"),
+        ({"model": "table", "points": [_POINT, {"bytes": 2}]}, r"points\[1\].seconds: missing"),
         ({"model": "table", "points": [_POINT | {"lanes": 0}]}, r"points\[0\].lanes: 0"),
         ({"model": "table", "points": [_POINT | {"operation": 3}]}, r"points\[0\].operation: 3"),
         ({"model": "hierarchical", "local": 0, "inside": _NEAR, "between": _NEAR}, "local: 0"),
@@ -299,7 +379,11 @@ def test_files_that_are_no_text_are_named(capsys, tmp_path):
     path.write_text("[" * 100_000)
     for arguments in ((str(path), "--net", "10gbe-64"), ("vgg16", "--net", str(path))):
         status, _, err = run(capsys, "explain", *arguments)
-        assert (status, str(path) in err) == (2, True)
+        assert (status, f"{path}: " in err, "expected less nesting" in err) == (2, True, True)
+    path.write_text("9" * 5000)
+    for arguments in ((str(path), "--net", "10gbe-64"), ("vgg16", "--net", str(path))):
+        status, _, err = run(capsys, "explain", *arguments)
+        assert (status, f"{path}: line 1: a number of 5000 digits" in err) == (2, True)
 
 
 def test_networks_there_and_back(tmp_path):
@@ -312,10 +396,10 @@ def test_networks_there_and_back(tmp_path):
         "version": 1,
         "model": "table",
         "world": 2,
-        "points": [{"bytes": 1, "seconds": 1.0}, {"bytes": 3, "seconds": 2.0}],
+        "points": [{"bytes": 1 << 20, "seconds": 1.0}, {"bytes": 3 << 20, "seconds": 2.0}],
     }
     path.write_text(json.dumps(table))
-    assert network_of(str(path)).cost().time("all_reduce", 2) == 1.5
+    assert network_of(str(path)).cost().time("all_reduce", 2 << 20) == 1.5
     both = {
         "version": 1,
         "model": "hierarchical",
@@ -330,5 +414,5 @@ def test_networks_there_and_back(tmp_path):
     with pytest.raises(NetworkError, match="line 2: no JSON"):
         network_of(str(path))
     path.write_text('{"model": "affine"}')
-    with pytest.raises(NetworkError, match="no network of version 1"):
+    with pytest.raises(NetworkError, match=r"version: None \(expected 1\)"):
         network_of(str(path))

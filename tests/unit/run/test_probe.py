@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from aiacc.planning.execution import Sending
 from aiacc.planning.network import network_of
 from aiacc.run.plan import main
 from aiacc.run.probe import FAR_S, advice, network, sizes, starts_slowly
@@ -27,9 +28,10 @@ def test_the_file_is_a_network(tmp_path):
         for nbytes in sizes(1 << 20)
     ]
     path = tmp_path / "net.json"
-    path.write_text(json.dumps(network(points, 4)))
+    path.write_text(json.dumps(network(points, 4, 2, 1 << 20)))
     found = network_of(str(path))
     assert found.world == 4
+    assert found.sending(4) == Sending(unit_bytes=1 << 20, lanes=2, ranks=4)
     assert found.fields["comment"] == "measured; an all-reduce is about 0.0001 s + 1e-09 s/byte"
     assert found.cost(4).time("all_gather", 1 << 14, 2) == pytest.approx(1e-4 + 2e-9 * (1 << 14))
 
@@ -37,10 +39,10 @@ def test_the_file_is_a_network(tmp_path):
 def test_times_that_do_not_grow_are_kept(tmp_path):
     row = [{"operation": "all_reduce", "lanes": 1, "bytes": n, "seconds": 1 / n} for n in (1, 2, 4)]
     path = tmp_path / "net.json"
-    path.write_text(json.dumps(network(row, 4)))
+    path.write_text(json.dumps(network(row, 4, 2, 1 << 20)))
     found = network_of(str(path))
     assert "times do not grow with bytes" in found.fields["comment"]
-    assert found.cost(4).time("all_reduce", 4) == 1.0
+    assert found.cost(4).time("all_reduce", 1) == 0.25  # as the largest
 
 
 @pytest.mark.parametrize(
