@@ -57,7 +57,7 @@ def choose_each(
     for option, elements in zip(chosen, buckets, strict=True):
         sizes.setdefault((option.codec, option.exchange), []).append(elements)
     parts = [
-        f"{codec}{'' if isinstance(codec, Cast) else f' ({exchange})'} for "
+        f"{codec}{'' if isinstance(codec, Cast) or cluster.local == 1 else f' ({exchange})'} for "
         f"{len(those)} bucket{'s' if len(those) > 1 else ''} of {_mib(sum(those))}"
         for (codec, exchange), those in sorted(sizes.items(), key=lambda item: -sum(item[1]))
     ]

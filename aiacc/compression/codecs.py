@@ -28,6 +28,7 @@ class Codec:
     name: str
 
     def __post_init__(self) -> None:
+        spelling.make_plain(self)
         if self.name not in self._NAMES:
             raise ValueError(
                 f"codec {self.name!r} (expected one of {', '.join(self._NAMES)} for a "

@@ -133,6 +133,8 @@ class Prediction(NamedTuple):
     coding_s: float
     #: That a rank sends to other hosts, with the algorithm of a ring.
     across_bytes: float
+    #: Of ``across_s``: what it takes without any bytes.
+    startup_s: float
 
     @property
     def seconds(self) -> float:
@@ -237,16 +239,21 @@ def break_even_density(
     return 2 * value_bytes / (hosts * (pair_bytes or value_bytes + 4))
 
 
-def break_even_bandwidth(predicted: Prediction, dense: Prediction) -> float:
-    """Bytes a second of one rank across hosts below which a codec beats a dense all-reduce.
+def break_even_bandwidths(predicted: Prediction, dense: Prediction) -> tuple[float, float]:
+    """Between which bytes a second of one rank across hosts a codec beats a dense all-reduce.
 
-    Startups do not count. 0 if the codec sends no less; infinity if it costs no time.
+    Startups stay what they are. Below a bandwidth it is the lower one that is 0; above, the upper
+    one that is infinite; if none is left, both are 0.
     """
-    saved = dense.across_bytes - predicted.across_bytes
-    costs = predicted.inside_s + predicted.coding_s - dense.inside_s - dense.coding_s
-    if saved <= 0:
-        return 0.0
-    return saved / costs if costs > 0 else math.inf
+    dense_s = dense.across_s - dense.startup_s
+    saved_s = dense_s - (predicted.across_s - predicted.startup_s)
+    costs_s = predicted.seconds - dense.seconds + saved_s
+    if saved_s >= 0 and costs_s <= 0:
+        return (0.0, math.inf) if saved_s > 0 or costs_s < 0 else (0.0, 0.0)
+    if saved_s * costs_s <= 0 or dense_s <= 0:
+        return 0.0, 0.0
+    even = dense.across_bytes / dense_s * saved_s / costs_s
+    return (0.0, even) if saved_s > 0 else (even, math.inf)
 
 
 def _coding_s(speeds: Speeds, encoded: float, decoded: float) -> float:
@@ -257,6 +264,7 @@ def _prediction(
     cluster: Cluster, inside: float, across: Sequence[tuple[str, float]], coding: float
 ) -> Prediction:
     seconds = sum(cluster.far_s(operation, nbytes) for operation, nbytes in across)
+    startups = sum(cluster.far_s(operation, 0) for operation, _ in across)
     part = (cluster.hosts - 1) / cluster.hosts
     sent = sum(part * nbytes * (2 if name == ALL_REDUCE else 1) for name, nbytes in across)
-    return Prediction(inside, seconds, coding, sent)
+    return Prediction(inside, seconds, coding, sent, startups)

@@ -23,10 +23,11 @@ from aiacc.compression.costs import (
     Cluster,
     Prediction,
     Speeds,
-    break_even_bandwidth,
+    break_even_bandwidths,
     break_even_density,
     predict,
 )
+from aiacc.planning.cost import amount, counted
 
 #: Rows of the table.
 CODECS = (
@@ -51,10 +52,14 @@ def explain(cluster: Cluster, buckets: Sequence[int]) -> Iterator[str]:
         cluster: With costs.
         buckets: Their float32 elements.
     """
-    size = sum(buckets) * FLOAT32 / (1 << 20)
+    ranks = counted(cluster.ranks, "rank")
+    if cluster.local > 1:
+        ranks += f" on {counted(cluster.hosts, 'host')}"
+    elif cluster.hosts > 1:
+        ranks += ", as if each were a host"
     yield (
-        f"{_number(cluster.hosts, 'host')} with {_number(cluster.local, 'rank')} each, "
-        f"{size:.1f} MiB of float32 in {_number(len(buckets), 'bucket')}, nothing hidden; predicted"
+        f"{ranks}; {amount(sum(buckets) * FLOAT32)} of float32 in "
+        f"{counted(len(buckets), 'bucket')}, nothing hidden; predicted"
     )
     if cluster.hosts == 1:
         yield "a single host sends nothing to others: no codec pays"
@@ -65,9 +70,10 @@ def explain(cluster: Cluster, buckets: Sequence[int]) -> Iterator[str]:
         most = f" ({MOST_DENSITY} is the most)" if density > MOST_DENSITY else ""
         yield f"sparse codecs send less than {name}{how} below density {density:.3g}{most}"
     yield ""
+    bf16 = _total(BF16, cluster, buckets)
     yield "ms: one bucket after the other, with codecs that take no time. Then: below how many"
-    yield "Gbit/s of a host a codec that reads 1, 10 or 100 GB/s on each rank beats bf16 that takes"
-    yield "no time (bf16: beats none); startups do not count."
+    yield "Gbit/s of a host (>: above), with startups as here, a codec that reads 1, 10 or 100 GB/s"
+    yield f"on each rank beats bf16 that takes no time (bf16: beats none). {_here(bf16, cluster)}"
     yield "powersgd: a bucket as one square matrix, the least that could travel for it."
     yield f"{'codec':22}{'exchange':>10}{'ms':>9}" + "".join(f"{speed:>9}" for speed in GB_PER_S)
     for text in CODECS:
@@ -77,12 +83,12 @@ def explain(cluster: Cluster, buckets: Sequence[int]) -> Iterator[str]:
             ms = _total(codec, cluster, buckets, FREE, exchange).seconds * 1e3
             row = f"{text:22}{'' if one_way else exchange:>10}{ms:>9.3g}"
             if codec != NONE:
-                dense = _total(NONE if codec == BF16 else BF16, cluster, buckets)
+                dense = _total(NONE, cluster, buckets) if codec == BF16 else bf16
                 for speed in GB_PER_S:
                     speeds = Speeds(speed * 1e9, speed * 1e9)
                     predicted = _total(codec, cluster, buckets, speeds, exchange)
-                    bandwidth = break_even_bandwidth(predicted, dense)
-                    row += f"{_gbit(bandwidth * cluster.local):>9}"
+                    between = break_even_bandwidths(predicted, dense)
+                    row += f"{_range(*(_gbit(one, cluster) for one in between)):>9}"
             yield row
 
 
@@ -98,15 +104,23 @@ def _total(
     return Prediction(*(sum(part) for part in zip(*parts, strict=True)))
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _here(dense: Prediction, cluster: Cluster) -> str:
+    wire_s = dense.across_s - dense.startup_s
+    if wire_s <= 0:
+        return "Here bytes cost nothing."
+    return f"Here it is {_short(_gbit(dense.across_bytes / wire_s, cluster))}."
 
 
-def _gbit(bandwidth: float) -> str:
-    """Of bytes a second."""
-    if bandwidth == 0:
-        return "never"
-    gbit = bandwidth * 8e-9
-    if math.isinf(gbit):
-        return "always"
+def _gbit(bandwidth: float, cluster: Cluster) -> float:
+    """Of a host, for bytes a second of a rank."""
+    return bandwidth * cluster.local * 8e-9
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(high):
+        return f">{_short(low)}" if low else "always"
+    return _short(high) if high else "never"
+
+
+def _short(gbit: float) -> str:
     return f"{gbit:.3g}" if gbit < 999.5 else f"{gbit:.0f}"

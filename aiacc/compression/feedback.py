@@ -28,7 +28,7 @@ def _check_number(name: str, value: object, kind: str, example: str) -> None:
 
 @dataclass(frozen=True)
 class NoFeedback:
-    """``none``: it is lost."""
+    """``none``: what a codec loses of a gradient is lost."""
 
     name: ClassVar[str] = "none"
 
@@ -38,12 +38,13 @@ class NoFeedback:
 
 @dataclass(frozen=True)
 class Residual:
-    """``residual``: it is added to the next gradient, times ``beta``."""
+    """``residual``: what a codec loses of a gradient is added to the next one, times ``beta``."""
 
     name: ClassVar[str] = "residual"
     beta: float = 1.0
 
     def __post_init__(self) -> None:
+        spelling.make_plain(self)
         _check_number("beta", self.beta, self.name, "1.0")
         if not 0 < self.beta <= 1:
             raise ValueError(
@@ -69,6 +70,7 @@ class Momentum:
     masking: bool = True
 
     def __post_init__(self) -> None:
+        spelling.make_plain(self)
         _check_number("momentum", self.momentum, self.name, "0.9")
         if not isinstance(self.masking, bool):
             raise TypeError(f"masking {self.masking!r} of momentum (expected True or False)")
@@ -83,7 +85,7 @@ class Momentum:
 
 @dataclass(frozen=True)
 class EF21:
-    """``ef21``: ranks send how their gradient differs from what the others know of it.
+    """``ef21``: ranks send how their gradient differs from what the other ranks know of it.
 
     Richtarik, Sokolov, Fatkhullin, "EF21", NeurIPS 2021 (arXiv 2106.05203).
     """

@@ -9,8 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from aiacc.compression.codecs import MOST_DENSITY, NONE, Cast, Codec, PowerSGD, RandomK, Sparse
+from aiacc.compression.codecs import (
+    MOST_DENSITY,
+    NONE,
+    Cast,
+    Codec,
+    PowerSGD,
+    Quantised,
+    RandomK,
+    Sparse,
+)
 from aiacc.compression.feedback import EF21, Feedback, Momentum, NoFeedback, Residual
+from aiacc.compression.spelling import make_plain
 
 #: Biases and the parameters of normalisation have fewer dimensions, small layers fewer elements:
 #: they are most sensitive to errors, and save nothing.
@@ -21,41 +31,54 @@ _COUNTS = {"least_elements": 1, "dense_steps": 0, "stages": 1, "stage_steps": 0}
 
 @dataclass(frozen=True)
 class Policy:
-    """The same on all ranks.
+    """Which gradients are compressed, by which codec, from which step on; the same on all ranks.
 
     The first ``dense_steps`` steps of a job are dense; let them be those in which the learning rate
     warms up. Then a sparse codec begins with a density of ``first_density``, which falls to its own
     in ``stages`` geometric steps, each after ``stage_steps`` steps (Lin et al., "Deep Gradient
     Compression", ICLR 2018, section 3.3). Other codecs are used at once.
+
+    Args:
+        codec: For what is compressed.
+        dense: For what is not.
+        feedback: What becomes of what the codec loses; None: residual for int4, powersgd, and
+            sparse codecs that are not unbiased, else none.
+        include: Patterns as of a shell, of names: what matches one of them is compressed.
+        exclude: And what matches one of these is not.
+        least_elements: Of a gradient that is compressed.
+        dense_steps: At the start of a job.
+        first_density: Of a sparse codec.
+        stages: From there to its own density.
+        stage_steps: Of each stage; 0: the codec's own density from its first step on.
     """
 
     codec: Codec
-    #: For what is not compressed.
     dense: Cast = NONE
-    #: What becomes of what the codec loses; None: residual for int4, powersgd, and sparse codecs
-    #: that are not unbiased, else none.
     feedback: Feedback | None = None
-    #: Patterns as of a shell, of names: what matches one of ``include`` and none of ``exclude``.
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
     least_elements: int = LEAST_ELEMENTS
     dense_steps: int = 0
     first_density: float = MOST_DENSITY
     stages: int = 4
-    #: 0: the codec's own density from its first step on.
     stage_steps: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind, example in (
-            ("codec", Codec, 'codecs.parse("int8")'),
-            ("dense", Cast, 'codecs.parse("bf16")'),
-            ("feedback", NoFeedback | Residual | Momentum | EF21 | None, "feedback.Residual()"),
-            ("first_density", int | float, "0.1"),
-            *((name, int, "500") for name in _COUNTS),
+        make_plain(self)
+        for name, kind, expected in (
+            ("codec", Codec, 'codecs.parse("int8"), for example'),
+            ("dense", Cast, 'codecs.parse("bf16"), for example'),
+            (
+                "feedback",
+                NoFeedback | Residual | Momentum | EF21 | None,
+                "feedback.Residual(), for example",
+            ),
+            ("first_density", int | float, "a number, such as 0.1"),
+            *((name, int, "a whole number, such as 500") for name in _COUNTS),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool):
-                raise TypeError(f"{name} {value!r} of a policy (expected {example}, for example)")
+                raise TypeError(f"{name} {value!r} of a policy (expected {expected})")
         for name in ("include", "exclude"):
             patterns = getattr(self, name)
             several = isinstance(patterns, Sequence) and not isinstance(patterns, str)
@@ -72,6 +95,12 @@ class Policy:
                 f"feedback {self.feedback} with {self.codec} (expected none: what an unbiased "
                 "codec loses grows when it is sent again); leave out unbiased=true"
             )
+        masks = isinstance(self.keeps, Momentum) and self.keeps.masking
+        if masks and isinstance(self.codec, Quantised):
+            raise ValueError(
+                f"feedback {self.feedback} with {self.codec} (expected masking=False: a codec of "
+                "blocks sends something of every element, where momentum would begin anew)"
+            )
         if isinstance(self.codec, PowerSGD) and not isinstance(self.keeps, NoFeedback | Residual):
             raise ValueError(
                 f"feedback {self.feedback} with {self.codec} (expected residual or none); leave it "
@@ -87,6 +116,12 @@ class Policy:
                 f"first_density {self.first_density} with {self.codec} (expected its density, "
                 f"{self.codec.density}, or more, from which it falls); leave it out"
             )
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)[1:]
+        values = {field.name: getattr(self, field.name) for field in fields}
+        changed = [f"{f.name}={values[f.name]}" for f in fields if values[f.name] != f.default]
+        return f"Policy({', '.join([str(self.codec), *changed])})"
 
     @property
     def keeps(self) -> Feedback:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
 
@@ -41,7 +42,7 @@ def parse(text: str, known: Mapping[str, T], what: str) -> T:
     Raises:
         ValueError: Another name, another option, or a value that the option does not take.
     """
-    name, _, options = text.strip().partition(":")
+    name, colon, options = text.strip().partition(":")
     if name not in known:
         raise ValueError(
             f"{what} {text!r} (expected one of {', '.join(known)}; options follow a colon, as in "
@@ -49,8 +50,13 @@ def parse(text: str, known: Mapping[str, T], what: str) -> T:
         )
     usual = options_of(known[name])
     values: dict[str, Any] = {}
-    for option in options.split(",") if options else []:
+    for option in options.split(",") if colon else []:
         key, _, value = option.partition("=")
+        if ":" in value:
+            raise ValueError(
+                f"{what} {text!r}: {option} (expected a comma between options, as in "
+                "name:option=value,option=value)"
+            )
         if key not in usual:
             takes = f"expected {', '.join(usual)}" if usual else f"{name} takes none"
             raise ValueError(f"{what} {text!r}: option {key!r} ({takes})")
@@ -58,6 +64,18 @@ def parse(text: str, known: Mapping[str, T], what: str) -> T:
             raise ValueError(f"{what} {text!r}: option {key!r} comes twice (expected once)")
         values[key] = _value(f"{what} {text!r}: {key}={value}", value, usual[key])
     return dataclasses.replace(known[name], **values)  # type: ignore[type-var]
+
+
+def make_plain(setting: object) -> None:
+    """Let numbers of a frozen dataclass, of NumPy for example, be Python's own.
+
+    They then are spelled alike, and computed with in float64, as the core does.
+    """
+    for field in dataclasses.fields(setting):  # type: ignore[arg-type]
+        value = getattr(setting, field.name)
+        if not isinstance(value, bool) and isinstance(value, Real):
+            own = int(value) if isinstance(value, Integral) else float(value)
+            object.__setattr__(setting, field.name, own)
 
 
 def options_of(setting: Setting) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_a_line_says_what_for_how_many_buckets():
         for one in (NONE, BF16)
     )
     assert found.text == (
-        "int8 (two_level) for 2 buckets of 52 MiB, bf16 for 1 bucket of 0.0625 MiB on 8 x 1 ranks, "
+        "int8 for 2 buckets of 52 MiB, bf16 for 1 bucket of 0.0625 MiB on 8 x 1 ranks, "
         f"predicted {found.seconds * 1e3:.3g} ms (all alike: none {none * 1e3:.3g} ms, "
         f"bf16 {bf16 * 1e3:.3g} ms)"
     )

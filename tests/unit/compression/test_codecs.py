@@ -1,5 +1,6 @@
 """Names of codecs, and the bytes they put on the wire."""
 
+import math
 import re
 
 import numpy as np
@@ -57,6 +58,8 @@ def test_every_codec_has_its_name():
         ("none:block=256", "option 'block' (none takes none)"),
         ("int8:blocks=256", "option 'blocks' (expected block, stochastic)"),
         ("int8:name=fp8", "option 'name' (expected block, stochastic)"),
+        ("int8:", "option '' (expected block, stochastic)"),
+        ("int8:block=512:stochastic=true", "block=512:stochastic=true (expected a comma between"),
         ("int8:block=256,block=512", "option 'block' comes twice"),
         ("int8:block=100", "block 100 of int8 (expected 128, 256, 512 or 1024"),
         ("int8:block=2048", "block 2048 of int8 (expected 128"),
@@ -138,7 +141,13 @@ def test_powersgd_has_a_rank():
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert MSTopK(np.float64(0.01)) == MSTopK(0.01)
+    for kind in (np.float64, np.float32):
+        codec = MSTopK(kind(0.0625))
+        assert codec == MSTopK(0.0625)
+        assert type(codec.density) is float
+    # In float32 this would be another number, and not what the core has.
+    assert MSTopK(np.float32(0.01)).kept(1 << 30) == math.ceil(float(np.float32(0.01)) * (1 << 30))
+    assert str(Quantised("int8", np.int64(512))) == "int8:block=512"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from aiacc.compression.costs import (
     TWO_LEVEL,
     Cluster,
     Speeds,
-    break_even_bandwidth,
+    break_even_bandwidths,
     break_even_density,
     cluster_of,
     predict,
@@ -148,17 +148,19 @@ def test_at_the_break_even_density_bytes_are_equal(hosts, cast):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("text", ["int8", "int4", "mstopk:density=0.001"])
 @pytest.mark.parametrize("local", [1, 2])
-def test_at_the_break_even_bandwidth_times_are_equal(text, exchange, local):
+@pytest.mark.parametrize("alpha", [0.0, 1e-5])
+def test_at_the_break_even_bandwidth_times_are_equal(text, exchange, local, alpha):
     codec, speeds, cast = parse(text), Speeds(2e9, 1e9), Speeds(8e9, 8e9)
 
     def both(gbit):
-        where = cluster(4, local, gbit=gbit)
+        where = cluster(4, local, gbit=gbit, alpha=alpha)
         return (
             predict(codec, ELEMENTS, where, speeds, exchange),
             predict(BF16, ELEMENTS, where, cast),
         )
 
-    bandwidth = break_even_bandwidth(*both(10))
+    low, bandwidth = break_even_bandwidths(*both(10))
+    assert low == 0
     gbit = bandwidth * local * 8e-9
     assert 0 < gbit < math.inf
     one, other = both(gbit)
@@ -169,9 +171,22 @@ def test_at_the_break_even_bandwidth_times_are_equal(text, exchange, local):
 
 def test_break_even_bandwidths_at_the_ends():
     where = cluster(4)
-    assert break_even_bandwidth(predict(BF16, 9, where), predict(NONE, 9, where)) == math.inf
-    assert break_even_bandwidth(predict(NONE, 9, where), predict(BF16, 9, where)) == 0
-    assert break_even_bandwidth(predict(NONE, 9, where), predict(NONE, 9, where)) == 0
+    none, bf16 = (predict(codec, 9, where) for codec in (NONE, BF16))
+    assert break_even_bandwidths(bf16, none) == (0, math.inf)
+    assert break_even_bandwidths(none, bf16) == (0, 0)
+    assert break_even_bandwidths(none, none) == (0, 0)
+
+
+def test_a_codec_of_fewer_startups_and_more_bytes_pays_above_a_bandwidth():
+    def both(gbit):
+        where = cluster(64, gbit=gbit, alpha=1e-4)
+        return predict(Sparse("topk", 0.01), ELEMENTS, where), predict(BF16, ELEMENTS, where)
+
+    low, high = break_even_bandwidths(*both(10))
+    assert high == math.inf
+    for factor, pays in ((0.9, False), (1.1, True)):
+        sparse, dense = both(low * 8e-9 * factor)
+        assert (sparse.seconds < dense.seconds) == pays
 
 
 def test_clusters_of_costs():

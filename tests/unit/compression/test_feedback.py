@@ -213,6 +213,12 @@ def test_bad_texts_are_named(text, error):
         feedback.parse(text)
 
 
+def test_numbers_of_numpy_are_numbers():
+    for kind in (np.float16, np.float32, np.float64):
+        assert repr(Residual(kind(0.5))) == repr(Residual(0.5))
+        assert repr(Momentum(kind(0.5))) == repr(Momentum(0.5))
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

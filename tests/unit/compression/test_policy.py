@@ -1,8 +1,10 @@
 """Which gradients are compressed, and how much when."""
 
+import numpy as np
 import pytest
 
 from aiacc.compression.codecs import BF16, NONE, MSTopK, PowerSGD, Quantised, Sparse
+from aiacc.compression.feedback import Momentum
 from aiacc.compression.policy import Policy
 
 SHAPE = (128, 128)
@@ -109,8 +111,9 @@ def test_steps_count_from_0():
         ({"feedback": "ef21"}, r"feedback 'ef21' of a policy .*Residual"),
         ({"dense_steps": 1.5}, r"dense_steps 1\.5 of a policy"),
         ({"stages": None}, r"stages None of a policy"),
-        ({"dense_steps": True}, r"dense_steps True of a policy \(expected 500"),
-        ({"first_density": "0.1"}, r"first_density '0\.1' of a policy \(expected 0\.1"),
+        ({"dense_steps": True}, r"dense_steps True of a policy \(expected a whole number, such as"),
+        ({"least_elements": 1.5}, r"least_elements 1\.5 of a policy \(expected a whole number"),
+        ({"first_density": "0.1"}, r"first_density '0\.1' of a policy \(expected a number, such"),
         ({"exclude": "bias"}, r"exclude 'bias' \(expected a sequence of patterns, such as"),
         ({"include": [1]}, r"include \[1\] \(expected a sequence of patterns, such as"),
         ({"include": None}, r"include None \(expected a sequence of patterns"),
@@ -132,3 +135,30 @@ def test_it_says_why_it_compresses_nothing():
         assert why in policy.idle(gradients)
     assert Policy(NONE).idle([small]) == Policy(MSTopK()).idle([]) == ""
     assert Policy(MSTopK()).idle([small, large]) == ""
+
+
+def test_momentum_with_masking_is_not_for_codecs_that_send_everything():
+    with pytest.raises(ValueError, match=r"feedback momentum with int8 \(expected masking=False"):
+        Policy(Quantised("int8"), feedback=Momentum())
+    Policy(Quantised("int8"), feedback=Momentum(masking=False))
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers = {"least_elements": 500, "stages": 2, "first_density": 0.0625}
+    plain = Policy(MSTopK(), **numbers)
+    of_numpy = Policy(
+        MSTopK(np.float32(0.01)),
+        least_elements=np.int64(500),
+        stages=np.int32(2),
+        first_density=np.float32(0.0625),
+    )
+    assert repr(of_numpy).replace(repr(float(np.float32(0.01))), "0.01") == repr(plain)
+
+
+def test_its_text_has_what_differs_from_the_defaults():
+    assert str(Policy(MSTopK())) == "Policy(mstopk)"
+    policy = Policy(MSTopK(0.001), feedback=Momentum(0.5), exclude=("*.bias",), least_elements=1)
+    assert str(policy) == (
+        "Policy(mstopk:density=0.001, feedback=momentum:momentum=0.5, exclude=('*.bias',), "
+        "least_elements=1)"
+    )
