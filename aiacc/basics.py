@@ -30,6 +30,8 @@ _before_end: list[Callable[[], None]] = []
 _atexit_pid = 0
 _homogeneous = False
 _host_of: tuple[int, ...] = ()
+#: On which every rank codes, as if it were a host.
+_FLAT_ENGINES = ("tcp", "mpi")
 
 
 def init(
@@ -156,9 +158,19 @@ def hosts_of(ranks: Iterable[int]) -> list[int]:
     return [_host_of[rank] for rank in ranks]
 
 
-def crosses_hosts(process_set: ProcessSet) -> bool:
-    """Whether this rank has others to work with in ``process_set`` on other hosts than its own."""
-    return has_company(process_set) and len(set(hosts_of(process_set.ranks or ()))) > 1
+def codecs_code(process_set: ProcessSet) -> bool:
+    """Whether this rank has others in ``process_set`` for which codecs code what it sends.
+
+    They are on other hosts than its own, or the engine is flat.
+    """
+    if not has_company(process_set):
+        return False
+    return engine_is_flat() or len(set(hosts_of(process_set.ranks or ()))) > 1
+
+
+def engine_is_flat() -> bool:
+    """Whether every rank codes, as if it were a host. ValueError before `init`."""
+    return engine() in _FLAT_ENGINES
 
 
 def engine() -> str:

@@ -8,7 +8,7 @@ import itertools
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -44,22 +44,25 @@ class Recorder(Protocol):
 class Profile:
     """Records the steps of one optimizer, then writes the file and takes no more time."""
 
-    def __init__(self, path: Path, recorder: Recorder, process_set: ProcessSet) -> None:
-        """Count the steps of ``recorder``; rank 0 of ``process_set`` writes ``path``."""
+    def __init__(self, path: Path, record: Callable[[], Recorder], process_set: ProcessSet) -> None:
+        """Count the steps of what ``record`` makes; rank 0 of ``process_set`` writes ``path``."""
         self._path = path
         self._process_set = process_set
-        self._recorder: Recorder | None = recorder
+        self._record = record
+        self._recorder: Recorder | None = record()
         self._steps = 0
-        atexit.register(_warn_of_too_few, weakref.ref(self))
+        self._complete = False
+        atexit.register(_end, weakref.ref(self))
         after_join(self._give_up)
+        basics.at_init(self._restart)
 
     def step_done(self) -> None:
-        """Note the end of a step; that of the last one writes the file.
+        """Note that gradients were reduced, which ends a step; the last one writes the file.
 
         Collective: every rank of the process set, equally often. Blocks in the last step.
         """
         recorder = self._recorder
-        if recorder is None:
+        if recorder is None or self._process_set.size() is None:
             return
         recorder.step_done()
         self._steps += 1  # those without a gradient, too, which another rank may have had
@@ -67,17 +70,37 @@ class Profile:
             return
         if sums([1], "profile.ranks", self._process_set) != [self._process_set.size()]:
             return  # a rank has joined before its last step: see `_give_up`
-        self._recorder = None
-        recorder.detach()
+        self._complete = True
+        self._detach()
         trace = slowest_of_all(recorder, self._path.stem, self._process_set)
         if trace is not None and self._process_set.rank() == 0:
             self._write(trace)
 
-    def _give_up(self) -> None:
-        """After a join: ranks came to it with different numbers of steps, and count no more."""
+    def end(self) -> None:
+        """Note no more, and tell of a file that is not written therefore. Idempotent."""
+        if self._recorder is not None and not self._complete:
+            sys.stderr.write(
+                f"aiacc: {self._path} was not written: {self._steps} steps (expected "
+                f"{WARM_UP + COUNTED}); train for more, or leave out --profile (AIACC_PROFILE)\n"
+            )
+        self._detach()
+
+    def _detach(self) -> None:
         if self._recorder is not None:
             self._recorder.detach()
             self._recorder = None
+
+    def _restart(self) -> None:
+        """In a job that starts anew, where ranks may be new: record anew, as these do."""
+        self._detach()
+        self._steps = 0
+        if wanted(self._process_set):
+            self._recorder = self._record()
+
+    def _give_up(self) -> None:
+        """After a join: ranks came to it with different numbers of steps, and count no more."""
+        if self._recorder is not None:
+            self._detach()
             warnings.warn(
                 f"AIACC_PROFILE: {self._path} was not written: a rank joined before "
                 f"{WARM_UP + COUNTED} steps were recorded (expected that many before join())",
@@ -119,8 +142,15 @@ def slowest_of_all(
     Returns:
         None, with a warning, if the ranks have other gradients, or this one has recorded nothing.
     """
-    steps = recorder.traces(model)[WARM_UP:]
-    mine = typical(steps) if steps else None
+    mine = None
+    try:
+        steps = recorder.traces(model)[WARM_UP:]
+        mine = typical(steps) if steps else None
+    except Exception as error:  # the other ranks wait for times of this one
+        warnings.warn(
+            f"{argument}: the recorded times cannot be read, {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
     if basics.size() > 1:
         names = hashlib.sha256(repr(sorted(recorder.sizes.items())).encode()).digest()
         digest = int.from_bytes(names[:7], "big")
@@ -137,17 +167,14 @@ def slowest_of_all(
         mine = with_times(mine, times) if mine else None
     if mine is None:
         warnings.warn(
-            f"{argument}: no gradient came in {COUNTED} steps of this rank (expected some); there "
-            "is no profile",
+            f"{argument}: no gradient that a plan can have came in {COUNTED} steps of this rank "
+            "(expected some, dense ones); there is no profile",
             stacklevel=2,
         )
     return mine
 
 
-def _warn_of_too_few(reference: weakref.ref[Profile]) -> None:
+def _end(reference: weakref.ref[Profile]) -> None:
     profile = reference()
-    if profile is not None and profile._recorder is not None:
-        sys.stderr.write(
-            f"aiacc: {profile._path} was not written: {profile._steps} steps (expected "
-            f"{WARM_UP + COUNTED}); train on, or take AIACC_PROFILE away\n"
-        )
+    if profile is not None:
+        profile.end()

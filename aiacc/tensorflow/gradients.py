@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from aiacc.basics import crosses_hosts
+from aiacc.basics import codecs_code
 from aiacc.collectives.reduce_ops import Adasum, Average, Sum, gradient_factors, name_of_op
 from aiacc.compression.policy import Policy
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -92,10 +92,10 @@ class GradientReduction:
     def _warn_if_idle(self, grads: Sequence[Any]) -> None:
         """Say once, on the first rank, that a codec is for none of these, and why.
 
-        Not on one host, whose ranks send nothing in any case.
+        Not on one host, whose ranks send nothing in any case, unless the engine is flat.
         """
         policy = gradient_policy(compressor_of(self.compression))
-        if policy is None or self._looked or not crosses_hosts(self.process_set):
+        if policy is None or self._looked or not codecs_code(self.process_set):
             return
         self._looked.append(True)
         why = policy.idle(

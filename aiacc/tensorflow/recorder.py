@@ -84,10 +84,17 @@ class _Recording:
     """The profile of the gradients of some variables, in however many graphs they are computed."""
 
     def __init__(self, gradients: Sequence[Gradient], process_set: ProcessSet) -> None:
-        self._recorder = MomentRecorder(gradients)
-        self._profile = Profile(next_path(), self._recorder, process_set)
+        self._gradients = gradients
         with tf.init_scope(), tf.device(node.DEVICE):
-            self._left = tf.Variable(WARM_UP + COUNTED, trainable=False, dtype=tf.int64)
+            self._left = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._profile = Profile(next_path(), self._record, process_set)
+
+    def _record(self) -> MomentRecorder:
+        """Await the first steps, of a job that may have started anew."""
+        with tf.init_scope():
+            self._left.assign(WARM_UP + COUNTED)
+        self._recorder = MomentRecorder(self._gradients)
+        return self._recorder
 
     def add_to_graph(self, moments: Any) -> None:
         """Hand ``moments`` on when they are there, in the first steps."""

@@ -13,7 +13,7 @@ from aiacc.collectives.objects import broadcast_object, maxima, sums
 from aiacc.compression.buckets import choose_each, levels
 from aiacc.compression.codecs import NONE, Cast, Codec, parse
 from aiacc.compression.compressor import ALLOWED
-from aiacc.compression.costs import TWO_LEVEL, Cluster, Speeds, speeds_from
+from aiacc.compression.costs import FLAT, TWO_LEVEL, Cluster, Speeds, speeds_from
 from aiacc.compression.policy import Policy
 from aiacc.compression.watch import CHOSEN, CompressionWatch
 from aiacc.compression.wire import wire_of
@@ -109,6 +109,7 @@ class AutoCompression:
         self._chosen = None
         self._over = False
         self._feedback.policy, self._feedback.policies = Policy(NONE), {}
+        self._feedback.flush()
         self._reducer.options = self._reducer.options._replace(planner=singly())
         self._begin()
 
@@ -150,6 +151,9 @@ class AutoCompression:
     def _decision(self) -> tuple[list[tuple[tuple[str, ...], str]], str]:
         """Names of each bucket's gradients with a codec, and that in words; "": nothing to gain."""
         hosts, local = levels(basics.hosts_of(self._process_set.ranks or ()))
+        exchange = TWO_LEVEL
+        if basics.engine_is_flat():
+            hosts, local, exchange = len(self._process_set.ranks or ()), 1, FLAT
         buckets = self._buckets()
         if hosts == 1 or not buckets:
             return [], ""
@@ -161,7 +165,7 @@ class AutoCompression:
         cluster = Cluster(hosts, local, Affine(a, b * local), inside)
         speeds = {codec.name: _speeds(codec) for codec in self._allowed}
         elements = [sum(sizes.values()) for sizes in buckets]
-        choices = choose_each(elements, cluster, speeds, self._allowed, exchanges=(TWO_LEVEL,))
+        choices = choose_each(elements, cluster, speeds, self._allowed, exchanges=(exchange,))
         codecs = [str(option.codec) for option in choices.chosen]
         return list(zip(map(tuple, buckets), codecs, strict=True)), choices.text
 

@@ -21,12 +21,13 @@ from aiacc.planning.fit import Operation, fit_affine, fit_steps
 from aiacc.planning.plan import Constraints, Plan
 from aiacc.planning.search import AUTO, Costs, PlanSearch, Watch
 from aiacc.planning.trace import Trace
-from aiacc.process_sets import ProcessSet, first_rank, has_company
+from aiacc.process_sets import first_rank, has_company
 from aiacc.torch.mpi_ops import allreduce_
-from aiacc.torch.recorder import StepRecorder
+from aiacc.torch.recorder import StepRecorder, recorder_of
 from aiacc.torch.reducer.consensus import describe
 from aiacc.torch.reducer.plan import planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
+from aiacc.torch.units import units
 
 #: Steps of a visit that do not count, since they agree on names and allocate; and those that do.
 SETTLE, MEASURED = 2, 4
@@ -43,45 +44,26 @@ _live: weakref.WeakSet[AutoPlan] = weakref.WeakSet()
 _LARGE = 8 << 20
 
 
-class _Units:
-    """How many times as large the units of this job are as they were without a plan."""
-
-    def __init__(self) -> None:
-        self._growth, self._bytes = 1, 0
-        basics.at_init(self._forget)
-
-    def grow(self, growth: int, process_set: ProcessSet) -> None:
-        """Let the first rank propose units of another size, which all take on in one round."""
-        if growth != self._growth and has_company(process_set) and process_set.rank() == 0:
-            now = _core.stats()
-            if self._growth == 1:
-                self._bytes = int(now["unit_bytes"])
-            _core.propose_parameters(self._bytes * growth, int(now["lanes"]))
-        self._growth = growth
-
-    def _forget(self) -> None:
-        """In a job that starts anew, with units of its own."""
-        self._growth = 1
-
-
-_units = _Units()
-
-
 class AutoPlan:
     """Lets a reducer follow the plans of a `PlanSearch`, which is the first rank's.
 
     Recorded steps without a plan are followed by visits of the plans that the search wants to see.
     At the end of each visit the ranks exchange the slowest median step, and the first rank says
     how to go on, so that all switch between the same steps. Meanwhile nobody waits for a clock.
-    When steps have changed for good, it begins anew.
+    When steps have changed for good, it begins anew. A step lasts from one reduction to the next:
+    all ranks have equally many, though one may leave out an update after an error.
 
-    Ranks: every rank of the process set ends equally many steps; after a `join`, which ranks come
-    to with different numbers of them, all count from 0 again.
+    Ranks: after a `join`, which ranks come to with different numbers of steps, all count from 0
+    again.
     """
 
-    def __init__(self, reducer: GradientReducer, wish: str) -> None:
-        """Record the next steps of ``reducer``; ``wish`` as of `PlanSearch`."""
+    def __init__(self, reducer: GradientReducer, wish: str, at_once: bool = True) -> None:
+        """Record the next steps of ``reducer``; ``wish`` as of `PlanSearch`.
+
+        Not ``at_once``: from the end of the first one on, for there may never be one.
+        """
         self._reducer, self._wish = reducer, wish
+        self._in_use = at_once
         self._process_set = reducer.options.process_set
         self._recorder: StepRecorder | None = None
         self._search: PlanSearch | None = None
@@ -93,19 +75,16 @@ class AutoPlan:
         self._last: float | None = None
         self._seconds: list[float] = []
         self._steps: list[list[Operation]] = []
-        #: Seconds from the reduced gradients to the end of each step, and of a step in all what no
-        #: trace has.
-        self._updates: list[float] = []
+        #: Seconds of a step that no trace has.
         self._outside_s = 0.0
-        self._start()
         if not _live:
-            _units.grow(1, self._process_set)  # an earlier one may have left them larger
-        _live.add(self)
+            units.grow(1, self, self._process_set)  # an earlier one may have left them larger
+        self._start()
         basics.at_init(self._restart)
         after_join(self._count_anew)
 
     def step_done(self) -> None:
-        """Note the end of a step.
+        """Note that gradients were reduced, which ends a step.
 
         Collective: every rank of the process set, equally often. Blocks at the end of a visit.
         """
@@ -117,49 +96,60 @@ class AutoPlan:
         last, self._last = self._last, now
         if last is not None:
             self._seconds.append(now - last)
-            self._updates.append(now - self._reducer.finished_s)
         if self._reducer.operations is not None:
             self._steps.append(self._reducer.operations)
             self._reducer.operations = []
         self._phase()
 
-    def detach(self) -> None:
-        """Remove what records."""
+    def end(self) -> None:
+        """Do nothing more: there is no optimizer any more."""
+        self._detach()
+        self._phase = _nothing  # a bound method, which kept this alive
+        _live.discard(self)
+        units.leave(self)
+
+    # --- phases
+
+    def _attach(self) -> None:
+        self._in_use = True
+        _live.add(self)
+        self._recorder = recorder_of(self._reducer)
+
+    def _detach(self) -> None:
         if self._recorder is not None:
             self._recorder.detach()
             self._recorder = None
 
-    # --- phases
-
     def _start(self) -> None:
         """Record steps without a plan."""
-        self.detach()
-        if has_company(self._process_set):  # else no step would come to an end of the recording
-            self._recorder = self._new_recorder()
+        self._detach()
+        if self._in_use and has_company(self._process_set):  # else no step would end the recording
+            self._attach()
         self._search = None
         self._begin(self._record)
-
-    def _new_recorder(self) -> StepRecorder:
-        return StepRecorder(self._reducer.named, self._reducer.sparse_names)
 
     def _begin(self, phase: Callable[[], None]) -> None:
         self._phase = phase
         self._last = None
-        self._seconds, self._steps, self._updates = [], [], []
+        self._seconds, self._steps = [], []
         self._reducer.operations = None if phase == self._watch else []
 
     def _record(self) -> None:
         recorder = self._recorder
-        if recorder is None:  # the process set had nobody else until now
-            self._recorder = self._new_recorder()
+        # A copy, or the process set had nobody else until now; or parameters were thawed since.
+        if recorder is None or (not self._seconds and recorder.misses(self._reducer.named)):
+            self._detach()
+            self._attach()
             return  # the step counts: other ranks may have recorded it
         recorder.step_done()
         if len(self._seconds) < WARM_UP + COUNTED - 1 or not self._all_here():
             return
-        self.detach()
+        self._detach()
         trace = slowest_of_all(recorder, "", self._process_set, f"plan={self._wish!r}")
-        leads = recorder.leads()[WARM_UP - 1 :] or [0.0]
-        self._outside_s = median(leads) + median(self._updates[WARM_UP - 1 :])
+        leads = []
+        with contextlib.suppress(Exception):  # `slowest_of_all` has told
+            leads = recorder.leads()[WARM_UP - 1 :]
+        self._outside_s = median(leads or [0.0])
         seconds, costs = self._exchange(WARM_UP - 1)
         if trace is None or costs is None:
             self._say(f"plan={self._wish!r}: these steps say too little to plan; no plan")
@@ -173,6 +163,7 @@ class AutoPlan:
                     seconds,
                     outside_s=self._outside_s,
                     grows=self._may_grow(),
+                    unit_bytes=int(_core.stats()["unit_bytes"]),
                 )
         self._go_on()
 
@@ -204,7 +195,7 @@ class AutoPlan:
             self._say(f"plan={self._wish!r}: steps take {seconds:.4g} s now; planning anew")
             self._watched *= 2  # where steps change again and again, plans are worth less
             self._reducer.follow(singly())
-            _units.grow(1, self._process_set)
+            units.grow(1, self, self._process_set)
             self._start()
         else:
             self._begin(self._watch)
@@ -214,10 +205,10 @@ class AutoPlan:
         search = self._search
         decision: tuple[str | None, bool] = (None, True)
         if search is None:
-            _units.grow(1, self._process_set)
+            units.grow(1, self, self._process_set)
         else:
             plan = search.current.plan
-            _units.grow(search.current.growth, self._process_set)
+            units.grow(search.current.growth, self, self._process_set)
             decision = None if plan is None else plan.encode(), search.done
         root = first_rank(self._process_set)
         text, done = broadcast_object(decision, root, "plan.decision", self._process_set)
@@ -297,9 +288,8 @@ class AutoPlan:
         """Whether this search may change the units, which all process sets and devices share."""
         in_host_memory = all(parameter.is_cpu for _, parameter in self._reducer.named)
         small = int(_core.stats()["unit_bytes"]) < _LARGE
-        return (
-            small and in_host_memory and self._process_set.process_set_id == 0 and len(_live) == 1
-        )
+        whole_job = self._process_set.process_set_id == 0 and len(_live) == 1
+        return small and in_host_memory and whole_job
 
     def _constraints(self, trace: Trace) -> Constraints:
         key_of = {gradient.name: gradient.device_key for gradient in describe(self._reducer.named)}
@@ -318,8 +308,9 @@ class AutoPlan:
             self._begin(self._phase)
 
     def _restart(self) -> None:
-        """In a job that starts anew, where the reducer has no buckets."""
+        """In a job that starts anew, where the reducer has no buckets, and ranks may be new."""
         self._costs = None
+        self._watched = WATCHED
         self._reducer.options = self._reducer.options._replace(planner=singly())
         self._process_set = self._reducer.options.process_set
         self._start()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -41,8 +40,8 @@ from aiacc.torch.optimizer_mixin import (
 )
 from aiacc.torch.reducer.codec import compressing
 from aiacc.torch.reducer.feedback import feedback_of, warn_if_idle, warn_of_patterns
-from aiacc.torch.reducer.gradients import NamedParameters
-from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.gradients import NamedParameters, checked_names
+from aiacc.torch.reducer.options import Asked, ReductionOptions
 from aiacc.torch.reducer.plan import (
     FUSED_BYTES,
     Planner,
@@ -130,9 +129,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             step. From the second step on a bucket leaves when its last gradient is there; with
             ``gradient_as_bucket_view`` its gradients are views of one flat memory. "auto": record
             13 steps, plan from when their gradients came and from what their operations cost, try
-            that plan and buckets of 25 MiB for some steps, stay with what was fastest, no plan
-            perhaps, and say so; plan anew when steps change. The name of a planner, "optimal" for
-            example: record, plan once, and stay with that.
+            that plan, buckets of 25 MiB and the best of these with larger units, for some steps
+            each, stay with what was fastest, no plan perhaps, and say so; plan anew when steps
+            change. The name of a planner, "optimal" for example: record, plan once, and stay with
+            that.
         schedule: "all_reduce"; or "decoupled" (Zhang et al., "DeAR", ICDCS 2023): the backward
             pass reduces each bucket to shards, `step` updates this rank's 1/N of the parameters,
             with 1/N of the state, and whatever uses a parameter next waits until the others' parts
@@ -178,6 +178,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     wish = check_wish(plan) if isinstance(plan, str) else None
     if plan is not None and wish is None:
         check_kind(plan)
+    if gradient_as_bucket_view or schedule == DECOUPLED:
+        _check_bucket_bytes(bucket_bytes)
     if schedule == DECOUPLED:
         if isinstance(plan, str):
             raise ValueError(
@@ -206,7 +208,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         adasum.set_backward_passes_per_step(passes)
         return adasum
     if gradient_as_bucket_view:
-        _check_buckets(bucket_bytes, groups)
+        _check_buckets(groups)
     feedback = feedback_of(compressor, prescale_factor)
     if feedback is not None:
         _check_sums(op, str(compression) if finds_codec else feedback.policy.codec)
@@ -234,11 +236,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         planner = _planner(groups, named)
     storage = flat_buckets if gradient_as_bucket_view else own_memory
     codec = partial(compressing, compressor) if feedback is None else feedback.codec
-    asked = _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None)
+    asked = Asked(
+        _asked(plan, groups, bucket_bytes if gradient_as_bucket_view else None),
+        "no codec" if feedback is None else given if finds_codec else str(feedback.policy),
+    )
+    all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked)
     if feedback is not None:
-        asked += f", compression={given if finds_codec else feedback.policy}"
-    settle = None if feedback is None else feedback.settle
-    all_reduce = options(planner=planner, storage=storage, codec=codec, asked=asked, settle=settle)
+        all_reduce = all_reduce._replace(settle=feedback.settle, drop=feedback.drop)
     reducer = GradientReducer(named, all_reduce, passes)
     return distribute(optimizer, reducer, wish, feedback, allowed)
 
@@ -315,14 +319,20 @@ def _check_sums(op: int, codec: Codec | str) -> None:
         )
 
 
-def _check_buckets(bucket_bytes: int, groups: object) -> None:
+def _check_buckets(groups: object) -> None:
     if groups is not None:
         raise ValueError(
             "gradient_as_bucket_view=True and groups are given (expected at most one of them, for "
             "buckets are groups); leave out one"
         )
-    if bucket_bytes <= 0:
-        raise ValueError(f"bucket_bytes={bucket_bytes} (expected a positive number)")
+
+
+def _check_bucket_bytes(bucket_bytes: object) -> None:
+    if not isinstance(bucket_bytes, SupportsFloat) or not float(bucket_bytes) > 0:
+        raise ValueError(
+            f"bucket_bytes={bucket_bytes!r} (expected a positive number of bytes); leave it out "
+            f"for {DEFAULT_BUCKET_BYTES >> 20} MiB"
+        )
 
 
 def _check_alone(groups: object) -> None:
@@ -342,9 +352,10 @@ def _check_plan(
     planned_names = {name for bucket in plan.buckets for name in bucket}
     strange = sorted(planned_names - {name for name, _ in named})
     if strange:
+        remedy = "plan for this model, or pass the named_parameters() that it was planned for"
         raise ValueError(
             f"plan has {len(strange)} gradients that the optimizer has not, {strange[0]!r} for one "
-            f"(expected names of named_parameters, such as {named[0][0]!r}); plan for this model"
+            f"(expected names of named_parameters, such as {named[0][0]!r}); {remedy}"
         )
     trainable = [name for name, parameter in named if parameter.requires_grad]
     left_out = [name for name in trainable if name not in planned_names]
@@ -362,24 +373,7 @@ def _name_parameters(
 ) -> list[tuple[str, torch.Tensor]]:
     """Name and parameter of everything that ``optimizer`` updates."""
     defaults = default_names(optimizer.param_groups)
-    named = defaults if named_parameters is None else list(named_parameters)
-    for entry in named:
-        if not (
-            isinstance(entry, tuple)
-            and len(entry) == 2
-            and isinstance(entry[0], str)
-            and isinstance(entry[1], torch.Tensor)
-        ):
-            raise ValueError(
-                f"named_parameters contains {entry!r:.100} (expected (name, parameter)); "
-                "pass model.named_parameters()"
-            )
-    twice = sorted(name for name, n in Counter(name for name, _ in named).items() if n > 1)
-    if twice:
-        raise ValueError(
-            f"named_parameters contains {', '.join(twice)} more than once (expected unique names); "
-            "give each model a prefix of its own"
-        )
+    named = defaults if named_parameters is None else checked_names(named_parameters)
     name_of = {parameter: name for name, parameter in named}
     parameters = [parameter for _, parameter in defaults]
     unnamed = [index for index, parameter in enumerate(parameters) if parameter not in name_of]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -20,7 +22,7 @@ from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import profile_of
 from aiacc.torch.reducer.feedback import Feedback
 from aiacc.torch.reducer.options import ReductionOptions
-from aiacc.torch.reducer.plan import planned
+from aiacc.torch.reducer.plan import planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.wrapped_optimizer import (
     ReducingOptimizer,
@@ -42,6 +44,8 @@ class DistributedOptimizerMixin(ReducingOptimizer):
     _reducer: GradientReducer
     _profile: Profile | None
     _plan: AutoPlan | AutoCompression | None
+    #: What that is to find: a plan, by name, or which of these codecs to use.
+    _wanted: str | tuple[Codec, ...] | None
     #: Whether `settle` was called since the last step.
     _settled: bool = False
 
@@ -60,7 +64,7 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced.
         """
-        self._reducer.finish()
+        self._reduce()
         self._synchronized = True
         self._settled = False
 
@@ -113,6 +117,14 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         """
         settled = self._settled and closure is None and not self._reducer.under_way
         self._settled = False
+        result = self._reduce_and_step(closure, settled)
+        _core.mark_step()
+        return result
+
+    # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _reduce_and_step(self, closure: Callable[[], Any] | None, settled: bool) -> Any:
         if self._should_synchronize and not settled:
             if self._synchronized:
                 warnings.warn(
@@ -126,21 +138,35 @@ class DistributedOptimizerMixin(ReducingOptimizer):
             if closure is None or self._reducer.under_way:
                 self.synchronize()
         self._synchronized = False
-        result = super().step(closure)
-        _core.mark_step()
+        return super().step(closure)
+
+    def _reduce(self) -> None:
+        """Wait until gradients are reduced, and tell those who count that together with all ranks.
+
+        They may call `step` more often or less, after an error of their own, but none ends a
+        reduction without this one, whatever is raised after it here.
+        """
+        before = self._reducer.reductions
+        try:
+            self._reducer.finish()
+        except Exception:
+            if self._reducer.reductions != before:
+                with contextlib.suppress(Exception):  # the first error says more
+                    self._count_reduction()
+            raise
+        if self._reducer.reductions != before:
+            self._count_reduction()
+
+    def _count_reduction(self) -> None:
         if self._profile is not None:
             self._profile.step_done()
         if self._plan is not None:
             self._plan.step_done()
-        return result
-
-    # Pre- and post-hooks run in the step of the wrapped class; do not let torch add them here too.
-    step.hooked = True  # type: ignore[attr-defined]
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute() -> Any:
             loss = closure()
-            self._reducer.finish()
+            self._reduce()
             return self._reduced_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
 
         return compute
@@ -197,11 +223,16 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         self._reducer.add(named)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copies and pickles become distributed optimizers of the copied parameters."""
+        """Copies and pickles become distributed optimizers of the copied parameters.
+
+        What searches for a plan or codecs begins anew in them.
+        """
         del protocol
-        reducer = self._reducer
-        arguments = reducer.named, reducer.options, reducer.passes
-        return _rebuild, (wrapped_class(self), self.feedback, *arguments), self.__getstate__()
+        reducer, options = self._reducer, self._reducer.options
+        if self._wanted is not None:
+            options = options._replace(planner=singly())
+        arguments = self.feedback, self._wanted, reducer.named, options, reducer.passes
+        return _rebuild, (wrapped_class(self), *arguments), self.__getstate__()
 
 
 def distribute(
@@ -222,20 +253,36 @@ def distribute(
     """
     distributed = _new(type(optimizer), reducer)
     take_over(distributed, optimizer)
-    distributed._profile = profile_of(
-        reducer.named, reducer.sparse_names, reducer.options.process_set
-    )
+    distributed._profile = profile_of(reducer)
+    if distributed._profile is not None:
+        weakref.finalize(distributed, distributed._profile.end)
     distributed.feedback = feedback
-    if feedback is not None and allowed is not None:
-        distributed._plan = AutoCompression(reducer, feedback, allowed)
-    elif plan is not None:
-        distributed._plan = AutoPlan(reducer, plan)
-        weakref.finalize(distributed, distributed._plan.detach)
+    _search(distributed, plan if allowed is None else allowed)
     return distributed
 
 
-def check_passes(passes: int) -> int:
-    """``passes`` itself; ValueError unless it is positive."""
+def _search(
+    distributed: DistributedOptimizerMixin,
+    wanted: str | tuple[Codec, ...] | None,
+    at_once: bool = True,
+) -> None:
+    distributed._wanted = wanted
+    reducer, feedback = distributed._reducer, distributed.feedback
+    if isinstance(wanted, str):
+        distributed._plan = AutoPlan(reducer, wanted, at_once)
+        weakref.finalize(distributed, distributed._plan.end)
+    elif wanted is not None and feedback is not None:
+        distributed._plan = AutoCompression(reducer, feedback, wanted)
+
+
+def check_passes(passes: SupportsIndex) -> int:
+    """``passes`` itself; ValueError unless it is a whole number and positive."""
+    try:
+        passes = operator.index(passes)
+    except TypeError:
+        raise ValueError(
+            f"backward_passes_per_step={passes!r} (expected a whole number); pass an int"
+        ) from None
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step={passes} (expected at least 1)")
     return passes
@@ -256,10 +303,16 @@ def default_names(
 
 
 def _rebuild(
-    wrapped: type, feedback: Feedback | None, *arguments: Any
+    wrapped: type,
+    feedback: Feedback | None,
+    wanted: str | tuple[Codec, ...] | None,
+    *arguments: Any,
 ) -> DistributedOptimizerMixin:
     distributed = _new(wrapped, GradientReducer(*arguments))
     distributed.feedback = feedback  # that of the codec in the options
+    if feedback is not None and wanted is not None:
+        feedback.flush()  # the search begins with gradients as they are
+    _search(distributed, wanted, at_once=False)
     return distributed
 
 
@@ -269,7 +322,7 @@ def _new(wrapped: Any, reducer: GradientReducer) -> DistributedOptimizerMixin:
     distributed._synchronized = False
     distributed._should_synchronize = True
     distributed._profile = None
-    distributed._plan = None
+    distributed._plan, distributed._wanted = None, None
     distributed._reducer = reducer
     weakref.finalize(distributed, reducer.detach)
     return distributed

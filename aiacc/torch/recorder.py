@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from aiacc.autotune.profile import Profile, next_path, wanted
 from aiacc.planning.trace import Tensor, Trace
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.compile import is_compiled
+from aiacc.torch.reducer.reducer import GradientReducer
 
 #: A moment: seconds of the host's clock, or an event on a stream of a GPU.
 Mark = Any
@@ -38,9 +40,13 @@ class _Step:
 class StepRecorder:
     """Hooks that note moments, and wait for nothing: times are worked out after the last step.
 
+    With parameters on several GPUs moments are of the host's clock: when work was queued there.
+
     A step begins with the forward pass of a module that has some of the parameters. With several
-    backward passes per step, what counts is the last one. A module that no Python calls (scripted,
-    or compiled in place) is not seen: a step then begins where the one before has ended.
+    backward passes per step, what counts is the last one. What a backward pass computes again,
+    where activations are checkpointed, is part of it. A module that no Python calls (scripted, or
+    compiled in place) is not seen: a step then begins where the gradients of the one before were
+    reduced.
 
     Threads: hooks run where torch runs modules and autograd; the other methods must not run at the
     same time.
@@ -60,9 +66,11 @@ class StepRecorder:
         self._left_out = left_out
         self._parameters = [(name, p) for name, p in named_parameters if p.requires_grad]
         self._index = {p: index for index, (_, p) in enumerate(self._parameters)}
-        on_gpu = any(parameter.is_cuda for _, parameter in self._parameters)
-        self._now: Callable[[], Mark] = _event if on_gpu else time.perf_counter
-        self._between = _between_events if on_gpu else _between_times
+        self._gpus = {p.device for _, p in self._parameters if p.is_cuda}
+        self._now: Callable[[], Mark] = time.perf_counter
+        self._between = _between_times
+        if len(self._gpus) == 1:  # events of several have no common clock
+            self._now, self._between = partial(_event, *self._gpus), _between_events
         self._steps: list[_Step] = []
         self._step = _Step()
         self._end: Mark = None
@@ -79,8 +87,17 @@ class StepRecorder:
         """Bytes of every gradient, by name."""
         return {name: p.numel() * p.element_size() for _, name, p in self._plannable()}
 
+    def misses(self, named_parameters: Sequence[tuple[str, torch.Tensor]]) -> bool:
+        """Whether some of these need a gradient by now that is not noted."""
+        return any(p.requires_grad and p not in self._index for _, p in named_parameters)
+
     def step_done(self) -> None:
-        """Note that the optimizer has stepped. Steps without any gradient do not count."""
+        """Note that gradients were reduced. Steps without any gradient do not count.
+
+        Blocks: until all GPUs have done what was queued, if parameters are on several.
+        """
+        if len(self._gpus) > 1:
+            self._synchronize()
         step, self._step = self._step, _Step()
         step.before = self._end
         if step.start is None:
@@ -100,8 +117,7 @@ class StepRecorder:
 
         Blocks: until the GPU has done what was recorded, if the parameters are there.
         """
-        if self._now is _event:
-            torch.cuda.synchronize()
+        self._synchronize()
         return [self._trace(model, step) for step in self._steps] if self._plannable() else []
 
     def leads(self) -> list[float]:
@@ -109,16 +125,19 @@ class StepRecorder:
 
         Blocks: as `traces` does.
         """
-        if self._now is _event:
-            torch.cuda.synchronize()
+        self._synchronize()
         steps = [step for step in self._steps if step.before is not None]
         return [self._between(step.before, step.start) for step in steps]
+
+    def _synchronize(self) -> None:
+        for gpu in self._gpus:
+            torch.cuda.synchronize(gpu)
 
     # --- hooks
 
     def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
         step = self._step
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or _in_backward():
             return
         if step.ready and id(module) == step.root:  # one more backward pass before the step
             step = self._step = _Step()
@@ -134,7 +153,7 @@ class StepRecorder:
 
     def _after_forward(self, *_: Any) -> None:
         step = self._step
-        if step.start is not None and not step.ready:
+        if step.start is not None and not step.ready and not _in_backward():
             step.forward_end = self._now()
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -172,15 +191,17 @@ class StepRecorder:
         return Trace(model, tuple(tensors), forward_s, last - forward_s, "measured")
 
 
-def profile_of(
-    named_parameters: Sequence[tuple[str, torch.Tensor]],
-    left_out: Callable[[], Collection[str]],
-    process_set: ProcessSet,
-) -> Profile | None:
-    """What AIACC_PROFILE asks for, if it does; ``left_out`` as of `StepRecorder`."""
-    if not wanted(process_set) or not any(p.requires_grad for _, p in named_parameters):
+def profile_of(reducer: GradientReducer) -> Profile | None:
+    """What AIACC_PROFILE asks for, if it does."""
+    process_set = reducer.options.process_set
+    if not wanted(process_set) or not any(p.requires_grad for _, p in reducer.named):
         return None
-    return Profile(next_path(), StepRecorder(named_parameters, left_out), process_set)
+    return Profile(next_path(), lambda: recorder_of(reducer), process_set)
+
+
+def recorder_of(reducer: GradientReducer) -> StepRecorder:
+    """That of what ``reducer`` reduces, as far as a plan can have it."""
+    return StepRecorder(reducer.named, reducer.sparse_names)
 
 
 def tell_of_no_profile(of: str, process_set: ProcessSet) -> None:
@@ -192,6 +213,11 @@ def tell_of_no_profile(of: str, process_set: ProcessSet) -> None:
             "good for plans of both schedules",
             stacklevel=4,
         )
+
+
+def _in_backward() -> bool:
+    """Whether autograd is running, and a module computes again what was not kept."""
+    return torch._C._current_graph_task_id() != -1  # as `torch.utils.module_tracker` asks
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
@@ -209,9 +235,9 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
     return untraced
 
 
-def _event() -> Mark:
+def _event(gpu: torch.device) -> Mark:
     event: Mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(gpu))  # another GPU may be the current one
     return event
 
 

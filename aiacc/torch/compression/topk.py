@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex
+import operator
 
 import torch
 
@@ -33,30 +33,41 @@ def topk_threshold(
         of shape [k] and in the order of the indices.
 
     Raises:
-        ValueError: Another dtype or device, a k that the tensor does not have, an unknown mode, or
-            an element that is NaN or infinite.
+        ValueError: Another dtype, device or layout, a k that is no int or that the tensor does not
+            have, an unknown mode, or an element that is NaN or infinite.
     """
-    if not isinstance(tensor, torch.Tensor) or not isinstance(k, SupportsIndex):
+    try:
+        count = operator.index(k)  # tensors have it, whether they are one whole number or not
+    except (TypeError, ValueError, RuntimeError):
+        count = None
+    if not isinstance(tensor, torch.Tensor) or isinstance(k, bool) or count is None:
         raise ValueError(
             f"topk_threshold of {type(tensor).__name__} with k={k!r} (expected a tensor and an int)"
+        )
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"topk_threshold of a tensor of layout {tensor.layout} (expected a dense one); use "
+            "tensor.to_dense()"
         )
     if tensor.dtype != torch.float32 or not tensor.is_cpu:
         raise ValueError(
             f"topk_threshold of {tensor.dtype} on {tensor.device} (expected float32 in host "
             "memory); use tensor.cpu().float()"
         )
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise ValueError(f"mode={mode!r} (expected one of {', '.join(MODES)})")
-    if not 0 <= k <= tensor.numel():
-        raise ValueError(f"k={k} (expected 0 to {tensor.numel()}, the number of elements)")
+    if not 0 <= count <= tensor.numel():
+        raise ValueError(f"k={count} (expected 0 to {tensor.numel()}, the number of elements)")
     flat = tensor.detach().resolve_neg().contiguous().view(-1)
-    pairs = torch.empty(2 * k, dtype=torch.float32)
-    finite = _core.select_largest(pairs.data_ptr(), flat.data_ptr(), flat.numel(), k, MODES[mode])
+    pairs = torch.empty(2 * count, dtype=torch.float32)
+    finite = _core.select_largest(
+        pairs.data_ptr(), flat.data_ptr(), flat.numel(), count, MODES[mode]
+    )
     if not finite:
         raise ValueError(
             "topk_threshold of a tensor with NaN or infinity (expected finite numbers); use "
             "torch.nan_to_num"
         )
     # uint32 has few functions in torch.
-    indices = pairs[k:].view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    return pairs[:k], indices
+    indices = pairs[count:].view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    return pairs[:count], indices

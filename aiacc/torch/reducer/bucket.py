@@ -19,10 +19,14 @@ from aiacc.torch.reducer.plan import Plan
 from aiacc.torch.reducer.storage import Flat
 
 #: What is under way: its handle; the tensors whose memory the core uses, which so stay alive; what
-#: to do once it is done. (A plain tuple, which takes a tenth of the time of a named one.)
-InFlight: TypeAlias = tuple[int, Sequence[torch.Tensor], "Then"]
-#: Gives what is under way in its place, if anything is.
-Then: TypeAlias = Callable[[int], InFlight | None] | None
+#: to do once it is done, or if it fails. (A plain tuple, which takes a tenth of the time of a named
+#: one.)
+InFlight: TypeAlias = tuple[int, Sequence[torch.Tensor], "Then", Callable[[], None] | None]
+#: Of a gradient that has left: which it was, after how many writes, and its memory, which the core
+#: uses: a tensor may be given other memory, as `Module.to` does.
+Left: TypeAlias = tuple[int, int, torch.UntypedStorage | None]
+#: Gives what is under way in its place, if anything is. Its arguments are those of `decode`.
+Then: TypeAlias = Callable[[int, bool], InFlight | None] | None
 
 
 class Bucket:
@@ -49,6 +53,7 @@ class Bucket:
         """Await all of ``members``."""
         self.members = tuple(members)
         self.flat = None if flat is None else flat.memory
+        self._memory = None if flat is None else flat.memory.untyped_storage()
         named = [(gradients.names[index], gradients.parameters[index]) for index in members]
         self.codec = options.codec(options.op, named, flat)
         self.awaited = len(members)
@@ -69,8 +74,8 @@ class Bucket:
         #: The same, if the tensors before travelled as they are; and what the first of them was.
         self._again: _core.Submission | None = None
         self._dtype, self._device, self._shape = torch.float32, -1, torch.Size()
-        #: Gradients that have left in this step: which, and after how many writes.
-        self._left: list[tuple[int, int]] = []
+        #: Of the gradients that have left in this step.
+        self._left: list[Left] = []
 
     def start(self) -> InFlight:
         """Start reducing its gradients, which are there or have zeros in their place.
@@ -107,19 +112,19 @@ class Bucket:
         handle = prepared.start(given, 0 if encoded.gathers else address, view.stream, *residuals)
         if encoded.inputs or encoded.residuals:
             sent = [*sent, *encoded.inputs, *encoded.residuals]
-        return handle, sent, self._after(encoded.decode, part, adopt)
+        return handle, sent, self._after(encoded.decode, part, adopt), encoded.undo
 
     def _after(
         self,
-        decode: Callable[[int], Encoded | None] | None,
+        decode: Callable[[int, bool], Encoded | None] | None,
         part: int,
         adopt: Callable[[], None] | None,
     ) -> Then:
         if decode is None and adopt is None:
             return None
 
-        def then(handle: int) -> InFlight | None:
-            more = None if decode is None else decode(handle)
+        def then(handle: int, coded: bool) -> InFlight | None:
+            more = None if decode is None else decode(handle, coded)
             if more is not None:
                 return self._submit(more, part + 1, adopt)
             if adopt is not None:
@@ -143,12 +148,17 @@ class Bucket:
         handle = prepared.start_in_place(*tensors)
         if handle is None and len(tensors) == 1:
             handle = self._start_by_attributes(prepared, tensors[0])
-        return None if handle is None else (handle, tensors, None)
+        return None if handle is None else (handle, tensors, None, None)
 
-    def mark(self) -> None:
-        """Note the gradients as they leave, for `written`."""
+    def mark(self) -> list[Left]:
+        """Note the gradients as they leave, for `written`; to be kept until they are reduced."""
         grads = [parameter.grad for parameter in self._parameters]
-        self._left = [(id(grad), 0 if grad is None else grad._version) for grad in grads]
+        memory = self._memory
+        self._left = [
+            (id(g), 0, None) if g is None else (id(g), g._version, memory or _memory_of(g))
+            for g in grads
+        ]
+        return self._left
 
     def written(self) -> str | None:
         """What was done to a gradient since `mark`, if anything; asked once a step.
@@ -156,11 +166,16 @@ class Bucket:
         It may have been dropped: then the optimizer leaves the parameter as it is.
         """
         left, self._left = self._left, []
-        for parameter, (which, version) in zip(self._parameters, left, strict=False):
+        for parameter, (which, version, memory) in zip(self._parameters, left, strict=False):
             grad = parameter.grad
-            if grad is None or (id(grad) == which and grad._version == version):
+            if grad is None:
                 continue
-            return "written to" if id(grad) == which else "replaced"
+            if id(grad) != which:
+                return "replaced"
+            if memory is not None and not _is_same(grad.untyped_storage(), memory):
+                return "given other memory"
+            if grad._version != version:
+                return "written to"
         return None
 
     def _start_by_attributes(
@@ -203,6 +218,15 @@ class Bucket:
         )
 
 
+def _memory_of(gradient: torch.Tensor) -> torch.UntypedStorage | None:
+    """None: it is sparse, and what travels of it is a copy."""
+    return gradient.untyped_storage() if gradient.layout is torch.strided else None
+
+
+def _is_same(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
+    return one is other or one.data_ptr() == other.data_ptr()
+
+
 def _addresses(tensors: Sequence[torch.Tensor]) -> Any:
     """As `_core.Submission.start` takes them; an empty tuple for none."""
     addresses = tuple(tensor.data_ptr() for tensor in tensors)
@@ -217,13 +241,17 @@ def form(plan: Plan, gradients: Gradients, options: ReductionOptions) -> list[Bu
     """
     parameters = gradients.parameters
     made = [options.storage([parameters[index] for index in members]) for members in plan]
-    gradients.views.clear()
+    before = gradients.leave()
     buckets = []
     for number, (members, flat) in enumerate(zip(plan, made, strict=True)):
         if flat is not None:
-            gradients.views.update(zip(members, flat.views, strict=True))
+            gradients.place(zip(members, flat.views, strict=True))
         buckets.append(Bucket(number, members, gradients, options, flat))
     for index in gradients.views:
         gradients.move(index)
+    for index, view in before.items():
+        # A view counts writes to all of its former bucket, which would look like writes to it.
+        if index not in gradients.views and parameters[index].grad is view:
+            parameters[index].grad = view.clone()
     gradients.end_step()
     return buckets

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -21,6 +22,9 @@ from aiacc.torch.reducer.storage import Flat
 
 if TYPE_CHECKING:
     from aiacc.torch.reducer.feedback import Feedback
+
+#: What is to do with what is kept once an operation is done, given whether it travelled coded.
+After: TypeAlias = Callable[[bool], None]
 
 
 class BucketCodec:
@@ -65,29 +69,35 @@ class BucketCodec:
             owner.flushing -= self._members
             codec = policy.dense
         resting = self._resting(sent, flushes)
+        put_back = None
         if resting:
-            restore = _in_turn(restore, self._withheld(resting, flushes))
+            put_back = self._withheld(resting)
+            restore = _in_turn(restore, partial(put_back, flushed=flushes))
         keeps = policy.keeps
         if isinstance(codec, PowerSGD):
-            return self._of_low_rank(sent, codec, restore)
+            return self._of_low_rank(sent, codec, restore, put_back)
         coded = is_coded(codec)
         values = [tensor.view(-1) for tensor in sent]
-        inputs, after = values, None
+        inputs = values
+        after: After | None = None
+        undo = put_back
         if self._on and not isinstance(keeps, kinds.NoFeedback):
             if isinstance(keeps, kinds.EF21):
                 inputs, after = self._differences(values, coded, resting)
+                undo = _in_turn(put_back, self._ask_anew)
             elif isinstance(keeps, kinds.Momentum):
                 inputs, after = self._with_momentum(values, keeps, coded)
             elif coded and keeps.beta != 1:
-                for residual in self._kept(RESIDUAL):
-                    residual.mul_(keeps.beta)
+                after = self._forgetting(keeps.beta)
         if flushes and not owner.kept.names().isdisjoint(self._members):
             inputs = self._flushed(inputs, values)
+            after = _in_turn(after, self._forget_residuals)
         feeds_back = coded and not isinstance(keeps, kinds.NoFeedback)
         residuals = self._kept(RESIDUAL) if feeds_back else []
         return Encoded(
             sent,
             self._then(after, values, restore),
+            undo,
             wire_of(codec) if self._whole else AS_THEY_ARE,
             residuals,
             inputs=[] if inputs is values else inputs,
@@ -100,18 +110,18 @@ class BucketCodec:
 
     def _then(
         self,
-        after: Callable[[], None] | None,
+        after: After | None,
         results: Sequence[torch.Tensor],
         restore: Callable[[], None] | None,
-    ) -> Callable[[int], None] | None:
+    ) -> Callable[[int, bool], None] | None:
         """What is to do, in this order, once the results are there."""
         owner = self._owner
         if after is None and restore is None and not owner.follows:
             return None
 
-        def then(_: int) -> None:
+        def then(_: int, coded: bool) -> None:
             if after is not None:
-                after()
+                after(coded)
             if owner.follows and not all(bool(result.isfinite().all()) for result in results):
                 owner.spoilt = True
             if restore is not None:
@@ -166,14 +176,13 @@ class BucketCodec:
             if name in unused or (not parameter.requires_grad and _is_zero(part))
         }
 
-    def _withheld(self, resting: Iterable[str], flushes: bool) -> Callable[[], None]:
+    def _withheld(self, resting: Iterable[str]) -> Callable[..., None]:
         """Let what is kept of these wait, for what it sends would change frozen parameters.
 
-        Another rank may train them: what the codec loses of that is added. A flush, after which
-        nothing is to be left, drops residuals.
+        Another rank may train them: what the codec loses of that is added.
 
         Returns:
-            What puts it back.
+            What puts it back; ``flushed``: but residuals, of which nothing is to be left.
         """
         kept = self._owner.kept.tensors
         waiting = [
@@ -185,15 +194,19 @@ class BucketCodec:
         for kind, name, _ in waiting:
             kept[kind][name].zero_()
 
-        def put_back() -> None:
+        def put_back(*, flushed: bool = False) -> None:
             for kind, name, before in waiting:
-                if kind != RESIDUAL or not flushes:
+                if kind != RESIDUAL or not flushed:
                     kept[kind][name].add_(before)
 
         return put_back
 
     def _of_low_rank(
-        self, sent: list[torch.Tensor], codec: PowerSGD, restore: Callable[[], None] | None
+        self,
+        sent: list[torch.Tensor],
+        codec: PowerSGD,
+        restore: Callable[[], None] | None,
+        undo: Callable[[], None] | None,
     ) -> Encoded:
         """Two operations, one after the other."""
         owner = self._owner
@@ -206,37 +219,49 @@ class BucketCodec:
             residuals = [owner.residuals[name] for name, _ in places]
         low_rank = LowRank(codec.rank, places, owner.factors)
         parts = sent if self._flat is None else self._flat.views
-        first = low_rank.begin(parts, residuals, owner.prescale)
+        with _exactly():
+            first = low_rank.begin(parts, residuals, owner.prescale)
 
-        def project(handle: int) -> Encoded | None:
-            second = low_rank.project(first)
+        def finish(summed: torch.Tensor) -> None:
+            with _exactly():
+                low_rank.finish(summed)
+
+        def project(handle: int, coded: bool) -> Encoded | None:
+            with _exactly():
+                second = low_rank.project(first)
             if second is None:
                 done = self._then(None, parts, restore)
-                return None if done is None else done(handle)
-            finish = self._then(lambda: low_rank.finish(second), parts, restore)
-            return Encoded([second], finish, changes=True)
+                return None if done is None else done(handle, coded)
+            done = self._then(lambda _: finish(second), parts, restore)
+            return Encoded([second], done, undo, changes=True)
 
-        return Encoded([first], project, changes=True)
+        return Encoded([first], project, undo, changes=True)
 
     def _with_momentum(
         self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool
-    ) -> tuple[list[torch.Tensor], Callable[[], None] | None]:
-        """Local momentum to send; it begins anew where anything was sent, by any rank."""
+    ) -> tuple[list[torch.Tensor], After | None]:
+        """Local momentum to send; it begins anew where this rank has sent something.
+
+        That is where nothing is left of what is in the sum. On a host of several ranks one of them
+        knows it of each element; the others take what any host has sent.
+        """
         if not all(bool(value.isfinite().all()) for value in values):
             return values, None  # the step will not count, and must leave no trace
-        momenta = self._kept(MOMENTUM)
+        momenta, residuals = self._kept(MOMENTUM), self._kept(RESIDUAL)
         for momentum, value in zip(momenta, values, strict=True):
             momentum.mul_(keeps.momentum).add_(value)
 
-        def mask() -> None:
-            for momentum, value in zip(momenta, values, strict=True):
-                momentum[value != 0] = 0
+        def mask(travelled: bool) -> None:
+            if not travelled:
+                return
+            for momentum, value, left in zip(momenta, values, residuals, strict=True):
+                momentum[(value != 0) & (left == 0)] = 0
 
         return momenta, mask if coded and keeps.masking else None
 
     def _differences(
         self, values: list[torch.Tensor], coded: bool, resting: dict[str, torch.Tensor]
-    ) -> tuple[list[torch.Tensor], Callable[[], None]]:
+    ) -> tuple[list[torch.Tensor], After]:
         """What gradients differ from those before, which all ranks add to what they know.
 
         With residuals, this is EF21: its difference to what the others know of a gradient is the
@@ -253,10 +278,10 @@ class BucketCodec:
         for value, old in zip(values, before, strict=True):
             old.copy_(value)
 
-        def integrate() -> None:
+        def integrate(_: bool) -> None:
             if not all(bool(value.isfinite().all()) for value in values):
                 if not self._owner.follows:  # else all is as it was before
-                    self._owner.flushing |= self._members  # on all ranks, as the results are
+                    self._ask_anew()  # on all ranks, as the results are
                 return
             unchanged = [part for part in resting.values() if not part.any()]
             for value, total in zip(values, known, strict=True):
@@ -270,10 +295,36 @@ class BucketCodec:
 
         return inputs, integrate
 
+    def _ask_anew(self) -> None:
+        """For a failure of the operation on all ranks: they do not know what EF21 has sent."""
+        self._owner.flushing |= self._members
+
+    def _forgetting(self, beta: float) -> After:
+        """Residuals count ``beta`` times in this step, if they are sent."""
+        residuals = self._kept(RESIDUAL)
+        for residual in residuals:
+            residual.mul_(beta)
+
+        def wait_on(travelled: bool) -> None:
+            if not travelled:
+                for residual in residuals:
+                    residual.div_(beta)
+
+        return wait_on
+
+    def _forget_residuals(self, _: bool) -> None:
+        """They were sent; for good, if nothing is lost from now on."""
+        for residual in self._kept(RESIDUAL):
+            residual.zero_()
+        if isinstance(self._policy.keeps, kinds.NoFeedback) and not self._owner.follows:
+            del self._held[RESIDUAL]
+            for name in self._names:
+                del self._owner.residuals[name]
+
     def _flushed(
         self, inputs: list[torch.Tensor], values: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What to send with the residuals in it, which are zero then."""
+        """What to send with the residuals in it."""
         residuals = self._kept(RESIDUAL)
         factor = 1 / self._owner.prescale
         if not isinstance(self._policy.keeps, kinds.EF21):  # that sends all anew
@@ -283,8 +334,6 @@ class BucketCodec:
             else:
                 pairs = zip(inputs, residuals, strict=True)
                 inputs = [value.add(residual, alpha=factor) for value, residual in pairs]
-        for residual in residuals:
-            residual.zero_()
         return inputs
 
     def _kept(self, kind: str) -> list[torch.Tensor]:
@@ -295,15 +344,20 @@ class BucketCodec:
         return self._held[kind]
 
 
+def _exactly() -> torch.autocast:
+    """Under autocast products of matrices would be of 16 bits."""
+    return torch.autocast("cpu", enabled=False)
+
+
 def _is_zero(tensor: torch.Tensor) -> bool:
     """Most tensors that are not show it at once."""
     return tensor.numel() == 0 or not (bool(tensor[(0,) * tensor.dim()]) or bool(tensor.any()))
 
 
-def _in_turn(first: Callable[[], None] | None, then: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
+def _in_turn(first: Callable[..., None] | None, then: Callable[..., None]) -> Callable[..., None]:
+    def both(*arguments: bool) -> None:
         if first is not None:
-            first()
-        then()
+            first(*arguments)
+        then(*arguments)
 
     return both

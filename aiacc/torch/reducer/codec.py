@@ -23,8 +23,10 @@ class Encoded(NamedTuple):
     #: are, and so may they be in later steps, without being encoded, while only addresses change.
     tensors: list[torch.Tensor]
     #: Puts what the operation of this handle, which is done, gave into the gradients; or gives what
-    #: else is to be reduced before they are there.
-    decode: Callable[[int], Encoded | None] | None = None
+    #: else is to be reduced before they are there. Its second argument: whether it travelled coded.
+    decode: Callable[[int, bool], Encoded | None] | None = None
+    #: Undoes what encoding them has changed, if the operation fails.
+    undo: Callable[[], None] | None = None
     #: Wire format, see `submission`.
     wire: int = AS_THEY_ARE
     #: Error feedback of each tensor, see `_core.Submission.start`; none: of none.
@@ -63,9 +65,9 @@ def compressing(
     def encode(tensors: list[torch.Tensor]) -> Encoded:
         wire = wire_of(compression, tensors, op)
         if wire is not None and all(map(_travels, tensors)):
-            return Encoded(tensors, None, wire)
+            return Encoded(tensors, wire=wire)
         sent, restore, wire = to_send(compression, tensors, op)
-        return Encoded(sent, None if restore is None else lambda _: restore(), wire)
+        return Encoded(sent, None if restore is None else lambda *_: restore(), wire=wire)
 
     return encode
 
@@ -84,7 +86,7 @@ def gathering(parameter: torch.Tensor, what: str, op: int, process_set: ProcessS
         rows = sparse.pack_rows(gradient)
         divide_by = sparse.divisor(op, process_set)
 
-        def decode(handle: int) -> None:
+        def decode(handle: int, _: bool) -> None:
             parameter.grad = sparse.take_rows(handle, rows, gradient, divide_by)
 
         return Encoded([rows], decode, gathers=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Sequence
 
@@ -13,9 +14,17 @@ from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.adapter import device_of
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters
-from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.options import Asked, ReductionOptions
 from aiacc.torch.reducer.plan import Gradient, Plan, checked, numbered
 from aiacc.torch.reducer.storage import own_memory, strides_in, views_pay
+
+#: What the fields of Asked are called, and what helps where they differ.
+_ARGUMENTS = Asked("plans, groups or buckets", "compression")
+_REMEDIES = Asked(
+    "pass the same plan, loaded from one file or by broadcast_object, groups and "
+    "gradient_as_bucket_view on every rank",
+    "pass the same compression on every rank",
+)
 
 
 def describe(named: NamedParameters) -> list[Gradient]:
@@ -34,18 +43,20 @@ def check_schedules(decoupled: bool, process_set: ProcessSet) -> None:
     Blocks: until all have answered.
 
     Raises:
-        ValueError: On every rank, if they have not.
+        ValueError: On every rank, if they have not. Gradients that some have submitted stay under
+            way until `shutdown`.
     """
     others, ranks = sums([decoupled, 1], "schedules_of_optimizers", process_set)
     if others not in (0, ranks):
         mine, other = ("decoupled", "all_reduce") if decoupled else ("all_reduce", "decoupled")
         raise ValueError(
             f"DistributedOptimizer: schedule={mine!r} on this rank and {other!r} on another "
-            "(expected the same on every rank); pass the same schedule everywhere"
+            "(expected the same on every rank); pass the same schedule everywhere, after "
+            "shutdown() and init() if this job goes on, for gradients are still under way"
         )
 
 
-def check_alike(asked: str, process_set: ProcessSet) -> None:
+def check_alike(asked: Asked, process_set: ProcessSet) -> None:
     """Whether all ranks were asked for the same.
 
     Collective: every rank of the process set; those that have joined agree with all.
@@ -54,12 +65,26 @@ def check_alike(asked: str, process_set: ProcessSet) -> None:
     Raises:
         ValueError: On every rank, if they were not.
     """
-    if not alike(asked, "asked_of_optimizers", process_set):
-        raise ValueError(
-            f"the ranks were given different plans, groups, buckets or codecs; this one {asked} "
-            "(expected the same on every rank); load a plan from one file, or broadcast it "
-            "(broadcast_object)"
-        )
+    equal, ranks = _compared(asked, "asked_of_optimizers", process_set)
+    if all(equal):
+        return
+    named = [number for number, same in enumerate(equal) if not same]
+    mine = " and ".join(asked[number] for number in named)
+    root = first_rank(process_set)
+    who = f"this one {mine}"
+    if ranks == process_set.size():  # a broadcast is not for ranks that have joined
+        first = broadcast_object(asked, root, "asked_of_first", process_set)
+        theirs = " and ".join(first[number] for number in named)
+        if theirs != mine:
+            who = f"rank {root} {theirs}, {who}"
+        else:
+            both = "" if process_set.rank() == 0 else f"rank {root} and "
+            who = f"{both}{who}, another rank something else, which its own error says"
+    raise ValueError(
+        f"the ranks were given different {' and '.join(_ARGUMENTS[number] for number in named)}: "
+        f"{who} (expected the same on every rank); "
+        + "; ".join(_REMEDIES[number] for number in named)
+    )
 
 
 def alike(text: str, name: str, process_set: ProcessSet) -> bool:
@@ -69,9 +94,17 @@ def alike(text: str, name: str, process_set: ProcessSet) -> bool:
     all.
     Blocks: until all have answered.
     """
-    number = zlib.crc32(text.encode()) & 0xFFFFF
-    total, squares, ranks = sums([number, number**2, 1], name, process_set)
-    return bool(total == number * ranks and squares == number**2 * ranks)
+    return all(_compared([text], name, process_set)[0])
+
+
+def _compared(texts: Sequence[str], name: str, process_set: ProcessSet) -> tuple[list[bool], int]:
+    """`alike` of each text, and how many ranks have one. Collective, blocks."""
+    numbers = [zlib.crc32(text.encode()) & 0xFFFFF for text in texts]
+    squares = [number**2 for number in numbers]
+    *found, ranks = sums([*numbers, *squares, 1], name, process_set)
+    pairs = zip(numbers, squares, found, found[len(texts) :], strict=False)
+    equal = [total == n * ranks and of_squares == n2 * ranks for n, n2, total, of_squares in pairs]
+    return equal, int(ranks)
 
 
 def agree(
@@ -103,6 +136,22 @@ def agree(
         named = [(gradients.names[index], gradients.parameters[index]) for index in order]
     plan = checked(planner.divide(describe(named)), len(order), planner.argument)
     return list(order), [[order[position] for position in bucket] for bucket in plan if bucket]
+
+
+def any_failed(failure: Exception | None, process_set: ProcessSet) -> bool:
+    """Whether a rank could not form its buckets; that one tells why.
+
+    Collective: every rank of the process set.
+    Blocks: until all have answered.
+    """
+    (failed,) = sums([failure is not None], "failures_of_buckets", process_set)
+    if failure is not None:
+        warnings.warn(
+            f"gradient_as_bucket_view: no memory for the buckets on this rank ({failure}); all "
+            "ranks leave gradients where autograd puts them, in the same buckets",
+            stacklevel=2,
+        )
+    return bool(failed)
 
 
 def agree_on_views(gradients: Gradients, process_set: ProcessSet) -> bool | None:

@@ -12,7 +12,7 @@ from aiacc import basics
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import maxima, sums
 from aiacc.compression.codecs import PowerSGD
-from aiacc.compression.feedback import EF21
+from aiacc.compression.feedback import EF21, Momentum
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.process_sets import ProcessSet, global_process_set, has_company
@@ -20,11 +20,9 @@ from aiacc.torch.compression.compressors import CodedCompressor
 from aiacc.torch.reducer.bucket_codec import BucketCodec
 from aiacc.torch.reducer.codec import Codec
 from aiacc.torch.reducer.gathered import add_up
-from aiacc.torch.reducer.kept import BEFORE, KNOWN, RESIDUAL, Kept
+from aiacc.torch.reducer.kept import BEFORE, KNOWN, MOMENTUM, RESIDUAL, Kept
+from aiacc.torch.reducer.state import check_state
 from aiacc.torch.reducer.storage import Flat
-
-#: What a state has.
-_STATE = ("kept", "factors", "scale", "steps", "rank_and_size")
 
 
 class Feedback:
@@ -64,6 +62,8 @@ class Feedback:
         self._scaler: torch.amp.GradScaler | None = None
         #: That of the loss in which things are kept.
         self._scale = 1.0
+        #: Whether that is a state's, and nobody has said what it is now.
+        self._of_unknown_loss = False
         #: Whether the first step has not ended, at whose end a scaler may be noticed that skips it.
         self._first = True
         #: Of the step: whether some result is not finite, and what makes all as it was before.
@@ -114,14 +114,26 @@ class Feedback:
             if self.policy_of(name).compresses(name, tuple(parameter.shape), _dtype_of(parameter))
         ]
 
-    def follow(self, scaler: torch.amp.GradScaler) -> None:
+    def follow(self, scaler: torch.amp.GradScaler | None) -> None:
         """Keep what is kept in the scale of the loss, which changes: multiply it as it does.
 
         Steps whose gradients are not finite, which the scaler skips, leave no trace in what is
         kept; that takes a copy of it in every step. Call it before the first step where nobody
-        calls `notice`: in hooks; and where a job goes on from a state.
+        calls `notice`: in hooks; and where a job goes on from a state of a scaled loss.
+
+        Args:
+            scaler: None: the loss is not scaled.
+
+        Raises:
+            TypeError: It is no scaler.
         """
-        self._scaler = scaler
+        if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+            raise TypeError(
+                f"follow({scaler!r}) (expected a torch.amp.GradScaler, or None: no loss is scaled)"
+            )
+        self._scaler, self._of_unknown_loss = scaler, False
+        if scaler is None:
+            self._to_scale(1.0)
 
     def notice(self, scaler: torch.amp.GradScaler) -> None:
         """Follow a scaler that looks at reduced gradients, unless one is followed already.
@@ -132,28 +144,46 @@ class Feedback:
         if self._scaler is None:
             self._scaler, self._scale = scaler, float(scaler.get_scale())
 
-    def settle(self, process_set: ProcessSet = global_process_set) -> None:
+    def settle(
+        self,
+        process_set: ProcessSet = global_process_set,
+        others: Iterable[torch.Tensor | None] = (),
+    ) -> None:
         """A step's gradients are all there: undo what it has changed here if it will not count.
 
         Collective: every rank of the process set, for after a `join` they agree on what step it is.
         Blocks: only then.
+
+        Args:
+            process_set: See above.
+            others: Sparse gradients of the step, which no codec has seen.
         """
+        if self.follows and not all(one is None or _is_finite(one) for one in others):
+            self.spoilt = True
         self._undo()
         self._first = False
         if not self._uneven:
             return
         (here,) = sums([1], "compression.ranks_of_steps", process_set)
         if here < process_set.size():
-            self.flushing = set(self.kept.shapes)  # one has joined again, and does not know either
+            self.flushing = self._all_names()  # one has joined again, and does not know either
             return
         mine = max(self._steps.values(), default=0)
         (most,) = maxima([mine], "compression.steps", process_set)
         self._steps = {name: step + int(most) - mine for name, step in self._steps.items()}
         self._uneven = False
 
+    def drop(self) -> None:
+        """A step's gradients are dropped: undo what it has changed here, as far as that is known.
+
+        It is where `follows` says so.
+        """
+        self.spoilt = True
+        self._undo()
+
     def _undo(self) -> None:
         if self.spoilt:
-            for undo in reversed(self.undo):  # of a step that was dropped, too
+            for undo in reversed(self.undo):
                 undo()
         self.spoilt = False
         self.undo.clear()
@@ -162,12 +192,12 @@ class Feedback:
         """Let the next step be dense and take all residuals with it, so that none are left.
 
         Before the number of ranks changes, or before a checkpoint that one rank writes for all; not
-        with EF21, of which each rank's last gradient is left.
+        with EF21, of which each rank's last gradient is left, nor with momentum, which stays.
 
         Collective: every rank, between the same steps. Blocks: never.
         """
         self._settle_a_spoilt_step()
-        self.flushing = self.kept.names()
+        self.flushing = self._all_names()
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, and steps, of this rank, which no other rank can use.
@@ -208,25 +238,27 @@ class Feedback:
 
         Raises:
             ValueError: It is of another rank or number of ranks and has residuals, of another
-                model, or no such state.
+                model or kind of feedback, or no such state. Nothing is changed then.
         """
-        missing = [key for key in _STATE if not isinstance(state, dict) or key not in state]
-        if missing:
-            raise ValueError(
-                f"a state of feedback without {', '.join(missing)} (expected what state_dict() or "
-                "gathered_state_dict() of it has given); load that of optimizer.feedback"
-            )
+        check_state(state)
         place = basics.rank(), basics.size()
         gathered = state["rank_and_size"] is None
-        own = [*state["kept"][RESIDUAL].values(), *state["kept"][BEFORE].values()]
+        own = [one for kind in (RESIDUAL, MOMENTUM, BEFORE) for one in state["kept"][kind].values()]
         left = not gathered and any(bool(one.any()) for one in own)
         if left and tuple(state["rank_and_size"]) != place:
             raise ValueError(
-                "residuals of rank {} of {} (expected rank {} of {}); load each rank's own, save "
-                "gathered_state_dict(), or (not with EF21) flush() before the step whose state is "
-                "saved".format(*state["rank_and_size"], *place)
+                "residuals or momentum of rank {} of {} (expected rank {} of {}); load each "
+                "rank's own, save gathered_state_dict(), or (not with EF21 or Momentum) flush() "
+                "before the step whose state is saved".format(*state["rank_and_size"], *place)
             )
         kept = state["kept"]
+        of_ef21 = any(bool(one.any()) for one in kept[KNOWN].values())
+        if any(bool(one.any()) for one in own) and of_ef21 != isinstance(self.policy.keeps, EF21):
+            raise ValueError(
+                f"a state of {'ef21' if of_ef21 else 'residual or momentum'} with feedback "
+                f"{self.policy.keeps} (expected the same kind: what is kept means something else); "
+                "give the policy that feedback, or do not load it"
+            )
         if gathered:
             ranks = process_set.size()
             kept = {
@@ -238,13 +270,20 @@ class Feedback:
         self.undo.clear()
         self.factors = {name: factor.clone() for name, factor in state["factors"].items()}
         self._scale = state["scale"]
+        self._of_unknown_loss = (
+            self._scale != 1 and self._scaler is None and bool(self.kept.names())
+        )
         self._steps = dict(state["steps"])
-        self.flushing = self.kept.names() if gathered else set()
+        self.flushing = self._all_names() if gathered else set()
+
+    def _all_names(self) -> set[str]:
+        """Equal on all ranks, whatever they have kept: some may have come later."""
+        return {*self.kept.shapes, *self.kept.names()}
 
     def _after_join(self) -> None:
         """Let the next step be dense where ranks may not know of the same steps."""
         if self.policy.counts_steps or isinstance(self.policy.keeps, EF21):
-            self.flushing = set(self.kept.shapes)
+            self.flushing = self._all_names()
             self._uneven = True
 
     def _after_init(self) -> None:
@@ -271,11 +310,29 @@ class Feedback:
         return step
 
     def rescale(self) -> None:
-        """Bring all that is kept to the scale of the loss, which changes between steps only."""
-        scale = self._scale if self._scaler is None else float(self._scaler.get_scale())
+        """Bring all that is kept to the scale of the loss, which changes between steps only.
+
+        Raises:
+            ValueError: It is of another, from a state, and nobody has said what the scale is.
+        """
+        if self._scaler is not None:
+            self._to_scale(float(self._scaler.get_scale()))
+        elif self._of_unknown_loss:
+            raise ValueError(
+                f"the state that was loaded is of a loss times {self._scale:g}, and no scaler is "
+                "followed (expected one); call feedback.follow(scaler) before the first step, or "
+                "follow(None) if the loss is not scaled any more"
+            )
+
+    def _to_scale(self, scale: float) -> None:
         if scale != self._scale:
             self.kept.multiply(scale / self._scale)
             self._scale = scale
+
+
+def _is_finite(gradient: torch.Tensor) -> bool:
+    values = gradient if gradient.layout is torch.strided else gradient.coalesce().values()
+    return bool(values.isfinite().all())
 
 
 def _dtype_of(parameter: torch.Tensor) -> str:
@@ -287,8 +344,8 @@ def warn_of_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     if patterns:
         warnings.warn(
             f"policy: pattern {', '.join(map(repr, patterns))} matches no parameter (expected some "
-            f"of {len(names)} names, such as {names[0]!r}); mend it, or pass the named_parameters "
-            "that it is for",
+            f"of {len(names)} names, such as {names[0]!r}); fix it, or pass the matching "
+            "named_parameters",
             stacklevel=3,
         )
 
@@ -298,11 +355,20 @@ def warn_if_idle(
 ) -> None:
     """Tell whoever has called the caller that nothing is compressed, and why, on the first rank.
 
-    Not where that is so in any case: on one host, whose ranks send nothing in host memory.
+    Not where that is so in any case: on one host, whose ranks send nothing in host memory, unless
+    the engine is flat. But one rank alone is told that it has no momentum either, if codecs were
+    to keep it.
     """
+    if isinstance(policy.keeps, Momentum) and not has_company(process_set):
+        warnings.warn(
+            f"feedback={policy.keeps}: one rank alone reduces nothing, so there is no momentum "
+            "(expected several ranks); give it to the optimizer here",
+            stacklevel=3,
+        )
+        return
     trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     sends = isinstance(policy.codec, PowerSGD) or any(one.is_cuda for _, one in trained)
-    if not (has_company(process_set) if sends else basics.crosses_hosts(process_set)):
+    if not (has_company(process_set) if sends else basics.codecs_code(process_set)):
         return
     why = policy.idle((name, tuple(one.shape), _dtype_of(one)) for name, one in trained)
     if why and process_set.rank() == 0:

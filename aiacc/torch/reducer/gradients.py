@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
 
 from aiacc.torch.adapter import refusal
 from aiacc.torch.ops import sparse
+from aiacc.torch.reducer.places import bring_back
 
 NamedParameters: TypeAlias = Sequence[tuple[str, torch.Tensor]]
 
@@ -30,6 +32,8 @@ class Gradients:
         self.names: list[str] = []
         self.parameters: list[torch.Tensor] = []
         self.views: dict[int, torch.Tensor] = {}
+        #: What else has their memory, which they may lose.
+        self._places: dict[int, torch.Tensor] = {}
         self.sparse: set[int] = set()
         self.copied = 0
         self._sparse_as_dense = sparse_as_dense
@@ -66,11 +70,42 @@ class Gradients:
         less time than to clear the view and to add to it. Otherwise autograd has added to the view.
         """
         parameter, view = self.parameters[index], self.views.get(index)
-        if view is not None and parameter.grad is not None and parameter.grad is not view:
-            view.copy_(self._dense(index).detach())
+        if view is None or parameter.grad is None:
+            return
+        self._bring_back(index, view)
+        if parameter.grad is not view:
+            gradient = self._dense(index).detach()
+            if gradient.dtype != view.dtype:
+                raise self._moved(index, gradient, view)
+            view.copy_(gradient)
             parameter.grad = view
             if view.is_cpu:
                 self.copied += view.numel()
+
+    def leave(self) -> dict[int, torch.Tensor]:
+        """Give up the views, which these are."""
+        views = dict(self.views)
+        self.views.clear()
+        self._places.clear()
+        return views
+
+    def place(self, views: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """Let gradients be these views of their buckets' memory from now on."""
+        for index, view in views:
+            self.views[index] = view
+            self._places[index] = view.detach()
+
+    def _bring_back(self, index: int, view: torch.Tensor) -> None:
+        """Let a view be of its bucket again, with what it has, if it was given other memory."""
+        if not bring_back(view, self._places[index]):
+            raise self._moved(index, view, self._places[index])
+
+    def _moved(self, index: int, now: torch.Tensor, before: torch.Tensor) -> ValueError:
+        return ValueError(
+            f"the gradient of {self.names[index]!r} is of {now.dtype} on {now.device} now "
+            f"(expected {before.dtype} on {before.device}, as its bucket); make the optimizer "
+            "after the model was moved or converted"
+        )
 
     def complete(self, index: int) -> None:
         """Let a gradient take part that the backward pass may not have given: another rank's may.
@@ -82,6 +117,8 @@ class Gradients:
             self.move(index)
         elif index not in self.sparse:
             view = self.views.get(index)
+            if view is not None:
+                self._bring_back(index, view)
             zeros = (
                 torch.zeros_like(parameter, requires_grad=False) if view is None else view.zero_()
             )
@@ -139,6 +176,38 @@ class Gradients:
             self._sparse_dims[index] = gradient.sparse_dim()
             gradient = parameter.grad = gradient.to_dense()
         return gradient
+
+
+def checked_names(named_parameters: object) -> list[tuple[str, torch.Tensor]]:
+    """What a user has passed as ``named_parameters``.
+
+    Raises:
+        ValueError: It is something else, a model perhaps, or has a name twice.
+    """
+    if not isinstance(named_parameters, Iterable):
+        raise ValueError(
+            f"named_parameters={named_parameters!r:.100} (expected (name, parameter) of each "
+            "parameter); pass model.named_parameters()"
+        )
+    named = list(named_parameters)
+    for entry in named:
+        if not (
+            isinstance(entry, tuple)
+            and len(entry) == 2
+            and isinstance(entry[0], str)
+            and isinstance(entry[1], torch.Tensor)
+        ):
+            raise ValueError(
+                f"named_parameters contains {entry!r:.100} (expected (name, parameter)); "
+                "pass model.named_parameters()"
+            )
+    twice = sorted(name for name, n in Counter(name for name, _ in named).items() if n > 1)
+    if twice:
+        raise ValueError(
+            f"named_parameters contains {', '.join(twice)} more than once (expected unique names); "
+            "give each model a prefix of its own"
+        )
+    return named
 
 
 def too_many_passes(name: str, passes: int) -> AssertionError:

@@ -17,7 +17,8 @@ class LowRank:
     Each rank keeps M - P Q^T of its own M and Q: so sums and residuals together lose nothing,
     whichever ranks take part.
 
-    Ranks have the same results as far as their processors and torch multiply alike.
+    Ranks have the same results as far as their processors and torch multiply alike. Call it outside
+    of autocast, under which backward passes may run.
     """
 
     def __init__(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
+
+import torch
 
 from aiacc.collectives.reduce_ops import Average
 from aiacc.process_sets import ProcessSet, global_process_set
@@ -12,6 +14,14 @@ from aiacc.torch.compression.compressors import Compression
 from aiacc.torch.reducer.codec import Coding, compressing
 from aiacc.torch.reducer.plan import Planner, singly
 from aiacc.torch.reducer.storage import Storage, own_memory
+
+
+class Asked(NamedTuple):
+    """What a user has asked for, in words, which the ranks compare in their first step."""
+
+    #: What decides on buckets.
+    buckets: str = ""
+    compression: str = ""
 
 
 class ReductionOptions(NamedTuple):
@@ -28,8 +38,9 @@ class ReductionOptions(NamedTuple):
     storage: Storage = own_memory
     #: Makes what encodes them, for each bucket anew.
     codec: Coding = partial(compressing, Compression.none)
-    #: Called when the gradients of a step are all reduced, or have failed; collective. None: nobody
-    #: cares.
-    settle: Callable[[ProcessSet], None] | None = None
-    #: What decides on buckets, as the user gave it; the ranks compare it in their first step.
-    asked: str = ""
+    #: Called when the gradients of a step are all reduced, or have failed, with the sparse ones;
+    #: collective. None: nobody cares.
+    settle: Callable[[ProcessSet, Sequence[torch.Tensor | None]], None] | None = None
+    #: Called when they are dropped instead.
+    drop: Callable[[], None] | None = None
+    asked: Asked = Asked()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,15 +17,18 @@ from aiacc.planning.fit import Operation
 from aiacc.process_sets import has_company
 from aiacc.torch.adapter import wait
 from aiacc.torch.reducer.bucket import Bucket, InFlight, form
-from aiacc.torch.reducer.consensus import agree, agree_on_views, check_alike, check_schedules
+from aiacc.torch.reducer.consensus import (
+    agree,
+    agree_on_views,
+    any_failed,
+    check_alike,
+    check_schedules,
+)
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
 from aiacc.torch.reducer.plan import Plan, Planner, singly
 from aiacc.torch.reducer.storage import own_memory
-
-#: What reducers that are gone have left under way. Were its memory freed, the core would write to
-#: that of others.
-_left_behind: list[deque[InFlight]] = []
+from aiacc.torch.reducer.under_way import UnderWay, forget_what_is_done, leave
 
 
 class GradientReducer:
@@ -44,7 +46,8 @@ class GradientReducer:
         passes: Backward passes that are accumulated before a gradient is submitted.
         buckets: What is reduced in a step.
         operations: Those of the step, in host memory, are added to it; None: nobody asks.
-        finished_s: When gradients were reduced last, by `time.perf_counter`.
+        reductions: How often `finish` has reduced gradients, though it may have raised then; other
+            ranks have done so as often, unless one has joined.
     """
 
     def __init__(
@@ -65,8 +68,8 @@ class GradientReducer:
         self._arrivals: dict[int, None] = {}
         self.buckets: list[Bucket] = []
         self.operations: list[Operation] | None = None
-        self.finished_s = 0.0
-        self._in_flight: deque[InFlight] = deque()
+        self.reductions = 0
+        self._in_flight: deque[UnderWay] = deque()
         self._hooks: dict[int, RemovableHandle] = {}
         #: Whether the end of this step is to form buckets, and the order of those that there are.
         self._undecided = True
@@ -162,6 +165,8 @@ class GradientReducer:
         self._submit_missing()
         _core.flush()
         self._wait()
+        if self.options.drop is not None:
+            self.options.drop()
         self._start_step()
 
     def detach(self) -> None:
@@ -169,8 +174,8 @@ class GradientReducer:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        _left_behind.append(self._in_flight.copy())
-        _forget_what_is_done()
+        leave(self._in_flight)
+        forget_what_is_done()
 
     def finish(self) -> None:
         """Submit gradients that no backward pass did, then wait for all in order of submission.
@@ -188,6 +193,8 @@ class GradientReducer:
         """
         self._attach()  # parameters that were frozen until now, a process set that is new
         if not self._hooks:
+            if not has_company(self.options.process_set):
+                self.reductions += 1  # nobody else counts
             return
         if not self._alike:
             self._check_schedules()
@@ -195,12 +202,16 @@ class GradientReducer:
         failure = self._submit_missing() or failure
         _core.flush()
         failure = self._wait() or failure
-        _forget_what_is_done()
+        self.reductions += 1
+        forget_what_is_done()
         self._gradients.end_step()
         step_done()
         try:
             if self.options.settle is not None:
-                self.options.settle(self.options.process_set)
+                others = [
+                    self._gradients.parameters[index].grad for index in self._gradients.sparse
+                ]
+                self.options.settle(self.options.process_set, others)
             if not self._alike:
                 check_alike(self.options.asked, self.options.process_set)
                 self._alike = True
@@ -212,7 +223,6 @@ class GradientReducer:
             failure = failure or error
         finally:
             self._start_step()
-            self.finished_s = time.perf_counter()
         if failure is not None:
             raise failure
 
@@ -267,7 +277,7 @@ class GradientReducer:
             _core.flush()
             check_schedules(False, self.options.process_set)
         except (CollectiveError, ValueError):
-            _left_behind.append(self._in_flight.copy())
+            leave(self._in_flight)
             self._in_flight.clear()
             self._start_step()
             raise
@@ -275,8 +285,7 @@ class GradientReducer:
     def _submit(self, bucket: Bucket) -> None:
         """Start reducing a bucket whose gradients are all there."""
         in_flight = self._in_flight
-        in_flight.append(bucket.start_again() or bucket.start())
-        bucket.mark()
+        in_flight.append((bucket.start_again() or bucket.start(), bucket.mark()))
         if len(in_flight) == len(self.buckets):
             _core.flush()
 
@@ -289,9 +298,9 @@ class GradientReducer:
                 name = self._gradients.names[bucket.members[0]]
                 failure = ValueError(
                     f"the gradient of {name!r}, or one of its bucket, was {what} between "
-                    "backward() and step(), by torch.nn.utils.clip_grad_norm_ or another backward "
-                    "pass perhaps (expected no such writes: it had left for the other ranks); call "
-                    "optimizer.synchronize() before, and step() inside 'with "
+                    "backward() and step(), by torch.nn.utils.clip_grad_norm_, model.to() or "
+                    "another backward pass perhaps (expected no such writes: it had left for the "
+                    "other ranks); call optimizer.synchronize() before, and step() inside 'with "
                     "optimizer.skip_synchronize():'"
                 )
         return failure
@@ -312,7 +321,7 @@ class GradientReducer:
                         self._gradients.complete(index)
                     else:
                         self._gradients.stand_in(index)
-                self._in_flight.append(bucket.start())
+                self._in_flight.append((bucket.start(), []))
             except (CollectiveError, ValueError) as error:
                 failure = failure or error
             else:
@@ -337,19 +346,21 @@ class GradientReducer:
         in_flight = self._in_flight
         failure: Exception | None = None
         while in_flight:
-            handle, used, then = in_flight[0]
+            (handle, used, then, undo), left = in_flight[0]
             more: InFlight | None = None
             try:
                 if self.operations is not None and used[0].is_cpu:
                     self._note(handle, used, self.operations)
-                wait(handle, used)
+                coded = wait(handle, used)
                 if then is not None:
-                    more = then(handle)
-            except (CollectiveError, ValueError) as error:  # later: the others still use memory
+                    more = then(handle, coded)
+            except Exception as error:
                 failure = failure or error
+                if undo is not None:
+                    undo()
             in_flight.popleft()
             if more is not None:
-                in_flight.append(more)
+                in_flight.append((more, left))
                 _core.flush()
         return failure
 
@@ -374,11 +385,24 @@ class GradientReducer:
         order = [i for i in order if i in self._hooks and i not in self._gradients.sparse]
         try:
             self._order, plan = agree(order, self._gradients, self.options)
-            self._form(plan)
+            self._form_alike(plan)
         except ValueError:
             self._form(())
             raise
         self._on_trial = bool(self._gradients.views)
+
+    def _form_alike(self, plan: Plan) -> None:
+        """Form these buckets; without memory of their own if a rank has none for them."""
+        options, failure = self.options, None
+        try:
+            self._form(plan)
+        except RuntimeError as error:  # out of memory, on this rank alone perhaps
+            failure = error
+        if options.planner.order == "own" or options.storage is own_memory:
+            if failure is not None:
+                raise failure
+        elif any_failed(failure, options.process_set):
+            self._form(plan, options._replace(storage=own_memory))
 
     def _try_views(self) -> None:
         """Give up the memory of the buckets, and keep the buckets, unless it pays. Collective."""
@@ -402,21 +426,3 @@ class GradientReducer:
         bucket = Bucket(len(self.buckets), [index], self._gradients, self.options)
         self.buckets.append(bucket)
         self._bucket_of[index] = bucket
-
-
-def _forget_what_is_done() -> None:
-    """Never blocks."""
-    _left_behind[:] = [in_flight for in_flight in _left_behind if _is_under_way(in_flight)]
-
-
-def _is_under_way(in_flight: deque[InFlight]) -> bool:
-    while in_flight:
-        handle, used, _ = in_flight[0]
-        try:
-            if not _core.poll(handle):
-                return True
-            wait(handle, used)
-        except (CollectiveError, ValueError):  # it has failed, or ended with its job
-            pass
-        in_flight.popleft()
-    return False

@@ -1,6 +1,7 @@
 """compression="auto": a job that finds out what codecs save."""
 
 import contextlib
+import copy
 import io
 import os
 
@@ -80,6 +81,24 @@ def test_nothing_is_coded_on_one_host():
         assert set(chosen.values()) == {"none"}
 
 
+def _by_tcp():
+    """Every rank codes there, also on one host."""
+    hvd.init()
+    auto_compression.fit_steps = lambda steps: (1e-4, 1e-8)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        model, optimizer = _optimized()
+        _steps(model, optimizer, _STEPS)
+    return said.getvalue()
+
+
+def test_ranks_of_one_host_that_share_no_memory_choose_too():
+    said, nothing = run_ranks(2, _by_tcp, env={"AIACC_ENGINE": "tcp"})
+    assert " on 2 x 1 ranks, predicted " in said
+    assert "two_level" not in said
+    assert nothing == ""
+
+
 class _Watch(CompressionWatch):
     """Finds what was chosen faster for as long as ``good``."""
 
@@ -146,6 +165,61 @@ def test_every_bucket_travels_as_was_chosen_for_it():
     run_ranks(2, _each_as_it_was_chosen)
 
 
+def _with_a_newcomer():
+    """After `init` some ranks have residuals of a choice that others never made."""
+    _join_as("ab")
+    auto_compression.CompressionWatch = _Watch
+    codecs = [MSTopK(density=0.1)]
+
+    def choose_each(buckets, *args, **options):
+        found = buckets_of_a_job.choose_each(buckets, *args, **options)
+        return found._replace(chosen=tuple(one._replace(codec=codecs[0]) for one in found.chosen))
+
+    auto_compression.choose_each = choose_each
+    auto_compression.fit_steps = lambda steps: (1e-4, 1e-8)
+    with contextlib.redirect_stderr(io.StringIO()):
+        model, optimizer = _optimized()
+        _steps(model, optimizer, _STEPS)
+        assert any(residual.any() for residual in optimizer.feedback.residuals.values())
+        hvd.shutdown()
+        codecs[0] = Quantised("int8")
+        hvd.init()
+        if hvd.rank() == 1:
+            model, optimizer = _optimized()
+        _steps(model, optimizer, _STEPS)
+    assert "int8" in _codecs(model, optimizer).values()
+    hvd.shutdown()
+    return len(optimizer.feedback.residuals)
+
+
+def test_ranks_that_come_anew_go_along():
+    assert run_ranks(2, _with_a_newcomer) == [0, 0]  # and nothing is left of the first choice
+
+
+def _copied():
+    _join_as("ab")
+    auto_compression.CompressionWatch = _Watch
+    auto_compression.fit_steps = lambda steps: (1e-4, 1e-6)
+    model, optimizer = _optimized()
+    while not optimizer._plan._watch.settled:
+        _steps(model, optimizer)
+    _steps(model, optimizer)
+    assert optimizer.feedback.residuals
+    other_model, other = copy.deepcopy((model, optimizer))
+    assert set(_codecs(other_model, other).values()) == {"none"}
+    _steps(other_model, other)
+    assert not any(residual.any() for residual in other.feedback.residuals.values())
+    while not other._plan._watch.settled:
+        _steps(other_model, other)
+    assert _codecs(other_model, other) == _codecs(model, optimizer)
+    check_same(torch.cat([p.detach().flatten() for p in other_model.parameters()]))
+    hvd.shutdown()
+
+
+def test_a_copy_chooses_anew():
+    run_ranks(2, _copied)
+
+
 def _of_what_is_allowed():
     """Nothing but what the user names is tried, chosen or measured."""
     _join_as("ab")
@@ -161,7 +235,7 @@ def _of_what_is_allowed():
     hvd.barrier()
     text = ("auto:int8", "auto:bf16")[hvd.rank()]
     model, optimizer = _optimized(text)
-    with pytest.raises(ValueError, match=rf"different .* codecs; this one .*{text}"):
+    with pytest.raises(ValueError, match=rf"different compression: .*this one '{text}"):
         _steps(model, optimizer)
     hvd.barrier()
     hvd.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import warnings
 from functools import partial
 
@@ -319,11 +320,20 @@ def test_ranks_that_come_anew_know_as_much_as_those_that_stay():
 def _given_different_ones():
     hvd.init()
     int8 = Policy(Quantised("int8"))
-    for pair in (("int8", "none"), (int8, Policy(Quantised("int8"), feedback=Residual()))):
+    residual = Policy(Quantised("int8"), feedback=Residual())
+    differ = (
+        "the ranks were given different compression: ",
+        (
+            "this one Policy(int8), another rank something else, which its own error says",
+            "rank 0 Policy(int8), this one Policy(int8, feedback=residual)",
+        )[hvd.rank()],
+        " (expected the same on every rank); pass the same compression on every rank",
+    )
+    for pair, text in ((("int8", "none"), "ranks"), ((int8, residual), re.escape("".join(differ)))):
         model = nn.Linear(128, 128)
         optimizer = coding_optimizer(model, pair[hvd.rank()])
         model(torch.ones(1, 128)).sum().backward()
-        with pytest.raises((MismatchError, ValueError), match="ranks"):
+        with pytest.raises((MismatchError, ValueError), match=text):
             optimizer.step()
         hvd.barrier()
     hvd.shutdown()
@@ -353,8 +363,8 @@ def _too_small(hosts):
         warnings.simplefilter("always")
         policy = Policy(Quantised("int8"), exclude=("*",))
         state = hvd.HookState(compression=policy, named_parameters=model.named_parameters())
-        for _ in range(3):
-            state.begin_pass()
+        for number in range(3):
+            state.begin_pass(number == 0)
     said.append([str(one.message) for one in caught])
     hvd.shutdown()
     return said
@@ -370,3 +380,5 @@ def test_a_codec_that_is_for_nothing_is_said_once_by_the_first_rank():
     assert [len(said) for said in on_one_host] == [0, 0, 1, 0, 0], (
         "only powersgd is for one host, too"
     )
+    coding_there, _ = run_over_tcp(2, _too_small, "aa")
+    assert [len(said) for said in coding_there] == [1, 0, 1, 0, 1]

@@ -14,6 +14,7 @@ from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import EF21, Momentum, Residual
 from aiacc.compression.policy import Policy
 from tests.support.coded import check_same, coding_optimizer, run_over_tcp
+from tests.support.process_group import leave
 
 
 def _loss_after(compression, steps=60):
@@ -213,8 +214,6 @@ def _scaled(overflow):
 
 def _hooks(folder):
     hvd.init()
-    # One group for all: the end of one that has just reduced something, for torch's own ends, may
-    # wait for a thread that waits for the interpreter.
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/group", rank=hvd.rank(), world_size=hvd.size()
     )
@@ -233,7 +232,7 @@ def _hooks(folder):
     assert _loss_after("mstopk:density=0.1") < first / 10
     with pytest.raises(ValueError, match="int9"):
         hvd.HookState(compression="int9")
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_hooks(tmp_path):
@@ -246,7 +245,7 @@ def _alone(folder):
         "gloo", init_method=f"file://{folder}/group", rank=0, world_size=1
     )
     assert _loss_after("mstopk:density=0.01", steps=5) == _loss_after("none", steps=5)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_one_rank_alone_codes_nothing(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 
 import numpy as np
@@ -290,9 +289,8 @@ def _like_references(options):
             ]
             for rank, gradient in enumerate(gradients):
                 if isinstance(feedback, Momentum):
-                    unmasked = dataclasses.replace(feedback, masking=False)
                     sent, states[rank] = momentum(
-                        gradient.numpy(), states[rank], _largest, unmasked
+                        gradient.numpy(), states[rank], _largest, feedback
                     )
                 elif isinstance(feedback, EF21):
                     sent, states[rank] = ef21(gradient.numpy(), states[rank], _largest)
@@ -303,9 +301,6 @@ def _like_references(options):
                 else:
                     sent = _largest(gradient.numpy())
                 expected = expected + sent
-            if isinstance(feedback, Momentum) and feedback.masking:
-                # It begins anew where any rank has sent something.
-                states = [(np.where(expected != 0, 0, u).astype(u.dtype), v) for u, v in states]
             optimizer.zero_grad(set_to_none="gradient_as_bucket_view" not in options)
             (model.w * gradients[hvd.rank()]).sum().backward()
             optimizer.step()

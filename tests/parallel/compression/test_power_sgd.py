@@ -15,6 +15,7 @@ import aiacc.torch as hvd
 from aiacc.compression.codecs import PowerSGD
 from aiacc.compression.policy import Policy
 from tests.support.coded import check_same, coding_optimizer, run_over_tcp
+from tests.support.process_group import leave
 
 _POLICY = Policy(PowerSGD(rank=2), least_elements=64, dense_steps=2)
 
@@ -30,10 +31,15 @@ def _step(model, optimizer, step):
 
 
 def _like_torchs(folder):
-    """Both begin with the same factor, so they find the same approximations, up to rounding."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=hvd.rank(), world_size=hvd.size()
     )
+    _steps_like_torchs()
+    leave()
+
+
+def _steps_like_torchs():
+    """Both begin with the same factor, so they find the same approximations, up to rounding."""
     torch.manual_seed(0)
     model = nn.Linear(24, 40, bias=False)
     theirs = DistributedDataParallel(copy.deepcopy(model))
@@ -52,7 +58,6 @@ def _like_torchs(folder):
             model.weight.grad, theirs.module.weight.grad, rtol=1e-3, atol=1e-4
         )
         assert torch.linalg.matrix_rank(model.weight.grad) <= (24 if step < 2 else 2)
-    torch.distributed.destroy_process_group()
 
 
 def _continued():

@@ -17,6 +17,7 @@ import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.planning import search
 from aiacc.torch import auto_plan
+from aiacc.torch.units import units
 from tests.support.ranks import run_ranks
 
 #: Steps after which every search is over.
@@ -169,7 +170,7 @@ def test_a_job_that_starts_anew_plans_anew():
 
 def _grows_units():
     hvd.init()
-    auto_plan._units.grow(8, hvd.global_process_set)
+    units.grow(8, _wrap(_net())._plan, hvd.global_process_set)
     hvd.shutdown()
     os.environ["AIACC_UNIT_BYTES"] = "64K"
     hvd.init()

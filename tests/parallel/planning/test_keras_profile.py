@@ -76,6 +76,26 @@ def test_fit_writes_its_steps(tmp_path, legacy, own_step):
     assert trace.backward_s > 0
 
 
+def _starts_anew(path):
+    """The second rank is a worker that has come anew, with a model that has done nothing."""
+    hvd.init()
+    model = _fit(STEPS + 2)
+    hvd.shutdown()
+    path.unlink(missing_ok=True)
+    hvd.init()
+    x, y = (np.ones(((STEPS + 2) * BATCH, n), np.float32) for n in (3, 2))
+    if hvd.rank() == 0:
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+    else:
+        _fit(STEPS + 2)
+    hvd.shutdown()
+
+
+def test_a_job_that_starts_anew_writes_its_steps_anew(tmp_path):
+    _run(_starts_anew, tmp_path / "net.json", tmp_path / "net.json")
+    assert len(_trace(tmp_path / "net.json").tensors) == 6
+
+
 def _too_few():
     hvd.init()
     _fit(STEPS - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from aiacc.planning import planners
+from aiacc.planning.cost import Affine
 from aiacc.planning.plan import Plan
+from aiacc.planning.trace import Tensor, Trace
 from tests.support.ranks import run_ranks
 
 PLAN = Plan("mine", (("2.bias", "2.weight", "1.bias"), ("1.weight", "0.bias", "0.weight")))
@@ -60,29 +64,108 @@ def test_the_buckets_of_a_plan_give_the_same_training(view):
     run_ranks(2, _follows, view)
 
 
+class _InTurn(nn.Sequential):
+    """Layers of two dtypes."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(*(nn.Linear(3, 3, dtype=_DTYPES[i % 2]) for i in range(4)))
+
+    def forward(self, rows):
+        for layer in self:
+            rows = layer(rows.to(layer.weight.dtype))
+        return rows.double()
+
+
+_DTYPES = (torch.float64, torch.float32)
+
+
+def _fuses_in_turn(view):
+    torch.set_num_threads(1)
+    hvd.init()
+    alone, model = _InTurn(), _InTurn()
+    expected = _train(alone, torch.optim.SGD(alone.parameters(), 0.1), 4, range(hvd.size()))
+    parameters = list(model.named_parameters())[::-1]
+    tensors = tuple(
+        Tensor(name, p.nbytes, str(p.dtype), 0.1 * i, 0.0) for i, (name, p) in enumerate(parameters)
+    )
+    trace = Trace("in turn", tensors, 0.0, 1.0, "measured")
+    plan = planners.plan("threshold(25)", trace, Affine(0.1, 1e-9))
+    optimizer = _wrap(model, plan, gradient_as_bucket_view=view)
+    found = _train(model, optimizer, 4, [hvd.rank()])
+    torch.testing.assert_close(found, expected)
+    assert [len(bucket.members) for bucket in optimizer._reducer.buckets] == [4, 4]
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_buckets_of_dtypes_that_take_turns(view):
+    run_ranks(2, _fuses_in_turn, view)
+
+
 def _differs():
     hvd.init()
     # One of the ranks has another plan than the others, or none.
-    for odd in (Plan("other", (("2.bias",), *PLAN.buckets[1:])), None, "auto"):
+    other = Plan("other", (("2.bias",), *PLAN.buckets[1:]))
+    first = f"plan {PLAN.digest[:12]} of 2 buckets"
+    for odd, text in (
+        (other, f"plan {other.digest[:12]} of 2 buckets"),
+        (None, "no plan"),
+        ("auto", "plan='auto'"),
+    ):
+        who = (
+            f"this one {first}, another",
+            f"rank 0 {first}, this one {text}",
+            "rank 0 and this one",
+        )
         model = _net()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             optimizer = _wrap(model, odd if hvd.rank() == 1 else PLAN)
         for _ in range(2):
             with pytest.raises(
-                ValueError, match="given different plans, groups, buckets or codecs"
+                ValueError,
+                match=f"given different plans, groups or buckets: {who[hvd.rank()]}.*"
+                "; pass the same plan, loaded",
             ):
                 _train(model, optimizer, 1, [hvd.rank()])
     model = _net()
     optimizer = _wrap(model, "auto", gradient_as_bucket_view=hvd.rank() == 1)
     asked = "plan='auto'" + " and gradient_as_bucket_view" * (hvd.rank() == 1)
-    with pytest.raises(ValueError, match=f"this one {asked} .expected"):
+    with pytest.raises(ValueError, match=f"this one {asked}( .expected|, another)"):
         _train(model, optimizer, 1, [hvd.rank()])
     hvd.shutdown()
 
 
 def test_ranks_with_different_plans_are_told():
     run_ranks(3, _differs)
+
+
+def _differs_in_both(joins):
+    """Also while a rank has joined, to which nothing can be sent."""
+    hvd.init()
+    if hvd.rank() == 2 and joins:
+        hvd.join()
+        hvd.shutdown()
+        return
+    model = _net()
+    plan, compression = ((PLAN, "int8"), (None, "none"), (PLAN, "int8"))[hvd.rank()]
+    optimizer = _wrap(model, plan, compression=compression)
+    asked = f"plan {PLAN.digest[:12]} of 2 buckets and Policy(int8)", "no plan and no codec"
+    mine = f"this one {asked[hvd.rank() == 1]}"
+    if not joins and hvd.rank() > 0:
+        mine = f"rank 0 {asked[0]}, {mine}" if hvd.rank() == 1 else f"rank 0 and {mine}, another"
+    text = f"given different plans, groups or buckets and compression: {mine}"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        _train(model, optimizer, 1, [hvd.rank()])
+    if joins:
+        hvd.join()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_ranks_that_differ_in_plan_and_compression_are_told_both(joins):
+    run_ranks(3, _differs_in_both, joins)
 
 
 def _leaves_out():

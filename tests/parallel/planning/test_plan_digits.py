@@ -17,6 +17,7 @@ def test_the_example_ends_and_learns_the_same_in_all_ways():
     accuracies = [float(accuracy) for accuracy in found]
     assert max(accuracies) - min(accuracies) < 2  # percent: six of the 360 images
     assert "bucket 0: " in ended.stdout
+    assert "Images/s do not compare" in ended.stdout
 
 
 def test_what_fails_ends_it():

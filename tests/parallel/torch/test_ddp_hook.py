@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
+from tests.support.process_group import leave
 from tests.support.ranks import free_port, run_ranks
 
 
@@ -66,7 +67,7 @@ def _compare(port):
     _two_models_in_one_pass()
     distributed.barrier()
     _failure_reaches_the_caller()
-    distributed.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tests.support.process_group import assert_equal, join
+from tests.support.process_group import assert_equal, join, leave
 from tests.support.ranks import free_port, run_ranks
 
 STEPS = 4
@@ -112,7 +112,7 @@ def _train_on_both(builds, ports):
         join(port, backend)
         rank, size = dist.get_rank(), dist.get_world_size()
         results.append([_train(build(), rank, size) for build in builds])
-        dist.destroy_process_group()
+        leave()
     return results
 
 

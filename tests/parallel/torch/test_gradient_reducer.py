@@ -185,7 +185,7 @@ class _Feedback:
         sent = [tensor.floor() for tensor in wanted]
         self.left = [tensor - one for tensor, one in zip(wanted, sent, strict=True)]
 
-        def decode(handle):
+        def decode(handle, _):
             del handle
             for tensor, one in zip(tensors, sent, strict=True):
                 tensor.copy_(one)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
-from tests.support.process_group import assert_equal, join
+from tests.support.process_group import assert_equal, join, leave
 from tests.support.ranks import free_port, run_ranks
 
 REDUCTIONS = {
@@ -215,8 +215,7 @@ def test_every_operation(size):
     run_ranks(size, _everything, free_port())
 
 
-def _train(backend, port, steps=4):
-    join(port, backend)
+def _train(steps=4):
     rank = dist.get_rank()
     torch.manual_seed(rank)  # DDP copies the parameters of rank 0
     model = torch.nn.Sequential(
@@ -234,15 +233,20 @@ def _train(backend, port, steps=4):
                 wrapped(inputs).square().mean().backward()
         wrapped(inputs).square().mean().backward()
         optimizer.step()
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    dist.destroy_process_group()
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def _trained(backend, port):
+    join(port, backend)
+    state = _train()
+    leave()
     return state
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ddp_trains_as_on_gloo(size):
-    ours = run_ranks(size, _train, "aiacc", free_port())
-    theirs = run_ranks(size, _train, "gloo", free_port())
+    ours = run_ranks(size, _trained, "aiacc", free_port())
+    theirs = run_ranks(size, _trained, "gloo", free_port())
     for rank in range(size):
         for name, expected in theirs[rank].items():
             torch.testing.assert_close(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 
 import pytest
@@ -256,6 +257,17 @@ MISTAKES = [
     ({"named_parameters": [torch.ones(1)]}, r"\(name, parameter\)"),
     ({"named_parameters": []}, r"leaves out 4 of the optimizer's 4"),
     ({"process_set": ProcessSet([0])}, "not registered"),
+    ({"backward_passes_per_step": 1.5}, r"per_step=1\.5 \(expected a whole number\); pass an int"),
+    ({"backward_passes_per_step": "2"}, r"backward_passes_per_step='2' \(expected a whole"),
+    ({"gradient_predivide_factor": 0.0}, r"predivide_factor=0\.0 \(expected a finite number that"),
+    ({"gradient_predivide_factor": math.nan}, r"predivide_factor=nan \(expected a finite number"),
+    ({"gradient_predivide_factor": math.inf}, r"predivide_factor=inf \(expected a finite number"),
+    ({"gradient_predivide_factor": "2"}, r"predivide_factor='2' \(expected a finite number"),
+    *(
+        ({**what, "bucket_bytes": size}, rf"bucket_bytes={size!r} \(expected a positive number of")
+        for what in ({"gradient_as_bucket_view": True}, {"schedule": "decoupled"})
+        for size in (math.nan, -1, "8")
+    ),
 ]
 
 
@@ -263,6 +275,23 @@ MISTAKES = [
 def test_mistakes_are_explained(options, text):
     with pytest.raises(ValueError, match=text):
         hvd.DistributedOptimizer(torch.optim.SGD(_model().parameters(), 0.1), **options)
+
+
+@pytest.mark.parametrize("make", [dict, lambda named: _model(), lambda named: nn.Linear(2, 2)])
+def test_a_model_and_a_dict_are_no_named_parameters(make):
+    model = _model()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    named = make(model.named_parameters())
+    text = r"named_parameters.*\(expected \(name, parameter\).*pass model.named_parameters\(\)"
+    with pytest.raises(ValueError, match=text):
+        hvd.DistributedOptimizer(sgd, named)
+    with pytest.raises(ValueError, match=text):
+        hvd.HookState(named_parameters=named)
+
+
+def test_a_hook_takes_no_name_twice():
+    with pytest.raises(ValueError, match="same more than once"):
+        hvd.HookState(named_parameters=[("same", p) for p in _model().parameters()])
 
 
 def test_mistaken_names_and_groups_are_explained():

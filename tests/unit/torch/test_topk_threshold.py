@@ -81,7 +81,28 @@ def test_of_nothing():
     assert values.numel() == indices.numel() == 0
 
 
-@pytest.mark.parametrize(("tensor", "k"), [([1.0, 2.0], 1), (torch.ones(3), 1.5)])
+@pytest.mark.parametrize(
+    ("tensor", "k"),
+    [
+        ([1.0, 2.0], 1),
+        (torch.ones(3), 1.5),
+        (torch.ones(3), torch.tensor(2.0)),
+        (torch.ones(3), torch.tensor([1, 2])),
+        (torch.ones(3), True),
+    ],
+)
 def test_other_types_are_named(tensor, k):
     with pytest.raises(ValueError, match=r"topk_threshold of .* with k=.*expected a tensor"):
         topk_threshold(tensor, k)
+
+
+def test_a_whole_number_in_a_tensor_is_taken():
+    values, indices = topk_threshold(torch.tensor([1.0, -3.0, 2.0]), torch.tensor(1))
+    assert (values.item(), indices.item()) == (-3.0, 1)
+
+
+def test_other_layouts_and_modes_are_named():
+    with pytest.raises(ValueError, match=r"layout torch.sparse_coo .*use tensor\.to_dense"):
+        topk_threshold(torch.ones(3).to_sparse(), 1)
+    with pytest.raises(ValueError, match=r"mode=\['exact'\] \(expected one of exact, reference"):
+        topk_threshold(torch.ones(3), 1, ["exact"])

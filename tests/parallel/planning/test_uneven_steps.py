@@ -1,0 +1,107 @@
+"""Ranks that call `step` unequally often, and reduce equally often, as after errors on one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import aiacc.torch as hvd
+from tests.parallel.compression.test_auto_compression import _join_as
+from tests.parallel.planning.test_auto_plan import STEPS, _buckets, _net, _same_everywhere
+from tests.support.ranks import run_ranks
+
+#: Steps that the first rank ends in another way: some step, and those that end a phase.
+_ODD = (3, 5, 12)
+
+
+def _forward(model):
+    return model(torch.ones(2, 8).double()).sum()
+
+
+def _retries(model, optimizer, odd):
+    """Nothing was reduced when the closure failed."""
+    failing = [odd]
+
+    def closure():
+        if failing.pop():
+            raise RuntimeError("no memory, say")
+        optimizer.zero_grad()
+        loss = _forward(model)
+        loss.backward()
+        return loss
+
+    if odd:
+        with pytest.raises(RuntimeError, match="no memory, say"):
+            optimizer.step(closure)
+        failing = [False]
+    optimizer.step(closure)
+
+
+def _refused(model, optimizer, odd):
+    """All was reduced, but not to the liking of this rank, which leaves the batch out."""
+    optimizer.zero_grad()
+    _forward(model).backward()
+    if odd:
+        model[2].weight.grad.mul_(1.0)  # it has left
+        with pytest.raises(ValueError, match="was written to between backward"):
+            optimizer.synchronize()
+        return
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def _refused_for_scaler(model, optimizer, odd):
+    """The same where a scaler synchronises."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer.zero_grad()
+    scaler.scale(_forward(model)).backward()
+    if odd:
+        model[2].weight.grad.mul_(1.0)
+        with pytest.raises(ValueError, match="was written to between backward"):
+            scaler.step(optimizer)
+        return
+    scaler.step(optimizer)
+
+
+def _left_out(model, optimizer, odd):
+    """What comes between the two calls fails here."""
+    optimizer.zero_grad()
+    _forward(model).backward()
+    optimizer.synchronize()
+    if not odd:
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+_WAYS = _retries, _refused, _refused_for_scaler, _left_out
+
+
+def _train(profile, hosts, arguments):
+    """Further optimizers have files of their own: net.2.json and so on."""
+    os.environ["AIACC_PROFILE"] = str(profile)
+    torch.set_num_threads(1)
+    _join_as(hosts)
+    for step in _WAYS:
+        model = _net()
+        sgd = torch.optim.SGD(model.parameters(), 0.001)
+        optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), **arguments)
+        for number in range(STEPS if "plan" in arguments else 30):
+            step(model, optimizer, number in _ODD and hvd.rank() == 0)
+        _same_everywhere(_buckets(optimizer))
+        if "plan" in arguments:
+            assert optimizer._plan._phase == optimizer._plan._watch
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("arguments", [{"plan": "auto"}, {"compression": "auto"}])
+def test_what_searches_counts_reductions(arguments):
+    run_ranks(2, _train, "", "ab", arguments)
+
+
+def test_a_profile_counts_reductions(tmp_path):
+    run_ranks(2, _train, tmp_path / "net.json", "aa", {})
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["net.2.json", "net.3.json", "net.4.json", "net.json"]
