@@ -13,6 +13,7 @@ from aiacc.torch.decoupled.awaited import awaited, release
 from aiacc.torch.decoupled.layout import Segment, divide
 from aiacc.torch.decoupled.part import Part
 from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.places import bring_back, is_at, put
 from aiacc.torch.reducer.storage import strides_in
 
 #: How many tensors have a storage; torch that does not tell counts none.
@@ -70,8 +71,8 @@ class Bucket:
         self.open = True
         self.hidden = False
         self._parameters = tuple(parameters)
-        self._views: list[torch.Tensor] = []
         self._places: list[torch.Tensor] = []
+        self._gradient_places: list[torch.Tensor] = []
         self._covers: list[torch.Tensor] = []
         for parameter, offset in zip(parameters, layout.offsets, strict=True):
             form = parameter.shape, strides_in(parameter), offset
@@ -79,7 +80,9 @@ class Bucket:
             place.copy_(parameter.detach())
             parameter.data = place
             self._places.append(place)
-            self._views.append(self._gradients.as_strided(*form))
+            self._gradient_places.append(self._gradients.as_strided(*form))
+        #: The gradients, as others see them.
+        self._views = [place.detach() for place in self._gradient_places]
         self._kinds: dict[type, type] = {}  # what `hide` makes of them
         self._guards: list[type | None] = [None] * len(parameters)  # their last classes by this
         self._storage = self._memory.untyped_storage()
@@ -100,21 +103,10 @@ class Bucket:
     def reclaim(self, index: int) -> bool:
         """Let the parameter of this number be a view of the flat memory again, with its values.
 
-        Somebody may have given it memory of its own, ``parameter.data = ...``. False if that is of
-        another shape, dtype or device.
+        Somebody may have given it other memory. False if that is of another shape, dtype or device.
         """
         position = self._position[index]
-        parameter, place = self._parameters[position], self._places[position]
-        if parameter.data_ptr() != place.data_ptr():
-            if (parameter.shape, parameter.dtype, parameter.device) != (
-                place.shape,
-                place.dtype,
-                place.device,
-            ):
-                return False
-            place.copy_(parameter.detach())
-            parameter.data = place
-        return True
+        return bring_back(self._parameters[position], self._places[position])
 
     # --- who uses parameters
 
@@ -188,19 +180,33 @@ class Bucket:
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
         """Bring the gradient of ``parameter``, which is dense, to its place; it is a view then."""
-        view, gradient = self._views[self._position[index]], parameter.grad
-        if gradient is not None and gradient is not view:
-            view.copy_(gradient.detach())
-            parameter.grad = view
+        position, gradient = self._position[index], parameter.grad
+        if gradient is not None and not self._is_taken(position, gradient):
+            put(gradient.detach(), self._gradient_places[position])
+            parameter.grad = self._view(position)
         self._version = self._gradients._version
 
     def replaced(self, come: Sequence[int]) -> bool:
-        """Whether a parameter of these numbers has a gradient, but not the one that was taken."""
+        """Whether a parameter of these numbers has a gradient, but not the one that was taken.
+
+        Or that one with other memory.
+        """
         for position in map(self._position.__getitem__, come):
             gradient = self._parameters[position].grad
-            if gradient is not None and gradient is not self._views[position]:
+            if gradient is not None and not self._is_taken(position, gradient):
                 return True
         return False
+
+    def _is_taken(self, position: int, gradient: torch.Tensor) -> bool:
+        place = self._gradient_places[position]
+        return gradient is self._views[position] and is_at(gradient, place)
+
+    def _view(self, position: int) -> torch.Tensor:
+        """What is the gradient of a parameter; another object if that of before was moved."""
+        place = self._gradient_places[position]
+        if not is_at(self._views[position], place):
+            self._views[position] = place.detach()
+        return self._views[position]
 
     @property
     def written(self) -> bool:
@@ -216,7 +222,7 @@ class Bucket:
 
     def put_zeros(self, index: int) -> None:
         """Take part with zeros for a parameter without gradient."""
-        self._views[self._position[index]].zero_()
+        self._gradient_places[self._position[index]].zero_()
         self._version = self._gradients._version
 
     def prepare(self, options: ReductionOptions, job: int) -> None:

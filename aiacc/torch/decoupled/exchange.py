@@ -86,6 +86,7 @@ class Exchange:
         self._cover()
         self._bucket_of = {index: bucket for bucket in self.buckets for index in bucket.members}
         self._left = [passes] * len(parameters)
+        self._awaited = len(self.buckets)  # by their hooks, in this step
         #: Numbers of the gradients that there were when they were reduced last.
         self._given: list[int] = []
         self._agreed = False
@@ -107,8 +108,14 @@ class Exchange:
         )
 
     def set_passes(self, passes: int) -> None:
-        """Accumulate this many backward passes before a bucket is reduced."""
+        """Accumulate this many backward passes before a bucket is reduced.
+
+        Blocks: until gradients under way are reduced, which are dropped: those of the next backward
+        pass have their memory.
+        """
         self.passes = passes
+        if any(bucket.scattered for bucket in self.buckets):
+            self.drop()
         self._start_step()
 
     def reduce(self, fault: str = "") -> None:
@@ -153,11 +160,14 @@ class Exchange:
         given = (self.named[index][1] for index in self._given)
         return {id(parameter) for parameter in given if parameter.grad is None}
 
-    def check_gradients(self) -> None:
-        """Raise ValueError if the model's gradients were written to or replaced since `reduce`.
+    def check_again(self) -> None:
+        """What was done since `reduce`, of which a step would see nothing.
 
-        A step would not see that: it takes the reduced ones.
+        Raises:
+            ValueError: Parameters were moved; or the model's gradients were written to, replaced or
+                given other memory: the step takes the reduced ones.
         """
+        self._check_parameters()
         for bucket in self.buckets:
             if bucket.written or bucket.replaced(bucket.members):
                 raise self._written(bucket)
@@ -257,6 +267,9 @@ class Exchange:
             if passes == 0:
                 if bucket.awaited == 1 and self._agreed:
                     bucket.scatter()
+                    self._awaited -= 1
+                    if self._awaited == 0:
+                        _core.flush()
                 elif bucket.awaited == 1:
                     return  # `reduce` starts it when the ranks have agreed
                 bucket.awaited -= 1
@@ -301,13 +314,15 @@ class Exchange:
     def _written(self, bucket: Bucket) -> ValueError:
         name = self.named[bucket.members[0]][0]
         return ValueError(
-            f"gradients of the bucket of {name!r} were written to after backward(), or replaced, "
-            "by torch.nn.utils.clip_grad_norm_ perhaps (expected no such writes: they had left for "
-            "the other ranks); use optimizer.clip_grad_norm_, or schedule='all_reduce'"
+            f"gradients of the bucket of {name!r} were written to after backward(), replaced or "
+            "given other memory, by torch.nn.utils.clip_grad_norm_ or model.to() perhaps (expected "
+            "no such writes: they had left for the other ranks); use optimizer.clip_grad_norm_, "
+            "move the model after step(), or use schedule='all_reduce'"
         )
 
     def _start_step(self) -> None:
         self._left[:] = [self.passes] * len(self._left)
+        self._awaited = len(self.buckets)
         for bucket in self.buckets:
             bucket.awaited = len(bucket.members)
 
@@ -363,6 +378,7 @@ class Exchange:
         return self._failure
 
     def _check_parameters(self) -> None:
+        """Bring them back to their buckets, if they have other memory, with their values."""
         for index, (name, parameter) in enumerate(self.named):
             if not self._bucket_of[index].reclaim(index):
                 raise ValueError(

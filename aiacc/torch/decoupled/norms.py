@@ -43,11 +43,17 @@ def spread_infinity(gradients: Sequence[torch.Tensor], process_set: ProcessSet) 
     Collective: every rank of the process set.
     Blocks: until the ranks have compared.
     """
-    found = not all(bool(gradient.sum(dtype=_wide(gradient)).isfinite()) for gradient in gradients)
+    found = not all(map(_is_finite, gradients))
     flag = torch.tensor([int(found)], dtype=torch.uint8, device="cpu")
     allreduce_(flag, None, "decoupled_finite", Max, process_set=process_set)
     if flag.item() and not found and gradients:
         gradients[0].view(-1)[:1].fill_(math.inf)
+
+
+def _is_finite(gradient: torch.Tensor) -> bool:
+    # A sum needs no memory; but that of large finite elements may overflow.
+    total = gradient.sum(dtype=_wide(gradient))
+    return bool(total.isfinite()) or bool(gradient.isfinite().all())
 
 
 def _wide(gradient: torch.Tensor) -> torch.dtype:

@@ -33,6 +33,8 @@ class DecoupledDistributed(ReducingOptimizer):
     _passes: int
     _exchange: Exchange | None
     _shards: Shards
+    #: Whether the ranks have told each other of infinity in what was reduced last.
+    _spread: bool
     _finalizer: weakref.finalize[Any, Any]
 
     @property
@@ -53,10 +55,11 @@ class DecoupledDistributed(ReducingOptimizer):
             ValueError: As `step` does.
         """
         exchange = self._exchange
-        if exchange is None or self._has_reduced(exchange):
+        if exchange is None:
             return
-        self._reduce(exchange)
-        norms.spread_infinity(self._shards.gradients(), self.process_set)
+        if not self._has_reduced(exchange):
+            self._reduce(exchange)
+        self._spread_infinity()
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -75,7 +78,8 @@ class DecoupledDistributed(ReducingOptimizer):
             error_if_nonfinite: Raise if the norm is NaN or infinite.
 
         Returns:
-            The norm before, in host memory.
+            The norm before, in host memory. Where gradients were not all finite, a GradScaler of
+            every rank sees it.
 
         Raises:
             CollectiveError: A gradient could not be reduced.
@@ -92,6 +96,10 @@ class DecoupledDistributed(ReducingOptimizer):
             self._reduce(exchange)
         gradients = self._shards.gradients()
         total = norms.total_norm(gradients, norm_type, self.process_set)
+        if not total.isfinite():
+            # A factor of 0 leaves NaN to this rank or to another one: a GradScaler of each is to
+            # see it. All ranks have the same total and get here together.
+            self._spread_infinity()
         if error_if_nonfinite and not total.isfinite():
             raise RuntimeError(
                 f"the norm of order {norm_type} of the gradients is {total.item()} (expected a "
@@ -137,11 +145,12 @@ class DecoupledDistributed(ReducingOptimizer):
             self._reduce(exchange)
         self._synchronized = False
         if reduced_before:
-            exchange.check_gradients()
+            exchange.check_again()
             self._shards.leave_out(exchange.dropped())
         self._shards.changed()
         with exchange.updating():
             super().step()
+            self._shards.bring_back()
         self._shards.drop_gradients()
         step_done()
         _core.mark_step()
@@ -162,6 +171,12 @@ class DecoupledDistributed(ReducingOptimizer):
         exchange.reduce(self._shards.fault())
         self._shards.put_gradients(exchange.dropped())
         self._synchronized = True
+        self._spread = False
+
+    def _spread_infinity(self) -> None:
+        if not self._spread:
+            norms.spread_infinity(self._shards.gradients(), self.process_set)
+            self._spread = True
 
     def flush(self) -> None:
         """Wait until all parameters are current, before code uses them that torch does not see.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from aiacc.process_sets import ProcessSet
 from aiacc.torch.decoupled.exchange import Exchange
 from aiacc.torch.decoupled.state import Form, Piece, State, cut, join
 from aiacc.torch.mpi_ops import allreduce_
+from aiacc.torch.reducer.places import is_at, put
 from aiacc.torch.reducer.storage import strides_in
 
 _LOAD = "load_state_dict() of a whole state, on every rank, gives them one"
@@ -22,6 +23,18 @@ _LOAD = "load_state_dict() of a whole state, on every rank, gives them one"
 def all_parameters(groups: Sequence[Mapping[str, Any]]) -> list[list[torch.Tensor]]:
     """Of each parameter group."""
     return [list(group["params"]) for group in groups]
+
+
+class Owned(NamedTuple):
+    """A segment of this rank."""
+
+    #: What the optimizer updates.
+    segment: nn.Parameter
+    #: Where it is in its bucket, and its reduced gradient. Nobody else has these two.
+    place: torch.Tensor
+    gradient: torch.Tensor
+    #: The parameter that it is of.
+    parameter: torch.Tensor
 
 
 class Shards:
@@ -34,13 +47,11 @@ class Shards:
         """Of an optimizer with these parameters by group, of which no rank has a part yet."""
         self._groups = groups
         self._process_set = process_set
-        parameters = [parameter for group in groups for parameter in group]
-        self._forms = [Form(tuple(p.shape), strides_in(p)) for p in parameters]
-        self._frozen = [p for p in parameters if not p.requires_grad]
+        self._forms: list[Form] = []  # of all parameters, as the exchange has them
+        self._frozen = [p for group in groups for p in group if not p.requires_grad]
         self._exchange: Exchange | None = None
         self._pieces: list[list[Piece]] = []  # of this rank, by group
-        #: This rank's, with their gradients and the parameters that they are of.
-        self._segments: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
+        self._segments: list[Owned] = []
         #: Has the only gradient, of one zero, where this rank has no other: every rank has one to
         #: see whether it is finite. Last in the last group, and in no state that is whole.
         self._stand_in: nn.Parameter | None = None
@@ -55,13 +66,15 @@ class Shards:
     ) -> None:
         """Put the segments of this rank, and their state, in the place of parameters."""
         self._exchange = exchange
+        parameters = [parameter for group in self._groups for parameter in group]
+        self._forms = [Form(tuple(p.shape), strides_in(p)) for p in parameters]
         self._pieces = self._pieces_of(exchange, exchange.rank)
         segment_of = self._segments_of(exchange)
         whole = self._packed({"param_groups": groups}, self._by_number(state))
         self._segments = []
         for group, pieces in zip(groups, self._pieces, strict=True):
             mine = [segment_of[piece] for piece in pieces]
-            group["params"] = [segment for segment, _, _ in mine]
+            group["params"] = [owned.segment for owned in mine]
             self._segments += mine
         first = exchange.named[0][1]
         self._stand_in = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=first.device))
@@ -71,7 +84,7 @@ class Shards:
         self.loaded(whole)
         self._lost = lost
         state.clear()
-        state.update((self._segments[n][0], entries) for n, entries in part.items())
+        state.update((self._segments[n].segment, entries) for n, entries in part.items())
 
     def _pieces_of(self, exchange: Exchange, rank: int) -> list[list[Piece]]:
         """What ``rank`` has of the parameters, by group."""
@@ -86,17 +99,15 @@ class Shards:
         by_group = [[numbers[id(p)] for p in group] for group in self._groups]
         return [[piece for n in group for piece in pieces_of.get(n, ())] for group in by_group]
 
-    def _segments_of(
-        self, exchange: Exchange
-    ) -> dict[Piece, tuple[nn.Parameter, torch.Tensor, torch.Tensor]]:
+    def _segments_of(self, exchange: Exchange) -> dict[Piece, Owned]:
         numbers = self._numbers()
         segment_of = {}
         for bucket in exchange.buckets:
             for segment in bucket.layout.segments(exchange.rank):
                 parameter = exchange.named[bucket.members[segment.member]][1]
                 piece = Piece(numbers[id(parameter)], segment.begin, segment.end)
-                own, gradient = bucket.own(segment)
-                segment_of[piece] = nn.Parameter(own), gradient, parameter
+                place, gradient = bucket.own(segment)
+                segment_of[piece] = Owned(nn.Parameter(place), place, gradient, parameter)
         return segment_of
 
     def _numbers(self) -> dict[int, int]:
@@ -120,7 +131,7 @@ class Shards:
 
     def gradients(self) -> list[torch.Tensor]:
         """Reduced ones of this rank's segments, after `put_gradients`; one at least."""
-        found = [s.grad for s, _, _ in self._segments if s.grad is not None]
+        found = [o.segment.grad for o in self._segments if o.segment.grad is not None]
         if self._stand_in is not None and self._stand_in.grad is not None:
             found.append(self._stand_in.grad)
         return found
@@ -134,9 +145,9 @@ class Shards:
             dropped: As of `leave_out`.
         """
         self.drop_gradients()  # of a step that a scaler has skipped
-        for segment, gradient, parameter in self._segments:
+        for segment, _, gradient, parameter in self._segments:
             wanted = parameter.requires_grad or bool(gradient.any())
-            segment.grad = gradient if wanted else None
+            segment.grad = gradient.detach() if wanted else None  # may be given other memory
         self.leave_out(dropped)
         if self._stand_in is not None and not self.gradients():
             self._stand_in.grad = torch.zeros_like(self._stand_in)
@@ -144,16 +155,23 @@ class Shards:
     def leave_out(self, dropped: Collection[int]) -> None:
         """Let the optimizer see no gradients of parameters with these ids."""
         if dropped:
-            for segment, _, parameter in self._segments:
-                if id(parameter) in dropped:
-                    segment.grad = None
+            for owned in self._segments:
+                if id(owned.parameter) in dropped:
+                    owned.segment.grad = None
 
     def drop_gradients(self) -> None:
         """After a step."""
-        for segment, _, _ in self._segments:
-            segment.grad = None
+        for owned in self._segments:
+            owned.segment.grad = None
         if self._stand_in is not None:
             self._stand_in.grad = None
+
+    def bring_back(self) -> None:
+        """Before the gathers: an optimizer may have given what it updates other memory."""
+        for segment, place, _, _ in self._segments:
+            if not is_at(segment, place):
+                put(segment.detach(), place)
+                segment.data = place
 
     def fault(self) -> str:
         """Why no step can be done; "" if it can."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from aiacc import _core
 from aiacc.planning.plan import Plan
 from tests.parallel.decoupled.decoupled_training import (
     batch,
@@ -436,3 +437,21 @@ def _tiny(name):
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 def test_ranks_that_have_no_part_of_the_parameters(name):
     assert 0 in run_ranks(3, _tiny, name)
+
+
+def _leaves_with_its_last_gradient():
+    """Who waits for nothing before the step does not let its last bucket linger until then."""
+    model, optimizer = begin()
+    train(model, optimizer, range(2))
+    flush, calls = _core.flush, []
+    _core.flush = lambda: calls.append(optimizer._exchange.under_way) or flush()
+    optimizer.zero_grad()
+    loss(model, 2, hvd.rank()).backward()
+    assert calls == [True]
+    optimizer.step()
+    _core.flush = flush
+    hvd.shutdown()
+
+
+def test_the_last_bucket_leaves_in_the_backward_pass():
+    run_ranks(2, _leaves_with_its_last_gradient)

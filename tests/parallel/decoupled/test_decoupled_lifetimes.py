@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from aiacc.torch.decoupled import in_flight
 from aiacc.torch.decoupled import part as part_module
 from aiacc.torch.decoupled.bucket import Bucket
 from tests.parallel.decoupled.decoupled_training import (
@@ -103,6 +104,63 @@ def _dropped():
 
 def test_an_optimizer_that_is_dropped():
     run_ranks(2, _dropped)
+
+
+def _dropped_on_the_way():
+    """Gradients that have left stay in memory until another rank's have come."""
+    model, optimizer = begin()
+    train(model, optimizer, range(3))
+    optimizer.flush()
+    optimizer.zero_grad()
+    if hvd.rank() == 1:
+        hvd.barrier()
+    loss(model, 3, hvd.rank()).backward()
+    if hvd.rank() == 0:
+        memory = [
+            tensor.untyped_storage().data_ptr()
+            for bucket in optimizer._exchange.buckets
+            for tensor in (bucket._gradients, bucket.gradient)
+        ]
+        del model, optimizer
+        gc.collect()
+        used = [tensor for tensors in in_flight.held.values() for tensor in tensors]
+        assert {tensor.untyped_storage().data_ptr() for tensor in used}.issuperset(memory)
+        hvd.barrier()
+    else:
+        optimizer._exchange.reduce()
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def test_a_model_and_an_optimizer_that_are_dropped_on_the_way():
+    run_ranks(2, _dropped_on_the_way)
+
+
+def _sets_passes():
+    """Gradients that have left are waited for: the next backward pass writes to their memory."""
+    torch.set_num_threads(1)
+    hvd.init()
+    models = [net(), net()]
+    for model, early in zip(models, (False, True), strict=True):
+        optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+        train(model, optimizer, range(3))
+        if not early:
+            optimizer.set_backward_passes_per_step(3)
+        optimizer.zero_grad()
+        loss(model, 3, hvd.rank()).backward()
+        if early:
+            assert any(bucket.scattered for bucket in optimizer._exchange.buckets)
+            optimizer.set_backward_passes_per_step(2)
+            assert not in_flight.held
+        for step in (4, 5):
+            loss(model, step, hvd.rank()).backward()
+        optimizer.step()
+    check_equal(models[1], models[0])
+    hvd.shutdown()
+
+
+def test_passes_that_are_set_after_gradients_have_left():
+    run_ranks(2, _sets_passes)
 
 
 def _interrupted(where):
