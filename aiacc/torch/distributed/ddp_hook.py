@@ -1,7 +1,7 @@
 """aiacc under torch's DistributedDataParallel: a communication hook."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +18,12 @@ from aiacc.process_sets import ProcessSet, global_process_set, set_id
 from aiacc.torch.adapter import view_of
 from aiacc.torch.compression.compressors import CodedCompressor, Compression, compressor_of, name_of
 from aiacc.torch.compression.wire_format import wire_of
-from aiacc.torch.distributed.work import CollectiveWork, Futures
+from aiacc.torch.distributed.work import CollectiveWork, Futures, Step
 from aiacc.torch.reducer.codec import Codec, Encoded
 from aiacc.torch.reducer.consensus import check_alike
 from aiacc.torch.reducer.feedback import Feedback, warn_if_idle, warn_of_patterns
+from aiacc.torch.reducer.gradients import checked_names
+from aiacc.torch.reducer.options import Asked
 from aiacc.torch.reducer.storage import Flat
 
 # No `from __future__ import annotations` here: torch compares the annotations of a hook.
@@ -61,7 +63,7 @@ class HookState:
                 called by the order in which they are seen, ``parameter.0`` and so on.
 
         Raises:
-            ValueError: ``compression`` is none of the core's own forms; no process set.
+            ValueError: ``compression`` is none of the core's own forms; no process set; no names.
         """
         if not isinstance(process_set, ProcessSet):
             raise ValueError(
@@ -82,10 +84,12 @@ class HookState:
         self._names: Any = WeakTensorKeyDictionary()
         self._watch_anew()
         names = []
-        for name, parameter in named_parameters:
+        for name, parameter in checked_names(named_parameters):
             self._names[parameter] = name
-            if self.feedback is not None and parameter.requires_grad:
-                self._watch(parameter, name)
+            if self.feedback is not None:
+                self.feedback.kept.shapes[name] = parameter.shape
+                if parameter.requires_grad:
+                    self._watch(parameter, name)
             names.append(name)
         if isinstance(policy, Policy):
             strange = policy.unmatched(names or [_UNNAMED + "0"])
@@ -93,11 +97,8 @@ class HookState:
                 strange = [pattern for pattern in strange if not pattern.startswith(_UNNAMED)]
             warn_of_patterns(strange, names or [_UNNAMED + "0"])
         self._seen = 0
-        #: Whether the ranks have found that they were given the same policy.
-        self._alike = False
         #: Whether it is known that something is compressed, or has been said that nothing is.
         self._looked = False
-        basics.at_init(self._doubt)
         #: By the number of a bucket: of which parameters it was, where, and what encodes it.
         self._codecs: dict[int, tuple[tuple[str, ...], int, Codec]] = {}
         if self.feedback is not None and isinstance(self.feedback.policy.codec, PowerSGD):
@@ -111,28 +112,25 @@ class HookState:
                 "a codec, or a Policy); reduce with DistributedOptimizer"
             )
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, is_first: bool) -> None:
         """What is to be done before the first bucket of a backward pass.
 
-        Collective: every rank of the process set. Blocks: in the first pass, and after a `join`.
+        Collective: every rank of the process set. Blocks: in the first pass of a model, and after a
+        `join`.
 
         Raises:
-            ValueError: The ranks have different policies.
+            ValueError: The ranks compress in different ways.
         """
+        if is_first:  # on every rank, however it compresses
+            how = name_of(self.compression) if self.feedback is None else self.feedback.policy
+            check_alike(Asked(compression=str(how)), self.process_set)
         if self.feedback is None:
             return
-        if not self._alike:
-            check_alike(f"compression={self.feedback.policy}", self.process_set)
-            self._alike = True
-        elif not self._looked:  # all buckets have been seen
+        if not is_first and not self._looked:  # all buckets have been seen
             self._looked = True
             named = [(name, parameter) for parameter, name in self._names.items()]
             warn_if_idle(self.feedback.policy, named, self.process_set)
         self.feedback.settle(self.process_set)  # of the pass before, which has ended
-
-    def _doubt(self) -> None:
-        """Ask again, for there may be ranks that come anew."""
-        self._alike = False
 
     def encode(self, number: int, bucket: GradBucket) -> Encoded:
         """What is submitted for a bucket of this number, in this step."""
@@ -230,8 +228,9 @@ def allreduce_hook(
     view = view_of(tensor, f"bucket {bucket.index()} of gradients")
     number = _numbers.of(bucket.parameters()[0])
     name = f"ddp.{set_id(process_set)}.{number}.{tensor.numel()}"
+    is_new = _known.add(bucket.parameters())
     if bucket.index() == 0:
-        state.begin_pass()
+        state.begin_pass(is_new)
     encoded = state.encode(number, bucket)
     prepared = submission.allreduce(
         name, *view.spec, Average, process_set=process_set, wire=encoded.wire
@@ -243,9 +242,24 @@ def allreduce_hook(
     handle = prepared.start(given, view.address, view.stream, residual)
     if bucket.is_last():
         _core.flush()
-    step = handle, encoded.decode, (tensor, *encoded.inputs)
-    done = CollectiveWork([step], [tensor], _futures).get_future()
-    return done.then(lambda future: future.value()[0])
+    decode = encoded.decode
+
+    def finish(handle: int) -> None:
+        if decode is not None:
+            decode(handle, work.coded)
+
+    step: Step = handle, finish, (tensor, *encoded.inputs, *encoded.residuals)
+    work = CollectiveWork([step], [tensor], _futures)
+
+    def result(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        try:
+            return future.value()[0]
+        except Exception:
+            if encoded.undo is not None:
+                encoded.undo()
+            raise
+
+    return work.get_future().then(result)
 
 
 class _Numbers:
@@ -273,6 +287,26 @@ class _Numbers:
         self._next = 0
 
 
+class _Known:
+    """Parameters of which the ranks have compared how they are compressed."""
+
+    def __init__(self) -> None:
+        self._parameters: Any = WeakTensorKeyDictionary()
+
+    def add(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether these, which are those of a bucket, are new. Buckets may be formed anew."""
+        if parameters[0] in self._parameters:
+            return False
+        self._parameters.update((parameter, True) for parameter in parameters)
+        return True
+
+    def reset(self) -> None:
+        """There may be ranks that come anew."""
+        self._parameters.clear()
+
+
+_known = _Known()
+basics.at_init(_known.reset)
 _numbers = _Numbers()
 basics.at_init(_numbers.reset)
 _futures = Futures()
