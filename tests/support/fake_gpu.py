@@ -167,11 +167,12 @@ def _order_by_waiting(fake: ctypes.CDLL) -> list[int]:
     real_wait, real_take = _core.wait, _core.take_into
     waits: list[int] = []
 
-    def wait(handle: int, *stream: int) -> None:
-        real_wait(handle, *stream)
+    def wait(handle: int, *stream: int) -> bool:
+        coded = real_wait(handle, *stream)
         if stream:
             waits.append(handle)
             fake.fake_drain()
+        return coded
 
     def take_into(*arguments: Any) -> tuple[int, ...]:
         received = real_take(*arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -20,6 +21,16 @@ def join(port: int, backend: str = "aiacc") -> None:
         MASTER_PORT=str(port),
     )
     dist.init_process_group(backend)
+
+
+def leave() -> None:
+    """Leave the default group. No `DistributedDataParallel` may be in use any more.
+
+    One that is freed later frees gloo's group while it holds the GIL: where that waits for a
+    thread which frees what it has reduced, and needs the GIL for it, both wait for ever.
+    """
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def assert_equal(actual: object, expected: object) -> None:

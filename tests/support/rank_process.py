@@ -51,6 +51,8 @@ def fork_ranks(framework: str, control: socket.socket) -> int:
     import numpy
 
     importlib.import_module(framework)  # what takes the time of a rank's start
+    if framework == "torch":
+        importlib.import_module("torch._dynamo")  # for the first optimizer: as slow again
     ranks: dict[int, int] = {}  # by descriptor
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)

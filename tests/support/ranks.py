@@ -12,6 +12,7 @@ result picklable. Do not catch `Exception` in it: use `pytest.raises`, and let t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -325,7 +326,8 @@ class _Run:
         for rank in self._ranks.values():  # a launcher gives its ranks sessions of their own
             if rank.connection.closed or not _is_rank(rank.pid):
                 continue
-            os.kill(rank.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(rank.pid, signal.SIGKILL)
         for descriptor, (_, child) in self._children.items():
             child.wait()
             os.close(descriptor)
