@@ -19,6 +19,8 @@ STAMPS := build/stamps
 PYTEST_ARGS ?=
 CMAKE_FLAGS ?=
 JOBS ?= $(shell nproc)
+# One more than there are cores: some tests only wait for a timeout.
+CTEST_JOBS ?= $(shell expr $(JOBS) + 1)
 
 BUILD_TOOLS := setuptools==80.9.0 pybind11==3.1.0 cmake==3.31.10 ninja==1.13.0 mpich==5.0.2
 
@@ -56,7 +58,7 @@ build: $(STAMPS)/package  ## the core, in place (aiacc/*.so)
 .PHONY: test-cpp
 test-cpp: gtest $(STAMPS)/package  ## C++ tests
 	$(call cmake,dev,-DAIACC_TESTS=ON)
-	$(BIN)/ctest --preset dev -j $(JOBS)
+	$(BIN)/ctest --preset dev -j $(CTEST_JOBS)
 
 .PHONY: test-python
 test-python: build  ## Python tests, PYTEST_ARGS are passed on
@@ -74,7 +76,7 @@ tf-versions: build  ## tests on every TensorFlow (TENSORFLOW_VERSIONS="2.16.2");
 
 .PHONY: asan tsan
 asan tsan: %: %-build  ## C++ tests under sanitizers
-	$(BIN)/ctest --preset $@ -j $(JOBS)
+	$(BIN)/ctest --preset $@ -j $(CTEST_JOBS)
 
 .PHONY: asan-build tsan-build
 asan-build tsan-build: gtest $(STAMPS)/tools
