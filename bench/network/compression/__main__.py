@@ -2,7 +2,8 @@
 
 Four virtual hosts with two ranks each. In each cell all gradients of a model are there at once, so
 a step is their communication: with float32, 16 bits, block-quantised, as MSTopK's largest 1 %, and
-with PowerSGD of torch's DistributedDataParallel over gloo. Beside stands what the model of
+with PowerSGD of torch's DistributedDataParallel over gloo, for which there is one rank on each
+host, as for some of ours beside it. Beside stands what the model of
 `aiacc.compression.costs` predicts from the rate, and from how fast this machine codes, which is
 measured first. Results are written after each cell. Needs root, see bench/README.md.
 """
@@ -29,8 +30,6 @@ from bench.network.bed import Bed, BedError, bed_for
 from bench.network.compression.cells import (
     AUTO,
     CONTENDERS,
-    PEERS_PER_HOST,
-    PER_HOST,
     Cell,
     Contender,
     chosen,
@@ -71,11 +70,10 @@ def _measure(cell: Cell, only: list[str]) -> dict[str, Any]:
     with bed_for(cell.spec) as bed, tempfile.TemporaryDirectory() as folder:
         for number in range(cell.rounds):
             order = [one for one in cell.contenders(number) if one.name in asked]
-            ours = [one for one in order if one.codec]
-            peers = [one for one in order if not one.codec]
-            found = dict(_job(bed, Path(folder), cell, ours, PER_HOST)) if ours else {}
-            if peers:
-                found.update(_job(bed, Path(folder), cell, peers, PEERS_PER_HOST))
+            found: dict[str, Any] = {}
+            for per_host in dict.fromkeys(one.per_host for one in order):
+                together = [one for one in order if one.per_host == per_host]
+                found.update(_job(bed, Path(folder), cell, together, per_host))
             jobs.append(found)
     return {
         "cell": {**asdict(cell), "name": cell.name},

@@ -16,8 +16,6 @@ from bench.network.planning.cells import CONGESTION, PAYLOAD
 from bench.network.workloads import workload
 
 HOSTS, PER_HOST = 4, 2
-#: PowerSGD keeps so much for a gradient that two ranks of a host do not fit into this machine.
-PEERS_PER_HOST = 1
 MODELS = ("vgg16", "bert-base")
 RATES_MBIT = (1000.0, 300.0, 100.0)
 #: Where the network is as fast as this machine codes, and compression should be left alone.
@@ -40,6 +38,8 @@ class Contender:
         flat: Whether all ranks talk to one another, as if none shared a host.
         warmup: Steps that do not count: buckets are formed after the first, and torch's PowerSGD
             draws its matrices in the third.
+        per_host: Ranks on each host. Torch's PowerSGD keeps so much for a gradient that two of them
+            do not fit into this machine; some of ours have as many, to stand beside it.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Contender:
     codec: str
     flat: bool = False
     warmup: int = 2
+    per_host: int = PER_HOST
 
 
 #: Steps until "auto" has compared: six visits.
@@ -61,7 +62,11 @@ CONTENDERS = (
     Contender("randomk", "random-k 1 %", "randomk"),
     Contender("low_rank", "PowerSGD of rank 4, ours", "powersgd"),
     Contender(AUTO, '`compression="auto"`', AUTO, warmup=_COMPARISON + 2),
-    Contender("powersgd", "PowerSGD of rank 4, DDP/gloo, 1 rank per host", "", warmup=4),
+    Contender("hitopk_1", "MSTopK 1 %, 1 rank per host", "mstopk", per_host=1),
+    Contender("low_rank_1", "PowerSGD of rank 4, ours, 1 rank per host", "powersgd", per_host=1),
+    Contender(
+        "powersgd", "PowerSGD of rank 4, DDP/gloo, 1 rank per host", "", warmup=4, per_host=1
+    ),
 )
 
 
@@ -120,11 +125,11 @@ def _cell(model: str, mbit: float) -> Cell:
     return Cell(model, mbit) if mbit > _SLOWEST_MBIT else Cell(model, mbit, steps=1, rounds=1)
 
 
-def cluster(mbit: float) -> Cluster:
+def cluster(mbit: float, per_host: int = PER_HOST) -> Cluster:
     """The bed by the formula of a ring; ranks of a host share its interface."""
-    beta = 8 / (mbit * 1e6 * PAYLOAD) * PER_HOST
+    beta = 8 / (mbit * 1e6 * PAYLOAD) * per_host
     across = Analytic("ring", _ALPHA_S, beta, 0.0, HOSTS)
-    return Cluster(HOSTS, PER_HOST, across, Analytic("ring", 0.0, 1 / _INSIDE, 0.0, PER_HOST))
+    return Cluster(HOSTS, per_host, across, Analytic("ring", 0.0, 1 / _INSIDE, 0.0, per_host))
 
 
 def predicted_s(
@@ -132,13 +137,13 @@ def predicted_s(
 ) -> float | None:
     """Seconds of the all-reduces of gradients of so many elements; None: there is no model.
 
-    A single rank of each host stands for both: they code at the same time and share the interface.
+    One rank of each host stands for all of them: they code at the same time and share the
+    interface.
     """
     if one.codec in ("", AUTO, "powersgd"):  # whose bytes depend on shapes
         return None
     exchange = FLAT if one.flat else TWO_LEVEL
     elements = math.fsum(sizes)
-    found = predict(
-        parse(one.codec), int(elements), cluster(mbit), speeds.get(one.name, FREE), exchange
-    )
+    bed = cluster(mbit, one.per_host)
+    found = predict(parse(one.codec), int(elements), bed, speeds.get(one.name, FREE), exchange)
     return found.seconds
