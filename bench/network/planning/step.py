@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import aiacc.torch as hvd
+from aiacc.collectives.objects import maxima
 from aiacc.planning.plan import ALL_REDUCE, Plan
 from bench.collectives.tensors import Tensors
 from bench.network.planning.device import Device, LayeredModel, Update
@@ -66,28 +68,36 @@ def main() -> None:
 
 
 def _measure(task: Any, steps: int, trained: Trained, device: Device) -> dict[str, Any]:
-    module, optimizer, facts = trained
-    value = torch.zeros(())
-    ends, passes = [], []
+    forward_s, backward_s, seconds = [], [], []
     for number in range(1 + task["warmup"] + steps):
         Update.learning = number == _LEARNS
-        optimizer.zero_grad(set_to_none=not task["views"])
-        device.begin()
-        loss = module(value)
-        forward = time.perf_counter()
-        loss.backward()
-        device.end()
-        backward = time.perf_counter()
-        optimizer.step()
-        ends.append(time.perf_counter())
-        passes.append((forward, backward))
-    counted = range(1 + task["warmup"], len(ends))
+        began = time.perf_counter()
+        forward, backward, end = _step(task, trained, device)
+        forward_s.append(forward - began)
+        backward_s.append(backward - forward)
+        seconds.append(end - began)
+    counted = slice(1 + task["warmup"], None)
     return {
-        "seconds": [ends[number] - ends[number - 1] for number in counted],
-        "forward_s": [passes[number][0] - ends[number - 1] for number in counted],
-        "backward_s": [passes[number][1] - passes[number][0] for number in counted],
-        **facts(),
+        "seconds": seconds[counted],
+        "forward_s": forward_s[counted],
+        "backward_s": backward_s[counted],
+        **trained[2](),
     }
+
+
+def _step(task: Any, trained: Trained, device: Device) -> tuple[float, float, float]:
+    """When the forward pass, the backward pass and the step have ended."""
+    module, optimizer, _ = trained
+    optimizer.zero_grad(set_to_none=not task["views"])
+    device.begin()
+    loss = module(torch.zeros(()))
+    forward = time.perf_counter()
+    loss.backward()
+    del loss  # now, for it takes its time
+    device.end()
+    backward = time.perf_counter()
+    optimizer.step()
+    return forward, backward, time.perf_counter()
 
 
 def _unsent(task: Any, steps: int, trained: Trained, device: Device) -> list[float]:
@@ -95,16 +105,11 @@ def _unsent(task: Any, steps: int, trained: Trained, device: Device) -> list[flo
 
     Ranks begin together, as after a step in which they wait for each other.
     """
-    import aiacc.torch as hvd
-
     found = []
     for _ in range(1 + steps):
-        hvd.barrier()
         began = time.perf_counter()
-        _measure({**task, "warmup": 0}, 0, trained, device)
-        found.append(time.perf_counter() - began)
-    slowest = hvd.allreduce(torch.tensor(found[1:], dtype=torch.float64), op=hvd.Max)
-    return [float(seconds) for seconds in slowest]
+        found += maxima([_step(task, trained, device)[-1] - began], "slowest")
+    return found[1:]
 
 
 @contextmanager
@@ -133,8 +138,6 @@ def _trained(
         yield module, optimizer, lambda: _buckets_of(module)
         dist.destroy_process_group()
     else:
-        import aiacc.torch as hvd
-
         os.environ["AIACC_LANES"] = str(task["lanes"])
         ranks = [] if sent else range(int(os.environ["AIACC_SIZE"]))
         sets = [hvd.ProcessSet([rank]) for rank in ranks]
@@ -148,8 +151,6 @@ def _trained(
 
 
 def _ours(optimizer: torch.optim.Optimizer, named: Any, task: Any, model: Any, own: Any) -> Any:
-    import aiacc.torch as hvd
-
     plan = task["plan"]
     if plan is None:
         return hvd.DistributedOptimizer(optimizer, named, process_set=own)

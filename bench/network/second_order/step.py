@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 
 import aiacc.torch as hvd
+from aiacc.collectives.objects import maxima
 from aiacc.kfac.distribution import Distribution, LayerWork, Work
 from aiacc.torch.kfac import buckets, inverses, solvers
 from aiacc.torch.kfac.execution import Execution
@@ -199,11 +200,7 @@ def main() -> None:
 
 def _slowest(step: Callable[[], tuple[float, float]], number: int) -> list[list[float]]:
     """What steps take on the slowest rank. Collective."""
-    taken = []
-    for _ in range(number):
-        mine = torch.tensor(step(), dtype=torch.float64)
-        taken.append(hvd.allreduce(mine, op=hvd.Max, name="slowest").tolist())
-    return taken
+    return [maxima(step(), "slowest") for _ in range(number)]
 
 
 @contextmanager
