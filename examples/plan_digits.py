@@ -59,7 +59,11 @@ def main() -> None:
         without = run("Train without the plan,", [*on_ranks, *train])
         planned = run("and with it.", [*on_ranks, *train, "--plan", plan])
         alone = run("Or let the job do all this by itself.", [*on_ranks, *train, "--plan", "auto"])
-    print("\n# All learn the same; sums may be rounded in another order.")
+    print(
+        "\n# All learn the same; sums may be rounded in another order. Images/s do not compare:"
+        "\n# each is of one short run, and two runs of the same may differ by more. plan='auto'"
+        "\n# compares steps there and back, and says what it has found in a line of its own."
+    )
     results = (("no plan", without), ("the plan", planned), ("plan='auto'", alone))
     for title, output in results:
         found = RESULT.search(output)
