@@ -58,6 +58,7 @@ MpiEngine::MpiEngine(MpiSession& session,
   for (const MpiLane& lane : communicator.acquire(lanes_of_communicator(lanes), interrupt)) {
     channels_.push_back(std::make_unique<MpiChannel>(communicator, lane, spin_us, cancellation_));
   }
+  session_.enter();
 }
 
 MpiEngine::~MpiEngine() {

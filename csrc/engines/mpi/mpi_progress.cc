@@ -14,10 +14,12 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr auto kShortestNap = std::chrono::milliseconds(1);
 constexpr auto kLongestNap = std::chrono::milliseconds(10);
+constexpr auto kRest = std::chrono::seconds(1);
 /// A nap lasts this fraction of the time since MPI was last waited for.
 constexpr int kNapsOfAPause = 4;
 /// MPICH over OFI sends one queued message in a call.
 constexpr int kCallsBetweenNaps = 8;
+constexpr int kCallsBetweenRests = 64;
 
 }  // namespace
 
@@ -27,6 +29,13 @@ MpiProgress::MpiProgress(const MpiPlugin& plugin, MpiHandle communicator)
       thread_(start_thread("aiacc mpi", [this] { run(); })) {}
 
 MpiProgress::~MpiProgress() { stop(); }
+
+void MpiProgress::rest(bool rests) noexcept {
+  std::unique_lock lock(mutex_);
+  rests_ = rests;
+  wake_.notify_all();
+  outside_.wait(lock, [this] { return !rests_ || !calling_; });
+}
 
 void MpiProgress::stop() noexcept {
   {
@@ -45,19 +54,24 @@ void MpiProgress::run() {
   auto since = SteadyClock::now();
   std::unique_lock lock(mutex_);
   while (!stopped_) {
+    const bool rests = rests_;
+    const SteadyClock::duration part = (SteadyClock::now() - since) / kNapsOfAPause;
+    const auto nap =
+        rests ? kRest : std::clamp<SteadyClock::duration>(part, kShortestNap, kLongestNap);
+    if (wake_.wait_for(lock, nap, [&] { return stopped_ || rests_ != rests; })) {
+      continue;
+    }
+    calling_ = true;
     lock.unlock();
-    for (int i = 0; i < kCallsBetweenNaps; ++i) {
+    for (int i = 0; i < (rests ? kCallsBetweenRests : kCallsBetweenNaps); ++i) {
       plugin_.progress(communicator_);
     }
     lock.lock();
-    const auto now = SteadyClock::now();
+    calling_ = false;
+    outside_.notify_all();
     const std::uint32_t over = requests_done();
-    since = over == seen ? since : now;
+    since = over == seen ? since : SteadyClock::now();
     seen = over;
-    const SteadyClock::duration part = (now - since) / kNapsOfAPause;
-    wake_.wait_for(lock,
-                   std::clamp<SteadyClock::duration>(part, kShortestNap, kLongestNap),
-                   [this] { return stopped_; });
   }
 }
 

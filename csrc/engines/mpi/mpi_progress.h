@@ -13,7 +13,7 @@ namespace aiacc {
 /// What a rank has sent may still wait in MPI when its request is done, and moves only in calls of
 /// MPI: without them another rank would wait for it for as long as this one stays outside. MPI has
 /// no event to sleep on, so the thread naps between calls: for a quarter of the time since the
-/// process has last waited for MPI, 1 ms to 10 ms.
+/// process has last waited for MPI, 1 ms to 10 ms, or 1 s while it rests.
 class MpiProgress {
  public:
   /// `communicator` must outlive the thread; errors there are ignored: whoever waits gets them,
@@ -22,6 +22,11 @@ class MpiProgress {
   ~MpiProgress();
   MpiProgress(const MpiProgress&) = delete;
   MpiProgress& operator=(const MpiProgress&) = delete;
+
+  /// While no engine is left, the thread rests, so that it is outside MPI when this returns and,
+  /// but for moments, from then on: MPICH drops its locks as soon as MPI_Finalize begins, before it
+  /// calls back, and aborts over one that is held. Any thread.
+  void rest(bool rests) noexcept;
 
   /// Returns when the thread has ended: it is outside MPI for good. Any thread, several times.
   void stop() noexcept;
@@ -33,7 +38,10 @@ class MpiProgress {
   const MpiHandle communicator_;
   std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable outside_;
   std::mutex join_mutex_;
+  bool rests_ = false;
+  bool calling_ = false;
   bool stopped_ = false;
   std::thread thread_;
 };

@@ -182,10 +182,20 @@ MpiCommunicator& MpiSession::join(const std::vector<int>& members,
   return *parts_.at(key).communicator;
 }
 
+void MpiSession::enter() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (++engines_ == 1 && progress_ != nullptr) {
+    progress_->rest(false);
+  }
+}
+
 void MpiSession::leave(const MpiCommunicator& communicator) noexcept {
   const std::lock_guard lock(mutex_);
   for (auto& [key, part] : parts_) {
     part.in_use = part.in_use && part.communicator.get() != &communicator;
+  }
+  if (--engines_ == 0 && progress_ != nullptr) {
+    progress_->rest(true);
   }
 }
 

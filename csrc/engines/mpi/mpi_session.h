@@ -18,7 +18,7 @@ namespace aiacc {
 
 /// MPI in this process: initialised once, and what the engines of the process work with.
 ///
-/// Threads: one at a time, except `join` and `leave`, which any may call.
+/// Threads: one at a time, except `join`, `enter` and `leave`, which any may call.
 class MpiSession {
  public:
   /// Collective, blocks. `version` of the library, for messages; `network_lanes`: see
@@ -43,7 +43,10 @@ class MpiSession {
   MpiCommunicator& join(const std::vector<int>& members,
                         std::uint32_t split_id,
                         const Cancellation& cancellation);
-  /// The engine is gone; the communicator may serve another. Does nothing to `world`.
+  /// An engine begins to use a communicator.
+  void enter() noexcept;
+  /// The engine is gone; the communicator may serve another, unless it is `world`. With the last
+  /// engine, returns when nobody but the callers of the session is in MPI.
   void leave(const MpiCommunicator& communicator) noexcept;
 
   /// Nobody but the callers of the session is in MPI from then on. Any thread. To be called before
@@ -85,6 +88,7 @@ class MpiSession {
   std::mutex mutex_;  ///< protects what follows
   std::map<PartKey, Part> parts_;
   std::uint32_t next_number_ = 0;
+  int engines_ = 0;
   std::vector<std::shared_ptr<void>> abandoned_;
 };
 

@@ -68,6 +68,27 @@ TEST_F(MpiProgressTest, StopReturnsWhenTheThreadIsOutsideMpi) {
   EXPECT_EQ(calls, last);
 }
 
+TEST_F(MpiProgressTest, RestBeginsWhenTheThreadIsOutsideMpi) {
+  held = true;
+  MpiProgress progress(plugin_, kCommunicator);
+  while (!inside) {
+    std::this_thread::yield();
+  }
+  std::thread other([&] {
+    progress.rest(true);
+    EXPECT_FALSE(inside);
+  });
+  held = false;
+  other.join();
+  for (const bool rests : {true, false}) {  // what is queued moves while it rests, too
+    progress.rest(rests);
+    const int last = calls;
+    while (calls == last) {
+      std::this_thread::yield();
+    }
+  }
+}
+
 TEST_F(MpiProgressTest, ComesAndGoes) {
   for (int i = 0; i < 100; ++i) {
     const auto progress = std::make_unique<MpiProgress>(plugin_, kCommunicator);
