@@ -17,6 +17,9 @@ from aiacc.collectives.handles import pending, synchronize
 from aiacc.collectives.reduce_ops import Max, Sum
 from aiacc.process_sets import ProcessSet, global_process_set
 
+#: Bytes that travel at a time to one rank, of all ranks together.
+_AT_A_TIME = 32 << 20
+
 
 def broadcast_object(
     obj: Any,
@@ -84,7 +87,7 @@ def gather_objects(
         name: See there.
         process_set: Ranks that take part.
         to: Index in the set of the one rank that gets the objects, so that the others need no
-            memory for them; None: all do.
+            memory for them but a few MiB; None: all do.
 
     Returns:
         Copies of the objects in rank order; none on ranks that do not get them.
@@ -94,7 +97,7 @@ def gather_objects(
     if to is None:
         everyones = _allgather(data, name and name + ".t", process_set)
     else:
-        everyones = _sent_to(to, data, name and name + ".t", process_set)
+        everyones = _sent_to(to, data, sizes, name and name + ".t", process_set)
         if process_set.rank() != to:
             return []
     return [pickle.loads(one.data) for one in np.split(everyones, np.cumsum(sizes)[:-1])]
@@ -162,17 +165,27 @@ def _allgather(
 
 
 def _sent_to(
-    to: int, array: npt.NDArray[Any], name: str | None, process_set: ProcessSet
+    to: int,
+    array: npt.NDArray[Any],
+    sizes: npt.NDArray[np.int64],
+    name: str | None,
+    process_set: ProcessSet,
 ) -> npt.NDArray[Any]:
-    """The rows of all ranks on one of them; none on the others."""
-    splits = [0] * (process_set.size() or 0)
-    splits[to] = len(array)
-    code = DTYPE_CODES[array.dtype.name]
-    prepared = submission.alltoall(name, array.shape, code, -1, tuple(splits), process_set)
-    handle = prepared.start(array.ctypes.data, 0)
-    _finish(handle, array)
-    data, shape, _ = _core.take_alltoall(handle)
-    return data.view(array.dtype).reshape(shape)
+    """The rows of all ranks on one of them; none on the others.
+
+    All get them piece by piece, and drop them: an all-to-all would connect every two ranks.
+    """
+    rows = max(1, _AT_A_TIME // len(sizes))
+    whole = np.empty(sizes.sum() if process_set.rank() == to else 0, array.dtype)
+    begins = np.cumsum(sizes) - sizes
+    for first in range(0, sizes.max(), rows):
+        piece = _allgather(array[first : first + rows], name, process_set)
+        if process_set.rank() == to:
+            parts = np.clip(sizes - first, 0, rows)
+            ends = np.cumsum(parts)
+            for at, end, size in zip(begins + first, ends, parts, strict=True):
+                whole[at : at + size] = piece[end - size : end]
+    return whole
 
 
 def _finish(handle: int, array: npt.NDArray[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ def samples_of_step(operations: Sequence[Operation]) -> list[tuple[float, float]
 def fit_steps(
     steps: Sequence[Sequence[Operation]], before: tuple[float, float] | None = None
 ) -> tuple[float, float]:
-    """Costs by the operations of some steps, which in total take as long as those did.
+    """Costs by the operations of some steps, with which the median step takes as long as it did.
 
     Fitted to parts of steps, as `fit_affine` does it to operations: lanes send several at a time,
     of which one seems to take long, and those that end soon after it next to nothing.
@@ -99,11 +100,15 @@ def fit_steps(
     else:
         parts = [part for step in sampled for part in _parts(step)]
         a, b = _robust(*np.array(parts, float).T)
-    took = sum(seconds for _, seconds in samples)
-    fitted = sum(a + b * nbytes for nbytes, _ in samples)
-    if not fitted > 0:
+    if not any(a + b * nbytes > 0 for nbytes, _ in samples):
         raise ValueError(f"{len(samples)} operations of 0 bytes (expected some with bytes)")
-    return a * took / fitted, b * took / fitted
+    # One that waits for a rank that is busy elsewhere says nothing about the network.
+    off = median(
+        sum(seconds for _, seconds in step) / sum(a + b * nbytes for nbytes, _ in step)
+        for step in sampled
+        if any(a + b * nbytes > 0 for nbytes, _ in step)
+    )
+    return a * off, b * off
 
 
 def _parts(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypeAlias
 
 from aiacc import _core, basics
+from aiacc.autotune import tuner
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object, maxima, sums
 from aiacc.compression.buckets import choose_each, levels
-from aiacc.compression.codecs import NONE, Cast, Codec, parse
+from aiacc.compression.codecs import NONE, Cast, Codec, Quantised, parse
 from aiacc.compression.compressor import ALLOWED
 from aiacc.compression.costs import FLAT, TWO_LEVEL, Cluster, Speeds, speeds_from
 from aiacc.compression.policy import Policy
@@ -20,7 +24,7 @@ from aiacc.compression.wire import wire_of
 from aiacc.planning.cost import Affine
 from aiacc.planning.fit import Operation, fit_steps
 from aiacc.process_sets import first_rank, has_company
-from aiacc.torch.reducer.consensus import describe
+from aiacc.torch.reducer.consensus import describe, lowest_costs
 from aiacc.torch.reducer.feedback import Feedback
 from aiacc.torch.reducer.plan import FUSED_BYTES, fused_from_the_end, singly, together
 
@@ -33,6 +37,8 @@ SETTLE, MEASURED = 2, 4
 WATCHED = 20
 #: Elements with which coding is timed; seconds per byte inside hosts, which matter little.
 _TIMED, _INSIDE = 4 << 20, 0.25e-9
+#: Of all lanes of a rank, as the core has it; and files and sockets that others may still want.
+_MOST_CONNECTIONS, _SPARE = 512, 64
 
 #: Names of a bucket's gradients, and how they travel.
 Chosen: TypeAlias = tuple[tuple[str, ...], Codec]
@@ -45,9 +51,10 @@ class AutoCompression:
     of the network, and this machine's speed of coding is timed. With both the first rank chooses a
     codec for each bucket. Then all is measured: as it is, in 16 bits where they are allowed, and
     what was chosen, there and back; a line on standard error says what was chosen, predicted and
-    measured.
+    measured. Whenever the watch compares anew, all of that begins anew.
 
-    Ranks: every rank of the process set ends equally many steps; after a `join` all count anew.
+    Ranks: every rank of the process set ends equally many steps; after a `join`, and while a number
+    of lanes is looked for, all count anew.
     """
 
     def __init__(
@@ -96,8 +103,8 @@ class AutoCompression:
         awaited = WATCHED if watch.settled else SETTLE + MEASURED * watch.comparisons
         if len(self._seconds) < awaited - 1:
             return
-        (here,) = sums([1], "compression.ranks", self._process_set)
-        if here == self._process_set.size():
+        here, tuning = sums([1, int(tuner.searches())], "compression.ranks", self._process_set)
+        if here == self._process_set.size() and not tuning:
             self._end_visit()
         self._begin()
 
@@ -126,14 +133,25 @@ class AutoCompression:
             return
         before, was_settled = self._watch.current, self._watch.settled
         self._watch.add(seconds)  # the same number on every rank
+        if was_settled and not self._watch.settled:
+            self._chosen = None
         if self._watch.current != before:
             self._follow()
         if self._watch.settled and not was_settled:
             self._say(f"{self._watch.describe()}; {CHOSEN}: {self._text}")
 
     def _choose(self) -> bool:
-        """Let the first rank choose. Whether there is anything to choose from."""
-        decision = self._decision() if self._process_set.rank() == 0 else ([], "")
+        """Let the first rank choose. Whether there is anything to choose from. Collective."""
+        nbytes = sum(p.numel() * p.element_size() for _, p in self._reducer.named)
+        mine = self._fitted()
+        costs = lowest_costs(mine, float(max(1, nbytes)), "compression.costs", self._process_set)
+        (negative,) = maxima([-_free_descriptors()], "compression.descriptors", self._process_set)
+        decision: tuple[list[tuple[tuple[str, ...], str]], str] = [], ""
+        if costs is not None and self._process_set.rank() == 0:
+            try:
+                decision = self._decision(costs, -negative)
+            except Exception as error:  # the others wait for what this rank says
+                self._say(f"compression: choosing failed, {type(error).__name__}: {error}")
         root = first_rank(self._process_set)
         found, self._text = broadcast_object(
             decision, root, "compression.choice", self._process_set
@@ -148,8 +166,18 @@ class AutoCompression:
             self._say("compression: these steps send nothing that compression would shorten")
         return not self._over
 
-    def _decision(self) -> tuple[list[tuple[tuple[str, ...], str]], str]:
-        """Names of each bucket's gradients with a codec, and that in words; "": nothing to gain."""
+    def _fitted(self) -> tuple[float, float] | None:
+        with contextlib.suppress(ValueError):
+            return fit_steps(self._steps[SETTLE:])
+        return None
+
+    def _decision(
+        self, costs: tuple[float, float], descriptors: int
+    ) -> tuple[list[tuple[tuple[str, ...], str]], str]:
+        """Names of each bucket's gradients with a codec, and that in words; "": nothing to gain.
+
+        ``descriptors``: how many each rank may still open.
+        """
         hosts, local = levels(basics.hosts_of(self._process_set.ranks or ()))
         exchange = TWO_LEVEL
         if basics.engine_is_flat():
@@ -157,15 +185,15 @@ class AutoCompression:
         buckets = self._buckets()
         if hosts == 1 or not buckets:
             return [], ""
-        try:
-            a, b = fit_steps(self._steps[SETTLE:])
-        except ValueError:
-            return [], ""
+        a, b = costs
         inside = Affine(0.0, _INSIDE) if local > 1 else None
         cluster = Cluster(hosts, local, Affine(a, b * local), inside)
-        speeds = {codec.name: _speeds(codec) for codec in self._allowed}
+        lanes = min(int(_core.stats()["lanes"]), max(1, _MOST_CONNECTIONS // (hosts * local)))
+        too_many = hosts * (lanes + 1) > descriptors - _SPARE  # and once more for small units
+        allowed = [one for one in self._allowed if not (too_many and isinstance(one, Quantised))]
+        speeds = {codec.name: _speeds(codec) for codec in allowed}
         elements = [sum(sizes.values()) for sizes in buckets]
-        choices = choose_each(elements, cluster, speeds, self._allowed, exchanges=(exchange,))
+        choices = choose_each(elements, cluster, speeds, allowed, exchanges=(exchange,))
         codecs = [str(option.codec) for option in choices.chosen]
         return list(zip(map(tuple, buckets), codecs, strict=True)), choices.text
 
@@ -194,6 +222,13 @@ class AutoCompression:
     def _say(self, text: str) -> None:
         if self._process_set.rank() == 0:
             sys.stderr.write(f"aiacc: {text}\n")
+
+
+def _free_descriptors() -> int:
+    """How many files and sockets this process may still open, a million at most."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = 1 << 20 if limit == resource.RLIM_INFINITY else min(limit, 1 << 20)
+    return most - len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _speeds(codec: Codec) -> Speeds:

@@ -24,7 +24,7 @@ from aiacc.planning.trace import Trace
 from aiacc.process_sets import first_rank, has_company
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import StepRecorder, recorder_of
-from aiacc.torch.reducer.consensus import describe
+from aiacc.torch.reducer.consensus import describe, lowest_costs
 from aiacc.torch.reducer.plan import planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.units import units
@@ -242,18 +242,15 @@ class AutoPlan:
         return False
 
     def _exchange(self, settled: int) -> tuple[float, Costs | None]:
-        """Median step of the slowest rank, and costs as the last to submit sees them. Collective.
-
-        Who submits early waits for the others, so the lowest costs are the right ones.
-        """
+        """Median step of the slowest rank, and the lowest costs that a rank has seen. Collective."""
         nbytes = sum(p.numel() * p.element_size() for _, p in self._reducer.named)
         total = float(max(1, nbytes))
         on_gpu = any(parameter.is_cuda for _, parameter in self._reducer.named)
-        a, b = (self._probed() if on_gpu else self._fitted(settled)) or (-1.0, 0.0)
-        numbers = [median(self._seconds[settled:]), self._outside_s, -a, -(a + b * total)]
-        seconds, self._outside_s, low, high = maxima(numbers, "plan.costs", self._process_set)
-        if low <= 0:  # else a rank knows no costs, and those before hold on
-            self._costs = -low, (low - high) / total
+        costs = self._probed() if on_gpu else self._fitted(settled)
+        costs = lowest_costs(costs, total, "plan.costs", self._process_set)
+        self._costs = costs or self._costs
+        numbers = [median(self._seconds[settled:]), self._outside_s]
+        seconds, self._outside_s = maxima(numbers, "plan.seconds", self._process_set)
         return seconds, self._costs
 
     def _fitted(self, settled: int) -> Costs | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from aiacc.collectives.objects import broadcast_object, sums
+from aiacc.collectives.objects import broadcast_object, maxima, sums
 from aiacc.collectives.reduce_ops import Min, Sum
 from aiacc.process_sets import ProcessSet, first_rank
 from aiacc.torch.adapter import device_of
@@ -95,6 +95,22 @@ def alike(text: str, name: str, process_set: ProcessSet) -> bool:
     Blocks: until all have answered.
     """
     return all(_compared([text], name, process_set)[0])
+
+
+def lowest_costs(
+    costs: tuple[float, float] | None, total: float, name: str, process_set: ProcessSet
+) -> tuple[float, float] | None:
+    """Costs a + b M as the last rank to submit sees them, or None if a rank knows none.
+
+    Who submits early waits for the others, so of all ranks the lowest costs are the right ones: of
+    nothing, and of ``total`` bytes.
+
+    Collective: every rank of the process set, with the same ``total`` and name.
+    Blocks: until all have answered.
+    """
+    a, b = costs or (-1.0, 0.0)
+    low, high = maxima([-a, -(a + b * total)], name, process_set)
+    return None if low > 0 else (-low, (low - high) / total)
 
 
 def _compared(texts: Sequence[str], name: str, process_set: ProcessSet) -> tuple[list[bool], int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
 
 from aiacc.collectives.handles import synchronize
-from aiacc.collectives.objects import gather_objects
+from aiacc.collectives.objects import broadcast_object, gather_objects
 from aiacc.collectives.reduce_ops import Sum
 from aiacc.process_sets import ProcessSet
 from aiacc.torch.ops.allreduce import allreduce_async_
@@ -31,7 +32,7 @@ def add_up(state: dict[str, Any], process_set: ProcessSet) -> None:
         if kind != KNOWN  # that is the same on all ranks
     )
     if not alike(str(mine), "feedback.alike", process_set):
-        everyones = gather_objects((mine, state["scale"]), "feedback.kept", process_set)
+        everyones = _different((mine, state["scale"]), process_set)
         state["scale"] = next(scale for those, scale in everyones if those)
         mine = sorted({one for those, _ in everyones for one in those})
         for kind, name, shape in mine:  # in host memory, where ranks with nothing have zeros
@@ -44,3 +45,15 @@ def add_up(state: dict[str, Any], process_set: ProcessSet) -> None:
     ]
     for handle in handles:
         synchronize(handle)
+
+
+def _different(mine: Any, process_set: ProcessSet) -> list[Any]:
+    """What the ranks have, each once: most ranks have the same, and all of it would be much."""
+    digest = hashlib.sha256(repr(mine).encode()).digest()
+    digests = gather_objects(digest, "feedback.digests", process_set)
+    ranks = process_set.ranks or ()
+    firsts = dict(reversed(list(zip(digests, ranks, strict=True))))
+    return [
+        broadcast_object(mine, rank, "feedback.kept", process_set)
+        for rank in sorted(firsts.values())
+    ]

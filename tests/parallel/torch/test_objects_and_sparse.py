@@ -7,6 +7,7 @@ import torch
 
 import aiacc
 import aiacc.torch as hvd
+from aiacc.collectives import objects, submission
 from aiacc.collectives.objects import gather_objects
 from tests.support.ranks import run_ranks
 
@@ -30,6 +31,22 @@ def _objects():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_objects(size):
     run_ranks(size, _objects)
+
+
+def _to_one_rank():
+    """Piece by piece, over the connections that there are."""
+    hvd.init()
+    objects._AT_A_TIME = 100
+    submission.alltoall = None
+    mine = "x" * (1000 if hvd.rank() == 1 else 10)
+    for to in range(hvd.size()):
+        got = gather_objects(mine, "some", hvd.global_process_set, to)
+        assert list(map(len, got)) == ([10, 1000, 10] if hvd.rank() == to else [])
+    hvd.shutdown()
+
+
+def test_objects_for_one_rank_connect_no_others():
+    run_ranks(3, _to_one_rank)
 
 
 def _on_another_default_device():

@@ -88,6 +88,20 @@ def test_costs_keep_the_time_of_the_steps():
     )
 
 
+def test_a_stall_in_one_of_the_steps_says_nothing_about_the_network():
+    a, b = 1e-3, 8e-11
+
+    def step(stall_s):
+        now, operations = 0.0, []
+        for number, nbytes in enumerate([10_000, 4_000_000, 300_000, 90_000] * 15):
+            begins = now
+            now += a + b * nbytes + (stall_s if number == 20 else 0.0)
+            operations.append(Operation(begins, now, nbytes))
+        return operations
+
+    assert fit_steps([step(0.0), step(300.0), step(0.0), step(0.0)]) == pytest.approx((a, b), 0.05)
+
+
 def test_operations_of_one_size_keep_the_proportion_of_what_was_assumed():
     steps = [[Operation(0.0, 1.0, 100), Operation(0.0, 2.0, 100)]]
     assert fit_steps(steps, (0.1, 0.004)) == pytest.approx((0.2, 0.008))
