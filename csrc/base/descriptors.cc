@@ -55,8 +55,11 @@ std::string exhaustion_remedy(int error_number) {
     return "this process has " + std::to_string(count_descriptors(limit.rlim_cur)) +
            " files and sockets open (its limit is " + std::to_string(limit.rlim_cur) +
            ", which it may raise to " + std::to_string(limit.rlim_max) +
-           "); raise the limit where the rank starts (ulimit -n), or use fewer lanes or process "
-           "sets";
+           "); raise the limit where the rank starts (ulimit -n), use fewer lanes or process sets, "
+           "or "
+           "do without what connects every two ranks: all-to-alls, and compression in blocks "
+           "(int8, "
+           "int4, fp8)";
   }
   if (error_number == ENFILE) {
     return "all processes of this host together have as many files and sockets open as they may; "

@@ -98,6 +98,10 @@ class Engine {
     return false;
   }
 
+  /// Of so many ranks a coded all-reduce in blocks on a numbered lane connects every two, where
+  /// `ranks` take part. Equal on all of them.
+  virtual int exchanging(int ranks) const { return ranks; }
+
   /// `buffer` of `root` is copied to all ranks.
   virtual void broadcast(int lane, void* buffer, std::size_t bytes, int root) = 0;
 

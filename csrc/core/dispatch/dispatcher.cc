@@ -173,7 +173,8 @@ void Dispatcher::plan_communicator(const std::shared_ptr<const Communicator>& co
       operation->seed = seeds.next(operation->request.name);
     }
   }
-  fill_planner_input(of_communicator_, gpus_.queues(), members, planner_input_);
+  const int exchanging = communicator->engine->exchanging(members);
+  fill_planner_input(of_communicator_, gpus_.queues(), exchanging, planner_input_);
   plan_units(planner_input_.tensors,
              parameters,
              next_seq,

@@ -39,15 +39,14 @@ std::uint64_t planned_bytes(const Piece& piece) {
 /// express lane, and connect every two ranks once more.
 constexpr int kMostConnections = 512;
 
-/// How many lanes a tensor takes at most. Only blocks go by all-to-all, which connects every two
-/// ranks once more for each lane. (On two levels it is every two hosts: fewer, which is not known
-/// here.)
-std::uint32_t lanes_of(const Request& request, int members) {
+/// How many lanes a tensor takes at most. Only blocks go by all-to-all, which connects every two of
+/// `exchanging` ranks once more for each lane.
+std::uint32_t lanes_of(const Request& request, int exchanging) {
   constexpr std::uint32_t kAll = kMaxLanes;
   if (!is_coded(request.wire) || !Coding{request.wire, request.wire_detail}.in_blocks()) {
     return kAll;
   }
-  return std::clamp(static_cast<std::uint32_t>(kMostConnections / members), 1U, kAll);
+  return std::clamp(static_cast<std::uint32_t>(kMostConnections / exchanging), 1U, kAll);
 }
 
 /// What is coded waits for the network several times, whatever its size.
@@ -56,9 +55,6 @@ constexpr std::uint32_t kCodedStretch = 16;
 bool packs_with(const Piece& left, const Piece& right) {
   const Request& a = left.request();
   const Request& b = right.request();
-  if (is_coded(a.wire) && left.operation != right.operation) {
-    return false;  // what is lost of a tensor must not depend on what travels with it by chance
-  }
   return a.kind == b.kind && left.spec().dtype == right.spec().dtype && a.op == b.op &&
          a.root == b.root && same_placement(left.operation->devices, right.operation->devices) &&
          same_factor(a.prescale, b.prescale) && same_factor(a.postscale, b.postscale) &&
@@ -108,12 +104,13 @@ void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engin
 
 void fill_planner_input(const std::vector<Operation*>& operations,
                         bool gpu_engine,
-                        int members,
+                        int exchanging,
                         PlannerInput& plan) {
   auto& [tensors, pieces, classes] = plan;
   tensors.clear();
   pieces.clear();
   classes.clear();
+  std::uint32_t next_class = 0;
   for (Operation* operation : operations) {
     const OpKind kind = operation->request.kind;
     const bool elementwise = kind == OpKind::kAllreduce || kind == OpKind::kBroadcast;
@@ -121,21 +118,23 @@ void fill_planner_input(const std::vector<Operation*>& operations,
     const Request& request = operation->request;
     const bool coded = is_coded(request.wire);
     const bool whole = kind == OpKind::kAllreduce && operation->request.op == ReduceOp::kAdasum;
+    // What is lost of a tensor must not depend on what travels with it by chance: what is coded
+    // packs with its own operation alone.
+    const auto others = static_cast<std::ptrdiff_t>(coded ? classes.size() : 0);
     for (std::uint32_t i = 0; i < operation->request.tensors(); ++i) {
       const Piece piece{operation, i};
-      std::size_t pack_class = 0;
-      while (pack_class < classes.size() && !packs_with(classes[pack_class], piece)) {
-        ++pack_class;
-      }
-      if (pack_class == classes.size()) {
-        classes.push_back(piece);
+      auto found = std::find_if(classes.begin() + others, classes.end(), [&](const auto& known) {
+        return packs_with(known.first, piece);
+      });
+      if (found == classes.end()) {
+        found = classes.insert(found, {piece, next_class++});
       }
       pieces.push_back(piece);
       const std::size_t narrowing = operation->request.narrowing();
-      const std::uint32_t lanes = lanes_of(request, members);
+      const std::uint32_t lanes = lanes_of(request, exchanging);
       tensors.push_back({planned_bytes(piece) / narrowing,
                          static_cast<std::uint32_t>(size_of(piece.spec().dtype) / narrowing),
-                         static_cast<std::uint32_t>(pack_class),
+                         found->second,
                          elementwise,
                          elementwise && !whole,
                          // Both use the connections between every two ranks (engines/adasum.h).
@@ -145,6 +144,9 @@ void fill_planner_input(const std::vector<Operation*>& operations,
                          coded ? Coding{request.wire, request.wire_detail}.thinning() : 1,
                          coded ? kCodedStretch : 1,
                          lanes});
+    }
+    if (coded) {
+      classes.erase(classes.begin() + others, classes.end());
     }
   }
 }

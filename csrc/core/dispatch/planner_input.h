@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "csrc/core/execution/unit.h"
@@ -17,7 +19,8 @@ bool is_empty(Operation& operation);
 struct PlannerInput {
   std::vector<PlannedTensor> tensors;  ///< one per tensor
   std::vector<Piece> pieces;           ///< by tensor
-  std::vector<Piece> classes;          ///< scratch: the first tensor of every pack class
+  /// Scratch: the first tensor of every pack class, and the number of the class.
+  std::vector<std::pair<Piece, std::uint32_t>> classes;
 };
 
 /// For ranks that share memory, and for one alone: nothing travels, and to narrow and widen would
@@ -25,12 +28,12 @@ struct PlannerInput {
 /// several ranks, but are not coded if they are staged. Pure, as the next.
 void drop_wire_formats(const std::vector<Operation*>& operations, bool gpu_engine, int members);
 
-/// `gpu_engine`: whether tensors on GPUs have an engine of their own. `members`: how many ranks
-/// take part; all-reduces in blocks of many take few lanes, for each lane connects every two of
-/// them. Pure: equal on all members for equal operations.
+/// `gpu_engine`: whether tensors on GPUs have an engine of their own. `exchanging`: see
+/// Engine::exchanging; all-reduces in blocks among many take few lanes, for each lane connects
+/// every two of them. Pure: equal on all members for equal operations.
 void fill_planner_input(const std::vector<Operation*>& operations,
                         bool gpu_engine,
-                        int members,
+                        int exchanging,
                         PlannerInput& plan);
 
 }  // namespace aiacc

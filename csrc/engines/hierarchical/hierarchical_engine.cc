@@ -269,6 +269,10 @@ bool HierarchicalEngine::all_reduce_coded(int lane,
   return true;
 }
 
+int HierarchicalEngine::exchanging(int ranks) const {
+  return alone(0) != nullptr ? ranks : layout_.hosts();
+}
+
 void HierarchicalEngine::broadcast(int lane, void* buffer, std::size_t bytes, int root) {
   AIACC_CHECK(root >= 0 && root < static_cast<int>(ranks_.size()));
   run(lane, [&] {

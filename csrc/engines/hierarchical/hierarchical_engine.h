@@ -69,6 +69,7 @@ class HierarchicalEngine : public Engine {
                         const Reduction& reduction,
                         BlockMover& mover) override;
   bool all_reduce_coded(int lane, const CodedReduce& reduce, CodedMemory& memory) override;
+  int exchanging(int ranks) const override;
   void broadcast(int lane, void* buffer, std::size_t bytes, int root) override;
   void all_gather(int lane, const void* send, void* recv, const PerRank& bytes_of) override;
   void reduce_scatter(int lane,

@@ -164,7 +164,8 @@ void DeviceUnit::prepare_coded() {
   const auto ranks = static_cast<std::size_t>(unit_.communicator->size());
   const std::size_t codes = DeviceCodedAllReduce::memory_bytes(elements(), coding, ranks);
   const bool alone = unit_.pieces.size() == 1;
-  std::byte* memory = start_packing(codes + (alone ? 0 : 2 * unit_.plan.bytes));
+  std::byte* memory =
+      start_packing(codes + (alone ? 0 : unit_.plan.bytes * (feeds_back(unit_) ? 2 : 1)));
   const void* given = nullptr;
   void* residual = nullptr;
   if (alone) {

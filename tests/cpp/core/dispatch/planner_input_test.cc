@@ -1,6 +1,8 @@
 #include "csrc/core/dispatch/planner_input.h"
 
 #include <set>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -33,6 +35,29 @@ std::set<std::uint32_t> lanes_taken(const Coding& coding, int members) {
     taken.insert(unit.lane);
   }
   return taken;
+}
+
+TEST(PlannerInput, WhatIsCodedPacksWithItsOwnOperation) {
+  std::vector<Operation> operations(5);
+  std::vector<Operation*> all;
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    Operation& operation = operations[i];
+    operation.request = make_request("x" + std::to_string(i), {8});
+    if (i % 2 == 1) {
+      operation.request.more = {operation.request};
+      operation.request.wire = kInt8.format;
+      operation.request.wire_detail = kInt8.detail;
+      operation.more.resize(1);
+    }
+    all.push_back(&operation);
+  }
+  PlannerInput input;
+  fill_planner_input(all, false, 2, input);
+  std::vector<std::uint32_t> classes;
+  for (const PlannedTensor& tensor : input.tensors) {
+    classes.push_back(tensor.pack_class);
+  }
+  EXPECT_EQ((std::vector<std::uint32_t>{0, 1, 1, 0, 2, 2, 0}), classes);
 }
 
 TEST(PlannerInput, ManyRanksTakeFewLanesForBlocksAlone) {
