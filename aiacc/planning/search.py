@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from aiacc.planning import planners
-from aiacc.planning.cost import Affine
+from aiacc.planning.cost import Affine, counted
 from aiacc.planning.plan import Constraints, Plan
 from aiacc.planning.trace import Tensor, Trace
 
@@ -77,7 +77,7 @@ class Contestant:
         if self.plan is None:
             what, predicted = "no plan", ""
         else:
-            what = f"{self.plan.planner} with {len(self.plan.buckets)} buckets"
+            what = f"{self.plan.planner} with {counted(len(self.plan.buckets), 'bucket')}"
             predicted = f"predicted {self.plan.predicted_s:.4g} s"
         if self.growth > 1:
             what += f" and units {self.growth} times as large"

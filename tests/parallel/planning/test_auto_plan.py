@@ -92,7 +92,7 @@ def _says():
     with contextlib.redirect_stderr(said):
         _train(model, _wrap(model, "single"), range(20), [hvd.rank()])
     line = (
-        r"aiacc: plan='single': single with 1 buckets predicted .* s \(before: no plan .* s a step"
+        r"aiacc: plan='single': single with 1 bucket predicted .* s \(before: no plan .* s a step"
     )
     assert len(re.findall(line, said.getvalue())) == (1 if hvd.rank() == 0 else 0)
     hvd.shutdown()

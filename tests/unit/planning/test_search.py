@@ -256,6 +256,11 @@ def test_a_planner_by_name_plans_once():
     assert "plan='optimal_k': optimal_k with" in search.describe()
 
 
+def test_one_bucket_is_said_in_the_singular():
+    search = PlanSearch("single", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0)
+    assert "single with 1 bucket predicted" in search.describe()
+
+
 @pytest.mark.parametrize("wish", ["auto", "optimal", "threshold(25)", "lanes(4)"])
 def test_wishes(wish):
     assert check_wish(wish) == wish
