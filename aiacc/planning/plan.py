@@ -15,6 +15,7 @@ from aiacc.planning.trace import Tensor, Trace, parse_json
 ALL_REDUCE = "all_reduce"
 DECOUPLED = "decoupled"
 SCHEDULES = (ALL_REDUCE, DECOUPLED)
+_WRITTEN = "as `aiacc-plan plan` writes it"
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,15 @@ class Plan:
     @staticmethod
     def decode(text: str) -> Plan:
         """Inverse of `encode`. Raises ValueError, with line or field, for anything else."""
-        fields = parse_json(text)
+        try:
+            fields = parse_json(text)
+        except ValueError as error:
+            raise ValueError(f"{error}; expected the text of a file {_WRITTEN}") from error
         kinds: dict[str, Any] = {"planner": str, "buckets": list, "schedule": str, "lanes": int}
         kinds |= {"predicted_s": (int, float), "bound_s": (int, float)}
         needed = {"planner", "buckets"}
         if not isinstance(fields, dict) or not needed <= fields.keys() <= kinds.keys():
-            raise ValueError(f"the file holds no plan (expected an object with {sorted(kinds)})")
+            raise ValueError(f"the file holds no plan (expected one {_WRITTEN})")
         for name, value in fields.items():
             if not isinstance(value, kinds[name]) or isinstance(value, bool):
                 expected = "a number" if name.endswith("_s") else kinds[name].__name__
