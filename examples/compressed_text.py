@@ -198,10 +198,11 @@ def train(options: argparse.Namespace) -> float:
 
 
 def read_compression(name: str) -> str:
-    """The name of a codec, or the word for one that the job finds by itself."""
+    """The name of a codec, or "auto" for one that the job finds by itself; it may name codecs."""
+    word, colon, named = name.partition(":")
     try:
-        if name != "auto":
-            codecs.parse(name)
+        for codec in (named.split("+") if colon else []) if word == "auto" else [name]:
+            codecs.parse(codec)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return name
@@ -215,7 +216,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=read_compression,
         default="none",
         metavar="CODEC",
-        help="none, bf16, int8, mstopk:density=0.01, ..., or auto (default: %(default)s)",
+        help="none, bf16, int8, mstopk:density=0.01, ..., auto, or auto:bf16+int8 "
+        "(default: %(default)s)",
     )
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch-size", type=int, default=8, help="pieces per rank and step")

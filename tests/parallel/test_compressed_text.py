@@ -54,10 +54,10 @@ def test_codecs_send_less(codec, share):
     assert kib < share * DENSE_KIB
 
 
-def test_auto_ends():
-    assert (
-        _summary("aiaccrun", 2, "--compression", "auto", env={"AIACC_ENGINE": "tcp"})[0] == "auto"
-    )
+@pytest.mark.parametrize("compression", ["auto", "auto:bf16+int8"])
+def test_auto_ends(compression):
+    engine = {"AIACC_ENGINE": "tcp"}
+    assert _summary("aiaccrun", 2, "--compression", compression, env=engine)[0] == compression
 
 
 @pytest.mark.parametrize(
