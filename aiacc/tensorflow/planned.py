@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from aiacc.collectives.objects import maxima
+from aiacc.planning.cost import counted
 from aiacc.planning.plan import ALL_REDUCE, Plan, check_kind
 from aiacc.process_sets import ProcessSet
 
@@ -138,8 +139,9 @@ def unknown_in(plan: Plan, names: Sequence[str]) -> str:
     if not strange:
         return ""
     return (
-        f"plan has {len(strange)} gradients that the optimizer has not, {strange[0]!r} for one "
-        f"(expected names of variables, such as {next(iter(names), None)!r}); plan for its model"
+        f"plan has {counted(len(strange), 'gradient')} that the optimizer lacks, "
+        f"{strange[0]!r} for one (expected names of variables, such as "
+        f"{next(iter(names), None)!r}); plan for its model"
     )
 
 

@@ -22,6 +22,7 @@ from aiacc.compression.codecs import NONE, Codec
 from aiacc.compression.compressor import allowed_of
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import is_coded
+from aiacc.planning.cost import counted
 from aiacc.planning.plan import ALL_REDUCE, DECOUPLED, SCHEDULES, Plan, check_kind
 from aiacc.planning.search import check_wish
 from aiacc.process_sets import ProcessSet, global_process_set, set_id
@@ -354,8 +355,9 @@ def _check_plan(
     if strange:
         remedy = "plan for this model, or pass the named_parameters() that it was planned for"
         raise ValueError(
-            f"plan has {len(strange)} gradients that the optimizer has not, {strange[0]!r} for one "
-            f"(expected names of named_parameters, such as {named[0][0]!r}); {remedy}"
+            f"plan has {counted(len(strange), 'gradient')} that the optimizer lacks, "
+            f"{strange[0]!r} for one (expected names of named_parameters, such as "
+            f"{named[0][0]!r}); {remedy}"
         )
     trainable = [name for name, parameter in named if parameter.requires_grad]
     left_out = [name for name in trainable if name not in planned_names]

@@ -135,7 +135,7 @@ def _differs():
     hvd.init()
     half, strange = Plan("half", PLAN.buckets[:1]), Plan("strange", (("first/bias", "head"),))
     different = "plan: the ranks were given different ones"
-    unknown = "plan has 1 gradients that the optimizer has not, 'head' for one"
+    unknown = "plan has 1 gradient that the optimizer lacks, 'head' for one"
     for plans, texts in (
         ([PLAN, half], [different] * 2),
         ([strange, strange], [unknown] * 2),
@@ -146,7 +146,7 @@ def _differs():
     # The same plan, for variables that one rank calls differently.
     variable = keras_here().Variable([1.0], name=["mine", "theirs"][hvd.rank()])
     optimizer = _distributed(Plan("x", (("mine",),)))
-    text = ["of another rank has not", "the optimizer has not, 'mine'"][hvd.rank()]
+    text = ["of another rank has not", "the optimizer lacks, 'mine'"][hvd.rank()]
     with pytest.raises(ValueError, match=text):
         optimizer.apply([tf.constant([1.0])], [variable])
     assert hvd.allreduce(tf.constant(1.0), op=hvd.Sum).numpy() == SIZE  # the job goes on

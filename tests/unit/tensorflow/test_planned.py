@@ -30,7 +30,7 @@ def test_a_bucket_without_all_its_dense_gradients_is_none():
 
 def test_names_that_a_plan_has_and_the_variables_have_not():
     assert unknown_in(PLAN, ["a", "b", "c", "d", "e"]) == ""
-    assert "plan has 2 gradients that the optimizer has not, 'c' for one" in unknown_in(
+    assert "plan has 2 gradients that the optimizer lacks, 'c' for one" in unknown_in(
         PLAN, ["a", "b"]
     )
     assert "'a' for one" in unknown_in(PLAN, [])
