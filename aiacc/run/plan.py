@@ -83,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--world",
             metavar="RANKS",
-            help="64, or with simulate 4,8,64 or 4..2048 (powers of two times the first)",
+            help="a number"
+            + (", several with commas, or 4..2048, which doubles" if name == "simulate" else "")
+            + "; default: the number that NET was measured with",
         )
         command.add_argument(
             "--planner",
@@ -266,6 +268,10 @@ def _simulate(options: argparse.Namespace) -> list[str]:
 
 
 def _made(options: argparse.Namespace) -> tuple[Trace, Network, Plan]:
+    if options.planner == "all" or "," in options.planner:
+        raise ValueError(
+            f"--planner {options.planner} (expected one here); name one, or use aiacc-plan simulate"
+        )
     trace, network = _trace(options.trace), network_of(options.net)
     return (
         trace,

@@ -229,6 +229,18 @@ def test_a_plan_that_cannot_be_written_names_the_option(capsys, tmp_path):
     assert (status, "cannot write --output: " in err, "name another file" in err) == (2, True, True)
 
 
+@pytest.mark.parametrize("command", ["plan", "explain", "ddp"])
+@pytest.mark.parametrize("several", ["all", "optimal,single"])
+def test_one_planner_at_a_time_but_for_simulate(capsys, command, several):
+    line = [command, "vgg16", "--net", "10gbe-64", "--planner", several]
+    assert run(capsys, *line) == (
+        2,
+        "",
+        f"aiacc-plan: --planner {several} (expected one here); "
+        "name one, or use aiacc-plan simulate\n",
+    )
+
+
 def test_files_in_the_wrong_place_are_named(capsys, tmp_path):
     files = {name: tmp_path / f"{name}.json" for name in ("trace", "plan", "net")}
     files["trace"].write_text(models.trace_of("vgg16").encode())
