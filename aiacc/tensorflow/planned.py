@@ -25,6 +25,11 @@ class PlannedBuckets:
 
     def __init__(self, plan: Plan) -> None:
         """See the class."""
+        if isinstance(plan, str):
+            raise ValueError(
+                f"plan={plan!r:.50} (expected a Plan: the front-end of TensorFlow makes none by "
+                "itself); Plan.decode(Path(FILE).read_text()) reads the file of aiacc-plan"
+            )
         if check_kind(plan).schedule != ALL_REDUCE:
             raise ValueError(
                 f"plan with schedule {plan.schedule!r} (expected {ALL_REDUCE!r}, the only one for "
