@@ -80,15 +80,16 @@ class BucketCodec:
         values = [tensor.view(-1) for tensor in sent]
         inputs = values
         after: After | None = None
-        undo = put_back
+        undo: Callable[[], None] | None = None
         if self._on and not isinstance(keeps, kinds.NoFeedback):
             if isinstance(keeps, kinds.EF21):
                 inputs, after = self._differences(values, coded, resting)
-                undo = _in_turn(put_back, self._ask_anew)
+                undo = self._ask_anew
             elif isinstance(keeps, kinds.Momentum):
-                inputs, after = self._with_momentum(values, keeps, coded)
+                inputs, after = self._with_momentum(values, keeps)
             elif coded and keeps.beta != 1:
                 after = self._forgetting(keeps.beta)
+                undo = partial(after, False)
         if flushes and not owner.kept.names().isdisjoint(self._members):
             inputs = self._flushed(inputs, values)
             after = _in_turn(after, self._forget_residuals)
@@ -97,7 +98,7 @@ class BucketCodec:
         return Encoded(
             sent,
             self._then(after, values, restore),
-            undo,
+            undo if put_back is None else _in_turn(undo, put_back),
             wire_of(codec) if self._whole else AS_THEY_ARE,
             residuals,
             inputs=[] if inputs is values else inputs,
@@ -212,15 +213,14 @@ class BucketCodec:
         owner = self._owner
         places = [(n, i) for i, n in enumerate(self._names) if n in self._compressed]
         residuals: list[torch.Tensor | None] = [None] * len(places)
-        keeps = self._policy.keeps
+        keeps, beta = self._policy.keeps, 1.0
         if isinstance(keeps, kinds.Residual):
-            for residual in self._kept(RESIDUAL):
-                residual.mul_(keeps.beta)
-            residuals = [owner.residuals[name] for name, _ in places]
+            self._kept(RESIDUAL)
+            residuals, beta = [owner.residuals[name] for name, _ in places], keeps.beta
         low_rank = LowRank(codec.rank, places, owner.factors)
         parts = sent if self._flat is None else self._flat.views
         with _exactly():
-            first = low_rank.begin(parts, residuals, owner.prescale)
+            first = low_rank.begin(parts, residuals, owner.prescale, beta)
 
         def finish(summed: torch.Tensor) -> None:
             with _exactly():
@@ -238,7 +238,7 @@ class BucketCodec:
         return Encoded([first], project, undo, changes=True)
 
     def _with_momentum(
-        self, values: list[torch.Tensor], keeps: kinds.Momentum, coded: bool
+        self, values: list[torch.Tensor], keeps: kinds.Momentum
     ) -> tuple[list[torch.Tensor], After | None]:
         """Local momentum to send; it begins anew where this rank has sent something.
 
@@ -248,16 +248,21 @@ class BucketCodec:
         if not all(bool(value.isfinite().all()) for value in values):
             return values, None  # the step will not count, and must leave no trace
         momenta, residuals = self._kept(MOMENTUM), self._kept(RESIDUAL)
-        for momentum, value in zip(momenta, values, strict=True):
-            momentum.mul_(keeps.momentum).add_(value)
+        # Apart, for the operation may fail.
+        inputs = [
+            value.add(momentum, alpha=keeps.momentum)
+            for momentum, value in zip(momenta, values, strict=True)
+        ]
 
-        def mask(travelled: bool) -> None:
-            if not travelled:
+        def keep(travelled: bool) -> None:
+            for momentum, given in zip(momenta, inputs, strict=True):
+                momentum.copy_(given)
+            if not (travelled and keeps.masking):
                 return
             for momentum, value, left in zip(momenta, values, residuals, strict=True):
                 momentum[(value != 0) & (left == 0)] = 0
 
-        return momenta, mask if coded and keeps.masking else None
+        return inputs, keep
 
     def _differences(
         self, values: list[torch.Tensor], coded: bool, resting: dict[str, torch.Tensor]

@@ -46,6 +46,7 @@ class LowRank:
         gradients: Sequence[torch.Tensor],
         residuals: Sequence[torch.Tensor | None],
         scale: float = 1.0,
+        beta: float = 1.0,
     ) -> torch.Tensor:
         """What all ranks add up first: each P, then the gradients that are not compressed.
 
@@ -53,6 +54,7 @@ class LowRank:
             gradients: Of the whole bucket, float32 in host memory; residuals are added to them.
             residuals: Of the compressed ones, of their shapes, in their order; None: not kept.
             scale: What residuals are multiples of.
+            beta: How often they count.
 
         Raises:
             ValueError: Tensors elsewhere.
@@ -68,7 +70,7 @@ class LowRank:
         for (name, place), residual in zip(self._members, residuals, strict=True):
             gradient = gradients[place]
             if residual is not None:
-                gradient.add_(residual, alpha=1 / scale)
+                gradient.add_(residual, alpha=beta / scale)
             matrix = gradient.reshape(gradient.shape[0], -1)
             self._matrices.append(matrix)
             parts.append((matrix @ self._factor(name, matrix)).view(-1))

@@ -193,6 +193,40 @@ def test_a_failed_step_takes_nothing_from_what_is_kept(feedback):
     run_over_tcp(2, _frozen_step_that_fails, feedback)
 
 
+def _kept_of_a_step_that_fails(policy, freezes):
+    model = _matrix()
+    optimizer = coding_optimizer(model, policy)
+    gradient = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(hvd.rank()))
+    _step(model, optimizer, gradient)
+    before = optimizer.feedback.kept.copy()
+    model.weight.requires_grad_(not freezes)
+    optimizer.feedback.flushing = {"weight"} if hvd.rank() == 1 else set()  # the forms differ
+    optimizer.zero_grad()
+    if not freezes:
+        (model.weight * gradient).sum().backward()
+    with pytest.raises(MismatchError):
+        optimizer.step()
+    assert before["residual"]["weight"].any()
+    for kind, of in before.items():
+        for name, one in of.items():
+            assert torch.equal(optimizer.feedback.kept.tensors[kind][name], one), (policy, kind)
+
+
+def _kept_of_steps_that_fail():
+    hvd.init()
+    for policy in (
+        Policy(_TENTH, feedback=Residual(beta=0.5)),
+        Policy(_TENTH, feedback=Momentum(0.5)),
+        Policy(parse("powersgd:rank=2"), feedback=Residual(beta=0.5)),
+    ):
+        for freezes in (False, True):
+            _kept_of_a_step_that_fails(policy, freezes)
+
+
+def test_a_failed_step_leaves_momentum_and_fading_residuals_as_they_were():
+    run_over_tcp(2, _kept_of_steps_that_fail)
+
+
 def _dropped():
     """Sums and residuals together are all gradients that were not dropped."""
     hvd.init()
