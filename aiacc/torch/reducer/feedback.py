@@ -211,6 +211,8 @@ class Feedback:
             "factors": {name: factor.clone() for name, factor in self.factors.items()},
             "scale": self._scale,
             "steps": dict(self._steps),
+            "flushing": sorted(self.flushing),
+            "uneven": self._uneven,
             "rank_and_size": place,
         }
 
@@ -274,7 +276,8 @@ class Feedback:
             self._scale != 1 and self._scaler is None and bool(self.kept.names())
         )
         self._steps = dict(state["steps"])
-        self.flushing = self._all_names() if gathered else set()
+        self.flushing = self._all_names() if gathered else set(state["flushing"])
+        self._uneven = self._uneven or state["uneven"]
 
     def _all_names(self) -> set[str]:
         """Equal on all ranks, whatever they have kept: some may have come later."""

@@ -9,7 +9,7 @@ import torch
 
 from aiacc.torch.reducer.kept import KINDS
 
-_KEYS = ("kept", "factors", "scale", "steps", "rank_and_size")
+_KEYS = ("kept", "factors", "scale", "steps", "flushing", "uneven", "rank_and_size")
 _WHENCE = "what state_dict() or gathered_state_dict() has given"
 
 
@@ -25,7 +25,7 @@ def check_state(state: Any) -> None:
             f"a state of feedback without {', '.join(missing)} (expected {_WHENCE}); load that of "
             "optimizer.feedback"
         )
-    kept, factors, scale, steps, place = (state[key] for key in _KEYS)
+    kept, factors, scale, steps, flushing, uneven, place = (state[key] for key in _KEYS)
     if not isinstance(kept, dict) or sorted(kept) != sorted(KINDS):
         found = sorted(map(str, kept)) if isinstance(kept, dict) else kept
         raise ValueError(f"'kept' of a state: {found} (expected {sorted(KINDS)}: {_WHENCE})")
@@ -42,5 +42,9 @@ def check_state(state: Any) -> None:
         raise ValueError(f"'scale' of a state: {scale!r} (expected a number more than 0)")
     if not isinstance(steps, dict) or not all(isinstance(step, int) for step in steps.values()):
         raise ValueError(f"'steps' of a state: {steps!r} (expected whole numbers by name)")
+    if not isinstance(flushing, list) or not all(isinstance(name, str) for name in flushing):
+        raise ValueError(f"'flushing' of a state: {flushing!r} (expected a list of names)")
+    if not isinstance(uneven, bool):
+        raise ValueError(f"'uneven' of a state: {uneven!r} (expected True or False)")
     if place is not None and not (isinstance(place, list | tuple) and len(place) == 2):
         raise ValueError(f"'rank_and_size' of a state: {place!r} (expected two numbers, or None)")

@@ -227,7 +227,7 @@ def test_sparse_gradients_are_gathered_beside_coded_ones():
     run_over_tcp(2, _sparse)
 
 
-def _after_a_join(policy, joins_again):
+def _after_a_join(policy, then):
     """One rank has done fewer steps than the other when they go on together."""
     torch.manual_seed(0)
     optimizer = coding_optimizer(model := nn.Linear(64, 64), policy)
@@ -245,9 +245,13 @@ def _after_a_join(policy, joins_again):
     steps(3)
     steps(3 - 2 * hvd.rank(), same=False)
     hvd.join()
-    if joins_again:  # at once, without having learnt what step it is
+    if then == "joins again":  # at once, without having learnt what step it is
         steps(2 - 2 * hvd.rank(), same=False)
         hvd.join()
+    elif then == "is loaded":
+        state = optimizer.feedback.state_dict()
+        optimizer = coding_optimizer(model := nn.Linear(64, 64), policy)
+        optimizer.feedback.load_state_dict(state)
     steps(9)
 
 
@@ -260,8 +264,8 @@ def _after_joins():
         Policy(topk, least_elements=1, feedback=EF21()),
         Policy(Quantised("int8"), least_elements=1, dense_steps=7),
     ):
-        for joins_again in (False, True):
-            _after_a_join(policy, joins_again)
+        for then in ("goes on", "joins again", "is loaded"):
+            _after_a_join(policy, then)
     hvd.shutdown()
 
 

@@ -440,6 +440,8 @@ def _states():
         ({"factors": None}, "'factors' of a state: None"),
         ({"scale": 0}, "'scale' of a state: 0"),
         ({"scale": "x"}, "'scale' of a state: 'x'"),
+        ({"flushing": None}, "'flushing' of a state: None"),
+        ({"uneven": 1}, "'uneven' of a state: 1"),
         ({"rank_and_size": 5}, "'rank_and_size' of a state: 5"),
     ):
         with pytest.raises(ValueError, match=what):
