@@ -74,8 +74,11 @@ class Feedback:
         self._observe()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is of what is between two steps, and has a scaler of its own, if any."""
-        return {**self.__dict__, "_scaler": None, "undo": []}
+        """A copy is of what is between two steps, and has a scaler of its own, if any.
+
+        As at the start, that may be noticed at the end of a first step, which it skips.
+        """
+        return {**self.__dict__, "_scaler": None, "_first": True, "undo": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has joins of its own."""
@@ -136,12 +139,12 @@ class Feedback:
             self._to_scale(1.0)
 
     def notice(self, scaler: torch.amp.GradScaler) -> None:
-        """Follow a scaler that looks at reduced gradients, unless one is followed already.
+        """Follow a scaler that looks at reduced gradients, also in the place of another.
 
         What is kept is in its scale. So an optimizer's scaler is followed from the end of the first
         step on, and that leaves no trace either if it is skipped.
         """
-        if self._scaler is None:
+        if scaler is not self._scaler:
             self._scaler, self._scale = scaler, float(scaler.get_scale())
 
     def settle(

@@ -122,6 +122,47 @@ def _first_step_skipped(policy):
         assert state["scale"] == [1024.0, 512.0, 256.0][step]
 
 
+def _scaled_by_another():
+    """A job may make a scaler anew; what is kept then follows that one."""
+    model = nn.Linear(64, 48, bias=False)
+    optimizer = coding_optimizer(model, _SCALED[0])
+    total, reduced = torch.zeros(48, 64), torch.zeros(48, 64)
+    for number in range(2):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(2):
+            optimizer.zero_grad()
+            gradient = values_of(10 * step + 5 * number + hvd.rank(), 48 * 64).view(48, 64)
+            scaler.scale((model.weight * gradient).sum()).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            total += gradient
+            reduced += model.weight.grad
+            scaler.update(64.0 if (number, step) == (1, 0) else 1024.0)
+    state = optimizer.feedback.state_dict()
+    left = state["kept"]["residual"]["weight"] / state["scale"]
+    torch.testing.assert_close(hvd.allreduce(total - left, op=hvd.Sum), reduced, rtol=0, atol=1e-4)
+
+
+def _copy_that_skips(policy):
+    """Its first step, of which no scaler has told it."""
+    torch.manual_seed(0)
+    both = (model := nn.Linear(32, 64)), coding_optimizer(model, policy)
+    for step in range(2):
+        model, optimizer = both = copy.deepcopy(both)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        before = optimizer.feedback.kept.copy()
+        optimizer.zero_grad()
+        loss = model(torch.ones(8, 32)).pow(2).mean()
+        scaler.scale(loss * (1e38 if step + hvd.rank() == 2 else 1.0)).backward()
+        scaler.step(optimizer)
+    assert any(one.any() for of in before.values() for one in of.values())
+    for kind, of in before.items():
+        for name, one in of.items():
+            assert torch.equal(one, optimizer.feedback.kept.tensors[kind][name]), (policy, kind)
+
+
 def _skipped_steps(policies):
     hvd.init()
     for policy, options, flush in itertools.product(
@@ -133,6 +174,8 @@ def _skipped_steps(policies):
         assert torch.equal(with_it, without), (policy, options, flush)
     for policy in policies:
         _first_step_skipped(policy)
+        _copy_that_skips(policy)
+    _scaled_by_another()
     hvd.shutdown()
 
 

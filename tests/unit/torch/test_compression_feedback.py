@@ -268,7 +268,7 @@ def test_residuals_follow_the_scale_of_the_loss_whatever_buckets_there_are():
             assert residual.equal(_numbered(residual) / 2)
 
 
-def test_the_scaler_that_steps_is_noticed_and_another_is_not():
+def test_the_scaler_that_steps_is_noticed_and_another_that_takes_its_place():
     feedback, named = Feedback(TOPK), _named(a=SHAPE)
     encode = feedback.codec(hvd.Sum, named)
     _fill(feedback, named)
@@ -277,11 +277,19 @@ def test_the_scaler_that_steps_is_noticed_and_another_is_not():
     feedback.notice(scaler)
     assert feedback.state_dict()["scale"] == 8.0
     assert feedback.residuals["a"].equal(_numbered(named[0][1]).to(torch.float32)), "in that scale"
-    feedback.notice(_Scaler(2.0))
+    feedback.notice(scaler)
     scaler.scale = 4.0
     (residual,) = encode([torch.zeros(SHAPE)]).residuals
     assert residual.equal(_numbered(residual) / 2)
-    assert not copy.deepcopy(feedback).follows, "a copy notices its own"
+    other = _Scaler(4.0)
+    feedback.notice(other)
+    scaler.scale, other.scale = 16.0, 8.0
+    (residual,) = encode([torch.zeros(SHAPE)]).residuals
+    assert residual.equal(_numbered(residual))
+    copied = copy.deepcopy(feedback)
+    assert copied.follows, "its own may skip its first step"
+    copied.settle()
+    assert not copied.follows, "a copy notices its own"
 
 
 def test_only_a_scaler_is_noticed():
