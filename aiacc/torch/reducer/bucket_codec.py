@@ -287,6 +287,8 @@ class BucketCodec:
             if not all(bool(value.isfinite().all()) for value in values):
                 if not self._owner.follows:  # else all is as it was before
                     self._ask_anew()  # on all ranks, as the results are
+                    for old in before:  # which may be what is not finite
+                        old.zero_()
                 return
             unchanged = [part for part in resting.values() if not part.any()]
             for value, total in zip(values, known, strict=True):

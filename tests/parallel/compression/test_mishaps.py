@@ -453,6 +453,31 @@ def test_what_is_no_state_or_of_another_kind_changes_nothing():
     run_over_tcp(2, _states)
 
 
+def _state_after_nan():
+    """A job without a scaler can go on from it."""
+    hvd.init()
+    policy = Policy(_TENTH, feedback=EF21())
+    optimizer = coding_optimizer(model := _matrix(), policy)
+    gradient = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(hvd.rank()))
+    _step(model, optimizer, gradient)
+    spoilt = gradient.clone()
+    if hvd.rank() == 1:
+        spoilt[1, 1] = torch.nan
+    _step(model, optimizer, spoilt)
+    assert model.weight.grad.isnan().any()
+    for state in (optimizer.feedback.state_dict(), optimizer.feedback.gathered_state_dict()):
+        optimizer = coding_optimizer(model := _matrix(), policy)
+        optimizer.feedback.load_state_dict(state)
+        for _ in range(2):
+            _step(model, optimizer, gradient)
+            total = hvd.allreduce(gradient, op=hvd.Sum)
+            torch.testing.assert_close(model.weight.grad, total, rtol=0, atol=1e-5)
+
+
+def test_a_state_after_nan_can_be_loaded():
+    run_over_tcp(2, _state_after_nan)
+
+
 def _scaled_states():
     """A state of a scaled loss is not taken for one of a plain loss."""
     hvd.init()
