@@ -12,7 +12,7 @@ from aiacc import basics
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import maxima, sums
 from aiacc.compression.codecs import PowerSGD
-from aiacc.compression.feedback import EF21, Momentum
+from aiacc.compression.feedback import EF21, Momentum, NoFeedback
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
 from aiacc.process_sets import ProcessSet, global_process_set, has_company
@@ -235,7 +235,8 @@ class Feedback:
         """Continue with what `state_dict` of this rank has given, or `gathered_state_dict`.
 
         Of the latter each rank takes an equal part, so that sums are preserved, and the next step
-        is dense and takes all residuals with it: shares of hosts may be others now.
+        is dense and takes all residuals with it: shares of hosts may be others now. So is it if the
+        policy now keeps none.
 
         Args:
             state: Equal on all ranks if it is gathered.
@@ -279,7 +280,9 @@ class Feedback:
             self._scale != 1 and self._scaler is None and bool(self.kept.names())
         )
         self._steps = dict(state["steps"])
-        self.flushing = self._all_names() if gathered else set(state["flushing"])
+        # What nothing is added to from now on would never be sent.
+        unused = isinstance(self.policy.keeps, NoFeedback) and bool(kept[RESIDUAL])
+        self.flushing = self._all_names() if gathered or unused else set(state["flushing"])
         self._uneven = self._uneven or state["uneven"]
 
     def _all_names(self) -> set[str]:

@@ -161,6 +161,26 @@ def test_a_flush_that_fails_loses_nothing():
     run_over_tcp(2, _flush_that_fails)
 
 
+def _codec_that_keeps_nothing():
+    """It goes on from a state of one that keeps something."""
+    hvd.init()
+    optimizer = coding_optimizer(model := _matrix(), _TENTH)
+    _step(model, optimizer)
+    state = optimizer.feedback.state_dict()
+    optimizer = coding_optimizer(model := _matrix(), "int8")
+    optimizer.feedback.load_state_dict(state)
+    _step(model, optimizer, 1.0)
+    left = hvd.allreduce(state["kept"]["residual"]["weight"], op=hvd.Sum)
+    assert left.any()
+    torch.testing.assert_close(model.weight.grad, left + hvd.size(), rtol=0, atol=1e-5)
+    _step(model, optimizer, 1.0)
+    assert _norm(optimizer) == 0
+
+
+def test_a_codec_that_keeps_nothing_sends_what_another_has_kept():
+    run_over_tcp(2, _codec_that_keeps_nothing)
+
+
 # --- steps that fail, or are dropped
 
 
