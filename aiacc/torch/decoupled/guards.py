@@ -76,7 +76,7 @@ class Guards:
         self._hooked: set[nn.Module] = set()
         self._hooks: list[RemovableHandle] = []
         untyped: Any = model
-        self._hooks.append(untyped.register_load_state_dict_pre_hook(_Call(overwrite)))
+        self._hooks.append(untyped.register_load_state_dict_pre_hook(_Load(model, overwrite)))
         self._hook(model, whole=True)
         self._look_for_compiled()
 
@@ -194,14 +194,15 @@ class Guard(_Hook):
 _outside_of_graphs: Any = torch._disable_dynamo  # type: ignore[attr-defined]
 
 
-class _Call(_Hook):
-    """A hook of any arguments that calls a function."""
+class _Load(_Hook):
+    """Calls a function before the model is loaded, and not before a copy of it is."""
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
+    def __init__(self, model: nn.Module, function: Callable[[], None]) -> None:
+        self._model, self._function = model, function
 
-    def __call__(self, *arguments: Any) -> None:
-        self._function()
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        if module is self._model:
+            self._function()
 
 
 def _nothing(*arguments: Any) -> None:

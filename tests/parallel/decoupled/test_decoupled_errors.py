@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from aiacc.exceptions import CollectiveError
 from aiacc.planning.plan import Plan
 from tests.parallel.decoupled.decoupled_training import begin, check_equal, loss, net, train, wrap
 from tests.support.ranks import run_ranks
@@ -247,6 +249,26 @@ def _unfreezes():
 
 def test_parameters_that_come_later_are_refused():
     run_ranks(2, _unfreezes)
+
+
+def _loads_a_copy():
+    model, optimizer = begin()
+    average = copy.deepcopy(model)
+    train(model, optimizer, range(2))
+    optimizer.flush()
+    optimizer._exchange._fail("the network has gone")
+    average.load_state_dict(net().state_dict())
+    with pytest.raises(CollectiveError, match=r"the network has gone; .* load parameters"):
+        optimizer.flush()
+    model.load_state_dict(average.state_dict())
+    train(model, optimizer, range(2, 4))
+    optimizer.flush()
+    check_equal(model, model)
+    hvd.shutdown()
+
+
+def test_loading_a_copy_of_the_model_mends_no_failure():
+    run_ranks(2, _loads_a_copy)
 
 
 def _loses_a_rank(when):
