@@ -48,7 +48,7 @@ class Shards:
         self._groups = groups
         self._process_set = process_set
         self._forms: list[Form] = []  # of all parameters, as the exchange has them
-        self._frozen = [p for group in groups for p in group if not p.requires_grad]
+        self._frozen: list[torch.Tensor] = []  # of no exchange
         self._exchange: Exchange | None = None
         self._pieces: list[list[Piece]] = []  # of this rank, by group
         self._segments: list[Owned] = []
@@ -67,6 +67,7 @@ class Shards:
         """Put the segments of this rank, and their state, in the place of parameters."""
         self._exchange = exchange
         parameters = [parameter for group in self._groups for parameter in group]
+        self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self._forms = [Form(tuple(p.shape), strides_in(p)) for p in parameters]
         self._pieces = self._pieces_of(exchange, exchange.rank)
         segment_of = self._segments_of(exchange)
@@ -182,8 +183,8 @@ class Shards:
             )
         if any(parameter.requires_grad for parameter in self._frozen):
             return (
-                "parameters that were frozen when the optimizer was made are not any more "
-                "(expected the same ones, with schedule='decoupled'); make the "
+                "parameters that were frozen when the optimizer was made, or the job began, are "
+                "not any more (expected the same ones, with schedule='decoupled'); make the "
                 "DistributedOptimizer anew after requires_grad_(), or use schedule='all_reduce'"
             )
         return ""

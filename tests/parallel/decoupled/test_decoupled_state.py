@@ -233,6 +233,33 @@ def test_the_state_of_a_rank_is_broadcast():
     run_ranks(2, _broadcasts)
 
 
+def _new_job_with_others_frozen():
+    torch.set_num_threads(1)
+    hvd.init()
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = wrap(model, _adam(model))
+    train(model, optimizer, range(2))
+    optimizer.consolidate_state_dict(None)
+    hvd.shutdown()
+    model[0].requires_grad_(True)
+    model[2].requires_grad_(False)
+    hvd.init()
+    before = [layer.weight.clone() for layer in (model[0], model[2])]
+    train(model, optimizer, range(2, 4))
+    optimizer.flush()
+    assert not torch.equal(model[0].weight, before[0])
+    assert torch.equal(model[2].weight, before[1])
+    model[2].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"parameters that were frozen when .* the job began"):
+        train(model, optimizer, range(4, 5))
+    hvd.shutdown()
+
+
+def test_a_new_job_may_have_other_frozen_parameters():
+    run_ranks(2, _new_job_with_others_frozen)
+
+
 def _new_job(ports, consolidates):
     torch.set_num_threads(1)
     hvd.init()
