@@ -222,7 +222,7 @@ class DecoupledDistributed(ReducingOptimizer):
         """
         if self._exchange is not None:
             self.flush()
-            self._shards.consolidate(super().state_dict(), to)
+            self._shards.consolidate(self._own_state_dict(), to)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks, as a plain optimizer of the same parameters has it.
@@ -239,7 +239,14 @@ class DecoupledDistributed(ReducingOptimizer):
         if self._exchange is None:
             return super().state_dict()
         self.flush()
-        return self._shards.whole(super().state_dict())
+        return self._shards.whole(self._own_state_dict())
+
+    def _own_state_dict(self) -> dict[str, Any]:
+        """That of this rank's segments."""
+        state = self.state
+        for key in [key for key, entries in state.items() if not entries]:
+            del state[key]  # left by somebody who looked for the state of a whole parameter
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's part of what `state_dict` or a plain optimizer has given.

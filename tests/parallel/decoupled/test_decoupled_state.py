@@ -207,6 +207,24 @@ def test_an_optimizer_that_has_state_is_wrapped():
     run_ranks(2, _wraps_late)
 
 
+def _looks_into_the_state():
+    torch.set_num_threads(1)
+    hvd.init()
+    model = net()
+    optimizer = wrap(model, _adam(model))
+    train(model, optimizer, range(2))
+    if hvd.rank() == 0:
+        assert "exp_avg" not in optimizer.state[model[0].weight]  # it has that of segments
+    optimizer.consolidate_state_dict(None)
+    assert len(optimizer.state_dict()["state"]) == 6
+    train(model, optimizer, range(2, 3))
+    hvd.shutdown()
+
+
+def test_looking_for_the_state_of_a_parameter_leaves_nothing():
+    run_ranks(2, _looks_into_the_state)
+
+
 def _broadcasts():
     torch.set_num_threads(1)
     hvd.init()
