@@ -140,14 +140,15 @@ class Shards:
     def put_gradients(self, dropped: Collection[int]) -> None:
         """Let the optimizer see the gradients that this rank has got.
 
-        A parameter may be frozen on this rank only. If it is everywhere, no step shall touch it.
+        A parameter may be frozen on this rank only. If it is everywhere, no step shall touch it,
+        unless it has kept a gradient, of zeros perhaps.
 
         Args:
             dropped: As of `leave_out`.
         """
         self.drop_gradients()  # of a step that a scaler has skipped
         for segment, _, gradient, parameter in self._segments:
-            wanted = parameter.requires_grad or bool(gradient.any())
+            wanted = parameter.requires_grad or parameter.grad is not None or bool(gradient.any())
             segment.grad = gradient.detach() if wanted else None  # may be given other memory
         self.leave_out(dropped)
         if self._stand_in is not None and not self.gradients():

@@ -153,7 +153,13 @@ def test_formats_dtypes_unused_and_frozen_parameters():
     run_ranks(2, _pictures)
 
 
-def _frozen_later():
+def _frozen_later(set_to_none):
+    def train(model, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad(set_to_none)
+            loss(model, step, hvd.rank()).backward()
+            optimizer.step()
+
     torch.set_num_threads(1)
     hvd.init()
     models = net(), net()
@@ -170,8 +176,10 @@ def _frozen_later():
     hvd.shutdown()
 
 
-def test_parameters_that_are_frozen_for_a_while():
-    run_ranks(2, _frozen_later)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_parameters_that_are_frozen_for_a_while(set_to_none):
+    """With a gradient of zeros torch's optimizers go on with momentum and decay."""
+    run_ranks(2, _frozen_later, set_to_none)
 
 
 def _dropped(synchronizes):
