@@ -62,6 +62,7 @@ def decoupled(problem: Problem, resolution: float = RESOLUTION) -> Plan:
             bound = max(bound, best_s * (1 - gap))
         if search.alike:  # of plans that are as good, one of few startups
             best = search.plan_within(*decoupled_passes(problem, best)) or best
+            best_s = decoupled_step(problem, best)
     return Plan(
         planner="decoupled",
         buckets=cut(problem.tensors, best),

@@ -165,6 +165,12 @@ def test_predictions_equal_the_simulator(name):
         assert plan.bound_s <= plan.predicted_s * (1 + 1e-9)
 
 
+def test_the_prediction_of_decoupled_is_that_of_the_plan_with_fewer_startups():
+    trace, cost = bursts((0, 100), (1, 1), (3, 1)), Affine(1.0, 0.01)
+    plan = planners.plan("decoupled", trace, cost)
+    assert plan.predicted_s == pytest.approx(graphs.step_s([trace], plan, cost), rel=1e-9)
+
+
 def test_predictions_with_contention_equal_the_simulator():
     rng = random.Random(7)
     for _ in range(60):
