@@ -27,6 +27,7 @@ from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.reducer.consensus import check_schedules
 from aiacc.torch.reducer.gradients import NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.places import may_move
 from aiacc.torch.reducer.storage import strides_in
 
 #: Numbers of exchanges. The root of a process set tells the others its own.
@@ -140,7 +141,7 @@ class Exchange:
             raise ValueError(fault)
         left = self._left
         for bucket in self.buckets:
-            bucket.check_writes([index for index in bucket.members if left[index] < self.passes])
+            bucket.check_writes([index for index in bucket.members if self._is_taken(index)])
             if bucket.awaited:
                 self._complete(bucket)
                 bucket.scatter()
@@ -262,7 +263,8 @@ class Exchange:
                 raise too_many_passes(self.named[index][0], self.passes)
             if not bucket.open:
                 guards.check_gradient(index)
-            self._take(index, parameter)
+            if may_move(parameter.grad, passes):
+                self._take(index, parameter)
             left[index] = passes
             if passes == 0:
                 if bucket.awaited == 1 and self._agreed:
@@ -286,6 +288,11 @@ class Exchange:
                 )
             parameter.grad = gradient.to_dense()
         self._bucket_of[index].take(index, parameter)
+
+    def _is_taken(self, index: int) -> bool:
+        """Whether a backward pass has brought the gradient to its place."""
+        passes = self._left[index]
+        return passes < self.passes and may_move(self.named[index][1].grad, passes)
 
     def _complete(self, bucket: Bucket) -> None:
         """Let a gradient take part that no backward pass gave: what there is of it, or zeros."""

@@ -20,6 +20,15 @@ def put(values: torch.Tensor, place: torch.Tensor) -> None:
     place.copy_(values.clone() if shared else values)
 
 
+def may_move(gradient: torch.Tensor | None, passes: int) -> bool:
+    """Whether a gradient that awaits so many more passes may be brought to its place now.
+
+    One of ``backward(create_graph=True)`` may be used by the loss of the next pass, whose own
+    gradient goes through it.
+    """
+    return passes == 0 or gradient is None or not gradient.requires_grad
+
+
 def bring_back(tensor: torch.Tensor, place: torch.Tensor) -> bool:
     """Let ``tensor`` be at ``place`` again, with its values and the strides of ``place``.
 

@@ -26,6 +26,7 @@ from aiacc.torch.reducer.consensus import (
 )
 from aiacc.torch.reducer.gradients import Gradients, NamedParameters, too_many_passes
 from aiacc.torch.reducer.options import ReductionOptions
+from aiacc.torch.reducer.places import may_move
 from aiacc.torch.reducer.plan import Plan, Planner, singly
 from aiacc.torch.reducer.storage import own_memory
 from aiacc.torch.reducer.under_way import UnderWay, forget_what_is_done, leave
@@ -251,7 +252,7 @@ class GradientReducer:
             if passes < 0:
                 raise too_many_passes(self._gradients.names[index], self.passes)
             arrivals[index] = None
-            if views:
+            if views and may_move(parameter.grad, passes):
                 move(index)
             if passes == 0:
                 bucket = bucket_of[index]

@@ -109,6 +109,44 @@ def test_the_buckets_of_a_plan():
     run_ranks(2, _options, {}, True)
 
 
+def _penalty_of_gradients(passes):
+    """The loss of the second pass has the gradients of the first one in it."""
+    torch.set_num_threads(1)
+    hvd.init()
+    models = net(), net(), net()
+    options = {}, {"gradient_as_bucket_view": True}, {"schedule": "decoupled"}
+    for model, more in zip(models, options, strict=True):
+        arguments = {"schedule": "all_reduce", "backward_passes_per_step": passes, **more}
+        optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1), **arguments)
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=step == 2)
+            loss(model, step, hvd.rank()).backward(create_graph=True)
+            penalty = sum(parameter.grad.pow(2).sum() for parameter in model.parameters())
+            (loss(model, 10 + step, hvd.rank()) + penalty).backward()
+            optimizer.step()
+    optimizer.flush()
+    check_equal(models[1], models[0])
+    check_equal(models[2], models[0])
+    plain = net()
+    sgd = torch.optim.SGD(plain.parameters(), 0.1)
+    for step in range(4):
+        sgd.zero_grad()
+        for rank in range(2):
+            own = loss(plain, step, rank)
+            gradients = torch.autograd.grad(own, list(plain.parameters()), create_graph=True)
+            penalty = sum(gradient.pow(2).sum() for gradient in gradients)
+            ((own + loss(plain, 10 + step, rank) + penalty) / 2).backward()
+        sgd.step()
+    for one, other in zip(models[0].parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_gradients_that_the_next_pass_uses(passes):
+    run_ranks(2, _penalty_of_gradients, passes)
+
+
 class _Picture(nn.Module):
     """Memory formats, a scalar, two dtypes, a part that is not always used, a frozen one."""
 
