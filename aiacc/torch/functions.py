@@ -48,7 +48,7 @@ def broadcast_parameters(
             f"params of type {type(params).__name__} (expected a state_dict() or a list of "
             "(name, tensor)); wrap a generator in list(...)"
         )
-    in_flight.overwrite_all()
+    in_flight.overwrite([tensor for _, tensor in named])
     with torch.no_grad():
         _broadcast_tensors([(n, t) for n, t in named if t is not None], root_rank)
 

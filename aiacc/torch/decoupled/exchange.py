@@ -219,6 +219,11 @@ class Exchange:
         for number in range(len(self.buckets)):
             self._settle(number)
 
+    def has_one_of(self, tensors: Sequence[object]) -> bool:
+        """Whether one of these is a parameter of this, itself."""
+        own = {id(parameter) for _, parameter in self.named}
+        return any(id(tensor) in own for tensor in tensors)
+
     def overwrite(self) -> None:
         """`flush`, whatever comes of it, since parameters are about to be written."""
         with self._settling:

@@ -23,6 +23,9 @@ class Flushable(Protocol):
     def flush(self) -> None:
         """Wait for them; raises CollectiveError."""
 
+    def has_one_of(self, tensors: Sequence[object]) -> bool:
+        """Whether one of these is a parameter of this."""
+
     def overwrite(self) -> None:
         """Wait for them, whatever comes of it: others take their place."""
 
@@ -35,13 +38,14 @@ def register(owner: Flushable) -> None:
     _owners.add(owner)
 
 
-def overwrite_all() -> None:
-    """Wait until nothing is under way to any parameter, for all of them are about to be written.
+def overwrite(tensors: Sequence[object]) -> None:
+    """Wait until nothing is under way to the parameters among these, which are about to be written.
 
     Blocks: until every rank has ended the step that gathers them.
     """
     for owner in list(_owners):
-        owner.overwrite()
+        if owner.has_one_of(tensors):
+            owner.overwrite()
 
 
 def _flush_all() -> None:

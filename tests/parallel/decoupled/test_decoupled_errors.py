@@ -258,16 +258,22 @@ def _loads_a_copy():
     optimizer.flush()
     optimizer._exchange._fail("the network has gone")
     average.load_state_dict(net().state_dict())
+    hvd.broadcast_parameters(average.state_dict(), 0)
+    hvd.broadcast_parameters(list(average.named_parameters()), 0)
     with pytest.raises(CollectiveError, match=r"the network has gone; .* load parameters"):
         optimizer.flush()
     model.load_state_dict(average.state_dict())
     train(model, optimizer, range(2, 4))
     optimizer.flush()
+    optimizer._exchange._fail("the network has gone")
+    hvd.broadcast_parameters(list(model.named_parameters()), 0)
+    train(model, optimizer, range(4, 6))
+    optimizer.flush()
     check_equal(model, model)
     hvd.shutdown()
 
 
-def test_loading_a_copy_of_the_model_mends_no_failure():
+def test_writing_to_a_copy_of_the_model_mends_no_failure():
     run_ranks(2, _loads_a_copy)
 
 
