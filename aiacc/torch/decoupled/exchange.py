@@ -242,12 +242,23 @@ class Exchange:
                 elif parameter.grad is not None:
                     parameter.grad.requires_grad_(False).zero_()
 
-    def forget(self) -> None:
-        """Drop what was under way when the core has let go of it, in a job that starts anew."""
+    def forget(self) -> CollectiveError | None:
+        """Drop what was under way when the core has let go of it, in a job that starts anew.
+
+        Why parameters are not current, if they are not.
+        """
         unfinished = [bucket.forget() for bucket in self.buckets]
         if any(unfinished):
             self._fail("the job ended during a step")
         self._start_step()
+        return self._failure
+
+    def inherit(self, failure: CollectiveError) -> None:
+        """Let every use of parameters raise ``failure``, until they are overwritten."""
+        self._failure = failure
+        for number, bucket in enumerate(self.buckets):
+            bucket.show()  # of some it may not have come to its end
+            bucket.hide(partial(self._settle, number))
 
     def detach(self) -> None:
         """Remove all hooks; parameters stay where they are."""
@@ -383,10 +394,8 @@ class Exchange:
     def _fail(self, why: str) -> CollectiveError:
         """Let every use of parameters raise, until they are overwritten."""
         if self._failure is None:
-            self._failure = CollectiveError(f"{why}; {_HALF}")
-            for number, bucket in enumerate(self.buckets):
-                bucket.show()  # of some it may not have come to its end
-                bucket.hide(partial(self._settle, number))
+            self.inherit(CollectiveError(f"{why}; {_HALF}"))
+        assert self._failure is not None
         return self._failure
 
     def _check_parameters(self) -> None:

@@ -331,9 +331,12 @@ class DecoupledDistributed(ReducingOptimizer):
 
     def _renew(self) -> None:
         """In a job that starts anew, with other ranks perhaps."""
+        failure = None
         if self._exchange is not None:
-            self._exchange.forget()
+            failure = self._exchange.forget()
             self._shards.detach(self.param_groups, self.state)
             self._exchange = None
             self._finalizer()
         self._form()
+        if failure is not None and self._exchange is not None:
+            self._exchange.inherit(failure)  # the ranks still have other parts of the parameters

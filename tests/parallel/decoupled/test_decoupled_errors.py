@@ -251,6 +251,26 @@ def test_parameters_that_come_later_are_refused():
     run_ranks(2, _unfreezes)
 
 
+def _starts_anew_after_a_failure():
+    model, optimizer = begin()
+    train(model, optimizer, range(2))
+    optimizer.consolidate_state_dict(None)
+    optimizer._exchange._fail("the network has gone")
+    hvd.shutdown()
+    hvd.init()
+    with pytest.raises(CollectiveError, match=r"the network has gone; .* load parameters"):
+        loss(model, 2, hvd.rank())
+    hvd.broadcast_parameters(list(model.named_parameters()), 0)
+    train(model, optimizer, range(2, 4))
+    optimizer.flush()
+    check_equal(model, model)
+    hvd.shutdown()
+
+
+def test_a_new_job_mends_no_failure():
+    run_ranks(2, _starts_anew_after_a_failure)
+
+
 def _loads_a_copy():
     model, optimizer = begin()
     average = copy.deepcopy(model)
