@@ -52,6 +52,15 @@ def check_arguments(
     return model
 
 
+def check_any(named: NamedParameters, parameters: int) -> None:
+    """Raise ValueError if ``named``, of so many parameters those that are not frozen, are none."""
+    if not named:
+        raise ValueError(
+            f"schedule='decoupled' with {parameters} parameters that are all frozen (expected some "
+            "that need gradients, for frozen ones have no part in it); call requires_grad_() before"
+        )
+
+
 def check_apart(named: NamedParameters) -> None:
     """Raise ValueError if parameters share memory, which each would have its own of."""
     spans = []

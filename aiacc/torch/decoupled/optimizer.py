@@ -12,6 +12,7 @@ from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
 from aiacc.process_sets import has_company
 from aiacc.torch.decoupled import division, norms
+from aiacc.torch.decoupled.checks import check_any
 from aiacc.torch.decoupled.exchange import Exchange
 from aiacc.torch.decoupled.guards import in_order_of
 from aiacc.torch.decoupled.setup import Setup
@@ -316,6 +317,7 @@ class DecoupledDistributed(ReducingOptimizer):
         if not has_company(setup.options.process_set):
             return
         trainable = [(name, p) for name, p in setup.named if p.requires_grad]
+        check_any(trainable, len(setup.named))
         trainable = in_order_of(setup.model, trainable)
         planner = setup.options.planner
         # Several operations at a time share what is between hosts.

@@ -39,6 +39,10 @@ def _refuses():
             wrap(model, sgd, **{"schedule": "decoupled", "model": model, **arguments})
     with pytest.raises(ValueError, match=r"'decoupled' with LBFGS"):
         wrap(model, torch.optim.LBFGS(model.parameters()))
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"with 6 parameters that are all frozen"):
+        wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    model.requires_grad_(True)
     optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError, match=r"is a DistributedOptimizer .SGD. already"):
         wrap(model, optimizer)
