@@ -19,8 +19,13 @@ def total_norm(
 
     Collective: every rank of the process set.
     Blocks: until the ranks have added up their parts.
+
+    Raises:
+        ValueError: ``norm_type`` is no order of a norm.
     """
     order = float(norm_type)
+    if not order > 0:
+        raise ValueError(f"norm_type={norm_type!r} (expected a number > 0, or inf); pass 2.0")
     norms = [torch.linalg.vector_norm(g, order, dtype=_wide(g)).double() for g in gradients]
     own = torch.stack([norm.cpu() for norm in norms]) if norms else torch.zeros(1).double()
     if math.isinf(order):

@@ -85,6 +85,7 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced.
             RuntimeError: The norm is not finite.
+            ValueError: ``norm_type`` is not positive.
         """
         exchange = self._exchange
         if exchange is None:
