@@ -10,6 +10,7 @@ import torch
 
 from aiacc import _core, basics
 from aiacc.autotune.tuner import step_done
+from aiacc.exceptions import CollectiveError
 from aiacc.process_sets import has_company
 from aiacc.torch.decoupled import division, norms
 from aiacc.torch.decoupled.checks import check_any
@@ -311,8 +312,11 @@ class DecoupledDistributed(ReducingOptimizer):
 
     # --- jobs
 
-    def _form(self) -> None:
-        """Divide parameters and state among the ranks of the job, if there are several."""
+    def _form(self, failure: CollectiveError | None = None) -> None:
+        """Divide parameters and state among the ranks of the job, if there are several.
+
+        After a ``failure`` these still have different parts of the parameters.
+        """
         self._synchronized, self._should_synchronize = False, True
         setup = self._setup
         if not has_company(setup.options.process_set):
@@ -331,6 +335,8 @@ class DecoupledDistributed(ReducingOptimizer):
         self._shards.attach(self.param_groups, self.state, self._exchange)
         for bucket in self._exchange.buckets:
             bucket.count()
+        if failure is not None:
+            self._exchange.inherit(failure)
 
     def _renew(self) -> None:
         """In a job that starts anew, with other ranks perhaps."""
@@ -340,6 +346,4 @@ class DecoupledDistributed(ReducingOptimizer):
             self._shards.detach(self.param_groups, self.state)
             self._exchange = None
             self._finalizer()
-        self._form()
-        if failure is not None and self._exchange is not None:
-            self._exchange.inherit(failure)  # the ranks still have other parts of the parameters
+        self._form(failure)
