@@ -271,6 +271,7 @@ def _new_job_with_others_frozen():
     model[2].requires_grad_(True)
     with pytest.raises(ValueError, match=r"parameters that were frozen when .* the job began"):
         train(model, optimizer, range(4, 5))
+    hvd.barrier()
     hvd.shutdown()
 
 
