@@ -24,7 +24,8 @@ inline std::size_t process_threads() {
   return number;
 }
 
-/// Those of them that are called `name`, 15 characters at most; a thread takes its name as it begins.
+/// Those of them that are called `name`, 15 characters at most; a thread takes its name as it
+/// begins.
 inline std::size_t process_threads(const std::string& name) {
   std::size_t number = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
