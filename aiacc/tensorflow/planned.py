@@ -23,7 +23,7 @@ class PlannedBuckets:
         ValueError: It is no plan, or its schedule is not that of all-reduces.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan | str) -> None:
         """See the class."""
         if isinstance(plan, str):
             raise ValueError(

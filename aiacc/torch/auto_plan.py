@@ -242,7 +242,7 @@ class AutoPlan:
         return False
 
     def _exchange(self, settled: int) -> tuple[float, Costs | None]:
-        """Median step of the slowest rank, and the lowest costs that a rank has seen. Collective."""
+        """Median step of the slowest rank, and the lowest costs of all ranks. Collective."""
         nbytes = sum(p.numel() * p.element_size() for _, p in self._reducer.named)
         total = float(max(1, nbytes))
         on_gpu = any(parameter.is_cuda for _, parameter in self._reducer.named)
