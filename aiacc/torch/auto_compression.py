@@ -162,6 +162,8 @@ class AutoCompression:
             self._say(
                 "compression: operations on GPUs are not timed; name a codec for gradients there"
             )
+        elif self._over and not basics.codecs_code(self._process_set):
+            self._say("compression: all ranks share one host, where nothing is coded")
         elif self._over:
             self._say("compression: these steps send nothing that compression would shorten")
         return not self._over

@@ -21,11 +21,11 @@ def total_norm(
     Blocks: until the ranks have added up their parts.
 
     Raises:
-        ValueError: ``norm_type`` is no order of a norm.
+        ValueError: ``norm_type`` is 0, -inf or NaN.
     """
     order = float(norm_type)
-    if not order > 0:
-        raise ValueError(f"norm_type={norm_type!r} (expected a number > 0, or inf); pass 2.0")
+    if order in (0, -math.inf) or math.isnan(order):  # of which parts have no norm together
+        raise ValueError(f"norm_type={norm_type!r} (expected another number, or inf); pass 2.0")
     norms = [torch.linalg.vector_norm(g, order, dtype=_wide(g)).double() for g in gradients]
     own = torch.stack([norm.cpu() for norm in norms]) if norms else torch.zeros(1).double()
     if math.isinf(order):

@@ -86,7 +86,7 @@ class DecoupledDistributed(ReducingOptimizer):
         Raises:
             CollectiveError: A gradient could not be reduced.
             RuntimeError: The norm is not finite.
-            ValueError: ``norm_type`` is not positive.
+            ValueError: ``norm_type`` is 0, -inf or NaN.
         """
         exchange = self._exchange
         if exchange is None:

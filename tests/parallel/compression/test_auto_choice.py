@@ -65,6 +65,19 @@ def test_a_rank_that_knows_no_costs_leaves_all_as_it_is():
     assert "these steps send nothing that compression would shorten" in said
 
 
+def _on_one_host():
+    _join_as("aa")
+    model, optimizer = _optimized()
+    said = _settled(model, optimizer)
+    hvd.shutdown()
+    return said
+
+
+def test_on_one_host_it_says_that_nothing_is_coded():
+    said, _ = run_ranks(2, _on_one_host)
+    assert "all ranks share one host, where nothing is coded" in said
+
+
 def _where_choosing_fails():
     _join_as("ab")
 

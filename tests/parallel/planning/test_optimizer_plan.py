@@ -193,7 +193,7 @@ def _refuses():
     hvd.init()
     model = _net()
     for plan, arguments, text in (
-        (Plan("x", (("0.weight", "head"),)), {}, "plan has 1 gradients .* 'head' for one"),
+        (Plan("x", (("0.weight", "head"),)), {}, "plan has 1 gradient that .* 'head' for one"),
         (Plan("x", PLAN.buckets, schedule="decoupled"), {}, "plan with schedule 'decoupled'"),
         (PLAN, {"groups": 2}, "plan and groups are given"),
         (Path("plan.json"), {}, r"plan=PosixPath\('plan.json'\) \(expected a Plan"),
