@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,6 +45,15 @@ TEST_P(HierarchicalTest, ReducesLargeBuffersOnEveryLane) {
       check_all_reduce(engine, lane, rank, size(), 150'001, DataType::kFloat32, ReduceOp::kSum);
     }
   });
+}
+
+/// Between hosts, where those have several ranks: equally many on all ranks, for units follow.
+TEST_P(HierarchicalTest, TellsHowManyExchangeBlocks) {
+  const std::set<int> different(hosts().of.begin(), hosts().of.end());
+  const auto number = static_cast<int>(different.size());
+  const int expected = number == 1 ? size() : number;
+  with_engines(hosts(),
+               [&](int, Engine& engine) { EXPECT_EQ(expected, engine.exchanging(size())); });
 }
 
 TEST_P(HierarchicalTest, BroadcastsFromEveryRank) {
