@@ -142,9 +142,8 @@ class AutoCompression:
 
     def _choose(self) -> bool:
         """Let the first rank choose. Whether there is anything to choose from. Collective."""
-        nbytes = sum(p.numel() * p.element_size() for _, p in self._reducer.named)
-        mine = self._fitted()
-        costs = lowest_costs(mine, float(max(1, nbytes)), "compression.costs", self._process_set)
+        named = self._reducer.named
+        costs = lowest_costs(self._fitted(), named, "compression.costs", self._process_set)
         (negative,) = maxima([-_free_descriptors()], "compression.descriptors", self._process_set)
         decision: tuple[list[tuple[tuple[str, ...], str]], str] = [], ""
         if costs is not None and self._process_set.rank() == 0:
@@ -158,7 +157,7 @@ class AutoCompression:
         )
         self._chosen = tuple((names, parse(codec)) for names, codec in found)
         self._over = not self._text
-        if self._over and any(parameter.is_cuda for _, parameter in self._reducer.named):
+        if self._over and any(parameter.is_cuda for _, parameter in named):
             self._say(
                 "compression: operations on GPUs are not timed; name a codec for gradients there"
             )

@@ -243,11 +243,9 @@ class AutoPlan:
 
     def _exchange(self, settled: int) -> tuple[float, Costs | None]:
         """Median step of the slowest rank, and the lowest costs of all ranks. Collective."""
-        nbytes = sum(p.numel() * p.element_size() for _, p in self._reducer.named)
-        total = float(max(1, nbytes))
         on_gpu = any(parameter.is_cuda for _, parameter in self._reducer.named)
         costs = self._probed() if on_gpu else self._fitted(settled)
-        costs = lowest_costs(costs, total, "plan.costs", self._process_set)
+        costs = lowest_costs(costs, self._reducer.named, "plan.costs", self._process_set)
         self._costs = costs or self._costs
         numbers = [median(self._seconds[settled:]), self._outside_s]
         seconds, self._outside_s = maxima(numbers, "plan.seconds", self._process_set)

@@ -98,16 +98,17 @@ def alike(text: str, name: str, process_set: ProcessSet) -> bool:
 
 
 def lowest_costs(
-    costs: tuple[float, float] | None, total: float, name: str, process_set: ProcessSet
+    costs: tuple[float, float] | None, named: NamedParameters, name: str, process_set: ProcessSet
 ) -> tuple[float, float] | None:
     """Costs a + b M as the last rank to submit sees them, or None if a rank knows none.
 
     Who submits early waits for the others, so of all ranks the lowest costs are the right ones: of
-    nothing, and of ``total`` bytes.
+    nothing, and of the gradients of all parameters.
 
-    Collective: every rank of the process set, with the same ``total`` and name.
+    Collective: every rank of the process set, with the same parameters and name.
     Blocks: until all have answered.
     """
+    total = float(max(1, sum(p.numel() * p.element_size() for _, p in named)))
     a, b = costs or (-1.0, 0.0)
     low, high = maxima([-a, -(a + b * total)], name, process_set)
     return None if low > 0 else (-low, (low - high) / total)

@@ -30,6 +30,13 @@ def _settled(model, optimizer):
     return said.getvalue()
 
 
+def _said(compression="auto"):
+    """What rank 0 says in a job that ends once all have compared."""
+    said = _settled(*_optimized(compression))
+    hvd.shutdown()
+    return said
+
+
 def _with_costs(*costs):
     """Each rank has costs of its own; None: it does not know any."""
     _join_as("ab")
@@ -43,10 +50,7 @@ def _with_costs(*costs):
         return mine
 
     auto_compression.fit_steps = fit_steps
-    model, optimizer = _optimized("auto:int8")
-    said = _settled(model, optimizer)
-    hvd.shutdown()
-    return said
+    return _said("auto:int8")
 
 
 @pytest.mark.parametrize("costs", [(_SLOW, _FAST), (_FAST, _SLOW)])
@@ -67,10 +71,7 @@ def test_a_rank_that_knows_no_costs_leaves_all_as_it_is():
 
 def _on_one_host():
     _join_as("aa")
-    model, optimizer = _optimized()
-    said = _settled(model, optimizer)
-    hvd.shutdown()
-    return said
+    return _said()
 
 
 def test_on_one_host_it_says_that_nothing_is_coded():
@@ -108,10 +109,7 @@ def _with_few_descriptors():
     free = auto_compression._free_descriptors
     assert 0 < free() <= 1 << 20
     auto_compression._free_descriptors = lambda: 70 if hvd.rank() == 1 else free()
-    model, optimizer = _optimized("auto:int8")
-    said = _settled(model, optimizer)
-    hvd.shutdown()
-    return said
+    return _said("auto:int8")
 
 
 def test_codes_that_need_more_sockets_than_a_rank_has_are_not_tried():
