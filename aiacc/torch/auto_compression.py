@@ -189,8 +189,9 @@ class AutoCompression:
         a, b = costs
         inside = Affine(0.0, _INSIDE) if local > 1 else None
         cluster = Cluster(hosts, local, Affine(a, b * local), inside)
-        lanes = min(int(_core.stats()["lanes"]), max(1, _MOST_CONNECTIONS // (hosts * local)))
-        too_many = hosts * (lanes + 1) > descriptors - _SPARE  # and once more for small units
+        lanes = min(int(_core.stats()["lanes"]), max(1, _MOST_CONNECTIONS // hosts))
+        for_small_units = len(self._process_set.ranks or ())  # by the express lane, which is flat
+        too_many = hosts * lanes + for_small_units > descriptors - _SPARE
         allowed = [one for one in self._allowed if not (too_many and isinstance(one, Quantised))]
         speeds = {codec.name: _speeds(codec) for codec in allowed}
         elements = [sum(sizes.values()) for sizes in buckets]
