@@ -11,8 +11,9 @@ many buckets ends much sooner than its planner thinks where messages take long. 
   step sends on what the one before has brought, slice by slice, as it comes.
 * What a round finds is packed, so small differences make other units. A step takes the mean over
   rounds that are somewhat shorter and longer.
-* The wire is what more bytes take while two operations are under way. Lanes take turns on it, with
-  a slice each, so that they fill each other's waits, and the messages of a round wait their turn.
+* The wire is what more bytes take while two operations are under way, unless large ones have taken
+  less for each of theirs. Lanes take turns on it, with a slice each, so that they fill each other's
+  waits, and the messages of a round wait their turn.
 """
 
 from __future__ import annotations
@@ -209,8 +210,7 @@ class _Wire:
     ) -> None:
         self._round_s = float(cost.time(ALL_REDUCE, _SMALLEST)) / 2
         self._operation, self._cost = operation, cost
-        low, high = (float(cost.time(operation, nbytes, 2)) for nbytes in _WIRE_BYTES)
-        self._byte_s = (high - low) / 2 / (_WIRE_BYTES[1] - _WIRE_BYTES[0])
+        self._byte_s = _byte_s(operation, cost)
         ring = (sending.ranks - 1) * (2 if operation == ALL_REDUCE else 1)
         self._steps = max(1, min(ring, _MOST_STEPS))
         self._lanes = [_Lane() for _ in range(sending.lanes + 1)]  # the last for smallest units
@@ -310,6 +310,14 @@ class _Wire:
 
     def _expect(self, when_s: float, lane: _Lane, behind: int, *, leaves: bool) -> None:
         heapq.heappush(self._events, (when_s, next(self._count), lane, behind, leaves))
+
+
+def _byte_s(operation: str, cost: CostModel) -> float:
+    """Seconds of a byte on the wire: what more take, or what they took on average if less."""
+    small, large = _WIRE_BYTES
+    one, two = (float(cost.time(operation, large, lanes)) for lanes in (1, 2))
+    more = (two - float(cost.time(operation, small, 2))) / (large - small)
+    return min(more / 2, two / large / 2, one / large)
 
 
 def _units(groups: Sequence[_Group], sending: Sending) -> list[_Unit]:

@@ -101,6 +101,22 @@ def test_the_wire_is_never_faster_than_itself():
         assert seconds <= 1.0 + sum(COST.time(ALL_REDUCE, size) for size in sizes) * 4
 
 
+def test_the_wire_is_as_fast_as_any_large_operation():
+    trace = _trace((64 * MIB, 1.0))
+
+    def table(of_two):
+        return Table({
+            (ALL_REDUCE, 1): [(MIB, 13e-3), (4 * MIB, 52e-3), (32 * MIB, 420e-3)],
+            (ALL_REDUCE, 2): [(MIB, 26e-3), (4 * MIB, 104e-3), (32 * MIB, of_two)],
+        })  # fmt: skip
+
+    # The longest operation of two was measured while something else took the wire, or was not.
+    disturbed, quiet = (step_s(trace, None, table(s), Sending()) for s in (0.88, 0.84))
+    assert disturbed == pytest.approx(quiet, abs=1e-12)
+    # Two may fill it where one does not.
+    assert step_s(trace, None, table(0.6), Sending()) < quiet - 1e-3
+
+
 def test_views_are_one_tensor():
     trace = _trace(*[(3 * MIB // 4, 1.0)] * 4)
     plan = planners.plan("single", trace, COST)
