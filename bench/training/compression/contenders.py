@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiacc.compression.codecs import parse
-from aiacc.compression.feedback import Feedback, NoFeedback, Residual
+from aiacc.compression.feedback import Feedback, Momentum, NoFeedback, Residual
 from aiacc.compression.policy import Policy
 
 SEEDS = (1, 2, 3)
@@ -17,6 +17,8 @@ LEAST_ELEMENTS = 1
 #: Of the steps: as float32, then with a density that falls; for contenders that warm up.
 DENSE_SHARE, FALLING_SHARE, STAGES = 0.1, 0.2, 4
 
+_NOTHING = NoFeedback()
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -26,22 +28,26 @@ class Contender:
         name: Key in result files.
         title: As in tables.
         codec: As text.
-        feeds_back: Whether what the codec loses is added to the next gradient.
+        keeps: What becomes of what the codec loses.
         warms_up: Whether the first steps are dense, and the next less sparse.
     """
 
     name: str
     title: str
     codec: str
-    feeds_back: bool = False
+    keeps: Feedback = _NOTHING
     warms_up: bool = False
+
+    @property
+    def momentum(self) -> float:
+        """That gradients have before they travel, so that the optimizer is to have none."""
+        return self.keeps.momentum if isinstance(self.keeps, Momentum) else 0.0
 
     def policy(self, steps: int) -> Policy:
         """For a training of so many steps."""
-        keeps: Feedback = Residual() if self.feeds_back else NoFeedback()
         return Policy(
             parse(self.codec),
-            feedback=keeps,
+            feedback=self.keeps,
             least_elements=LEAST_ELEMENTS,
             dense_steps=round(DENSE_SHARE * steps) if self.warms_up else 0,
             stages=STAGES,
@@ -53,19 +59,29 @@ CONTENDERS = (
     Contender("dense", "float32", "none"),
     Contender("bf16", "bf16", "bf16"),
     Contender("int8", "int8", "int8"),
-    Contender("int4", "int4, feedback", "int4", feeds_back=True),
+    Contender("int4", "int4, feedback", "int4", keeps=Residual()),
     Contender("int4_alone", "int4, no feedback", "int4"),
-    Contender("mstopk", "MSTopK 1 %, feedback", "mstopk:density=0.01", feeds_back=True),
+    Contender("mstopk", "MSTopK 1 %, feedback", "mstopk:density=0.01", keeps=Residual()),
     Contender(
         "mstopk_warm",
         "MSTopK 1 %, feedback, warm-up",
         "mstopk:density=0.01",
-        feeds_back=True,
+        keeps=Residual(),
         warms_up=True,
     ),
-    Contender("mstopk_10", "MSTopK 10 %, feedback", "mstopk:density=0.1", feeds_back=True),
-    Contender("randomk", "random-k 1 %, feedback", "randomk:density=0.01", feeds_back=True),
-    Contender("powersgd", "PowerSGD of rank 4, feedback", "powersgd:rank=4", feeds_back=True),
+    Contender(
+        "mstopk_momentum", "MSTopK 1 %, momentum", "mstopk:density=0.01", keeps=Momentum(0.9)
+    ),
+    Contender(
+        "mstopk_momentum_warm",
+        "MSTopK 1 %, momentum, warm-up",
+        "mstopk:density=0.01",
+        keeps=Momentum(0.9),
+        warms_up=True,
+    ),
+    Contender("mstopk_10", "MSTopK 10 %, feedback", "mstopk:density=0.1", keeps=Residual()),
+    Contender("randomk", "random-k 1 %, feedback", "randomk:density=0.01", keeps=Residual()),
+    Contender("powersgd", "PowerSGD of rank 4, feedback", "powersgd:rank=4", keeps=Residual()),
     Contender("mstopk_alone", "MSTopK 1 %, no feedback", "mstopk:density=0.01"),
 )
 
@@ -119,12 +135,17 @@ def tasks(
     """Trainings in the order in which they run: everybody with one seed, then with the next.
 
     Raises:
-        ValueError: Nobody has that name, or the workload has no number of steps on so many ranks.
+        ValueError: Nobody has that name, it has momentum where the optimizer is not SGD, or the
+            workload has no number of steps on so many ranks.
     """
     if steps is None:
         if (workload, ranks) not in STEPS:
             known = ", ".join(f"{name} on {number}" for name, number in STEPS)
             raise ValueError(f"{workload!r} on {ranks} ranks (expected {known}); give --steps")
         steps = STEPS[workload, ranks]
-    chosen = [contender(name).name for name in names] or [one.name for one in CONTENDERS]
+    fit = [one.name for one in CONTENDERS if workload == DIGITS or not one.momentum]
+    chosen = [contender(name).name for name in names] or fit
+    for name in chosen:
+        if name not in fit:
+            raise ValueError(f"{name} with {workload!r} (expected {DIGITS!r}, which SGD trains)")
     return [Task(workload, ranks, name, seed, steps, mbit) for seed in seeds for name in chosen]

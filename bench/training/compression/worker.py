@@ -50,7 +50,7 @@ def main() -> None:
 
 def _trained(task: Task) -> dict[str, Any]:
     if task.workload == DIGITS:
-        training = digits(task.seed, task.steps)
+        training = digits(task.seed, task.steps, contender(task.contender).momentum)
     else:
         training = text(task.seed, task.steps, momentum=task.workload == TEXT)
     optimizer: Any = hvd.DistributedOptimizer(

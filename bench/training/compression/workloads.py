@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 import aiacc.torch as hvd
+from aiacc.compression.policy import LEAST_DIMENSIONS
 from examples import compressed_text
 from examples import digits as example
 
@@ -43,13 +45,24 @@ class Training:
     held_out: Callable[[], float]
 
 
-def digits(seed: int, steps: int) -> Training:
-    """examples/digits.py: the same network, data, peak learning rate and momentum."""
+def digits(seed: int, steps: int, sent_momentum: float) -> Training:
+    """examples/digits.py: the same network, data, peak learning rate and momentum.
+
+    What travels with ``sent_momentum`` gets none here, and as much more decay as momentum, which
+    decay no longer goes through, would make of it. Gradients that stay dense have their own.
+    """
     learned, tested = _images()
     torch.manual_seed(seed)
     model = example.Net()
     peak = _DIGITS_LR * math.sqrt(_IMAGES * hvd.size() / 32)
-    sgd = torch.optim.SGD(model.parameters(), peak, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    own = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    sent = {"momentum": 0.0, "weight_decay": own["weight_decay"] / (1 - sent_momentum)}
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if sent_momentum:
+        coded = [one for one in model.parameters() if one.dim() >= LEAST_DIMENSIONS]
+        dense = [one for one in model.parameters() if one.dim() < LEAST_DIMENSIONS]
+        groups = [{"params": dense}, {"params": coded, **sent, "nesterov": False}]
+    sgd = torch.optim.SGD(groups, peak, **own)
 
     def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(images), labels)

@@ -25,7 +25,7 @@ def test_warm_up_is_dense_then_falls_to_the_density():
 def test_contenders_without_warm_up_code_from_the_first_step_on(one):
     policy = one.policy(1000)
     assert (policy.codec_at(0) == policy.codec) != one.warms_up
-    assert (policy.keeps.name == "residual") == one.feeds_back
+    assert policy.keeps == one.keeps
 
 
 def test_everybody_runs_with_one_seed_before_the_next():
@@ -36,11 +36,23 @@ def test_everybody_runs_with_one_seed_before_the_next():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "names", "said"), [(3, [], "give --steps"), (2, ["int9"], "expected one of dense")]
+    ("workload", "ranks", "names", "said"),
+    [
+        ("digits", 3, [], "give --steps"),
+        ("digits", 2, ["int9"], "expected one of dense"),
+        ("text", 2, ["mstopk_momentum"], "mstopk_momentum with 'text' .*which SGD trains"),
+    ],
 )
-def test_what_cannot_run_is_named(ranks, names, said):
+def test_what_cannot_run_is_named(workload, ranks, names, said):
     with pytest.raises(ValueError, match=said):
-        contenders.tasks(contenders.DIGITS, ranks, names)
+        contenders.tasks(workload, ranks, names)
+
+
+def test_only_sgd_may_have_momentum_that_travels():
+    everybody = {one.name for one in contenders.CONTENDERS}
+    with_it = {one.name for one in contenders.CONTENDERS if one.momentum}
+    assert {task.contender for task in contenders.tasks("digits", 2, [])} == everybody
+    assert {task.contender for task in contenders.tasks("text", 2, [])} == everybody - with_it
 
 
 def _run(contender, losses, held_out=1.0, seed=1, sent=1000):
