@@ -262,6 +262,11 @@ class Job:
                 rank.signal(number)
 
 
+_CHOSEN_BY_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+#: Below are those that services have.
+_FIRST_PORT, _TRIES = 10000, 100
+
+
 def run_local(
     ranks: int,
     command: Sequence[str],
@@ -299,10 +304,31 @@ def run_local(
         return job.result
 
 
-def free_port() -> int:
-    """A TCP port of this machine that nobody uses at the moment."""
+def free_port(chosen: Path = _CHOSEN_BY_KERNEL) -> int:
+    """A TCP port of this machine that nobody uses at the moment.
+
+    If it has others, none of those that the kernel gives to whoever asks for any: rank 0 takes the
+    port anew with each ``init``, and in between a connection, of the job's own too, could get it.
+
+    Args:
+        chosen: The file with the first and the last port that the kernel gives.
+    """
+    try:
+        below = int(chosen.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        below = 0  # no Linux
+    own = range(_FIRST_PORT, below)
+    tries = [own[secrets.randbelow(len(own))] for _ in range(_TRIES)] if len(own) >= _TRIES else []
+    for port in tries:
+        with suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _bound(port: int) -> int:
+    """The port, once it was bound; any for 0. OSError if it is taken."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1", port))
         return int(probe.getsockname()[1])
 
 

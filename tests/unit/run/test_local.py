@@ -3,19 +3,20 @@
 import fcntl
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from aiacc.run.cause import Ending, first_cause, left_before
 from aiacc.run.command import Launch, local_environment
-from aiacc.run.local import run_local
+from aiacc.run.local import free_port, run_local
 from aiacc.run.output import Output
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,6 +48,31 @@ def wait_until_gone(pid):
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.01)
+
+
+def test_rank_0_has_a_port_that_the_kernel_gives_to_nobody(tmp_path):
+    chosen = tmp_path / "range"
+    chosen.write_text("20000\t60999\n")
+    assert {10000 <= free_port(chosen) < 20000 for _ in range(50)} == {True}
+
+
+@pytest.mark.parametrize("text", [None, "", "1024 65535\n", "10010 60999\n"])
+def test_rank_0_has_any_port_where_the_kernel_gives_all(tmp_path, text):
+    chosen = tmp_path / "range"
+    if text is not None:
+        chosen.write_text(text)
+    with socket.create_server(("127.0.0.1", free_port(chosen))) as listener:
+        assert listener.getsockname()[1] >= 1024
+
+
+def test_rank_0_has_a_port_that_is_free(tmp_path):
+    chosen = tmp_path / "range"
+    chosen.write_text("10100 60999")
+    with ExitStack() as taken:
+        for port in range(10000, 10099):
+            with suppress(OSError):
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert free_port(chosen) not in range(10000, 10099)
 
 
 def test_every_rank_knows_its_place(tmp_path):
