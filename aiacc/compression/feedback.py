@@ -68,12 +68,15 @@ class Momentum:
     momentum: float = 0.9
     #: Whether the momentum of elements that were sent begins anew.
     masking: bool = True
+    #: Whether it is Nesterov's, as the optimizer would have it: a step ahead.
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
         spelling.make_plain(self)
         _check_number("momentum", self.momentum, self.name, "0.9")
-        if not isinstance(self.masking, bool):
-            raise TypeError(f"masking {self.masking!r} of momentum (expected True or False)")
+        for name in ("masking", "nesterov"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name} {value!r} of momentum (expected True or False)")
         if not 0 <= self.momentum < 1:
             raise ValueError(
                 f"momentum {self.momentum} (expected 0 or more and less than 1: the optimizer's)"
@@ -146,18 +149,20 @@ def momentum(
         gradient: float32, any shape.
         state: Momentum, and what has accumulated of it, of the same shape; zeros at first.
         code: The codec. What it decodes to 0 counts as not sent.
-        feedback: Factor and masking.
+        feedback: Factor, masking and which kind.
 
     Returns:
         What the rank contributes to the sum, and the state then. The contribution and what has
-        accumulated now are in sum what had accumulated before and the new momentum.
+        accumulated now are in sum what had accumulated before and the new momentum, with
+        ``nesterov`` the gradient and the factor times that.
     """
     velocity, accumulated = state
     _check_shapes(gradient, velocity, accumulated)
     if not np.isfinite(gradient).all():
         return gradient, state
-    velocity = np.float32(feedback.momentum) * velocity + gradient
-    accumulated = accumulated + velocity
+    factor = np.float32(feedback.momentum)
+    velocity = factor * velocity + gradient
+    accumulated = accumulated + (factor * velocity + gradient if feedback.nesterov else velocity)
     decoded = code(accumulated)
     if feedback.masking:
         velocity = np.where(decoded != 0, np.float32(0), velocity)

@@ -248,15 +248,16 @@ class BucketCodec:
         if not all(bool(value.isfinite().all()) for value in values):
             return values, None  # the step will not count, and must leave no trace
         momenta, residuals = self._kept(MOMENTUM), self._kept(RESIDUAL)
-        # Apart, for the operation may fail.
-        inputs = [
-            value.add(momentum, alpha=keeps.momentum)
-            for momentum, value in zip(momenta, values, strict=True)
-        ]
+
+        def with_momentum(of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [g.add(m, alpha=keeps.momentum) for g, m in zip(values, of, strict=True)]
+
+        now = with_momentum(momenta)  # apart, for the operation may fail
+        inputs = with_momentum(now) if keeps.nesterov else now
 
         def keep(travelled: bool) -> None:
-            for momentum, given in zip(momenta, inputs, strict=True):
-                momentum.copy_(given)
+            for momentum, after in zip(momenta, now, strict=True):
+                momentum.copy_(after)
             if not (travelled and keeps.masking):
                 return
             for momentum, value, left in zip(momenta, values, residuals, strict=True):

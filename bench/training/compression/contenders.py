@@ -30,6 +30,7 @@ class Contender:
         codec: As text.
         keeps: What becomes of what the codec loses.
         warms_up: Whether the first steps are dense, and the next less sparse.
+        nesterov: Whether SGD has Nesterov's momentum, of what does not travel with momentum.
     """
 
     name: str
@@ -37,11 +38,17 @@ class Contender:
     codec: str
     keeps: Feedback = _NOTHING
     warms_up: bool = False
+    nesterov: bool = True
 
     @property
     def momentum(self) -> float:
         """That gradients have before they travel, so that the optimizer is to have none."""
         return self.keeps.momentum if isinstance(self.keeps, Momentum) else 0.0
+
+    @property
+    def is_for_sgd(self) -> bool:
+        """Whether other optimizers do not have what it changes."""
+        return self.momentum > 0 or not self.nesterov
 
     def policy(self, steps: int) -> Policy:
         """For a training of so many steps."""
@@ -57,6 +64,7 @@ class Contender:
 
 CONTENDERS = (
     Contender("dense", "float32", "none"),
+    Contender("dense_plain", "float32, not Nesterov's", "none", nesterov=False),
     Contender("bf16", "bf16", "bf16"),
     Contender("int8", "int8", "int8"),
     Contender("int4", "int4, feedback", "int4", keeps=Residual()),
@@ -70,6 +78,13 @@ CONTENDERS = (
         warms_up=True,
     ),
     Contender(
+        "mstopk_plain",
+        "MSTopK 1 %, feedback, not Nesterov's",
+        "mstopk:density=0.01",
+        keeps=Residual(),
+        nesterov=False,
+    ),
+    Contender(
         "mstopk_momentum", "MSTopK 1 %, momentum", "mstopk:density=0.01", keeps=Momentum(0.9)
     ),
     Contender(
@@ -79,6 +94,19 @@ CONTENDERS = (
         keeps=Momentum(0.9),
         warms_up=True,
     ),
+    Contender(
+        "mstopk_momentum_unmasked",
+        "MSTopK 1 %, momentum without masking",
+        "mstopk:density=0.01",
+        keeps=Momentum(0.9, masking=False),
+    ),
+    Contender(
+        "mstopk_nesterov_unmasked",
+        "MSTopK 1 %, Nesterov's without masking",
+        "mstopk:density=0.01",
+        keeps=Momentum(0.9, masking=False, nesterov=True),
+    ),
+    Contender("int8_momentum", "int8, momentum", "int8", keeps=Momentum(0.9, masking=False)),
     Contender("mstopk_10", "MSTopK 10 %, feedback", "mstopk:density=0.1", keeps=Residual()),
     Contender("randomk", "random-k 1 %, feedback", "randomk:density=0.01", keeps=Residual()),
     Contender("powersgd", "PowerSGD of rank 4, feedback", "powersgd:rank=4", keeps=Residual()),
@@ -135,7 +163,7 @@ def tasks(
     """Trainings in the order in which they run: everybody with one seed, then with the next.
 
     Raises:
-        ValueError: Nobody has that name, it has momentum where the optimizer is not SGD, or the
+        ValueError: Nobody has that name, it is for SGD where another optimizer trains, or the
             workload has no number of steps on so many ranks.
     """
     if steps is None:
@@ -143,7 +171,7 @@ def tasks(
             known = ", ".join(f"{name} on {number}" for name, number in STEPS)
             raise ValueError(f"{workload!r} on {ranks} ranks (expected {known}); give --steps")
         steps = STEPS[workload, ranks]
-    fit = [one.name for one in CONTENDERS if workload == DIGITS or not one.momentum]
+    fit = [one.name for one in CONTENDERS if workload == DIGITS or not one.is_for_sgd]
     chosen = [contender(name).name for name in names] or fit
     for name in chosen:
         if name not in fit:

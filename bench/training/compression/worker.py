@@ -50,7 +50,8 @@ def main() -> None:
 
 def _trained(task: Task) -> dict[str, Any]:
     if task.workload == DIGITS:
-        training = digits(task.seed, task.steps, contender(task.contender).momentum)
+        one = contender(task.contender)
+        training = digits(task.seed, task.steps, one.momentum, nesterov=one.nesterov)
     else:
         training = text(task.seed, task.steps, momentum=task.workload == TEXT)
     optimizer: Any = hvd.DistributedOptimizer(

@@ -45,7 +45,7 @@ class Training:
     held_out: Callable[[], float]
 
 
-def digits(seed: int, steps: int, sent_momentum: float) -> Training:
+def digits(seed: int, steps: int, sent_momentum: float, *, nesterov: bool) -> Training:
     """examples/digits.py: the same network, data, peak learning rate and momentum.
 
     What travels with ``sent_momentum`` gets none here, and as much more decay as momentum, which
@@ -55,7 +55,7 @@ def digits(seed: int, steps: int, sent_momentum: float) -> Training:
     torch.manual_seed(seed)
     model = example.Net()
     peak = _DIGITS_LR * math.sqrt(_IMAGES * hvd.size() / 32)
-    own = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    own = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": nesterov}
     sent = {"momentum": 0.0, "weight_decay": own["weight_decay"] / (1 - sent_momentum)}
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if sent_momentum:

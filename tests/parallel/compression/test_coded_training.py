@@ -313,7 +313,10 @@ def _largest(values):
     return decoded
 
 
-_KINDS = (NoFeedback(), Residual(0.9), Momentum(0.5, masking=False), Momentum(0.5), EF21())
+_KINDS = (
+    *(NoFeedback(), Residual(0.9), Momentum(0.5, masking=False), Momentum(0.5)),
+    *(Momentum(0.5, nesterov=True), EF21()),
+)
 
 
 def _like_references(options):

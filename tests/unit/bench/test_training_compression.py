@@ -48,11 +48,11 @@ def test_what_cannot_run_is_named(workload, ranks, names, said):
         contenders.tasks(workload, ranks, names)
 
 
-def test_only_sgd_may_have_momentum_that_travels():
+def test_what_is_for_sgd_runs_where_it_trains():
     everybody = {one.name for one in contenders.CONTENDERS}
-    with_it = {one.name for one in contenders.CONTENDERS if one.momentum}
+    for_sgd = {one.name for one in contenders.CONTENDERS if one.is_for_sgd}
     assert {task.contender for task in contenders.tasks("digits", 2, [])} == everybody
-    assert {task.contender for task in contenders.tasks("text", 2, [])} == everybody - with_it
+    assert {task.contender for task in contenders.tasks("text", 2, [])} == everybody - for_sgd
 
 
 def _run(contender, losses, held_out=1.0, seed=1, sent=1000):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from aiacc.compression import feedback
 from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
@@ -95,14 +96,19 @@ def test_momentum_keeps_the_sum_of_every_step(seed, masking):
         assert np.array_equal(decoded + state[1], expected)
 
 
-def test_momentum_without_masking_is_that_of_the_optimizer():
-    steps = gradients(1, STEPS)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_without_masking_is_that_of_the_optimizer(nesterov):
+    kind = Momentum(0.5, masking=False, nesterov=nesterov)
+    parameter = torch.zeros(5, 7, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], 1.0, momentum=0.5, nesterov=nesterov)
     state = (np.zeros((5, 7), np.float32),) * 2
-    sent = velocity = expected = np.zeros((5, 7), np.float32)
-    for gradient in steps:
-        decoded, state = feedback.momentum(gradient, state, top(4), Momentum(0.5, masking=False))
-        velocity = np.float32(0.5) * velocity + gradient
-        sent, expected = sent + decoded, expected + velocity
+    sent = np.zeros((5, 7), np.float32)
+    for gradient in gradients(1, STEPS):
+        decoded, state = feedback.momentum(gradient, state, top(4), kind)
+        sent = sent + decoded
+        parameter.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+    expected = -parameter.detach().numpy()
     np.testing.assert_allclose(sent + state[1], expected, rtol=1e-4, atol=0.1)
 
 
@@ -187,6 +193,7 @@ KINDS = {
     "residual:beta=0.9": Residual(0.9),
     "momentum": Momentum(),
     "momentum:momentum=0.5,masking=false": Momentum(0.5, masking=False),
+    "momentum:nesterov=true": Momentum(nesterov=True),
     "ef21": EF21(),
 }
 
@@ -226,6 +233,7 @@ def test_numbers_of_numpy_are_numbers():
         (lambda: Residual(True), r"beta True of residual \(expected a number"),
         (lambda: Momentum("0.9"), r"momentum '0\.9' of momentum \(expected a number"),
         (lambda: Momentum(0.9, "no"), r"masking 'no' of momentum \(expected True or False"),
+        (lambda: Momentum(nesterov=1), r"nesterov 1 of momentum \(expected True or False"),
     ],
 )
 def test_arguments_of_other_types_are_named(make, text):
