@@ -106,6 +106,13 @@ CONTENDERS = (
         "mstopk:density=0.01",
         keeps=Momentum(0.9, masking=False, nesterov=True),
     ),
+    Contender(
+        "mstopk_nesterov_unmasked_warm",
+        "MSTopK 1 %, Nesterov's without masking, warm-up",
+        "mstopk:density=0.01",
+        keeps=Momentum(0.9, masking=False, nesterov=True),
+        warms_up=True,
+    ),
     Contender("int8_momentum", "int8, momentum", "int8", keeps=Momentum(0.9, masking=False)),
     Contender("mstopk_10", "MSTopK 10 %, feedback", "mstopk:density=0.1", keeps=Residual()),
     Contender("randomk", "random-k 1 %, feedback", "randomk:density=0.01", keeps=Residual()),
