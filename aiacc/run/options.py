@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aiacc import _core
+from aiacc.planning.trace import Trace
 from aiacc.run.ignored import add_ignored
 
 #: Option to variable, and what stands for its value in the help: these only set what the user
@@ -104,13 +105,30 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def check_profile(file: str) -> None:
-    """Raise ValueError unless a rank of this host will be able to write the profile."""
+    """Raise ValueError unless a rank of this host can write the profile, and spoils no file."""
     folder = Path(file).parent
     if file and (not os.access(folder, os.W_OK | os.X_OK) or Path(file).is_dir()):
         raise ValueError(
             f"profile {file} (expected a file in a folder that can be written); create {folder}, "
             "or give another --profile or AIACC_PROFILE"
         )
+    if file and Path(file).is_file() and not _may_replace(Path(file)):
+        raise ValueError(
+            f"profile {file}: the file holds no trace, and would be overwritten (expected a new "
+            "file, or an older trace); name another, as in `aiacc-plan profile model.json -np 4 "
+            "python train.py`"
+        )
+
+
+def _may_replace(path: Path) -> bool:
+    """Whether a file is empty or a trace, and not a script that was named by mistake."""
+    try:
+        text = path.read_text()
+        if text:
+            Trace.decode(text)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 def check_timeline(file: str) -> None:

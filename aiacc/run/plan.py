@@ -45,7 +45,14 @@ _MOST_RANKS = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit status."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["profile"] and given[1:] and _is_option(given[1]):
+        sys.stderr.write(
+            f"aiacc-plan: profile: {given[1]} comes before FILE (expected the trace first, as in "
+            "`aiacc-plan profile model.json -np 4 python train.py`)\n"
+        )
+        return 2
+    options = _parser().parse_args(given)
     if "launch" in options:
         return _profile(options)
     try:
@@ -174,6 +181,11 @@ def _profile(options: argparse.Namespace) -> int:
         )
         return 1
     return status
+
+
+def _is_option(word: str) -> bool:
+    """Whether it is one of aiaccrun's, and no name of a file."""
+    return word.startswith("-") and word not in ("-h", "--help", "--")
 
 
 def _written(file: Path) -> int | None:

@@ -210,6 +210,24 @@ def test_profile_launches_the_script(monkeypatch):
     assert launched == [expected]
 
 
+@pytest.mark.parametrize("arguments", [["-np", "2", "python", "train.py"], ["--engine", "tcp"]])
+def test_a_profile_without_a_file_is_told_where_it_goes(capsys, arguments):
+    status, _, err = run(capsys, "profile", *arguments)
+    assert (status, f"profile: {arguments[0]} comes before FILE (expected" in err) == (2, True)
+
+
+def test_a_profile_replaces_no_script(capfd, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("print('precious')")
+    launch = ["-np", "1", "--dry-run", "true"]
+    assert main(["profile", str(path), *launch]) == 2
+    assert f"profile {path}: the file holds no trace, and would be" in capfd.readouterr().err
+    for text in ("", models.trace_of("vgg16").encode()):
+        path.write_text(text)
+        main(["profile", str(path), *launch])
+        assert "would be overwritten" not in capfd.readouterr().err
+
+
 def test_a_profile_that_nobody_writes_is_said_and_no_success(monkeypatch, capsys, tmp_path):
     path = tmp_path / "model.json"
     path.write_text("of an earlier run")
