@@ -111,7 +111,7 @@ def network_of(text: str) -> Network:
             "a=1e-3,b=8e-10 or alpha=30e-6,gbit=10)"
         )
     try:
-        fields = parse_json(path.read_text())
+        fields = _parsed(path.read_text())
         if not isinstance(fields, dict) or not fields.keys().isdisjoint({"tensors", "buckets"}):
             kind = "no JSON object" if not isinstance(fields, dict) else "a trace or a plan"
             raise NetworkError(
@@ -122,6 +122,15 @@ def network_of(text: str) -> Network:
         return _checked(fields)
     except (ValueError, RecursionError) as error:
         raise NetworkError(f"{path}: {error}") from error
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise NetworkError(
+            f"{error}; expected the text of a file as `aiacc-plan probe` writes it"
+        ) from error
 
 
 def _fields_of(text: str) -> dict[str, Any]:

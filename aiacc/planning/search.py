@@ -48,8 +48,8 @@ def check_wish(wish: str) -> str:
             "decoupled`"
         )
     raise ValueError(
-        f"plan={wish!r} (expected {AUTO!r}, a planner such as 'optimal' or 'threshold(25)', or a "
-        "Plan: Plan.decode(text) reads the file of aiacc-plan)"
+        f"plan={wish!r:.50} (expected {AUTO!r}, a planner such as 'optimal' or 'threshold(25)', or "
+        "a Plan: Plan.decode(text) reads the file of aiacc-plan)"
     )
 
 

@@ -106,7 +106,9 @@ class Trace:
         try:
             fields = parse_json(text)
         except ValueError as error:
-            raise TraceError(str(error)) from error
+            raise TraceError(
+                f"{error}; expected the text of a file as `aiacc-plan profile` writes it"
+            ) from error
         if not isinstance(fields, dict):
             raise TraceError("the file holds no JSON object (expected a trace)")
         if "buckets" in fields:

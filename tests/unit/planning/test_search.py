@@ -272,6 +272,12 @@ def test_wishes_that_nobody_grants(wish):
         check_wish(wish)
 
 
+def test_a_wish_that_is_a_whole_file_is_not_repeated():
+    with pytest.raises(ValueError, match="expected 'auto'") as raised:
+        check_wish('{"planner": "optimal"}' * 1000)
+    assert len(str(raised.value)) < 200
+
+
 def test_the_decoupled_schedule_is_asked_for_by_another_name():
     with pytest.raises(ValueError, match="schedule='decoupled' and model=; its plan is a file of"):
         check_wish("decoupled")
