@@ -33,6 +33,9 @@ class CodedCompressor:
     def __str__(self) -> str:
         return str(self.codec)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.codec})"
+
     @staticmethod
     def is_floating(tensor: Any) -> bool:
         """Whether a tensor of the front-end has fractions."""

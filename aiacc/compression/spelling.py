@@ -51,7 +51,7 @@ def parse(text: str, known: Mapping[str, T], what: str) -> T:
     usual = options_of(known[name])
     values: dict[str, Any] = {}
     for option in options.split(",") if colon else []:
-        key, _, value = option.partition("=")
+        key, _, value = (side.strip() for side in option.partition("="))
         if ":" in value:
             raise ValueError(
                 f"{what} {text!r}: {option} (expected a comma between options, as in "

@@ -105,7 +105,7 @@ def compressor_of(compression: Any) -> Any:
         ValueError: Also for what only the front-end of torch has.
     """
     if isinstance(compression, Policy) or compressor.allowed_of(compression) is not None:
-        what = repr(compression)
+        what = str(compression) if isinstance(compression, Policy) else repr(compression)
         raise ValueError(
             f"compression={what} (expected a codec, its name or one of Compression: the front-end "
             "of TensorFlow has no chooser, no schedules and no error feedback); use "

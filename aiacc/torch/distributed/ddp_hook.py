@@ -67,8 +67,8 @@ class HookState:
         """
         if not isinstance(process_set, ProcessSet):
             raise ValueError(
-                f"process_set {process_set!r} of a hook (expected a ProcessSet); a codec is given "
-                "as compression="
+                f"process_set {process_set!r} of a hook (expected a ProcessSet); for a codec "
+                'register HookState(compression="int8")'
             )
         self.process_set = process_set
         self.compression = compressor_of(compression)

@@ -44,6 +44,7 @@ def test_texts_there_and_back(text):
 def test_a_text_is_canonical():
     assert str(parse(" int8:stochastic=false,block=256 ")) == "int8"
     assert str(parse("int8:stochastic=true,block=512")) == "int8:block=512,stochastic=true"
+    assert str(parse("int8: block = 512, stochastic=true")) == "int8:block=512,stochastic=true"
 
 
 def test_every_codec_has_its_name():

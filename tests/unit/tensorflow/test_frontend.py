@@ -165,7 +165,7 @@ def test_the_library_has_no_core_of_its_own():
     ("compression", "text"),
     [
         ("auto", r"compression='auto' .*no chooser.*Compression\.int8"),
-        (Policy(Quantised("int8")), r"compression=Policy.*no schedules.*Compression\.int8"),
+        (Policy(Quantised("int8")), r"compression=Policy\(int8\) .*schedules.*Compression\.int8"),
         ("auto:int8", r"compression='auto:int8' .*no chooser"),
         ("int4", r"compression=int4 of gradients .*or randomk:unbiased=true: .*no error feedback"),
         ("topk", r"compression=topk of gradients .*no error feedback"),

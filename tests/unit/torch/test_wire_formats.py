@@ -81,8 +81,11 @@ def test_what_is_no_compressor_is_named_at_once(compression, text):
 
 
 def test_a_hook_given_a_codec_for_its_process_set_says_so():
-    with pytest.raises(ValueError, match=r"process_set 'int8' .*compression="):
+    text = r"process_set {} .*HookState\(compression="
+    with pytest.raises(ValueError, match=text.format("'int8'")):
         hvd.HookState("int8")
+    with pytest.raises(ValueError, match=text.format(r"CodedCompressor\(int8\)")):
+        hvd.HookState(hvd.Compression.int8)
 
 
 def test_with_adasum_a_cast_stands_for_the_format_if_there_is_one():
