@@ -116,7 +116,9 @@ def broadcast_optimizer_state(
     own = optimizer.state_dict() if is_root else None
     state = broadcast_object(_take_tensors(own, tensors), root_rank, name="optimizer_state")
     if not is_root:
-        state = _put_tensors(state, tensors, optimizer.param_groups[0]["params"][0])
+        # Of the decoupled schedule a rank may have no part of a group.
+        first = next(p for group in optimizer.param_groups for p in group["params"])
+        state = _put_tensors(state, tensors, first)
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     with torch.no_grad():
         _broadcast_tensors(named, root_rank)

@@ -251,6 +251,24 @@ def test_the_state_of_a_rank_is_broadcast():
     run_ranks(2, _broadcasts)
 
 
+def _broadcasts_without_a_part():
+    hvd.init()
+    model = net()
+    *others, last = model.parameters()
+    groups = [{"params": [last], "lr": 0.1}, {"params": others}]
+    optimizer = wrap(model, torch.optim.Adam(groups, 0.01))
+    train(model, optimizer, range(2))
+    parts = len(optimizer.param_groups[0]["params"])
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    train(model, optimizer, range(2))
+    hvd.shutdown()
+    return parts
+
+
+def test_state_is_broadcast_to_ranks_without_a_part_of_the_first_group():
+    assert 0 in run_ranks(3, _broadcasts_without_a_part)
+
+
 def _new_job_with_others_frozen():
     torch.set_num_threads(1)
     hvd.init()
