@@ -10,6 +10,7 @@ import torch
 from aiacc.exceptions import CollectiveError
 from aiacc.planning.execution import parts_of
 from aiacc.torch.decoupled.awaited import awaited, release
+from aiacc.torch.decoupled.gradient import Gradient
 from aiacc.torch.decoupled.layout import Segment, divide
 from aiacc.torch.decoupled.part import Part
 from aiacc.torch.reducer.options import ReductionOptions
@@ -82,7 +83,7 @@ class Bucket:
             self._places.append(place)
             self._gradient_places.append(self._gradients.as_strided(*form))
         #: The gradients, as others see them.
-        self._views = [place.detach() for place in self._gradient_places]
+        self._views = [_seen(place) for place in self._gradient_places]
         self._kinds: dict[type, type] = {}  # what `hide` makes of them
         self._guards: list[type | None] = [None] * len(parameters)  # their last classes by this
         self._storage = self._memory.untyped_storage()
@@ -205,7 +206,7 @@ class Bucket:
         """What is the gradient of a parameter; another object if that of before was moved."""
         place = self._gradient_places[position]
         if not is_at(self._views[position], place):
-            self._views[position] = place.detach()
+            self._views[position] = _seen(place)
         return self._views[position]
 
     @property
@@ -285,3 +286,8 @@ class Bucket:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+
+def _seen(place: torch.Tensor) -> torch.Tensor:
+    """``place`` as others see it."""
+    return place.detach().as_subclass(Gradient)

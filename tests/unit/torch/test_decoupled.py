@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
+import pickle
 import random
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 
 from aiacc.torch.decoupled.classes import ELEMENTWISE, check_elementwise
 from aiacc.torch.decoupled.division import buckets
+from aiacc.torch.decoupled.gradient import Gradient as Counted
 from aiacc.torch.decoupled.layout import divide
 from aiacc.torch.decoupled.state import Form, Piece, cut, join
 from aiacc.torch.reducer.plan import ALIGNMENT_BYTES, Gradient, Planner, by_size
@@ -167,3 +171,26 @@ def test_pieces_of_ranks_do_not_depend_on_their_order():
     for order in itertools.permutations(range(2)):
         found = join([halves[i] for i in order], [pieces[i] for i in order], forms)
         assert found[0]["sum"].tolist() == [1, 2, 3, 4]
+
+
+def test_writes_to_the_data_of_gradients_are_counted():
+    memory = torch.arange(6.0)
+    parameter = torch.nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = memory[1:5].view(2, 2).as_subclass(Counted)
+    parameter.grad.data.clamp_(max=2.0)
+    assert memory.tolist() == [0.0, 1.0, 2.0, 2.0, 2.0, 5.0]
+    assert memory._version == 1
+    parameter.grad.data = torch.ones(2, 2)
+    assert parameter.grad.sum() == 4.0
+    assert memory._version == 1
+
+
+def test_copies_of_gradients_are_plain_tensors():
+    gradient = torch.arange(3.0).as_subclass(Counted)
+    file = io.BytesIO()
+    torch.save(gradient, file)
+    file.seek(0)
+    copies = [torch.load(file, weights_only=True), pickle.loads(pickle.dumps(gradient))]
+    for found in (*copies, copy.deepcopy(gradient), gradient.clone(), gradient.data):
+        assert type(found) is torch.Tensor
+        assert torch.equal(found, gradient)
