@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -148,16 +150,38 @@ class DecoupledDistributed(ReducingOptimizer):
             self._reduce(exchange)
         self._synchronized = False
         if reduced_before:
-            exchange.check_again()
-            self._shards.leave_out(exchange.dropped())
+            self._look_again(exchange)
         self._shards.changed()
-        with exchange.updating():
+        with exchange.updating(), self._hooks_apart(exchange):
             super().step()
             self._shards.bring_back()
+        for hook in list(self._optimizer_step_post_hooks.values()):
+            hook(self, (self,), {})
         self._shards.drop_gradients()
         step_done()
         _core.mark_step()
         return loss
+
+    @contextlib.contextmanager
+    def _hooks_apart(self, exchange: Exchange) -> Iterator[None]:
+        """Let the wrapped class call no post-hooks, and look at what its pre-hooks have done.
+
+        Post-hooks would find parameters of which other ranks' parts are those of before; pre-hooks
+        may write to gradients of the model, which the step does not take.
+        """
+        post_hooks = self._optimizer_step_post_hooks
+        self._optimizer_step_post_hooks = OrderedDict()
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, self, "_optimizer_step_post_hooks", post_hooks)
+            if self._optimizer_step_pre_hooks:
+                last = self.register_step_pre_hook(lambda *_: self._look_again(exchange))
+                stack.callback(last.remove)
+            yield
+
+    def _look_again(self, exchange: Exchange) -> None:
+        """After something may have been done to gradients since they were reduced."""
+        exchange.check_again()
+        self._shards.leave_out(exchange.dropped())
 
     def _reduce_for_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         del scaler

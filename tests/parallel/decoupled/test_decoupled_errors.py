@@ -223,6 +223,30 @@ def test_writes_between_backward_and_step_are_told():
     run_ranks(2, _writes_between_backward_and_step)
 
 
+def _writes_in_a_pre_hook():
+    hvd.init()
+    model = net()
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def clips(*arguments):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    hook = optimizer.register_step_pre_hook(clips)
+    with pytest.raises(ValueError, match=r"were written to after backward"):
+        train(model, optimizer, range(1))
+    assert all(map(torch.equal, before, model.parameters()))
+    hook.remove()
+    train(model, optimizer, range(1))
+    optimizer.flush()
+    assert not any(map(torch.equal, before, model.parameters()))
+    hvd.shutdown()
+
+
+def test_writes_in_a_pre_hook_are_told():
+    run_ranks(2, _writes_in_a_pre_hook)
+
+
 def test_misuse_is_told_and_changes_nothing():
     run_ranks(2, _misuses)
 

@@ -190,6 +190,33 @@ def test_averages_of_weights():
     run_ranks(2, _averages)
 
 
+def _projects(model):
+    """Needs whole parameters, and writes to them."""
+    for parameter in model.parameters():
+        parameter.mul_(1 / max(1.0, float(parameter.norm())))
+
+
+def _in_hooks():
+    models, optimizers = _pair(net)
+    averages = [copy.deepcopy(model) for model in models]
+    for model, optimizer, average in zip(models, optimizers, averages, strict=True):
+
+        def stepped(*_, model=model, average=average):
+            with torch.no_grad():
+                _projects(model)
+            _average(list(average.parameters()), model)
+
+        optimizer.register_step_post_hook(stepped)
+        train(model, optimizer, range(5))
+    check_equal(models[1], models[0])
+    check_equal(averages[1], averages[0])
+    hvd.shutdown()
+
+
+def test_hooks_after_the_step_use_parameters():
+    run_ranks(2, _in_hooks)
+
+
 def _saved(model):
     file = io.BytesIO()
     torch.save(model, file)
