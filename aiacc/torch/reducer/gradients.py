@@ -41,8 +41,6 @@ class Gradients:
         self._sparse_dims: dict[int, int] = {}
         #: Zeros in the place of gradients that frozen parameters do not have in this step.
         self._stand_ins: dict[int, torch.Tensor] = {}
-        #: Zeros in the place of gradients that somebody has dropped in this step.
-        self._dropped: dict[int, torch.Tensor] = {}
 
     def of(self, members: Sequence[int]) -> list[torch.Tensor]:
         """What is to be reduced for gradients in memory of their own; one alone may be sparse.
@@ -55,9 +53,10 @@ class Gradients:
             tensor = self.parameters[index].grad
             if tensor is None and index in self.sparse:
                 tensor = sparse.empty_like(self.parameters[index])
-            elif tensor is None:
-                zeros = self._stand_ins if index in self._stand_ins else self._dropped
-                tensor = zeros[index]
+            elif tensor is None and index in self._stand_ins:
+                tensor = self._stand_ins[index]
+            elif tensor is None:  # somebody has dropped it, who wants the parameter unchanged
+                tensor = torch.zeros_like(self.parameters[index], requires_grad=False)
             elif len(members) > 1 or self._sparse_as_dense:
                 tensor = self._dense(index)
             tensors.append(tensor)
@@ -70,10 +69,12 @@ class Gradients:
         less time than to clear the view and to add to it. Otherwise autograd has added to the view.
         """
         parameter, view = self.parameters[index], self.views.get(index)
-        if view is None or parameter.grad is None:
+        if view is None:
             return
         self._bring_back(index, view)
-        if parameter.grad is not view:
+        if parameter.grad is None:  # another hook has dropped it
+            view.zero_()
+        elif parameter.grad is not view:
             gradient = self._dense(index).detach()
             if gradient.dtype != view.dtype:
                 raise self._moved(index, gradient, view)
@@ -127,15 +128,6 @@ class Gradients:
             else:
                 self._stand_ins[index] = zeros
 
-    def stand_in(self, index: int) -> None:
-        """Let zeros take part for a gradient that has come and was dropped before it left.
-
-        It stays dropped, as one that is dropped on its way: somebody wants the parameter unchanged.
-        """
-        parameter = self.parameters[index]
-        if parameter.grad is None and index not in self.views and index not in self.sparse:
-            self._dropped[index] = torch.zeros_like(parameter, requires_grad=False)
-
     def adopting(self, members: Sequence[int]) -> Callable[[], None] | None:
         """Gives frozen parameters the gradients that other ranks gave them, once they are reduced.
 
@@ -159,7 +151,6 @@ class Gradients:
     def end_step(self) -> None:
         """Give the optimizer gradients of the layout that autograd gave: some take no other."""
         self._stand_ins.clear()  # what a failure may have left
-        self._dropped.clear()
         for index, sparse_dim in self._sparse_dims.items():
             parameter = self.parameters[index]
             if parameter.grad is not None and parameter.grad.layout is torch.strided:

@@ -320,8 +320,6 @@ class GradientReducer:
                 for index in bucket.members:
                     if self._left[index] > 0:
                         self._gradients.complete(index)
-                    else:
-                        self._gradients.stand_in(index)
                 self._in_flight.append((bucket.start(), []))
             except (CollectiveError, ValueError) as error:
                 failure = failure or error

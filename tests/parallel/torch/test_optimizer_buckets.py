@@ -112,6 +112,44 @@ def _given_up(bucket_bytes, droppers):
         assert [g.untyped_storage().nbytes() for g in gradients] == [g.nbytes for g in gradients]
 
 
+def _dropped_by_a_hook(which, views):
+    """A hook that was there before ours drops a gradient, on some ranks."""
+    hvd.init()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    dropped = model[which].weight
+    drops = [False] * hvd.size()
+    dropped.register_post_accumulate_grad_hook(
+        lambda parameter: setattr(parameter, "grad", None) if drops[hvd.rank()] else None
+    )
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1),
+        model.named_parameters(),
+        op=hvd.Sum,
+        gradient_as_bucket_view=views,
+    )
+    for step in range(6):
+        drops[:] = [step == 3] + [step != 3] * (hvd.size() - 1)
+        optimizer.zero_grad()
+        model.zero_grad()
+        model(torch.full((1, 3), step + 1.0)).sum().backward()
+        loss = model(torch.full((1, 3), step + 1.0)).sum()
+        (expected,) = torch.autograd.grad(loss, dropped)
+        optimizer.step()
+        givers = hvd.size() - sum(drops)
+        if drops[hvd.rank()]:
+            assert dropped.grad is None
+        else:
+            torch.testing.assert_close(dropped.grad, givers * expected)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_another_hook_drops_counts_as_zeros(which, views):
+    run_ranks(2, _dropped_by_a_hook, which, views)
+
+
 def _joined_meanwhile():
     """A rank that is not there for the second step learns later what the ranks think of views."""
     model = _net()
