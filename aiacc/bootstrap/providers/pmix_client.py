@@ -26,8 +26,10 @@ _EVERY_RANK = (1 << 32) - 2
 _PARENT_DEATH_SIGNAL = 1  # option of prctl
 
 _DIAGNOSIS_S = 2.0
-_PARTING_S = 2.0
-_LATE_S = 5
+#: Requests for what is late, of so many seconds; the server may lose one of them.
+_LATE_REQUESTS, _LATE_S = 5, 1
+#: Longer than those take, so that nobody leaves meanwhile.
+_PARTING_S = 10.0
 
 
 class _Proc(ctypes.Structure):
@@ -134,8 +136,11 @@ class PmixClient:
             found = self._get(range(size), key, time.monotonic() + _DIAGNOSIS_S, patience_s=1)
             raise RanksMissingError(sorted(set(range(size)) - found.keys()))
         found = self._get(range(size), key, deadline)
-        absent = set(range(size)) - found.keys()
-        if absent:  # once in hundreds of starts on a busy host, although the fence was over
+        for _ in range(_LATE_REQUESTS):
+            absent = set(range(size)) - found.keys()
+            if not absent:
+                break
+            # Once in hundreds of starts on a busy host, although the fence was over.
             found |= self._get(absent, key, deadline, patience_s=_LATE_S)
         # The server forgets what a client stored when that client leaves: leave together.
         with contextlib.suppress(PmixError):
