@@ -21,6 +21,9 @@ class Record:
     #: Nonces of the ranks whose entries the writer has seen: proof that it is alive now.
     seen: dict[str, str] = field(default_factory=dict)
     label: str = field(default_factory=process_label)
+    #: Process that stores it on the writer's behalf, and where its id is valid (`rivals`).
+    client: int = 0
+    process_space: str = ""
     version: int = PROTOCOL_VERSION
 
     def encode(self, payload: bytes) -> bytes:

@@ -11,11 +11,15 @@ import contextlib
 import ctypes
 import itertools
 import json
+import math
+import os
+import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -25,11 +29,15 @@ from aiacc.bootstrap.providers import pmix_client
 from aiacc.bootstrap.providers.mapped import ancestors, initialized_mpis, mapped_libraries
 from aiacc.bootstrap.providers.pmix_client import Answer, Request, exchange_once, is_initialized
 from aiacc.bootstrap.records import Record
+from aiacc.bootstrap.rivals import process_space
 from aiacc.config import executable_path, set_default
 from aiacc.exceptions import BootstrapError
 
 #: How much longer than its exchange the client process may take, to start and to find out more.
 _CLIENT_MARGIN_S = 10.0
+#: How long the others' client processes may take to end; longer than they wait for each other.
+_ENDING_S = 12.0
+_PIDFD_OPEN = 434  # system call, on every processor; not every Python has os.pidfd_open
 _LIBRARY = "libpmix.so"
 
 
@@ -79,7 +87,7 @@ class PmixProvider:
             size=self.size,
             timeout_s=timeout_s,
         )
-        answer, values = self._exchange(request, mine.encode(payload))
+        answer, values = self._exchange(request, mine, payload)
         if answer.error:
             raise BootstrapError(
                 f"[bootstrap] pmix: {answer.error}; initialise in the process that mpirun started, "
@@ -95,30 +103,38 @@ class PmixProvider:
         ends = list(itertools.accumulate(answer.lengths))
         cut = (values[end - n : end] for n, end in zip(answer.lengths, ends, strict=True))
         found = dict(zip(answer.ranks, cut, strict=True))
-        payloads = [self._checked(found.get(rank), rank, mine) for rank in range(self.size)]
+        entries = [self._checked(found.get(rank), rank, mine) for rank in range(self.size)]
+        _wait_for_end(
+            record.client for record, _ in entries if record.process_space == process_space()
+        )
         self._round += 1
-        return payloads
+        return [payload for _, payload in entries]
 
     def close(self) -> None:
         """Nothing is kept between exchanges."""
 
-    def _exchange(self, request: Request, data: bytes) -> tuple[Answer, bytes]:
+    def _exchange(self, request: Request, mine: Record, payload: bytes) -> tuple[Answer, bytes]:
         if any(map(is_initialized, mapped_libraries(_LIBRARY))):
-            return exchange_once(request, data)
+            return exchange_once(request, mine.encode(payload))
         # Open MPI 5 does not survive a PMIx that somebody else initialised first, and PMIx does not
         # survive being initialised several times: a process of its own does it. The first client of
         # a rank is the only one to which PMIx 4 shows what it keeps in shared memory, such as the
         # local rank, and an MPI_Init of this process is not the first: both use messages instead.
         set_default("PMIX_MCA_gds", "hash")
         try:
-            client = subprocess.run(
+            with subprocess.Popen(
                 [sys.executable, "-I", "-S", pmix_client.__file__],
-                input=json.dumps(asdict(request)).encode() + b"\n" + data,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                timeout=request.timeout_s + _CLIENT_MARGIN_S,
-                check=False,
-            )
-            line, _, values = client.stdout.partition(b"\n")
+            ) as client:
+                entry = replace(mine, client=client.pid, process_space=process_space())
+                asked = json.dumps(asdict(request)).encode() + b"\n" + entry.encode(payload)
+                try:
+                    answer, _ = client.communicate(asked, request.timeout_s + _CLIENT_MARGIN_S)
+                except BaseException:
+                    client.kill()
+                    raise
+            line, _, values = answer.partition(b"\n")
             return Answer(**json.loads(line)), values
         except subprocess.TimeoutExpired:
             return Answer(missing=[-1]), b""
@@ -127,7 +143,7 @@ class PmixProvider:
         except (ValueError, TypeError, RecursionError):
             return Answer(error=f"the client ended with status {client.returncode}"), b""
 
-    def _checked(self, data: bytes | None, rank: int, mine: Record) -> bytes:
+    def _checked(self, data: bytes | None, rank: int, mine: Record) -> tuple[Record, bytes]:
         try:
             if data is None:
                 raise ValueError("nothing is stored")
@@ -139,7 +155,7 @@ class PmixProvider:
                 "and in the same order with MPI_Init"
             ) from error
         record.check_against(mine, rank)
-        return payload
+        return record, payload
 
     def _missing(self, ranks: set[int], timeout_s: float) -> BootstrapError:
         who = rank_list(ranks) if ranks else "some rank"
@@ -147,6 +163,26 @@ class PmixProvider:
             f"[bootstrap] pmix: {who} of {self.size} did not come within {timeout_s:g} s of rank "
             f"{self.rank}; look whether every rank initialises, or hangs before it"
         )
+
+
+def _wait_for_end(processes: Iterable[int]) -> None:
+    """Wait until none of these client processes is there.
+
+    The server takes the end of a client for one rank less in a fence that others have entered, also
+    if the client had finished before: their next fence, perhaps MPI_Init's, would be over before
+    that rank comes to it, and each one after that would meet the wrong one.
+    """
+    deadline = time.monotonic() + _ENDING_S
+    for process in filter(None, processes):
+        watched = ctypes.CDLL(None).syscall(_PIDFD_OPEN, process, 0)
+        if watched < 0:
+            continue  # it has ended, or this kernel cannot tell
+        try:
+            poll = select.poll()
+            poll.register(watched, select.POLLIN)
+            poll.poll(math.ceil(max(0.0, deadline - time.monotonic()) * 1000))
+        finally:
+            os.close(watched)
 
 
 def _candidates() -> Iterator[str]:

@@ -21,6 +21,7 @@ import pytest
 import aiacc
 from aiacc import _core, mpi_library
 from aiacc.bootstrap import select_provider
+from aiacc.bootstrap.providers import pmix_client
 from aiacc.bootstrap.providers.slurm import step_port
 from aiacc.bootstrap.records import Record
 from aiacc.config import LauncherEnvironment, TorchrunEnvironment, launcher_environment
@@ -506,6 +507,39 @@ assert (answer.error, answer.ranks, values) == ("", [0, 1], b"01"), answer
 @pytest.mark.mpi
 def test_openmpi_waits_for_an_entry_that_is_late():
     done = run_under_mpirun(sys.executable, "-c", LATE, flavour="openmpi")
+    assert done.returncode == 0, done.stdout
+
+
+#: A client that gives its connection up late.
+SLOW_CLIENT = """
+import sys, threading
+sys.path.insert(0, {folder!r})
+import pmix_client
+close = pmix_client.PmixClient.close
+def late(self):
+    threading.Event().wait(1.0)  # until the others are in their next fence: no event tells
+    close(self)
+pmix_client.PmixClient.close = late
+pmix_client.main()
+"""
+
+
+def openmpi_rank_with_a_slow_client(path):
+    if launcher_environment().mpi.rank == 1:
+        folder = str(Path(pmix_client.__file__).parent)
+        path = Path(path)
+        path.write_text(SLOW_CLIENT.format(folder=folder))
+        pmix_client.__file__ = str(path)
+    openmpi_rank(["exchange", "init", "exchange", "finalize"])
+
+
+@pytest.mark.mpi
+def test_openmpi_waits_until_the_connections_of_an_exchange_are_closed(tmp_path):
+    program = (
+        "from tests.parallel.launch.test_launchers import *\n"
+        f"openmpi_rank_with_a_slow_client({str(tmp_path / 'client.py')!r})"
+    )
+    done = run_under_mpirun(sys.executable, "-c", program, flavour="openmpi", options=("-np", "3"))
     assert done.returncode == 0, done.stdout
 
 
