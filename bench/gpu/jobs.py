@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiacc.run.local import free_port
 from bench.machine import ROOT
 
 TIMEOUT_S = 120.0
@@ -42,7 +42,7 @@ def run(size: int, arguments: Sequence[str], variables: Mapping[str, str]) -> li
     with tempfile.TemporaryDirectory(prefix="aiacc-gpu-") as folder:
         files = [Path(folder) / f"rank{rank}.json" for rank in range(size)]
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(size)]
-        ports = _free_ports(2)
+        ports = [free_port(), free_port()]
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(size):
@@ -84,16 +84,6 @@ def _environment(rank: int, size: int, ports: Sequence[int]) -> dict[str, str]:
         "MASTER_PORT": str(ports[1]),
         **(SOCKETS | {"NCCL_HOSTID": f"host{rank}"} if size > 1 else {}),
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
