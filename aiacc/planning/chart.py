@@ -19,15 +19,19 @@ def gantt(timelines: Mapping[str, Timeline], path: Path, title: str) -> None:
             # Those at a time share the row.
             lanes = _lanes([(i.start_s, i.end_s) for i in intervals])
             height = 0.8 / (max(lanes, default=0) + 1)
-            for interval, lane in zip(intervals, lanes, strict=True):
-                if interval.end_s > interval.start_s:
-                    axes.broken_barh(
-                        [(interval.start_s * 1e3, (interval.end_s - interval.start_s) * 1e3)],
-                        (len(rows) - 0.4 + lane * height, height),
-                        facecolors="tab:blue" if resource == "network" else "tab:green",
-                        edgecolors="white",
-                        linewidth=0.3,
-                    )
+            for lane in set(lanes):
+                # One artist for all: matplotlib takes milliseconds for each.
+                axes.broken_barh(
+                    [
+                        (interval.start_s * 1e3, (interval.end_s - interval.start_s) * 1e3)
+                        for interval, its_lane in zip(intervals, lanes, strict=True)
+                        if its_lane == lane and interval.end_s > interval.start_s
+                    ],
+                    (len(rows) - 0.4 + lane * height, height),
+                    facecolors="tab:blue" if resource == "network" else "tab:green",
+                    edgecolors="white",
+                    linewidth=0.3,
+                )
             rows.append(f"{name}: {resource}")
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
