@@ -6,6 +6,7 @@ import pytest
 
 from aiacc.planning.execution import Sending
 from aiacc.planning.network import network_of
+from aiacc.run import probe
 from aiacc.run.plan import main
 from aiacc.run.probe import FAR_S, advice, network, sizes, starts_slowly
 
@@ -58,6 +59,19 @@ def test_times_that_do_not_grow_are_kept(tmp_path):
 def test_bad_limits_are_named(capsys, arguments, text):
     assert main(["probe", "--output", "x", *arguments]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_probe_that_ends_before_its_time_leaves_no_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(probe.aiacc, "rank", lambda: 0)
+    monkeypatch.setattr(probe, "broadcast_object", lambda cause, *_: cause)
+    path = tmp_path / "net.json"
+    probe._check_output(path)
+    assert not path.exists()
+    path.write_text("of an earlier run")
+    probe._check_output(path)
+    assert path.read_text() == "of an earlier run"
+    with pytest.raises(ValueError, match="rank 0 cannot write --output: "):
+        probe._check_output(tmp_path)
 
 
 def test_far_hosts_are_told_of_the_slow_start():
