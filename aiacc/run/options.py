@@ -95,6 +95,8 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
         for names, (variable, _) in _SETTINGS.items()
         if (value := getattr(options, names[0].strip("-").replace("-", "_"))) is not None
     }
+    if options.profile:  # written later, when the script may be in another folder
+        settings["AIACC_PROFILE"] = str(Path(options.profile).absolute())
     if options.autotune:
         settings["AIACC_AUTOTUNE"] = "1"
     if options.timeline_mark_cycles:
@@ -107,7 +109,12 @@ def settings_of(options: argparse.Namespace) -> dict[str, str]:
 def check_profile(file: str) -> None:
     """Raise ValueError unless a rank of this host can write the profile, and spoils no file."""
     folder = Path(file).parent
-    if file and (not os.access(folder, os.W_OK | os.X_OK) or Path(file).is_dir()):
+    if file and Path(file).is_dir():
+        raise ValueError(
+            f"profile {file}: a folder (expected a file); name one in it, as in --profile "
+            f"{Path(file) / 'model.json'}"
+        )
+    if file and not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(
             f"profile {file} (expected a file in a folder that can be written); create {folder}, "
             "or give another --profile or AIACC_PROFILE"

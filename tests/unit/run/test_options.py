@@ -198,6 +198,21 @@ def test_a_timeline_needs_a_folder(given, launcher, tmp_path, capfd, monkeypatch
     assert main(["-np", "2", "--dry-run", *options, "true"]) == 0
 
 
+def test_a_profile_is_where_the_launcher_was_started(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    find = "import os; os.chdir('/'); print(os.environ['AIACC_PROFILE'])"
+    assert main(["-np", "1", "--profile", "model.json", sys.executable, "-c", find]) == 0
+    assert capfd.readouterr().out == f"{tmp_path / 'model.json'}\n"
+
+
+def test_a_profile_is_no_folder(tmp_path, capfd):
+    assert main(["-np", "1", "--profile", str(tmp_path), "true"]) == 2
+    assert capfd.readouterr().err == (
+        f"aiaccrun: profile {tmp_path}: a folder (expected a file); name one in it, as in "
+        f"--profile {tmp_path / 'model.json'}\n"
+    )
+
+
 def test_an_interrupt_before_the_start_is_no_traceback(capfd, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
