@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aiacc.compression.codecs import FLOAT32
@@ -18,6 +19,7 @@ from aiacc.planning.network import PUBLISHED, Network, network_of
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Trace, TraceError
 from aiacc.run import plan_kfac
+from aiacc.run.plan_kfac import writing
 
 _EPILOG = f"""\
 A trace says when each gradient of a step is ready; a network, what an all-reduce of so many bytes
@@ -60,7 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         sys.stderr.write(f"aiacc-plan: {error}\n")
         return 2
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return _print(lines)
+
+
+def _print(lines: Iterable[str]) -> int:
+    """The exit status, for a pipe may be closed, or a disk full."""
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            sys.stderr.write(f"aiacc-plan: cannot print: {error}\n")
+        return 1
     return 0
 
 
@@ -207,10 +222,8 @@ def _plan(options: argparse.Namespace) -> list[str]:
     _, _, plan = _made(options)
     if options.output is None:
         return [plan.encode()]
-    try:
+    with writing("--output"):
         options.output.write_text(plan.encode() + "\n")
-    except OSError as error:
-        raise ValueError(f"cannot write --output: {error}; name another file") from error
     return [
         f"{options.output}: {counted(len(plan.buckets), 'bucket')}, step "
         f"{plan.predicted_s * 1e3:.1f} ms"
@@ -270,12 +283,14 @@ def _simulate(options: argparse.Namespace) -> list[str]:
                 f"{(plan.predicted_s - trace.compute_s) * 1e3:>12.1f}{efficiency[name][-1]:>11.1%}"
             )
     title = f"{trace.model} ({trace.source}), {options.net}"
-    if options.plot and len(worlds) > 1:
-        chart.scaling([world or 0 for world in worlds], efficiency, options.plot, title)
-    elif options.plot:
-        chart.gantt(timelines, options.plot, title)
-    if options.chrome:
-        options.chrome.write_text(list(timelines.values())[-1].chrome_trace())
+    with writing("--plot"):
+        if options.plot and len(worlds) > 1:
+            chart.scaling([world or 0 for world in worlds], efficiency, options.plot, title)
+        elif options.plot:
+            chart.gantt(timelines, options.plot, title)
+    with writing("--chrome"):
+        if options.chrome:
+            options.chrome.write_text(list(timelines.values())[-1].chrome_trace())
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from aiacc.kfac import published
 from aiacc.kfac.costs import inversion_of
@@ -68,6 +69,15 @@ def refuse_without_kfac(options: argparse.Namespace) -> None:
         raise ValueError("--net is missing (expected a network; see aiacc-plan --help)")
 
 
+@contextmanager
+def writing(option: str) -> Iterator[None]:
+    """Where the file of an option is written: raises ValueError, which names that, for OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot write {option}: {error}; name another file") from error
+
+
 def simulate_kfac(options: argparse.Namespace, worlds: Sequence[int]) -> Iterator[str]:
     """Lines for a terminal."""
     model = published.model(options.trace)
@@ -103,13 +113,15 @@ def simulate_kfac(options: argparse.Namespace, worlds: Sequence[int]) -> Iterato
             yield _line(costs.ranks, model, found, parts, known)
             shown[found.title + ("" if cluster else f", {costs.ranks} ranks")] = parts
         if options.chrome:  # of ours, with the most ranks in the end
-            options.chrome.write_text(timeline_of(found, model, costs).chrome_trace())
+            with writing("--chrome"):
+                options.chrome.write_text(timeline_of(found, model, costs).chrome_trace())
     if options.plot:
         rows = {name: dict(zip(PARTS, parts, strict=True)) for name, parts in shown.items()}
         totals = published.MEASURED[options.trace].totals_s if beside else ()
         marks = dict(zip([method.title for method in METHODS], totals, strict=False))
         title = f"{model.title}, K-FAC: factors every {every[0]}, inverses every {every[1]} steps"
-        chart.stacked(rows, options.plot, title, marks)
+        with writing("--plot"):
+            chart.stacked(rows, options.plot, title, marks)
 
 
 PARTS = ("passes and gradients", "building factors", "factors", "inverting", "sending inverses")

@@ -1,6 +1,9 @@
 """``aiacc-plan`` as its users call it."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,10 +244,41 @@ def test_a_profile_that_nobody_writes_is_said_and_no_success(monkeypatch, capsys
     assert run(capsys, "profile", str(path), "python", "train.py")[0] == 0
 
 
-def test_a_plan_that_cannot_be_written_names_the_option(capsys, tmp_path):
-    arguments = ["plan", "vgg16", "--net", "10gbe-64", "--output", str(tmp_path)]
-    status, _, err = run(capsys, *arguments)
-    assert (status, "cannot write --output: " in err, "name another file" in err) == (2, True, True)
+_PLAN = ("plan", "vgg16", "--net", "10gbe-64")
+_SIMULATE = ("simulate", "vgg16", "--net", "10gbe-64", "--planner", "single")
+_KFAC = ("simulate", "resnet50", "--kfac")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (_PLAN, "--output"),
+        (_SIMULATE, "--plot"),
+        (_SIMULATE, "--chrome"),
+        (_KFAC, "--plot"),
+        (_KFAC, "--chrome"),
+    ],
+)
+def test_what_cannot_be_written_names_the_option(capsys, tmp_path, arguments, option):
+    status, _, err = run(capsys, *arguments, option, str(tmp_path / "none" / "file.svg"))
+    assert (status, f"cannot write {option}: " in err) == (2, True)
+    assert "name another file" in err
+
+
+_NO_SPACE = "aiacc-plan: cannot print: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(("nobody_reads", "said"), [(True, ""), (False, _NO_SPACE)])
+def test_lines_that_cannot_be_printed_are_no_traceback(nobody_reads, said):
+    read, write = os.pipe()
+    os.close(read)
+    if not nobody_reads:
+        os.close(write)
+        write = os.open("/dev/full", os.O_WRONLY)
+    command = [sys.executable, "-m", "aiacc.run.plan", "networks"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, said)
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "ddp"])
