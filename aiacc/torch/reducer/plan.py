@@ -61,8 +61,8 @@ def chosen(groups: Sequence[Sequence[str]]) -> Planner:
 
 
 def planned(plan: NamedPlan) -> Planner:
-    """The buckets of a plan from `aiacc.planning`, by name; one for each device that it is on."""
-    return Planner(partial(_named_by_device, plan.buckets), "declared", "plan")
+    """The buckets of a plan from `aiacc.planning`, by name; one for each device and dtype in it."""
+    return Planner(partial(_named_by_kind, plan.buckets), "declared", "plan")
 
 
 def evenly(groups: int) -> Planner:
@@ -124,6 +124,11 @@ def _named(groups: Sequence[Sequence[str]], gradients: Sequence[Gradient]) -> Pl
 
 def _named_by_device(groups: Sequence[Sequence[str]], gradients: Sequence[Gradient]) -> Plan:
     return _by_device(_named(groups, gradients), gradients)
+
+
+def _named_by_kind(groups: Sequence[Sequence[str]], gradients: Sequence[Gradient]) -> Plan:
+    kinds = [(gradient.device_key, gradient.dtype) for gradient in gradients]
+    return [part for group in _named(groups, gradients) for part in divided(group, kinds)]
 
 
 def _split(groups: int, gradients: Sequence[Gradient]) -> Plan:

@@ -80,14 +80,15 @@ class _InTurn(nn.Sequential):
 _DTYPES = (torch.float64, torch.float32)
 
 
-def _fuses_in_turn(view):
+def _fuses_in_turn(view, of_one_dtype):
     torch.set_num_threads(1)
     hvd.init()
     alone, model = _InTurn(), _InTurn()
     expected = _train(alone, torch.optim.SGD(alone.parameters(), 0.1), 4, range(hvd.size()))
     parameters = list(model.named_parameters())[::-1]
     tensors = tuple(
-        Tensor(name, p.nbytes, str(p.dtype), 0.1 * i, 0.0) for i, (name, p) in enumerate(parameters)
+        Tensor(name, p.nbytes, "float32" if of_one_dtype else str(p.dtype), 0.1 * i, 0.0)
+        for i, (name, p) in enumerate(parameters)
     )
     trace = Trace("in turn", tensors, 0.0, 1.0, "measured")
     plan = planners.plan("threshold(25)", trace, Affine(0.1, 1e-9))
@@ -99,8 +100,10 @@ def _fuses_in_turn(view):
 
 
 @pytest.mark.parametrize("view", [False, True])
-def test_buckets_of_dtypes_that_take_turns(view):
-    run_ranks(2, _fuses_in_turn, view)
+@pytest.mark.parametrize("of_one_dtype", [False, True])
+def test_buckets_of_dtypes_that_take_turns(view, of_one_dtype):
+    """Whether the plan was made for them, or for a model of one dtype."""
+    run_ranks(2, _fuses_in_turn, view, of_one_dtype)
 
 
 def _differs():
