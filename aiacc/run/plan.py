@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         sys.stderr.write(f"aiacc-plan: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return 130
     return _print(lines)
 
 

@@ -265,6 +265,14 @@ def test_what_cannot_be_written_names_the_option(capsys, tmp_path, arguments, op
     assert "name another file" in err
 
 
+def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planners, "plan", interrupt)
+    assert run(capsys, *_SIMULATE) == (130, "", "")
+
+
 _NO_SPACE = "aiacc-plan: cannot print: [Errno 28] No space left on device\n"
 
 
