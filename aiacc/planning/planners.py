@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiacc.planning import baselines, lanes, mgwfbp, optimal
 from aiacc.planning.cost import CostModel
@@ -30,6 +31,13 @@ _WITH_NUMBER: dict[str, Callable[[Problem, float], Plan]] = {
 }
 #: Of the step time: what these planners give for fewer buckets.
 _SLACK = {"optimal_k": optimal.SLACK, "decoupled": RESOLUTION}
+_RIVALS = ("single", "threshold(25)", "mgwfbp_paper")
+#: Where kinds take turns nothing is exact: what is better of these is taken then.
+_NO_WORSE_THAN = {
+    "optimal_k": _RIVALS,
+    "optimal": (*_RIVALS, "optimal_k"),
+    "lanes": (*_RIVALS, "optimal_k", "optimal"),
+}
 #: As they are written: those in ALL are what "all" stands for.
 ALL = (
     "per_tensor",
@@ -55,14 +63,25 @@ def plan(
     problem = Problem(trace, cost, constraints)
     if not problem.takes_turns:
         return planner(problem)
-    # Planners merge neighbours, so the kinds are put together in several ways: by the ends that
-    # buckets would have if all were of one kind, altogether, and as they come.
-    ends = planner(problem.of_one_kind()).ends
-    orders = (problem.by_kind(ends), problem.by_kind(), problem)
-    plans = [in_turn(problem, planner(order)) for order in orders]
+    plans = _in_orders(problem, planner)
+    for rival in _NO_WORSE_THAN.get(name.partition("(")[0], ()):
+        if other := _planner(rival):
+            plans += _in_orders(problem, other)
     enough = min(plan.predicted_s for plan in plans) * (1 + _SLACK.get(name, 0.0))
     good = [plan for plan in plans if plan.predicted_s <= enough]
-    return min(good, key=lambda plan: len(plan.buckets))
+    best = min(good, key=lambda plan: len(plan.buckets))
+    return replace(best, planner=plans[0].planner)
+
+
+def _in_orders(problem: Problem, planner: Callable[[Problem], Plan]) -> list[Plan]:
+    """Plans of tensors whose kinds take turns.
+
+    Planners merge neighbours, so the kinds are put together in several ways: by the ends that
+    buckets would have if all were of one kind, altogether, and as they come.
+    """
+    ends = planner(problem.of_one_kind()).ends
+    orders = (problem.by_kind(ends), problem.by_kind(), problem)
+    return [in_turn(problem, planner(order)) for order in orders]
 
 
 def is_known(name: str) -> bool:
