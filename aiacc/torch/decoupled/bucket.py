@@ -221,11 +221,6 @@ class Bucket:
         """
         self._written = bool(come) and (self.written or self.replaced(come))
 
-    def put_zeros(self, index: int) -> None:
-        """Take part with zeros for a parameter without gradient."""
-        self._gradient_places[self._position[index]].zero_()
-        self._version = self._gradients._version
-
     def prepare(self, options: ReductionOptions, job: int) -> None:
         """Submit with these options from now on, in names with the number of ``job``.
 
@@ -236,7 +231,14 @@ class Bucket:
             part.prepare(f"{self._name}.{number}" if number else self._name, options)
 
     def scatter(self) -> None:
-        """Start the reduce-scatter of the gradients, which are all there. Never blocks."""
+        """Start the reduce-scatter of the gradients, with zeros for those that are None.
+
+        None has come, or another hook has dropped it. Never blocks.
+        """
+        for parameter, place in zip(self._parameters, self._gradient_places, strict=True):
+            if parameter.grad is None:
+                place.zero_()
+        self._version = self._gradients._version
         for part in self._parts:
             part.scatter()
 

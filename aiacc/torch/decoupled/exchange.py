@@ -311,15 +311,10 @@ class Exchange:
         return passes < self.passes and may_move(self.named[index][1].grad, passes)
 
     def _complete(self, bucket: Bucket) -> None:
-        """Let a gradient take part that no backward pass gave: what there is of it, or zeros."""
+        """Let a gradient take part that no backward pass gave, if there is one."""
         for index in bucket.members:
-            parameter = self.named[index][1]
-            if self._left[index] == 0:
-                continue
-            if parameter.grad is None:
-                bucket.put_zeros(index)
-            else:
-                self._take(index, parameter)
+            if self._left[index] > 0:
+                self._take(index, self.named[index][1])
         bucket.awaited = 0
 
     def _finish(self) -> None:
