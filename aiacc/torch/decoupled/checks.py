@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -61,22 +62,55 @@ def check_any(named: NamedParameters, parameters: int) -> None:
         )
 
 
-def check_apart(named: NamedParameters) -> None:
-    """Raise ValueError if parameters share memory, which each would have its own of."""
-    spans = []
-    for name, parameter in named:
-        if parameter.numel():
-            reach = sum(
-                (n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)
-            )
-            begin = parameter.data_ptr()
-            end = begin + (reach + 1) * parameter.element_size()
-            spans.append((str(parameter.device), begin, end, name))
-    spans.sort()
-    for (device, _, end, name), (next_device, begin, _, next_name) in pairwise(spans):
-        if device == next_device and begin < end:
-            raise ValueError(
-                f"parameters {name!r} and {next_name!r} share memory (expected memory of their "
-                "own with schedule='decoupled'); tie them by one nn.Parameter in both modules, or "
-                f"{_OTHER}"
-            )
+class _Span(NamedTuple):
+    """The memory of a tensor, from its first element to its last."""
+
+    device: str
+    begin: int
+    end: int
+    name: str
+    moves: bool
+
+
+def check_apart(model: nn.Module, named: NamedParameters) -> None:
+    """Raise ValueError if one of ``named``, which get other memory, shares that with a tensor.
+
+    With another one of them, a frozen parameter or a buffer of ``model``.
+    """
+    own = {id(parameter) for _, parameter in named}
+    others = chain(model.named_parameters(), model.named_buffers())
+    spans = [_span(name, parameter, True) for name, parameter in named if parameter.numel()]
+    spans += [
+        _span(name, tensor, False)
+        for name, tensor in others
+        if id(tensor) not in own and type(tensor) in _PLAIN and _has_memory(tensor)
+    ]
+    furthest: dict[tuple[str, bool], _Span] = {}  # so far, of those that move and of the others
+    for span in sorted(spans):
+        for moves in (True, False) if span.moves else (True,):
+            before = furthest.get((span.device, moves))
+            if before is not None and span.begin < before.end:
+                raise ValueError(
+                    f"parameters or buffers {before.name!r} and {span.name!r} share memory "
+                    "(expected memory of their own with schedule='decoupled'); tie them by one "
+                    f"nn.Parameter in both modules, or {_OTHER}"
+                )
+        last = furthest.setdefault((span.device, span.moves), span)
+        if span.end > last.end:
+            furthest[span.device, span.moves] = span
+
+
+#: Classes of tensors that certainly have memory, if it is strided.
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
+
+
+def _span(name: str, tensor: torch.Tensor, moves: bool) -> _Span:
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return _Span(
+        str(tensor.device), begin, begin + (reach + 1) * tensor.element_size(), name, moves
+    )

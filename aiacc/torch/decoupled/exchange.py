@@ -66,7 +66,7 @@ class Exchange:
         ``plan`` has the numbers of each bucket, and ``lanes`` share each.
         """
         check_owned(model, named)  # before anything is changed
-        check_apart(named)
+        check_apart(model, named)
         self.named = list(named)
         self.passes = passes
         self._options = options
