@@ -23,7 +23,7 @@ _ARGUMENTS = 100
 _ARGUMENT_LETTERS = 80
 
 #: First number of every message and record; raised when their layout changes.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Provider(Protocol):

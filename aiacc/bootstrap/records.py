@@ -37,6 +37,11 @@ class Record:
         if not newline:
             raise ValueError("not an entry of aiacc")
         fields = read_object(header)
+        if fields.get("version") != PROTOCOL_VERSION:
+            raise ValueError(
+                f"it speaks bootstrap version {str(fields.get('version'))[:20]}, this rank "
+                f"{PROTOCOL_VERSION} (expected equal); install the same aiacc everywhere"
+            )
         check_fields(Record, fields)
         try:
             return Record(**fields), payload

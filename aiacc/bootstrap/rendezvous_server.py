@@ -14,6 +14,7 @@ from aiacc import _core
 from aiacc.bootstrap import frames, rivals
 from aiacc.bootstrap.address import join_address, listen
 from aiacc.bootstrap.frames import Channel, ConnectionGoneError, Hello, Kind, Message, ProtocolError
+from aiacc.bootstrap.processes import open_pidfd
 from aiacc.bootstrap.provider import Deadline, process_label, rank_list, size_mismatch
 from aiacc.bootstrap.seat import Seat
 from aiacc.exceptions import BootstrapError
@@ -162,7 +163,7 @@ class RendezvousServer:
         members = {os.getpid(), *(hello.pid for hello in hellos if hello.space == space)}
         for rival in rivals.find((self._host, self._port), members):
             with contextlib.suppress(OSError):  # it has ended
-                descriptor = os.pidfd_open(rival.pid)
+                descriptor = open_pidfd(rival.pid)
                 self._expected[descriptor] = rival
                 self._selector.register(descriptor, selectors.EVENT_READ, self._no_longer_expected)
         patience = Deadline(min(_RIVAL_PATIENCE_S, deadline.left_s() / 2))

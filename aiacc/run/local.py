@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from aiacc.bootstrap.processes import open_pidfd
 from aiacc.bootstrap.provider import rank_list
 from aiacc.run.cause import Ending, first_cause, left_before
 from aiacc.run.streams import Streams
@@ -31,7 +32,7 @@ class Rank:
     def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         self.rank = rank
         self.process = process
-        self.descriptor = os.pidfd_open(process.pid)
+        self.descriptor = open_pidfd(process.pid)
         self.ended = False
         self.asked = False
         self.killed_by = 0

@@ -11,19 +11,16 @@ import contextlib
 import ctypes
 import itertools
 import json
-import math
-import os
-import select
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
 from aiacc import _core
+from aiacc.bootstrap.processes import wait_for_end
 from aiacc.bootstrap.provider import check_payload, rank_list
 from aiacc.bootstrap.providers import pmix_client
 from aiacc.bootstrap.providers.mapped import ancestors, initialized_mpis, mapped_libraries
@@ -34,10 +31,9 @@ from aiacc.config import executable_path, set_default
 from aiacc.exceptions import BootstrapError
 
 #: How much longer than its exchange the client process may take, to start and to find out more.
-_CLIENT_MARGIN_S = 10.0
+_CLIENT_MARGIN_S = 15.0
 #: How long the others' client processes may take to end; longer than they wait for each other.
 _ENDING_S = 12.0
-_PIDFD_OPEN = 434  # system call, on every processor; not every Python has os.pidfd_open
 _LIBRARY = "libpmix.so"
 
 
@@ -104,10 +100,13 @@ class PmixProvider:
         cut = (values[end - n : end] for n, end in zip(answer.lengths, ends, strict=True))
         found = dict(zip(answer.ranks, cut, strict=True))
         entries = [self._checked(found.get(rank), rank, mine) for rank in range(self.size)]
-        _wait_for_end(
-            record.client for record, _ in entries if record.process_space == process_space()
-        )
         self._round += 1
+        # The server counts a client that ends as one participant fewer in a fence that others have
+        # entered, also if the client had finished. Their next fence, perhaps MPI_Init's, would be
+        # over before that rank came to it, and each one after that would meet the wrong one.
+        space = process_space()
+        clients = (record.client for record, _ in entries if space == record.process_space != "")
+        wait_for_end(filter(None, clients), _ENDING_S)
         return [payload for _, payload in entries]
 
     def close(self) -> None:
@@ -163,26 +162,6 @@ class PmixProvider:
             f"[bootstrap] pmix: {who} of {self.size} did not come within {timeout_s:g} s of rank "
             f"{self.rank}; look whether every rank initialises, or hangs before it"
         )
-
-
-def _wait_for_end(processes: Iterable[int]) -> None:
-    """Wait until none of these client processes is there.
-
-    The server takes the end of a client for one rank less in a fence that others have entered, also
-    if the client had finished before: their next fence, perhaps MPI_Init's, would be over before
-    that rank comes to it, and each one after that would meet the wrong one.
-    """
-    deadline = time.monotonic() + _ENDING_S
-    for process in filter(None, processes):
-        watched = ctypes.CDLL(None).syscall(_PIDFD_OPEN, process, 0)
-        if watched < 0:
-            continue  # it has ended, or this kernel cannot tell
-        try:
-            poll = select.poll()
-            poll.register(watched, select.POLLIN)
-            poll.poll(math.ceil(max(0.0, deadline - time.monotonic()) * 1000))
-        finally:
-            os.close(watched)
 
 
 def _candidates() -> Iterator[str]:

@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import termios
 import threading
@@ -35,9 +36,9 @@ _DIAGNOSIS_S = 2.0
 _LATE_REQUESTS, _LATE_S = 5, 1
 #: Longer than those take, so that nobody leaves meanwhile.
 _PARTING_S = 10.0
-#: How long the server's last answer is kept from the library, and how long that may take to come:
-#: the library waits for 2 s.
-_SETTLING_S, _LAST_ANSWER_S = 0.05, 1.5
+#: How often to look for the server's last answer, how long to keep it from the library, and how
+#: long it may take to come: the library waits for 2 s.
+_LOOK_S, _SETTLING_S, _LAST_ANSWER_S = 0.001, 0.05, 1.5
 _MORE_THAN_AN_ANSWER = 1 << 16  # bytes
 
 
@@ -351,8 +352,10 @@ def exchange_once(
             lengths = [len(found[rank]) for rank in ranks]
             return Answer(client.rank, ranks, lengths), b"".join(found[rank] for rank in ranks)
         finally:
-            before_close()
-            client.close()
+            try:
+                before_close()
+            finally:
+                client.close()
     except RanksMissingError as error:
         return Answer(missing=error.ranks or [-1]), b""
     except (OSError, PmixError) as error:
@@ -376,34 +379,48 @@ def _first_usable(request: Request) -> PmixClient:
 def hold_last_answer() -> None:
     """Keep the server's answer to PMIx_Finalize from the library of this process for a while.
 
-    The library closes the connection when it reads the answer. The server gives that in one thread
-    and notes in another that the client has finished; what closes before, it takes for a rank that
-    has died, and ends all later fences one rank early (PMIx 4.2). On a busy host that happens once
-    in some hundred times, and nothing tells when it has noted.
+    The library closes the connection when it reads the answer. The server sends that in one thread
+    and notes in another that the client has finished; a connection that closes earlier it takes for
+    a dead rank, and ends all later fences one rank early (PMIx 4.2). On a busy host that happens
+    about once in a few hundred times. Nothing tells when it has noted.
     """
-    for entry in os.scandir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # no connection
-            connection = socket.socket(fileno=os.dup(int(entry.name)))
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                connection.getpeername()
-                hold(connection)
+    try:
+        names = os.listdir("/proc/self/fd")  # noqa: PTH208 - pathlib would be one more import
+    except OSError:
+        return
+    for descriptor in map(int, names):
+        with contextlib.suppress(OSError):  # the listing's own, or no connection
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                connection = socket.socket(fileno=os.dup(descriptor))
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.getpeername()
+                    hold(connection)
 
 
 def hold(connection: socket.socket) -> threading.Thread:
-    """Let ``connection`` be readable `_SETTLING_S` after the next bytes have come; the thread."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _MORE_THAN_AN_ANSWER)
+    """Let ``connection`` be readable `_SETTLING_S` after the latest bytes; the thread that does."""
+
+    def waiting() -> int:
+        count = array.array("i", [0])
+        fcntl.ioctl(connection, termios.FIONREAD, count)
+        return count[0]
 
     def release() -> None:
-        waiting = array.array("i", [0])
         deadline = time.monotonic() + _LAST_ANSWER_S
-        while waiting[0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.001)  # what is held raises no event
-            fcntl.ioctl(connection, termios.FIONREAD, waiting)
-        time.sleep(_SETTLING_S)
+        settled = False
+        while not settled and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)  # what is held raises no event
+            if count := waiting():
+                time.sleep(_SETTLING_S)
+                settled = waiting() == count  # or what had come was not the answer
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     thread = threading.Thread(target=release, daemon=True)
-    thread.start()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _MORE_THAN_AN_ANSWER)
+    try:
+        thread.start()
+    except RuntimeError:  # a container may have no more threads
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
     return thread
 
 
