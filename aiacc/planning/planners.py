@@ -31,12 +31,12 @@ _WITH_NUMBER: dict[str, Callable[[Problem, float], Plan]] = {
 }
 #: Of the step time: what these planners give for fewer buckets.
 _SLACK = {"optimal_k": optimal.SLACK, "decoupled": RESOLUTION}
-_RIVALS = ("single", "threshold(25)", "mgwfbp_paper")
+_CANDIDATES = ("single", "threshold(25)", "mgwfbp_paper")
 #: Where kinds take turns nothing is exact: what is better of these is taken then.
 _NO_WORSE_THAN = {
-    "optimal_k": _RIVALS,
-    "optimal": (*_RIVALS, "optimal_k"),
-    "lanes": (*_RIVALS, "optimal_k", "optimal"),
+    "optimal_k": _CANDIDATES,
+    "optimal": (*_CANDIDATES, "optimal_k"),
+    "lanes": (*_CANDIDATES, "optimal_k", "optimal"),
 }
 #: As they are written: those in ALL are what "all" stands for.
 ALL = (
@@ -64,8 +64,8 @@ def plan(
     if not problem.takes_turns:
         return planner(problem)
     plans = _in_orders(problem, planner)
-    for rival in _NO_WORSE_THAN.get(name.partition("(")[0], ()):
-        if other := _planner(rival):
+    for candidate in _NO_WORSE_THAN.get(name.partition("(")[0], ()):
+        if other := _planner(candidate):
             plans += _in_orders(problem, other)
     enough = min(plan.predicted_s for plan in plans) * (1 + _SLACK.get(name, 0.0))
     good = [plan for plan in plans if plan.predicted_s <= enough]

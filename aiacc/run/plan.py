@@ -19,7 +19,7 @@ from aiacc.planning.network import PUBLISHED, Network, network_of
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Trace, TraceError
 from aiacc.run import plan_kfac
-from aiacc.run.plan_kfac import writing
+from aiacc.run.files import writing
 
 _EPILOG = f"""\
 A trace says when each gradient of a step is ready; a network, what an all-reduce of so many bytes
@@ -58,13 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "launch" in options:
         return _profile(options)
     try:
-        lines = list(options.run(options))
+        return _print(list(options.run(options)))
     except (ValueError, OSError) as error:
         sys.stderr.write(f"aiacc-plan: {error}\n")
         return 2
     except KeyboardInterrupt:
         return 130
-    return _print(lines)
 
 
 def _print(lines: Iterable[str]) -> int:

@@ -25,6 +25,7 @@ from aiacc.collectives.objects import broadcast_object
 from aiacc.planning import cost
 from aiacc.planning.fit import fit_affine
 from aiacc.planning.network import VERSION
+from aiacc.run.files import writing
 
 SMALLEST = 1 << 10
 #: That the core has (AIACC_LANES).
@@ -127,7 +128,8 @@ def probe(output: Path, most_bytes: int, most_lanes: int) -> list[str]:
     aiacc.shutdown()
     if rank != 0:
         return []
-    output.write_text(json.dumps(found, indent=1) + "\n")
+    with writing("--output"):
+        output.write_text(json.dumps(found, indent=1) + "\n")
     said = f"{output}: {len(points)} points among {world} ranks; {found['comment']}"
     return [said, *advice(points, bool(slow[0]))]
 
