@@ -233,7 +233,7 @@ class Bucket:
     def scatter(self) -> None:
         """Start the reduce-scatter of the gradients, with zeros for those that are None.
 
-        None has come, or another hook has dropped it. Never blocks.
+        A gradient is None if none came, or if another hook dropped it. Never blocks.
         """
         for parameter, place in zip(self._parameters, self._gradient_places, strict=True):
             if parameter.grad is None:

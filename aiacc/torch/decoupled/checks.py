@@ -73,9 +73,9 @@ class _Span(NamedTuple):
 
 
 def check_apart(model: nn.Module, named: NamedParameters) -> None:
-    """Raise ValueError if one of ``named``, which get other memory, shares that with a tensor.
+    """Raise ValueError if the memory of a parameter in ``named`` overlaps another tensor's.
 
-    With another one of them, a frozen parameter or a buffer of ``model``.
+    They get other memory; a frozen parameter or a buffer of ``model`` would keep the old one.
     """
     own = {id(parameter) for _, parameter in named}
     others = chain(model.named_parameters(), model.named_buffers())
@@ -91,9 +91,9 @@ def check_apart(model: nn.Module, named: NamedParameters) -> None:
             before = furthest.get((span.device, moves))
             if before is not None and span.begin < before.end:
                 raise ValueError(
-                    f"parameters or buffers {before.name!r} and {span.name!r} share memory "
-                    "(expected memory of their own with schedule='decoupled'); tie them by one "
-                    f"nn.Parameter in both modules, or {_OTHER}"
+                    f"parameters or buffers {before.name!r} and {span.name!r} overlap in memory "
+                    "(expected memory of their own with schedule='decoupled'); tie parameters by "
+                    f"one nn.Parameter in both modules, give a buffer a clone(), or {_OTHER}"
                 )
         last = furthest.setdefault((span.device, span.moves), span)
         if span.end > last.end:
