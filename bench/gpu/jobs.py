@@ -42,7 +42,7 @@ def run(size: int, arguments: Sequence[str], variables: Mapping[str, str]) -> li
     with tempfile.TemporaryDirectory(prefix="aiacc-gpu-") as folder:
         files = [Path(folder) / f"rank{rank}.json" for rank in range(size)]
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(size)]
-        ports = [free_port(), free_port()]
+        ports = _free_ports()
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(size):
@@ -84,6 +84,11 @@ def _environment(rank: int, size: int, ports: Sequence[int]) -> dict[str, str]:
         "MASTER_PORT": str(ports[1]),
         **(SOCKETS | {"NCCL_HOSTID": f"host{rank}"} if size > 1 else {}),
     }
+
+
+def _free_ports() -> tuple[int, int]:
+    first, second = free_port(), free_port()
+    return (first, second) if first != second else _free_ports()
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
