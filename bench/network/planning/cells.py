@@ -149,6 +149,7 @@ def default() -> list[Cell]:
         Cell("resnet50", 1000, 10, BALANCED, rounds=2, auto_rounds=0),
         Cell("densenet201", 1000, 10, BALANCED, auto_rounds=1, unit=LARGE_UNIT),
         Cell("densenet201", 1000, 0, BALANCED, auto_rounds=1),
+        Cell("densenet201", 1000, 0, auto_rounds=1),
         Cell("bert-base", 1000, 0, few=True),
         Cell("resnet50", 1000, 0, None, rounds=2, auto_rounds=0),
         Cell("resnet50", 300, 10, few=True, unit=LARGE_UNIT),
