@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import threading
+from dataclasses import asdict
 
 import pytest
 
@@ -287,3 +288,12 @@ def test_a_thread_that_cannot_be_made(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(BootstrapError, match=r"can't start new thread.*ulimit -u"):
         under_torchrun().all_gather(b"", timeout_s=0.2)
+
+
+def test_a_record_of_another_version_may_have_other_fields():
+    mine = Record(0, 2, 0)
+    header = json.dumps({**asdict(mine), "rank": 1, "version": 99, "color": "red"})
+    theirs, payload = Record.decode(header.encode() + b"\npayload")
+    assert payload == b"payload"
+    with pytest.raises(BootstrapError, match="speaks bootstrap version 99"):
+        theirs.check_against(mine, 1)
