@@ -19,7 +19,7 @@ from aiacc.planning.network import PUBLISHED, Network, network_of
 from aiacc.planning.plan import Plan, bucket_cap_mb_list
 from aiacc.planning.trace import Trace, TraceError
 from aiacc.run import plan_kfac
-from aiacc.run.files import writing
+from aiacc.run.plan_kfac import writing
 
 _EPILOG = f"""\
 A trace says when each gradient of a step is ready; a network, what an all-reduce of so many bytes

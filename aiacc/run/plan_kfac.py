@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from aiacc.kfac import published
 from aiacc.kfac.costs import inversion_of
@@ -12,7 +13,6 @@ from aiacc.kfac.step import Costs
 from aiacc.kfac.timeline import timeline_of
 from aiacc.planning import chart
 from aiacc.planning.network import network_of
-from aiacc.run.files import writing
 
 EPILOG = """\
 Second-order training by K-FAC (simulate --kfac) is simulated for networks whose passes, factors and
@@ -67,6 +67,15 @@ def refuse_without_kfac(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} has no meaning without --kfac; leave it out or add --kfac")
     if options.net is None:
         raise ValueError("--net is missing (expected a network; see aiacc-plan --help)")
+
+
+@contextmanager
+def writing(option: str) -> Iterator[None]:
+    """Where the file of an option is written: raises ValueError, which names that, for OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot write {option}: {error}; name another file") from error
 
 
 def simulate_kfac(options: argparse.Namespace, worlds: Sequence[int]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from aiacc.collectives.objects import broadcast_object
 from aiacc.planning import cost
 from aiacc.planning.fit import fit_affine
 from aiacc.planning.network import VERSION
-from aiacc.run.files import writing
+from aiacc.run.plan_kfac import writing
 
 SMALLEST = 1 << 10
 #: That the core has (AIACC_LANES).
