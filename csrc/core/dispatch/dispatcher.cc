@@ -37,12 +37,12 @@ Dispatcher::Dispatcher(Engine& engine,
       throughput_(engine),
       lanes_(
           engine.lanes(),
-          [this](int lane, Unit& unit, PackBuffer& buffer) { run_unit(lane, unit, buffer); },
+          [this](int lane, Unit& unit, PackBuffer& buffer) { return run_unit(lane, unit, buffer); },
           gpus.queues() ? Lanes::Prepare()
                         : [this](int lane, const Unit& unit) { prepare_unit(lane, unit); }) {
   if (gpus_.queues()) {
     launcher_ = std::make_unique<Lane>("launch", [this](Unit& unit, PackBuffer& buffer) {
-      run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
+      return run_unit(static_cast<int>(unit.plan.lane), unit, buffer);
     });
   }
 }
@@ -109,14 +109,14 @@ void Dispatcher::change_process_sets(Operation& operation, const Response& respo
   operation.dispatched.store(true);
   if (changes_ == nullptr) {
     changes_ =
-        std::make_unique<Lane>("sets", [this](Unit& unit, PackBuffer&) { run_change(unit); });
+        std::make_unique<Lane>("sets", [this](Unit& unit, PackBuffer&) { return run_change(unit); });
   }
   changes_->push(change, true);
 }
 
-void Dispatcher::run_change(Unit& unit) noexcept {
+bool Dispatcher::run_change(Unit& unit) noexcept {
   if (stopped_.load()) {
-    return;
+    return false;
   }
   Operation* operation = unit.pieces.front().operation;
   try {
@@ -126,9 +126,10 @@ void Dispatcher::run_change(Unit& unit) noexcept {
     }
   } catch (...) {
     record_failure();
-    return;
+    return false;
   }
   table_.complete({operation}, {});
+  return true;
 }
 
 void Dispatcher::clear_loads() {
@@ -245,15 +246,15 @@ void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
   }
 }
 
-/// In the thread of the lane or, on GPUs, whose it is.
-void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
+/// In the thread of the lane or, on GPUs, whose it is; false when it has failed.
+bool Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   if (stopped_.load()) {
-    return;  // Its operations fail when the table is closed.
+    return false;  // Its operations fail when the table is closed.
   }
   try {
     if (unit.pieces.front().request().on_gpu()) {
       gpus_.run(unit, lane, buffer, finished_unit_);
-      return;
+      return true;
     }
     const auto start = Clock::now();
     execute_unit(unit, lane, buffer);
@@ -264,8 +265,10 @@ void Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
       throughput_.note(lane, unit.plan.wire_bytes, Clock::now() - start);
     }
     finish(unit, start);
+    return true;
   } catch (...) {
     record_failure();
+    return false;
   }
 }
 

@@ -116,12 +116,16 @@ void Lane::run_one(std::unique_lock<std::mutex>& lock) {
   }
   active_ = true;
   id_ = id_of(unit_);
+  bool failed = failed_;
   lock.unlock();
-  if (prepared_) {
-    prepare_(next_);
+  if (!failed) {
+    if (prepared_) {
+      prepare_(next_);
+    }
+    failed = !run_(unit_, buffer_);
   }
-  run_(unit_, buffer_);
   lock.lock();
+  failed_ = failed;
   active_ = false;
   std::shared_ptr<const Communicator> communicator = std::move(unit_.communicator);
   if (communicator.use_count() == 1) {  // of a removed set: its engine ends here

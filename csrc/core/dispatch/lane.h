@@ -22,8 +22,9 @@ namespace aiacc {
 /// thread that waits for a result anyway and calls `help`: never by two at once.
 class Lane {
  public:
-  /// Runs a unit; must not throw. Called by whichever thread runs the lane.
-  using Run = std::function<void(Unit& unit, PackBuffer& buffer)>;
+  /// Runs a unit; must not throw. Called by whichever thread runs the lane. After the first false,
+  /// for a unit that failed, the lane drops all others: they would meet it on the other ranks.
+  using Run = std::function<bool(Unit& unit, PackBuffer& buffer)>;
   /// Starts on a unit that will be run after the next one; must not throw. Called once for each, in
   /// their order, by whichever thread runs the lane.
   using Prepare = std::function<void(const Unit& unit)>;
@@ -79,6 +80,7 @@ class Lane {
   bool running_ = false;
   bool active_ = false;  ///< unit_ is being run
   UnitId id_;            ///< of the unit that is being run
+  bool failed_ = false;  ///< nothing is run any more
   bool notified_ = false;
   bool stopping_ = false;
   PackBuffer buffer_;

@@ -27,7 +27,7 @@ Lanes::Lanes(int numbered, const Run& run, const Prepare& prepare) {
     }
     lanes_.push_back(std::make_unique<Lane>(
         lane == numbered ? "express" : "lane " + std::to_string(lane),
-        [run, lane](Unit& unit, PackBuffer& buffer) { run(lane, unit, buffer); },
+        [run, lane](Unit& unit, PackBuffer& buffer) { return run(lane, unit, buffer); },
         std::move(prepare_here)));
   }
 }

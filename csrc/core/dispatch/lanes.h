@@ -21,7 +21,7 @@ LaneReport report_of(std::size_t lane, const UnitWait& unit, double limit_s);
 class Lanes {
  public:
   /// See Lane; `prepare` may be empty.
-  using Run = std::function<void(int lane, Unit& unit, PackBuffer& buffer)>;
+  using Run = std::function<bool(int lane, Unit& unit, PackBuffer& buffer)>;
   using Prepare = std::function<void(int lane, const Unit& unit)>;
 
   Lanes(int numbered, const Run& run, const Prepare& prepare);

@@ -31,11 +31,12 @@ void help(Lane& lane) {
 /// Closed until opened; tells how many have arrived.
 class Gate {
  public:
-  void pass() {
+  bool pass() {
     std::unique_lock lock(mutex_);
     ++arrived_;
     changed_.notify_all();
     changed_.wait(lock, [this] { return open_; });
+    return true;
   }
   void await(int arrivals) {
     std::unique_lock lock(mutex_);
@@ -61,6 +62,7 @@ TEST(Lane, RunsUnitsInOrderOneAtATime) {
     EXPECT_EQ(inside.fetch_add(1), 0);
     order.push_back(unit.plan.seq);
     inside.fetch_sub(1);
+    return true;
   });
   std::atomic<bool> stop{false};
   std::vector<std::thread> helpers;
@@ -87,7 +89,10 @@ TEST(Lane, RunsUnitsInOrderOneAtATime) {
 
 TEST(Lane, WithoutNotificationTheCallerRunsIt) {
   std::thread::id runner;
-  Lane lane("test", [&](Unit&, PackBuffer&) { runner = std::this_thread::get_id(); });
+  Lane lane("test", [&](Unit&, PackBuffer&) {
+    runner = std::this_thread::get_id();
+    return true;
+  });
   push(lane, unit_of(0), false);
   help(lane);
   EXPECT_EQ(runner, std::this_thread::get_id());
@@ -95,7 +100,7 @@ TEST(Lane, WithoutNotificationTheCallerRunsIt) {
 
 TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
   Gate gate;
-  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  Lane lane("test", [&](Unit&, PackBuffer&) { return gate.pass(); });
   push(lane, unit_of(0), false);
   lane.start();
   gate.await(1);
@@ -105,7 +110,7 @@ TEST(Lane, StartGivesWhatIsQueuedToTheWorker) {
 
 TEST(Lane, HelpReturnsAtOnceWhileAnotherThreadRunsIt) {
   Gate gate;
-  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  Lane lane("test", [&](Unit&, PackBuffer&) { return gate.pass(); });
   push(lane, unit_of(0), true);
   gate.await(1);
   help(lane);  // would wait for the gate otherwise
@@ -119,6 +124,7 @@ TEST(Lane, AUnitPushedWhileAnotherRunsIsNotForgotten) {
   Lane lane("test", [&](Unit&, PackBuffer&) {
     gate.pass();
     ran.fetch_add(1);
+    return true;
   });
   push(lane, unit_of(0), false);
   std::thread helper([&] { help(lane); });
@@ -154,6 +160,7 @@ void help_with_an_endless_queue(Help help_until) {
         if (!stop.load()) {
           push(*refilled, unit_of(unit.plan.seq + 1), true);
         }
+        return true;
       },
       [](const Unit&) {});
   refilled = &lane;
@@ -183,7 +190,7 @@ TEST(Lane, AHelperLeavesAtItsDeadline) {
 
 TEST(Lane, QuiesceKeepsItsDeadline) {
   Gate gate;
-  Lane lane("test", [&](Unit&, PackBuffer&) { gate.pass(); });
+  Lane lane("test", [&](Unit&, PackBuffer&) { return gate.pass(); });
   EXPECT_TRUE(lane.quiesce(never())) << "an empty lane is idle";
   push(lane, unit_of(0), false);
   EXPECT_FALSE(lane.quiesce(Clock::now()));
@@ -196,7 +203,7 @@ TEST(Lane, QuiesceKeepsItsDeadline) {
 TEST(Lane, EndsWithWorkLeftInTheQueue) {
   std::atomic<int> ran{0};
   {
-    Lane lane("test", [&](Unit&, PackBuffer&) { ran.fetch_add(1); });
+    Lane lane("test", [&](Unit&, PackBuffer&) { return ran.fetch_add(1) >= 0; });
     push(lane, unit_of(0), false);
   }
   EXPECT_EQ(ran.load(), 0);
@@ -211,12 +218,16 @@ TEST(PackBuffer, GrowsAndIsAligned) {
   }
 }
 
-/// While a unit runs the next one is on its way already, and no third one.
+/// While a unit runs the next one is on its way already, and no third one. Behind one that fails
+/// none is.
 TEST(Lane, PreparesOneUnitAhead) {
   std::vector<std::string> calls;
   Lane lane(
       "test",
-      [&](Unit& unit, PackBuffer&) { calls.push_back("run " + std::to_string(unit.plan.seq)); },
+      [&](Unit& unit, PackBuffer&) {
+        calls.push_back("run " + std::to_string(unit.plan.seq));
+        return unit.plan.seq != 3;
+      },
       [&](const Unit& unit) { calls.push_back("prepare " + std::to_string(unit.plan.seq)); });
   for (std::uint64_t seq = 0; seq < 3; ++seq) {
     push(lane, unit_of(seq), false);
@@ -224,6 +235,15 @@ TEST(Lane, PreparesOneUnitAhead) {
   help(lane);
   const std::vector<std::string> expected{"prepare 1", "run 0", "prepare 2", "run 1", "run 2"};
   EXPECT_EQ(calls, expected);
+  for (std::uint64_t seq = 3; seq < 6; ++seq) {
+    push(lane, unit_of(seq), false);
+  }
+  calls.clear();
+  help(lane);
+  EXPECT_EQ(calls, (std::vector<std::string>{"prepare 4", "run 3"})) << "3 has failed";
+  push(lane, unit_of(6), true);
+  EXPECT_TRUE(lane.quiesce(never())) << "what is dropped is not waited for";
+  EXPECT_EQ(calls.size(), 2U);
 }
 
 }  // namespace

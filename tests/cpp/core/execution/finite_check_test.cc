@@ -261,6 +261,26 @@ TEST_P(FiniteCheckTest, SaysNothingOfFiniteNumbers) {
   EXPECT_EQ("", testing::internal::GetCapturedStderr());
 }
 
+/// The next unit in the lane must not take the place of one that is held back: rank 0 would get the
+/// sum of its 'b' and the 'c' of rank 1.
+TEST(FiniteCheckOnHosts, NothingFollowsWhatIsHeldBack) {
+  CoordinatorWorld world;
+  world.options.check_finite = FiniteMode::kRaise;
+  world.options.parameters = {0, 4096, 1};
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    std::vector<std::vector<float>> memory;
+    std::vector<Handle> handles;
+    memory.reserve(3);
+    for (const char* name : {"b", "c", "d"}) {
+      float* data = memory.emplace_back(1024, *name == 'b' && rank == 1 ? NAN : 1.0F).data();
+      handles.push_back(submit(*parts.coordinator, make_request(name, {1024}), data, data));
+    }
+    for (const Handle handle : handles) {
+      EXPECT_EQ(Code::kNotFinite, status_of([&] { parts.coordinator->wait(handle); }).code());
+    }
+  });
+}
+
 /// More tensors in a unit, and more units on their way, than there is memory for at the start.
 TEST(FiniteCheckOnGpus, ManyTensorsAndManyUnits) {
   testing::internal::CaptureStderr();
