@@ -23,6 +23,17 @@ def join(port: int, backend: str = "aiacc") -> None:
     dist.init_process_group(backend)
 
 
+def lose(victim: int, port: int) -> None:
+    """End the process of a rank when the others are past a barrier, which they would lose else."""
+    me, size = dist.get_rank(), dist.get_world_size()
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=me == victim, wait_for_workers=False)
+    dist.barrier()
+    if me == victim:
+        store.wait([str(rank) for rank in range(size) if rank != victim])
+        os._exit(3)
+    store.set(str(me), "is past the barrier")
+
+
 def leave() -> None:
     """Leave the default group. No `DistributedDataParallel` may be in use any more.
 

@@ -231,10 +231,10 @@ os.environ["AIACC_ENGINE"] = "mpi"
 import numpy as np
 import aiacc, aiacc.array as hvd
 hvd.init()
-hvd.allreduce(np.ones(3), name="warm")
-if hvd.rank() == 2:
-    os._exit(3)
 try:
+    hvd.allreduce(np.ones(3), name="warm")
+    if hvd.rank() == 2:
+        os._exit(3)
     while True:
         hvd.allreduce(np.ones(3), name="until it fails")
 except aiacc.PeerLostError as error:

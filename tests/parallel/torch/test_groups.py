@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
 
 import aiacc
-from tests.support.process_group import assert_equal, join
+from tests.support.process_group import assert_equal, join, lose
 from tests.support.ranks import free_port, run_ranks
 
 #: Overlapping, disjoint, of one rank, nested, of all ranks, the same ranks twice.
@@ -275,13 +273,11 @@ def test_wrong_use_is_an_error_on_every_rank():
     run_ranks(3, _wrong_use, free_port())
 
 
-def _lose_a_rank(port):
+def _lose_a_rank(port, store_port):
     join(port)
     group = dist.new_group([0, 1])
     other = dist.new_group([0, 2])
-    dist.barrier()
-    if dist.get_rank() == 1:
-        os._exit(3)
+    lose(1, store_port)
     if dist.get_rank() == 0:
         with pytest.raises(aiacc.PeerLostError, match="rank 1"):
             dist.all_reduce(torch.ones(1), group=group)
@@ -293,7 +289,9 @@ def _lose_a_rank(port):
 
 
 def test_a_lost_member_is_an_error():
-    assert run_ranks(3, _lose_a_rank, free_port(), missing=[1])[::2] == ["survived"] * 2
+    assert (
+        run_ranks(3, _lose_a_rank, free_port(), free_port(), missing=[1])[::2] == ["survived"] * 2
+    )
 
 
 def _sparse(port):

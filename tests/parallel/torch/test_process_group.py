@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aiacc
 import aiacc.torch as hvd
-from tests.support.process_group import assert_equal, join, leave
+from tests.support.process_group import assert_equal, join, leave, lose
 from tests.support.ranks import free_port, run_ranks
 
 REDUCTIONS = {
@@ -333,11 +333,9 @@ def test_shares_the_runtime_of_hvd():
     run_ranks(2, _with_the_runtime_there, free_port())
 
 
-def _lose_a_rank(port):
+def _lose_a_rank(port, store_port):
     join(port)
-    dist.barrier()
-    if dist.get_rank() == 1:
-        os._exit(3)
+    lose(1, store_port)
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
     with pytest.raises(RuntimeError, match="rank 1"):
         future.wait()
@@ -348,7 +346,9 @@ def _lose_a_rank(port):
 
 
 def test_a_lost_rank_is_an_error():
-    assert run_ranks(3, _lose_a_rank, free_port(), missing=[1])[::2] == ["survived"] * 2
+    assert (
+        run_ranks(3, _lose_a_rank, free_port(), free_port(), missing=[1])[::2] == ["survived"] * 2
+    )
 
 
 def _by_launcher(before):
