@@ -24,11 +24,18 @@ def single(problem: Problem) -> Plan:
 
 
 def threshold(problem: Problem, mib: float = 25.0) -> Plan:
-    """Buckets that are closed when they have so many MiB, as DDP closes its own at 25.
-
-    Those of each kind are filled on their own, as DDP does.
-    """
+    """Buckets that are closed when they have so many MiB, those of each kind on their own."""
     if not mib > 0:
         raise ValueError(f"buckets of {mib} MiB (expected > 0)")
     problem = problem.by_kind()
     return planned(problem, f"threshold({mib:g})", problem.ends_of_limit(mib * _MIB))
+
+
+def ddp(problem: Problem) -> Plan:
+    """Buckets as DistributedDataParallel makes them unless it is told otherwise.
+
+    The first one of each kind is closed when it has 1 MiB, so that it leaves early; the others at
+    25: Li et al., "PyTorch Distributed", VLDB 2020, and ``bucket_cap_mb`` in its documentation.
+    """
+    problem = problem.by_kind()
+    return planned(problem, "ddp", problem.ends_of_limit(25 * _MIB, 1 * _MIB))

@@ -111,6 +111,12 @@ def fit_steps(
     return a * off, b * off
 
 
+def busy_s(steps: Sequence[Sequence[Operation]]) -> float:
+    """Seconds of operations in the median step, as `samples_of_step` counts them; inf: of none."""
+    sampled = [samples_of_step(step) for step in steps]
+    return median([sum(seconds for _, seconds in step) for step in sampled] or [math.inf])
+
+
 def _parts(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
     """Number, bytes and seconds of what follows each other in a step, in parts of some length."""
     least = sum(seconds for _, seconds in samples) / _PARTS

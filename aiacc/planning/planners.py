@@ -19,6 +19,7 @@ DEFAULT = "optimal"
 _SIMPLE: dict[str, Callable[[Problem], Plan]] = {
     "per_tensor": baselines.per_tensor,
     "single": baselines.single,
+    "ddp": baselines.ddp,
     "mgwfbp_paper": mgwfbp.mgwfbp_paper,
     "optimal": optimal.optimal,
     "optimal_k": optimal.optimal_k,
@@ -31,7 +32,7 @@ _WITH_NUMBER: dict[str, Callable[[Problem, float], Plan]] = {
 }
 #: Of the step time: what these planners give for fewer buckets.
 _SLACK = {"optimal_k": optimal.SLACK, "decoupled": RESOLUTION}
-_CANDIDATES = ("single", "threshold(25)", "mgwfbp_paper")
+_CANDIDATES = ("single", "threshold(25)", "ddp", "mgwfbp_paper")
 #: Where kinds take turns nothing is exact: what is better of these is taken then.
 _NO_WORSE_THAN = {
     "optimal_k": _CANDIDATES,
@@ -43,6 +44,7 @@ ALL = (
     "per_tensor",
     "single",
     "threshold(25)",
+    "ddp",
     "mgwfbp_paper",
     "optimal",
     "optimal_k",

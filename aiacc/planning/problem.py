@@ -138,11 +138,17 @@ class Problem:
         times[: end - start - 1] = self.cost.time(operation, sizes, lanes)
         return times
 
-    def ends_of_limit(self, limit: float) -> list[int]:
-        """Ends of buckets that are filled, one after the other, until they have ``limit`` bytes."""
-        ends, start, first = [], 0, self.first
+    def ends_of_limit(self, limit: float, limit_of_first: float | None = None) -> list[int]:
+        """Ends of buckets that are filled, one after the other, until they have ``limit`` bytes.
+
+        The first one of each run of a kind, which is the first to be sent, has a limit of its own.
+        """
+        ends, start, first, runs = [], 0, self.first, self.runs
+        if limit_of_first is None:
+            limit_of_first = limit
         for end in range(1, len(self)):
-            full = self.prefix[end] - self.prefix[start] >= limit
+            begins = start == 0 or runs[start - 1] < runs[start]
+            full = self.prefix[end] - self.prefix[start] >= (limit_of_first if begins else limit)
             if full or start < first[end + 1]:
                 ends.append(end)
                 start = end

@@ -23,8 +23,8 @@ Costs: TypeAlias = tuple[float, float]
 TOLERANCE = 0.1
 #: Plans from newer costs, at most, while predictions are off.
 REPLANS = 2
-#: What DistributedDataParallel does, and what no search may end behind.
-RIVAL = "threshold(25)"
+#: What no search may end behind.
+RIVALS = ("ddp", "threshold(25)")
 #: Large tensors are cut into units, which follow one another on each lane. Where a message takes
 #: long to arrive, larger units may be faster, by this factor: what is tried last.
 GROWTH = 8
@@ -126,6 +126,7 @@ class PlanSearch:
         self._trace, self._constraints = trace, constraints
         self._outside_s = outside_s
         self._replans, self._grows = REPLANS, grows
+        self._rivals = list(RIVALS)
         self._unit_bytes = unit_bytes
         self._outward = True
         self._way_back: list[Contestant] = []
@@ -160,8 +161,9 @@ class PlanSearch:
             if self._try(self._planner, costs, current.growth):
                 return True
         self._replans = 0
-        if self._try(RIVAL, costs):
-            return True
+        while self._rivals:
+            if self._try(self._rivals.pop(0), costs):
+                return True
         if not self._grows:
             return False
         self._grows = False

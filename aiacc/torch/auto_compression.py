@@ -22,9 +22,9 @@ from aiacc.compression.policy import Policy
 from aiacc.compression.watch import CHOSEN, CompressionWatch
 from aiacc.compression.wire import wire_of
 from aiacc.planning.cost import Affine
-from aiacc.planning.fit import Operation, fit_steps
+from aiacc.planning.fit import Operation, busy_s, fit_steps
 from aiacc.process_sets import first_rank, has_company
-from aiacc.torch.reducer.consensus import describe, lowest_costs
+from aiacc.torch.reducer.consensus import describe, least_waiting
 from aiacc.torch.reducer.feedback import Feedback
 from aiacc.torch.reducer.plan import FUSED_BYTES, fused_from_the_end, singly, together
 
@@ -143,7 +143,8 @@ class AutoCompression:
     def _choose(self) -> bool:
         """Let the first rank choose. Whether there is anything to choose from. Collective."""
         named = self._reducer.named
-        costs = lowest_costs(self._fitted(), named, "compression.costs", self._process_set)
+        busy = busy_s(self._steps[SETTLE:])
+        costs = least_waiting(self._fitted(), busy, "compression.costs", self._process_set)
         (negative,) = maxima([-_free_descriptors()], "compression.descriptors", self._process_set)
         decision: tuple[list[tuple[tuple[str, ...], str]], str] = [], ""
         if costs is not None and self._process_set.rank() == 0:

@@ -17,14 +17,14 @@ from aiacc.autotune.profile import COUNTED, WARM_UP, slowest_of_all
 from aiacc.collectives.barrier_join import after_join
 from aiacc.collectives.objects import broadcast_object, maxima, sums
 from aiacc.collectives.reduce_ops import Sum
-from aiacc.planning.fit import Operation, fit_affine, fit_steps
+from aiacc.planning.fit import Operation, busy_s, fit_affine, fit_steps
 from aiacc.planning.plan import Constraints, Plan
 from aiacc.planning.search import AUTO, Costs, PlanSearch, Watch
 from aiacc.planning.trace import Trace
 from aiacc.process_sets import first_rank, has_company
 from aiacc.torch.mpi_ops import allreduce_
 from aiacc.torch.recorder import StepRecorder, recorder_of
-from aiacc.torch.reducer.consensus import describe, lowest_costs
+from aiacc.torch.reducer.consensus import describe, least_waiting
 from aiacc.torch.reducer.plan import planned, singly
 from aiacc.torch.reducer.reducer import GradientReducer
 from aiacc.torch.units import units
@@ -242,10 +242,11 @@ class AutoPlan:
         return False
 
     def _exchange(self, settled: int) -> tuple[float, Costs | None]:
-        """Median step of the slowest rank, and the lowest costs of all ranks. Collective."""
+        """Median step of the slowest rank, and costs as the last to submit has them. Collective."""
         on_gpu = any(parameter.is_cuda for _, parameter in self._reducer.named)
         costs = self._probed() if on_gpu else self._fitted(settled)
-        costs = lowest_costs(costs, self._reducer.named, "plan.costs", self._process_set)
+        busy = 0.0 if on_gpu else busy_s(self._steps[settled + 1 :])
+        costs = least_waiting(costs, busy, "plan.costs", self._process_set)
         self._costs = costs or self._costs
         numbers = [median(self._seconds[settled:]), self._outside_s]
         seconds, self._outside_s = maxima(numbers, "plan.seconds", self._process_set)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -97,21 +98,22 @@ def alike(text: str, name: str, process_set: ProcessSet) -> bool:
     return all(_compared([text], name, process_set)[0])
 
 
-def lowest_costs(
-    costs: tuple[float, float] | None, named: NamedParameters, name: str, process_set: ProcessSet
+def least_waiting(
+    costs: tuple[float, float] | None, busy_s: float, name: str, process_set: ProcessSet
 ) -> tuple[float, float] | None:
-    """Costs a + b M as the last rank to submit sees them, or None if a rank knows none.
+    """Costs a, b of the rank with the fewest seconds of operations, or None if a rank knows none.
 
-    Who submits early waits for the others, so of all ranks the lowest costs are the right ones: of
-    nothing, and of the gradients of all parameters.
+    Who submits early waits for the others, which is no cost. Both numbers are of one rank: a of
+    one and b of another, each the lowest, may be far below what any of them has measured.
 
-    Collective: every rank of the process set, with the same parameters and name.
+    Collective: every rank of the process set, with the same name.
     Blocks: until all have answered.
     """
-    total = float(max(1, sum(p.numel() * p.element_size() for _, p in named)))
-    a, b = costs or (-1.0, 0.0)
-    low, high = maxima([-a, -(a + b * total)], name, process_set)
-    return None if low > 0 else (-low, (low - high) / total)
+    mine = -math.inf if costs is None else busy_s
+    (least,) = maxima([-mine], f"{name}.busy", process_set)
+    a, b = costs if costs is not None and -mine == least else (-1.0, -1.0)
+    a, b = maxima([a, b], name, process_set)
+    return None if a < 0 else (a, b)
 
 
 def _compared(texts: Sequence[str], name: str, process_set: ProcessSet) -> tuple[list[bool], int]:

@@ -20,7 +20,7 @@ CONGESTION = "cubic"
 #: pass, two thirds of it, takes as long as all gradients on the wire.
 BALANCED = 1.5
 #: Steps that `plan="auto"` may take until it has chosen.
-AUTO_WARMUP = 80
+AUTO_WARMUP = 92
 #: What AIACC_UNIT_BYTES is by default: without delay, and with as much as DELAYS_MS has.
 UNIT, LARGE_UNIT = "1MiB", "8MiB"
 #: Cells whose gradients take longer than that on the wire have few steps; or few contenders, too.

@@ -50,6 +50,7 @@ def _with_costs(*costs):
         return mine
 
     auto_compression.fit_steps = fit_steps
+    auto_compression.busy_s = lambda steps: sum(mine or (0.0, 0.0))
     return _said("auto:int8")
 
 

@@ -17,11 +17,12 @@ import aiacc.torch as hvd
 from aiacc import _core
 from aiacc.planning import search
 from aiacc.torch import auto_plan
+from aiacc.torch.reducer.consensus import least_waiting
 from aiacc.torch.units import units
 from tests.support.ranks import run_ranks
 
 #: Steps after which every search is over.
-STEPS = 13 + 6 * 11
+STEPS = 13 + 6 * 13
 
 
 def _net():
@@ -254,6 +255,22 @@ def _mixed():
     assert sorted(map(len, _buckets(optimizer))) == [1, 7]
     assert embedding.weight.grad.is_sparse
     hvd.shutdown()
+
+
+def _compare_costs(*known):
+    hvd.init()
+    costs, busy_s = known[hvd.rank()]
+    found = least_waiting(costs, busy_s, "costs", hvd.global_process_set)
+    hvd.shutdown()
+    return found
+
+
+def test_costs_are_those_of_the_rank_that_waited_least():
+    # The others have lower ones of nothing, or of many bytes.
+    known = ((0.0, 4e-8), 5.0), ((0.02, 3e-8), 4.0), ((0.1, 1e-8), 4.5)
+    assert run_ranks(3, _compare_costs, *known) == [(0.02, 3e-8)] * 3
+    unknown = None, float("inf")
+    assert run_ranks(2, _compare_costs, known[0], unknown) == [None] * 2
 
 
 def _loses_a_rank():

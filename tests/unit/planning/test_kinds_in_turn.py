@@ -154,6 +154,8 @@ def test_a_threshold_fills_the_buckets_of_each_kind():
     )
     plan = planners.plan("threshold(10)", trace, Affine(0.1, 1e-9))
     assert plan.buckets == (("t0", "t2"), ("t1", "t3", "t5"), ("t4", "t6"), ("t7",))
+    plan = planners.plan("ddp", trace, Affine(0.1, 1e-9))
+    assert plan.buckets == (("t0",), ("t1",), ("t2", "t4", "t6"), ("t3", "t5", "t7"))
     plan = planners.plan("single", trace, Affine(0.1, 1e-9))
     assert plan.buckets == (("t0", "t2", "t4", "t6"), ("t1", "t3", "t5", "t7"))
 
