@@ -108,8 +108,8 @@ void Dispatcher::change_process_sets(Operation& operation, const Response& respo
   }
   operation.dispatched.store(true);
   if (changes_ == nullptr) {
-    changes_ =
-        std::make_unique<Lane>("sets", [this](Unit& unit, PackBuffer&) { return run_change(unit); });
+    changes_ = std::make_unique<Lane>("sets",
+                                      [this](Unit& unit, PackBuffer&) { return run_change(unit); });
   }
   changes_->push(change, true);
 }
