@@ -35,7 +35,8 @@ def ddp(problem: Problem) -> Plan:
     """Buckets as DistributedDataParallel makes them unless it is told otherwise.
 
     The first one of each kind is closed when it has 1 MiB, so that it leaves early; the others at
-    25: Li et al., "PyTorch Distributed", VLDB 2020, and ``bucket_cap_mb`` in its documentation.
+    25. The limits are those of torch, ``_DEFAULT_FIRST_BUCKET_BYTES`` and ``bucket_cap_mb``; it
+    follows them from the second step on, when it knows the order of gradients.
     """
     problem = problem.by_kind()
     return planned(problem, "ddp", problem.ends_of_limit(25 * _MIB, 1 * _MIB))

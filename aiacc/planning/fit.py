@@ -91,7 +91,7 @@ def fit_steps(
     Raises:
         ValueError: No operation took any time, or moved any bytes.
     """
-    sampled = [samples_of_step(step) for step in steps]
+    sampled = [step for step in map(samples_of_step, steps) if step]
     samples = [sample for step in sampled for sample in step]
     if not samples:
         raise ValueError(f"{len(steps)} steps without an operation (expected at least one)")
@@ -112,9 +112,9 @@ def fit_steps(
 
 
 def busy_s(steps: Sequence[Sequence[Operation]]) -> float:
-    """Seconds of operations in the median step, as `samples_of_step` counts them; inf: of none."""
+    """Seconds of the operations of the median step, as `samples_of_step` counts them; 0 of none."""
     sampled = [samples_of_step(step) for step in steps]
-    return median([sum(seconds for _, seconds in step) for step in sampled] or [math.inf])
+    return median([sum(seconds for _, seconds in step) for step in sampled if step] or [0.0])
 
 
 def _parts(samples: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:

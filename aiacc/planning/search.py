@@ -19,10 +19,11 @@ from aiacc.planning.trace import Tensor, Trace
 
 #: Seconds a and seconds per byte b of an operation: a + b M.
 Costs: TypeAlias = tuple[float, float]
-#: A prediction that is further off is no ground to stand on, as a fraction.
+#: Steps that are further off what they were begin a new search, as a fraction.
 TOLERANCE = 0.1
-#: Plans from newer costs, at most, while predictions are off.
-REPLANS = 2
+#: Plans from newer costs, at most, while predictions are off by more than that. Where next to all
+#: is hidden, wrong costs change plans a lot and predictions little.
+REPLANS, DOUBT = 2, 0.05
 #: What no search may end behind.
 RIVALS = ("ddp", "threshold(25)")
 #: Large tensors are cut into units, which follow one another on each lane. Where a message takes
@@ -156,7 +157,7 @@ class PlanSearch:
 
     def _try_another(self, costs: Costs) -> bool:
         current = self.current
-        if current.off > TOLERANCE and self._replans:
+        if current.off > DOUBT and self._replans:
             self._replans -= 1
             if self._try(self._planner, costs, current.growth):
                 return True

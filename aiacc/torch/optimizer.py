@@ -130,10 +130,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             step. From the second step on a bucket leaves when its last gradient is there; with
             ``gradient_as_bucket_view`` its gradients are views of one flat memory. "auto": record
             13 steps, plan from when their gradients came and from what their operations cost, try
-            that plan, buckets of 25 MiB and the best of these with larger units, for some steps
-            each, stay with what was fastest, no plan perhaps, and say so; plan anew when steps
-            change. The name of a planner, "optimal" for example: record, plan once, and stay with
-            that.
+            that plan, DDP's buckets, buckets of 25 MiB and the best of these with larger units, for
+            some steps each, stay with what was fastest, no plan perhaps, and say so; plan anew when
+            steps change. The name of a planner, "optimal" for example: record, plan once, and stay
+            with that.
         schedule: "all_reduce"; or "decoupled" (Zhang et al., "DeAR", ICDCS 2023): the backward
             pass reduces each bucket to shards, `step` updates this rank's 1/N of the parameters,
             with 1/N of the state, and whatever uses a parameter next waits until the others' parts

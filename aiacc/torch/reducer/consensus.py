@@ -104,16 +104,21 @@ def least_waiting(
     """Costs a, b of the rank with the fewest seconds of operations, or None if a rank knows none.
 
     Who submits early waits for the others, which is no cost. Both numbers are of one rank: a of
-    one and b of another, each the lowest, may be far below what any of them has measured.
+    one and b of another, each the lowest, may be far below what any of them has measured. Of ranks
+    with equally few seconds the larger numbers count.
 
     Collective: every rank of the process set, with the same name.
     Blocks: until all have answered.
     """
-    mine = -math.inf if costs is None else busy_s
-    (least,) = maxima([-mine], f"{name}.busy", process_set)
-    a, b = costs if costs is not None and -mine == least else (-1.0, -1.0)
-    a, b = maxima([a, b], name, process_set)
-    return None if a < 0 else (a, b)
+    # Nothing that is not finite may travel: AIACC_CHECK_FINITE would end the job.
+    known = costs is not None and all(map(math.isfinite, (busy_s, *costs)))
+    mine = [0.0, -busy_s] if known else [1.0, 0.0]
+    unknown, least = maxima(mine, f"{name}.busy", process_set)
+    if unknown:
+        return None
+    assert costs is not None
+    a, b = maxima(costs if -busy_s == least else (-1.0, -1.0), name, process_set)
+    return a, b
 
 
 def _compared(texts: Sequence[str], name: str, process_set: ProcessSet) -> tuple[list[bool], int]:

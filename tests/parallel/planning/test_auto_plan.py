@@ -258,6 +258,7 @@ def _mixed():
 
 
 def _compare_costs(*known):
+    os.environ["AIACC_CHECK_FINITE"] = "raise"
     hvd.init()
     costs, busy_s = known[hvd.rank()]
     found = least_waiting(costs, busy_s, "costs", hvd.global_process_set)
@@ -269,8 +270,10 @@ def test_costs_are_those_of_the_rank_that_waited_least():
     # The others have lower ones of nothing, or of many bytes.
     known = ((0.0, 4e-8), 5.0), ((0.02, 3e-8), 4.0), ((0.1, 1e-8), 4.5)
     assert run_ranks(3, _compare_costs, *known) == [(0.02, 3e-8)] * 3
-    unknown = None, float("inf")
-    assert run_ranks(2, _compare_costs, known[0], unknown) == [None] * 2
+    same = ((0.01, 4e-8), 5.0), ((0.02, 3e-8), 5.0)
+    assert run_ranks(2, _compare_costs, *same) == [(0.02, 4e-8)] * 2
+    for unknown in ((None, 0.0), ((0.1, 1e-8), float("inf")), ((float("nan"), 1e-8), 1.0)):
+        assert run_ranks(2, _compare_costs, known[0], unknown) == [None] * 2
 
 
 def _loses_a_rank():
