@@ -246,7 +246,7 @@ void Dispatcher::prepare_unit(int lane, const Unit& unit) noexcept {
   }
 }
 
-/// In the thread of the lane or, on GPUs, whose it is; false when it has failed.
+/// In the thread of the lane or, on GPUs, whose it is.
 bool Dispatcher::run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept {
   if (stopped_.load()) {
     return false;  // Its operations fail when the table is closed.

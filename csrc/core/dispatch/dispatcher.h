@@ -109,10 +109,11 @@ class Dispatcher {
   /// Whether the launching thread runs units of such operations.
   bool launches(const Request& request) const { return launcher_ != nullptr && request.on_gpu(); }
   void prepare_unit(int lane, const Unit& unit) noexcept;
+  /// These say whether the lane may go on: false after a failure.
   bool run_unit(int lane, Unit& unit, PackBuffer& buffer) noexcept;
+  bool run_change(Unit& unit) noexcept;
   void plan_launches();
   void record_unit(const Unit& unit, Clock::time_point start);
-  bool run_change(Unit& unit) noexcept;
   void finish(Unit& unit, Clock::time_point start);
   void record_failure() noexcept;
   std::optional<UnitWait> wait_on_gpus();

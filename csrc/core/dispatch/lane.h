@@ -26,7 +26,7 @@ class Lane {
   /// for a unit that failed, the lane drops all others: they would meet it on the other ranks.
   using Run = std::function<bool(Unit& unit, PackBuffer& buffer)>;
   /// Starts on a unit that will be run after the next one; must not throw. Called once for each, in
-  /// their order, by whichever thread runs the lane.
+  /// their order, by whichever thread runs the lane, which goes on whatever becomes of it.
   using Prepare = std::function<void(const Unit& unit)>;
 
   Lane(std::string name, Run run, Prepare prepare = {});
