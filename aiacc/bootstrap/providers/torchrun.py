@@ -92,7 +92,8 @@ class TorchrunProvider:
 
         # torch waits without a limit for a store that is silent, so it must not be this thread.
         try:
-            threading.Thread(target=run, name="aiacc-torchrun", daemon=True).start()
+            thread = threading.Thread(target=run, name="aiacc-torchrun", daemon=True)
+            thread.start()
         except RuntimeError as error:
             raise BootstrapError(
                 f"[bootstrap] torchrun: rank {self.rank} cannot make a thread ({error}); raise the "
@@ -109,6 +110,9 @@ class TorchrunProvider:
                 f"answer rank {self.rank} within {timeout_s:g} s; look whether that is the "
                 "torchrun agent or rank 0, or another program: then choose another MASTER_PORT"
             ) from None
+        finally:
+            if result.done():
+                thread.join()
 
     def _exchange(self, payload: bytes, timeout_s: float) -> list[bytes]:
         deadline = Deadline(timeout_s)
