@@ -34,6 +34,8 @@ def main(address: str) -> int:
     outcome: tuple[str, Any]
     try:
         function, args = connection.recv()
+        connection.send(("begin", None))
+        connection.recv()  # all the others have begun, too
         outcome = ("result", function(*args))
     except BaseException:  # the parent raises it; nothing is swallowed
         outcome = ("error", traceback.format_exc())

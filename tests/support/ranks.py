@@ -35,6 +35,8 @@ from tests.support.rank_forks import ForkedRank, fork, framework_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TIMEOUT_S = 60.0
+#: For processes to start in.
+_START_S = 60.0
 
 #: Below those of the kernel: /proc/sys/net/ipv4/ip_local_port_range.
 _PORTS_FROM = 16000
@@ -68,8 +70,8 @@ def run_ranks(
 ) -> list[Any]:
     """Run ``function(*args)`` on ``size`` ranks.
 
-    Blocks: until all ranks are done, the first failed, or ``timeout`` seconds have passed. No
-    process is left.
+    It begins on all of them when the last process has started. Blocks: until all ranks are done,
+    the first failed, or ``timeout`` seconds have passed since then. No process is left.
 
     Args:
         size: Number of ranks.
@@ -218,6 +220,7 @@ class _Run:
         self._listener = listener
         self._ranks: dict[int, _Rank] = {}
         self._results: dict[int, Any] = {}
+        self._begun = 0
         #: Direct children by file descriptor: ranks, or a launcher as number -1.
         self._children: dict[int, tuple[int, subprocess.Popen[bytes] | ForkedRank]] = {}
         self._selector = selectors.DefaultSelector()
@@ -251,7 +254,8 @@ class _Run:
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def results(self, timeout: float) -> list[Any]:
-        deadline = time.monotonic() + timeout
+        limit = max(timeout, _START_S)
+        deadline = time.monotonic() + limit
         wanted = set(range(self._size)) - self._missing
         while not wanted <= self._results.keys():
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
@@ -259,10 +263,12 @@ class _Run:
             keys = sorted((key for key, _ in events), key=lambda key: key.fd in self._children)
             if not keys:
                 hanging = sorted(wanted - self._results.keys())
-                raise RankFailedError(self._describe_hang(hanging, timeout))
+                raise RankFailedError(self._describe_hang(hanging, limit))
             for key in keys:
                 if key.data is not None:
-                    self._receive(key.data)
+                    if self._receive(key.data):
+                        limit = timeout
+                        deadline = time.monotonic() + limit
                 elif key.fd in self._children:
                     self._ended(key.fd)
                 else:
@@ -277,17 +283,29 @@ class _Run:
         connection.send(self._task)
         self._selector.register(connection, selectors.EVENT_READ, rank)
 
-    def _receive(self, rank: _Rank) -> None:
-        self._selector.unregister(rank.connection)
+    def _receive(self, rank: _Rank) -> bool:
+        """Take a message; whether with it all ranks are in the function."""
         try:
             kind, value = rank.connection.recv()
         except (EOFError, OSError):
+            kind, value = "end", None
+        if kind == "begin":
+            self._begun += 1
+            if self._begun < self._size:
+                return False
+            for other in self._ranks.values():
+                with contextlib.suppress(OSError):  # it has died; its end tells how
+                    other.connection.send(None)
+            return True
+        self._selector.unregister(rank.connection)
+        if kind == "end":
             if rank.number not in self._missing:
-                raise RankFailedError(self._describe_death(rank.number)) from None
-            return
+                raise RankFailedError(self._describe_death(rank.number))
+            return False
         if kind == "error":
             raise RankFailedError(f"rank {rank.number} of {self._size} failed:\n{value}")
         self._results[rank.number] = value
+        return False
 
     def _ended(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
@@ -322,7 +340,8 @@ class _Run:
     def kill(self) -> None:
         for _, child in self._children.values():
             if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # who forked it may have reaped it
+                    os.killpg(child.pid, signal.SIGKILL)
         for rank in self._ranks.values():  # a launcher gives its ranks sessions of their own
             if rank.connection.closed or not _is_rank(rank.pid):
                 continue
