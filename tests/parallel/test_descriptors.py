@@ -29,14 +29,15 @@ def _counts(lanes):
         seat = hvd.rank() == 0  # which nobody else takes while the job lives
         return footprint.open_sockets() - before - seat
 
-    def started():
-        return footprint.running_threads() - threads_before
+    def started(expected):
+        return footprint.threads_after_join(threads_before + expected) - threads_before
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     hvd.barrier()
     assert opened() == footprint.sockets(rank, size, lanes, exchanged=False)
-    assert started() == footprint.threads(lanes, sets=False)
+    expected = footprint.threads(lanes, sets=False)
+    assert started(expected) == expected
     # Large and small ones, and several at a time, share their connections.
     handles = [
         hvd.alltoall_async(np.full((size * rows,), rank, np.float32), name=f"x{rows}")
@@ -57,7 +58,8 @@ def _counts(lanes):
         _exchange(members)
         expected = job + (0 if alone else footprint.engine_sockets(*set_of, exchanged=True))
     assert opened() == expected
-    assert started() == footprint.threads(lanes, sets=members.included())
+    expected = footprint.threads(lanes, sets=members.included())
+    assert started(expected) == expected
     hvd.remove_process_set(members)
     hvd.barrier()
     hvd.shutdown()

@@ -132,9 +132,10 @@ def _leave_a_worker_behind(victim, pid_file):
         worker = multiprocessing.get_context("fork").Process(target=threading.Event().wait)
         worker.start()
         pid_file.write_text(str(worker.pid))
+        hvd.barrier()  # the others have "warm"
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(aiacc.PeerLostError):
-        hvd.barrier()
+        _again_and_again(hvd.barrier)
     worker_pid = int(pid_file.read_text())
     os.kill(worker_pid, 0)  # is still there
     os.kill(worker_pid, signal.SIGKILL)

@@ -1,17 +1,16 @@
 """Fixtures of several files here."""
 
-import socket
 import threading
 
 import pytest
 
+from tests.support.ranks import free_port
 from tests.support.rendezvous import descriptors
 
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

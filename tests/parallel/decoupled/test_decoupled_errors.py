@@ -340,17 +340,37 @@ def test_writing_to_a_copy_of_the_model_mends_no_failure():
     run_ranks(2, _loads_a_copy)
 
 
-def _loses_a_rank(when):
+def _meet(folder):
+    """Rank 2 waits until the others are here, too."""
+    if hvd.rank() == 2:
+        for fifo in folder.iterdir():
+            fifo.open().close()
+    else:
+        (folder / str(hvd.rank())).open("w").close()
+
+
+def _loses_a_rank(when, folder):
     model, optimizer = begin()
     train(model, optimizer, range(2))
     optimizer.flush()
     before = [parameter.clone() for parameter in model.parameters()]
-    if hvd.rank() == 2:
-        if when == "gather":  # the shards have their gradients, the parameters are not sent
-            optimizer._exchange._gather = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    exchange = optimizer._exchange
+
+    def gather():  # all shards have their gradients, the parameters are not sent
+        del exchange._gather
+        _meet(folder)
+        if hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        exchange._gather()
+
+    if when == "gather":
+        exchange._gather = gather
+        if hvd.rank() == 2:
             train(model, optimizer, range(2, 3))
-        os.kill(os.getpid(), signal.SIGKILL)
-    if when == "scatter":
+    else:
+        _meet(folder)
+        if hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(hvd.CollectiveError):
             train(model, optimizer, range(2, 3))
         assert all(map(torch.equal, before, model.parameters()))
@@ -367,5 +387,7 @@ def _loses_a_rank(when):
 
 
 @pytest.mark.parametrize("when", ["scatter", "gather"])
-def test_a_rank_that_dies(when):
-    run_ranks(3, _loses_a_rank, when, missing=(2,))
+def test_a_rank_that_dies(when, tmp_path):
+    for survivor in ("0", "1"):
+        os.mkfifo(tmp_path / survivor)
+    run_ranks(3, _loses_a_rank, when, tmp_path, missing=(2,))

@@ -40,9 +40,11 @@ def test_waits_for_the_end(child):
         done.append(True)
         child.communicate()
 
-    threading.Timer(0.2, end).start()
+    timer = threading.Timer(0.2, end)
+    timer.start()
     processes.wait_for_end([child.pid], PATIENT_S)
     assert done
+    timer.join()
 
 
 @pytest.mark.usefixtures("way")

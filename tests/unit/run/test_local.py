@@ -39,7 +39,7 @@ def is_running(pid):
     """Whether a process exists and is not a zombie that somebody else has to reap."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it went before it was opened, or read
         return False
 
 
