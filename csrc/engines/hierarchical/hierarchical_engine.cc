@@ -192,7 +192,7 @@ std::string HierarchicalEngine::share_inside(const Cancellation& interrupt) {
 bool HierarchicalEngine::all_share(const std::string& problem, const Cancellation& interrupt) {
   // Other hosts may need as long as that to find out: to connect, and then to wait for a rank that
   // says nothing (kPatience of csrc/engines/shm/memory_receiver.cc).
-  const Watch watch(*flat_, interrupt, 3 * job_.connect_timeout_s);
+  const Watch watch(*flat_, interrupt, 5 * job_.connect_timeout_s);
   const auto none = static_cast<std::int32_t>(ranks_.size());
   std::int32_t first = problem.empty() ? none : rank_;
   flat_->all_reduce(flat_->express_lane(), &first, &first, 1, {DataType::kInt32, ReduceOp::kMin});

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,14 +15,15 @@ namespace {
 /// How soon a connection that found no room is opened again.
 constexpr std::chrono::milliseconds kReopenAfter{20};
 constexpr std::chrono::milliseconds kLong{60'000};
-/// Waits longer than the lowest rank by this factor: that rank names the one that is late.
+/// Waits longer than the lowest rank by this factor: that rank names the one that is late. Its time
+/// begins when all have connected, which may take once as long.
 constexpr double kPatience = 1.5;
 
 class Receiver {
  public:
   Receiver(const MemorySharing& what, std::size_t index, MemoryLink link)
       : parts_(what),
-        patience_(what.timeout_s * kPatience, what.interrupt),
+        patience_(std::in_place, what.timeout_s * (1 + kPatience), what.interrupt),
         index_(index),
         link_(std::move(link)) {}
 
@@ -34,7 +36,7 @@ class Receiver {
   Status await_message(const char* what);
 
   MemoryParts parts_;
-  const Patience patience_;
+  std::optional<Patience> patience_;  ///< anew when the lowest rank has begun
   const std::size_t index_;
   MemoryLink link_;
   std::optional<Status> outcome_;  ///< once the lowest rank has told it
@@ -51,7 +53,7 @@ HostMemory Receiver::run() {
   const bool over =
       outcome_ || report.code() == Code::kPeerLost || report.code() == Code::kShutdown;
   try {
-    link_.send(report, patience_.until());
+    link_.send(report, patience_->until());
   } catch (const Error&) {
     if (!over) {
       throw;
@@ -75,6 +77,7 @@ HostMemory Receiver::run() {
 
 SharedMemory Receiver::take() {
   const MemoryInvitation invitation = await_invitation();
+  patience_.emplace(parts_.what().timeout_s * kPatience, parts_.what().interrupt);
   parts_.set_nonce(invitation.nonce);
   const Socket descriptor = fetch(invitation.name);
   SharedMemory memory = SharedMemory::map(descriptor, parts_.total_bytes());
@@ -136,11 +139,11 @@ Socket Receiver::fetch(const std::string& name) {
       AIACC_CHECK(!outcome_->ok());
       throw Error(*outcome_);
     }
-    if (!patience_.sleep({link_.readable(), {socket.fd(), POLLIN, 0}},
-                         socket.valid() ? kLong : kReopenAfter)) {
+    if (!patience_->sleep({link_.readable(), {socket.fd(), POLLIN, 0}},
+                          socket.valid() ? kLong : kReopenAfter)) {
       throw Error(Code::kTimeout,
                   "[shm] " + rank_name(link_.rank()) + " has not given its memory in " +
-                      std::to_string(patience_.seconds()) +
+                      std::to_string(patience_->seconds()) +
                       " s; is it alive? (AIACC_CONNECT_TIMEOUT_S)");
     }
   }
@@ -153,10 +156,10 @@ Status Receiver::await_message(const char* what) {
     if (message) {
       return *message;
     }
-    if (!patience_.sleep({link_.readable()})) {
+    if (!patience_->sleep({link_.readable()})) {
       throw Error(Code::kTimeout,
                   "[shm] " + rank_name(link_.rank()) + " has not " + what + " in " +
-                      std::to_string(patience_.seconds()) +
+                      std::to_string(patience_->seconds()) +
                       " s; is it alive? (AIACC_CONNECT_TIMEOUT_S)");
     }
   }
