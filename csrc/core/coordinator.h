@@ -12,6 +12,7 @@
 
 #include "csrc/base/timeline.h"
 #include "csrc/control/control_plane.h"
+#include "csrc/core/dispatch/dead_unit.h"
 #include "csrc/core/dispatch/dispatcher.h"
 #include "csrc/core/execution/communicator_table.h"
 #include "csrc/core/execution/finite_check.h"
@@ -151,6 +152,7 @@ class Coordinator {
   void throw_lane_failure();
   bool should_ask_for_units(Clock::time_point now);
   void report_stalls(const Answers& answers);
+  void report_dead_unit(const Answers& answers);
   void look_after_peers_and_stalls();
   Clock::time_point next_deadline();
   void fail(const Status& status) noexcept;
@@ -182,8 +184,9 @@ class Coordinator {
   Negotiator negotiator_;
   StallInspector stalls_;
   Clock::time_point looked_{};
-  Clock::time_point asked_for_units_{};
-  Clock::time_point vain_since_{};  ///< when another rank's vain round was seen, or zero
+  Clock::time_point ask_for_units_at_{};  ///< not before
+  std::optional<DeadUnit> suspect_;       ///< what the last answers say is dead
+  Clock::time_point vain_since_{};        ///< when another rank's vain round was seen, or zero
   Bytes message_;
   std::vector<Operation*> drained_;
 

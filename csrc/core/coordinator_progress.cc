@@ -7,7 +7,6 @@
 
 #include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
-#include "csrc/core/dispatch/dead_unit.h"
 
 namespace aiacc {
 namespace {
@@ -18,7 +17,7 @@ constexpr std::chrono::microseconds kLongGrace{10'000};
 /// A lost lane connection is a symptom; how long the control plane has to name the cause.
 constexpr std::chrono::milliseconds kCauseGrace{300};
 
-/// How long units in flight may go on after an orderly shutdown somewhere.
+/// How long units in flight may stand still after an orderly shutdown somewhere.
 constexpr std::chrono::milliseconds kDrain{1000};
 
 /// The same for what is queued on a GPU, where much may be before it.
@@ -27,6 +26,10 @@ constexpr std::chrono::seconds kDrainGpu{5};
 /// How long the GPU may take to abandon aborted work; kernels of the framework may be queued before
 /// it.
 constexpr std::chrono::seconds kAbortGpu{2};
+
+Clock::duration seconds(double number) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(number));
+}
 
 }  // namespace
 
@@ -259,18 +262,29 @@ void Coordinator::look_after_peers_and_stalls() {
 /// too.
 bool Coordinator::should_ask_for_units(Clock::time_point now) {
   constexpr double kAskAfter = 1.125;
-  if (dispatcher_.longest_wait() < kAskAfter * options_.unit_timeout_s ||
-      std::chrono::duration<double>(now - asked_for_units_).count() < options_.unit_timeout_s) {
+  if (dispatcher_.longest_wait() < kAskAfter * options_.unit_timeout_s || now < ask_for_units_at_) {
     return false;
   }
-  asked_for_units_ = now;
+  ask_for_units_at_ = now + seconds(options_.unit_timeout_s);
   return true;
 }
 
-void Coordinator::report_stalls(const Answers& answers) {
-  if (const auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s)) {
-    throw Error(Code::kTimeout, *dead);
+/// Ends the job if two answers in a row say that the same unit is dead.
+void Coordinator::report_dead_unit(const Answers& answers) {
+  /// Of the limit; long enough for a lane to be given a processor, and to see what has come.
+  constexpr double kAskAgainAfter = 0.25;
+  auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s);
+  if (dead && suspect_ == dead) {
+    throw Error(Code::kTimeout, dead->text);
   }
+  suspect_ = std::move(dead);
+  if (suspect_) {
+    ask_for_units_at_ = Clock::now() + seconds(kAskAgainAfter * options_.unit_timeout_s);
+  }
+}
+
+void Coordinator::report_stalls(const Answers& answers) {
+  report_dead_unit(answers);
   for (const Stall& stall :
        stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now())) {
     if (stall.missing.empty()) {
@@ -315,7 +329,11 @@ void Coordinator::fail(const Status& status) noexcept {
   const bool orderly = status.code() == Code::kShutdown;
   plane_.abort(status);
   if (orderly) {
-    dispatcher_.drain(Clock::now() + kDrain);
+    // The last bytes of who has left may be on their way for as long as the network takes.
+    const auto latest = Clock::now() + seconds(options_.unit_timeout_s);
+    while (!dispatcher_.drain(Clock::now() + kDrain) && Clock::now() < latest &&
+           seconds(dispatcher_.lanes().longest_wait()) < kDrain) {
+    }
     messenger_.drain(Clock::now() + kDrain);
     device_path_.drain(Clock::now() + kDrainGpu);
   } else {

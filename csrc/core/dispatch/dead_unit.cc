@@ -67,9 +67,9 @@ std::string describe(const LaneReport& unit,
 
 }  // namespace
 
-std::optional<std::string> dead_unit(const Answers& answers,
-                                     const ProcessSetTable& sets,
-                                     double limit_s) {
+std::optional<DeadUnit> dead_unit(const Answers& answers,
+                                  const ProcessSetTable& sets,
+                                  double limit_s) {
   if (!answers.lanes_complete) {
     return std::nullopt;  // What is missing would look idle.
   }
@@ -90,7 +90,10 @@ std::optional<std::string> dead_unit(const Answers& answers,
   if (first == nullptr) {
     return std::nullopt;
   }
-  return describe(*first, *sets.members(first->process_set), lanes, limit_s);
+  return DeadUnit{first->order,
+                  first->process_set,
+                  first->unit,
+                  describe(*first, *sets.members(first->process_set), lanes, limit_s)};
 }
 
 }  // namespace aiacc

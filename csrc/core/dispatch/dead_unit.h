@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -7,6 +8,19 @@
 #include "csrc/core/negotiation/process_set_table.h"
 
 namespace aiacc {
+
+/// A unit that seems dead.
+struct DeadUnit {
+  std::uint64_t order = 0;  ///< as in LaneReport
+  std::uint32_t process_set = 0;
+  std::uint64_t unit = 0;
+  std::string text;  ///< for the user
+};
+
+/// Whether they are the same unit.
+inline bool operator==(const DeadUnit& a, const DeadUnit& b) {
+  return a.order == b.order && a.process_set == b.process_set && a.unit == b.unit;
+}
 
 /// Detects a unit that can never complete, from the lane states that all ranks report in one round.
 /// Pure, and equal on all ranks.
@@ -19,9 +33,13 @@ namespace aiacc {
 /// are not done all members of the first come to run it (see Dispatcher), so ranks that wait
 /// crosswise are found as well.
 ///
+/// Ranks do not look at their lanes at the same moment: the last member may come, and end the unit
+/// here, after another one has looked and before it does itself. So a unit is proven dead by two
+/// rounds in a row, where all have looked for the second time after they have for the first.
+///
 /// The limit must be longer than a rank may be stopped, and than TCP takes to go on after that.
-std::optional<std::string> dead_unit(const Answers& answers,
-                                     const ProcessSetTable& sets,
-                                     double limit_s);
+std::optional<DeadUnit> dead_unit(const Answers& answers,
+                                  const ProcessSetTable& sets,
+                                  double limit_s);
 
 }  // namespace aiacc

@@ -361,13 +361,14 @@ std::optional<Dispatcher::Failure> Dispatcher::failure() const {
   return failure_;
 }
 
-void Dispatcher::drain(Clock::time_point deadline) {
-  lanes_.drain(deadline);
+bool Dispatcher::drain(Clock::time_point deadline) {
+  const bool idle = lanes_.drain(deadline);
   for (Lane* lane : {launcher_.get(), changes_.get()}) {
     if (lane != nullptr) {
       lane->quiesce(deadline);
     }
   }
+  return idle;
 }
 
 void Dispatcher::stop(const Status& status) noexcept {

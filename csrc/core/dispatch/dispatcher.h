@@ -85,8 +85,9 @@ class Dispatcher {
   /// Records a failure, unless one is recorded already. Any thread.
   void record_failure(const Status& status) noexcept;
 
-  /// Lets units in flight, and new process sets that connect, end until the deadline.
-  void drain(Clock::time_point deadline);
+  /// Lets units in flight, and new process sets that connect, end until the deadline. Whether those
+  /// of the lanes have.
+  bool drain(Clock::time_point deadline);
   /// Aborts the engines; when this returns no thread of this touches a buffer of an operation any
   /// more.
   void stop(const Status& status) noexcept;

@@ -95,10 +95,12 @@ double Lanes::longest_wait() const {
   return longest;
 }
 
-void Lanes::drain(Clock::time_point deadline) {
+bool Lanes::drain(Clock::time_point deadline) {
+  bool idle = true;
   for (const auto& lane : lanes_) {
-    lane->quiesce(deadline);
+    idle = lane->quiesce(deadline) && idle;
   }
+  return idle;
 }
 
 }  // namespace aiacc

@@ -49,8 +49,8 @@ class Lanes {
   double longest_wait() const;
   std::size_t count() const { return lanes_.size(); }
 
-  /// Lets what is queued end until the deadline.
-  void drain(Clock::time_point deadline);
+  /// Lets what is queued end until the deadline; whether it has.
+  bool drain(Clock::time_point deadline);
 
   const std::string& name_of(std::size_t lane) const { return lanes_[lane]->name(); }
 

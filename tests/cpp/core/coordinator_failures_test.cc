@@ -1,12 +1,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -197,6 +201,58 @@ TEST(CoordinatorLanes, ALostConnectionIsReportedWhenNobodyKnowsTheCause) {
     const Status status = status_of([&] { sum(*parts.coordinator, "x", 1); });
     EXPECT_EQ(status.code(), Code::kPeerLost);
     EXPECT_EQ(status.message(), "[test] rank 1 closed the connection");
+  });
+}
+
+/// Its all-reduces end long after those of the others, unless they are aborted.
+class Straggler : public FakeEngine {
+ public:
+  using FakeEngine::FakeEngine;
+
+  void all_reduce(int lane,
+                  const void* send,
+                  void* recv,
+                  std::size_t count,
+                  const Reduction& reduction) override {
+    FakeEngine::all_reduce(lane, send, recv, count, reduction);
+    std::unique_lock lock(mutex_);
+    const auto is_aborted = [this] { return status_.has_value(); };
+    if (changed_.wait_for(lock, std::chrono::milliseconds(1500), is_aborted)) {
+      throw Error(*status_);
+    }
+  }
+  void abort(const Status& status) noexcept override {
+    FakeEngine::abort(status);
+    const std::lock_guard lock(mutex_);
+    status_ = status;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Status> status_;
+};
+
+/// The last bytes of a rank that has left take longer than a second.
+TEST(CoordinatorLanes, WhatMovesAfterAShutdownGoesOn) {
+  CoordinatorWorld world;
+  world.make_engine = [](int rank, EngineContext*, std::shared_ptr<FakeHub> hub) {
+    std::unique_ptr<Engine> engine;
+    if (rank == 0) {
+      engine = std::make_unique<FakeEngine>(std::move(hub), rank);
+    } else {
+      engine = std::make_unique<Straggler>(std::move(hub), rank);
+    }
+    return engine;
+  };
+  with_coordinators(world, [&](int rank, RankParts& parts) {
+    float value = 1;
+    finish(*parts.coordinator, submit(*parts.coordinator, make_request("x", {1}), &value, &value));
+    EXPECT_EQ(value, 2);
+    if (rank == 0) {
+      parts.coordinator->shutdown();
+    }
   });
 }
 

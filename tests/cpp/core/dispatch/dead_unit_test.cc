@@ -36,8 +36,8 @@ LaneReport unit(std::uint32_t lane, std::uint64_t order, bool stuck, std::uint32
 }
 
 /// `lanes[r]` is what rank r runs.
-std::optional<std::string> reason_of(const std::vector<std::vector<LaneReport>>& lanes,
-                                     const std::vector<int>& subset = {}) {
+std::optional<DeadUnit> verdict_on(const std::vector<std::vector<LaneReport>>& lanes,
+                                   const std::vector<int>& subset = {}) {
   ProcessSetTable sets(static_cast<int>(lanes.size()));
   if (!subset.empty()) {
     sets.add(subset);
@@ -51,6 +51,21 @@ std::optional<std::string> reason_of(const std::vector<std::vector<LaneReport>>&
     }
   }
   return dead_unit(answers, sets, kLimit);
+}
+
+std::optional<std::string> reason_of(const std::vector<std::vector<LaneReport>>& lanes,
+                                     const std::vector<int>& subset = {}) {
+  const auto verdict = verdict_on(lanes, subset);
+  return verdict ? std::optional(verdict->text) : std::nullopt;
+}
+
+TEST(DeadUnit, IsTheSameWhateverElseIsSaid) {
+  const auto dead = verdict_on({{unit(1, 5, kStuck)}, {unit(1, 5, kStuck)}});
+  ASSERT_TRUE(dead.has_value());
+  EXPECT_TRUE(dead == verdict_on({{unit(1, 5, kStuck)}, {}}));
+  EXPECT_FALSE(dead == verdict_on({{unit(1, 6, kStuck)}, {unit(1, 6, kStuck)}}));
+  EXPECT_FALSE(dead == verdict_on({{unit(1, 5, kStuck, 1)}, {}}, {0, 1}));
+  EXPECT_FALSE(dead == verdict_on({{}, {}}));
 }
 
 TEST(DeadUnit, AllWaitInIt) {
@@ -143,7 +158,7 @@ TEST(DeadUnit, WhatRanksOfALargeJobSayAlikeIsSaidOnce) {
   EXPECT_EQ(message.answers.lanes[0].ranks, RankSet(0, kRanks - 1));
   const auto text = dead_unit(message.answers, ProcessSetTable(kRanks), kLimit);
   ASSERT_TRUE(text.has_value());
-  EXPECT_NE(text->find("0 (for rank 4095), 1 (for rank 0), "), std::string::npos);
+  EXPECT_NE(text->text.find("0 (for rank 4095), 1 (for rank 0), "), std::string::npos);
 }
 
 /// Ranks and what moves their bytes; the last rank deserts.
@@ -233,6 +248,7 @@ TEST(UnitWatch, ARankThatIsNotThereYetIsWaitedFor) {
     std::vector<float> data(100'000, 1);
     finish(*parts.coordinator, submit(*parts.coordinator, large("x"), data.data(), data.data()));
     EXPECT_EQ(data.back(), 3);
+    sum(*parts.coordinator, "all are done", 1);
   });
 }
 
