@@ -1,6 +1,8 @@
+#include <atomic>
 #include <functional>
 #include <ostream>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -86,6 +88,7 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
   const int culprit = size - 1;
   const std::string name = "rank " + std::to_string(culprit);
   TcpWorld world(size);
+  std::atomic<int> connected{0};
   run_as_ranks(size, [&, size = size, &misdeed = misdeed](int rank, RankThreads& rank_threads) {
     if (rank == culprit) {
       const DoublingPlan plan = DoublingPlan::of(rank, size);
@@ -105,6 +108,9 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
     TcpPlane plane(world.connector(rank), 0.4, 50);
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
+    for (++connected; connected.load() < size - 1;) {  // nobody answers before that
+      std::this_thread::yield();
+    }
     Bytes message = {0};
     const Status status = status_of([&] { plane.all_reduce(message, ignore); });
     plane.abort(status);  // as the coordinator does

@@ -74,8 +74,8 @@ TEST(TcpPlane, WaitsForAPeerThatAnswersBeforeTheLimit) {
       [&](RawPeer& peer) {
         EXPECT_EQ(peer.receive().type, FrameType::kRound);
         EXPECT_EQ(peer.receive().type, FrameType::kPing);
-        // It is stopped for most of the limit: nothing but time tells.
-        std::this_thread::sleep_for(std::chrono::duration<double>(0.7 * limit_s));
+        // It is stopped for half of the limit: nothing but time tells.
+        std::this_thread::sleep_for(std::chrono::duration<double>(0.5 * limit_s));
         peer.send(Frame{FrameType::kPong, 0, 0, {}});
         peer.send(Frame{FrameType::kRound, 0, 0, {1}});
       },
@@ -320,7 +320,7 @@ TEST(TcpPlane, ASilentPeerIsAskedBeforeItIsGivenUp) {
         }
         peer.send(Frame{FrameType::kRound, 0, 0, {1}});
       },
-      0.4);
+      2);
 }
 
 TEST(TcpPlane, EndsThoughAFrozenPeerNeverCloses) {
@@ -345,10 +345,9 @@ TEST(TcpPlane, TheReasonForAnEndComesBeforeAnswersThatFail) {
       [&](TcpPlane& plane) {
         closed.get_future().wait();
         std::string reason;
-        try {
-          plane.service();
-        } catch (const Error& error) {
-          reason = error.what();
+        while (reason.empty()) {
+          plane.wait(Clock::time_point::max());
+          reason = status_of([&] { plane.service(); }).message();
         }
         EXPECT_EQ(reason, "[control] rank 7 is lost");
       },
