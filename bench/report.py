@@ -120,7 +120,7 @@ def main() -> int:
     group.add_argument("--write", action="store_true", help="update the documents")
     group.add_argument("--check", action="store_true", help="fail if they are out of date")
     options = parser.parse_args()
-    report = json.loads(options.json.read_text())
+    report = read(options.json)
     if not options.write and not options.check:
         print(everything(report) if options.all else summary(report))
         return 0
@@ -140,12 +140,22 @@ def main() -> int:
     return 0
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A result file, whose command names it and no other path of who has measured."""
+    report: dict[str, Any] = json.loads(path.read_text())
+    own = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    values = {"--against": "CHECKOUT", "--json": str(own)}
+    words = report["command"]
+    report["command"] = [
+        values.get(before, word) for before, word in zip(["", *words], words, strict=False)
+    ]
+    return report
+
+
 def documents(report: dict[str, Any]) -> dict[Path, dict[str, str]]:
     """The documents and, by their marks, the tables in them."""
     others = {
-        f"bench:{name.replace('_', '-').lower()}": summary(
-            json.loads((FOLDER / f"{name}.json").read_text())
-        )
+        f"bench:{name.replace('_', '-').lower()}": summary(read(FOLDER / f"{name}.json"))
         for name in _OTHERS
     }
     training = load(FOLDER / "network_training.json")

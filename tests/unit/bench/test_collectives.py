@@ -116,6 +116,14 @@ def test_another_checkout_is_compared_without_the_peers():
     assert compared[0].endswith("| 20.0 ms (40.0 ms) | 30.0 ms (60.0 ms) | 1.50x (1.50-1.50) |")
 
 
+def test_the_command_names_no_path_of_who_has_measured(tmp_path):
+    path = tmp_path / "ranks.json"
+    words = ["python", "-np", "8", "--against", "/home/me/old", "--json", "/tmp/a.json", "--all"]
+    path.write_text(json.dumps({"command": words}))
+    expected = ["python", "-np", "8", "--against", "CHECKOUT", "--json", str(path), "--all"]
+    assert report.read(path)["command"] == expected
+
+
 def test_a_checkout_runs_in_its_own_environment(tmp_path):
     job = _job("mpirun", tmp_path)
     assert job.python == tmp_path / ".venv" / "bin" / "python"
