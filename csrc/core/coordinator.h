@@ -150,9 +150,8 @@ class Coordinator {
   void run_round();
   void propose_weights();
   void throw_lane_failure();
-  bool should_ask_for_units(Clock::time_point now);
+  bool still_moves() noexcept;
   void report_stalls(const Answers& answers);
-  void report_dead_unit(const Answers& answers);
   void look_after_peers_and_stalls();
   Clock::time_point next_deadline();
   void fail(const Status& status) noexcept;
@@ -184,9 +183,8 @@ class Coordinator {
   Negotiator negotiator_;
   StallInspector stalls_;
   Clock::time_point looked_{};
-  Clock::time_point ask_for_units_at_{};  ///< not before
-  std::optional<DeadUnit> suspect_;       ///< what the last answers say is dead
-  Clock::time_point vain_since_{};        ///< when another rank's vain round was seen, or zero
+  DeadUnitWatch unit_watch_;
+  Clock::time_point vain_since_{};  ///< when another rank's vain round was seen, or zero
   Bytes message_;
   std::vector<Operation*> drained_;
 

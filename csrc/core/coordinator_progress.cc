@@ -17,8 +17,10 @@ constexpr std::chrono::microseconds kLongGrace{10'000};
 /// A lost lane connection is a symptom; how long the control plane has to name the cause.
 constexpr std::chrono::milliseconds kCauseGrace{300};
 
-/// How long units in flight may stand still after an orderly shutdown somewhere.
+/// How long units in flight may go on after an orderly shutdown somewhere, and while bytes move:
+/// the last ones of the rank that has left may have a slow way. Less than aiaccrun waits.
 constexpr std::chrono::milliseconds kDrain{1000};
+constexpr std::chrono::milliseconds kDrainMoving{4000};
 
 /// The same for what is queued on a GPU, where much may be before it.
 constexpr std::chrono::seconds kDrainGpu{5};
@@ -26,10 +28,6 @@ constexpr std::chrono::seconds kDrainGpu{5};
 /// How long the GPU may take to abandon aborted work; kernels of the framework may be queued before
 /// it.
 constexpr std::chrono::seconds kAbortGpu{2};
-
-Clock::duration seconds(double number) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(number));
-}
 
 }  // namespace
 
@@ -186,7 +184,7 @@ void Coordinator::run_round() {
   }
   propose_weights();
   if (negotiator_.answer_due()) {
-    negotiator_.answer_with(dispatcher_.reports(options_.unit_timeout_s));
+    negotiator_.answer_with(dispatcher_.reports(unit_watch_.limit_s(Clock::now())));
   }
   negotiator_.contribute(message_, state);
   plane_.all_reduce(message_, combine_rounds);
@@ -248,7 +246,7 @@ void Coordinator::look_after_peers_and_stalls() {
     communicators_.check_gpu();
     device_path_.look_after();
   }
-  const bool asks_for_units = should_ask_for_units(now);
+  const bool asks_for_units = unit_watch_.should_ask(dispatcher_.longest_wait(), now);
   if (stalls_.should_ask(table_.undispatched(), now) || asks_for_units) {
     negotiator_.ask_for_stalls();
     do {
@@ -258,33 +256,11 @@ void Coordinator::look_after_peers_and_stalls() {
   }
 }
 
-/// Later than this rank's own limit, so that the other members have most likely waited for so long,
-/// too.
-bool Coordinator::should_ask_for_units(Clock::time_point now) {
-  constexpr double kAskAfter = 1.125;
-  if (dispatcher_.longest_wait() < kAskAfter * options_.unit_timeout_s || now < ask_for_units_at_) {
-    return false;
-  }
-  ask_for_units_at_ = now + seconds(options_.unit_timeout_s);
-  return true;
-}
-
-/// Ends the job if two answers in a row say that the same unit is dead.
-void Coordinator::report_dead_unit(const Answers& answers) {
-  /// Of the limit; long enough for a lane to be given a processor, and to see what has come.
-  constexpr double kAskAgainAfter = 0.25;
-  auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s);
-  if (dead && suspect_ == dead) {
-    throw Error(Code::kTimeout, dead->text);
-  }
-  suspect_ = std::move(dead);
-  if (suspect_) {
-    ask_for_units_at_ = Clock::now() + seconds(kAskAgainAfter * options_.unit_timeout_s);
-  }
-}
-
 void Coordinator::report_stalls(const Answers& answers) {
-  report_dead_unit(answers);
+  auto dead = dead_unit(answers, negotiator_.process_sets(), options_.unit_timeout_s);
+  if (const auto proof = unit_watch_.proof(std::move(dead), Clock::now())) {
+    throw Error(Code::kTimeout, *proof);
+  }
   for (const Stall& stall :
        stalls_.inspect(table_.undispatched(), answers, negotiator_.process_sets(), Clock::now())) {
     if (stall.missing.empty()) {
@@ -321,6 +297,15 @@ Clock::time_point Coordinator::next_deadline() {
   return deadline;
 }
 
+/// Whether no lane has stood still for as long as it may after an orderly shutdown.
+bool Coordinator::still_moves() noexcept {
+  try {
+    return std::chrono::duration<double>(dispatcher_.lanes().longest_wait()) < kDrain;
+  } catch (...) {  // no memory
+    return false;
+  }
+}
+
 /// The progress thread's. Buffers of failed operations are not touched any more when this returns.
 void Coordinator::fail(const Status& status) noexcept {
   if (failed_.load()) {
@@ -329,10 +314,8 @@ void Coordinator::fail(const Status& status) noexcept {
   const bool orderly = status.code() == Code::kShutdown;
   plane_.abort(status);
   if (orderly) {
-    // The last bytes of who has left may be on their way for as long as the network takes.
-    const auto latest = Clock::now() + seconds(options_.unit_timeout_s);
-    while (!dispatcher_.drain(Clock::now() + kDrain) && Clock::now() < latest &&
-           seconds(dispatcher_.lanes().longest_wait()) < kDrain) {
+    const auto latest = Clock::now() + kDrainMoving;
+    while (!dispatcher_.drain(Clock::now() + kDrain) && Clock::now() < latest && still_moves()) {
     }
     messenger_.drain(Clock::now() + kDrain);
     device_path_.drain(Clock::now() + kDrainGpu);

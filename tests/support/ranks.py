@@ -220,7 +220,7 @@ class _Run:
         self._listener = listener
         self._ranks: dict[int, _Rank] = {}
         self._results: dict[int, Any] = {}
-        self._begun = 0
+        self._begun: set[int] = set()
         #: Direct children by file descriptor: ranks, or a launcher as number -1.
         self._children: dict[int, tuple[int, subprocess.Popen[bytes] | ForkedRank]] = {}
         self._selector = selectors.DefaultSelector()
@@ -290,8 +290,8 @@ class _Run:
         except (EOFError, OSError):
             kind, value = "end", None
         if kind == "begin":
-            self._begun += 1
-            if self._begun < self._size:
+            self._begun.add(rank.number)
+            if len(self._begun) < self._size:
                 return False
             for other in self._ranks.values():
                 with contextlib.suppress(OSError):  # it has died; its end tells how
@@ -331,6 +331,9 @@ class _Run:
 
     def _describe_hang(self, numbers: list[int], timeout: float) -> str:
         lines = [f"after {timeout:g} s still running: rank {', '.join(map(str, numbers))}"]
+        late = sorted(set(range(self._size)) - self._begun)
+        if late:
+            lines.append(f"(all wait for rank {', '.join(map(str, late))} to begin)")
         for number in numbers:
             rank = self._ranks.get(number)
             stacks = "(it has not started)" if rank is None else _stacks(rank)

@@ -1,7 +1,9 @@
 #include "csrc/core/dispatch/dead_unit.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -29,6 +31,10 @@ Lanes lanes_of(const Answers& answers) {
 const LaneReport* lane_of(const Lanes& lanes, int rank, std::uint32_t lane) {
   const auto found = lanes.find({rank, lane});
   return found == lanes.end() ? nullptr : found->second;
+}
+
+Clock::duration seconds(double number) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(number));
 }
 
 bool keeps_alive(const LaneReport* current, const LaneReport& unit) {
@@ -94,6 +100,34 @@ std::optional<DeadUnit> dead_unit(const Answers& answers,
                   first->process_set,
                   first->unit,
                   describe(*first, *sets.members(first->process_set), lanes, limit_s)};
+}
+
+bool DeadUnitWatch::should_ask(double longest_wait_s, Clock::time_point now) {
+  // Later than this rank's own limit, so that the other members have most likely waited for so
+  // long, too.
+  constexpr double kAskAfter = 1.125;
+  if (longest_wait_s < kAskAfter * limit_s_ || now < ask_at_) {
+    return false;
+  }
+  ask_at_ = now + seconds(limit_s_);
+  return true;
+}
+
+double DeadUnitWatch::limit_s(Clock::time_point now) const {
+  return now < doubt_to_ ? std::numeric_limits<double>::infinity() : limit_s_;
+}
+
+std::optional<std::string> DeadUnitWatch::proof(std::optional<DeadUnit> dead,
+                                                Clock::time_point now) {
+  if (dead && suspect_ == dead) {
+    return dead->text;
+  }
+  suspect_ = std::move(dead);
+  if (suspect_) {
+    doubt_to_ = now + seconds(limit_s_ / 8);
+    ask_at_ = now + seconds(limit_s_ / 4);  // when others doubt no more, though they began later
+  }
+  return std::nullopt;
 }
 
 }  // namespace aiacc

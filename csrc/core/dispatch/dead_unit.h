@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "csrc/base/socket.h"
 #include "csrc/core/negotiation/message.h"
 #include "csrc/core/negotiation/process_set_table.h"
 
@@ -34,12 +35,36 @@ inline bool operator==(const DeadUnit& a, const DeadUnit& b) {
 /// crosswise are found as well.
 ///
 /// Ranks do not look at their lanes at the same moment: the last member may come, and end the unit
-/// here, after another one has looked and before it does itself. So a unit is proven dead by two
-/// rounds in a row, where all have looked for the second time after they have for the first.
+/// here, after another one has looked and before it does itself. So one answer proves nothing: see
+/// DeadUnitWatch.
 ///
 /// The limit must be longer than a rank may be stopped, and than TCP takes to go on after that.
 std::optional<DeadUnit> dead_unit(const Answers& answers,
                                   const ProcessSetTable& sets,
                                   double limit_s);
+
+/// When a rank asks what the lanes of all are at, and what the answers prove: two in a row that say
+/// that the same unit is dead, where all have looked for the second time after they have for the
+/// first. In between lanes have time to be given a processor, and to see what has come.
+///
+/// Pure, but for what it remembers; what `proof` returns is equal on all ranks.
+class DeadUnitWatch {
+ public:
+  explicit DeadUnitWatch(double limit_s) : limit_s_(limit_s) {}
+
+  /// Whether to ask, if some lane here has waited for so long.
+  bool should_ask(double longest_wait_s, Clock::time_point now);
+  /// How long a lane must have waited to be reported as stuck. Nothing is stuck between two
+  /// answers, since others may ask for reasons of their own.
+  double limit_s(Clock::time_point now) const;
+  /// Why the job has to end, if it has to, after an answer by which this unit seems dead, or none.
+  std::optional<std::string> proof(std::optional<DeadUnit> dead, Clock::time_point now);
+
+ private:
+  const double limit_s_;
+  Clock::time_point ask_at_{};    ///< not before
+  Clock::time_point doubt_to_{};  ///< nothing is stuck until then
+  std::optional<DeadUnit> suspect_;
+};
 
 }  // namespace aiacc

@@ -88,6 +88,23 @@ def test_signals_reach_the_ranks_and_end_the_job(full_pipe):
         assert job.wait(60) == 128 + signal.SIGTERM
 
 
+FOR_EVER = """
+import os, sys
+print("ready", file=sys.stderr, flush=True)
+while True:
+    os.write(1, b"x" * 100 + b"\\n")
+"""
+
+
+def test_a_signalled_job_waits_for_a_reader_as_long_as_it_is_told(full_pipe):
+    _, end = full_pipe
+    with start(FOR_EVER, "--grace-s", "0.1", stdout=end) as job:
+        assert [job.stderr.readline() for _ in range(2)] == [b"ready\n"] * 2
+        job.send_signal(signal.SIGTERM)
+        assert b"aiaccrun: nobody has read the last " in job.stderr.read()
+        assert job.wait(60) == 128 + signal.SIGTERM
+
+
 def test_a_signal_ends_the_wait_for_a_reader(full_pipe, tmp_path):
     _, end = full_pipe
     go = tmp_path / "go"

@@ -68,6 +68,45 @@ TEST(DeadUnit, IsTheSameWhateverElseIsSaid) {
   EXPECT_FALSE(dead == verdict_on({{}, {}}));
 }
 
+TEST(DeadUnitWatch, AsksWhenALaneHasWaitedForLongAndNotAgainSoon) {
+  DeadUnitWatch watch(kLimit);
+  const Clock::time_point start = Clock::now();
+  const auto asks = [&](double waited_s, int at_s) {
+    return watch.should_ask(waited_s, start + std::chrono::seconds(at_s));
+  };
+  EXPECT_FALSE(asks(kLimit, 0));
+  EXPECT_TRUE(asks(1.125 * kLimit, 1));
+  EXPECT_FALSE(asks(2 * kLimit, 60));
+  EXPECT_TRUE(asks(2 * kLimit, 61));
+}
+
+TEST(DeadUnitWatch, OneAnswerProvesNothing) {
+  const auto dead = verdict_on({{unit(1, 5, kStuck)}, {}});
+  const auto another = verdict_on({{unit(1, 6, kStuck)}, {}});
+  const Clock::time_point now = Clock::now();
+  DeadUnitWatch watch(kLimit);
+  EXPECT_FALSE(watch.proof(dead, now).has_value());
+  EXPECT_FALSE(watch.proof(std::nullopt, now).has_value());  // it has ended meanwhile
+  EXPECT_FALSE(watch.proof(dead, now).has_value());
+  EXPECT_FALSE(watch.proof(another, now).has_value());
+  EXPECT_EQ(watch.proof(another, now), another->text);
+}
+
+TEST(DeadUnitWatch, NothingIsStuckUntilLanesHadTimeToGoOn) {
+  const Clock::time_point now = Clock::now();
+  const auto later = [&](double part) {
+    return now + std::chrono::milliseconds(static_cast<int>(part * kLimit * 1000));
+  };
+  DeadUnitWatch watch(kLimit);
+  EXPECT_TRUE(watch.should_ask(2 * kLimit, now));
+  EXPECT_EQ(watch.limit_s(now), kLimit);
+  EXPECT_FALSE(watch.proof(verdict_on({{unit(1, 5, kStuck)}, {}}), now).has_value());
+  EXPECT_GT(watch.limit_s(later(0.12)), 1000 * kLimit);
+  EXPECT_FALSE(watch.should_ask(2 * kLimit, later(0.24)));
+  EXPECT_EQ(watch.limit_s(later(0.13)), kLimit);
+  EXPECT_TRUE(watch.should_ask(2 * kLimit, later(0.26)));
+}
+
 TEST(DeadUnit, AllWaitInIt) {
   const auto text = reason_of({{unit(1, 5, kStuck)}, {unit(1, 5, kStuck)}});
   ASSERT_TRUE(text.has_value());

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -358,6 +359,25 @@ TEST(MemoryLossTest, ARankThatSaysNothingIsNamedOnAll) {
   });
   expect_failure(seen[0], Code::kTimeout, "for rank(s) 1 to map the memory of their host");
   EXPECT_EQ(seen[0].message(), seen[2].message());
+}
+
+/// Others may take as long to connect to the lowest rank as it waits for what comes after that.
+TEST(MemoryLossTest, TheLowestRankHasTimeToBegin) {
+  constexpr double kTimeout = 1;
+  TcpWorld world(2);
+  run_as_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      const auto held = world.connector(0).establish({{1, ChannelKind::kMemory, 0, false, 5}});
+      std::this_thread::sleep_for(std::chrono::duration<double>(2 * kTimeout));
+      return;  // rank 1 still waits, so it learns that this one is gone
+    }
+    try {
+      share_memory(&world.connector(1), sharing_of(2, 1, kTimeout));
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      expect_failure(error.status(), Code::kPeerLost, "rank 0");
+    }
+  });
 }
 
 TEST(MemoryLossTest, TheLowestRankThatSaysNothingIsNamed) {
