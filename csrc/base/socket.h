@@ -11,6 +11,10 @@ namespace aiacc {
 
 using Clock = std::chrono::steady_clock;
 
+inline Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 /// Owns a connected, non-blocking TCP socket with TCP_NODELAY. Movable, closes on destruction, and
 /// in a child of fork at once.
 class Socket {

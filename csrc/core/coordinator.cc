@@ -17,7 +17,7 @@ Clock::duration tick_of(const CoordinatorOptions& options) {
       tick_s = std::min(tick_s, limit / 2);
     }
   }
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(tick_s));
+  return duration_of(tick_s);
 }
 
 std::uint64_t nanoseconds_since(Clock::time_point start) {

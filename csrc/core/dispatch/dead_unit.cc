@@ -1,7 +1,6 @@
 #include "csrc/core/dispatch/dead_unit.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <limits>
 #include <map>
@@ -31,10 +30,6 @@ Lanes lanes_of(const Answers& answers) {
 const LaneReport* lane_of(const Lanes& lanes, int rank, std::uint32_t lane) {
   const auto found = lanes.find({rank, lane});
   return found == lanes.end() ? nullptr : found->second;
-}
-
-Clock::duration seconds(double number) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(number));
 }
 
 bool keeps_alive(const LaneReport* current, const LaneReport& unit) {
@@ -109,7 +104,7 @@ bool DeadUnitWatch::should_ask(double longest_wait_s, Clock::time_point now) {
   if (longest_wait_s < kAskAfter * limit_s_ || now < ask_at_) {
     return false;
   }
-  ask_at_ = now + seconds(limit_s_);
+  ask_at_ = now + duration_of(limit_s_);
   return true;
 }
 
@@ -124,8 +119,9 @@ std::optional<std::string> DeadUnitWatch::proof(std::optional<DeadUnit> dead,
   }
   suspect_ = std::move(dead);
   if (suspect_) {
-    doubt_to_ = now + seconds(limit_s_ / 8);
-    ask_at_ = now + seconds(limit_s_ / 4);  // when others doubt no more, though they began later
+    doubt_to_ = now + duration_of(limit_s_ / 8);
+    ask_at_ =
+        now + duration_of(limit_s_ / 4);  // when others doubt no more, though they began later
   }
   return std::nullopt;
 }

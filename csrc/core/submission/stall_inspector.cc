@@ -9,10 +9,6 @@
 namespace aiacc {
 namespace {
 
-Clock::duration seconds(double value) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
-}
-
 std::string list(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) {
@@ -51,8 +47,8 @@ Clock::time_point StallInspector::next_check(const Pending& pending) const {
   for (const double limit : {warn_s_, fail_s_}) {
     if (limit > 0) {
       // Ask when the limit is reached, then once per period, however long the stall lasts.
-      const auto reached = oldest + seconds(limit);
-      check = std::min(check, reached > asked_ ? reached : asked_ + seconds(limit));
+      const auto reached = oldest + duration_of(limit);
+      check = std::min(check, reached > asked_ ? reached : asked_ + duration_of(limit));
     }
   }
   return check;

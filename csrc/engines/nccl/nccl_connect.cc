@@ -21,10 +21,6 @@ namespace {
 /// How long `abort` waits for a thread that is in NCCL, where calls do not block.
 constexpr std::chrono::seconds kPatience{1};
 
-Clock::duration duration_of(double seconds) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 /// Another rank's death shows as this before the control plane has found it out.
 Code code_of(NcclResult result) {
   return result == kNcclRemoteError || result == kNcclSystemError ? Code::kPeerLost : Code::kEngine;
