@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/core/coordinator.h"
+#include "csrc/engines/cancellation.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/json.h"
 
@@ -216,23 +217,17 @@ class Straggler : public FakeEngine {
                   std::size_t count,
                   const Reduction& reduction) override {
     FakeEngine::all_reduce(lane, send, recv, count, reduction);
-    std::unique_lock lock(mutex_);
-    const auto is_aborted = [this] { return status_.has_value(); };
-    if (changed_.wait_for(lock, std::chrono::milliseconds(1500), is_aborted)) {
-      throw Error(*status_);
-    }
+    pollfd entry{cancellation_.fd(), POLLIN, 0};
+    poll(&entry, 1, 1500);
+    cancellation_.check();
   }
   void abort(const Status& status) noexcept override {
     FakeEngine::abort(status);
-    const std::lock_guard lock(mutex_);
-    status_ = status;
-    changed_.notify_all();
+    cancellation_.set(status);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Status> status_;
+  Cancellation cancellation_;
 };
 
 /// The last bytes of a rank that has left take longer than a second.
