@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/core/execution/coded_steps.h"
 #include "tests/cpp/support/gpu_ranks.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -138,11 +138,7 @@ TEST_P(CoordinatorGpuCodedTest, NoThreadWaitsForTheGpu) {
   std::atomic<int> arrived{0};
   world_.options.parameters.unit_bytes = world_.options.parameters.gpu_unit_bytes = 1024;
   with_gpus(gpus_, world_, lanes_, [&](int rank, RankParts& parts, GpuRank& gpu) {
-    const auto meet = [&](int times) {
-      for (++arrived; arrived.load() < times * size();) {
-        std::this_thread::yield();
-      }
-    };
+    const auto meet = [&](int times) { await_all(arrived, times * size()); };
     std::vector<float>& values = memory[static_cast<std::size_t>(rank)];
     values.assign(8 * kCount, 1.0F);
     const auto step = [&] {

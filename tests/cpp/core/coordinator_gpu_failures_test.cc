@@ -9,6 +9,7 @@
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/support/gpu_ranks.h"
 #include "tests/cpp/support/other_capture.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -212,13 +213,9 @@ TEST(CoordinatorGpuFailures, AGpuThatCannotBeOpenedIsAnErrorOnAllRanks) {
   NcclWorld gpus(3);
   std::atomic<int> arrived{0};
   with_gpus(gpus, {}, 2, [&](int rank, RankParts& parts, GpuRank& gpu) {
-    for (++arrived; arrived.load() < 3;) {
-      std::this_thread::yield();
-    }
+    await_all(arrived, 3);
     gpus.cuda.refuse_to_open(1);
-    for (++arrived; arrived.load() < 6;) {
-      std::this_thread::yield();
-    }
+    await_all(arrived, 6);
     float value = 1;
     const Status status = status_of([&] {
       const Handle handle = gpu.submit(make_request("x", {1}), &value, &value);
@@ -278,9 +275,7 @@ TEST(CoordinatorGpuFailures, ALostRankEndsAll) {
     const Status fatal = fatal_status(*parts.coordinator, "alone on " + std::to_string(rank));
     EXPECT_EQ("a fault", fatal.message());
     gpu.settle();  // nothing is left on the GPU
-    for (++told; told.load() < 3;) {
-      std::this_thread::yield();
-    }
+    await_all(told, 3);
     throw Error(fatal);
   };
   EXPECT_THROW(with_gpus(gpus, {}, 2, body), Error);

@@ -13,6 +13,7 @@
 #include "csrc/engines/tcp/tcp_engine.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/support/gpu_ranks.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -282,11 +283,7 @@ void CoordinatorGpuTest::check_that_no_thread_waits() {
   std::vector<std::vector<float>> memory(static_cast<std::size_t>(size()));
   std::atomic<int> arrived{0};
   with_gpus([&](int rank, RankParts&, GpuRank& gpu) {
-    const auto meet = [&](int times) {
-      for (++arrived; arrived.load() < times * size();) {
-        std::this_thread::yield();
-      }
-    };
+    const auto meet = [&](int times) { await_all(arrived, times * size()); };
     std::vector<float>& values = memory[static_cast<std::size_t>(rank)];
     values.assign(20000, 1.0F);
     const auto step = [&] {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -7,6 +8,7 @@
 #include <list>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -82,6 +84,13 @@ void run_as_ranks(int size, Body body) {
       body(rank);
     }
   });
+}
+
+/// Counts the calling rank, and returns when that makes so many.
+inline void await_all(std::atomic<int>& arrived, int number) {
+  for (++arrived; arrived.load() < number;) {
+    std::this_thread::yield();
+  }
 }
 
 }  // namespace aiacc

@@ -2,7 +2,6 @@
 #include <functional>
 #include <ostream>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -108,9 +107,7 @@ TEST_P(TcpPlaneFailureTest, EverySurvivorLearnsTheSameReason) {
     TcpPlane plane(world.connector(rank), 0.4, 50);
     const auto guard =
         rank_threads.on_failure([&](const Status& status) { plane.interrupt(status); });
-    for (++connected; connected.load() < size - 1;) {  // nobody answers before that
-      std::this_thread::yield();
-    }
+    await_all(connected, size - 1);  // nobody answers before that
     Bytes message = {0};
     const Status status = status_of([&] { plane.all_reduce(message, ignore); });
     plane.abort(status);  // as the coordinator does

@@ -14,6 +14,7 @@
 #include "csrc/base/log.h"
 #include "csrc/core/coordinator.h"
 #include "tests/cpp/support/gpu_ranks.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -220,9 +221,7 @@ TEST_P(FiniteCheckTest, RaisesOnEveryRankWithoutAnotherCall) {
     } else {
       EXPECT_EQ(Code::kNotFinite, status.code());
     }
-    for (++failed; failed.load() < kSize;) {
-      std::this_thread::yield();
-    }
+    await_all(failed, kSize);
     float value = 1;
     for (status = {}; status.ok();) {
       status = status_of([&] { sum(*parts.coordinator, "later", value); });

@@ -17,6 +17,7 @@
 #include "tests/cpp/support/fakes/fake_engine.h"
 #include "tests/cpp/support/nccl_world.h"
 #include "tests/cpp/support/process.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -357,11 +358,7 @@ TEST(HostStagedEngine, TheNumberOfThreadsIsConstant) {
       }
       ASSERT_TRUE(engine.quiesce(soon()));
     };
-    const auto meet = [&](int times) {
-      for (++arrived; arrived.load() < times * 2;) {
-        std::this_thread::yield();
-      }
-    };
+    const auto meet = [&](int times) { await_all(arrived, times * 2); };
     step();  // makes streams, which are threads of the fake
     meet(1);
     const std::size_t threads = process_threads();
@@ -395,9 +392,7 @@ TEST(HostStagedEngine, AFailureOfTheNetworkShowsInCheck) {
     reduce();
     ASSERT_TRUE(engine.quiesce(soon()));
     engine.check();
-    for (++arrived; arrived.load() < 2;) {
-      std::this_thread::yield();
-    }
+    await_all(arrived, 2);
     fail = true;
     reduce();
     Status status;

@@ -10,6 +10,7 @@
 #include "csrc/engines/members.h"
 #include "tests/cpp/engines/engine_checks.h"
 #include "tests/cpp/support/nccl_world.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -91,11 +92,7 @@ TEST_P(NcclEngineTest, QueuesWhileTheGpuStandsStill) {
       engine.buffer(lane, mine.size() * sizeof(float));
     }
     ASSERT_TRUE(engine.quiesce(Clock::now() + std::chrono::seconds(60)));
-    const auto meet = [&](int times) {
-      for (++arrived; arrived.load() < times * size();) {
-        std::this_thread::yield();
-      }
-    };
+    const auto meet = [&](int times) { await_all(arrived, times * size()); };
     meet(1);
     world_.cuda.hold();
     const int before = world_.cuda.synchronising_calls();

@@ -17,6 +17,7 @@
 #include "csrc/engines/shm/shm_engine.h"
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/fakes/fake_cuda.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -279,9 +280,7 @@ TEST_P(StagingSlotsTest, ABrokenDeviceIsAnErrorAndNoHang) {
     const auto input = numbers<float>(5 * kLarge, rank);
     check(coordinator, sum_of("before", 5 * kLarge), input);
     sum(coordinator, "everybody is here", 1);
-    for (++here; here.load() < GetParam();) {  // the first would end the sum of the others
-      std::this_thread::yield();
-    }
+    await_all(here, GetParam());  // the first would end the sum of the others
     cuda_.break_with(700);
     EXPECT_FALSE(
         status_of([&] { reduced(coordinator, sum_of("after", 5 * kLarge), input, 0); }).ok());

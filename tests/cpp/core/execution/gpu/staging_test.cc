@@ -5,7 +5,6 @@
 #include <numeric>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -16,6 +15,7 @@
 #include "tests/cpp/support/coordinators.h"
 #include "tests/cpp/support/fakes/fake_cuda.h"
 #include "tests/cpp/support/other_capture.h"
+#include "tests/cpp/support/ranks.h"
 
 namespace aiacc {
 namespace {
@@ -286,9 +286,7 @@ TEST_P(StagingTest, ABrokenDeviceIsAnErrorAndNoHang) {
     Request request = make_request("before", {1000});
     result_of(coordinator, make_case(request, rank, request.bytes()), 0);
     sum(coordinator, "everybody is here", 1);
-    for (++here; here.load() < world_.size;) {  // the first would end the sum of the others
-      std::this_thread::yield();
-    }
+    await_all(here, world_.size);  // the first would end the sum of the others
     cuda_.break_with(700);
     const Status status = status_of([&] {
       request.name = "after";
