@@ -254,26 +254,29 @@ class _Run:
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def results(self, timeout: float) -> list[Any]:
-        limit = max(timeout, _START_S)
-        deadline = time.monotonic() + limit
-        wanted = set(range(self._size)) - self._missing
-        while not wanted <= self._results.keys():
+        everybody = set(range(self._size))
+        self._await(everybody, self._begun, max(timeout, _START_S))
+        for rank in self._ranks.values():
+            with contextlib.suppress(OSError):  # it has died; its end tells how
+                rank.connection.send(None)
+        self._await(everybody - self._missing, self._results, timeout)
+        return [self._results.get(number) for number in range(self._size)]
+
+    def _await(self, wanted: set[int], there: Collection[int], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while hanging := sorted(wanted.difference(there)):
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             # What a rank said before it ended counts, so connections come before ends.
             keys = sorted((key for key, _ in events), key=lambda key: key.fd in self._children)
             if not keys:
-                hanging = sorted(wanted - self._results.keys())
-                raise RankFailedError(self._describe_hang(hanging, limit))
+                raise RankFailedError(self._describe_hang(hanging, timeout))
             for key in keys:
                 if key.data is not None:
-                    if self._receive(key.data):
-                        limit = timeout
-                        deadline = time.monotonic() + limit
+                    self._receive(key.data)
                 elif key.fd in self._children:
                     self._ended(key.fd)
                 else:
                     self._accept()
-        return [self._results.get(number) for number in range(self._size)]
 
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
@@ -283,29 +286,21 @@ class _Run:
         connection.send(self._task)
         self._selector.register(connection, selectors.EVENT_READ, rank)
 
-    def _receive(self, rank: _Rank) -> bool:
-        """Take a message; whether with it all ranks are in the function."""
+    def _receive(self, rank: _Rank) -> None:
         try:
             kind, value = rank.connection.recv()
         except (EOFError, OSError):
-            kind, value = "end", None
+            self._selector.unregister(rank.connection)
+            if rank.number not in self._missing:
+                raise RankFailedError(self._describe_death(rank.number)) from None
+            return
         if kind == "begin":
             self._begun.add(rank.number)
-            if len(self._begun) < self._size:
-                return False
-            for other in self._ranks.values():
-                with contextlib.suppress(OSError):  # it has died; its end tells how
-                    other.connection.send(None)
-            return True
+            return
         self._selector.unregister(rank.connection)
-        if kind == "end":
-            if rank.number not in self._missing:
-                raise RankFailedError(self._describe_death(rank.number))
-            return False
         if kind == "error":
             raise RankFailedError(f"rank {rank.number} of {self._size} failed:\n{value}")
         self._results[rank.number] = value
-        return False
 
     def _ended(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
@@ -331,9 +326,6 @@ class _Run:
 
     def _describe_hang(self, numbers: list[int], timeout: float) -> str:
         lines = [f"after {timeout:g} s still running: rank {', '.join(map(str, numbers))}"]
-        late = sorted(set(range(self._size)) - self._begun)
-        if late:
-            lines.append(f"(all wait for rank {', '.join(map(str, late))} to begin)")
         for number in numbers:
             rank = self._ranks.get(number)
             stacks = "(it has not started)" if rank is None else _stacks(rank)
