@@ -1,0 +1,116 @@
+"""Programs in processes of their own, under one limit that no load of the machine meets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Seconds after which a program hangs. Who needs another limit tests the limit itself.
+LIMIT_S = 300.0
+#: Seconds that a program has to write its stacks once it hangs.
+_LAST_WORDS_S = 10.0
+
+
+def run_program(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] = ROOT,
+    check: bool = False,
+    input: str | None = None,
+    merged: bool = False,
+    limit_s: float = LIMIT_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` in a session of its own, and capture what it writes.
+
+    Args:
+        command: Program and arguments.
+        env: The whole environment; this process's own if None. Python's faulthandler is added.
+        cwd: Where it runs.
+        check: Whether an exit status other than 0 is an error.
+        input: Text for standard input, which is empty otherwise.
+        merged: Standard error goes to standard output, in the order in which it is written.
+        limit_s: Seconds until it counts as hanging.
+
+    Raises:
+        AssertionError: It failed, and ``check`` is set; or it hangs. The text has the command and
+            what it has written. What hangs is killed with all that it has started, after all of
+            that wrote the stacks of its threads, as far as it is Python.
+    """
+    environment = {"PYTHONFAULTHANDLER": "1", **(os.environ if env is None else env)}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            written = process.communicate(input, limit_s)
+        except subprocess.TimeoutExpired:
+            written = _last_words(process)
+            raise AssertionError(
+                _told(command, f"hangs: still running after {limit_s:g} s", written)
+            ) from None
+        except BaseException:  # of pytest, for example, whose own limit has expired
+            _signal(_family(process.pid), signal.SIGKILL)
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, *written)
+    if check and done.returncode != 0:
+        raise AssertionError(_told(command, f"ended with {done.returncode}", written))
+    return done
+
+
+def _told(
+    command: Sequence[str | os.PathLike[str]], what: str, written: tuple[str | None, str | None]
+) -> str:
+    named = zip(("output", "errors"), written, strict=True)
+    texts = [f"--- {name}:\n{text}" for name, text in named if text]
+    return "\n".join([f"{shlex.join(map(os.fspath, command))}\n{what}", *texts])
+
+
+def _last_words(process: subprocess.Popen[str]) -> tuple[str | None, str | None]:
+    """Let everything that runs tell its stacks, kill it, and return what was written."""
+    family = _family(process.pid)
+    # Those that were started last come first: nobody can mourn, or kill, them before they spoke.
+    _signal(reversed(family), signal.SIGABRT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.communicate(timeout=_LAST_WORDS_S)
+    _signal([*family, *_family(process.pid)], signal.SIGKILL)
+    try:
+        return process.communicate(timeout=_LAST_WORDS_S)
+    except subprocess.TimeoutExpired as expired:  # somebody has left the family with our pipes
+        return (_text(expired.stdout), _text(expired.stderr))
+
+
+def _text(written: str | bytes | None) -> str | None:
+    return written.decode(errors="replace") if isinstance(written, bytes) else written
+
+
+def _family(leader: int) -> list[int]:
+    """The process, all below it, and all of its session, in the order of their numbers."""
+    parents: dict[int, tuple[int, int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state = stat.read_text(errors="replace").rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = (int(state[1]), int(state[3]))
+    family = {pid for pid, (_, session) in parents.items() if session == leader}
+    while more := {pid for pid, (parent, _) in parents.items() if parent in family} - family:
+        family |= more
+    return sorted(family)
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,71 @@
+"""`tests.support.programs`: what hangs shows where, and leaves nothing."""
+
+import fcntl
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.programs import ROOT, run_program
+
+#: It starts another session, as launchers do, and awaits it.
+HANGS = """
+import subprocess, sys
+def wait_for_rank():
+    print("started", flush=True)
+    subprocess.run([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+wait_for_rank()
+"""
+RANK = """
+import fcntl, sys, threading
+held = open({path!r}, "w")
+fcntl.flock(held, fcntl.LOCK_EX)
+def never_set():
+    threading.Event().wait()
+threading.Thread(target=never_set).start()
+def wait_in_rank():
+    threading.Event().wait()
+wait_in_rank()
+"""
+
+
+def test_what_hangs_is_killed_and_shows_all_stacks(tmp_path):
+    held = tmp_path / "held"
+    rank = RANK.format(path=str(held))
+    with pytest.raises(AssertionError, match="still running after 8 s") as raised:
+        run_program([sys.executable, "-c", HANGS, rank], limit_s=8)
+    for part in ("started", "in wait_for_rank", "in never_set", "in wait_in_rank"):
+        assert part in str(raised.value)
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # blocks as long as the rank lives
+
+
+def test_what_a_program_writes_and_how_it_ends():
+    program = "import sys; print(sys.stdin.read()); print('bad', file=sys.stderr); sys.exit(3)"
+    command = [sys.executable, "-c", program]
+    done = run_program(command, input="given")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "given\n", "bad\n")
+    done = run_program(["sh", "-c", "echo 1; echo 2 >&2; echo 3"], merged=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n2\n3\n", None)
+    with pytest.raises(AssertionError, match=r"ended with 3\n--- output:\n\n\n--- errors:\nbad"):
+        run_program(command, check=True)
+
+
+def test_a_program_has_the_given_environment_and_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_THIS_PROCESS", "1")
+    show = [sys.executable, "-c", "import os; print(os.getcwd(), *sorted(os.environ))"]
+    folder, *names = run_program(show).stdout.split()
+    assert folder == str(ROOT)
+    assert "OF_THIS_PROCESS" in names
+    folder, *names = run_program(show, env={"ONE": "1"}, cwd=tmp_path).stdout.split()
+    assert folder == str(tmp_path)
+    assert {"ONE", "PYTHONFAULTHANDLER"} <= set(names) <= {"ONE", "PYTHONFAULTHANDLER", "LC_CTYPE"}
+
+
+def test_an_interruption_kills_the_program(monkeypatch):
+    def interrupted(self, *_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_program(["sleep", "1000"])
