@@ -82,8 +82,9 @@ def _told(
 def _last_words(process: subprocess.Popen[str]) -> tuple[str | None, str | None]:
     """Let everything that runs tell its stacks, kill it, and return what was written."""
     family = _family(process.pid)
-    # Those that were started last come first: nobody can mourn, or kill, them before they spoke.
-    _signal(reversed(family), signal.SIGABRT)
+    # All are stopped until each has the signal, or one would see another's end and go on.
+    for number in (signal.SIGSTOP, signal.SIGABRT, signal.SIGCONT):
+        _signal(family, number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=_LAST_WORDS_S)
     _signal([*family, *_family(process.pid)], signal.SIGKILL)
