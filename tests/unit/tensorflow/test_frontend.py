@@ -21,7 +21,7 @@ from aiacc.tensorflow.compression import (
     to_send,
 )
 from aiacc.tensorflow.gradients import GradientReduction
-from tests.support.python import run_python
+from tests.support.programs import run_python
 
 
 class _Graph:

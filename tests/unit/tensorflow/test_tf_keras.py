@@ -10,7 +10,7 @@ import tf_keras
 import aiacc.tensorflow as hvd
 import aiacc.tensorflow.keras as hvd_keras
 from aiacc.tensorflow.keras.tf_keras_optimizer import take_state
-from tests.support.python import run_python
+from tests.support.programs import run_python
 
 LEGACY = tf_keras.optimizers.legacy
 LSO = tf_keras.mixed_precision.LossScaleOptimizer
