@@ -1,7 +1,6 @@
-"""Ranks that are forked from processes which have imported their framework, in a tenth of the time.
+"""Ranks that are forked from processes which have imported what they need, in a tenth of the time.
 
-A process forks ranks of one framework and one environment, but for the variables that are read
-after that import.
+A process forks ranks of one framework, and of one environment as far as it is read before the fork.
 There are two of them, so that neighbouring ranks differ in the seed of Python's hashes, as ranks
 that are started one by one do: what depends on the order of a set differs between them.
 """
@@ -19,8 +18,14 @@ from typing import Any
 
 from tests.support.rank_process import MESSAGE_BYTES
 
-#: Read after that import: what is for our code or a rank's function; and what pytest changes.
-_READ_LATE = ("AIACC_", "HOROVOD_", "PYTEST_")
+#: What ranks of a framework import, whatever their test.
+_MODULES = {
+    "torch": ("numpy", "torch", "torch._dynamo", "aiacc.torch", "pytest"),
+    "tensorflow": ("numpy", "tensorflow", "aiacc.tensorflow", "pytest"),
+    "numpy": ("numpy", "aiacc.array", "pytest"),
+}
+#: Variables that the loader, the interpreter and libraries read while they start.
+_READ_EARLY = ("LD_", "PYTHON", "TF_", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 _SEEDS = 2
 
 
@@ -50,7 +55,7 @@ class _Parent:
     def __init__(self, framework: str, environment: Mapping[str, str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            arguments = ["--fork", framework, str(theirs.fileno())]
+            arguments = ["--fork", str(theirs.fileno()), *_MODULES[framework]]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.rank_process", *arguments],
                 env=environment,
@@ -59,8 +64,8 @@ class _Parent:
             )
         self.codes: dict[int, int] = {}
 
-    def fork(self, environment: Mapping[str, str], address: str) -> ForkedRank:
-        request = pickle.dumps((dict(environment), address))
+    def fork(self, environment: Mapping[str, str], address: str, module: str) -> ForkedRank:
+        request = pickle.dumps((dict(environment), address, module))
         socket.send_fds(self.control, [request], [0, 1, 2])
         while True:
             pid, status = self.receive()
@@ -96,21 +101,30 @@ _MOST = 10
 _parents: dict[tuple[int, str, frozenset[tuple[str, str]]], _Parent] = {}
 
 
-def fork(framework: str, number: int, environment: Mapping[str, str], address: str) -> ForkedRank:
-    """Start rank ``number`` as the leader of a session, with this process's standard streams."""
-    early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
+def fork(
+    function: Callable[..., Any], number: int, environment: Mapping[str, str], address: str
+) -> ForkedRank | None:
+    """Start rank ``number`` for ``function`` as the leader of a session.
+
+    It has this process's standard streams. None if it cannot be forked, because its module wants
+    several frameworks, whose order matters.
+    """
+    framework = _framework_of(function)
+    if framework is None:
+        return None
+    early = {n: v for n, v in environment.items() if n.startswith(_READ_EARLY)}
     key = number % _SEEDS, framework, frozenset(early.items())
     parent = _parents.pop(key, None)
     if parent is None:
         if len(_parents) == _MOST:
             _parents.pop(next(iter(_parents))).end()
-        parent = _Parent(framework, early)
+        parent = _Parent(framework, {**os.environ, **early})
     _parents[key] = parent  # the last one now
-    return parent.fork(environment, address)
+    return parent.fork(environment, address, function.__module__)
 
 
-def framework_of(function: Callable[..., Any]) -> str | None:
-    """The one that the module of ``function`` imports; None also for two, whose order matters."""
+def _framework_of(function: Callable[..., Any]) -> str | None:
+    """The one that the module of ``function`` imports; None for two."""
     modules = {
         getattr(value, "__name__", "").partition(".")[0]
         for value in vars(sys.modules[function.__module__]).values()
@@ -118,7 +132,7 @@ def framework_of(function: Callable[..., Any]) -> str | None:
     }
     if "torch" in modules:
         return None if modules & {"tensorflow", "keras"} else "torch"
-    return "tensorflow" if "tensorflow" in modules else None
+    return "tensorflow" if modules & {"tensorflow", "keras"} else "numpy"
 
 
 def processes() -> set[str]:

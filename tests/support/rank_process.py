@@ -1,11 +1,12 @@
 """One rank of `tests.support.ranks.run_ranks`.
 
 python -m tests.support.rank_process ADDRESS    # runs the function that is sent there
-python -m tests.support.rank_process --fork FRAMEWORK SOCKET    # forks ranks, see rank_forks.py
+python -m tests.support.rank_process --fork SOCKET MODULE...    # forks ranks, see rank_forks.py
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -44,17 +46,16 @@ def main(address: str) -> int:
     return 0 if outcome[0] == "result" else 1
 
 
-def fork_ranks(framework: str, control: socket.socket) -> int:
-    """Import the framework, fork a rank for each request, and tell how it ended; 0 at the end.
+def fork_ranks(control: socket.socket, modules: Sequence[str]) -> int:
+    """Import the modules, fork a rank for each request, and tell how it ended; 0 at the end.
 
-    Requests are pickled (environment, address) with the rank's standard streams, replies pickled
-    (pid, None) once it is the leader of a session, and (pid, status of waitpid) when it has ended.
+    Requests are pickled (environment, address, module of the rank's function) with the rank's
+    standard streams, replies pickled (pid, None) once it is the leader of a session, and (pid,
+    status of waitpid) when it has ended.
     """
-    import numpy
-
-    importlib.import_module(framework)  # what takes the time of a rank's start
-    if framework == "torch":
-        importlib.import_module("torch._dynamo")  # for the first optimizer: as slow again
+    for name in modules:
+        importlib.import_module(name)
+    numpy = sys.modules.get("numpy")
     ranks: dict[int, int] = {}  # by descriptor
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -68,7 +69,11 @@ def fork_ranks(framework: str, control: socket.socket) -> int:
                 message, streams, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
                 if not message:
                     return 0
-                environment, address = pickle.loads(message)
+                environment, address, module = pickle.loads(message)
+                with contextlib.suppress(BaseException):  # the rank fails by it, and says so
+                    importlib.import_module(module)
+                # What another thread holds while it is copied stays locked in the copy.
+                assert len(os.listdir("/proc/self/task")) == 1, f"{module} starts threads"
                 leads, tell = os.pipe()
                 pid = os.fork()
                 if pid == 0:
@@ -81,7 +86,8 @@ def fork_ranks(framework: str, control: socket.socket) -> int:
                     sys.argv[1:] = [address]
                     os.environ.clear()
                     os.environ.update(environment)
-                    numpy.random.seed()
+                    if numpy is not None:
+                        numpy.random.seed()
                     return main(address)
                 for descriptor in (*streams, tell):
                     os.close(descriptor)
@@ -95,5 +101,5 @@ def fork_ranks(framework: str, control: socket.socket) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--fork":
-        sys.exit(fork_ranks(sys.argv[2], socket.socket(fileno=int(sys.argv[3]))))
+        sys.exit(fork_ranks(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]))
     sys.exit(main(sys.argv[1]))

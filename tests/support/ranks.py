@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from aiacc.run.programs import mpi_launchers
 from tests.support.needed import missing
-from tests.support.rank_forks import ForkedRank, fork, framework_of
+from tests.support.rank_forks import ForkedRank, fork
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_TIMEOUT_S = 60.0
@@ -232,17 +232,16 @@ class _Run:
             self._spawn(-1, launch_command(launcher, self._size, program), env)
             return
         port = free_port()
-        framework = framework_of(self._task[0])
         for number in range(self._size):
             place = {
                 "AIACC_RANK": str(number),
                 "AIACC_SIZE": str(self._size),
                 "AIACC_ADDR": f"127.0.0.1:{port}",
             }
-            if framework is None:
-                self._spawn(number, [sys.executable, *program], {**place, **env})
+            if rank := fork(self._task[0], number, {**place, **env}, address):
+                self._watch(number, rank)
             else:
-                self._watch(number, fork(framework, number, {**place, **env}, address))
+                self._spawn(number, [sys.executable, *program], {**place, **env})
 
     def _spawn(self, number: int, command: list[str], env: dict[str, str]) -> None:
         child = subprocess.Popen(command, env=env, cwd=ROOT, start_new_session=True)
