@@ -91,12 +91,15 @@ gpu-check:  ## on a machine with a GPU: build, tests/gpu, bench/gpu (GPU_STAGES=
 	$(GPU_PYTHON) .ci/gpu_check.py $(GPU_STAGES)
 
 .PHONY: lint
-lint: $(STAMPS)/package  ## formatting, ruff, mypy, workflows, commits; changes nothing
+lint: $(STAMPS)/package  ## formatting, types, layering, pages, images, commits; changes nothing
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/python .ci/check_layering.py
+	$(BIN)/python .ci/check_images.py
+	$(BIN)/python .ci/check_pages.py
 	$(BIN)/python .ci/check_commits.py
 
 .PHONY: format

@@ -35,7 +35,7 @@ CHECKS = {
         "aiaccrun -np 2 python /opt/aiacc/examples/keras_digits.py --epochs 2 --verbose 2",
         "mpirun -np 2 python /opt/aiacc/examples/digits.py --epochs 3",
     ],
-    "test": ["make test-python PYTEST_ARGS='tests/unit/test_layering.py -q'"],
+    "test": ["make test-python PYTEST_ARGS='tests/unit/test_splits.py -q'"],
 }
 
 

@@ -1,0 +1,209 @@
+"""Checks that pages say what the code and the result files say.
+
+Needs the core, which `make build` makes; without it there is nothing to compare with, which only CI
+(AIACC_CI=1) takes for a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import itertools
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+#: Modules of bench that make one table of one file, with MARK and PAGE, and the function.
+TABLES = {
+    "bench.compile": "table",
+    "bench.negotiation": "table",
+    "bench.optim.muon": "table",
+    "bench.optim.steps": "table",
+    "bench.selection": "table",
+    "bench.network.compression.report": "tables",
+    "bench.network.planning.report": "tables",
+    "bench.network.second_order.report": "tables",
+}
+#: What a program writes between two marks; what stands between these two, somebody does.
+BLOCK = re.compile(r"^(<!-- (?!footprint)(\S+) -->\n).*?(?=^<!-- /\2 -->$)", re.M | re.S)
+
+
+def main() -> int:
+    """Check all pages; 1 if one of them says something else."""
+    try:
+        importlib.import_module("aiacc")
+    except ImportError as error:
+        sys.stderr.write(f"pages are not compared with the code: {error}\n")
+        return 1 if os.environ.get("AIACC_CI") == "1" else 0
+    found = list(problems({str(path.relative_to(ROOT)): path.read_text() for path in pages()}))
+    for line in found:
+        sys.stderr.write(f"{line}\n")
+    return 1 if found else 0
+
+
+def pages() -> list[Path]:
+    """The pages that are checked."""
+    return [ROOT / "README.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def problems(texts: dict[str, str]) -> Iterator[str]:
+    """What is wrong in ``texts``, the pages by their paths."""
+    from aiacc import _core
+    from aiacc.run.help_env import as_markdown
+
+    expected = {path: BLOCK.sub(r"\1what nobody writes\n", text) for path, text in texts.items()}
+    for page, write in writers():
+        path = str(page.relative_to(ROOT))
+        expected[path] = write(expected[path])
+    expected["docs/environment.md"] = as_markdown(_core.env_table())
+    for path, text in texts.items():
+        lines = itertools.zip_longest(text.splitlines(), expected[path].splitlines(), fillvalue="")
+        for number, (line, other) in enumerate(lines, 1):
+            if line != other:
+                remedy = "write it by make docs, or by the program of bench/ whose table it is"
+                yield f"{path}:{number}: expected {other[:70]!r} here; {remedy}"
+                break
+    yield from _footprint(texts["docs/network.md"])
+    yield from _command(texts["docs/compression.md"])
+    for path in ("README.md", "docs/launching.md"):
+        yield from _extras(path, texts[path])
+    yield from _quick_start(texts["README.md"])
+
+
+# Tables of result files --------------------------------------------------------------------------
+
+
+def writers() -> Iterator[tuple[Path, Callable[[str], str]]]:
+    """Pages, and what puts current tables into one."""
+    from bench import kfac, kfac_page, planning, report
+    from bench.data import page as data_page
+    from bench.network import report as network
+    from bench.network.runs import load
+    from bench.second_order import convergence, convergence_report, parts
+    from bench.training.compression import report as training
+
+    for page, tables in report.documents(report.read(report.RESULTS)).items():
+        for mark, table in tables.items():
+            yield page, _between(mark, table)
+    for name, function in TABLES.items():
+        module: Any = importlib.import_module(name)
+        result = module.RESULTS if name == "bench.compile" else module.RESULT
+        runs = _json(result) if function == "table" else load(result)
+        yield module.PAGE, _between(module.MARK, getattr(module, function)(runs))
+    yield network.PAGE, network.with_sections
+    yield data_page.PAGE, lambda text: data_page.with_all_tables(text, report.FOLDER)
+    yield kfac_page.PAGE, lambda text: kfac_page.with_tables(text, _json(kfac.RESULT))
+    yield planning.PAGE, lambda text: planning.with_tables(text, _json(planning.RESULT))
+    yield training.PAGE, lambda text: training.with_section(text, load(training.RESULT))
+    both = _json(parts.RESULT), _json(parts.STEPS_RESULT)
+    yield parts.PAGE, lambda text: parts.with_tables(text, *both)
+    trials = load(convergence.RESULT)
+    yield parts.PAGE, lambda text: convergence_report.with_section(text, trials)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _between(mark: str, table: str) -> Callable[[str], str]:
+    from bench.report import between_markers
+
+    return lambda text: between_markers(text, table, mark, mark)
+
+
+# What the code says ------------------------------------------------------------------------------
+
+
+def _footprint(text: str) -> Iterator[str]:
+    """Rows of the table of sockets, threads and memory that the formula does not have."""
+    from tests.support import footprint
+
+    pattern = re.compile(r"\| (\d[\d,]*) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| (\d+) \| ([\d.]+) MiB")
+    rows = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if (row := pattern.match(line)) is not None:
+            rows += 1
+            size, lanes, *counts = (int(cell.replace(",", "")) for cell in row.groups()[:5])
+            found = [*counts, float(row[6]) * 1024]
+            expected = [
+                footprint.sockets(0, size, lanes, exchanged=False),
+                footprint.sockets(0, size, lanes, exchanged=True),
+                footprint.threads(lanes, sets=False),
+                footprint.memory_kib(lanes, sets=0),
+            ]
+            if found != expected:
+                remedy = "tests/support/footprint.py has the formula"
+                yield f"docs/network.md:{number}: {found} (expected {expected}); {remedy}"
+    if rows < 6:
+        yield f"docs/network.md:1: {rows} rows of the footprint (expected 6 or more); mend it"
+
+
+def _command(text: str) -> Iterator[str]:
+    """Lines below a command of `aiacc-plan` that it does not print."""
+    from aiacc.run.plan import main as plan
+
+    block = re.search(r"^    \$ aiacc-plan (.*)\n((?:    .*\n|\n(?=    ))+)", text, re.M)
+    if block is None:
+        yield "docs/compression.md:1: no output of aiacc-plan; show a command and what it prints"
+        return
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        plan(shlex.split(block[1]))
+    if [line[4:] for line in block[2].splitlines()] != printed.getvalue().splitlines():
+        line = text.count("\n", 0, block.start()) + 1
+        yield f"docs/compression.md:{line}: aiacc-plan prints something else; copy what it prints"
+
+
+def _packages(extra: str) -> list[str]:
+    extras = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1]
+    listed = re.search(rf"^{extra} = \[(.*)\]", extras, re.M)
+    return [] if listed is None else re.findall(r'"([^"]+)"', listed[1])
+
+
+def _extras(path: str, text: str) -> Iterator[str]:
+    """What a page says of installing, and pyproject.toml does not have."""
+    line = re.search(r"pip install '\.\[([a-z,]+)\]'.*", text)
+    if line is None:
+        yield f"{path}:1: no command that installs; say pip install '.[...]'"
+        return
+    number = text.count("\n", 0, line.start()) + 1
+    packages = [package for extra in line[1].split(",") for package in _packages(extra)]
+    missing = {"torch", "mpich", "scikit-learn"} - {re.split("[<>=]", one)[0] for one in packages}
+    if missing:
+        yield f"{path}:{number}: its extras bring no {', '.join(sorted(missing))}; name others"
+    for words in (
+        *(one.replace(">=", " >= ") for one in _packages("torch")),
+        "GPU lanes: torch >= 2.8",
+    ):
+        if words not in line[0]:
+            yield f"{path}:{number}: {words!r} is not said; pyproject.toml has what is needed"
+
+
+def _quick_start(text: str) -> Iterator[str]:
+    """Commands of the quick start that do not do what it says."""
+    from aiacc.run.options import parser
+
+    cpu = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+    if text.find(cpu) == -1 or text.find("pip install '.[") < text.find(cpu):
+        yield f"README.md:1: torch without CUDA is not installed first; say {cpu}"
+    command = re.search(r"^    aiaccrun (-np .*?)\s+#", text, re.M)
+    parsed = parser().parse_args(command[1].split()) if command is not None else None
+    if parsed is None or parsed.num_proc != 2 or not (ROOT / parsed.command[-1]).exists():
+        yield "README.md:1: no example on two ranks; show aiaccrun -np 2 python examples/..."
+    elif "sklearn" not in (ROOT / parsed.command[-1]).read_text() or not any(
+        package.startswith("scikit-learn") for package in _packages("examples")
+    ):
+        yield f"README.md:1: {parsed.command[-1]} and the extra examples are apart; mend one"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
