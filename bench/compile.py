@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from bench import machine
+from bench.report import between_markers
 
 RESULTS = machine.ROOT / "bench" / "results" / "compile.json"
 PAGE = machine.ROOT / "docs" / "torch-compile.md"
-_MARK = "bench:compile"
+MARK = "bench:compile"
 _WAYS = ("eager", "whole", "blocks")
 _TITLES = {
     "eager": "eager",
@@ -77,11 +78,7 @@ def main() -> int:
     text = table(report)
     print(text)
     if options.write:
-        page = PAGE.read_text()
-        start, end = f"<!-- {_MARK} -->", f"<!-- /{_MARK} -->"
-        head, _, rest = page.partition(start)
-        _, _, tail = rest.partition(end)
-        PAGE.write_text(f"{head}{start}\n{text}\n{end}{tail}")
+        PAGE.write_text(between_markers(PAGE.read_text(), text, str(PAGE), MARK))
     return 0
 
 

@@ -38,6 +38,7 @@ from bench.shapes import resnet50
 
 RESULT = ROOT / "bench" / "results" / "negotiation.json"
 PAGE = ROOT / "docs" / "network.md"
+MARK = "bench:negotiation"
 BINARY = ROOT / "build" / "dev" / "bench" / "micro" / "negotiation_bench"
 LARGE_BINARY = BINARY.with_name("large_job_bench")
 LARGE_RANKS = 1024
@@ -268,7 +269,7 @@ def main() -> int:
     }
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     text = PAGE.read_text()
-    PAGE.write_text(between_markers(text, table(report), str(PAGE), "bench:negotiation"))
+    PAGE.write_text(between_markers(text, table(report), str(PAGE), MARK))
     return 0
 
 

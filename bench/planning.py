@@ -78,12 +78,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.check:
         page = PAGE.read_text()
-        return 0 if page == _with_tables(page, json.loads(RESULT.read_text())) else 1
+        return 0 if page == with_tables(page, json.loads(RESULT.read_text())) else 1
     report = simulated()
     RESULT.write_text(json.dumps(report, indent=1) + "\n")
     _draw(report)
     if options.write:
-        PAGE.write_text(_with_tables(PAGE.read_text(), report))
+        PAGE.write_text(with_tables(PAGE.read_text(), report))
     print(f"wrote {RESULT.relative_to(ROOT)}")
     return 0
 
@@ -190,7 +190,8 @@ def _draw(report: dict[str, Any]) -> None:
     chart.dots(shown, INFOCOM, title, "speed-up on 8 GPUs")
 
 
-def _with_tables(page: str, report: dict[str, Any]) -> str:
+def with_tables(page: str, report: dict[str, Any]) -> str:
+    """``page`` with the tables of a report."""
     for mark, table in (
         ("planning:steps", _steps_table(report)),
         ("planning:infocom", _infocom_table(report)),

@@ -22,7 +22,7 @@ from bench import machine
 from bench.report import publish
 
 PAGE = machine.ROOT / "docs" / "compression.md"
-_MARK = "bench:selection"
+MARK = "bench:selection"
 RESULT = machine.ROOT / "bench" / "results" / "selection.json"
 BINARY = machine.ROOT / "build" / "dev" / "bench" / "micro" / "select_bench"
 COUNT = 25_000_000
@@ -126,7 +126,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.write:
         publish(
-            table(json.loads(options.json.read_text())), PAGE, _MARK, options.json, None, write=True
+            table(json.loads(options.json.read_text())), PAGE, MARK, options.json, None, write=True
         )
         return 0
     if not options.binary.exists():

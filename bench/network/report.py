@@ -43,42 +43,42 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.network.report", description=__doc__)
     parser.add_argument("--write", action="store_true", help="update docs/network.md and the plot")
     options = parser.parse_args()
-    training = load(TRAINING)
-    bandwidth = load(ALLREDUCE)
-    engines = load(ENGINES)
-    faults = load(FAULTS)
-    sections = {
-        "bench:network-allreduce": [allreduce_table(bandwidth), provenance(bandwidth)],
-        "bench:network-engines": [allreduce_table(engines), compression_table(engines),
-                                  provenance(engines)],
-        "bench:network-training": [
-            training_table(training), ratio_table(training), provenance(training)
-        ],
-        "bench:network-faults": [faults_table(faults), faults_text(faults), provenance(faults)],
-    }  # fmt: skip
-    for mark, path, table in (
-        ("bench:network-wan", WAN, wan_table),
-        ("bench:network-ablation", ABLATION, ablation_table),
-        ("bench:network-units", UNITS, units_table),
-        ("bench:network-idle", IDLE, idle_table),
+    if not options.write:
+        print(*sections().values(), sep="\n\n", end="\n\n")
+        return 0
+    PAGE.write_text(with_sections(PAGE.read_text()))
+    for path, plot in ((TRAINING, plot_training), (ALLREDUCE, plot_allreduce)):
+        figure = plot(load(path))
+        figure.tight_layout()
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    return 0
+
+
+def with_sections(page: str) -> str:
+    """``page`` with the tables of the result files."""
+    for mark, text in sections().items():
+        page = between_markers(page, text, str(PAGE), mark)
+    return page
+
+
+def sections() -> dict[str, str]:
+    """Markdown of the result files, by the mark of its place."""
+    found = {}
+    for name, path, parts in (
+        ("allreduce", ALLREDUCE, [allreduce_table]),
+        ("engines", ENGINES, [allreduce_table, compression_table]),
+        ("training", TRAINING, [training_table, ratio_table]),
+        ("faults", FAULTS, [faults_table, faults_text]),
+        ("wan", WAN, [wan_table]),
+        ("ablation", ABLATION, [ablation_table]),
+        ("units", UNITS, [units_table]),
+        ("idle", IDLE, [idle_table]),
     ):
         runs = load(path)
-        sections[mark] = [table(runs), provenance(runs)]
-    page = PAGE.read_text()
-    for mark, parts in sections.items():
-        text = "\n\n".join(parts)
-        page = between_markers(page, text, str(PAGE), mark)
-        if not options.write:
-            print(text, end="\n\n")
-    if options.write:
-        PAGE.write_text(page)
-        for path, figure in (
-            (TRAINING, plot_training(training)),
-            (ALLREDUCE, plot_allreduce(bandwidth)),
-        ):
-            figure.tight_layout()
-            figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    return 0
+        found[f"bench:network-{name}"] = "\n\n".join(
+            [*(part(runs) for part in parts), provenance(runs)]
+        )
+    return found
 
 
 def plot_training(runs: list[Run]) -> Any:

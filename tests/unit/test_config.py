@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from aiacc import _core
 from aiacc.config import (
     UNKNOWN,
     MpiEnvironment,
@@ -11,6 +12,7 @@ from aiacc.config import (
     chosen_compiler,
     launcher_environment,
 )
+from aiacc.run.help_env import as_markdown, as_text
 
 TORCHRUN = {
     "RANK": "3",
@@ -104,3 +106,13 @@ def test_the_cache_is_where_the_user_has_caches():
 def test_a_compiler_may_have_arguments():
     assert chosen_compiler({"CXX": "ccache '/my tools/g++'"}) == ["ccache", "/my tools/g++"]
     assert chosen_compiler({}) == []
+
+
+@pytest.mark.parametrize("form", [as_text, as_markdown])
+def test_the_table_of_variables_shows_each_with_alias_values_and_default(form):
+    rows = _core.env_table()
+    assert len(rows) > 20
+    page = form(rows)
+    assert [cell for row in rows for cell in row[:4] if cell not in page] == []
+    if form is as_markdown:
+        assert "a\\|b" in form([("N", "", "a|b", "", "meaning")])

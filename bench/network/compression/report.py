@@ -19,7 +19,7 @@ from bench.report import publish
 
 RESULT = ROOT / "bench" / "results" / "network_compression.json"
 PAGE = ROOT / "docs" / "compression.md"
-_MARK = "bench:network-compression"
+MARK = "bench:network-compression"
 
 #: What "auto" must not be slower than.
 DENSE = ("dense", "bf16")
@@ -30,8 +30,12 @@ Run = dict[str, Any]
 def report(path: Path, *, write: bool) -> None:
     """Print the table of a result file, or put it into the page and draw the plot."""
     found = load(path)
-    text = "\n\n".join([table(found), automatic(found), provenance(found)])
-    publish(text, PAGE, _MARK, path, lambda: plot(found), write=write)
+    publish(tables(found), PAGE, MARK, path, lambda: plot(found), write=write)
+
+
+def tables(found: Sequence[Run]) -> str:
+    """Markdown: everything between the marks. Pure."""
+    return "\n\n".join([table(found), automatic(found), provenance(list(found))])
 
 
 def table(found: Sequence[Run]) -> str:

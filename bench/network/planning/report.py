@@ -28,13 +28,13 @@ from bench.report import publish
 
 RESULT = ROOT / "bench" / "results" / "network_planning.json"
 PAGE = ROOT / "docs" / "planning.md"
-_MARK = "bench:network-planning"
+MARK = "bench:network-planning"
 
 
 def report(path: Path, *, write: bool) -> None:
     """Print the tables of a result file, or put them into the page and draw the plot."""
     runs = load(path)
-    publish(tables(runs), PAGE, _MARK, path, lambda: plot(runs), write=write)
+    publish(tables(runs), PAGE, MARK, path, lambda: plot(runs), write=write)
 
 
 def tables(runs: Sequence[Run]) -> str:

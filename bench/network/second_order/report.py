@@ -16,7 +16,7 @@ from bench.report import publish
 
 RESULT = ROOT / "bench" / "results" / "network_kfac.json"
 PAGE = ROOT / "docs" / "kfac.md"
-_MARK = "bench:network-kfac"
+MARK = "bench:network-kfac"
 #: Of the paper: SPD-KFAC's step over D-KFAC's, for ResNet-50.
 GOAL = 0.79
 #: By how much exposed communication may be apart from its prediction.
@@ -29,7 +29,7 @@ Run = dict[str, Any]
 
 def report(path: Path, *, write: bool) -> None:
     """Print the table of a result file, or put it into the page."""
-    publish(tables(load(path)), PAGE, _MARK, path, None, write=write)
+    publish(tables(load(path)), PAGE, MARK, path, None, write=write)
 
 
 def tables(runs: Sequence[Run]) -> str:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -165,13 +164,6 @@ def test_explaining_compression(capsys, tmp_path):
     assert run(capsys, *arguments, "128")[1].startswith("128 ranks on 16 hosts; ")
     assert "no codec pays" in run(capsys, *arguments, "8")[1]
     assert "12 ranks on hosts of 8 (expected a multiple" in run(capsys, *arguments, "12")[2]
-
-
-def test_the_page_shows_what_is_printed(capsys):
-    page = (Path(__file__).parents[3] / "docs" / "compression.md").read_text()
-    block = page.partition("    $ aiacc-plan ")[2].partition("\n\nA network of two levels")[0]
-    command, *shown = block.splitlines()
-    assert run(capsys, *command.split())[1].splitlines() == [line[4:] for line in shown]
 
 
 def test_explaining_compression_needs_the_number_of_ranks(capsys):
