@@ -1,0 +1,253 @@
+"""Random events against a model: what a store has is what was put there, whatever goes wrong.
+
+Memory and disk by themselves are a dict of records with a bound. A CachedDataset on both, neither
+of which has room for everything, is its data set.
+"""
+
+import collections
+import errno
+import os
+import random
+import shutil
+import signal
+import warnings
+
+import numpy as np
+import pytest
+
+from aiacc.data import CachedDataset
+from aiacc.data import origin as origin_module
+from aiacc.data.arena_file import PREFIX
+from aiacc.data.layout import Layout
+from aiacc.data.record import CorruptRecordError
+from tests.unit.data.stores import (
+    TIERS,
+    content,
+    die_before,
+    failing,
+    in_child,
+    key,
+    mapped,
+    records,
+)
+
+SIZE, SAMPLES = 120_000, 40
+
+
+class Tier:
+    """Memory or disk; ``there`` is what it should have."""
+
+    def __init__(self, kind, folder, chance):
+        self.kind, self.folder, self.chance = kind, folder, chance
+        self.there = {}
+        self.open()
+
+    def open(self):
+        self.store = TIERS[self.kind](self.folder, SIZE, 300)
+
+    def close(self):
+        self.store.close()
+
+    def record(self, number):
+        return content(number, 40 + 97 * number)
+
+    def use(self):
+        """Put a record, which is refused only where there is no room."""
+        number = self.chance.randrange(SAMPLES)
+        record = self.record(number)
+        if self.store.write(key(number), record):
+            self.there[number] = record
+        else:
+            assert number not in self.there
+            assert self.store.failure is None
+            assert self.kind == "disk" or self.store.used > SIZE // 3
+
+    def check(self, numbers):
+        for number in numbers:
+            assert self.store.read(key(number)) == self.there.get(number), number
+            assert (key(number) in self.store) == (number in self.there)
+        assert self.kind == "disk" or self.store.used <= SIZE
+
+    def after(self, _what):
+        """Something may be lost, others may have put something: right or not there."""
+        self.there.clear()
+        for number in range(SAMPLES):
+            try:
+                found = self.store.read(key(number))
+            except CorruptRecordError:
+                found = self.store.read(key(number))
+                assert found is None
+            assert found in (None, self.record(number))
+            if found is not None:
+                self.there[number] = bytes(found)
+
+    # Events, of which each leaves the store in use.
+
+    def reopen(self, _):
+        other = TIERS[self.kind](self.folder, SIZE, 300)
+        self.close()
+        self.store = other
+
+    def the_last_one_leaves(self, _):
+        self.close()
+        if self.kind == "memory":
+            self.there.clear()
+        self.open()
+
+    def bits_flip(self, _):
+        arenas = [path for path in self.folder.glob(f"{PREFIX}*") if path.suffix == ""]
+        for path in [*records(self.folder), *arenas]:
+            if path.stat().st_size <= len(b"half"):
+                continue
+            with mapped(path) as data:
+                begin = 0
+                if path.name.startswith(PREFIX):
+                    layout = Layout.unpack(path.read_bytes())
+                    begin = self.chance.choice([layout.index_at, layout.heap_at])
+                for _ in range(20 if begin else 1):
+                    data[self.chance.randrange(begin, len(data))] ^= 1 << self.chance.randrange(8)
+
+    def records_are_cut(self, _):
+        for path in records(self.folder)[::2]:
+            os.truncate(path, self.chance.randrange(max(1, path.stat().st_size)))
+
+    def records_are_removed(self, _):
+        for path in records(self.folder)[::3]:
+            path.unlink()
+
+    def all_is_removed(self, _):
+        shutil.rmtree(self.folder / "aiacc-cache", ignore_errors=True)
+        self.the_last_one_leaves(_)
+
+    def the_account_is_damaged(self, _):
+        for account in self.folder.rglob("aiacc-cache/account"):
+            account.write_bytes(self.chance.choice([b"", b"\0", b'{"version": 0}', b'{"versi']))
+        if self.kind == "disk":  # which another version seems to use
+            self.the_last_one_leaves(_)
+
+    def calls_fail(self, patch):
+        call, code = self.chance.choice(
+            [("write", errno.ENOSPC), ("open", errno.EROFS), ("pwrite", errno.ENOSPC)]
+        )
+        with failing(patch, call, code=code):
+            for _ in range(5):
+                self.attempt()
+        self.reopen(patch)
+
+    def attempt(self):
+        number = self.chance.randrange(SAMPLES)
+        self.store.write(key(number), self.record(number))
+
+    def another_comes_and_goes(self, _):
+        assert in_child(self.come_and_go) == 0
+
+    def another_is_killed(self, _):
+        step = self.chance.randrange(1, 60)
+        assert in_child(die_before, step, self.come_and_go) in (0, -signal.SIGKILL)
+
+    def come_and_go(self):
+        self.open()
+        for _ in range(5):
+            self.attempt()
+        self.close()
+
+    def halves_are_left(self, _):
+        for path in self.folder.rglob("aiacc-cache/*/*"):
+            if path.is_dir():
+                (path / ".00.17-0.tmp").write_bytes(b"half")
+        (self.folder / f"{PREFIX}dead").write_bytes(b"half")
+
+
+class Origin:
+    """Fails as often as it is told to."""
+
+    failures = 0
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the store is away")
+        chance = np.random.default_rng(index)
+        return {"pixels": chance.integers(0, 256, 3000 + index, np.uint8), "label": index}
+
+
+class Whole(Tier):
+    """A data set behind both tiers."""
+
+    def open(self):
+        evict = self.chance.choice(["never", "lru"])
+        self.origin = Origin()
+        self.store = CachedDataset(
+            self.origin,
+            (self.folder, SIZE if evict == "never" else 170_000),
+            (self.folder, 100_000),
+            fingerprint="test",
+            evict=evict,
+            requests=self.chance.choice([1, 3]),
+            retries=2,
+        )
+
+    def reopen(self, _):
+        self.close()
+        self.open()
+
+    the_last_one_leaves = reopen
+
+    def check(self, numbers):
+        for index, sample in zip(numbers, self.store.__getitems__(numbers), strict=True):
+            assert sample["label"] == index
+            assert sample["pixels"].tobytes() == Origin()[index]["pixels"].tobytes()
+
+    def use(self):
+        self.check([self.chance.randrange(SAMPLES) for _ in range(6)])
+
+    attempt = use
+
+    def after(self, _what):
+        self.check(list(range(SAMPLES)))
+
+    def the_origin_fails_for_a_while(self, _):
+        self.origin.failures = 2
+        self.after(_)
+        self.origin.failures = 0
+
+    def the_origin_fails(self, _):
+        self.origin.failures = 10**9
+        errors = 0
+        for index in range(SAMPLES):
+            try:
+                self.check([index])
+            except ConnectionError:
+                errors += 1
+        self.origin.failures = 0
+        assert errors
+
+
+EVENTS = [name for name in vars(Tier) if "_" in name.strip("_") and name != "come_and_go"]
+OF_ORIGINS = ["the_origin_fails_for_a_while", "the_origin_fails"]
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("memory", 0), ("memory", 1), ("disk", 0), ("both", 1)])
+def test_a_hundred_events(kind, seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(origin_module, "pause_before", lambda attempt, chance: 0)
+    # What happens draws from its own: how much the rest draws depends on how threads are scheduled.
+    events, chance = random.Random(seed), random.Random(seed)
+    model = Whole(kind, tmp_path, chance) if kind == "both" else Tier(kind, tmp_path, chance)
+    happened = collections.Counter()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "nothing more is kept")
+        for _ in range(100):
+            for _ in range(1 if kind == "both" else 8):
+                model.use()
+            model.check(chance.sample(range(SAMPLES), 10))
+            event = events.choice([*EVENTS, *(OF_ORIGINS if kind == "both" else [])])
+            happened[event] += 1
+            getattr(model, event)(monkeypatch)
+            model.after(event)
+    model.check(list(range(SAMPLES)))
+    assert len(happened) == len(EVENTS) + 2 * (kind == "both")
+    model.close()
+    assert {path.name for path in tmp_path.iterdir()} <= {f"{PREFIX}dead", "aiacc-cache"}
