@@ -43,7 +43,7 @@ _PLANNERS = (
     "decoupled",
 )
 #: Networks and models of the first table.
-_STEPS = (
+STEPS = (
     ("resnet50", "10gbe-64"),
     ("resnet50", "10gbe-16"),
     ("resnet50", "100gbib-64"),
@@ -91,10 +91,10 @@ def main() -> int:
 def simulated() -> dict[str, Any]:
     """Everything that the page states; seconds."""
     steps = []
-    for model, network in _STEPS:
+    for model, network in STEPS:
         trace, cost = models.trace_of(model), network_of(network).cost()
         plans = {name: planners.plan(name, trace, cost) for name in _PLANNERS}
-        tuned = {mib: _dear(Problem(trace, cost), mib) for mib in _DEAR_TUNED_MIB}
+        tuned = {mib: dear(Problem(trace, cost), mib) for mib in _DEAR_TUNED_MIB}
         best = min(_DEAR_TUNED_MIB, key=tuned.__getitem__)
         steps.append(
             {
@@ -109,7 +109,7 @@ def simulated() -> dict[str, Any]:
     return {
         "kind": "simulated",
         "commit": commit(),
-        "networks": {name: list(PUBLISHED[name]) for _, name in _STEPS},
+        "networks": {name: list(PUBLISHED[name]) for _, name in STEPS},
         "steps": steps,
         "infocom": {
             **_INFOCOM,
@@ -125,7 +125,7 @@ def simulated() -> dict[str, Any]:
     }
 
 
-def _dear(problem: Problem, mib: float) -> float:
+def dear(problem: Problem, mib: float) -> float:
     """Seconds of a decoupled step whose buckets are filled in forward order up to a threshold."""
     ends, filled = [len(problem)], 0.0
     for number in range(len(problem) - 1, -1, -1):

@@ -18,22 +18,15 @@ def _instructions(code: bytes):
 
 
 def test_a_jump_counts_instructions_from_the_next_one():
-    code = program.assemble(
-        [
-            "back",
-            program.Instruction(0x05, jump="ahead"),
-            program.Instruction(0x05, jump="back"),
-            "ahead",
-            program.Instruction(_EXIT),
-        ]
-    )
-    assert [offset for _, _, offset, _ in _instructions(code)] == [1, -2, 0]
-    assert _instructions(code)[-1][0] == _EXIT
+    def jump(where):
+        return program.Instruction(0x05, jump=where)
 
-
-def test_a_jump_to_nowhere_is_refused():
+    end = program.Instruction(_EXIT)
+    code = _instructions(program.assemble(["back", jump("ahead"), jump("back"), "ahead", end]))
+    assert [offset for _, _, offset, _ in code] == [1, -2, 0]
+    assert code[-1][0] == _EXIT
     with pytest.raises(KeyError, match="nowhere"):
-        program.assemble([program.Instruction(0x05, jump="nowhere")])
+        program.assemble([jump("nowhere")])
 
 
 def test_the_classifier_names_its_maps_and_its_last_class():
@@ -60,6 +53,7 @@ def test_names_of_different_beds_differ_and_fit():
         (Spec(flow_mbit=-1), "negative rate"),
         (Spec(slow=0.5, flow_mbit=0), "and a flow cap"),
         (Spec(mtu=100), "MTU of 100"),
+        (Spec(loss=2), "cannot be"),
     ],
 )
 def test_a_bed_that_cannot_be_is_refused(spec, problem):
@@ -92,6 +86,15 @@ def test_hosts_know_each_other_and_use_the_congestion_control():
     assert "congctl" not in " ".join(plan.interior(replace(spec, congestion=""), 1))
 
 
+def test_a_relayed_bed_has_no_bridge():
+    relayed = [spec.relayed for spec in (Spec(delay_ms=1), Spec(loss=0.1), Spec())]
+    assert relayed == [True, True, False]
+    assert not any("sw" in line for line in plan.namespaces(Spec(relay=True)))
+    assert "netns add aiacc-sw" in plan.namespaces(Spec())
+    assert relay.command(None, 2, 1.5, 1e-4, 0) == "set -1 2 1500 100 0"
+    assert relay.command(0, None, 0, 1, 0.25) == "set 0 -1 0 1000000 250000"
+
+
 def test_the_filter_message_carries_program_and_parent():
     message = bpf.filter_message(interface=7, parent=program.MAJOR << 16, program=42)
     length, kind, flags, _, _ = struct.unpack_from("=IHHII", message)
@@ -104,38 +107,28 @@ def test_the_filter_message_carries_program_and_parent():
     assert message.count(b"bpf\0") == 1
 
 
-def test_explicit_ranks_are_numbered_host_by_host():
+def test_launchers_start_where_they_should():
     starts = launch.starts("explicit", 2, 2, ["prog", "a b"], "secret", "bed")
-    assert [(start.host, start.variables["AIACC_RANK"]) for start in starts] == [
-        (0, "0"),
-        (0, "1"),
-        (1, "2"),
-        (1, "3"),
-    ]
+    ranks = [(start.host, start.variables["AIACC_RANK"]) for start in starts]
+    assert ranks == [(0, "0"), (0, "1"), (1, "2"), (1, "3")]
     assert {start.variables["AIACC_ADDR"] for start in starts} == {"10.77.0.1:29500"}
     assert all(start.command == ["prog", "a b"] for start in starts)
 
+    (mpirun,) = launch.starts("mpirun", 3, 2, ["prog"], "secret", "bed")
+    assert (mpirun.host, mpirun.variables["AIACC_BED"]) == (0, "bed")
+    assert "node0:2,node1:2,node2:2" in mpirun.command
+    assert os.access(mpirun.variables["HYDRA_LAUNCHER_EXEC"], os.X_OK)
 
-def test_mpirun_starts_once_and_reaches_the_hosts_by_the_agent():
-    (start,) = launch.starts("mpirun", 3, 2, ["prog"], "secret", "bed")
-    assert start.host == 0
-    assert "node0:2,node1:2,node2:2" in start.command
-    assert start.variables["AIACC_BED"] == "bed"
-    assert os.access(start.variables["HYDRA_LAUNCHER_EXEC"], os.X_OK)
+    # Without a launcher the command runs once, and its mpirun reaches the hosts.
+    (none,) = launch.starts("none", 3, 2, ["aiaccrun", "-x"], "secret", "bed")
+    assert none == replace(mpirun, command=["aiaccrun", "-x"])
 
-
-def test_without_a_launcher_the_command_runs_once_and_its_mpirun_reaches_the_hosts():
-    (start,) = launch.starts("none", 3, 2, ["aiaccrun", "-x"], "secret", "bed")
-    (by_mpirun,) = launch.starts("mpirun", 3, 2, ["prog"], "secret", "bed")
-    assert (start.host, start.command) == (0, ["aiaccrun", "-x"])
-    assert start.variables == by_mpirun.variables
-
-
-def test_torchrun_has_an_agent_on_each_host():
-    starts = launch.starts("torchrun", 2, 4, ["prog"], "secret", "bed")
-    assert [start.host for start in starts] == [0, 1]
-    ranks = [start.command[start.command.index("--node-rank") + 1] for start in starts]
-    assert ranks == ["0", "1"]
+    agents = launch.starts("torchrun", 2, 4, ["prog"], "secret", "bed")
+    ranks = [agent.command[agent.command.index("--node-rank") + 1] for agent in agents]
+    assert [(agent.host, rank) for agent, rank in zip(agents, ranks, strict=True)] == [
+        (0, "0"),
+        (1, "1"),
+    ]
 
 
 _SS = (
@@ -147,56 +140,37 @@ _SS = (
 
 
 def test_connections_are_read_from_ss():
-    first, second = sockets.parse(_SS)
-    assert first == sockets.Connection(
-        "10.77.0.1:42122", "10.77.0.2:41207", 800, 77, "cubic", 319_400_000, 3_100_000_000
-    )
-    assert second == sockets.Connection(
-        "[::ffff:10.77.0.1]:29500", "[::ffff:10.77.0.2]:5000", 1, 0, "bbr", 0, 0
-    )
-
-
-def test_other_text_than_ss_prints_is_refused():
+    assert sockets.parse(_SS) == [
+        sockets.Connection(
+            "10.77.0.1:42122", "10.77.0.2:41207", 800, 77, "cubic", 319_400_000, 3_100_000_000
+        ),
+        sockets.Connection(
+            "[::ffff:10.77.0.1]:29500", "[::ffff:10.77.0.2]:5000", 1, 0, "bbr", 0, 0
+        ),
+    ]
     with pytest.raises(ValueError, match="not a line of ss"):
         sockets.parse("Error: unknown option\n")
 
 
 def test_what_the_bus_bandwidth_may_be_at_most():
-    assert allreduce.limit_mbit(Spec(), 2) == 500
-    assert allreduce.limit_mbit(Spec(), 8) == 1000
-    assert allreduce.limit_mbit(Spec(slow=0.25), 3) == 562.5
-    assert allreduce.limit_mbit(Spec(flow_mbit=0), 1) == 1000
-    assert allreduce.limit_mbit(Spec(), 1, 2) == 500
-    assert allreduce.limit_mbit(Spec(nic_mbit=0), 2, 4) == 2000
+    for spec, numbers, expected in (
+        (Spec(), [2], 500),
+        (Spec(), [8], 1000),
+        (Spec(slow=0.25), [3], 562.5),
+        (Spec(flow_mbit=0), [1], 1000),
+        (Spec(), [1, 2], 500),
+        (Spec(nic_mbit=0), [2, 4], 2000),
+    ):
+        assert allreduce.limit_mbit(spec, *numbers) == expected, (spec, numbers)
 
 
 def test_the_flows_that_an_engine_promises():
-    assert allreduce.promised("tcp", 4, 1, 3) == 3
-    assert allreduce.promised("tcp", 4, 2, 3) is None
-    assert allreduce.promised("hierarchical", 4, 2, 3) == 6
-    assert allreduce.promised("mpi", 2, 1, 3) == 3
-    assert allreduce.promised("hierarchical-mpi", 2, 2, 3) == 6
-    assert allreduce.promised("hierarchical-mpi", 3, 2, 3) is None
-
-
-def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
-    ranks = [
-        {"starts": [0, 5_000_000_000], "ends": [2_000_000_000, 7_000_000_000]},
-        {"starts": [1_000_000_000, 4_000_000_000], "ends": [3_000_000_000, 6_000_000_000]},
-    ]
-    assert allreduce.seconds_of(ranks) == [2.0, 2.0]
-
-
-def test_what_the_relay_is_told():
-    assert relay.command(None, 2, 1.5, 1e-4, 0) == "set -1 2 1500 100 0"
-    assert relay.command(0, None, 0, 1, 0.25) == "set 0 -1 0 1000000 250000"
-
-
-def test_a_relayed_bed_has_no_bridge():
-    assert Spec(delay_ms=1).relayed
-    assert Spec(loss=0.1).relayed
-    assert not Spec().relayed
-    assert not any("sw" in line for line in plan.namespaces(Spec(relay=True)))
-    assert "netns add aiacc-sw" in plan.namespaces(Spec())
-    with pytest.raises(ValueError, match="cannot be"):
-        Spec(loss=2).check()
+    for engine, hosts, per_host, lanes, expected in (
+        ("tcp", 4, 1, 3, 3),
+        ("tcp", 4, 2, 3, None),
+        ("hierarchical", 4, 2, 3, 6),
+        ("mpi", 2, 1, 3, 3),
+        ("hierarchical-mpi", 2, 2, 3, 6),
+        ("hierarchical-mpi", 3, 2, 3, None),
+    ):
+        assert allreduce.promised(engine, hosts, per_host, lanes) == expected, engine

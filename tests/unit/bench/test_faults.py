@@ -19,7 +19,6 @@ from bench.network.faults.plan import (
     judge,
 )
 from bench.network.faults.work import operations, sent, splits, tensors, wanted
-from bench.network.tables import faults_table, faults_text
 
 _DONE = Report("done", checked=100)
 _LOST = "[control] rank 1 has not answered within 4 s (AIACC_PEER_TIMEOUT_S)"
@@ -36,7 +35,7 @@ def test_the_choice_follows_from_the_seed_and_consecutive_seeds_take_all_kinds()
     assert len({replace(fault, seed=0, kind="") for fault in faults}) == 200
 
 
-def test_settings_and_moments_vary():
+def test_settings_and_moments_vary_and_kinds_can_be_chosen():
     faults = [choose(seed) for seed in range(200)]
     assert {fault.engine for fault in faults} == {"tcp", "hierarchical"}
     assert {fault.lanes for fault in faults} == {1, 2, 3, 4}
@@ -48,9 +47,6 @@ def test_settings_and_moments_vary():
     assert all(fault.other != fault.host for fault in faults)
     assert {fault.short_io for fault in faults if fault.kind == "none"} == {False}
     assert {fault.short_io for fault in faults if fault.kind == "short_io"} == {True}
-
-
-def test_some_kinds_alone():
     assert {choose(seed, ["kill"]).kind for seed in range(5)} == {"kill"}
     assert choose(7, ["kill"]) != choose(8, ["kill"])
     with pytest.raises(ValueError, match=r"'fire' \(expected one of none, kill"):
@@ -84,12 +80,37 @@ def _judged(kind, reports, struck=True, left=(), **changes):
     return judge(_fault(kind, **changes), dict(enumerate(reports)), 100, struck, left)
 
 
-def test_right_numbers_everywhere_and_clear_errors_everywhere():
-    assert _judged("reorder", [_DONE] * 4).outcome == "survived"
-    assert _judged("link_2s", [_DONE] * 4).outcome == "survived"
-    assert _judged("link_2s", [_ERROR] * 4).outcome == "clear error"
-    assert _judged("kill", [_ERROR, _KILLED, _ERROR, _ERROR]).outcome == "clear error"
-    assert _judged("half_open", [_KILLED, _KILLED, _ERROR, _ERROR]).outcome == "clear error"
+#: Of another rank, of the link's other side, of its own connection, of one that has left.
+_OF_3 = replace(_ERROR, text="rank 3 is lost", late_s=5)
+_OF_0 = replace(_ERROR, text="rank 0 is lost", late_s=5)
+_OWN = replace(_ERROR, text="rank 0 closed the connection", late_s=11.0)
+_LEFT = replace(_ERROR, type="ShutdownError", text="rank 0 has shut down")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reports", "outcome", "how"),
+    [
+        ("reorder", [_DONE] * 4, "survived", {}),
+        ("link_2s", [_DONE] * 4, "survived", {}),
+        ("link_2s", [_ERROR] * 4, "clear error", {}),
+        ("kill", [_ERROR, _KILLED, _ERROR, _ERROR], "clear error", {}),
+        ("half_open", [_KILLED, _KILLED, _ERROR, _ERROR], "clear error", {}),
+        # It came too late and changes nothing; who is killed while others leave owes no report.
+        ("kill", [_DONE] * 4, "survived", {"struck": False}),
+        ("kill", [_DONE, _KILLED, _DONE, _DONE], "survived", {"struck": False}),
+        # Either side of a dead link loses the other.
+        ("link_gone", [_OF_3, _OF_3, _OF_0, _OF_0], "clear error", {}),
+        # A rank that freezes while it starts only comes late.
+        ("freeze_long", [_DONE] * 4, "survived", {"step": -1, "amount": 6}),
+        # A frozen rank answers for itself when it goes on.
+        ("freeze_long", [_ERROR, _OWN, _ERROR, _ERROR], "clear error", {"amount": 6}),
+        ("freeze_long", [_ERROR, replace(_OWN, code=None), _ERROR, _ERROR], "wrong", {}),
+        # Who is done may leave before the others hear of the fault.
+        ("link_2s", [_DONE, _LEFT, _LEFT, _LEFT], "clear error", {}),
+    ],
+)
+def test_what_ranks_may_do_after_a_fault(kind, reports, outcome, how):
+    assert _judged(kind, reports, **how).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -122,11 +143,6 @@ def test_a_survivor_without_a_report_is_missed():
     assert result.problems == ["rank 2: no report, exit code 0"]
 
 
-def test_a_rank_that_says_done_must_have_checked_everything():
-    result = _judged("none", [_DONE, replace(_DONE, checked=99), _DONE, _DONE])
-    assert result.problems == ["rank 1: done after 99 tensors (expected 100)"]
-
-
 @pytest.mark.parametrize("kind", sorted(HARMLESS))
 def test_a_harmless_fault_is_no_reason_to_fail(kind):
     reports = [replace(report, short_calls=9) for report in [_ERROR] * 4]
@@ -139,74 +155,18 @@ def test_a_fatal_fault_that_nobody_notices_is_wrong(kind):
     assert _judged(kind, [_DONE] * 4).problems == ["nobody noticed (expected a clear error)"]
 
 
-def test_a_fault_that_comes_too_late_changes_nothing():
-    assert _judged("kill", [_DONE] * 4, struck=False).outcome == "survived"
-
-
-def test_either_side_of_a_dead_link_loses_the_other():
-    inside, outside = (replace(_ERROR, text=f"rank {rank} is lost", late_s=5) for rank in (0, 3))
-    assert _judged("link_gone", [outside, outside, inside, inside]).outcome == "clear error"
-    wrong = _judged("link_gone", [inside, outside, inside, outside]).problems
-    assert [problem[:14] for problem in wrong] == ["rank 0: names ", "rank 3: names "]
-
-
-def test_a_rank_that_freezes_while_it_starts_only_comes_late():
-    assert _judged("freeze_long", [_DONE] * 4, step=-1, amount=6).outcome == "survived"
-
-
-def test_a_rank_that_is_killed_while_others_leave_owes_no_report():
-    assert _judged("kill", [_DONE, _KILLED, _DONE, _DONE], struck=False).outcome == "survived"
-    dead = _judged("kill", [_DONE, _DONE, _KILLED, _DONE], struck=False)
-    assert dead.problems == ["rank 2: no report, exit code -9"]
-
-
-def test_who_is_done_may_leave_before_the_others_hear_of_the_fault():
-    left = replace(_ERROR, type="ShutdownError", text="rank 0 has shut down")
-    assert _judged("link_2s", [_DONE, left, left, left]).outcome == "clear error"
-
-
-def test_a_frozen_rank_answers_for_itself_when_it_goes_on():
-    own = replace(_ERROR, text="rank 0 closed the connection", late_s=11.0)
-    assert _judged("freeze_long", [_ERROR, own, _ERROR, _ERROR], amount=6).outcome == "clear error"
-    hanging = replace(own, code=None)
-    assert _judged("freeze_long", [_ERROR, hanging, _ERROR, _ERROR]).outcome == "wrong"
-
-
-def test_short_calls_have_to_be_there_and_only_where_they_belong():
+def test_problems_are_named():
+    few, short = replace(_DONE, checked=99), replace(_DONE, short_calls=7)
+    problems = _judged("none", [_DONE, few, _DONE, _DONE]).problems
+    assert problems == ["rank 1: done after 99 tensors (expected 100)"]
+    problems = _judged("kill", [_DONE, _DONE, _KILLED, _DONE], struck=False).problems
+    assert problems == ["rank 2: no report, exit code -9"]
+    problems = _judged("link_gone", [_OF_0, _OF_3, _OF_0, _OF_3]).problems
+    assert [problem[:14] for problem in problems] == ["rank 0: names ", "rank 3: names "]
     assert "0 calls" in _judged("short_io", [_DONE] * 4, short_io=True).problems[0]
-    assert "7 calls" in _judged("none", [replace(_DONE, short_calls=7)] * 4).problems[0]
-
-
-def test_processes_that_are_left_behind_are_reported():
-    assert _judged("none", [_DONE] * 4, left=["process 7 in host 1"]).problems == [
-        "left behind: process 7 in host 1"
-    ]
-
-
-def _row(kind, outcome, late_s=(), **more):
-    ranks = [{"outcome": "error", "late_s": one, "short_calls": 2} for one in late_s]
-    row = {"kind": kind, "outcome": outcome, "ranks": ranks, "checked": 1000, "short_io": False}
-    return {**row, "step": 3, "victim": 1, **more}
-
-
-def test_table():
-    rows = [
-        _row("kill", "clear error", [0.1, 0.2, 0.6]),
-        _row("kill", "wrong", short_io=True),
-        _row("kill", "clear error", [9.0], step=-1),
-        _row("freeze_long", "clear error", [3.0, 8.0]),
-        _row("reorder", "survived"),
-    ]
-    runs = [{"rows": rows[:2]}, {"rows": rows[2:]}]
-    lines = faults_table(runs).splitlines()
-    assert "| a rank is killed (SIGKILL) | 3 | 0 | 2 | 1 | 0.20 (0.60) |" in lines
-    assert any(
-        line.endswith("time limit (SIGSTOP) | 1 | 0 | 1 | 0 | 3.00 (3.00) |") for line in lines
-    )
-    assert lines[-1] == "| all | 5 | 1 | 3 | 1 |  |"
-    assert faults_text(runs).startswith(
-        "5 runs, 5,000 tensors checked element by element; 1 of the"
-    )
+    assert "7 calls" in _judged("none", [short] * 4).problems[0]
+    left = _judged("none", [_DONE] * 4, left=["process 7 in host 1"]).problems
+    assert left == ["left behind: process 7 in host 1"]
 
 
 def _reduced(inputs):

@@ -1,15 +1,25 @@
-"""What `import aiacc` says where its compiled part is missing, or cannot be loaded."""
+"""`import aiacc` brings no framework, and says why where its compiled part cannot be loaded."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from aiacc import _core
+from tests.support.programs import ROOT, run_program
 
-ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = ("torch", "tensorflow", "keras", "tf_keras", "jax", "mxnet", "mpi4py")
+ALONE = (
+    *("aiacc", "aiacc.array", "aiacc.bootstrap", "aiacc.compression.explain", "aiacc.data"),
+    *("aiacc.kfac.placement", "aiacc.run.main"),
+)
+
+
+@pytest.mark.parametrize("module", ALONE)
+def test_importing_aiacc_imports_no_framework(module):
+    program = f"import sys, {module}\nprint(*(set({FRAMEWORKS!r}) & set(sys.modules)))"
+    assert run_program([sys.executable, "-c", program], check=True).stdout.split() == []
 
 
 @pytest.fixture
@@ -23,23 +33,13 @@ def clone(tmp_path):
 def _lines(folder, before=""):
     """What Python prints that finds no installed package."""
     program = f"import sys; sys.path[:] = [{str(folder)!r}] + sys.path\n{before}\nimport aiacc"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program([sys.executable, "-S", "-c", program], cwd=folder)
     assert done.returncode == 1
     return done.stderr.splitlines()
 
 
-def _last_line(folder, before=""):
-    return _lines(folder, before)[-1]
-
-
 def test_a_clone_that_was_not_built(clone):
-    line = _last_line(clone)
+    line = _lines(clone)[-1]
     assert line.startswith("ImportError: aiacc is imported from its source folder")
     assert str(clone) in line
     assert "run `make build`" in line
@@ -57,7 +57,7 @@ sys.meta_path.append(Finder)
 
 def test_the_python_of_another_source_folder(clone):
     core = Path(_core.__file__)
-    line = _last_line(clone, FINDER.format(path=str(core)))
+    line = _lines(clone, FINDER.format(path=str(core)))[-1]
     assert line.startswith("ImportError: aiacc is imported from its source folder")
     assert str(clone) in line
     assert f"this Python has {core}, which belongs to another aiacc" in line
@@ -66,13 +66,13 @@ def test_the_python_of_another_source_folder(clone):
 
 def test_a_build_for_another_python(clone):
     (clone / "aiacc" / "_core.cpython-27-x86_64-linux-gnu.so").touch()
-    line = _last_line(clone)
+    line = _lines(clone)[-1]
     assert "_core.cpython-27-x86_64-linux-gnu.so, which is for another Python" in line
 
 
 def test_an_incomplete_installation(clone):
     (clone / "CMakeLists.txt").unlink()
-    assert "install aiacc again" in _last_line(clone)
+    assert "install aiacc again" in _lines(clone)[-1]
 
 
 @pytest.mark.parametrize("library", [None, "not a library"])

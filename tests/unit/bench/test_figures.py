@@ -1,0 +1,173 @@
+"""How figures come from samples: what is a sample, which count, and when a goal is reached."""
+
+import pytest
+import torch
+
+from bench import negotiation
+from bench.collectives import measure
+from bench.collectives.rows import row_of
+from bench.data import __main__ as data
+from bench.network import allreduce, runs, training
+from bench.network.compression.__main__ import merged
+from bench.network.planning import tables
+from bench.network.planning.cells import Cell, wire_s
+from bench.network.workloads import names, workload
+from bench.second_order import convergence_report, parts
+from bench.shapes import elements, resnet50
+from bench.training.compression import report as compressed
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "parameters", "giga_multiply_adds"),
+    [
+        ("resnet50", 161, 25_557_032, 4.09),
+        ("vgg16", 32, 138_357_544, 15.47),
+        ("bert-base", 199, 109_482_240, 10.87),
+    ],
+)
+def test_workload_is_the_published_network(name, tensors, parameters, giga_multiply_adds):
+    work = workload(name)
+    assert len(work.shapes) == len(work.multiply_adds) == tensors
+    assert len({name for name, _ in work.shapes}) == tensors
+    assert elements(work.shapes) == parameters
+    assert sum(work.multiply_adds) / 1e9 == pytest.approx(giga_multiply_adds, abs=0.01)
+
+
+def test_resnet50_is_the_same_everywhere_and_gradients_come_last_layer_first():
+    assert workload("resnet50").shapes == resnet50()
+    sent = [name.removeprefix("allreduce.") for name, _ in negotiation.tensors()]
+    assert sent == [name for name, _ in reversed(resnet50())]
+    for name in names():
+        times = workload(name).backward_s
+        assert times == sorted(times, reverse=True)
+        assert times[0] == pytest.approx(2 * workload(name).forward_s)
+
+
+def test_a_sample_lasts_from_the_last_arrival_to_the_last_departure():
+    early = measure.Record(starts=[0, 10_000_000], ends=[5_000_000, 12_000_000])
+    late = measure.Record(starts=[3_000_000, 10_500_000], ends=[4_000_000, 13_000_000])
+    assert measure.samples(row_of("resnet50"), [early, late]) == [2.0, 2.5]
+    ranks = [{"starts": one.starts, "ends": one.ends} for one in (early, late)]
+    assert allreduce.seconds_of(ranks) == [0.002, 0.0025]
+    with pytest.raises(ValueError, match="shorter"):
+        measure.samples(row_of("resnet50"), [early, measure.Record()])
+
+
+def test_a_sample_of_a_caller_is_its_own_and_per_operation():
+    ranks = [measure.Record(starts=[0], ends=[end]) for end in (800_000, 400_000)]
+    assert measure.samples(row_of("submit"), ranks) == [2.0, 1.0]
+
+
+def test_a_percentile_interpolates():
+    assert measure.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert measure.percentile([0.0, 10.0], 0.95) == pytest.approx(9.5)
+
+
+def test_contenders_take_turns_and_the_warm_up_is_dropped():
+    seen = []
+
+    def contender(name):
+        def note(what):
+            return lambda: seen.append(what)
+
+        return measure.Contender(name, run=note(name), finish=note("end"), check=note("check"))
+
+    both = [contender("a"), contender("b")]
+    records = measure.interleave(row_of("resnet50"), both, 1, lambda: seen.append("go"), warmup=1)
+    assert seen == [entry for name in "abba" for entry in ("go", name, "end", "check")]
+    assert [len(record.starts) for record in records.values()] == [1, 1]
+
+
+def test_an_epoch_lasts_from_the_first_begin_to_the_last_end():
+    ranks = [{"epochs": [[1.0, 3.0, 5, 7]]}, {"epochs": [[1.5, 4.0, 6, 8]], "statistics": "x"}]
+    found = data.epochs_of(ranks)
+    assert (found["seconds"], found["images"], found["sums"]) == ([3.0], [11], [15])
+
+
+def test_a_cell_takes_the_place_of_its_predecessor_only(tmp_path):
+    for name, value in (("first", 1), ("other", 2), ("first", 3)):
+        runs.record(tmp_path / "a.json", {"cell": {"name": name}, "value": value})
+        training.record({"workload": name, "bed": {}, "value": value}, tmp_path / "b.json")
+    assert [run["value"] for run in runs.load(tmp_path / "a.json")] == [2, 3]
+    assert sorted(run["value"] for run in runs.load(tmp_path / "b.json")) == [2, 3]
+
+
+def test_contenders_that_are_measured_again_take_the_place_of_their_own():
+    about = {"when": "", "machine": {}, "versions": {}, "commit": "b", "dirty": False, "load": {}}
+    jobs = [{"dense": [1.0], "powersgd": [9.0]}, {"powersgd": [8.0]}]
+    old = {"jobs": jobs, "speeds": {"int8": 1.0}, "commit": "a"}
+    found = merged(old, {"jobs": [{"powersgd": [2.0]}], "speeds": {}, **about})
+    assert found["jobs"] == [{"dense": [1.0]}, {"powersgd": [2.0]}]
+    assert (found["speeds"], found["commit"]) == (old["speeds"], "a")
+    assert found["added"] == [{"contenders": ["powersgd"], **about}]
+
+
+def test_a_ring_sends_all_but_one_share_twice():
+    payload = 1448 / 1514
+    assert wire_s(1_000_000, 8 / payload, hosts=2) == pytest.approx(1.0)
+    assert wire_s(1_000_000, 8 / payload, hosts=4) == pytest.approx(1.5)
+
+
+def test_exposed_communication_is_what_a_step_without_it_has_not():
+    cell = Cell("resnet50", 1000, 10)
+    jobs = [{name: {"seconds": [s]} for name, s in (("optimal", 1.2), ("none", 1.05))}] * 2
+    run = {"cell": {**vars(cell), "name": cell.name}, "compute_s": 1.0, "jobs": jobs}
+    assert tables.exposed_s(run, "optimal") == pytest.approx(0.15)
+    run["jobs"] = [{"optimal": {"seconds": [1.2], "unsent_s": [one]}} for one in (1.10, 1.14)]
+    assert tables.exposed_s(run, "optimal") == pytest.approx(0.08)
+    assert tables.noise_s(run, "optimal") == pytest.approx(0.04)
+    run["jobs"] = [{"optimal": {"seconds": [1.2]}}, {"optimal": {"seconds": [1.1]}}]
+    assert tables.exposed_s(run, "optimal") == pytest.approx(0.15)
+    assert tables.spread_s(run, "optimal") == pytest.approx(0.1)
+    near = [tables.is_near(*one) for one in ((1.15, 1, 0), (1.16, 1, 0), (1.2, 1, 0.2))]
+    assert near == [True, False, True]
+
+
+def _trial(seed, cpu_s, step, *, reached=True, lowest=0.005):
+    curve = [[step, cpu_s, 2 * cpu_s, lowest]]
+    return {"seed": seed, "reached": reached, "lowest": lowest, "curve": curve}
+
+
+def test_the_best_trial_is_the_quickest_else_the_closest():
+    slow, quick = _trial(0, 2.0, 100), _trial(0, 1.0, 200)
+    near = _trial(0, 9.0, 300, reached=False, lowest=0.007)
+    lost = _trial(0, 0.1, 10, reached=False, lowest=None)
+    assert convergence_report.best_of([slow, quick, near, lost]) is quick
+    assert convergence_report.best_of([lost, near]) is near
+
+
+def test_results_that_differ_are_no_measurement():
+    row = parts.Row("a", "a", {"ours": lambda: torch.ones(2), "peer": lambda: 2 * torch.ones(2)})
+    row.alike.add("peer")
+    with pytest.raises(SystemExit, match=r"a: peer differs by 1\.0"):
+        parts.measured(row, 1)
+
+
+def _trained(contender, losses, held_out=1.0, seed=1, sent=1000):
+    task = {"workload": "digits", "ranks": 2, "contender": contender, "seed": seed}
+    task["steps"] = 20 * len(losses)
+    kept = {"losses": losses, "held_out": held_out, "bytes": [sent] * len(losses)}
+    return {"task": task, "interval": 20, **kept}
+
+
+def test_gaps_of_compression_are_those_to_float32_with_the_same_seed():
+    group = [
+        _trained("dense", [2.0] * 18 + [1.2, 0.8]),
+        _trained("dense", [4.0] * 20, seed=2),
+        _trained("int8", [9.0] * 18 + [1.5, 0.7], held_out=1.5),
+        _trained("int8", [3.0] * 20, seed=2),
+    ]
+    gaps = [compressed.gap_of(run, group, compressed.final_loss) for run in group]
+    assert gaps == pytest.approx([0, 0, 10, -25])
+    assert compressed.gap_of(group[2], group, compressed.held_out_loss) == pytest.approx(50)
+    alone = _trained("int8", [1.0] * 20, seed=3)
+    assert compressed.groups([*group, alone]) == {("digits", 2, 400, 0.0): group}
+
+
+def test_bytes_count_until_the_mean_of_five_intervals_is_low_enough():
+    dense = _trained("dense", [2.0] * 10 + [1.0] * 10)
+    early = _trained("int8", [1.0] * 4 + [1.2, 1.0] + [3.0] * 14, sent=10)
+    never = _trained("int4", [1.06] * 20)
+    group = [dense, early, never]
+    found = [compressed.to_target(run, group, run["bytes"]) for run in group]
+    assert found == [15_000, 50, None]
