@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 
 from aiacc.compat.horovod import counterpart
 from aiacc.run.command import SITE, as_horovod
-from tests.support.ranks import ROOT, launch_command, rank_environment
+from tests.support.programs import ROOT, run_program
+from tests.support.ranks import launch_command, rank_environment
 
 CHECKS = """
 import importlib, importlib.util, pickle, sys
@@ -89,16 +89,8 @@ print("good")
 
 
 def run(program, **environment):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**rank_environment({}), **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = run_program(command, env={**rank_environment({}), **environment}, check=True)
     return done.stdout.split()
 
 
@@ -135,15 +127,8 @@ def test_a_hidden_sitecustomize_runs_too(tmp_path):
 def test_an_error_of_a_hidden_sitecustomize_is_its_own(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import a_module_that_is_not_there")
     paths = as_horovod({"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
-    done = subprocess.run(
-        [sys.executable, "-c", "import horovod.torch; print('good')"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**rank_environment({}), **paths},
-        check=True,
-    )
+    command = [sys.executable, "-c", "import horovod.torch; print('good')"]
+    done = run_program(command, env={**rank_environment({}), **paths}, check=True)
     assert done.stdout.split() == ["good"]
     assert "a_module_that_is_not_there" in done.stderr
 
@@ -243,10 +228,6 @@ def test_aiaccrun_runs_an_unchanged_script(framework, tmp_path):
         "hvd.shutdown()\n"
     )
     launcher = launch_command("aiaccrun", 2, [])[:-1]
-    subprocess.run(
-        [*launcher, "--as-horovod", sys.executable, str(script)],
-        env=rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}),
-        timeout=60,
-        check=True,
-    )
+    command = [*launcher, "--as-horovod", sys.executable, str(script)]
+    run_program(command, env=rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2"}), check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "train.py"]

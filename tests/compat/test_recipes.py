@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.ranks import ROOT, rank_environment, run_ranks, tool
+from tests.support.programs import ROOT, run_program
+from tests.support.ranks import rank_environment, run_ranks, tool
 
 PAGE = (ROOT / "docs" / "migrating-from-horovod.md").read_text()
 RECIPES = re.findall(r"^## (\d+\. .*?)\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
@@ -60,14 +60,6 @@ def test_command(command, tmp_path):
     (tmp_path / "train.py").write_text(f"{script}\n{SAY_RANK}\n")
     program, *arguments = shlex.split(command)
     arguments = [sys.executable if word == "python" else word for word in arguments]
-    done = subprocess.run(
-        [*tool(program), *arguments],
-        cwd=tmp_path,
-        env=rank_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [*tool(program), *arguments]
+    done = run_program(command, cwd=tmp_path, env=rank_environment({}), check=True)
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
