@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import aiacc
 from aiacc import _core
+from tests.support.programs import run_program
 
 MODULE = Path(_core.__file__)
 LIBRARY = MODULE.with_name("libaiacc_core.so")
@@ -21,7 +21,7 @@ ERROR = "typeinfo for aiacc::Error"
 def _tool(*command):
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]}")
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return run_program(command, check=True).stdout
 
 
 def _symbols(path, *flags):
@@ -82,22 +82,14 @@ print(copy.aiacc_last_error().decode())
 
 
 def _ask_copy(tmp_path, init):
-    copy = shutil.copy(LIBRARY, tmp_path)
-    return subprocess.run(
-        [sys.executable, "-c", COPY, copy, init],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    command = [sys.executable, "-c", COPY, shutil.copy(LIBRARY, tmp_path), init]
+    return run_program(command, check=True).stdout
 
 
 def test_a_second_copy_refuses(tmp_path):
+    assert "aiacc has not been initialized" in _ask_copy(tmp_path, "")
     text = _ask_copy(tmp_path, "init")
     assert f"{tmp_path / LIBRARY.name} has not been initialized, but {LIBRARY} has" in text
-
-
-def test_a_second_copy_before_init(tmp_path):
-    assert "aiacc has not been initialized" in _ask_copy(tmp_path, "")
 
 
 def test_one_library_by_any_path(tmp_path):
@@ -107,10 +99,5 @@ def test_one_library_by_any_path(tmp_path):
         "import ctypes, sys, aiacc; aiacc.init()\n"
         "print(*(ctypes.CDLL(path).aiacc_is_initialized() for path in sys.argv[1:]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, link, "libaiacc_core.so"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["1", "1"]
+    command = [sys.executable, "-c", program, link, "libaiacc_core.so"]
+    assert run_program(command, check=True).stdout.split() == ["1", "1"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.programs import ROOT, run_program
+
 CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
 
 #: Prints what the build has found.
@@ -49,20 +49,10 @@ esac
 def _find(tmp_path, *folders, **variables):
     """Output of the search; an error is in it."""
     (tmp_path / "harness.cmake").write_text(HARNESS)
-    path = [str(tmp_path / name) for name in folders]
-    done = subprocess.run(
-        [
-            *[str(CMAKE), "-DAIACC_MPI=ON"],
-            *[f"-D{name}={value}" for name, value in variables.items()],
-            *["-P", "harness.cmake"],
-        ],
-        cwd=tmp_path,
-        env={"PATH": os.pathsep.join([*path, "/nowhere"])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    path = os.pathsep.join([*(str(tmp_path / name) for name in folders), "/nowhere"])
+    given = [f"-D{name}={value}" for name, value in variables.items()]
+    command = [str(CMAKE), "-DAIACC_MPI=ON", *given, "-P", "harness.cmake"]
+    done = run_program(command, cwd=tmp_path, env={"PATH": path}, merged=True)
     return " ".join(done.stdout.split())
 
 

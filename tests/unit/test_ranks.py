@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
 
-from tests.support.ranks import ROOT, RankFailedError, run_ranks
+from tests.support.programs import run_program
+from tests.support.ranks import RankFailedError, run_ranks
 
 
 def _rank() -> int:
@@ -39,15 +39,10 @@ def test_first_failure_ends_the_others_at_once_with_its_traceback():
         run_ranks(2, _raise_on_rank_one)
 
 
-def _exit_on_rank_zero():
-    if _rank() == 0:
+def _exit_on_rank_one():
+    if _rank() == 1:
         os._exit(7)
     threading.Event().wait()
-
-
-def test_dead_rank_shows_its_exit_code():
-    with pytest.raises(RankFailedError, match=r"rank 0 of 2 died: exit code 7"):
-        run_ranks(2, _exit_on_rank_zero)
 
 
 def _kill_rank_one():
@@ -56,9 +51,12 @@ def _kill_rank_one():
     return "survived"
 
 
-def test_dead_rank_shows_its_signal():
-    with pytest.raises(RankFailedError, match=r"rank 1 of 2 died: signal SIGKILL"):
-        run_ranks(2, _kill_rank_one)
+@pytest.mark.parametrize(
+    ("function", "how"), [(_exit_on_rank_one, "exit code 7"), (_kill_rank_one, "signal SIGKILL")]
+)
+def test_dead_rank_shows_how_it_died(function, how):
+    with pytest.raises(RankFailedError, match=f"rank 1 of 2 died: {how}"):
+        run_ranks(2, function)
 
 
 def test_rank_may_die_on_purpose():
@@ -106,23 +104,8 @@ def test_a_test_that_misses_something(variables, outcome, tmp_path):
     # With the conftest of the tests, which clears the variable.
     program = "from tests.support.needed import missing\ndef test_it(): missing('no plug-in')\n"
     (tmp_path / "test_it.py").write_text(program)
-    arguments = [
-        "-q",
-        "-rs",
-        "-p",
-        "tests.conftest",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, str(tmp_path / "test_it.py")],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", *plugins, f"--rootdir={tmp_path}"]
+    done = run_program([*command, tmp_path / "test_it.py"], env={**os.environ, **variables})
     assert outcome in done.stdout, done.stdout + done.stderr
     assert "no plug-in" in done.stdout

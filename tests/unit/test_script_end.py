@@ -1,11 +1,10 @@
 """How a script has ended, as `atexit` sees it."""
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.ranks import ROOT
+from tests.support.programs import run_program
 
 SAYS = "import atexit, sys; from aiacc import script_end\n"
 SAYS += "atexit.register(lambda: print(script_end.goodbye()))\n"
@@ -14,16 +13,8 @@ IN_ORDER = "'s script has ended; "
 
 def _goodbye(script, *options, typed=""):
     """The last line that this script, or what is typed, prints."""
-    done = subprocess.run(
-        [sys.executable, *options, "-c", SAYS + script],
-        cwd=ROOT,
-        input=typed,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        check=False,
-    )
-    return done.stdout.splitlines()[-1]
+    command = [sys.executable, *options, "-c", SAYS + script]
+    return run_program(command, input=typed).stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
