@@ -27,14 +27,10 @@ TORCHRUN = {
 }
 
 
-def test_no_launcher():
-    found = launcher_environment({"PATH": "/bin", "RANK": "0"})
-    assert found.torchrun is None
-    assert found.mpi is None
-
-
 def test_torchrun():
-    assert launcher_environment(TORCHRUN).torchrun == TorchrunEnvironment(
+    found = launcher_environment({"PATH": "/bin", "RANK": "0"})
+    assert (found.torchrun, found.mpi) == (None, None)
+    expected = TorchrunEnvironment(
         rank=3,
         size=4,
         local_rank=1,
@@ -45,41 +41,33 @@ def test_torchrun():
         restart_count=2,
         run_id="job-7",
     )
+    assert launcher_environment(TORCHRUN).torchrun == expected
 
 
 def test_torchs_convention_without_the_agent():
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     found = launcher_environment({name: TORCHRUN[name] for name in names}).torchrun
     assert found is not None
-    assert not found.agent_store
-    assert found.local_rank == UNKNOWN
-    assert found.restart_count == 0
+    assert (found.agent_store, found.local_rank, found.restart_count) == (False, UNKNOWN, 0)
 
 
-def test_hydra():
-    found = launcher_environment(
-        {
-            "PMI_RANK": "1",
-            "PMI_SIZE": "2",
-            "PMI_FD": "9",
-            "MPI_LOCALRANKID": "0",
-            "MPI_LOCALNRANKS": "1",
-        }
-    )
-    assert found.mpi == MpiEnvironment("mpich", 1, 2, 0, 1, pmi_fd=9, pmix_namespace="")
-
-
-def test_open_mpi():
-    found = launcher_environment(
-        {
-            "OMPI_COMM_WORLD_RANK": "1",
-            "OMPI_COMM_WORLD_SIZE": "2",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            "PMIX_NAMESPACE": "job",
-        }
-    )
-    assert found.mpi == MpiEnvironment("openmpi", 1, 2, 1, 2, UNKNOWN, "job")
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (
+            "PMI_RANK=1 PMI_SIZE=2 PMI_FD=9 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1",
+            MpiEnvironment("mpich", 1, 2, 0, 1, pmi_fd=9, pmix_namespace=""),
+        ),
+        (
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+            "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=job",
+            MpiEnvironment("openmpi", 1, 2, 1, 2, UNKNOWN, "job"),
+        ),
+    ],
+)
+def test_mpirun(variables, expected):
+    found = launcher_environment(dict(one.split("=") for one in variables.split()))
+    assert found.mpi == expected
 
 
 @pytest.mark.parametrize(
