@@ -1,7 +1,7 @@
 """Names, arguments, their order and their defaults are Horovod's: scripts pass them by position.
 
-The table `horovod_torch_signatures.json` is Horovod's side. Ours may have more names, and more
-arguments where those are keyword-only.
+The tables `horovod_*_signatures.json` are Horovod's side. Ours may have more names, and more
+arguments where those are keyword-only. Where ours differ in another way, it stands here.
 """
 
 from __future__ import annotations
@@ -18,24 +18,83 @@ from aiacc import exceptions
 from aiacc.process_sets import ProcessSet
 from tests.support.signatures import look_up, text_of
 
-TABLE = json.loads(Path(__file__).with_name("horovod_torch_signatures.json").read_text())
-SIGNATURES, MEMBERS, MODULES = TABLE["signatures"], TABLE["members"], TABLE["modules"]
-CONSTANTS, OBJECTS = TABLE["constants"], TABLE["objects"]
+
+def _table(framework):
+    return json.loads(Path(__file__).with_name(f"horovod_{framework}_signatures.json").read_text())
+
+
+TORCH = _table("torch")
+TABLE = {"horovod.torch": TORCH, **_table("tensorflow")}
+del TABLE["source"]
+SIGNATURES = TORCH["signatures"]
+
+#: By Horovod's names: what ours have in place of Horovod's.
+DIFFERENT = {
+    # The same mean. There the default keeps `op` from being given.
+    "horovod.keras.allreduce": ("average=True", "average=None"),
+    # `aiacc.keras` has the callbacks of `aiacc.tensorflow.keras`.
+    "horovod.keras.callbacks.BestModelCheckpoint": (
+        "verbose=0, mode",
+        "verbose=0, save_weights_only=False, mode",
+    ),
+}
+#: Loaded with this file: TensorFlow changes the environment, which tests must not.
+OURS = {name: importlib.import_module(name.replace("horovod", "aiacc")) for name in TABLE}
+
+
+def cases(part):
+    return [(front_end, name) for front_end in TABLE for name in TABLE[front_end][part]]
+
+
+def expected(front_end, part, name):
+    text = TABLE[front_end][part][name]
+    theirs, instead = DIFFERENT.get(f"{front_end}.{name}", ("", ""))
+    assert theirs in text
+    return text.replace(theirs, instead) if theirs else text
 
 
 def test_table_has_every_public_name():
-    assert len({*SIGNATURES, *CONSTANTS, *OBJECTS} - {"is_homogeneous"}) == 67
+    names = {*SIGNATURES, *TORCH["constants"], *TORCH["objects"]}
+    assert len(names - {"is_homogeneous"}) == 67
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signature_is_horovods(name):
-    assert name in hvd.__all__
-    assert text_of(getattr(hvd, name)) == SIGNATURES[name]
+@pytest.mark.parametrize(("front_end", "name"), cases("signatures"))
+def test_signature_is_horovods(front_end, name):
+    module = OURS[front_end]
+    assert name in module.__all__
+    assert text_of(getattr(module, name)) == expected(front_end, "signatures", name)
 
 
-@pytest.mark.parametrize("path", MEMBERS)
-def test_member_is_horovods(path):
-    assert text_of(look_up(hvd, path)) == MEMBERS[path]
+@pytest.mark.parametrize(("front_end", "path"), cases("members"))
+def test_member_is_horovods(front_end, path):
+    assert text_of(look_up(OURS[front_end], path)) == expected(front_end, "members", path)
+
+
+@pytest.mark.parametrize("front_end", TABLE)
+def test_constants_and_objects_are_horovods(front_end):
+    module, constants = OURS[front_end], TABLE[front_end]["constants"]
+    assert {name: getattr(module, name) for name in constants} == constants
+    kinds = {"class": type, "ProcessSet": ProcessSet}
+    for name, kind in TABLE[front_end]["objects"].items():
+        assert isinstance(getattr(module, name), kinds[kind]), name
+
+
+@pytest.mark.parametrize(("front_end", "submodule"), cases("modules"))
+def test_submodule_is_imported_and_has_its_names(front_end, submodule):
+    module, names = OURS[front_end], TABLE[front_end]["modules"][submodule]
+    found = getattr(module, submodule)
+    if front_end == "horovod.torch":
+        assert importlib.import_module(f"aiacc.torch.{submodule}") is found
+    assert [name for name in names if not hasattr(found, name)] == []
+    for name in set(names) & set(dir(module)):
+        assert getattr(found, name) is getattr(module, name), name
+
+
+@pytest.mark.parametrize("front_end", TABLE)
+def test_everything_public_exists(front_end):
+    module = OURS[front_end]
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert [name for name in TABLE[front_end].get("left out", ()) if hasattr(module, name)] == []
 
 
 @pytest.mark.parametrize("name", sorted(set(SIGNATURES) & set(array.__all__)))
@@ -44,41 +103,16 @@ def test_array_front_end_has_the_same_signature(name):
     assert text_of(getattr(array, name)) == expected
 
 
-def test_array_front_end_has_every_operation():
+def test_array_front_end_has_every_operation_and_constant():
     for_torch_only = ("sparse_", "broadcast_optimizer", "broadcast_p")
     operations = {
         name
-        for name in MODULES["mpi_ops"]
+        for name in TORCH["modules"]["mpi_ops"]
         if name in SIGNATURES and not name.startswith(for_torch_only)
     }
     assert operations - set(array.__all__) == set()
-
-
-def test_constants_are_horovods():
-    for module in (hvd, array):
-        assert {name: getattr(module, name) for name in CONSTANTS} == CONSTANTS
-
-
-def test_objects_are_of_horovods_kind():
-    kinds = {"class": type, "ProcessSet": ProcessSet}
-    for name, kind in OBJECTS.items():
-        assert isinstance(getattr(hvd, name), kinds[kind]), name
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_submodule_is_imported_and_has_its_names(module):
-    found = importlib.import_module(f"aiacc.torch.{module}")
-    assert getattr(hvd, module) is found
-    missing = [name for name in MODULES[module] if not hasattr(found, name)]
-    assert missing == []
-    for name in set(MODULES[module]) & set(dir(hvd)):
-        assert getattr(found, name) is getattr(hvd, name), name
-
-
-@pytest.mark.parametrize("module", [hvd, array])
-def test_everything_public_exists(module):
-    for name in module.__all__:
-        assert hasattr(module, name), name
+    assert {name: getattr(array, name) for name in TORCH["constants"]} == TORCH["constants"]
+    assert [name for name in array.__all__ if not hasattr(array, name)] == []
 
 
 def test_a_difference_is_noticed():
@@ -124,13 +158,12 @@ def test_exceptions_have_horovods_classes_and_attributes():
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        lambda: hvd.elastic.run(lambda state: None),
-        lambda: hvd.elastic.TorchState(model=None, batch=0),
-        lambda: hvd.elastic.ElasticSampler([1, 2]),
-    ],
+    ("front_end", "name"),
+    [(front_end, name) for front_end in TABLE for name in TABLE[front_end]["modules"]["elastic"]],
 )
-def test_elastic_says_what_to_do(call):
-    with pytest.raises(NotImplementedError, match=r"not available yet.*--max-restarts"):
-        call()
+def test_elastic_says_what_to_do(front_end, name):
+    call = getattr(OURS[front_end].elastic, name)
+    arguments = [None] * (name not in {"TensorFlowState", "TorchState"})
+    text = rf"elastic\.{name} is not available yet.*--max-restarts"
+    with pytest.raises(NotImplementedError, match=text):
+        call(*arguments)
