@@ -1,5 +1,6 @@
 """Planners against every plan that there is, against each other, and against the simulator."""
 
+import dataclasses
 import itertools
 import random
 import tracemalloc
@@ -8,49 +9,131 @@ import numpy as np
 import pytest
 
 from aiacc.planning import decoupled, graphs, models, planners
-from aiacc.planning.cost import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
-    Affine,
-    Contention,
-    Table,
-)
-from aiacc.planning.plan import DECOUPLED, Constraints
+from aiacc.planning.cost import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Affine, Table
+from aiacc.planning.execution import Sending
+from aiacc.planning.explain import explain
+from aiacc.planning.network import PUBLISHED
+from aiacc.planning.plan import DECOUPLED, Constraints, Plan
 from aiacc.planning.problem import Problem
-from aiacc.planning.schedule import all_reduce_step, decoupled_step, predict
+from aiacc.planning.schedule import all_reduce_step, decoupled_step, in_turn, predict
+from aiacc.planning.search import PlanSearch
 from aiacc.planning.trace import Tensor, Trace
-from tests.unit.planning.instances import every_plan, random_affine, random_table, random_trace
+from tests.unit.planning.instances import (
+    FAMILIES,
+    every_plan,
+    random_problems,
+    random_table,
+    random_trace,
+    with_dtypes,
+)
 
-NAMES = [*planners.ALL, "lanes(2)", "threshold(0.01)"]
+NAMES = [*planners.ALL, "lanes(2)", "lanes(3)", "threshold(0.01)"]
+#: Of small instances whose kinds take turns: those within 0.1 % of the best plan, and the worst.
+_MOSTLY, _AT_WORST = 0.85, 1.1
 
 
 def bursts(*tensors):
-    """A trace of (ready, bytes), whose forward pass takes no time."""
+    """A trace of (ready, bytes) or (ready, bytes, dtype), whose forward pass takes no time."""
     rows = tuple(
-        Tensor(f"t{i}", nbytes, "float32", ready, 0.0) for i, (ready, nbytes) in enumerate(tensors)
+        Tensor(f"t{i}", nbytes, *(dtype or ["float32"]), ready, 0.0)
+        for i, (ready, nbytes, *dtype) in enumerate(tensors)
     )
     return Trace("bursts", rows, 0.0, rows[-1].ready_s, "modelled")
 
 
-def random_problems(number, seed, smallest=3, largest=10):
-    rng = random.Random(seed)
-    for i in range(number):
-        cost = random_affine(rng) if i % 2 else random_table(rng)
-        yield Problem(random_trace(rng, rng.randint(smallest, largest)), cost)
+def planned(name, problem):
+    return planners.plan(name, problem.trace, problem.cost, problem.constraints)
 
 
-def best_step(problem):
-    """Of every plan: the end of its last bucket, by one recurrence for all of them."""
-    costs = [problem.costs_from(start) for start in range(len(problem))]
-    best = np.inf
-    for ends in every_plan(len(problem)):
-        free, start = 0.0, 0
-        for end in ends:
-            free = max(free, problem.ready[end - 1]) + costs[start][end - start - 1]
-            start = end
-        best = min(best, free)
-    return max(best, problem.trace.compute_s)
+def network(name):
+    return Affine(*PUBLISHED[name][:2])
+
+
+def is_allowed(problem, names):
+    """Whether a bucket keeps the constraints, by their definition."""
+    number = {one.name: i for i, one in enumerate(problem.trace.tensors)}
+    tensors = [problem.trace.tensors[number[name]] for name in names]
+    kinds = {problem.kinds[number[name]] for name in names}
+    most = problem.constraints.max_bytes
+    fits = most is None or len(names) == 1 or sum(one.bytes for one in tensors) <= most
+    return len(kinds) == 1 and fits
+
+
+def allowed_plans(problem):
+    """Those of neighbours."""
+    names = [one.name for one in problem.trace.tensors]
+    return [
+        ends
+        for ends in every_plan(len(problem))
+        if all(is_allowed(problem, names[i:j]) for i, j in itertools.pairwise([0, *ends]))
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_are_allowed_and_predictions_equal_the_simulator(name, family):
+    for problem in random_problems(50, 1, family):
+        plan = planned(name, problem)
+        tensors = [one.name for one in problem.trace.tensors]
+        found = [one for bucket in plan.buckets for one in bucket]
+        assert (found if family != "in turn" else sorted(found)) == tensors
+        assert all(is_allowed(problem, bucket) for bucket in plan.buckets)
+        simulated = graphs.step_s([problem.trace], plan, problem.cost)
+        assert plan.predicted_s == pytest.approx(simulated, rel=1e-9), problem
+        assert predict(problem, plan) == plan.predicted_s
+        assert plan.bound_s <= plan.predicted_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("family", ["plain", "contended", "constrained"])
+def test_plans_are_the_best_of_all_that_are_allowed(family):
+    greedy = fewer = 0
+    for problem in random_problems(100, 0, family, 2, 7):
+        plans = {name: planned(name, problem) for name in NAMES}
+        allowed = allowed_plans(problem)
+        steps = [all_reduce_step(problem, ends) for ends in allowed]
+        best = min(steps)
+        assert plans["optimal"].predicted_s == pytest.approx(best, rel=1e-12)
+        for name in ("per_tensor", "single", "threshold(0.01)", "ddp", "mgwfbp_paper"):
+            assert plans[name].predicted_s >= best * (1 - 1e-12), name
+        greedy += plans["mgwfbp_paper"].predicted_s > best * (1 + 1e-9)
+
+        fewest = plans["optimal_k"]
+        good = zip(allowed, steps, strict=True)
+        assert len(fewest.buckets) == min(len(ends) for ends, s in good if s <= best * 1.005)
+        assert fewest.predicted_s <= best * 1.005
+        fewer += len(fewest.buckets) < len(plans["optimal"].buckets)
+
+        lanes = plans["lanes(3)"]
+        of_lanes = [all_reduce_step(problem, ends, n) for n in (2, 3) for ends in allowed]
+        best_of_lanes = min(best, *of_lanes)
+        assert lanes.bound_s <= best_of_lanes * (1 + 1e-9)
+        # No guarantee, but what was found for these instances; others miss more.
+        assert best_of_lanes * (1 - 1e-9) <= lanes.predicted_s <= best_of_lanes * 1.1
+        assert lanes.predicted_s <= best * (1 + 1e-12)
+        both = min(best, *of_lanes[: len(allowed)])
+        assert plans["lanes(2)"].bound_s <= both * (1 + 1e-9)
+
+        apart = min(decoupled_step(problem, ends) for ends in allowed)
+        plan = plans["decoupled"]
+        assert apart * (1 - 1e-9) <= plan.predicted_s <= apart * 1.003
+        assert plan.bound_s <= apart * (1 + 1e-9)
+    assert greedy > 10 or family == "constrained"  # the published rule is greedy
+    assert fewer > 10 or family == "constrained"
+
+
+def test_optimal_is_the_best_of_all_plans_of_more_tensors():
+    """By one recurrence for all of them."""
+    for problem in random_problems(1000, 1):
+        costs = [problem.costs_from(start) for start in range(len(problem))]
+        best = np.inf
+        for ends in every_plan(len(problem)):
+            free, start = 0.0, 0
+            for end in ends:
+                free = max(free, problem.ready[end - 1]) + costs[start][end - start - 1]
+                start = end
+            best = min(best, free)
+        best = max(best, problem.trace.compute_s)
+        assert planned("optimal", problem).predicted_s == pytest.approx(best, rel=1e-12)
 
 
 def test_the_counter_example_to_the_published_rule():
@@ -61,47 +144,6 @@ def test_the_counter_example_to_the_published_rule():
     assert plan.buckets == (("t0",), ("t1", "t2"))
 
 
-def test_optimal_is_the_best_of_all_plans():
-    for problem in random_problems(3000, seed=1):
-        plan = planners.plan("optimal", problem.trace, problem.cost)
-        assert plan.predicted_s == pytest.approx(best_step(problem), rel=1e-12)
-
-
-def test_no_planner_beats_optimal_and_lanes_are_never_worse():
-    worse = 0
-    for problem in random_problems(200, seed=2):
-        best = planners.plan("optimal", problem.trace, problem.cost).predicted_s
-        for name in ("per_tensor", "single", "threshold(0.1)", "mgwfbp_paper", "optimal_k"):
-            plan = planners.plan(name, problem.trace, problem.cost)
-            assert plan.predicted_s >= best * (1 - 1e-12), name
-            worse += name == "mgwfbp_paper" and plan.predicted_s > best * (1 + 1e-9)
-        plan = planners.plan("lanes(3)", problem.trace, problem.cost)
-        assert plan.predicted_s <= best * (1 + 1e-12)
-        assert plan.bound_s <= plan.predicted_s
-    assert worse > 20  # the rule is greedy
-
-
-def test_few_buckets_within_the_slack():
-    fewer = 0
-    for problem in random_problems(100, seed=3, largest=8):
-        best = planners.plan("optimal", problem.trace, problem.cost)
-        plan = planners.plan("optimal_k", problem.trace, problem.cost)
-        assert plan.predicted_s <= best.predicted_s * 1.005
-        for ends in every_plan(len(problem)):
-            if len(ends) < len(plan.buckets):
-                assert all_reduce_step(problem, ends) > best.predicted_s * 1.005
-        fewer += len(plan.buckets) < len(best.buckets)
-    assert fewer > 10
-
-
-def test_decoupled_is_the_best_of_all_plans_within_its_resolution():
-    for problem in random_problems(150, seed=4, largest=7):
-        plan = planners.plan("decoupled", problem.trace, problem.cost)
-        best = min(decoupled_step(problem, ends) for ends in every_plan(len(problem)))
-        assert best * (1 - 1e-9) <= plan.predicted_s <= best * 1.003
-        assert plan.bound_s <= best * (1 + 1e-9)
-
-
 def test_decoupled_ends_before_its_proof_where_that_takes_too_long(monkeypatch):
     """As many labels as plans: two operations whose measured costs differ, and are no lines."""
     proven = 0
@@ -110,7 +152,7 @@ def test_decoupled_ends_before_its_proof_where_that_takes_too_long(monkeypatch):
         rng = random.Random(effort)
         for _ in range(20):
             problem = Problem(random_trace(rng, 7), random_table(rng))
-            plan = planners.plan("decoupled", problem.trace, problem.cost)
+            plan = planned("decoupled", problem)
             best = min(decoupled_step(problem, ends) for ends in every_plan(7))
             assert plan.bound_s <= best * (1 + 1e-9)
             assert best * (1 - 1e-9) <= plan.predicted_s == decoupled_step(problem, plan.ends)
@@ -127,42 +169,10 @@ def test_decoupled_on_a_probed_network_needs_no_search(monkeypatch):
         REDUCE_SCATTER: (0.892, 0.907, 0.989, 0.778, 1.49, 6.91, 26.5, 106, 217),
         ALL_GATHER: (1.05, 1.00, 0.902, 0.866, 1.34, 6.5, 26.6, 119, 226),
     }
-    cost = Table(
-        {
-            (operation, 1): [(size, ms / 1e3) for size, ms in zip(sizes, row, strict=True)]
-            for operation, row in times.items()
-        }
-    )
+    rows = {(what, 1): [(n, ms / 1e3) for n, ms in zip(sizes, times[what])] for what in times}  # noqa: B905
     for model in ("densenet201", "resnet50", "bert_base"):
-        plan = planners.plan("decoupled", models.trace_of(model), cost)
+        plan = planners.plan("decoupled", models.trace_of(model), Table(rows))
         assert plan.predicted_s <= plan.bound_s * (1 + decoupled.RESOLUTION)
-
-
-def test_the_bound_of_lanes_holds_for_every_plan():
-    rng = random.Random(5)
-    for _ in range(60):
-        cost = Affine(
-            rng.choice((0.0, 0.1, 1.0)), 1e-5, contention=Contention(rng.choice((1.0, 4 / 3, 2.5)))
-        )
-        problem = Problem(random_trace(rng, rng.randint(2, 7)), cost)
-        plan = planners.plan("lanes(3)", problem.trace, problem.cost)
-        best = min(
-            all_reduce_step(problem, ends, number)
-            for number in (1, 2, 3)
-            for ends in every_plan(len(problem))
-        )
-        assert plan.bound_s <= best * (1 + 1e-9)
-        assert best * (1 - 1e-9) <= plan.predicted_s <= best * 1.1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_predictions_equal_the_simulator(name):
-    for problem in random_problems(40, seed=6):
-        plan = planners.plan(name, problem.trace, problem.cost)
-        simulated = graphs.step_s([problem.trace], plan, problem.cost)
-        assert plan.predicted_s == pytest.approx(simulated, rel=1e-9), problem
-        assert predict(problem, plan) == plan.predicted_s
-        assert plan.bound_s <= plan.predicted_s * (1 + 1e-9)
 
 
 def test_the_prediction_of_decoupled_is_that_of_the_plan_with_fewer_startups():
@@ -171,74 +181,135 @@ def test_the_prediction_of_decoupled_is_that_of_the_plan_with_fewer_startups():
     assert plan.predicted_s == pytest.approx(graphs.step_s([trace], plan, cost), rel=1e-9)
 
 
-def test_predictions_with_contention_equal_the_simulator():
-    rng = random.Random(7)
-    for _ in range(60):
-        cost = Affine(0.05, 1e-5, contention=Contention(4 / 3))
-        trace = random_trace(rng, 12)
-        plan = planners.plan("lanes(3)", trace, cost)
-        assert plan.predicted_s == pytest.approx(graphs.step_s([trace], plan, cost), rel=1e-9)
+# Kinds that take turns: tensors of several dtypes, or with several keys.
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_constraints_hold(name):
-    rng = random.Random(8)
-    trace = random_trace(rng, 12)
-    keys = ["gpu 0"] * 5 + ["gpu 1"] * 7
-    plan = planners.plan(name, trace, Affine(0.5, 1e-6), Constraints(300_000, keys))
-    sizes = {tensor.name: tensor.bytes for tensor in trace.tensors}
-    assert [tensor for bucket in plan.buckets for tensor in bucket] == list(sizes)
-    for bucket in plan.buckets:
-        assert len(bucket) == 1 or sum(sizes[tensor] for tensor in bucket) <= 300_000
-        assert len({int(tensor[1:]) < 5 for tensor in bucket}) == 1
+def test_where_kinds_take_turns_no_plan_of_neighbours_alone_and_no_other_planner_is_better():
+    better = 0
+    for problem in random_problems(170, 3, "in turn", 4, 9):
+        seconds = {name: planned(name, problem).predicted_s for name in planners.ALL}
+        allowed = allowed_plans(problem)
+        alone = min(all_reduce_step(problem, ends) for ends in allowed)
+        assert planned("lanes(1)", problem).predicted_s <= alone * (1 + 1e-12)
+        apart = min(decoupled_step(problem, ends) for ends in allowed)
+        assert seconds.pop("decoupled") <= apart * 1.005  # of another schedule
+        lanes = seconds.pop("lanes(4)")
+        optimal, fewest = seconds.pop("optimal"), seconds.pop("optimal_k")
+        assert lanes <= optimal <= min(alone * (1 + 1e-12), fewest, *seconds.values())
+        assert fewest <= min(alone, *seconds.values()) * 1.005 * (1 + 1e-12)
+        better += optimal < alone * 0.999
+    assert better > 10
 
 
-def is_allowed(problem, ends):
-    """By the definition of constraints, which planners work on in another form."""
-    sizes = [tensor.bytes for tensor in problem.trace.tensors]
-    return all(
-        end == start + 1
-        or (
-            sum(sizes[start:end]) <= problem.constraints.max_bytes
-            and len(set(problem.constraints.keys[start:end])) == 1
-        )
-        for start, end in itertools.pairwise([0, *ends])
+def _every_bucketing(kinds):
+    """All ways to put the tensors of these kinds into buckets of one kind, by number."""
+    if not kinds:
+        yield []
+        return
+    last = len(kinds) - 1
+    for buckets in _every_bucketing(kinds[:-1]):
+        yield [*buckets, [last]]
+        for number, bucket in enumerate(buckets):
+            if kinds[bucket[0]] == kinds[last]:
+                yield [*buckets[:number], [*bucket, last], *buckets[number + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("optimal", "all_reduce"), ("decoupled", DECOUPLED)]
+)
+def test_where_kinds_take_turns_plans_are_mostly_the_best_that_there_are(name, schedule):
+    ratios = []
+    for problem in random_problems(400, 3, "in turn", 4, 6):
+        if not problem.takes_turns or problem.constraints.max_bytes is not None:
+            continue
+        names = [one.name for one in problem.trace.tensors]
+        every = [
+            Plan("", tuple(tuple(names[i] for i in one) for one in buckets), schedule)
+            for buckets in _every_bucketing(problem.kinds)
+        ]
+        best = min(in_turn(problem, plan).predicted_s for plan in every)
+        ratios.append(planned(name, problem).predicted_s / best)
+    assert len(ratios) > 30
+    assert sum(one < 1.001 for one in ratios) >= _MOSTLY * len(ratios)
+    assert max(ratios) < _AT_WORST
+
+
+@pytest.mark.parametrize(
+    ("name", "buckets"),
+    [
+        # As DistributedDataParallel does, which closes a bucket when it has reached its limit.
+        ("threshold(10)", ("t0 t2", "t1 t3 t5", "t4 t6", "t7")),
+        ("ddp", ("t0", "t1", "t2 t4 t6", "t3 t5 t7")),
+        ("single", ("t0 t2 t4 t6", "t1 t3 t5 t7")),
+    ],
+)
+def test_a_threshold_fills_the_buckets_of_each_kind(name, buckets):
+    rows = [("a", 4), ("b", 1), ("a", 7), ("b", 1), ("a", 2), ("b", 9), ("a", 1), ("b", 1)]
+    trace = bursts(*((float(i), mib << 20, kind) for i, (kind, mib) in enumerate(rows)))
+    plan = planners.plan(name, trace, Affine(0.1, 1e-9))
+    assert [" ".join(bucket) for bucket in plan.buckets] == list(buckets)
+
+
+def half_precision(model):
+    """A model's trace in float16, but for its small tensors, as those of BatchNorm, in float32."""
+    trace = models.trace_of(model)
+    small = [one.bytes <= 8192 for one in trace.tensors]
+    trace = with_dtypes(trace, ["float32" if alone else "float16" for alone in small])
+    tensors = tuple(
+        one if alone else dataclasses.replace(one, bytes=one.bytes // 2)
+        for one, alone in zip(trace.tensors, small, strict=True)
     )
+    return dataclasses.replace(trace, tensors=tensors)
 
 
-def test_under_constraints_plans_are_the_best_of_those_that_are_allowed():
-    rng = random.Random(10)
-    for _ in range(100):
-        trace = random_trace(rng, rng.randint(2, 8))
-        keys = sorted(rng.choice("aab") for _ in trace.tensors)
-        constraints = Constraints(rng.choice((1, 50_000, 10**9)), keys)
-        problem = Problem(trace, random_affine(rng), constraints)
-        allowed = [ends for ends in every_plan(len(problem)) if is_allowed(problem, ends)]
-        best = min(all_reduce_step(problem, ends) for ends in allowed)
-        plans = {
-            name: planners.plan(name, trace, problem.cost, constraints)
-            for name in ("optimal", "optimal_k", "lanes(2)", "decoupled")
-        }
-        assert all(is_allowed(problem, plan.ends) for plan in plans.values())
-        assert plans["optimal"].predicted_s == pytest.approx(best, rel=1e-12)
-        fewest = min(
-            len(ends) for ends in allowed if all_reduce_step(problem, ends) <= best * 1.005
-        )
-        assert len(plans["optimal_k"].buckets) == fewest
-        both = [all_reduce_step(problem, ends, lanes) for lanes in (1, 2) for ends in allowed]
-        assert plans["lanes(2)"].bound_s <= min(both) * (1 + 1e-9)
-        decoupled = min(decoupled_step(problem, ends) for ends in allowed)
-        assert plans["decoupled"].predicted_s <= decoupled * 1.003
+def alternating(model):
+    trace = models.trace_of(model)
+    return with_dtypes(trace, ["ab"[number % 2] for number in range(len(trace.tensors))])
 
 
-def many(count):
-    """A trace of so many small tensors."""
-    rng = random.Random(11)
-    ready = sorted(0.2 + 0.4 * rng.random() for _ in range(count))
-    rows = tuple(
-        Tensor(f"t{i}", rng.choice((256, 40_000)), "float32", ready[i], 0.2) for i in range(count)
-    )
-    return Trace("many", rows, 0.2, 0.4, "modelled")
+@pytest.mark.parametrize("made", [half_precision, alternating])
+@pytest.mark.parametrize("model", ["resnet50", "densenet201"])
+@pytest.mark.parametrize("name", ["10gbe-64", "100gbib-64"])
+def test_models_of_two_dtypes(made, model, name):
+    trace, cost = made(model), network(name)
+    rival = planners.plan("threshold(25)", trace, cost)
+    # Without kinds a plan has more to choose from.
+    free = planners.plan("optimal", with_dtypes(trace, ["any"] * len(trace.tensors)), cost)
+    for name in ("optimal", "optimal_k", "lanes(4)", "decoupled"):
+        plan = planners.plan(name, trace, cost)
+        assert plan.predicted_s < rival.predicted_s, name
+        if made is half_precision:
+            assert plan.predicted_s < 1.03 * free.predicted_s, name
+            assert name != "optimal_k" or len(plan.buckets) <= 6 >= len(rival.buckets)
+
+
+def test_a_search_tries_the_buckets_of_each_kind():
+    a, b = PUBLISHED["10gbe-64"][:2]
+    search = PlanSearch("auto", half_precision("resnet50"), Constraints(), (a, b), 1.0)
+    while not search.done:
+        search.add(0.5, (a, b))
+    assert [len(one.plan.buckets) for one in search.contestants if one.plan][-1] == 3
+
+
+def test_explanations_name_what_divides_buckets():
+    trace, cost = half_precision("resnet50"), network("10gbe-64")
+    plan = planners.plan("optimal_k", trace, cost)
+    text = "\n".join(explain(trace, cost, plan, Sending()))
+    assert f"step {plan.predicted_s * 1e3:.1f} ms" in text
+    assert f"ends here: bucket {len(plan.buckets) - 1} is of another dtype" in text
+
+
+def test_buckets_need_no_neighbours_but_the_order_of_the_trace():
+    trace = with_dtypes(random_trace(random.Random(4), 4), "abab")
+    problem = Problem(trace, Affine(0.1, 1e-6))
+    for schedule in ("all_reduce", DECOUPLED):
+        plan = Plan("optimal", (("t0", "t2"), ("t1", "t3")), schedule)
+        simulated = graphs.step_s([trace], plan, problem.cost)
+        assert predict(problem, plan) == pytest.approx(simulated, rel=1e-9)
+        assert "bucket 1: 2 tensors" in "\n".join(explain(trace, problem.cost, plan, Sending()))
+    for buckets in ((("t1", "t3"), ("t0", "t2")), (("t2", "t0"), ("t1", "t3"))):
+        with pytest.raises(ValueError, match="not in the order of the trace"):
+            predict(problem, Plan("mine", buckets))
 
 
 @pytest.mark.parametrize(
@@ -246,22 +317,19 @@ def many(count):
     [("single", 3000), ("optimal_k", 3000), ("lanes(4)", 2000), ("decoupled", 3000)],
 )
 def test_thousands_of_tensors_need_no_matrix(name, count):
-    trace, cost = many(count), Affine(5e-4, 8e-10)
+    rng = random.Random(11)
+    ready = sorted(0.2 + 0.4 * rng.random() for _ in range(count))
+    rows = [
+        Tensor(f"t{i}", rng.choice((256, 40_000)), "float32", at, 0.2) for i, at in enumerate(ready)
+    ]
+    trace = Trace("many", tuple(rows), 0.2, 0.4, "modelled")
     tracemalloc.start()
     try:
-        planners.plan(name, trace, cost)
+        planners.plan(name, trace, Affine(5e-4, 8e-10))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < count**2  # a byte for each bucket that there might be
-
-
-def test_types_are_never_mixed():
-    trace = bursts((0.0, 10), (0.0, 10))
-    other = Tensor("half", 10, "bfloat16", 0.0, 0.0)
-    mixed = Trace("mixed", (*trace.tensors, other), 0.0, 1.0, "modelled")
-    plan = planners.plan("single", mixed, Affine(1.0, 0.0))
-    assert plan.buckets == (("t0", "t1"), ("half",))
 
 
 def test_where_communication_costs_nothing_one_bucket_is_as_good_as_any():
@@ -269,21 +337,20 @@ def test_where_communication_costs_nothing_one_bucket_is_as_good_as_any():
     assert len(planners.plan("optimal_k", trace, Affine(0.0, 0.0)).buckets) == 1
 
 
-def test_names_that_nobody_knows():
-    trace = bursts((0.0, 1))
-    for name in ("best", "threshold", "lanes(x)", "optimal(3)"):
-        with pytest.raises(ValueError, match=r"planner .*expected per_tensor"):
-            planners.plan(name, trace, Affine(0.0, 1.0))
-    for name in ("lanes(0)", "lanes(65)"):
-        with pytest.raises(ValueError, match=r"lanes\(\d+\) \(expected 1 to 64"):
-            planners.plan(name, trace, Affine(0.0, 1.0))
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (("best", "threshold", "lanes(x)", "optimal(3)"), r"planner .*expected per_tensor"),
+        (("lanes(0)", "lanes(65)"), r"lanes\(\d+\) \(expected 1 to 64"),
+    ],
+)
+def test_names_that_nobody_knows(names, text):
+    for name in names:
+        with pytest.raises(ValueError, match=text):
+            planners.plan(name, bursts((0.0, 1)), Affine(0.0, 1.0))
 
 
 def test_a_plan_for_another_trace_is_refused():
-    trace, cost = random_trace(random.Random(9), 5), Affine(0.1, 1e-6)
-    plan = planners.plan("single", trace, cost)
+    plan = planners.plan("single", random_trace(random.Random(9), 5), Affine(0.1, 1e-6))
     with pytest.raises(ValueError, match="plan again"):
-        predict(Problem(models.trace_of("vgg16"), cost), plan)
-    assert predict(Problem(trace, cost), plan) == plan.predicted_s
-    assert cost.time(ALL_REDUCE, 0) == 0.1
-    assert plan.schedule != DECOUPLED
+        predict(Problem(models.trace_of("vgg16"), Affine(0.1, 1e-6)), plan)

@@ -19,6 +19,8 @@ from aiacc.planning.search import GROWTH, RIVALS, TOLERANCE, PlanSearch, Watch, 
 from aiacc.planning.trace import Tensor, Trace
 
 MIB = 1 << 20
+#: Costs of most networks here: seconds of a startup, and of a byte.
+KNOWN = (1e-3, 1e-9)
 
 
 def _trace(count=40, nbytes=4 * MIB, gap=1e-3):
@@ -28,32 +30,26 @@ def _trace(count=40, nbytes=4 * MIB, gap=1e-3):
     return Trace("net", tensors, 0.02, gap * count, "measured")
 
 
-def _operations(problem, ends):
-    """What a job would see of a plan's buckets."""
-    starts = [0, *ends[:-1]]
+def _operations(trace, ends_s):
+    """What a job would see of tensors that each travel alone and end then."""
     return [
-        Operation(
-            float(problem.ready[end - 1]),
-            done,
-            int(problem.prefix[end] - problem.prefix[start]),
-        )
-        for start, end, done in zip(starts, ends, arrivals(problem, ends), strict=True)
+        Operation(one.ready_s, end_s, one.bytes)
+        for one, end_s in zip(trace.tensors, ends_s, strict=True)
     ]
 
 
 def test_steps_tell_what_their_operations_cost():
     rng = random.Random(1)
     for _ in range(50):
-        sizes = [rng.randint(1, 8 * MIB) for _ in range(30)]
-        ready = sorted(rng.uniform(0, 0.3) for _ in sizes)
+        ready = sorted(rng.uniform(0, 0.3) for _ in range(30))
         tensors = tuple(
-            Tensor(f"t{i}", size, "float32", at, 0.0)
-            for i, (size, at) in enumerate(zip(sizes, ready, strict=True))
+            Tensor(f"t{i}", rng.randint(1, 8 * MIB), "float32", at, 0.0)
+            for i, at in enumerate(ready)
         )
+        trace = Trace("net", tensors, 0.0, 0.3, "measured")
         a, b = 10 ** rng.uniform(-5, -3), 10 ** rng.uniform(-10, -8)
-        problem = Problem(Trace("net", tensors, 0.0, 0.3, "measured"), Affine(a, b))
-        found = fit_steps([_operations(problem, list(range(1, 31)))])
-        assert found == pytest.approx((a, b), rel=1e-6)
+        ends_s = arrivals(Problem(trace, Affine(a, b)), list(range(1, 31)))
+        assert fit_steps([_operations(trace, ends_s)]) == pytest.approx((a, b), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "bert_base", "densenet201"])
@@ -65,11 +61,7 @@ def test_lanes_that_share_a_wire_do_not_hide_what_bytes_cost(name, at_once):
         trace = dataclasses.replace(trace, tensors=tensors)
     b = 4e-8  # 300 Mbit/s between 4 hosts
     finished = arrivals_s(trace, None, Affine(5e-4, b), Sending(lanes=4))
-    operations = [
-        Operation(one.ready_s, end_s, one.bytes)
-        for one, end_s in zip(trace.tensors, finished, strict=True)
-    ]
-    assert fit_steps([operations])[1] == pytest.approx(b, rel=0.06)
+    assert fit_steps([_operations(trace, finished)])[1] == pytest.approx(b, rel=0.06)
 
 
 def test_operations_that_end_together_are_one_sample():
@@ -118,30 +110,42 @@ def test_where_bytes_cost_nothing_all_is_startup():
     assert fit_steps(steps) == (2.5, 0.0)
 
 
-def _run(search, seconds_of, costs=(1e-3, 1e-9)):
-    """Feed the search until it is done; the planners of all visits."""
+def _search(seconds_of, costs=KNOWN, assumed=KNOWN, *, constraints=UNCONSTRAINED, **options):
+    """A search that has ended, and what it tried: planner, or None, and how large units were.
+
+    Args:
+        seconds_of: ``seconds_of(plan, growth)``, which a step takes.
+        costs: That are fitted to steps.
+        assumed: That the search begins with.
+        constraints: Of plans.
+        options: Of PlanSearch, and ``count`` and ``gap`` of the trace's tensors.
+    """
+    trace = _trace(**{name: options.pop(name) for name in ("count", "gap") if name in options})
+    outside_s = options.get("outside_s", 0.0)
+    first_s = options.pop("first_s", trace.compute_s + 1.0 + outside_s)
+    search = PlanSearch("auto", trace, constraints, assumed, first_s, **options)
     visits = []
     while not search.done:
         assert len(visits) < 20
-        plan = search.current.plan
-        visits.append(None if plan is None else plan.planner)
-        search.add(seconds_of(plan), costs)
-    return visits
+        plan, growth = search.current.plan, search.current.growth
+        visits.append((None if plan is None else plan.planner, growth))
+        search.add(seconds_of(plan, growth), costs() if callable(costs) else costs)
+    return search, visits
 
 
-def _predicted(trace, cost):
-    return lambda plan: (
-        trace.compute_s + 1.0 if plan is None else predict(Problem(trace, cost), plan)
+def _predicted(costs=KNOWN, outside_s=0.0):
+    """Steps as they are predicted; 1 s of exchanges without a plan."""
+    problem = Problem(_trace(), Affine(*costs))
+    compute_s = problem.trace.compute_s
+    return lambda plan, growth: (
+        outside_s + (compute_s + 1.0 if plan is None else predict(problem, plan))
     )
 
 
 def test_a_plan_that_keeps_its_promise_stays():
-    trace, cost = _trace(), Affine(1e-3, 1e-9)
-    seconds_of = _predicted(trace, cost)
-    search = PlanSearch("auto", trace, UNCONSTRAINED, (1e-3, 1e-9), seconds_of(None))
-    visits = _run(search, seconds_of)
+    search, visits = _search(_predicted())
     outward = ["optimal", "ddp", "threshold(25)"]
-    assert visits == [*outward, *outward[::-1], None]
+    assert visits == [(name, 1) for name in [*outward, *outward[::-1], None]]
     assert search.current.plan.planner == "optimal"
     assert "optimal with" in search.describe()
     assert "no plan 1.06 s a step" in search.describe()
@@ -150,148 +154,123 @@ def test_a_plan_that_keeps_its_promise_stays():
 def test_buckets_that_were_tried_are_not_tried_again():
     # Two tensors that may not share a bucket leave no choice.
     alone = Constraints(keys=["one GPU", "another"])
-    search = PlanSearch("auto", _trace(2, gap=1e-4), alone, (1e-2, 1e-9), 1.0)
-    assert _run(search, lambda plan: 0.9, costs=(1e-2, 1e-9)) == ["optimal", "optimal", None]
+    slow = (1e-2, 1e-9)
+    _, visits = _search(lambda *_: 0.9, slow, slow, constraints=alone, count=2, gap=1e-4)
+    assert visits == [("optimal", 1), ("optimal", 1), (None, 1)]
 
 
 def test_what_no_trace_has_counts_in_every_step():
-    trace, cost, outside_s = _trace(), Affine(1e-3, 1e-9), 0.5
-    seconds_of = _predicted(trace, cost)
-    search = PlanSearch(
-        "auto",
-        trace,
-        UNCONSTRAINED,
-        (1e-3, 1e-9),
-        seconds_of(None) + outside_s,
-        outside_s=outside_s,
-    )
-    visits = _run(search, lambda plan: seconds_of(plan) + outside_s, costs=(1e-6, 1e-12))
-    assert visits.count("optimal") == 2  # there and back: no other costs were tried
+    search, visits = _search(_predicted(outside_s=0.5), (1e-6, 1e-12), outside_s=0.5)
+    assert visits.count(("optimal", 1)) == 2  # there and back: no other costs were tried
     assert search.current.off < 1e-9
 
 
 def test_wrong_costs_are_found_by_the_first_plan_and_mended():
-    trace, cost = _trace(), Affine(5e-3, 4e-9)
-    seconds_of = _predicted(trace, cost)
-    search = PlanSearch("auto", trace, UNCONSTRAINED, (1e-6, 1e-9), seconds_of(None))
-    visits = _run(search, seconds_of, (5e-3, 4e-9))
-    assert visits[:2] == ["optimal", "optimal"]
-    best = predict(Problem(trace, cost), search.current.plan)
+    right = (5e-3, 4e-9)
+    search, visits = _search(_predicted(right), right, (1e-6, 1e-9))
+    assert visits[:2] == [("optimal", 1)] * 2
+    best = predict(Problem(_trace(), Affine(*right)), search.current.plan)
     assert search.current.plan.predicted_s == pytest.approx(best)
     assert search.current.mean_s == min(one.mean_s for one in search.contestants)
 
 
 def test_costs_that_never_fit_do_not_go_on_for_ever():
-    trace = _trace()
     rng = random.Random(3)
-    search = PlanSearch("auto", trace, UNCONSTRAINED, (1e-3, 1e-9), 9.0)
-    number = 0
-    while not search.done:
-        number += 1
-        search.add(rng.uniform(1, 5), (10 ** rng.uniform(-6, -2), 10 ** rng.uniform(-10, -8)))
-    assert number <= 11
+    _, visits = _search(
+        lambda *_: rng.uniform(1, 5),
+        lambda: (10 ** rng.uniform(-6, -2), 10 ** rng.uniform(-10, -8)),
+        first_s=9.0,
+    )
+    assert len(visits) <= 11
 
 
 def test_larger_units_are_tried_last_with_the_best_so_far():
-    trace, cost = _trace(), Affine(1e-3, 1e-9)
-    seconds_of = _predicted(trace, cost)
-    search = PlanSearch("auto", trace, UNCONSTRAINED, (1e-3, 1e-9), seconds_of(None), grows=True)
-    visits = []
-    while not search.done:
-        visits.append(search.current.growth)
-        share = 0.8 if search.current.growth > 1 else 1.0
-        search.add(share * seconds_of(search.current.plan), (1e-3, 1e-9))
-    assert visits == [1, 1, 1, GROWTH, GROWTH, 1, 1, 1, 1]
+    predicted = _predicted()
+    search, visits = _search(
+        lambda plan, growth: predicted(plan, growth) * (0.8 if growth > 1 else 1.0), grows=True
+    )
+    assert [growth for _, growth in visits] == [1, 1, 1, GROWTH, GROWTH, 1, 1, 1, 1]
     assert search.current.plan.planner == "optimal"
     assert search.current.growth == GROWTH
     assert "optimal with 3 buckets and units 8 times as large 0." in search.describe()
 
 
-def _growths(best, unit_bytes):
-    """What a search tries of units, if the plans of this planner are the fastest."""
-    search = PlanSearch(
-        *("auto", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0), grows=True, unit_bytes=unit_bytes
+@pytest.mark.parametrize(
+    ("best", "unit_bytes", "tried"),
+    [
+        (RIVALS[-1], 0, {1, GROWTH}),
+        (RIVALS[-1], 28 * MIB - 1, {1, GROWTH}),
+        (RIVALS[-1], 28 * MIB, {1}),  # which hold its largest bucket
+        (None, 1 << 40, {1, GROWTH}),  # without a plan, units decide what travels together
+    ],
+)
+def test_larger_units_are_tried_only_where_they_hold_more_of_a_bucket(best, unit_bytes, tried):
+    search, _ = _search(
+        lambda plan, _: 0.5 if (plan and plan.planner) == best else 1.5,
+        first_s=1.0,
+        grows=True,
+        unit_bytes=unit_bytes,
     )
-    _run(search, lambda plan: 0.5 if (plan and plan.planner) == best else 1.5)
-    return {one.growth for one in search.contestants}
-
-
-def test_larger_units_are_tried_only_where_they_hold_more_of_a_bucket():
-    rival, largest = "threshold(25)", 28 * MIB
-    assert _growths(rival, 0) == _growths(rival, largest - 1) == {1, GROWTH}
-    assert _growths(rival, largest) == {1}
-    # Without a plan, units decide what travels together.
-    assert _growths(None, 1 << 40) == {1, GROWTH}
+    assert {one.growth for one in search.contestants} == tried
 
 
 def test_larger_units_are_given_up_where_they_are_slower():
-    search = PlanSearch("auto", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0, grows=True)
-    while not search.done:
-        search.add(0.9 if search.current.growth == 1 else 0.95, (1e-3, 1e-9))
+    search, _ = _search(lambda _, growth: 0.9 if growth == 1 else 0.95, first_s=1.0, grows=True)
     assert search.current.growth == 1
 
 
-def test_steps_without_a_plan_may_be_the_best():
-    search = PlanSearch("auto", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0)
-    _run(search, lambda plan: 1.0 if plan is None else 1.3)
-    assert search.current.plan is None
-    assert search.describe().startswith("plan='auto': no plan 1 s a step (before: optimal with")
+@pytest.mark.parametrize("best", [None, *RIVALS])
+def test_steps_without_a_plan_or_of_a_rival_may_be_the_best(best):
+    def seconds_of(plan, _):
+        return 1.0 if (plan and plan.planner) == best else 1.3
 
-
-@pytest.mark.parametrize("best", RIVALS)
-def test_a_rival_may_be_the_best(best):
-    search = PlanSearch("auto", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0)
-    _run(search, lambda plan: 0.9 if plan and plan.planner == best else 1.0)
-    assert search.current.plan.planner == best
+    search, _ = _search(seconds_of, first_s=1.0)
+    assert (search.current.plan and search.current.plan.planner) == best
+    if best is None:
+        assert search.describe().startswith("plan='auto': no plan 1 s a step (before: optimal with")
 
 
 def test_a_drift_hits_all_alike():
-    trace, cost = _trace(), Affine(1e-3, 1e-9)
-    steps = itertools.count()
-    seconds_of = _predicted(trace, cost)
-    search = PlanSearch("auto", trace, UNCONSTRAINED, (1e-3, 1e-9), seconds_of(None))
-    _run(search, lambda plan: seconds_of(plan) * (1 + 0.01 * next(steps)))
+    steps, predicted = itertools.count(), _predicted()
+    search, _ = _search(lambda *one: predicted(*one) * (1 + 0.01 * next(steps)))
     assert search.current.plan.planner == "optimal"
 
 
-def test_a_planner_by_name_plans_once():
-    search = PlanSearch("optimal_k", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0)
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ("optimal_k", "plan='optimal_k': optimal_k with"),
+        ("single", "single with 1 bucket predicted"),  # in the singular
+    ],
+)
+def test_a_planner_by_name_plans_once(wish, said):
+    search = PlanSearch(wish, _trace(), UNCONSTRAINED, KNOWN, 1.0)
     assert search.done
-    assert search.current.plan.planner == "optimal_k"
-    assert "plan='optimal_k': optimal_k with" in search.describe()
+    assert search.current.plan.planner == wish
+    assert said in search.describe()
 
 
-def test_one_bucket_is_said_in_the_singular():
-    search = PlanSearch("single", _trace(), UNCONSTRAINED, (1e-3, 1e-9), 1.0)
-    assert "single with 1 bucket predicted" in search.describe()
+def test_wishes():
+    for wish in ("auto", "optimal", "threshold(25)", "lanes(4)"):
+        assert check_wish(wish) == wish
 
 
-@pytest.mark.parametrize("wish", ["auto", "optimal", "threshold(25)", "lanes(4)"])
-def test_wishes(wish):
-    assert check_wish(wish) == wish
-
-
-@pytest.mark.parametrize("wish", ["best", "", "threshold"])
-def test_wishes_that_nobody_grants(wish):
-    with pytest.raises(ValueError, match="expected 'auto', a planner such as 'optimal'"):
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        *((wish, "expected 'auto', a planner such as 'optimal'") for wish in ("best", "")),
+        ("threshold", "expected 'auto', a planner such as 'optimal'"),
+        ('{"planner": "optimal"}' * 1000, "expected 'auto'"),  # a whole file, not repeated
+        ("decoupled", "schedule='decoupled' and model=; its plan is a file of"),
+        ("lanes(0)", "expected"),
+        ("threshold(0)", "expected"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_wishes_that_nobody_grants(wish, said):
+    with pytest.raises(ValueError, match=said) as raised:
         check_wish(wish)
-
-
-def test_a_wish_that_is_a_whole_file_is_not_repeated():
-    with pytest.raises(ValueError, match="expected 'auto'") as raised:
-        check_wish('{"planner": "optimal"}' * 1000)
     assert len(str(raised.value)) < 200
-
-
-def test_the_decoupled_schedule_is_asked_for_by_another_name():
-    with pytest.raises(ValueError, match="schedule='decoupled' and model=; its plan is a file of"):
-        check_wish("decoupled")
-
-
-@pytest.mark.parametrize("wish", ["lanes(0)", "threshold(0)"])
-def test_numbers_that_a_planner_refuses(wish):
-    with pytest.raises(ValueError, match="expected"):
-        check_wish(wish)
 
 
 def test_a_watch_wants_to_see_a_change_twice():
