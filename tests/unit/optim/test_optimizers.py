@@ -1,0 +1,306 @@
+"""LARS, LAMB and AdamSGD beside their numbers: groups, states, schedules, and what is refused."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from aiacc.optim import LAMB, LARS, AdamSGD, interpolation, linear_decay
+from aiacc.optim.schedules import linear_factor
+from tests.unit.optim.training import SHAPES, STEPS, assert_close, gradients, parameters, train
+
+WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
+OWN = [LARS, LAMB, AdamSGD]
+
+
+def ones(*shape):
+    return torch.nn.Parameter(torch.ones(shape))
+
+
+def step(optimizer, params, grads=None):
+    for number, parameter in enumerate(params):
+        parameter.grad = torch.ones_like(parameter) if grads is None else grads[number]
+    optimizer.step()
+
+
+def test_excluded_parameters_are_groups_of_their_own():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+    def groups_of(named=False, **options):
+        params = model.named_parameters() if named else model.parameters()
+        return LARS(params, weight_decay=0.1, **options).param_groups
+
+    found = [(len(g["params"]), g["adapt"], g["weight_decay"]) for g in groups_of()]
+    assert found == [(1, True, 0.1), (3, False, 0.0)]
+    (group,) = groups_of(exclude=None)
+    assert (len(group["params"]), group["adapt"]) == (4, True)
+    for exclude, names in (
+        (("*.bias", "1.*"), [["0.weight"], ["0.bias", "1.weight", "1.bias"]]),
+        ("*.bias", [["0.weight", "1.weight"], ["0.bias", "1.bias"]]),
+    ):
+        found = groups_of(named=True, exclude=exclude)
+        assert [group["param_names"] for group in found] == names
+    chosen = groups_of(exclude=lambda name, p: p.numel() == 12)
+    assert [len(group["params"]) for group in chosen] == [3, 1]
+    own = LARS([{"params": list(model.parameters()), "adapt": False, "weight_decay": 0.3}])
+    assert [(g["adapt"], g["weight_decay"]) for g in own.param_groups] == [(False, 0.3)]
+    with pytest.raises(ValueError, match="named_parameters"):
+        groups_of(exclude=["*.bias"])
+
+
+def test_parameters_without_gradient_stay():
+    params = parameters()
+    before = [parameter.detach().clone() for parameter in params]
+    optimizer = LARS(params)
+    params[0].grad = torch.ones(SHAPES[0])
+    assert optimizer.step(lambda: 3.0) == 3.0
+    assert not torch.equal(params[0], before[0])
+    assert_close([p.detach() for p in params[1:]], before[1:], 0)
+
+
+def test_a_scaler_for_mixed_precision_leaves_out_overflows():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    weight, other = ones(2, 2), ones(2, 2)
+    optimizer, plain = LARS([weight], lr=1.0), LARS([other], lr=1.0)
+    for scale in (1.0, math.inf, 2.0):
+        scaler.scale((weight * scale).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if math.isfinite(scale):
+            step(plain, [other], [torch.full((2, 2), scale)])
+    assert torch.equal(weight, other)
+
+
+def _hybrid(params, **_):
+    optimizer = AdamSGD(params)
+    optimizer.follow(interpolation(1, 3))
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(LARS, {"lr": 0.5, "weight_decay": 0.1, **way}) for way in WAYS] + [(_hybrid, {})],
+    ids=str,
+)
+def test_a_state_loads_and_goes_on_as_before(make, options):
+    """Also where `follow` was: it counts by the state, not by calls."""
+    params = parameters()
+    optimizer = make(params, **options)
+    for number, grads in enumerate(gradients()):
+        if number == 2:
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = make(params, lr=9.0)
+            optimizer.load_state_dict(state)
+        step(optimizer, params, grads)
+        if make is _hybrid:
+            assert optimizer.param_groups[0]["share"] == interpolation(1, 3)(number)
+    whole = train(lambda params: make(params, **options))
+    assert_close([parameter.detach() for parameter in params], whole, 0)
+    assert number == STEPS - 1
+
+
+def _two(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((4, 5), (5,))
+    return [torch.randn(one, generator=generator, dtype=dtype).requires_grad_() for one in shapes]
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda groups: torch.optim.SGD(groups, lr=0.25, momentum=0.9),
+        lambda groups: torch.optim.SGD(groups, lr=0.25),
+        lambda groups: torch.optim.Adam(groups, lr=0.25),
+    ],
+)
+def test_it_goes_on_from_a_state_of_torch(kind, other):
+    before, after = _two(), _two()
+    saved = other([{"params": [one]} for one in before])
+    step(saved, before)
+    # The bias is in a group of its own: LARS and LAMB see to that by themselves.
+    groups = [{"params": [one]} for one in after]
+    optimizer = kind(groups) if kind is AdamSGD else kind(after, trust_clamp=(0.0, 2.0))
+    own = [{**group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved.state_dict())
+    for group, mine in zip(optimizer.param_groups, own, strict=True):
+        assert set(mine) <= set(group)
+        assert group["lr"] == 0.25  # as it was saved
+        assert group.get("adapt") == mine.get("adapt")  # as it is here
+        assert group.get("trust_clamp") == mine.get("trust_clamp")
+    step(optimizer, after)
+    for parameter, start in zip(after, _two(), strict=True):
+        assert torch.isfinite(parameter).all()
+        assert not torch.equal(parameter, start)
+
+
+@pytest.mark.parametrize("kind", [LARS, LAMB])
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_a_rate_of_one_element_is_one_without_dimensions(kind, foreach):
+    found = []
+    for lr in (torch.tensor(0.125), torch.tensor([0.125])):
+        params = [*_two(torch.float64), torch.tensor(3.0, dtype=torch.float64).requires_grad_()]
+        optimizer = kind(params, lr=lr, foreach=foreach)
+        for _ in range(3):
+            step(optimizer, params)
+        found.append([parameter.detach() for parameter in params])
+    assert all(map(torch.equal, *found))
+    assert not torch.equal(found[0][0], _two(torch.float64)[0])
+
+
+def test_the_core_takes_any_layout_without_gaps():
+    start = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(4))
+    found = []
+    for values in (start, start.contiguous(memory_format=torch.channels_last)):
+        weight = torch.nn.Parameter(values.clone(memory_format=torch.preserve_format))
+        optimizer = LARS([weight], weight_decay=0.1, fused=True)
+        for _ in range(3):
+            version = weight._version
+            step(optimizer, [weight], [torch.full_like(weight, 0.5).add_(values)])
+            assert weight._version > version  # so that autograd notices
+        found.append(weight.detach())
+        assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
+    assert_close(found[:1], found[1:], 1e-6)
+
+
+@pytest.mark.parametrize("way", [*WAYS[:2], {}], ids=str)
+def test_a_momentum_in_16_bits_goes_on_in_32(way):
+    layer = torch.nn.Linear(40, 30, bias=False).to(torch.bfloat16)
+    optimizer = LARS(layer.parameters(), lr=0.1, **way)
+    step(optimizer, [layer.weight])
+    momentum = optimizer.state[layer.weight]["momentum_buffer"].float()
+    layer.float()
+    before = layer.weight.detach().clone()
+    step(optimizer, [layer.weight], [torch.zeros_like(layer.weight)])
+    assert_close([layer.weight.detach()], [before - 0.1 * 0.9 * momentum], 1e-4)
+
+
+def test_memory_of_another_size_is_not_touched():
+    weight = ones(4, 2)
+    optimizer = LARS([weight], lr=1.0)
+    step(optimizer, [weight])
+    weight.data = torch.ones(40, 2)  # as if it had grown
+    with pytest.raises(RuntimeError, match="size of tensor"):  # the gradient has not
+        optimizer.step()
+    weight.grad = torch.ones(40, 2)
+    with pytest.raises(ValueError, match=r"momentum_buffer of shape \(4, 2\).* \(40, 2\)"):
+        optimizer.step()
+    del optimizer.state[weight]
+    optimizer.step()
+    assert optimizer.state[weight]["momentum_buffer"].shape == (40, 2)
+
+
+def test_threads_change_no_bit():
+    most, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            random = torch.Generator().manual_seed(5)
+            params = [torch.nn.Parameter(torch.randn(n, 256, generator=random)) for n in range(99)]
+            grads = [torch.randn(parameter.shape, generator=random) for parameter in params]
+            optimizer = LARS(params, weight_decay=0.1, nesterov=True, fused=True)
+            for _ in range(2):
+                step(optimizer, params, grads)
+            found.append([parameter.detach() for parameter in params])
+    finally:
+        torch.set_num_threads(most)
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(
+    ("made", "grad", "text"),
+    [
+        (torch.ones(2, 2, dtype=torch.float64), None, "torch.float64 on cpu"),
+        (torch.ones(4, 4)[:, :2], None, "strides"),
+        (torch.ones(2, 3), torch.ones(3, 2).T, "strides .* and a gradient's"),
+    ],
+    ids=["float64", "gaps", "transposed gradient"],
+)
+def test_what_the_core_cannot_is_said_or_done_otherwise(made, grad, text):
+    weight = torch.nn.Parameter(made)
+    weight.grad = torch.ones_like(weight) if grad is None else grad
+    with pytest.raises(ValueError, match=f"fused=True with .*{text}"):
+        LARS([weight], fused=True).step()
+    LARS([weight], lr=100.0).step()
+    assert not torch.equal(weight, made.clone().fill_(1.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        *(
+            (LARS, {name: value}, f"{name}={value} .expected >= 0")
+            for name in ("lr", "momentum", "weight_decay", "eps")
+            for value in (-1.0, np.nan)
+        ),
+        (LARS, {"momentum": 0.0, "nesterov": True}, r"nesterov=True with momentum=0\.0"),
+        (LARS, {"trust_clamp": (2, 1)}, r"trust_clamp=\(2, 1\)"),
+        (LARS, {"trust_clamp": 1.0}, r"trust_clamp=1\.0 .expected .least, largest"),
+        (LARS, {"lr": torch.ones(2)}, "2 elements"),
+        (LARS, {"fused": True, "foreach": True}, "fused=True with foreach=True or"),
+        (LARS, {"differentiable": True, "foreach": True}, "differentiable=True with foreach=True"),
+        (LAMB, {"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\)"),
+        (LAMB, {"max_grad_norm": 0}, "max_grad_norm=0"),
+        (LAMB, {"betas": (0.9,)}, r"betas=.* two"),
+        (AdamSGD, {"betas": (0.9,)}, r"betas=.* two"),
+        (AdamSGD, {"share": 2}, "share=2"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(kind, options, text):
+    with pytest.raises(ValueError, match=text):
+        kind([ones(2, 2)], **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gradient", "text"),
+    [
+        (LARS, torch.ones(2, 2).to_sparse(), r"layout torch\.sparse_coo"),
+        # Where squares are taken.
+        (LAMB, torch.ones(2, 2, dtype=torch.complex64), r"complex64 .*view_as_real"),
+        (AdamSGD, torch.ones(2, 2, dtype=torch.complex64), r"complex64 .*view_as_real"),
+    ],
+)
+def test_gradients_that_no_step_takes_are_refused(kind, gradient, text):
+    weight = torch.nn.Parameter(torch.ones(2, 2, dtype=gradient.dtype))
+    with pytest.raises(ValueError, match=text):
+        step(kind([weight]), [weight], [gradient])
+
+
+def test_a_state_of_other_groups_is_refused():
+    with pytest.raises(ValueError, match="parameter groups"):
+        LARS(_two()).load_state_dict(torch.optim.SGD(_two(), lr=1.0).state_dict())
+
+
+def test_interpolation():
+    share = interpolation(10, 20)
+    assert [share(number) for number in (0, 10, 15, 20, 99)] == [0, 0, 0.5, 1, 1]
+    assert [interpolation(5, 5)(number) for number in (4, 5)] == [0, 1]
+    with pytest.raises(ValueError, match="begin=3, end=2"):
+        interpolation(3, 2)
+    parameter = ones(1)
+    optimizer = AdamSGD([parameter])
+    with pytest.raises(TypeError, match=r"share=3 .expected a function"):
+        optimizer.follow(3)
+    optimizer.follow(lambda number: number + 0.5)
+    step(optimizer, [parameter])
+    with pytest.raises(ValueError, match=r"share=1\.5 in step 1 .expected from 0 to 1"):
+        optimizer.step()
+
+
+def test_linear_decay_with_warm_up():
+    factors = [linear_factor(number, 4, 8, 0.2, 0.1) for number in range(10)]
+    assert factors == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 0.775, 0.55, 0.325, 0.1, 0.1])
+    optimizer = torch.optim.SGD([ones(1)], lr=2.0)
+    scheduler = linear_decay(optimizer, 4, warm_up=2)
+    rates = []
+    for _ in range(5):
+        rates += scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+    assert rates == [0.0, 1.0, 2.0, 1.0, 0.0]
+    for bad in ({"warm_up": 4}, {"warm_up": -1}, {"last": -1.0}):
+        with pytest.raises(ValueError, match="expected"):
+            linear_decay(optimizer, 4, **bad)
