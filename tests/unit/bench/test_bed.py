@@ -1,38 +1,12 @@
-"""The virtual network: what is pure, and the classifier on packets that only the kernel sees."""
+"""What is pure of the virtual network; tests/parallel/test_network_bed.py puts it up."""
 
 import os
-import socket
-import struct
 from dataclasses import replace
 
 import pytest
 
-from bench.network import allreduce, bpf, launch, plan, program, relay, sockets
+from bench.network import allreduce, launch, plan, program, relay, sockets
 from bench.network.plan import Spec
-
-_EXIT = 0x95
-
-
-def _instructions(code: bytes):
-    return [struct.unpack_from("=BBhi", code, at) for at in range(0, len(code), 8)]
-
-
-def test_a_jump_counts_instructions_from_the_next_one():
-    def jump(where):
-        return program.Instruction(0x05, jump=where)
-
-    end = program.Instruction(_EXIT)
-    code = _instructions(program.assemble(["back", jump("ahead"), jump("back"), "ahead", end]))
-    assert [offset for _, _, offset, _ in code] == [1, -2, 0]
-    assert code[-1][0] == _EXIT
-    with pytest.raises(KeyError, match="nowhere"):
-        program.assemble([jump("nowhere")])
-
-
-def test_the_classifier_names_its_maps_and_its_last_class():
-    code = _instructions(program.classifier(flows=71, counters=72, classes=333))
-    assert {immediate for opcode, _, _, immediate in code if opcode == 0x18} == {71, 72}
-    assert 333 in [immediate for _, _, _, immediate in code]
 
 
 def test_names_of_different_beds_differ_and_fit():
@@ -93,18 +67,6 @@ def test_a_relayed_bed_has_no_bridge():
     assert "netns add aiacc-sw" in plan.namespaces(Spec())
     assert relay.command(None, 2, 1.5, 1e-4, 0) == "set -1 2 1500 100 0"
     assert relay.command(0, None, 0, 1, 0.25) == "set 0 -1 0 1000000 250000"
-
-
-def test_the_filter_message_carries_program_and_parent():
-    message = bpf.filter_message(interface=7, parent=program.MAJOR << 16, program=42)
-    length, kind, flags, _, _ = struct.unpack_from("=IHHII", message)
-    assert (length, kind) == (len(message), 44)
-    assert flags & 0x4, "without an answer a refusal goes unnoticed"
-    _, interface, _, parent, info = struct.unpack_from("=BxxxiIII", message, 16)
-    assert (interface, parent) == (7, 0x10000)
-    assert info & 0xFFFF == socket.htons(3)
-    assert struct.pack("=HHI", 8, 6, 42) in message
-    assert message.count(b"bpf\0") == 1
 
 
 def test_launchers_start_where_they_should():
