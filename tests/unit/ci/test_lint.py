@@ -1,8 +1,8 @@
 """The scripts of `make lint` notice what they are for: each rule, broken once."""
 
-import subprocess
-
 import pytest
+
+from tests.support.programs import run_program
 
 
 def _module(statement):
@@ -103,6 +103,6 @@ def test_commits_are_those_since_the_rule_without_merges(script, tmp_path):
         git checkout -q - && {" ".join(commit)} three
         git -c user.name=a -c user.email=a merge -q --no-ff -m merged side
     """
-    subprocess.run(["sh", "-ec", script_of_git], cwd=tmp_path, check=True)
+    run_program(["sh", "-ec", script_of_git], cwd=tmp_path, check=True)
     found = {subject for _, subject in commits(tmp_path, "2030-01-01T00:00:00+00:00")}
     assert found == {"one", "two", "three"}
