@@ -17,8 +17,14 @@ from aiacc import _core, mpi_library
         ("mpich", ["mpich"], ["mpich"], []),
         (None, ["openmpi", "mpich"], ["mpich", "openmpi"], []),
         (None, ["openmpi"], ["openmpi"], []),
-        ("openmpi", ["mpich"], [], ["Open MPI's mpirun started", "built for MPICH", "libopenmpi-"]),
-        ("mpich", ["openmpi"], [], ["MPICH's mpirun", "use the mpirun of Open MPI", "mpicc"]),
+        (
+            *("openmpi", ["mpich"], []),
+            ["Open MPI's mpirun started", "built for MPICH", "libopenmpi-dev"],
+        ),
+        (
+            *("mpich", ["openmpi"], []),
+            ["MPICH's mpirun started", "use the mpirun of Open MPI", "mpicc"],
+        ),
         ("mpich", [], [], ["built for no MPI", "pip install mpich"]),
         (None, [], [], ["built without MPI"]),
     ],
