@@ -17,8 +17,6 @@ import importlib.util
 import json
 import logging
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import types
@@ -29,7 +27,8 @@ from typing import Any
 
 import torch
 
-from tests.support.ranks import ROOT, rank_environment
+from tests.support.programs import run_program
+from tests.support.ranks import rank_environment
 
 RESULTS = Path(__file__).with_suffix(".json")
 MODULE = "torch.testing._internal.distributed.distributed_test"
@@ -148,31 +147,15 @@ def run(backend: str, ranks: int, names: Iterable[str] = (), limit_s: float = 90
     """Run the named tests, or all, in a process of their own, and tell what became of them.
 
     Raises:
-        RuntimeError: The process ended without an answer, or not in time.
+        AssertionError: The process ended without an answer, or not in time.
     """
     with tempfile.TemporaryDirectory(prefix="torch-tests-") as folder:
-        target, log = Path(folder) / "outcomes.json", Path(folder) / "log"
+        target = Path(folder) / "outcomes.json"
         program = [sys.executable, "-m", "tests.compat.torch_distributed_tests"]
-        with log.open("wb") as output:
-            child = subprocess.Popen(
-                [*program, "--here", backend, str(ranks), str(target), *names],
-                cwd=ROOT,
-                env=rank_environment({"TMPDIR": folder}),  # torch leaves files there
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                child.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
-                    child.wait()
-        if not target.exists():
-            text = log.read_text(errors="replace")[-4000:]
-            raise RuntimeError(f"{backend} on {ranks} ranks: exit code {child.returncode}\n{text}")
+        command = [*program, "--here", backend, str(ranks), str(target), *names]
+        environment = rank_environment({"TMPDIR": folder})  # torch leaves files there
+        done = run_program(command, env=environment, merged=True, limit_s=limit_s)
+        assert target.exists(), f"exit code {done.returncode}\n{done.stdout[-4000:]}"
         return json.loads(target.read_text())
 
 
