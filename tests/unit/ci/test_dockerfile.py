@@ -63,46 +63,9 @@ def test_what_is_refused(script, text, problem):
         script("dockerfile").parse(text)
 
 
-def test_images_that_debootstrap_can_make(script):
-    suite_of = script("chroot_root").suite_of
-    suites = {"debian:bookworm-20250520-slim": "bookworm", "debian:trixie": "trixie"}
-    for image, suite in {**suites, "ubuntu:24.04": "", "debian:12": ""}.items():
-        assert suite_of(image) == suite
-
-
 def test_what_a_build_does_not_see(script):
     rules = ["# why", "build", "aiacc/*.so", "**/__pycache__"]
     seen = ("aiacc/build", "aiacc/torch/x.so", "#x")
     ignored = ("build", "aiacc/_core.so", "tests/unit/__pycache__")
     is_ignored = script("docker_check").is_ignored
     assert [path for path in (*seen, *ignored) if is_ignored(path, rules)] == [*ignored]
-
-
-@pytest.mark.parametrize(
-    ("service", "words"),
-    [
-        ({}, ["entry", "x"]),
-        ({"command": ["y"]}, ["entry", "y"]),
-        ({"entrypoint": ["sshd"]}, ["sshd"]),
-        ({"entrypoint": ["sh"], "command": ["y"]}, ["sh", "y"]),
-    ],
-)
-def test_what_a_container_of_a_service_runs(script, service, words):
-    containers = script("containers")
-    image = containers.System(None, entrypoint=["entry"], command=["x"])
-    assert containers.words_of(service, image) == words
-
-
-def test_an_index_that_has_no_address_here_is_left_out(script, monkeypatch, capsys):
-    check = script("docker_check")
-
-    def resolve(host, port):
-        if host != "here":
-            raise OSError(host)
-
-    monkeypatch.setattr(check.socket, "getaddrinfo", resolve)
-    assert check.reachable("TORCH_INDEX_URL", "https://here/whl") == "https://here/whl"
-    assert capsys.readouterr().out == ""
-    assert check.reachable("TORCH_INDEX_URL", "https://away/whl") == ""
-    assert "TORCH_INDEX_URL=https://away/whl is out of reach" in capsys.readouterr().out
-    assert check.reachable("TORCH", "torch==2.13.0") == "torch==2.13.0"
