@@ -1,6 +1,6 @@
 """`tests.support.programs`: what hangs shows where, and leaves nothing."""
 
-import fcntl
+import os
 import subprocess
 import sys
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.programs import ROOT, run_program
 
 #: It starts another session, as launchers do, and awaits it.
-HANGS = """
+LAUNCHER = """
 import subprocess, sys
 def wait_for_rank():
     print("started", flush=True)
@@ -17,27 +17,39 @@ def wait_for_rank():
 wait_for_rank()
 """
 RANK = """
-import fcntl, sys, threading
-held = open({path!r}, "w")
-fcntl.flock(held, fcntl.LOCK_EX)
+import threading
+running = threading.Event()
 def never_set():
+    running.set()
     threading.Event().wait()
-threading.Thread(target=never_set).start()
 def wait_in_rank():
+    threading.Thread(target=never_set).start()
+    running.wait()
+    held = open({path!r}, "w")
     threading.Event().wait()
 wait_in_rank()
 """
 
 
-def test_what_hangs_is_killed_and_shows_all_stacks(tmp_path):
-    held = tmp_path / "held"
-    rank = RANK.format(path=str(held))
-    with pytest.raises(AssertionError, match="still running after 8 s") as raised:
-        run_program([sys.executable, "-c", HANGS, rank], limit_s=8)
+def test_what_hangs_is_killed_and_shows_all_stacks(tmp_path, monkeypatch):
+    fifo = tmp_path / "held by the rank"
+    os.mkfifo(fifo)
+    readers = []
+
+    class Popen(subprocess.Popen):
+        def communicate(self, input=None, timeout=None):
+            if not readers:  # the limit expires when the rank has opened the other end
+                readers.append(fifo.open())
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(AssertionError, match="still running after 300 s") as raised:
+        run_program([sys.executable, "-c", LAUNCHER, RANK.format(path=str(fifo))])
     for part in ("started", "in wait_for_rank", "in never_set", "in wait_in_rank"):
         assert part in str(raised.value)
-    with held.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # blocks as long as the rank lives
+    with readers[0] as reader:
+        assert reader.read() == ""  # blocks as long as the rank lives
 
 
 def test_what_a_program_writes_and_how_it_ends():
