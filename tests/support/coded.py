@@ -1,15 +1,30 @@
-"""Ranks whose float32 travel coded: over TCP, for ranks that share memory code nothing."""
+"""Ranks whose float32 travel coded: over TCP, for ranks that share memory code nothing.
+
+A `Job` reduces the gradients that a test gives, by one of the ways that there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import aiacc.torch as hvd
+from tests.support.process_group import leave
 from tests.support.ranks import run_ranks
+
+#: Options of `DistributedOptimizer`; None: a hook of `DistributedDataParallel`.
+WAYS: dict[str, dict[str, Any] | None] = {
+    "optimizer": {},
+    "group": {"groups": 1},
+    "views": {"gradient_as_bucket_view": True},
+    "hook": None,
+}
 
 
 def run_over_tcp(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -17,14 +32,42 @@ def run_over_tcp(size: int, function: Callable[..., Any], *args: Any) -> list[An
     return run_ranks(size, function, *args, env={"AIACC_ENGINE": "tcp"})
 
 
-def values_of(rank: int, count: int = 5000) -> torch.Tensor:
-    """Normal numbers."""
-    return torch.randn(count, generator=torch.Generator().manual_seed(rank))
+def join_as(hosts: str) -> None:
+    """Become rank number AIACC_RANK of a job whose rank r is on host ``hosts[r]``."""
+    rank = int(os.environ["AIACC_RANK"])
+    os.environ["AIACC_LOCAL_RANK"] = str(hosts[:rank].count(hosts[rank]))
+    os.environ["AIACC_LOCAL_SIZE"] = str(hosts.count(hosts[rank]))
+    hvd.init()
 
 
-def check_same(tensor: torch.Tensor) -> None:
+def run_in_ddp(size: int, folder: object, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """`run_over_tcp` of `in_ddp`."""
+    return run_over_tcp(size, in_ddp, str(folder), function, *args)
+
+
+def in_ddp(folder: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call it in a job that has a default group for `DistributedDataParallel`, too.
+
+    Its ranks meet in ``folder``.
+    """
+    hvd.init()
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=hvd.rank(), world_size=hvd.size()
+    )
+    result = function(*args)
+    leave()
+    hvd.shutdown()
+    return result
+
+
+def values_of(seed: int, *shape: int) -> torch.Tensor:
+    """Normal numbers, 5000 if no shape is given."""
+    return torch.randn(shape or (5000,), generator=torch.Generator().manual_seed(seed))
+
+
+def check_same(tensor: torch.Tensor, **options: Any) -> None:
     """Assert that all ranks have the same bits."""
-    everyones = hvd.allgather(tensor.reshape(1, -1))
+    everyones = hvd.allgather(tensor.reshape(1, -1), **options)
     assert torch.equal(everyones, everyones[:1].expand_as(everyones))
 
 
@@ -37,4 +80,152 @@ def coding_optimizer(
         [(name, p) for name, p in model.named_parameters() if p.requires_grad],
         compression=compression,
         **{"op": hvd.Sum, **options},
+    )
+
+
+class Given(nn.Module):
+    """Parameters, zeros at first, whose gradients are those that it is called with, by name."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Those of four dimensions are channels last."""
+        super().__init__()
+        for name, shape in shapes.items():
+            zeros = torch.zeros(shape)
+            if len(shape) == 4:
+                zeros = zeros.to(memory_format=torch.channels_last)
+            self.register_parameter(name, nn.Parameter(zeros))
+
+    def forward(self, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The sum of their products with the parameters."""
+        products = []
+        for name, gradient in gradients.items():
+            parameter = self.get_parameter(name)
+            if gradient.is_sparse:
+                rows = gradient.coalesce()
+                parameter = nn.functional.embedding(rows.indices()[0], parameter, sparse=True)
+                gradient = rows.values()
+            products.append((parameter * gradient).sum())
+        return torch.stack(products).sum()
+
+
+def new_scaler(scale: float) -> torch.amp.GradScaler:
+    """One that grows after many steps only, and whose scale may be changed before the first."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+    scaler.scale(torch.zeros(()))
+    return scaler
+
+
+class Job:
+    """Reduces gradients that a test gives, by one of `WAYS` or with options of an optimizer.
+
+    A step takes the sums from the parameters, which so are minus all sums there were.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        way: str | dict[str, Any] = "optimizer",
+        *,
+        scale: float | None = None,
+        bucket_mb: float = 25,
+        **ddp: Any,
+    ) -> None:
+        """Of a model of these shapes; with ``scale`` a scaler begins with that."""
+        self._made = (policy, shapes, way), {"scale": scale, "bucket_mb": bucket_mb, **ddp}
+        options = WAYS[way] if isinstance(way, str) else way
+        self.model: Any = Given(shapes)
+        self.state: Any = None
+        self.scaler: Any = None
+        if scale is not None:
+            self.scaler = new_scaler(scale)
+        if options is None:
+            self.state = hvd.HookState(
+                compression=policy, named_parameters=self.model.named_parameters()
+            )
+            if self.scaler is not None:
+                self.state.feedback.follow(self.scaler)
+            self.wrap(bucket_mb, **ddp)
+            self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        else:
+            if isinstance(options.get("groups"), list):
+                parameters = dict(self.model.named_parameters())
+                groups = [[parameters[name] for name in names] for names in options["groups"]]
+                options = {**options, "groups": groups}
+            self.optimizer = coding_optimizer(self.model, policy, 1.0, **options)
+        self.set_to_none = not (options and options.get("gradient_as_bucket_view"))
+        self.averages = options is None or options.get("op") == hvd.Average
+
+    def wrap(self, bucket_mb: float = 25, **ddp: Any) -> None:
+        """Let a new `DistributedDataParallel` reduce, in buckets of this size."""
+        self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=bucket_mb, **ddp)
+        self.wrapped.register_comm_hook(self.state, hvd.allreduce_hook)
+
+    def again(self) -> Job:
+        """Another one, made alike."""
+        positional, named = self._made
+        return Job(*positional, **named)
+
+    @property
+    def feedback(self) -> Any:
+        """Of the optimizer, or of the hook."""
+        return self.optimizer.feedback if self.state is None else self.state.feedback
+
+    def backward(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Let gradients come, added to those that there are."""
+        loss = (self.model if self.state is None else self.wrapped)(gradients)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def zero_grad(self) -> None:
+        """Begin a step."""
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
+
+    def step(self, *passes: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One step with these gradients; their sums, or averages where it averages."""
+        self.zero_grad()
+        for gradients in passes:
+            self.backward(gradients)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return {
+            name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            for name, p in self.model.named_parameters()
+        }
+
+    def kept(self, *names: str) -> dict[str, torch.Tensor]:
+        """All that is kept, or that of these parameters."""
+        state = self.feedback.state_dict()
+        return {
+            f"{kind}.{name}": one
+            for kind, of in [*state["kept"].items(), ("factors", state["factors"])]
+            for name, one in of.items()
+            if name in names or not names
+        }
+
+    def outcome(self) -> dict[str, torch.Tensor]:
+        """What steps have come to: parameters, and what is kept, for the scale that there is."""
+        scale = torch.tensor(float(self.feedback.state_dict()["scale"]))
+        parameters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        return {**parameters, **self.kept(), "scale": scale}
+
+    def load(self, model: Any, feedback: Any) -> None:
+        """Go on from states of another job."""
+        self.model.load_state_dict(model)
+        self.feedback.load_state_dict(feedback)
+
+    def saved(self) -> tuple[Any, Any]:
+        """Arguments of `load`."""
+        return copy.deepcopy((self.model.state_dict(), self.feedback.state_dict()))
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether they are equal, bit for bit; where only one has a tensor, that is of zeros."""
+    return all(
+        torch.equal(one[name], other[name])
+        if name in one and name in other
+        else not (one if name in one else other)[name].any()
+        for name in {**one, **other}
     )

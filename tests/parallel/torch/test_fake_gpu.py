@@ -18,10 +18,12 @@ from aiacc.torch import adapter as tensors
 from aiacc.torch.compression.wire_format import choose
 from tests.gpu import bodies, coded_bodies, factor_bodies, optim_bodies
 from tests.parallel.compression import (
-    test_coded_allreduce,
-    test_coded_gradients,
-    test_coded_hook,
-    test_coded_training,
+    test_error_feedback,
+    test_events,
+    test_hook,
+    test_nothing_is_lost,
+    test_operations,
+    test_refusals,
 )
 from tests.parallel.torch import (
     test_adasum,
@@ -37,6 +39,7 @@ from tests.parallel.torch import (
     test_sync_batch_norm,
 )
 from tests.support import fake_gpu, process_group
+from tests.support.coded import in_ddp
 from tests.support.device_array import DeviceArray
 from tests.support.ranks import free_port, run_ranks
 
@@ -89,14 +92,12 @@ _TCP = {"AIACC_ENGINE": "tcp"}
 @pytest.mark.parametrize(
     "body",
     [
-        test_coded_allreduce._operations,
-        test_coded_allreduce._objects_and_errors,
-        test_coded_allreduce._overflow,
-        test_coded_gradients._sparse,
-        test_coded_gradients._after_joins,
-        test_coded_training._overflow_steps,
-        test_coded_training._all_continued,
-        test_coded_training._all_like_references,
+        test_operations.operations,
+        test_operations.compressors_and_chance,
+        test_operations.overflow,
+        test_refusals.refused,
+        test_nothing_is_lost.sparse,
+        test_error_feedback.references,
     ],
 )
 def test_codes_as_on_the_cpu(body):
@@ -104,26 +105,42 @@ def test_codes_as_on_the_cpu(body):
 
 
 # Without powersgd, which is for gradients in host memory.
-_SCALED = [p for p in test_coded_training._SCALED if p.codec.name != "powersgd"]
+_EVENTS = [p for p in test_events.POLICIES if p.codec.name != "powersgd"]
 _CONSERVED = {
     kind: policy
-    for kind, policy in test_coded_gradients._POLICIES.items()
+    for kind, policy in test_nothing_is_lost.POLICIES.items()
     if policy.codec.name != "powersgd"
 }
 
 
-def test_steps_that_a_scaler_skips_leave_no_trace_on_a_gpu():
-    fake_gpu.run_ranks(2, test_coded_training._skipped_steps, _SCALED, env=_TCP)
+@pytest.mark.parametrize("event", [test_events.overflow, test_events.reloaded])
+def test_events_leave_no_trace_on_a_gpu(event, tmp_path):
+    _, *rest = test_events.NO_TRACE[event]
+    args = test_events.no_trace, event, _EVENTS, *rest
+    fake_gpu.run_ranks(2, in_ddp, str(tmp_path), *args, env=_TCP)
+
+
+def test_ranks_agree_after_a_join_on_a_gpu(tmp_path):
+    args = test_events.dense_step, test_events.joined, *test_events.DENSE[test_events.joined]
+    fake_gpu.run_ranks(2, in_ddp, str(tmp_path), *args, env=_TCP)
 
 
 @pytest.mark.parametrize("kind", _CONSERVED)
 def test_no_part_of_a_gradient_on_a_gpu_is_lost(kind):
-    body = test_coded_gradients._conserved_in_every_way
+    body = test_nothing_is_lost.conserved_in_every_way
     fake_gpu.run_ranks(2, body, _CONSERVED[kind], env=_TCP)
 
 
+def _coded_hooks():
+    test_error_feedback.like_references(["hook"])
+    test_nothing_is_lost.conserved_by_a_hook(_CONSERVED["topk"])
+    test_events.unused(test_events.POLICIES[0])
+    test_refusals.hooks_differ()
+    test_hook.thawed()
+
+
 def test_coded_hooks(tmp_path):
-    fake_gpu.run_ranks(2, test_coded_hook._hooks, str(tmp_path), env=_TCP)
+    fake_gpu.run_ranks(2, in_ddp, str(tmp_path), _coded_hooks, env=_TCP)
 
 
 def _left_to_the_job():

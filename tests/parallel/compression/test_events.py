@@ -1,0 +1,571 @@
+"""What happens between or within steps, and what becomes of what is kept with codecs.
+
+Event -> expectation: it leaves no trace, or the next step is dense and takes all that is kept
+along, or the ranks agree again.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+
+import pytest
+import torch
+
+import aiacc.torch as hvd
+from aiacc.compression.codecs import parse
+from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
+from aiacc.compression.policy import Policy
+from aiacc.exceptions import MismatchError
+from tests.support.coded import Job, check_same, run_in_ddp, run_over_tcp, same, values_of
+
+_SHAPES = {"first": (64, 32), "second": (48, 64)}
+_OPTIMIZERS = ("optimizer", "group", "views")
+_ALL_WAYS = (*_OPTIMIZERS, "hook")
+
+
+def _policy(codec, feedback=None, **options):
+    return Policy(parse(codec), feedback=feedback, least_elements=64, **options)
+
+
+_TOPK = "topk:density=0.05"
+_RESIDUALS = [
+    _policy(_TOPK),
+    _policy(_TOPK, Residual(beta=0.5)),
+    _policy("int8", Residual()),
+    _policy("int4"),
+]
+_EF21 = _policy(_TOPK, EF21())
+_LOW_RANK = [_policy("powersgd:rank=2"), _policy("powersgd:rank=2", Residual(beta=0.5))]
+_BUT_EF21 = [*_RESIDUALS, _policy(_TOPK, Momentum(0.5)), *_LOW_RANK]
+POLICIES = [*_BUT_EF21, _EF21]
+
+
+def _gradients(job, step):
+    """Of the rank; of a table of words two rows are used."""
+    gradients = {
+        name: values_of(100 * step + 10 * hvd.rank() + place, *parameter.shape)
+        for place, (name, parameter) in enumerate(job.model.named_parameters())
+    }
+    if "words" in gradients:
+        gradients["words"] = torch.sparse_coo_tensor([[1, 2]], torch.ones(2, 4), (10, 4))
+    return gradients
+
+
+def _spoilt(job, bad=torch.inf):
+    """Gradients that are not finite in one element on one rank."""
+    gradients = _gradients(job, 9)
+    if hvd.rank() == 1:
+        gradients["second"][3, 4] = bad
+    return gradients
+
+
+def _check_step(job, gradients):
+    for name, total in job.step(gradients).items():
+        check_same(total.to_dense(), name=name)
+
+
+def _take(job, steps):
+    for step in steps:
+        _check_step(job, _gradients(job, step))
+
+
+# --- events that leave no trace: what they do if they happen, else what is done in their place
+
+
+def overflow(job, happens):
+    """In three steps, each as a loss scaler looks for it."""
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        if happens:
+            _overflowing_step(job, bad)
+        else:
+            job.scaler.update(job.scaler.get_scale() / 2)
+
+
+def _overflowing_step(job, bad):
+    scale = job.scaler.get_scale()
+    if job.state is not None or bad == torch.inf:
+        job.step(_spoilt(job, bad))
+    else:
+        job.zero_grad()
+        job.backward(_spoilt(job, bad))
+        job.optimizer.synchronize()
+        job.scaler.unscale_(job.optimizer)
+        with job.optimizer.skip_synchronize():
+            job.scaler.step(job.optimizer)
+        job.scaler.update()
+    assert job.scaler.get_scale() == scale / 2
+
+
+def _overflow_of_a_flush(job, happens):
+    job.feedback.flush()
+    overflow(job, happens)
+
+
+def _overflow_then_a_flush(job, happens):
+    overflow(job, happens)
+    job.feedback.flush()
+
+
+def _overflow_then_a_state(job, happens):
+    overflow(job, happens)
+    job.feedback.load_state_dict(job.feedback.state_dict())
+
+
+def _overflow_in_a_copy(job, happens):
+    """In its first step, of which no scaler has told it."""
+    if happens:
+        job = copy.deepcopy(job)
+        job.scaler.scale(torch.zeros(()))  # its scale is there only then
+    overflow(job, happens)
+    return job
+
+
+def _overflow_of_sparse_ones(job, happens):
+    scale = job.scaler.get_scale()
+    if happens:
+        job.step({**_gradients(job, 9), "words": _gradients(job, 9)["words"] * torch.inf})
+        assert job.scaler.get_scale() == scale / 2
+    else:
+        job.scaler.update(scale / 2)
+
+
+def _dropped(job, happens):
+    """Gradients are under way when the optimizer is given another state."""
+    for gradients in (_spoilt(job), _gradients(job, 9)) if happens else ():
+        job.zero_grad()
+        job.backward(gradients)
+        job.optimizer.load_state_dict(job.optimizer.state_dict())
+
+
+def _failed(job, happens, *, frozen=False):
+    """The ranks do not send the same: only one of them flushes."""
+    if not happens:
+        return
+    if hvd.rank() == 1:
+        job.feedback.flush()
+    job.zero_grad()
+    if frozen:
+        job.model.requires_grad_(False)
+    else:
+        job.backward(_gradients(job, 9))
+    with pytest.raises(MismatchError):
+        job.optimizer.step()
+    job.model.requires_grad_(True)
+
+
+def _failed_while_frozen(job, happens):
+    _failed(job, happens, frozen=True)
+
+
+def _others_had_joined(job, happens):
+    """One rank went on alone for some steps; it sends nothing then, and so loses nothing."""
+    if happens:
+        for _ in range(3 * (hvd.rank() == 0)):
+            job.step({name: torch.zeros(shape) for name, shape in _SHAPES.items()})
+        hvd.join()
+
+
+def reloaded(job, happens):
+    """Into a job that has been doing something else."""
+    if not happens:
+        return job
+    fresh = job.again()
+    _take(fresh, [7, 8])
+    fresh.load(*job.saved())
+    return fresh
+
+
+def _reloaded_in_another_scale(job, happens):
+    if happens:
+        fresh, saved = job.again(), job.saved()
+        fresh.feedback.follow(fresh.scaler)
+        _take(fresh, [7, 8])
+        fresh.load(*saved)
+        job = fresh
+    job.scaler.update(64.0)
+    return job
+
+
+def _refused_states(job, happens):
+    """What is no state changes nothing."""
+    state = job.feedback.state_dict()
+    kept = state["kept"]
+    nan = {"first": torch.full(_SHAPES["first"], torch.nan)}
+    wrong_states = (
+        ({"kept": {}}, "'kept' of a state"),
+        ({"kept": None}, "'kept' of a state: None"),
+        ({"kept": {**kept, "strange": {}}}, "'kept' of a state"),
+        ({"kept": {**kept, "residual": nan}}, "'residual' of 'first' of a state"),
+        ({"kept": {**kept, "residual": {"first": [1.0]}}}, "'residual' of 'first' of a state"),
+        (
+            {"kept": {**kept, "residual": {"first": torch.ones(32, 64)}}},
+            r"residual of 'first' of shape \(32, 64\) \(expected \(64, 32\)\)",
+        ),
+        ({"steps": None}, "'steps' of a state: None"),
+        ({"factors": None}, "'factors' of a state: None"),
+        ({"scale": 0}, "'scale' of a state: 0"),
+        ({"scale": "x"}, "'scale' of a state: 'x'"),
+        ({"flushing": None}, "'flushing' of a state: None"),
+        ({"uneven": 1}, "'uneven' of a state: 1"),
+        ({"rank_and_size": 5}, "'rank_and_size' of a state: 5"),
+        ({"rank_and_size": (3, 5)}, r"of rank 3 of 5 \(expected rank \d of 2\).*flush\(\)"),
+    )
+    for wrong, what in wrong_states if happens else ():
+        with pytest.raises(ValueError, match=what):
+            job.feedback.load_state_dict({**state, **wrong})
+    of_ef21 = isinstance(job.feedback.policy.keeps, EF21)
+    other = Job(_policy(_TOPK, NoFeedback() if of_ef21 else EF21()), _SHAPES)
+    with pytest.raises(ValueError, match=f"a state of {'ef21' if of_ef21 else 'residual or mom'}"):
+        other.feedback.load_state_dict(state)
+
+
+def _overflow_at_the_start(job, happens):
+    """A scaler skips the first step, of which nobody has told what is kept with."""
+    overflow(job, happens)
+
+
+_WORDS = {**_SHAPES, "words": (10, 4)}
+_ONE = {"second": (48, 64)}  # buckets of several change after the first step
+#: Event: with which policies, ways and shapes, after how many steps, and from which scale on.
+NO_TRACE = {
+    overflow: (POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
+    _overflow_at_the_start: (POLICIES, _ALL_WAYS, _ONE, 0, 1024.0),
+    _overflow_of_a_flush: (POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
+    _overflow_then_a_flush: (POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
+    _overflow_then_a_state: (POLICIES, _ALL_WAYS, _SHAPES, 2, 1024.0),
+    _overflow_in_a_copy: (POLICIES, _OPTIMIZERS, _ONE, 2, 1024.0),
+    _overflow_of_sparse_ones: (POLICIES, ["optimizer"], _WORDS, 2, 1024.0),
+    _dropped: (POLICIES, _OPTIMIZERS, _SHAPES, 2, 1.0),
+    _failed: (_BUT_EF21, _OPTIMIZERS, _SHAPES, 3, None),
+    _failed_while_frozen: (_BUT_EF21, _OPTIMIZERS, _SHAPES, 3, None),
+    _others_had_joined: (_RESIDUALS, _OPTIMIZERS, _SHAPES, 2, None),
+    reloaded: (POLICIES, _OPTIMIZERS, _SHAPES, 3, None),
+    _reloaded_in_another_scale: (POLICIES, _OPTIMIZERS, _SHAPES, 2, 1024.0),
+    _refused_states: (POLICIES, _ALL_WAYS, _SHAPES, 2, None),
+}
+
+
+def _outcome(event, happens, policy, way, shapes, before, scale):
+    job = Job(policy, shapes, way, scale=scale)
+    _take(job, range(before))
+    kept = any(one.any() for one in job.kept().values())
+    assert kept == (before > 0), (policy, way)
+    job = event(job, happens) or job
+    _take(job, range(before, before + 2))
+    return job.outcome()
+
+
+def no_trace(event, policies, ways, *given):
+    for policy, way in product(policies, ways):
+        if way == "hook" and policy in _LOW_RANK:
+            continue
+        outcomes = [_outcome(event, one, policy, way, *given) for one in (True, False)]
+        assert same(*outcomes), (policy, way)
+
+
+@pytest.mark.parametrize("event", NO_TRACE, ids=lambda event: event.__name__.strip("_"))
+def test_it_leaves_no_trace(tmp_path, event):
+    run_in_ddp(2, tmp_path, no_trace, event, *NO_TRACE[event])
+
+
+# --- events after which a step is dense, and takes all that is kept along
+
+
+def _check_dense_step(job, policy, step):
+    gradients, kept = _gradients(job, step), job.kept()
+    totals = {}
+    for name, gradient in gradients.items():
+        mine = gradient.clone()
+        if not isinstance(policy.keeps, EF21):
+            mine += kept.get(f"residual.{name}", 0)
+        if isinstance(policy.keeps, Momentum):
+            mine += policy.keeps.momentum * kept.get(f"momentum.{name}", 0)
+        totals[name] = hvd.allreduce(mine, op=hvd.Sum, name=f"total.{name}")
+    for name, result in job.step(gradients).items():
+        found = hvd.size() * result if job.averages else result
+        # Numbers below 16, in up to four sums.
+        torch.testing.assert_close(found, totals[name], rtol=0, atol=2**-19)
+    assert not any(one.any() for one in job.feedback.residuals.values()), policy
+
+
+def _flushed(job):
+    job.feedback.flush()
+
+
+def _flushed_with_a_newcomer(job):
+    """After `init` anew there is another rank 1, which keeps nothing yet."""
+    hvd.shutdown()
+    hvd.init()
+    if hvd.rank() == 1:
+        job = job.again()
+    job.feedback.flush()
+    return job
+
+
+def _gathered(job):
+    """All go on with equal parts of what they keep together."""
+    fresh, state = job.again(), job.feedback.gathered_state_dict()
+    fresh.feedback.load_state_dict(state)
+    everyones = job.kept()
+    for name, mine in fresh.kept().items():
+        if name.startswith("factors"):
+            continue
+        kind, _, parameter = name.partition(".")
+        total = state["kept"][kind][parameter]
+        if kind == "known":
+            assert torch.equal(total, everyones[name])
+            assert torch.equal(mine, total)
+        else:
+            assert torch.equal(total, hvd.allreduce(everyones[name], op=hvd.Sum))
+            assert torch.equal(mine, total / 2)
+    return fresh
+
+
+def _loaded_by_a_codec_that_keeps_nothing(job):
+    fresh = Job(_policy("int8", NoFeedback()), _SHAPES)
+    fresh.load(*job.saved())
+    return fresh
+
+
+def _failed_once(job):
+    _failed(job, happens=True)
+
+
+def _nan_without_a_scaler(job):
+    results = job.step(_spoilt(job, torch.nan))
+    assert results["second"].isnan().any()
+
+
+def _nan_then_a_state(job):
+    _nan_without_a_scaler(job)
+    fresh = job.again()
+    fresh.load(*job.saved())
+    return fresh
+
+
+def _nan_then_a_gathered_state(job):
+    _nan_without_a_scaler(job)
+    return _gathered(job)
+
+
+def _alone(job, steps):
+    for step in range(steps):
+        job.step(_gradients(job, step))
+
+
+def joined(job):
+    """One rank has done fewer steps than the other when they go on together."""
+    _alone(job, 2 * (hvd.rank() == 0))
+    hvd.join()
+
+
+def _joined_twice(job):
+    """At once, without having learnt what step it is."""
+    joined(job)
+    joined(job)
+
+
+def _joined_and_loaded(job):
+    joined(job)
+    fresh = job.again()
+    fresh.load(*job.saved())
+    return fresh
+
+
+_COUNTS_STEPS = [
+    _policy(_TOPK, dense_steps=7),
+    _policy(_TOPK, stage_steps=2),
+    _EF21,
+    _policy("int8", dense_steps=7),
+]
+DENSE = {
+    _flushed: (POLICIES, _ALL_WAYS),
+    _flushed_with_a_newcomer: (POLICIES, ("optimizer", "views")),
+    _gathered: (POLICIES, _ALL_WAYS),
+    _loaded_by_a_codec_that_keeps_nothing: (_RESIDUALS, ["optimizer"]),
+    _failed_once: ([_EF21], _OPTIMIZERS),
+    _nan_without_a_scaler: ([_EF21], _ALL_WAYS),
+    _nan_then_a_state: ([_EF21], ["optimizer"]),
+    _nan_then_a_gathered_state: ([_EF21], ["optimizer"]),
+    joined: (_COUNTS_STEPS, _OPTIMIZERS),
+    _joined_twice: (_COUNTS_STEPS, _OPTIMIZERS),
+    _joined_and_loaded: (_COUNTS_STEPS, _OPTIMIZERS),
+}
+
+
+def _check_state_for_another_rank(job, keeps):
+    """After a flush; but EF21 would go on with the difference of two gradients for ever."""
+    state = {**job.feedback.state_dict(), "rank_and_size": (3, 5)}
+    if isinstance(keeps, EF21 | Momentum):
+        with pytest.raises(ValueError, match=r"residuals or momentum of rank 3 .*not with EF21"):
+            job.feedback.load_state_dict(state)
+    else:
+        job.feedback.load_state_dict(state)
+
+
+def dense_step(event, policies, ways):
+    for policy, way in product(policies, ways):
+        if way == "hook" and policy in _LOW_RANK:
+            continue
+        job = Job(policy, _SHAPES, way)
+        _take(job, range(3))
+        job = event(job) or job
+        _check_dense_step(job, policy, 3)
+        if event is _flushed:
+            _check_state_for_another_rank(job, policy.keeps)
+        _take(job, range(4, 12))
+
+
+@pytest.mark.parametrize("event", DENSE, ids=lambda event: event.__name__.strip("_"))
+def test_the_next_step_takes_all_along(tmp_path, event):
+    run_in_ddp(2, tmp_path, dense_step, event, *DENSE[event])
+
+
+def _gather(folder):
+    hvd.init()
+    states = []
+    for policy in POLICIES:
+        job = Job(policy, _SHAPES)
+        _take(job, range(3))
+        states.append(job.feedback.gathered_state_dict())
+    torch.save(states, f"{folder}/{hvd.rank()}.pt")
+    hvd.shutdown()
+
+
+def _go_on(folder):
+    hvd.init()
+    for policy, state in zip(POLICIES, torch.load(f"{folder}/0.pt"), strict=True):
+        job = Job(policy, _SHAPES)
+        job.feedback.load_state_dict(state)
+        for name, mine in job.kept().items():
+            kind, _, parameter = name.partition(".")
+            if kind not in ("known", "factors"):
+                total = hvd.allreduce(mine, op=hvd.Sum, name=name)
+                torch.testing.assert_close(total, state["kept"][kind][parameter])
+        _check_dense_step(job, policy, 3)
+    hvd.shutdown()
+
+
+def test_other_numbers_of_ranks_go_on_with_what_all_have_kept(tmp_path):
+    run_over_tcp(2, _gather, str(tmp_path))
+    run_over_tcp(3, _go_on, str(tmp_path))
+
+
+def _newcomers():
+    """Rank 0 knows of a flush, and of steps, that the new rank 1 does not."""
+    hvd.init()
+    stages = _policy(_TOPK, dense_steps=2, stage_steps=1)
+    for policy in (_EF21, stages, _policy(_TOPK), _policy("powersgd:rank=2")):
+        job = Job(policy, _SHAPES)
+        _take(job, range(3))
+        job.feedback.flush()
+        newcomer = hvd.rank() == 1
+        hvd.shutdown()
+        hvd.init()
+        if newcomer:
+            job = job.again()
+        mine = job.feedback.state_dict()["kept"]["residual"]
+        total = job.feedback.gathered_state_dict()["kept"]["residual"]
+        for name, one in hvd.broadcast_object(mine).items():
+            assert torch.equal(total[name], one)  # the newcomer keeps nothing yet
+        _take(job, range(4))
+    hvd.shutdown()
+
+
+def test_ranks_that_come_anew_know_as_much_as_those_that_stay():
+    run_over_tcp(2, _newcomers)
+
+
+def _of_a_scaled_loss():
+    """A state of one is not taken for one of a plain loss."""
+    hvd.init()
+    job = Job(_policy(_TOPK), _SHAPES, scale=1024.0)
+    _take(job, range(2))
+    kept = {name: one / 1024 for name, one in job.kept().items()}
+    fresh = Job(_policy(_TOPK), _SHAPES)
+    fresh.load(*job.saved())
+    with pytest.raises(ValueError, match="the state that was loaded is of a loss times 1024"):
+        fresh.step(_gradients(fresh, 2))
+    fresh.feedback.follow(None)
+    assert same(fresh.kept(), kept)
+    _take(fresh, [2])
+    with pytest.raises(TypeError, match=r"follow\(3\) \(expected a torch.amp.GradScaler"):
+        fresh.feedback.follow(3)
+    hvd.shutdown()
+
+
+def test_a_state_of_a_scaled_loss_asks_for_the_scale():
+    run_over_tcp(2, _of_a_scaled_loss)
+
+
+# --- gradients that do not come: what is kept of them waits, and sends nothing
+
+
+def _check_waits(job, steps):
+    """What is kept of the first one, and the parameter, are as before."""
+    kept, parameter = job.kept("first"), job.model.first.detach().clone()
+    kept.pop("factors.first", None)
+    assert any(one.any() for one in kept.values())
+    for step in steps:
+        _check_step(job, {"second": _gradients(job, step)["second"]})
+    assert same({name: one for name, one in job.kept("first").items() if name in kept}, kept)
+    assert torch.equal(job.model.first, parameter)
+
+
+def _frozen(policy, way):
+    job = Job(policy, _SHAPES, way)
+    _take(job, range(3))
+    first = job.model.first.requires_grad_(False)
+    _check_waits(job, [3, 4])
+    job.set_to_none = False
+    _check_waits(job, [5, 6])
+    job.feedback.flush()
+    before = first.clone()
+    job.step({"second": _gradients(job, 7)["second"]})
+    assert torch.equal(first, before)
+    assert not job.feedback.residuals["first"].any()
+    first.requires_grad_(True)
+    _take(job, [8, 9])
+    assert not torch.equal(first, before)
+
+
+def _frozen_on_one_rank(policy, way):
+    job = Job(policy, _SHAPES, way)
+    _take(job, range(2))
+    first = job.model.first.requires_grad_(hvd.rank() == 1)
+    before = first.detach().clone()
+    for step in range(2, 5):
+        gradients = _gradients(job, step)
+        if hvd.rank() == 0:
+            del gradients["first"]
+        _check_step(job, gradients)
+    assert not torch.equal(first, before)
+    first.requires_grad_(True)
+    _take(job, [5, 6])
+
+
+def unused(policy):
+    """DDP drops results of what no rank has used: nobody would get what is kept of it."""
+    job = Job(policy, _SHAPES, "hook", find_unused_parameters=True)
+    _take(job, range(3))
+    _check_waits(job, [3, 4])
+    # DDP does not have a gradient that is asked for by itself; what is loaded waits, too.
+    torch.autograd.grad(job.model(_gradients(job, 0)), [job.model.first])
+    job.feedback.load_state_dict(job.feedback.state_dict())
+    _check_waits(job, [5])
+    used = "second" if hvd.rank() == 0 else "first"
+    _check_step(job, {used: _gradients(job, 6)[used]})
+
+
+def _resting():
+    randomly = _policy("randomk:density=0.05")
+    for policy, way in product([*POLICIES, randomly], _OPTIMIZERS):
+        _frozen(policy, way)
+        _frozen_on_one_rank(policy, way)
+    for policy in (_policy(_TOPK), _policy(_TOPK, Momentum())):
+        unused(policy)
+
+
+def test_what_is_kept_waits_while_its_gradient_does_not_come(tmp_path):
+    run_in_ddp(2, tmp_path, _resting)

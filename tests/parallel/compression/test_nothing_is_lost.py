@@ -1,0 +1,215 @@
+"""Sums and what ranks keep are, together, all gradients that there were."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import aiacc.torch as hvd
+from aiacc.compression.codecs import Quantised, parse
+from aiacc.compression.feedback import Residual
+from aiacc.compression.policy import Policy
+from aiacc.planning.plan import Plan
+from tests.support.coded import (
+    Job,
+    check_same,
+    join_as,
+    new_scaler,
+    run_in_ddp,
+    run_over_tcp,
+    values_of,
+)
+from tests.support.ranks import run_ranks
+
+#: Both memory layouts; small ones; one that rank 1 alone has in every other step.
+_SHAPES = {
+    "conv": (16, 4, 3, 3),
+    "hidden": (24, 16),
+    "hidden_bias": (24,),
+    "sometimes": (24, 24),
+    "out": (40, 24),
+    "out_bias": (40,),
+}
+
+POLICIES = {
+    "int8": Policy(Quantised("int8", 128), feedback=Residual(), least_elements=64),
+    "int4": Policy(Quantised("int4", 128, stochastic=True), least_elements=64),
+    "topk": Policy(parse("topk:density=0.05"), least_elements=64),
+    "randomk": Policy(parse("randomk:density=0.05"), least_elements=64),
+    "powersgd": Policy(parse("powersgd:rank=1"), least_elements=64),
+}
+
+
+def _gradients(rank, batch, shapes):
+    return {
+        name: values_of(1000 * batch + 10 * rank + place, *shape)
+        for place, (name, shape) in enumerate(shapes.items())
+        if name != "sometimes" or (rank == 1 and batch % 2 == 1)
+    }
+
+
+def _conserved(policy, way, ranks, steps, *, scaled=False):
+    """``steps[rank]`` of each of ``ranks``; then it joins, unless all have as many."""
+    shapes = _SHAPES if way != "hook" else {**_SHAPES, "conv": (16, 36)}
+    job = Job(
+        policy,
+        shapes,
+        way,
+        scale=1024.0 if scaled else None,
+        bucket_mb=0.005,
+        find_unused_parameters=True,
+    )
+    options = way if isinstance(way, dict) else {}
+    passes = options.get("backward_passes_per_step", 1)
+    predivide = options.get("gradient_predivide_factor", 1.0)
+    left = {name: torch.zeros(shape).double() for name, shape in shapes.items()}
+    largest = dict.fromkeys(_SHAPES, 0.0)
+    # An element's error is that of its block: up to the largest of all that was added up, a
+    # quarter more where chance rounds. See coded_all_reduce_test.cc.
+    rounding = 1.25 * 2**-24 * (max(steps.values()) + 1) * (2 * len(ranks) + 2) * len(ranks)
+    low_rank = policy.codec.name == "powersgd"
+    if low_rank:
+        rounding *= 40  # sums of products of as many elements as a matrix has rows
+
+    def one_step(step):
+        if scaled and step == 2:  # a scaler that takes the place of the first
+            job.scaler = new_scaler(1024.0)
+        if scaled and step > 2:
+            job.scaler.update(64.0 * 16 ** (step % 2))
+        if way == "hook" and step == 3:
+            job.wrap(0.005, find_unused_parameters=True)
+        batches = range(step * passes, (step + 1) * passes)
+        results = job.step(*(_gradients(hvd.rank(), batch, shapes) for batch in batches))
+        for rank in ranks:
+            for batch in batches if step < steps[rank] else ():
+                for name, gradient in _gradients(rank, batch, shapes).items():
+                    left[name] += gradient
+                    largest[name] += gradient.abs().max().item()
+        for name, result in results.items():
+            left[name] -= result.double() * (len(ranks) if job.averages else 1)
+
+    for step in range(steps[hvd.rank()]):
+        one_step(step)
+    same_steps = len(set(steps.values())) == 1
+    if not same_steps:
+        hvd.join()
+    residuals = job.feedback.residuals
+    assert {"conv", "hidden", "out"} <= residuals.keys()
+    among = {"process_set": options.get("process_set", hvd.global_process_set)}
+    unit = predivide / job.feedback.state_dict()["scale"]
+    for name, shape in shapes.items():
+        kept = residuals.get(name, torch.zeros(shape)).double()
+        kept = unit * hvd.allgather(kept.reshape(1, -1), **among).sum(0).view(shape)
+        if steps[hvd.rank()] == max(steps.values()):
+            error = (left[name] - kept).abs().max().item()
+            assert error <= rounding * largest[name], (way, name)
+            nothing_is_lost = name not in residuals or (low_rank and "bias" in name)
+            assert error < kept.abs().max() / 1000 or nothing_is_lost or name == "sometimes"
+    if not same_steps:
+        return
+    job.feedback.flush()
+    last = steps[hvd.rank()]
+    steps = {rank: count + 1 for rank, count in steps.items()}
+    one_step(last)
+    for name, parameter in job.model.named_parameters():
+        assert left[name].abs().max().item() <= rounding * largest[name], (way, name)
+        check_same(parameter.grad, **among)
+    for residual in job.feedback.residuals.values():
+        assert not residual.any(), way
+
+
+_WAYS = [
+    {},
+    {"backward_passes_per_step": 2},
+    {"groups": 2},
+    {"groups": [["conv", "out", "out_bias"]]},
+    {"plan": Plan("mine", (("out", "hidden"), ("conv", "hidden_bias")))},
+    {"gradient_as_bucket_view": True},
+    {"gradient_predivide_factor": 4.0, "op": hvd.Average},
+]
+
+
+def conserved_in_every_way(policy):
+    hvd.init()
+    for way in _WAYS:
+        _conserved(policy, way, range(2), {0: 5, 1: 5})
+    _conserved(policy, {}, range(2), {0: 5, 1: 5}, scaled=True)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_sums_and_what_is_kept_are_all_there_was(kind):
+    run_over_tcp(2, conserved_in_every_way, POLICIES[kind])
+
+
+def conserved_by_a_hook(policy):
+    """DDP forms its buckets anew after the first step; what is kept moves with its gradients."""
+    _conserved(policy, "hook", range(2), {0: 5, 1: 5})
+
+
+def _by_hooks():
+    for kind in ("int8", "int4", "topk", "randomk"):
+        conserved_by_a_hook(POLICIES[kind])
+
+
+def test_hooks_lose_nothing_though_buckets_change(tmp_path):
+    run_in_ddp(2, tmp_path, _by_hooks)
+
+
+def _on_hosts():
+    """Ranks keep what is lost between hosts, of their share of their host's sum."""
+    join_as("aabb")
+    conserved = partial(_conserved, ranks=range(4))
+    steps = dict.fromkeys(range(4), 3)
+    conserved(POLICIES["int8"], {}, steps=steps)
+    conserved(POLICIES["topk"], {"gradient_as_bucket_view": True}, steps=steps)
+    conserved(POLICIES["randomk"], {}, steps=steps)
+    # Rank 1 keeps what is lost of a share of its host's sum, until it joins.
+    conserved(POLICIES["topk"], {}, steps={**steps, 1: 2})
+    hvd.shutdown()
+
+
+def test_hosts_of_several_ranks_lose_nothing_either():
+    run_ranks(4, _on_hosts, env={"AIACC_ENGINE": "hierarchical"})
+
+
+def _by_some():
+    hvd.init()
+    process_set = hvd.add_process_set([0, 2])
+    if process_set.included():
+        for kind in ("topk", "randomk"):
+            _conserved(POLICIES[kind], {"process_set": process_set}, [0, 2], {0: 3, 2: 3})
+    hvd.barrier()
+    for kind in ("topk", "int8", "powersgd"):
+        _conserved(POLICIES[kind], {}, range(3), {0: 2, 1: 5, 2: 5})
+    hvd.shutdown()
+
+
+def test_process_sets_and_ranks_that_have_not_joined_keep_what_is_theirs():
+    run_over_tcp(3, _by_some)
+
+
+def sparse():
+    hvd.init()
+    job = Job(POLICIES["topk"], {"words": (200, 100), "out": (100, 200)})
+    left = torch.zeros(100, 200).double()
+    for step in range(4):
+        everyones = []
+        for rank in range(hvd.size()):
+            rows = torch.tensor([[rank, step, 7 * rank + step]])
+            words = torch.sparse_coo_tensor(rows, values_of(step + rank, 3, 100), (200, 100))
+            everyones.append({"words": words, "out": values_of(10 * step + rank, 100, 200)})
+        results = job.step(everyones[hvd.rank()])
+        total = sum(one["words"].to_dense() for one in everyones)
+        torch.testing.assert_close(results["words"].to_dense(), total)
+        left += sum(one["out"] for one in everyones) - results["out"]
+    kept = hvd.allreduce(job.feedback.residuals["out"].double(), op=hvd.Sum)
+    torch.testing.assert_close(kept, left, rtol=0, atol=4 * 4 * 2**-24 * left.abs().max().item())
+    assert "words" not in job.feedback.residuals
+    hvd.shutdown()
+
+
+def test_sparse_gradients_are_gathered_beside_coded_ones():
+    run_over_tcp(2, sparse)

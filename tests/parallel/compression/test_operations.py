@@ -1,0 +1,211 @@
+"""All-reduces that travel coded are as close as theory says, by every front-end of torch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import aiacc.torch as hvd
+from aiacc.compression.codecs import Quantised, parse
+from aiacc.compression.feedback import Residual
+from aiacc.compression.policy import Policy
+from tests.support.coded import WAYS, Job, check_same, run_in_ddp, run_over_tcp, values_of
+from tests.support.codes import check_sum
+from tests.support.ranks import run_ranks
+
+_NAMES = ["int8", "int4:block=128", "fp8:block=1024", "mstopk:density=0.05,mode=exact", "topk"]
+
+
+def _call_every_way(tensor, **options):
+    """One after the other, each with its own copy of ``tensor``; 1 of a group is its double."""
+    yield hvd.allreduce(tensor.clone(), **options)
+    yield hvd.allreduce_(tensor.clone(), **options)
+    yield hvd.synchronize(hvd.allreduce_async(tensor.clone(), **options))
+    yield hvd.synchronize(hvd.allreduce_async_(tensor.clone(), **options))
+    yield hvd.grouped_allreduce([tensor.clone()], **options)[0]
+    yield hvd.grouped_allreduce_([tensor.clone()], **options)[0]
+    yield hvd.synchronize(hvd.grouped_allreduce_async([tensor.clone()], **options))[0]
+    yield hvd.synchronize(hvd.grouped_allreduce_async_([tensor.clone()], **options))[0]
+
+
+def operations():
+    hvd.init()
+    inputs = [values_of(rank) for rank in range(hvd.size())]
+    mine = inputs[hvd.rank()]
+    for name in _NAMES:
+        first = hvd.allreduce(mine, op=hvd.Sum, compression=name)
+        check_same(first)
+        check_sum(name, first.numpy(), [one.numpy() for one in inputs])
+        for compression in (name, parse(name)):
+            for result in _call_every_way(mine, op=hvd.Sum, compression=compression):
+                assert torch.equal(result, first)
+        average = hvd.allreduce(mine, compression=name)
+        torch.testing.assert_close(average, first / hvd.size(), rtol=2**-22, atol=0)
+        twice = hvd.allreduce(
+            mine, op=hvd.Sum, prescale_factor=4.0, postscale_factor=0.5, compression=name
+        )
+        assert torch.equal(twice, 2 * first), "powers of two change no code"
+    assert torch.equal(mine, values_of(hvd.rank())), "inputs are only read"
+    # As a whole, in a group: the second one as if it came behind the first.
+    both = hvd.grouped_allreduce(
+        [mine[:1024].clone(), mine[1024:].clone()], op=hvd.Sum, compression="int8"
+    )
+    assert torch.equal(torch.cat(both), hvd.allreduce(mine, op=hvd.Sum, compression="int8"))
+    for dtype in (torch.float64, torch.float16, torch.int64):
+        tensor = torch.arange(10).to(dtype)
+        total = hvd.allreduce(tensor, op=hvd.Sum, compression="int4")
+        assert torch.equal(total, tensor * hvd.size())
+    # The gradient of a sum travels as the sum did.
+    leaf = mine.clone().requires_grad_()
+    hvd.allreduce(leaf, op=hvd.Sum, compression="int8").backward(mine)
+    assert torch.equal(leaf.grad, hvd.allreduce(mine, op=hvd.Sum, compression="int8"))
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_operation_is_as_close_as_theory_says(size):
+    run_over_tcp(size, operations)
+
+
+def _gradients():
+    inputs = [values_of(rank, 160, 160) for rank in range(hvd.size())]
+    for name, way in itertools.product([*_NAMES, "bf16"], WAYS):
+        job = Job(name, {"weight": (160, 160)}, way)
+        result = job.step({"weight": inputs[hvd.rank()]})["weight"]
+        check_same(result)
+        divide_by = hvd.size() if job.averages else 1
+        check_sum(name, result.numpy(), [one.numpy() for one in inputs], divide_by)
+
+
+def test_gradients_of_every_front_end_are_as_close(tmp_path):
+    run_in_ddp(2, tmp_path, _gradients)
+
+
+def compressors_and_chance():
+    hvd.init()
+    mine = values_of(hvd.rank())
+    for compression, name in {
+        hvd.Compression.int8: "int8",
+        hvd.Compression.int4: "int4",
+        hvd.Compression.fp8: "fp8",
+        hvd.Compression.mstopk(0.02, "exact"): "mstopk:density=0.02,mode=exact",
+        hvd.Compression.bf16: "bf16",
+        hvd.Compression.none: "none",
+    }.items():
+        expected = hvd.allreduce(mine, compression=name)
+        assert torch.equal(hvd.allreduce(mine, compression=compression), expected)
+    assert torch.equal(hvd.allreduce(mine, compression="none"), hvd.allreduce(mine))
+    # All ranks send what is at the same places, which are others every time.
+    exact = sum(values_of(rank) for rank in range(hvd.size()))
+    for compression, weight in (
+        ("randomk:density=0.05", 1),
+        (hvd.Compression.randomk(0.05, unbiased=True), 20),
+    ):
+        seen = set()
+        for result in _call_every_way(mine, op=hvd.Sum, compression=compression):
+            check_same(result)
+            sent = result != 0
+            assert sent.sum() == 250
+            torch.testing.assert_close(result[sent], weight * exact[sent])
+            seen.add(tuple(sent.nonzero().flatten().tolist()))
+        assert len(seen) == 8
+    hvd.shutdown()
+    _draw_again()
+
+
+def _draws():
+    hvd.init()
+    draws = {
+        name: [
+            hvd.allreduce(values_of(hvd.rank()), name=f"draw.{name}", compression=name)
+            for _ in range(3)
+        ]
+        for name in ("int4:stochastic=true", "randomk:density=0.05")
+    }
+    for one in itertools.chain(*draws.values()):
+        check_same(one)
+    hvd.shutdown()
+    return draws
+
+
+def _draw_again():
+    """What is left to chance follows from names and steps: the same in another job."""
+    first, second = _draws(), _draws()
+    for name, draws in first.items():
+        for one, other in zip(draws, second[name], strict=True):
+            assert torch.equal(one, other), name
+        assert not torch.equal(draws[0], draws[1]), name
+        assert not torch.equal(draws[1], draws[2]), name
+
+
+def test_compressors_are_codecs_and_chance_is_the_same_on_all_ranks():
+    run_over_tcp(2, compressors_and_chance)
+
+
+def overflow():
+    hvd.init()
+    names = ("int8", "int4", "fp8", "topk", "mstopk")
+    for bad, name in itertools.product((torch.inf, torch.nan), names):
+        tensor = values_of(hvd.rank(), 2000)
+        if hvd.rank() == 1:
+            tensor[1500] = bad
+        result = hvd.allreduce(tensor, compression=name)
+        assert not result[1500].isfinite()
+        assert result[0].isfinite()
+    # So are gradients, of which nothing is kept then, whether anybody looks for it or not.
+    for name, way in itertools.product(("int8", "fp8"), ("optimizer", "views")):
+        policy = Policy(Quantised(name), feedback=Residual(), least_elements=64)
+        job = Job(policy, {"first": (64, 64), "second": (64, 64)}, way)
+        for step in range(4):
+            gradients = {
+                name: values_of(10 * step + hvd.rank() + place, 64, 64)
+                for place, name in enumerate(("first", "second"))
+            }
+            if (step, hvd.rank()) == (2, 1):
+                gradients["first"][3] = torch.inf
+            results = job.step(gradients)
+            assert results["first"].isfinite().all() == (step != 2)
+            assert results["second"].isfinite().all()
+            assert all(kept.isfinite().all() for kept in job.feedback.residuals.values())
+            for one in results.values():
+                check_same(one.nan_to_num())
+    hvd.shutdown()
+
+
+def test_what_is_not_finite_on_one_rank_is_so_on_all():
+    run_over_tcp(2, overflow)
+
+
+def _alone():
+    """A job of one rank, and process sets of one: every form, as if there were no compression."""
+    hvd.init()
+    mine = values_of(hvd.rank(), 40_000)
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size()) if hvd.size() > 1]
+    own = sets[hvd.rank()] if sets else hvd.global_process_set
+    for compression in ("fp16", "bf16", "int8", "mstopk", "randomk", hvd.Compression.bf16):
+        for result in _call_every_way(mine, compression=compression, process_set=own):
+            assert torch.equal(result, mine), compression
+    hvd.barrier()
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_rank_alone_keeps_what_it_has(size):
+    run_over_tcp(size, _alone)
+
+
+def test_one_rank_without_settings_keeps_what_it_has():
+    run_ranks(1, _alone, launcher="python")
+
+
+def _gradients_alone():
+    for way in WAYS:
+        job = Job("mstopk:density=0.01", {"weight": (160, 160)}, way)
+        mine = values_of(0, 160, 160)
+        assert torch.equal(job.step({"weight": mine})["weight"], mine)
+
+
+def test_gradients_of_one_rank_alone_stay_as_they_are(tmp_path):
+    run_in_ddp(1, tmp_path, _gradients_alone)
