@@ -156,6 +156,11 @@ class FactorExchange:
         self._bucket_of = {factor.name: bucket for bucket in buckets for factor in bucket._factors}
 
     @property
+    def names(self) -> list[list[str]]:
+        """Of the factors of each bucket."""
+        return [[factor.name for factor in bucket._factors] for bucket in self._buckets]
+
+    @property
     def nbytes(self) -> int:
         """Of all operations, on each rank."""
         return sum(bucket.nbytes for bucket in self._buckets)

@@ -27,6 +27,7 @@ class Report:
         inverse_steps: Those that inverted them.
         seconds: By stage; on a GPU, what the host has spent.
         nbytes: That an operation moves each time, by what it carries, on this rank.
+        together: Factors that travel in one operation, of each operation.
         inverted_by: Factors by the rank that inverts them; replicated ones are each rank's.
         left_out: Modules with parameters that the optimizer alone trains, and why.
         dropped: Parts of factors that were not finite and did not count.
@@ -41,6 +42,7 @@ class Report:
     inverse_steps: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
+    together: list[list[str]] = field(default_factory=list)
     inverted_by: dict[int, list[str]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     dropped: int = 0
@@ -100,5 +102,6 @@ def completed(
         "inverses": execution.stage.nbytes,
         "preconditioned": execution.preconditioning.nbytes,
     }
+    report.together = execution.exchange.names
     report.inverted_by = plan.inversions()
     return report

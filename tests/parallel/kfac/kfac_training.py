@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from aiacc.kfac.precondition import (
 from aiacc.kfac.rows import why_not
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import Affine
+from aiacc.torch.kfac.layers import factored
 from tests.support.training import flat
 
 LR, DAMPING, DECAY, CLIP = 0.1, 0.03, 0.8, 1e-3
@@ -83,6 +85,51 @@ def loss_of_tokens(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     return nn.functional.cross_entropy(model(tokens), labels)
 
 
+def in_job(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` between `init` and `shutdown`, on one thread as ranks of a full machine are."""
+
+    @functools.wraps(function)
+    def call(*args: object) -> object:
+        torch.set_num_threads(1)
+        hvd.init()
+        result = function(*args)
+        hvd.shutdown()
+        return result
+
+    return call
+
+
+def training(
+    model: nn.Module,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    momentum: float = 0.0,
+    **options: object,
+) -> tuple[Any, hvd.KFAC]:
+    """The distributed optimizer of a model, and its KFAC with `settings`."""
+    sgd = torch.optim.SGD(model.parameters(), LR, momentum=momentum)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=process_set)
+    return optimizer, hvd.KFAC(model, optimizer, process_set=process_set, **settings(options))
+
+
+#: For `settings`.
+EVERY_STEP = {"factor_every": 1, "inverse_every": 1}
+
+
+def take_steps(
+    model: nn.Module,
+    optimizer: Any,
+    kfac: hvd.KFAC,
+    loss: Callable[[nn.Module, int, int], torch.Tensor],
+    steps: Iterable[int],
+) -> None:
+    """Train on this rank's batches of these numbers."""
+    for step in steps:
+        optimizer.zero_grad()
+        loss(model, hvd.rank(), step).backward()
+        kfac.step()
+        optimizer.step()
+
+
 def trained(
     process_set: hvd.ProcessSet = hvd.global_process_set,
     *,
@@ -90,18 +137,19 @@ def trained(
     loss: Callable[[nn.Module, int, int], torch.Tensor] = loss_of,
     **options: object,
 ) -> tuple[torch.Tensor, hvd.KFAC]:
-    """Parameters of `net` or ``model`` after `STEPS` steps as one of the ranks, and its KFAC."""
+    """Parameters of `net` or ``model`` after `STEPS` steps as one of the ranks, and its KFAC.
+
+    They are the same on all ranks of the set to the last bit.
+    """
     model = net() if model is None else model
-    sgd = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=process_set)
-    kfac = hvd.KFAC(model, optimizer, process_set=process_set, **settings(options))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss(model, hvd.rank(), step).backward()
-        kfac.step()
-        optimizer.step()
+    optimizer, kfac = training(model, process_set, 0.9, **options)
+    take_steps(model, optimizer, kfac, loss, range(STEPS))
     kfac.detach()
-    return flat(model), kfac
+    ours = flat(model)
+    if process_set.included():
+        everyones = hvd.allgather(ours.reshape(1, -1), process_set=process_set)
+        assert all(torch.equal(one, everyones[0]) for one in everyones), options
+    return ours, kfac
 
 
 def settings(changes: Mapping[str, object]) -> dict[str, object]:
@@ -186,8 +234,7 @@ def expected(
 
 def owners(ranks: int) -> dict[str, tuple[int, ...]]:
     """By layer of `net`, the ranks of whose samples `dp` builds factors."""
-    model = net()
-    layers = hvd.KFAC(model, torch.optim.SGD(model.parameters(), LR))._layers
+    layers, _ = factored(net(), [])
     plan = distribute("dp", [layer.described for layer in layers], ranks, COSTS)
     return {layer.name: layer.a.inverted_by for layer in plan.layers}
 

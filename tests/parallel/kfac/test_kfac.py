@@ -1,4 +1,4 @@
-"""K-FAC of several ranks: as one process with the data of all."""
+"""K-FAC of several ranks, by inverses and by eigenvectors: as one process with the data of all."""
 
 from __future__ import annotations
 
@@ -12,80 +12,130 @@ import aiacc
 import aiacc.torch as hvd
 from tests.parallel.kfac.kfac_training import (
     COSTS,
+    DAMPING,
+    EVERY_STEP,
     expected,
+    in_job,
     loss_of,
     loss_of_all,
+    loss_of_tokens,
     net,
     owners,
-    settings,
+    token_net,
     trained,
+    training,
 )
 from tests.support.ranks import run_ranks
+from tests.support.training import flat
+
+CHOLESKY, EIGH = "cholesky", "eigh"
 
 
-def _all_distributions(wanted, kinds):
-    torch.set_num_threads(1)
-    hvd.init()
-    wanted = torch.from_numpy(wanted)
+def _damping_of(solve):
+    """Of eigenvectors most steps have another than that in which factors were decomposed."""
+    return (lambda step: DAMPING * (1 + step)) if solve == EIGH else lambda step: DAMPING
+
+
+def _expected(ranks, solve=CHOLESKY, **changes):
+    return expected(ranks, solve=solve, damping=_damping_of(solve), **changes).numpy()
+
+
+def _train(*process_set, solve=CHOLESKY, **changes):
+    damping = _damping_of(solve)
+    return trained(
+        *process_set, solve=solve, damping=damping if solve == EIGH else DAMPING, **changes
+    )
+
+
+def _close(ours, wanted, what):
+    torch.testing.assert_close(ours, torch.from_numpy(wanted), msg=lambda text: f"{what}: {text}")
+
+
+@in_job
+def _every_distribution(solve, kinds, alike, apart, tokens):
     for kind in kinds:
-        ours, kfac = trained(distribution=kind)
-        torch.testing.assert_close(ours, wanted, msg=lambda text, kind=kind: f"{kind}: {text}")
-        everyones = hvd.allgather(ours.reshape(1, -1))
-        assert all(torch.equal(one, everyones[0]) for one in everyones), kind
+        ours, kfac = _train(solve=solve, distribution=kind)
+        _close(ours, apart if kind == "dp" else alike, kind)
         assert kfac.report().distribution == kind
-    hvd.shutdown()
+        assert f"K-FAC {kind} by {solve} on {hvd.size()} rank(s)" in str(kfac.report())
+        if kind != "dp":
+            ours, _ = _train(solve=solve, distribution=kind, model=token_net(), loss=loss_of_tokens)
+            _close(ours, tokens, kind)
+    # What was measured and nothing that was given decides now.
+    ours, _ = _train(solve=solve, costs=None)
+    _close(ours, alike, "measured")
 
 
+@pytest.mark.parametrize("solve", [CHOLESKY, EIGH])
 @pytest.mark.parametrize(
     ("size", "kinds"),
     [
-        (2, ["replicate", "mpd", "spd", "kaisa:0.5", "kaisa:1"]),
-        (4, ["replicate", "mpd", "spd", "kaisa:0.25", "kaisa:0.5", "kaisa:1"]),
+        (1, ["kaisa:1"]),
+        (2, ["kaisa:0.5", "kaisa:1"]),
+        (3, ["kaisa:0.3333", "kaisa:1"]),
+        (4, ["kaisa:0.25", "kaisa:0.5", "kaisa:1"]),
     ],
 )
-def test_every_distribution_trains_as_one_process_does(size, kinds):
-    run_ranks(size, _all_distributions, expected(range(size)).numpy(), kinds)
+def test_every_distribution_trains_as_one_process_does(size, kinds, solve):
+    everybody = range(size)
+    wanted = (
+        _expected(everybody, solve),
+        _expected(everybody, solve, sources=owners(size)),
+        _expected(everybody, solve, model=token_net(), loss=loss_of_tokens),
+    )
+    assert size == 1 or not np.allclose(wanted[0], wanted[1])
+    kinds = ["replicate", "mpd", "spd", "dp", *kinds]
+    run_ranks(size, _every_distribution, solve, kinds, *wanted, env={"AIACC_ENGINE": "tcp"})
 
 
-def _sgd(model):
-    return torch.optim.SGD(model.parameters(), 0.1)
-
-
-def _in_sets(engine, wanted):
-    torch.set_num_threads(1)
-    hvd.init()
+@in_job
+def _in_sets(engine, solves, wanted):
     assert aiacc.basics.engine() == engine
     pair = hvd.add_process_set([0, hvd.size() - 1])
-    for process_set, results in ((hvd.global_process_set, wanted[0]), (pair, wanted[1])):
-        for kind, result in results.items():
-            if process_set.included():
-                ours, _ = trained(process_set, distribution=kind)
-                torch.testing.assert_close(ours, torch.from_numpy(result), msg=kind)
-    if not pair.included():  # alone, with its own data
-        ours, _ = trained(pair)
-        torch.testing.assert_close(ours, torch.from_numpy(wanted[2][hvd.rank()]))
-    # What was measured and nothing that was given decides now.
-    ours, _ = trained(distribution="spd", costs=None)
-    torch.testing.assert_close(ours, torch.from_numpy(wanted[0]["spd"]))
-    hvd.shutdown()
+    for solve in solves:
+        for kind in ("replicate", "mpd", "spd", "kaisa:0.5", "kaisa:1"):
+            ours, _ = _train(pair, solve=solve, distribution=kind)
+            # Who is not in it trains alone, with its own data.
+            _close(ours, wanted[solve, pair.included()], kind)
+    for kind in ("spd", "mpd", "kaisa:0.3333", "dp"):
+        ours, _ = _train(distribution=kind)
+        _close(ours, wanted[kind == "dp"], kind)
+    hvd.barrier()  # rank 1, which waits for nobody, would leave before
 
 
 @pytest.mark.parametrize(
     ("launcher", "engine"), [("explicit", "tcp"), ("mpirun", "mpi")], ids=["tcp", "mpi"]
 )
 def test_sets_train_as_their_members_together_over_every_engine(launcher, engine):
-    alike = expected(range(3)).numpy()
-    everybody = {
-        "spd": alike,
-        "mpd": alike,
-        "kaisa:0.3333": alike,
-        "dp": expected(range(3), owners(3)).numpy(),
-    }
-    assert not np.allclose(everybody["dp"], alike)
-    pair = {"mpd": expected([0, 2]).numpy()}
-    alone = {1: expected([1]).numpy()}
+    solves = [CHOLESKY, EIGH] if engine == "tcp" else [CHOLESKY]
+    wanted = {(one, True): _expected([0, 2], one) for one in solves}
+    wanted |= {(one, False): _expected([1], one) for one in solves}
+    wanted |= {False: _expected(range(3)), True: _expected(range(3), sources=owners(3))}
     env = {"AIACC_ENGINE": engine}
-    run_ranks(3, _in_sets, engine, (everybody, pair, alone), launcher=launcher, env=env)
+    run_ranks(3, _in_sets, engine, solves, wanted, launcher=launcher, env=env)
+
+
+@in_job
+def _count_bytes():
+    nets = {"net": {}, "tokens": {"model": token_net, "loss": loss_of_tokens}}
+    found = {}
+    for solve in (CHOLESKY, EIGH):
+        for name, changes in nets.items():
+            made = {key: one() if key == "model" else one for key, one in changes.items()}
+            _, kfac = trained(distribution="mpd", solve=solve, **made)
+            found[solve, name] = kfac.report().nbytes["inverses"]
+    return found
+
+
+def test_eigenvectors_and_values_travel_whole_and_diagonals_as_they_are():
+    """In float64: d x d + d of a matrix, d of a diagonal."""
+    found = run_ranks(2, _count_bytes)
+    total = {key: sum(one[key] for one in found) for key in found[0]}
+    # A and G of conv, of both groups of grouped, of hidden and of head.
+    dims = [10, 4, 18, 18, 2, 2, 17, 16, 17, 5]
+    assert total[EIGH, "net"] == 8 * sum(d * d + d for d in dims)
+    assert total[EIGH, "net"] == 2 * total[CHOLESKY, "net"]
+    assert total[EIGH, "tokens"] == 8 * (11 + sum(d * d + d for d in (6, 19, 5)))
 
 
 class _Sometimes(torch.nn.Module):
@@ -101,15 +151,12 @@ class _Sometimes(torch.nn.Module):
         return self.extra(found) if hvd.rank() % 2 == 0 and step != 2 else found
 
 
+@in_job
 def _use_a_layer_on_some_ranks(kinds):
-    torch.set_num_threads(1)
-    hvd.init()
     states = []
     for kind in kinds:
         model = _Sometimes()
-        optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
-        options = settings({"factor_every": 1, "inverse_every": 1, "distribution": kind})
-        kfac = hvd.KFAC(model, optimizer, **options)
+        optimizer, kfac = training(model, **EVERY_STEP, distribution=kind)
         for step in range(4):
             optimizer.zero_grad()
             torch.manual_seed(step)  # the same batch on all ranks
@@ -134,155 +181,14 @@ def test_a_layer_that_some_ranks_use_gets_the_factors_of_those():
     np.testing.assert_allclose(two[0]["body A"], alone["body A"], rtol=1e-5)
 
 
-def _train_and_save(steps, state, kind):
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
-    options = {"factor_every": 1, "inverse_every": 1, "distribution": kind}
-    kfac = hvd.KFAC(model, optimizer, **settings(options))
-    if state is not None:
-        model.load_state_dict({name: torch.from_numpy(one) for name, one in state[0].items()})
-        factors = {name: torch.from_numpy(one) for name, one in state[1]["factors"].items()}
-        kfac.load_state_dict({**state[1], "factors": factors})
-    for step in steps:
-        optimizer.zero_grad()
-        batches = range(hvd.rank(), 4, hvd.size())  # four in a step, whatever ranks there are
-        sum(loss_of(model, batch, step) / len(batches) for batch in batches).backward()
-        kfac.step()
-        optimizer.step()
-    if steps and kind == "mpd":
-        with pytest.raises(ValueError, match="consolidate_state_dict"):
-            kfac.state_dict()
-    kfac.consolidate_state_dict()
-    found = kfac.state_dict()
-    hvd.shutdown()
-    factors = {name: one.numpy() for name, one in found["factors"].items()}
-    return (
-        {name: one.numpy() for name, one in model.state_dict().items()},
-        {**found, "factors": factors},
-    )
-
-
-def test_a_checkpoint_goes_on_at_another_number_of_ranks():
-    saved = run_ranks(2, _train_and_save, [0, 1], None, "mpd")
-    assert saved[0][1]["factors"].keys() == saved[1][1]["factors"].keys()
-    assert len(saved[0][1]["factors"]) == 8
-    for ranks, kind in ((1, "spd"), (3, "kaisa:0.3333")):
-        for model, state in run_ranks(ranks, _train_and_save, [], saved[1], kind):
-            assert state["step"] == 2
-            for name, one in saved[0][0].items():
-                np.testing.assert_array_equal(model[name], one)
-            assert state["factors"].keys() == saved[0][1]["factors"].keys()
-    straight = run_ranks(2, _train_and_save, [0, 1, 2], None, "mpd")[0]
-    resumed = run_ranks(2, _train_and_save, [2], saved[0], "spd")[0]
-    for name, one in straight[1]["factors"].items():
-        np.testing.assert_allclose(resumed[1]["factors"][name], one, rtol=1e-8, atol=1e-12)
-    for name, one in straight[0].items():
-        np.testing.assert_allclose(resumed[0][name], one, rtol=1e-8, atol=1e-12)
-
-
-def _disagree():
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    rank = hvd.rank()
-    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
-
-    def step(**options):
-        state = options.pop("state", None)
-        kfac = hvd.KFAC(model, options.pop("optimizer", optimizer), **options)
-        if state is not None:
-            kfac.load_state_dict(state)
-        optimizer.zero_grad()
-        loss_of(model, rank, 0).backward()
-        kfac.step()
-        kfac.detach()
-
-    for different in (
-        {"damping": 0.1 + rank},
-        {"solve": "eigh" if rank else "cholesky"},
-        {"lr": 0.1 + rank},
-        {"factor_every": lambda number: 1 + rank},  # one would wait for the other's factors
-        {"costs": COSTS if rank else None},
-        {"costs": dataclasses.replace(COSTS, overlap=1 - rank / 2)},
-        {"skip_layers": ["hidden"] if rank else []},
-    ):
-        with pytest.raises(ValueError, match="other layers, options or costs than the first one"):
-            step(**different)
-        optimizer.synchronize()
-    with pytest.raises(ValueError, match=r"kaisa:0.3.*the share may be 0.5, 1"):
-        step(distribution="kaisa:0.3")
-    optimizer.synchronize()
-    # As who restores parameters on one rank and broadcasts them from there.
-    state = {"version": 1, "step": 7, "factors": {}} if rank == 0 else None
-    with pytest.raises(ValueError, match=f"step 7 on the first one, {7 if rank == 0 else 0} here"):
-        step(state=state)
-    optimizer.synchronize()
-    step()
-    optimizer.step()
-    # Nobody reduces these.
-    model = net()
-    with pytest.raises(ValueError, match="'conv' is not the same on all ranks"):
-        step(optimizer=_sgd(model))
-    # Here somebody else has, such as DistributedDataParallel.
-    plain = _sgd(model)
-    plain.zero_grad()
-    kfac = hvd.KFAC(model, plain)
-    loss_of(model, rank, 0).backward()
-    for number, parameter in enumerate(model.parameters()):
-        hvd.allreduce_(parameter.grad, name=f"by hand.{number}")
-    kfac.step()
-    after = model.conv.weight.grad
-    assert torch.equal(hvd.broadcast(after, 0), after)
-    hvd.shutdown()
-
-
-def test_ranks_that_differ_are_told_so():
-    run_ranks(2, _disagree)
-
-
-def _break_a_factor(solve):
-    torch.set_num_threads(1)
-    hvd.init()
-    model = net()
-    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
-    options = {"factor_every": 1, "inverse_every": 1, "distribution": "mpd"}
-    kfac = hvd.KFAC(model, optimizer, **settings({**options, "solve": solve}))
-    broken = kfac._layers[0].a
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, hvd.rank(), step).backward()
-        if step == 2 and broken.mean is not None:  # its owner alone has it
-            broken.mean.fill_(float("inf"))
-        before = broken.inverse
-        kfac.step()
-        optimizer.step()
-    torch.testing.assert_close(broken.inverse, before, rtol=0, atol=0)
-    failures = hvd.allreduce(torch.tensor([float(kfac.report().failures)]), op=hvd.Sum)
-    assert failures.item() == 1
-    assert all(one.isfinite().all() for one in model.parameters())
-    hvd.shutdown()
-
-
-@pytest.mark.parametrize("solve", ["cholesky", "eigh"])
-def test_a_factor_without_an_inverse_keeps_the_last_one_on_every_rank(solve):
-    run_ranks(2, _break_a_factor, solve)
-
-
+@in_job
 def _scale_and_accumulate():
-    torch.set_num_threads(1)
-    hvd.init()
     found = []
     for scaled, passes in ((False, 1), (True, 1), (False, 2), (True, 2)):
         model = net()
-        plain = _sgd(model)
-        optimizer = hvd.DistributedOptimizer(
-            plain, model.named_parameters(), backward_passes_per_step=passes
-        )
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=True) if scaled else None
-        options = settings({"factor_every": 1, "inverse_every": 1, "grad_scaler": scaler})
-        kfac = hvd.KFAC(model, optimizer, **options)
+        optimizer, kfac = training(model, **EVERY_STEP, grad_scaler=scaler)
+        optimizer.set_backward_passes_per_step(passes)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for step in range(4):
             optimizer.zero_grad()
@@ -305,10 +211,9 @@ def _scale_and_accumulate():
             scheduler.step()
         kfac.detach()
         assert (kfac.report().dropped > 0) == scaled
-        found.append(torch.cat([one.detach().flatten() for one in model.parameters()]))
-    hvd.shutdown()
-    assert all(one.isfinite().all() for one in found)
-    return [one.numpy() for one in found]
+        found.append(flat(model).numpy())
+    assert np.isfinite(found).all()
+    return found
 
 
 def test_scaled_and_accumulated_gradients_are_preconditioned_alike():
@@ -316,3 +221,60 @@ def test_scaled_and_accumulated_gradients_are_preconditioned_alike():
     np.testing.assert_allclose(accumulated, plain, rtol=1e-7)
     np.testing.assert_allclose(both, scaled, rtol=1e-7)
     assert not np.allclose(scaled, plain)  # one step was left out
+
+
+@in_job
+def _disagree():
+    model, rank = net(), hvd.rank()
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+
+    def refused(said, state=None, of=optimizer, **options):
+        kfac = hvd.KFAC(model, of, **options)
+        if state is not None:
+            kfac.load_state_dict(state)
+        of.zero_grad()
+        loss_of(model, rank, 0).backward()
+        if said is None:
+            kfac.step()
+        else:
+            with pytest.raises(ValueError, match=said):
+                kfac.step()
+        kfac.detach()
+        if of is optimizer:
+            optimizer.synchronize()
+
+    for different in (
+        {"damping": 0.1 + rank},
+        {"solve": EIGH if rank else CHOLESKY},
+        {"lr": 0.1 + rank},
+        {"factor_every": lambda number: 1 + rank},  # one would wait for the other's factors
+        {"costs": COSTS if rank else None},
+        {"costs": dataclasses.replace(COSTS, overlap=1 - rank / 2)},
+        {"skip_layers": ["hidden"] if rank else []},
+    ):
+        refused("other layers, options or costs than the first one", **different)
+    refused(r"kaisa:0.3.*the share may be 0.5, 1", distribution="kaisa:0.3")
+    # As who restores parameters on one rank and broadcasts them from there.
+    state = {"version": 1, "step": 7, "factors": {}} if rank == 0 else None
+    refused(f"step 7 on the first one, {7 if rank == 0 else 0} here", state)
+    refused(None)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    # Nobody reduces these.
+    model = net()
+    refused("'conv' is not the same on all ranks", of=torch.optim.SGD(model.parameters(), 0.1))
+    # Here somebody else has, such as DistributedDataParallel.
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    plain.zero_grad()
+    kfac = hvd.KFAC(model, plain)
+    loss_of(model, rank, 0).backward()
+    for number, parameter in enumerate(model.parameters()):
+        hvd.allreduce_(parameter.grad, name=f"by hand.{number}")
+    kfac.step()
+    after = model.conv.weight.grad
+    assert torch.equal(hvd.broadcast(after, 0), after)
+
+
+def test_ranks_that_differ_are_told_so():
+    run_ranks(2, _disagree)

@@ -1,4 +1,4 @@
-"""Factors travel while the passes run, as the timeline shows."""
+"""Factors travel while the passes run, as the timeline shows, and together as a plan says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import aiacc.torch as hvd
+from aiacc.torch.kfac import buckets
+from tests.parallel.kfac.kfac_training import in_job
 from tests.support.ranks import run_ranks
 
 LAYERS, STEPS = 3, 3
@@ -28,28 +30,31 @@ class _Wait(torch.autograd.Function):
         return gradient, None
 
 
-def _train():
-    torch.set_num_threads(1)
-    hvd.init()
-    layers = [nn.Linear(8, 8) for _ in range(LAYERS)]
-    model = nn.ModuleList(layers)
+def _prepared(model, **options):
     hvd.broadcast_parameters(model.state_dict(), 0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
-    )
-    options = {"factor_every": 1, "inverse_every": 1, "fusion": "threshold"}
-    kfac = hvd.KFAC(model, optimizer, distribution="replicate", **options)
-    ends = []
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+    return optimizer, hvd.KFAC(model, optimizer, factor_every=1, inverse_every=1, **options)
+
+
+@in_job
+def _train():
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(LAYERS))
+    optimizer, kfac = _prepared(layers, fusion="threshold", distribution="replicate")
+    started, start, ends = [], buckets.allreduce_async_, []
+
+    def recorded(*arguments, **options):
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    buckets.allreduce_async_ = recorded
 
     def arrived():
         """Wait in the backward pass until the factors of the forward pass are reduced."""
-        if kfac._execution is None:
+        if not ends:
             return  # in the first step nothing leaves before the ranks have agreed
-        handle = kfac._execution.exchange._buckets[0]._handle
-        assert handle is not None
-        deadline = time.monotonic() + 30
-        while not hvd.poll(handle):
-            assert time.monotonic() < deadline
+        while not hvd.poll(started[-1]):
+            time.sleep(1e-4)
 
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -60,7 +65,6 @@ def _train():
         ends.append(time.monotonic() * 1e6)
         kfac.step()
         optimizer.step()
-    hvd.shutdown()
     return ends
 
 
@@ -82,11 +86,7 @@ def test_factors_of_the_forward_pass_are_reduced_during_the_backward_pass(tmp_pa
 def _train_by(fusion, kind, steps=8):
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS))).double()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
-    )
-    options = {"factor_every": 1, "inverse_every": 1, "distribution": kind, "fusion": fusion}
-    kfac = hvd.KFAC(model, optimizer, **options)
+    optimizer, kfac = _prepared(model, distribution=kind, fusion=fusion)
     for step in range(steps):
         optimizer.zero_grad()
         torch.manual_seed(hvd.size() * step + hvd.rank())
@@ -94,26 +94,23 @@ def _train_by(fusion, kind, steps=8):
         kfac.step()
         optimizer.step()
     kfac.detach()
-    return model, kfac, optimizer
+    return model, kfac.report().together, optimizer
 
 
+@in_job
 def _fuse():
-    torch.set_num_threads(1)
-    hvd.init()
     for kind in ("replicate", "mpd", "spd"):
-        model, kfac, optimizer = _train_by("optimal", kind)
-        buckets = [[f.name for f in one._factors] for one in kfac._execution.exchange._buckets]
-        assert sorted(name for names in buckets for name in names) == sorted(
+        model, together, optimizer = _train_by("optimal", kind)
+        assert sorted(name for names in together for name in names) == sorted(
             f"{layer} {side}" for layer in range(LAYERS) for side in "AG"
         )
-        assert hvd.allgather(torch.tensor([len(buckets)])).unique().numel() == 1
+        assert hvd.allgather(torch.tensor([len(together)])).unique().numel() == 1
         assert not optimizer.unplanned  # gradients follow the same plan
         for fusion in ("threshold", "bulk"):
             other, _, plain = _train_by(fusion, kind)
             assert len(plain.unplanned) == 2 * LAYERS
             for one, two in zip(model.parameters(), other.parameters(), strict=True):
                 torch.testing.assert_close(one, two)
-    hvd.shutdown()
 
 
 def test_a_plan_of_recorded_steps_fuses_factors_and_gradients_and_changes_no_result():

@@ -1,0 +1,204 @@
+"""K-FAC of several ranks that divide little, lose an inverse, load states, or start anew."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.kfac import inverses
+from aiacc.kfac.costs import Polynomial
+from aiacc.kfac.stage import StageCosts
+from aiacc.planning.cost import Affine
+from tests.parallel.kfac.kfac_training import (
+    EVERY_STEP,
+    in_job,
+    loss_of,
+    net,
+    take_steps,
+    training,
+)
+from tests.support.ranks import run_ranks
+from tests.support.training import flat
+
+
+class _TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 5)
+        self.second = nn.Linear(5, 3).double()
+
+    def forward(self, inputs):
+        return self.second(self.first(inputs).tanh().double())
+
+
+def _loss(model, rank, step):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return model(torch.randn(8, 4, generator=generator)).square().mean()
+
+
+@in_job
+def _layers_of_two_dtypes():
+    found = []
+    for kind in ("replicate", "kaisa:0.5"):
+        model = _TwoDtypes()
+        take_steps(model, *training(model, **EVERY_STEP, distribution=kind), _loss, range(4))
+        found.append(model)
+    for ours, wanted in zip(found[1].parameters(), found[0].parameters(), strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_preconditioned_gradients_of_two_dtypes_travel_together():
+    run_ranks(2, _layers_of_two_dtypes)
+
+
+@in_job
+def _nothing_to_own():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3))
+    both = training(model, **EVERY_STEP, distribution="dp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        take_steps(model, *both, _loss, range(3))
+
+
+def test_a_rank_that_owns_no_layer_is_not_told_that_it_builds_no_factor():
+    run_ranks(2, _nothing_to_own)
+
+
+def _train_and_save(steps, state, kind):
+    torch.set_num_threads(1)
+    hvd.init()
+    model = net()
+    optimizer, kfac = training(model, **EVERY_STEP, distribution=kind)
+    if state is not None:
+        model.load_state_dict({name: torch.from_numpy(one) for name, one in state[0].items()})
+        factors = {name: torch.from_numpy(one) for name, one in state[1]["factors"].items()}
+        kfac.load_state_dict({**state[1], "factors": factors})
+
+    def loss(model, rank, step):
+        batches = range(rank, 4, hvd.size())  # four in a step, whatever ranks there are
+        return sum(loss_of(model, batch, step) / len(batches) for batch in batches)
+
+    take_steps(model, optimizer, kfac, loss, steps)
+    if steps and kind == "mpd":
+        with pytest.raises(ValueError, match="consolidate_state_dict"):
+            kfac.state_dict()
+    kfac.consolidate_state_dict()
+    found = kfac.state_dict()
+    hvd.shutdown()
+    factors = {name: one.numpy() for name, one in found["factors"].items()}
+    parameters = {name: one.detach().numpy() for name, one in model.state_dict().items()}
+    return parameters, {**found, "factors": factors}
+
+
+def test_a_checkpoint_goes_on_at_another_number_of_ranks():
+    saved = run_ranks(2, _train_and_save, [0, 1], None, "mpd")
+    assert saved[0][1]["factors"].keys() == saved[1][1]["factors"].keys()
+    assert len(saved[0][1]["factors"]) == 8
+    for ranks, kind in ((1, "spd"), (3, "kaisa:0.3333")):
+        for model, state in run_ranks(ranks, _train_and_save, [], saved[1], kind):
+            assert state["step"] == 2
+            for name, one in saved[0][0].items():
+                np.testing.assert_array_equal(model[name], one)
+            assert state["factors"].keys() == saved[0][1]["factors"].keys()
+    straight = run_ranks(2, _train_and_save, [0, 1, 2], None, "mpd")[0]
+    resumed = run_ranks(2, _train_and_save, [2], saved[0], "spd")[0]
+    for ours, wanted in (
+        (resumed[0], straight[0]),
+        (resumed[1]["factors"], straight[1]["factors"]),
+    ):
+        for name, one in wanted.items():
+            np.testing.assert_allclose(ours[name], one, rtol=1e-8, atol=1e-12)
+
+
+@in_job
+def _lose_an_inverse(solve):
+    """A of `conv` has none in the last step, on its owner; of dimension 10 is no other factor."""
+    model = net()
+    optimizer, kfac = training(model, **EVERY_STEP, distribution="mpd", solve=solve)
+    take_steps(model, optimizer, kfac, loss_of, range(2))
+    name = "eigh" if solve == "eigh" else "cholesky_ex"
+    real = getattr(torch.linalg, name)
+
+    def failing(matrices):
+        if matrices.shape[-1] != 10:
+            return real(matrices)
+        return real(torch.full_like(matrices, float("inf")))
+
+    kept = kfac._layers[0].a.inverse
+    setattr(inverses.torch.linalg, name, failing)
+    take_steps(model, optimizer, kfac, loss_of, range(2, 3))
+    setattr(inverses.torch.linalg, name, real)
+    torch.testing.assert_close(kfac._layers[0].a.inverse, kept, rtol=0, atol=0)
+    failures = hvd.allreduce(torch.tensor([float(kfac.report().failures)]), op=hvd.Sum)
+    assert failures.item() == 1
+    assert all(one.isfinite().all() for one in model.parameters())
+
+
+@pytest.mark.parametrize("solve", ["cholesky", "eigh"])
+def test_a_factor_without_an_inverse_keeps_the_last_one_on_every_rank(solve):
+    run_ranks(2, _lose_an_inverse, solve)
+
+
+@in_job
+def _load_in_the_middle_of_a_step(kind):
+    found = []
+    for passes in (0, 1, 2):
+        model = net()
+        optimizer, kfac = training(model, **EVERY_STEP, distribution=kind)
+        take_steps(model, optimizer, kfac, loss_of, range(6))
+        kfac.consolidate_state_dict()
+        state, parameters = kfac.state_dict(), copy.deepcopy(model.state_dict())
+        # Rank 0 alone, or both, get as far as the backward pass of a batch that is no good.
+        if passes == 2 or (passes == 1 and hvd.rank() == 0):
+            weights = [module.weight for module in model.children() if module is not model.norm]
+            torch.autograd.grad(1000 * loss_of(model, hvd.rank(), 99), weights)
+        if passes:
+            model.load_state_dict(parameters)
+            kfac.load_state_dict(state)
+        take_steps(model, optimizer, kfac, loss_of, range(6, 9))
+        found.append(flat(model))
+        kfac.detach()
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0])
+
+
+@pytest.mark.parametrize("kind", ["replicate", "spd"])
+def test_what_was_on_its_way_when_a_state_was_loaded_does_not_count(kind):
+    run_ranks(2, _load_in_the_middle_of_a_step, kind)
+
+
+@in_job
+def _start_anew(kind, load):
+    model = net()
+    optimizer, kfac = training(model, **EVERY_STEP | {"inverse_every": 3}, distribution=kind)
+    quick, slow = (Polynomial(seconds, 0.0, 0.0) for seconds in (1e-9, 1.0))
+    # Everybody inverts everything in one of the jobs, and owners do in the other.
+    for inversion in (slow, quick):
+        kfac._costs = StageCosts(inversion, Affine(1e-3, 1e-9), gathered=True)
+        steps = range(4) if inversion is slow else range(4, 9)
+        take_steps(model, optimizer, kfac, loss_of, steps)
+        if inversion is slow:
+            kfac.consolidate_state_dict()
+            state = copy.deepcopy(kfac.state_dict())
+            if load:
+                kfac.load_state_dict(state)
+            hvd.shutdown()
+            hvd.init()
+            if load:
+                assert kfac.state_dict()["factors"].keys() == state["factors"].keys()
+    everyones = hvd.allgather(flat(model).reshape(1, -1))
+    assert torch.equal(everyones[0], everyones[1])
+
+
+@pytest.mark.parametrize("load", [False, True])
+@pytest.mark.parametrize("kind", ["spd", "kaisa:0.5"])
+def test_ranks_stay_alike_in_a_job_that_starts_anew(kind, load):
+    run_ranks(2, _start_anew, kind, load)
