@@ -1,4 +1,4 @@
-"""Which factors travel together, by what operations cost."""
+"""Which factors travel together, by what operations cost, and how results of solvers travel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from aiacc.kfac import step
 from aiacc.kfac.costs import Polynomial
 from aiacc.kfac.stage import StageCosts
 from aiacc.planning.cost import ALL_REDUCE, REDUCE_SCATTER, Affine
+from aiacc.torch.kfac.factor import Factor
 from aiacc.torch.kfac.fusion import Fused, Moment, Planned, by_plan, by_threshold
 from aiacc.torch.kfac.measure import dimensions, inversion_table, through_ends
-from aiacc.torch.kfac.solvers import CHOLESKY, SOLVERS
+from aiacc.torch.kfac.solvers import CHOLESKY, EIGH, SOLVERS
 
 
 def _planned(*rows):
@@ -100,3 +101,35 @@ def test_measuring_inversions_draws_nothing_that_the_ranks_draw_alike():
     before, solver = torch.get_rng_state(), SOLVERS[CHOLESKY]
     assert [dim for dim, _ in inversion_table([3, 8], torch.empty(0), solver).points] == [3, 8]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_inversions_are_measured_by_what_computes_them():
+    class Noted:
+        dims: list[int] = []
+
+        def compute(self, means, dampings):
+            assert len(means) == len(dampings) == 1
+            self.dims.append(len(means[0]))
+
+    table = inversion_table([3, 8], torch.empty(0), Noted())
+    assert [dim for dim, _ in table.points] == sorted(set(Noted.dims)) == [3, 8]
+
+
+@pytest.mark.parametrize(("solve", "size"), [(EIGH, 20 + 2 + 90 + 6), (CHOLESKY, 10 + 1 + 45 + 6)])
+def test_what_travels_comes_back_as_it_was_and_has_the_size_that_was_said(solve, size):
+    torch.manual_seed(0)
+    solver, shapes = SOLVERS[solve], [(4, 4), (1, 1), (3, 5, 5), (6,)]
+    factors = [Factor("x", shape, torch.float64, torch.device("cpu")) for shape in shapes]
+    means = [torch.rand(shape, dtype=torch.float64) for shape in shapes]
+    means = [one @ one.mT if one.dim() > 1 else one for one in means]
+    computed = solver.compute(means, [torch.tensor(0.1).double().expand(s[:-2]) for s in shapes])
+    assert sum(map(solver.size, factors)) == size
+    flat = torch.empty(size, dtype=torch.float64)
+    solver.pack(computed, flat)
+    back = solver.unpack(flat, factors)
+    assert [one.shape for one in back] == [one.shape for one in computed]
+    flat.zero_()  # which the results share nothing with
+    for one, other, factor in zip(back, computed, factors, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.is_contiguous()
+        assert solver.identity(factor).shape == one.shape

@@ -1,0 +1,102 @@
+"""A model, its optimizer and K-FAC in one process, and what dense matrices make of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.kfac.precondition import gradient_matrix
+
+BATCH = 6
+
+
+def layered() -> nn.Module:
+    """Two layers whose factors have four different dimensions: 4 and 5, 6 and 3."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def training(model=None, **options):
+    """The model, SGD and a K-FAC that computes everything in each step and clips nothing."""
+    model = layered() if model is None else model
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    defaults = {"factor_every": 1, "inverse_every": 1, "damping": 0.1, "kl_clip": None}
+    return model, sgd, hvd.KFAC(model, sgd, **{**defaults, **options})
+
+
+def inputs_of(seed: int, features: int = 3) -> torch.Tensor:
+    """A batch."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(BATCH, features, generator=generator, dtype=torch.float64)
+
+
+def backward(model, seed: int = 1, factor: float = 1.0, examples: slice = slice(None)):
+    """A pass of (part of) a batch: inputs and gradients of outputs of each layer, by its name.
+
+    The loss is the mean over the batch times ``factor``; gradients are those of each example's own
+    loss, as factors have them.
+    """
+    seen: dict[str, list[torch.Tensor]] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+
+            def after(_module, inputs, output, name=name):
+                output.register_hook(
+                    lambda gradient: seen.update({name: [inputs[0].detach(), gradient.detach()]})
+                )
+
+            handles.append(module.register_forward_hook(after))
+    inputs = inputs_of(seed)[examples]
+    (model(inputs).pow(2).sum(1).mean() * factor).backward()
+    for handle in handles:
+        handle.remove()
+    return {name: (x, g * len(inputs) / factor) for name, (x, g) in seen.items()}
+
+
+def factors_by_hand(seen):
+    """A and G of a linear layer with bias, from what `backward` has seen of it."""
+    inputs, gradients = seen
+    rows = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], 1)
+    return rows.T @ rows / len(rows), gradients.T @ gradients / len(rows)
+
+
+def solved(a, g, gradient, damping: float, solve: str = "cholesky", split: str = "pi"):
+    """What K-FAC makes of the gradient of a layer, with dense matrices."""
+    if solve == "eigh":
+        dense = torch.kron(g, a.diag() if a.dim() == 1 else a)
+        dense = dense + damping * torch.eye(len(dense), dtype=dense.dtype)
+        return torch.linalg.solve(dense, gradient.flatten()).view(gradient.shape)
+    of_a = of_g = damping
+    if split == "pi":
+        mean_a = a.mean() if a.dim() == 1 else a.diagonal().mean()
+        pi = (mean_a / g.diagonal().mean()).sqrt()
+        of_a, of_g = pi * damping**0.5, damping**0.5 / pi
+    a = a.diag() if a.dim() == 1 else a
+    a = a + of_a * torch.eye(len(a), dtype=a.dtype)
+    g = g + of_g * torch.eye(len(g), dtype=g.dtype)
+    return torch.linalg.solve(g, torch.linalg.solve(a, gradient.T).T)
+
+
+def gradients_of(model) -> dict[str, torch.Tensor]:
+    """Of each linear layer, as the matrix that K-FAC works on."""
+    return {
+        name: gradient_matrix(module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+
+
+def copied(kfac) -> dict[str, torch.Tensor]:
+    """Running means of the factors by name."""
+    return {name: one.clone() for name, one in kfac.state_dict()["factors"].items()}
+
+
+def assert_same(found, wanted, close: Callable = torch.testing.assert_close) -> None:
+    """Tensors by name."""
+    assert found.keys() == wanted.keys()
+    for name, one in found.items():
+        close(one, wanted[name])
