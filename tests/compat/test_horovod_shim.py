@@ -15,6 +15,7 @@ from tests.support.ranks import launch_command, rank_environment
 
 CHECKS = """
 import importlib, importlib.util, pickle, sys
+import pytest
 import horovod, horovod.torch as hvd, horovod.torch.mpi_ops
 import aiacc, aiacc.torch, aiacc.capabilities, aiacc.exceptions
 from horovod.torch.compression import Compression
@@ -26,19 +27,12 @@ from horovod.torch.elastic.state import TorchState
 assert horovod.__version__ == "0.28.1"
 from horovod import run
 for call in (run, horovod.run):
-    try:
+    with pytest.raises(NotImplementedError, match="aiaccrun --as-horovod -np N"):
         call(print, np=2)
-    except NotImplementedError as error:
-        assert "aiaccrun --as-horovod -np N" in str(error)
-    else:
-        raise AssertionError(call)
+stands_in = "aiacc stands in for horovod"
 for package, name in [(horovod, "init"), (horovod, "mxnet"), (horovod.common, "nothing")]:
-    assert not hasattr(package, name)
-    try:
+    with pytest.raises(AttributeError, match=f"{stands_in} here.*import horovod.torch as hvd"):
         getattr(package, name)
-    except AttributeError as error:
-        assert "aiacc stands in for horovod here" in str(error)
-        assert "import horovod.torch as hvd" in str(error)
 assert hvd is aiacc.torch is sys.modules["horovod.torch"] is horovod.torch
 for ours in [name for name in sys.modules if name.startswith("aiacc.torch.")]:
     theirs = ours.replace("aiacc", "horovod")
@@ -50,13 +44,9 @@ assert importlib.util.find_spec("horovod.torch") is not None
 assert pickle.loads(pickle.dumps(Compression.fp16)) is Compression.fp16
 importlib.reload(aiacc.torch.compression.compressors)
 for missing in ("horovod.mxnet", "horovod.spark", "horovod.runner", "horovod.torch.nothing"):
-    try:
+    with pytest.raises(ModuleNotFoundError, match=stands_in) as raised:
         importlib.import_module(missing)
-    except ModuleNotFoundError as error:
-        assert error.name == missing
-        assert "aiacc stands in for horovod" in str(error)
-    else:
-        raise AssertionError(missing)
+    assert raised.value.name == missing
 print("good")
 """
 
@@ -137,14 +127,12 @@ def test_the_real_horovod_comes_first(tmp_path):
     (tmp_path / "horovod.py").write_text("real = True")
     program = f"""
 import sys
+import pytest
 sys.path.insert(0, {str(tmp_path)!r})
 import horovod
 from aiacc.compat.horovod import install
-try:
+with pytest.raises(ImportError, match="imported already, from {tmp_path}.*--as-horovod"):
     install()
-except ImportError as error:
-    assert "imported already, from {tmp_path}" in str(error), error
-    assert "--as-horovod" in str(error)
 assert horovod.real and sys.modules["horovod"] is horovod
 del sys.modules["horovod"]
 install()
