@@ -26,9 +26,9 @@ Bytes encoded(const RankSet& set) {
   return bytes;
 }
 
-RankSet decoded(const Bytes& bytes) {
+RankSet decoded(const Bytes& bytes, int size = kMostRanks) {
   Reader reader(bytes);
-  RankSet set = RankSet::decode(reader);
+  RankSet set = RankSet::decode(reader, size);
   reader.finish();
   return set;
 }
@@ -100,54 +100,39 @@ TEST_P(RankSetTest, TravelsInOneFormAndNoLongerThanABitPerRank) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RankSetTest, testing::Values(1, 2, 3, 64, 65, 1024));
 
-TEST(RankSet, RefusesRanksBeyondTheJobBeforeItTakesMemoryForThem) {
-  const auto refused = [](const RankSet& set, int size) {
-    const Bytes bytes = encoded(set);
-    Reader reader(bytes);
+/// Before it takes memory for them.
+TEST(RankSet, RefusesNobodyAndRanksBeyondTheJob) {
+  const auto accepted = [](const Bytes& bytes, int size) {
     try {
-      RankSet::decode(reader, size);
+      decoded(bytes, size);
+      return true;
     } catch (const Error& error) {
-      return error.code() == Code::kPeerLost;
+      EXPECT_EQ(error.code(), Code::kPeerLost);
+      return false;
     }
-    return false;
   };
   std::set<int> even;
   for (int rank = 0; rank < kMostRanks; rank += 2) {
     even.insert(rank);
   }
-  for (const RankSet& set : {set_of(even), RankSet(0, kMostRanks - 1), RankSet(kMostRanks - 1)}) {
-    EXPECT_FALSE(refused(set, kMostRanks));
-    EXPECT_TRUE(refused(set, 64));
-    EXPECT_TRUE(refused(set, set.last()));
+  std::set<int> odd_end = even;  // the last byte of the bits reaches beyond the last rank
+  odd_end.insert(kMostRanks - 1);
+  odd_end.erase(0);
+  for (const RankSet& set :
+       {set_of(even), set_of(odd_end), RankSet(0, kMostRanks - 1), RankSet(kMostRanks - 1)}) {
+    EXPECT_TRUE(accepted(encoded(set), kMostRanks));
+    EXPECT_TRUE(accepted(encoded(set), set.last() + 1));
+    EXPECT_FALSE(accepted(encoded(set), set.last()));
+    EXPECT_FALSE(accepted(encoded(set), 64));
   }
-  // The last byte of the bits reaches beyond the last rank.
-  even.insert(kMostRanks - 1);
-  even.erase(0);
-  EXPECT_FALSE(refused(set_of(even), kMostRanks));
-}
-
-TEST(RankSet, RefusesNobodyAndRanksThatNoJobHas) {
-  const auto refused = [](const Bytes& bytes) {
-    try {
-      decoded(bytes);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::kPeerLost);
-      return true;
-    }
-    return false;
-  };
-  EXPECT_TRUE(refused(encoded(RankSet())));
-  EXPECT_FALSE(refused(encoded(RankSet(kMostRanks - 1))));
-  EXPECT_TRUE(refused(encoded(RankSet(kMostRanks))));
-  EXPECT_TRUE(refused(encoded(RankSet(0, kMostRanks))));
-  RankSet scattered;
-  for (int rank = kMostRanks - 100; rank < kMostRanks + 20; rank += 2) {
-    scattered.add(rank);
+  even.insert(kMostRanks + 20);
+  for (const RankSet& set :
+       {set_of(even), RankSet(), RankSet(kMostRanks), RankSet(0, kMostRanks)}) {
+    EXPECT_FALSE(accepted(encoded(set), kMostRanks));
   }
-  EXPECT_TRUE(refused(encoded(scattered)));
-  EXPECT_TRUE(refused({}));
-  EXPECT_TRUE(refused({0x03, 0x00})) << "bits that do not come";
-  EXPECT_TRUE(refused({0x03, 0x00, 0x00})) << "no bit";
+  EXPECT_FALSE(accepted({}, kMostRanks));
+  EXPECT_FALSE(accepted({0x03, 0x00}, kMostRanks)) << "bits that do not come";
+  EXPECT_FALSE(accepted({0x03, 0x00, 0x00}, kMostRanks)) << "no bit";
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,156 +17,101 @@ namespace {
 
 using Slot = ResponseCache::Slot;
 
-std::optional<Slot> insert(ResponseCache& cache, const std::string& name) {
-  std::vector<Slot> evicted;
-  return cache.insert(make_request(name), nullptr, evicted);
-}
-
-TEST(ResponseCache, FindsWhatWasInserted) {
-  ResponseCache cache(4);
-  EXPECT_FALSE(cache.find(0, "a"));
-  EXPECT_EQ(insert(cache, "a"), Slot{0});
-  EXPECT_EQ(insert(cache, "b"), Slot{1});
-  EXPECT_EQ(cache.find(0, "b"), Slot{1});
-  EXPECT_EQ(cache.at(1).name, "b");
-  EXPECT_EQ(cache.slots(), 2U);
-}
-
-TEST(ResponseCache, ANameMayHaveASlotInEveryProcessSet) {
-  ResponseCache cache(4);
-  insert(cache, "a");
-  Request other = make_request("a");
-  other.process_set = 3;
-  std::vector<Slot> evicted;
-  EXPECT_EQ(cache.insert(other, nullptr, evicted), Slot{1});
-  EXPECT_EQ(cache.find(0, "a"), Slot{0});
-  EXPECT_EQ(cache.find(3, "a"), Slot{1});
-  EXPECT_FALSE(cache.find(1, "a"));
-  const auto of_three = cache.select([](const Request& r) { return r.process_set == 3; });
-  EXPECT_EQ(of_three, std::vector<Slot>{1});
-  cache.erase(0);
-  EXPECT_FALSE(cache.find(0, "a"));
-  EXPECT_EQ(cache.find(3, "a"), Slot{1});
-  EXPECT_EQ(cache.select([](const Request&) { return true; }), std::vector<Slot>{1});
-}
-
-TEST(ResponseCache, CapacityZeroCachesNothing) {
-  ResponseCache cache(0);
-  EXPECT_FALSE(insert(cache, "a"));
-  EXPECT_FALSE(cache.find(0, "a"));
-  EXPECT_EQ(cache.slots(), 0U);
-}
-
-TEST(ResponseCache, FreedSlotsAreUsedAgainLowestFirst) {
-  ResponseCache cache(8);
-  for (const char* name : {"a", "b", "c"}) {
-    insert(cache, name);
-  }
-  cache.erase(2);
-  cache.erase(0);
-  EXPECT_FALSE(cache.find(0, "a"));
-  EXPECT_EQ(insert(cache, "d"), Slot{0});
-  EXPECT_EQ(insert(cache, "e"), Slot{2});
-  EXPECT_EQ(insert(cache, "f"), Slot{3});
-}
-
-/// A step's names, in the order of the step, over and over again; how many of them had no slot.
-std::size_t misses_of_step(ResponseCache& cache, std::size_t names) {
+/// Uses the names in this order; how many of them had no slot.
+std::size_t misses_of_step(ResponseCache& cache, const std::vector<std::string>& names) {
   std::size_t misses = 0;
-  for (std::size_t i = 0; i < names; ++i) {
-    const std::string name = std::to_string(i);
+  for (const std::string& name : names) {
     if (const auto slot = cache.find(0, name)) {
       cache.touch(*slot);
     } else {
+      std::vector<Slot> evicted;
+      cache.insert(make_request(name), nullptr, evicted);
       ++misses;
-      insert(cache, name);
     }
   }
   return misses;
 }
 
+std::vector<std::string> names_of(const std::string& model, std::size_t count) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < count; ++i) {
+    names.push_back(model + std::to_string(i));
+  }
+  return names;
+}
+
 TEST(ResponseCache, MoreNamesThanCapacityGetSlotsAndKeepThem) {
+  const std::vector<std::string> names = names_of("", 100);
   for (const std::size_t capacity : {1, 7, 40, 99, 100, 1000}) {
     SCOPED_TRACE(capacity);
-    constexpr std::size_t kNames = 100;
     ResponseCache cache(capacity);
-    std::size_t before = kNames + capacity;
+    std::size_t before = names.size() + capacity;
     std::size_t steps = 0;
-    for (std::size_t misses = kNames; misses > 0; ++steps) {
-      misses = misses_of_step(cache, kNames);
+    for (std::size_t misses = names.size(); misses > 0; ++steps) {
+      misses = misses_of_step(cache, names);
       ASSERT_LT(misses, before) << "step " << steps << " has taught nothing";
       before = misses;
     }
-    EXPECT_LE(steps, (kNames + capacity - 1) / capacity + 1);
-    EXPECT_EQ(misses_of_step(cache, kNames), 0U);
-    EXPECT_EQ(cache.slots(), kNames);
+    EXPECT_LE(steps, (names.size() + capacity - 1) / capacity + 1);
+    EXPECT_EQ(misses_of_step(cache, names), 0U);
+    EXPECT_EQ(cache.slots(), names.size());
   }
 }
 
 /// Names with a number that counts steps never come again.
-TEST(ResponseCache, NamesThatComeOnceTakeNoMoreThanTheCapacity) {
+TEST(ResponseCache, NamesThatComeOnceTakeLittleAndThoseOfAnOldModelGo) {
   ResponseCache cache(10, 500);
-  for (int step = 0; step < 2000; ++step) {
-    const std::size_t misses = misses_of_step(cache, 20);
-    EXPECT_TRUE(step < 3 || misses == 0) << step << ": the others keep their slots";
-    insert(cache, "step." + std::to_string(step));
-    ASSERT_LE(cache.slots(), 30U);
-  }
-}
-
-TEST(ResponseCache, NewNamesGetSlotsWhenOldOnesDoNotComeAgain) {
-  ResponseCache cache(10, 500);
-  for (int i = 0; i < 3; ++i) {
-    misses_of_step(cache, 20);
-  }
   std::size_t least = 5;
-  for (int step = 0; step < 1000; ++step) {  // of another model
-    std::size_t misses = 0;
-    for (const char* name : {"a", "b", "c", "d", "e"}) {
-      if (const auto slot = cache.find(0, name)) {
-        cache.touch(*slot);
-      } else {
-        ++misses;
-        insert(cache, name);
-      }
-    }
-    insert(cache, "step." + std::to_string(step));
-    least = std::min(least, misses);
+  for (int step = 0; step < 3000; ++step) {
+    const bool old = step < 2000;
+    const std::size_t misses = misses_of_step(cache, names_of(old ? "a" : "b", old ? 20 : 5));
+    EXPECT_TRUE(!old || step < 3 || misses == 0) << step << ": the others keep their slots";
+    least = old ? least : std::min(least, misses);
+    misses_of_step(cache, {"step." + std::to_string(step)});
+    ASSERT_TRUE(!old || cache.slots() <= 30) << step;
   }
   EXPECT_EQ(least, 0U);
-  const auto left = cache.select([](const Request& request) { return request.name.size() < 3; });
-  EXPECT_EQ(left.size(), 5U) << "the old model's names are gone";
+  const auto of_model = [&](char model) {
+    return cache.select([=](const Request& request) { return request.name[0] == model; }).size();
+  };
+  EXPECT_EQ(of_model('b'), 5U);
+  EXPECT_EQ(of_model('a'), 0U);
 }
 
-/// Against lists in order of use.
-TEST(ResponseCache, WhatIsUnusedForLongGivesWay) {
-  for (std::uint32_t seed = 0; seed < 100; ++seed) {
+/// Against a list of what is known.
+TEST(ResponseCache, GivesTheLowestSlotAndTakesThoseUnusedForLong) {
+  using Key = std::pair<std::uint32_t, std::string>;
+  struct Known {
+    Slot slot = 0;
+    std::uint64_t used = 0;
+    bool in_use = false;
+  };
+  for (std::uint32_t seed = 0; seed < 120; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
-    const std::size_t capacity = 1 + random() % 5;
+    const std::size_t capacity = random() % 6;
     const std::uint64_t patience = random() % 20;
     ResponseCache cache(capacity, patience);
-    struct Known {
-      Slot slot = 0;
-      std::uint64_t used = 0;
-      bool in_use = false;
-    };
-    std::map<std::string, Known> known;
+    std::map<Key, Known> known;
     std::uint64_t clock = 0;
     for (int i = 0; i < 300; ++i) {
-      const std::string name(1, static_cast<char>('a' + random() % 12));
-      const auto slot = cache.find(0, name);
-      ASSERT_EQ(slot.has_value(), known.count(name) == 1) << name;
+      Request request = make_request(std::string(1, static_cast<char>('a' + random() % 6)));
+      request.process_set = random() % 2 == 0 ? 0 : 3;
+      const Key key(request.process_set, request.name);
+      const auto slot = cache.find(key.first, key.second);
+      ASSERT_EQ(slot.has_value(), known.count(key) == 1) << key.second;
       if (slot && random() % 4 == 0) {
         cache.erase(*slot);
-        known.erase(name);
+        ASSERT_FALSE(cache.has(*slot));
+        known.erase(key);
         continue;
       }
-      ++clock;
+      clock += capacity > 0 ? 1 : 0;
       if (slot) {
-        ASSERT_EQ(*slot, known[name].slot);
+        ASSERT_EQ(*slot, known[key].slot);
+        ASSERT_EQ(cache.at(*slot).name, key.second);
         cache.touch(*slot);
-        known[name] = {*slot, clock, true};
+        known[key] = {*slot, clock, true};
         continue;
       }
       std::vector<Slot> expected;
@@ -182,15 +129,29 @@ TEST(ResponseCache, WhatIsUnusedForLongGivesWay) {
           known.erase(oldest);
         }
       }
-      const auto on_trial = static_cast<std::size_t>(std::count_if(
-          known.begin(), known.end(), [](const auto& one) { return !one.second.in_use; }));
+      std::set<Slot> taken;
+      std::size_t on_trial = 0;
+      for (const auto& [other, one] : known) {
+        taken.insert(one.slot);
+        on_trial += one.in_use ? 0 : 1;
+      }
       std::vector<Slot> evicted;
-      const auto inserted = cache.insert(make_request(name), nullptr, evicted);
+      const auto inserted = cache.insert(request, nullptr, evicted);
       ASSERT_EQ(evicted, expected);
       ASSERT_EQ(inserted.has_value(), on_trial < capacity);
       if (inserted) {
-        known[name] = {*inserted, clock, false};
+        Slot lowest = 0;
+        while (taken.count(lowest) == 1) {
+          ++lowest;
+        }
+        ASSERT_EQ(*inserted, lowest);
+        ASSERT_LT(lowest, cache.slots());
+        known[key] = {*inserted, clock, false};
       }
+      const auto of_three = cache.select([](const Request& r) { return r.process_set == 3; });
+      ASSERT_EQ(of_three.size(), std::count_if(known.begin(), known.end(), [](const auto& one) {
+                  return one.first.first == 3;
+                }));
     }
   }
 }
