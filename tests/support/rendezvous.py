@@ -1,34 +1,38 @@
 """Ranks of a rendezvous as threads, and strangers that speak its protocol by hand."""
 
-import contextlib
+import select
 import socket
 import struct
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 from aiacc.bootstrap import frames
 from aiacc.bootstrap.provider import PROTOCOL_VERSION
 from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.exceptions import BootstrapError
 
-PATIENT_S = 20.0
+PATIENT_S = 30.0
 SHORT_S = 0.3
-
-
-def descriptors():
-    """What this process has open, by number."""
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists them is gone by now
-            found[entry.name] = str(entry.readlink())
-    return found
 
 
 def provider(rank, size, port, *, token="", generation=0, host="127.0.0.1"):
     return RendezvousProvider(
         rank=rank, size=size, address=f"{host}:{port}", token=token, generation=generation
     )
+
+
+def exchange(end, *payloads, timeout_s=PATIENT_S):
+    """What a provider gathers for each payload; it is closed then."""
+    try:
+        return [end.all_gather(payload, timeout_s=timeout_s) for payload in payloads]
+    finally:
+        end.close()
+
+
+def gather(rank, size, port, *, timeout_s=PATIENT_S, payload=None, **options):
+    """The payloads of all ranks, "from 0" and so on, after one exchange."""
+    mine = f"from {rank}".encode() if payload is None else payload
+    return exchange(provider(rank, size, port, **options), mine, timeout_s=timeout_s)[0]
 
 
 class Ranks:
@@ -43,20 +47,12 @@ class Ranks:
     def __exit__(self, *_):
         self._pool.shutdown()
 
-    def start(self, function, *args) -> Future:
-        return self._pool.submit(function, *args)
-
-
-def gather(rank, size, port, *, timeout_s=PATIENT_S, payload=None, **options):
-    end = provider(rank, size, port, **options)
-    try:
-        body = f"from {rank}".encode() if payload is None else payload
-        return end.all_gather(body, timeout_s=timeout_s)
-    finally:
-        end.close()
+    def start(self, function, *args, **options) -> Future:
+        return self._pool.submit(function, *args, **options)
 
 
 def outcome(future):
+    """The result of a call, or the text of its BootstrapError."""
     try:
         return future.result(timeout=PATIENT_S)
     except BootstrapError as error:
@@ -64,7 +60,7 @@ def outcome(future):
 
 
 def run_all(calls):
-    """Outcome of each call: its result, or the text of its BootstrapError."""
+    """Outcome of each call."""
     with Ranks(len(calls)) as ranks:
         return [outcome(future) for future in [ranks.start(call) for call in calls]]
 
@@ -81,31 +77,34 @@ def dial(port):
             time.sleep(0.01)
 
 
-def message(kind, body):
-    return struct.pack("!4sHHI", b"AIRV", PROTOCOL_VERSION, kind, len(body)) + body
+def message(kind, body, version=PROTOCOL_VERSION):
+    return struct.pack("!4sHHI", b"AIRV", version, kind, len(body)) + body
 
 
-def introduce(sock, *, rank, size, token=""):
-    """Speak the protocol by hand; the reply after WELCOME."""
-    channel = frames.Channel(sock.dup(), limit=1 << 20)
-    try:
-        challenge = wait_message(channel).body
-        hello = frames.Hello(rank, size, 0, "by hand", "00")
-        channel.queue(frames.Kind.HELLO, hello.encode(token, challenge))
-        channel.flush()
-        reply = wait_message(channel)
-        return wait_message(channel) if reply.kind == frames.Kind.WELCOME else reply
-    finally:
-        channel.close()
+class ByHand:
+    """Somebody who connects to a port and speaks the protocol; closes the connection at the end."""
 
+    def __init__(self, port):
+        self.socket = dial(port)
+        self.channel = frames.Channel(self.socket, limit=1 << 20)
+        self._inbox: list[frames.Message] = []
 
-_early: dict = {}
+    def __enter__(self):
+        return self
 
+    def __exit__(self, *_):
+        self.channel.close()
 
-def wait_message(channel):
-    queue = _early.setdefault(id(channel), [])
-    end = time.monotonic() + PATIENT_S
-    while not queue and time.monotonic() < end:
-        queue += channel.receive()
-        time.sleep(0.001)
-    return queue.pop(0)
+    def next(self) -> frames.Message:
+        """The next message. Blocks until it has come."""
+        while not self._inbox:
+            assert select.select([self.channel], [], [], PATIENT_S)[0], "no message has come"
+            self._inbox += self.channel.receive()
+        return self._inbox.pop(0)
+
+    def introduce(self, rank, size, *, token="", **changes) -> frames.Message:
+        """Say who one is, with a right proof; the answer."""
+        hello = frames.Hello(rank, size, 0, "by hand", "00")._replace(**changes)
+        self.channel.queue(frames.Kind.HELLO, hello.encode(token, self.next().body))
+        self.channel.flush()
+        return self.next()

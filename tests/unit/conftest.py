@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.support.ranks import free_port
-from tests.support.rendezvous import descriptors
+from tests.support.footprint import descriptors
 
 
 @pytest.fixture

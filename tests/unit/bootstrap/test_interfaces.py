@@ -34,9 +34,23 @@ def addresses(found):
     return [one.address for one in found]
 
 
-def test_what_is_up_and_one_loopback_address():
-    expected = ["172.17.0.1", "10.0.0.1", "10.1.0.1", "10.2.0.1", "2001:db8::1", "127.0.0.1"]
-    assert addresses(choose_candidates(OWN, "")) == expected
+LONELY = [one for one in OWN if one.address in ("::1", "fe80::1")]
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "found"),
+    [
+        # What is up, and one loopback address.
+        (OWN, "", "172.17.0.1 10.0.0.1 10.1.0.1 10.2.0.1 2001:db8::1 127.0.0.1"),
+        # Link-local addresses if there are no others.
+        (LONELY, "", "fe80::1 fe80::1 ::1"),
+        # A chosen interface has no loopback beside it.
+        (OWN, "eth0", "10.0.0.1 2001:db8::1"),
+        (OWN, "lo", "127.0.0.1"),
+    ],
+)
+def test_which_addresses_others_get_to_know(own, wanted, found):
+    assert " ".join(addresses(choose_candidates(own, wanted))) == found
 
 
 def test_what_the_routes_use_comes_first():
@@ -46,14 +60,9 @@ def test_what_the_routes_use_comes_first():
         ("10.0.0.1", Evidence.DEFAULT),
         ("2001:db8::1", Evidence.DEFAULT),
     ]
-
-
-def test_link_local_addresses_only_if_the_ranks_meet_there_or_there_are_no_others():
     found = choose_candidates(OWN, "", meeting=["fe80::1%eth1"])
     assert found[0] == ("eth1", "fe80::1", 64, Evidence.MEETING)
     assert addresses(found).count("fe80::1") == 1
-    lonely = [one for one in OWN if one.address in ("::1", "fe80::1")]
-    assert addresses(choose_candidates(lonely, "")) == ["fe80::1", "fe80::1", "::1"]
 
 
 def test_a_host_with_very_many_addresses_tells_the_best():
@@ -84,11 +93,6 @@ def test_what_the_setting_names(wanted, interfaces):
     assert {one.interface for one in named_addresses(OWN, wanted)} == interfaces
 
 
-def test_a_chosen_interface_has_no_loopback_beside_it():
-    assert addresses(choose_candidates(OWN, "eth0")) == ["10.0.0.1", "2001:db8::1"]
-    assert addresses(choose_candidates(OWN, "lo")) == ["127.0.0.1"]
-
-
 @pytest.mark.parametrize("wanted", ["nosuch0", "192.0.2.9", "virbr0"])
 def test_a_setting_that_fits_nothing_lists_what_there_is(wanted):
     with pytest.raises(ValueError, match=f"AIACC_IFACE={wanted} names no interface") as raised:
@@ -104,12 +108,9 @@ def test_this_host():
     listener = _core.Listener(listened_at(presence))
     assert listener.port > 0
     listener.close()
-
-
-def test_a_wrong_setting_of_this_host_is_kept_for_the_others_to_see():
-    presence = observe("", "nosuch0")
-    assert "AIACC_IFACE=nosuch0" in presence.problem
-    assert presence.candidates == []
+    wrong = observe("", "nosuch0")
+    assert "AIACC_IFACE=nosuch0" in wrong.problem, "kept for the others to see"
+    assert wrong.candidates == []
 
 
 def test_routes():

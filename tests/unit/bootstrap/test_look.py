@@ -34,26 +34,23 @@ def mute():
         yield listener.getsockname()[1]
 
 
-def _look(*ports, patience_s=60.0):
-    ways = [(f"way {number}", "127.0.0.1", port) for number, port in enumerate(ports)]
-    return look(ways, Deadline(patience_s))
-
-
-def test_the_likeliest_is_enough(answering, mute):
-    assert _look(answering, mute) == Look(["way 0"])
-
-
-def test_one_that_refuses_is_not_waited_for(answering, refusing):
-    assert _look(refusing, answering) == Look(["way 1"], ["way 0"])
-
-
-def test_one_that_is_silent_is_given_up_in_the_end(answering, mute):
-    assert _look(mute, answering, patience_s=0.2) == Look(["way 1"], ["way 0"])
-
-
-def test_where_nobody_answers_nothing_is_known(mute, refusing):
-    assert _look(mute, refusing, patience_s=0.2) == Look()
-    assert _look() == Look()
+@pytest.mark.parametrize(
+    ("ports", "patience_s", "expected"),
+    [
+        # The likeliest is enough; one that refuses is not waited for, a silent one is given up.
+        (["answering", "mute"], 60.0, Look(["way 0"])),
+        (["refusing", "answering"], 60.0, Look(["way 1"], ["way 0"])),
+        (["mute", "answering"], 0.2, Look(["way 1"], ["way 0"])),
+        (["mute", "refusing"], 0.2, Look()),
+        ([], 60.0, Look()),
+    ],
+)
+def test_which_of_several_addresses_answers(ports, patience_s, expected, request):
+    ways = [
+        (f"way {number}", "127.0.0.1", request.getfixturevalue(port))
+        for number, port in enumerate(ports)
+    ]
+    assert look(ways, Deadline(patience_s)) == expected
 
 
 class _Provider:
@@ -71,14 +68,12 @@ class _Provider:
 def _settle(presences, lie=None):
     barrier, rows = threading.Barrier(len(presences)), [b""] * len(presences)
     hosts = [f"host{rank}" for rank in range(len(presences))]
+
+    def of_rank(rank):
+        return settle(_Provider(rank, barrier, rows, lie), presences, hosts, timeout_s=30)
+
     with ThreadPoolExecutor(len(presences)) as threads:
-        jobs = [
-            threads.submit(
-                settle, _Provider(rank, barrier, rows, lie), presences, hosts, timeout_s=30
-            )
-            for rank in range(len(presences))
-        ]
-        return [job.result() for job in jobs]
+        return list(threads.map(of_rank, range(len(presences))))
 
 
 def test_all_ranks_decide_alike_from_what_one_has_found(monkeypatch):

@@ -12,7 +12,7 @@ from aiacc.bootstrap import agree
 from aiacc.bootstrap.job_plan import MPI_ENGINES
 from aiacc.bootstrap.mpi_start import meet_in_mpi
 from aiacc.exceptions import BootstrapError, EngineError
-from tests.unit.bootstrap.test_job_plan import ENGINES, on_hosts
+from tests.unit.bootstrap.rows import ENGINES, job
 
 WITH_ALL = {**ENGINES, "nccl": "", **dict.fromkeys(MPI_ENGINES, "")}
 OPEN_MPI = "Open MPI v4.1.4"
@@ -22,7 +22,7 @@ class Job:
     """Stands for MPI and the other ranks, as rank 0 of them sees them."""
 
     def __init__(self, monkeypatch, hosts="aabb", **changes):
-        self.table = on_hosts(hosts, launcher="pmix", engines=WITH_ALL, **changes)
+        self.table = job(hosts, launcher="pmix", engines=WITH_ALL, **changes)
         self.rank = 0
         self.size = len(hosts)
         self.seen = (0, self.size)
@@ -44,7 +44,7 @@ class Job:
 def test_a_job_without_mpi_does_not_start_it(monkeypatch):
     monkeypatch.setattr(_core, "mpi_initialize", lambda *args: pytest.fail("MPI was started"))
     provider = SimpleNamespace(rank=0, size=4)
-    table = on_hosts("aabb", launcher="pmix", engines=WITH_ALL)
+    table = job("aabb", launcher="pmix", engines=WITH_ALL)
     plan = agree(table)
     assert meet_in_mpi(provider, plan, table, timeout_s=1.0, mpirun=True) is plan
 
@@ -59,22 +59,22 @@ def test_a_job_without_mpi_does_not_start_it(monkeypatch):
     ],
 )
 def test_all_ranks_meet_before_the_engines_do(monkeypatch, engine, gpu_engine, lanes):
-    job = Job(monkeypatch, engine=engine, gpu_engine=gpu_engine, fabrics=["mlx5_0"])
-    plan = job.meet()
+    mpi = Job(monkeypatch, engine=engine, gpu_engine=gpu_engine, fabrics=["mlx5_0"])
+    plan = mpi.meet()
     assert (plan.engine, plan.gpu_engine) == (engine, gpu_engine)
-    assert job.reserved == [lanes]
+    assert mpi.reserved == [lanes]
 
 
 @pytest.mark.parametrize(("rank", "fabrics", "times"), [(0, [], 1), (1, [], 0), (0, ["efa_0"], 0)])
 def test_an_mpi_with_one_tcp_flow_is_told_once_and_not_on_a_fabric(
     monkeypatch, rank, fabrics, times
 ):
-    job = Job(monkeypatch, engine="mpi", fabrics=fabrics)
-    job.rank = rank
-    job.seen = (rank, job.size)
+    mpi = Job(monkeypatch, engine="mpi", fabrics=fabrics)
+    mpi.rank = rank
+    mpi.seen = (rank, mpi.size)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        job.meet()
+        mpi.meet()
     assert ["one TCP connection" in str(warning.message) for warning in caught] == [True] * times
 
 
@@ -88,10 +88,10 @@ def test_an_mpi_with_one_tcp_flow_is_told_once_and_not_on_a_fabric(
 @pytest.mark.parametrize("variable", ["AIACC_ENGINE", "AIACC_GPU_ENGINE"])
 def test_an_mpi_that_knows_nothing_of_the_others(monkeypatch, mpirun, remedy, variable):
     asked = "engine" if variable == "AIACC_ENGINE" else "gpu_engine"
-    job = Job(monkeypatch, **{asked: "hierarchical-mpi"})
-    job.seen = (0, 1)
+    mpi = Job(monkeypatch, **{asked: "hierarchical-mpi"})
+    mpi.seen = (0, 1)
     with pytest.raises(BootstrapError) as caught:
-        job.meet(mpirun=mpirun)
+        mpi.meet(mpirun=mpirun)
     assert f"rank 0: {OPEN_MPI} says rank 0 of 1, the job says rank 0 of 4; {remedy}" in str(
         caught.value
     )
@@ -99,24 +99,24 @@ def test_an_mpi_that_knows_nothing_of_the_others(monkeypatch, mpirun, remedy, va
 
 
 def test_reasons_of_many_ranks_are_counted(monkeypatch):
-    job = Job(monkeypatch, hosts="a" * 100 + "b" * 100, engine="mpi", fabrics=["efa_0"])
-    job.answers = {rank: f"{OPEN_MPI} says rank 0 of 1, not {rank}".encode() for rank in (2, 3)}
+    mpi = Job(monkeypatch, hosts="a" * 100 + "b" * 100, engine="mpi", fabrics=["efa_0"])
+    mpi.answers = {rank: f"{OPEN_MPI} says rank 0 of 1, not {rank}".encode() for rank in (2, 3)}
     with pytest.raises(BootstrapError, match=r"rank 2: .*not 2; rank 3: .*not 3 \(expected"):
-        job.meet()
-    job.answers = {rank: f"{OPEN_MPI} says rank 0 of 1, not {rank}".encode() for rank in range(200)}
+        mpi.meet()
+    mpi.answers = {rank: f"{OPEN_MPI} says rank 0 of 1, not {rank}".encode() for rank in range(200)}
     with pytest.raises(BootstrapError, match=r"not 3; and 196 more ranks \(expected") as caught:
-        job.meet()
+        mpi.meet()
     assert len(str(caught.value)) < 500
 
 
 def test_a_rank_without_memory_leaves_a_job_that_did_not_ask_for_mpi_to_tcp(monkeypatch):
-    job = Job(monkeypatch, fabrics=["mlx5_0"])
-    assert agree(job.table).engine == "hierarchical-mpi"
+    mpi = Job(monkeypatch, fabrics=["mlx5_0"])
+    assert agree(mpi.table).engine == "hierarchical-mpi"
 
     def refuse(lanes):
         raise EngineError("no memory for lanes")
 
     monkeypatch.setattr(_core, "mpi_reserve", refuse)
-    plan = job.meet()
+    plan = mpi.meet()
     assert plan.engine == "hierarchical"
     assert "rank 0: no memory for lanes" in plan.engine_reason

@@ -62,21 +62,18 @@ def test_bytes_that_come_meanwhile_are_held_as_long(ends, monkeypatch):
     assert is_readable(client, PATIENT_MS)
 
 
-def test_it_is_released_without_an_answer(ends, monkeypatch):
-    monkeypatch.setattr(pmix_client, "_LAST_ANSWER_S", 0.0)
-    client, server = ends
-    pmix_client.hold(client).join()
-    server.sendall(b"answer")
-    assert is_readable(client, PATIENT_MS)
-
-
-def test_it_is_released_where_no_thread_can_be_started(ends, monkeypatch):
+@pytest.mark.parametrize("why", ["no answer", "no thread"])
+def test_it_is_released_without_an_answer_or_a_thread(ends, monkeypatch, why):
     def none_left(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", none_left)
     client, server = ends
-    pmix_client.hold(client)
+    if why == "no answer":
+        monkeypatch.setattr(pmix_client, "_LAST_ANSWER_S", 0.0)
+        pmix_client.hold(client).join()
+    else:
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+        pmix_client.hold(client)
     server.sendall(b"answer")
     assert is_readable(client, PATIENT_MS)
 

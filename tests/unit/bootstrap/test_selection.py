@@ -4,71 +4,18 @@ import pytest
 
 from aiacc.bootstrap import select_provider
 from aiacc.bootstrap.provider import AloneProvider, Backoff, Deadline, Generations, rank_list
-from aiacc.bootstrap.providers.slurm import SlurmProvider
-from aiacc.bootstrap.rendezvous import RendezvousProvider
 from aiacc.bootstrap.selection import launcher_of
-from aiacc.config import LauncherEnvironment, launcher_environment
+from aiacc.config import launcher_environment
 from aiacc.exceptions import BootstrapError
 
-NO_LAUNCHER = LauncherEnvironment(torchrun=None, mpi=None)
 
-
-def config(**changes):
-    unset = {
-        "rank": -1,
-        "size": -1,
-        "local_rank": -1,
-        "local_size": -1,
-        "addr": "",
-        "token": "",
-        "rendezvous_file": "",
-    }
-    return unset | changes
-
-
-def test_without_a_launcher_the_process_is_alone():
-    provider = select_provider(NO_LAUNCHER, config())
-    assert isinstance(provider, AloneProvider)
-    assert (provider.rank, provider.size) == (0, 1)
-    assert provider.all_gather(b"mine", timeout_s=0) == [b"mine"]
+def choose(variables, **changes):
+    """The provider of a process with these variables of launchers, and settings; closed."""
+    numbers = dict.fromkeys(("rank", "size", "local_rank", "local_size"), -1)
+    unset = numbers | dict.fromkeys(("addr", "token", "rendezvous_file"), "")
+    provider = select_provider(launcher_environment(variables), unset | changes)
     provider.close()
-
-
-def test_size_1_needs_no_address():
-    assert isinstance(select_provider(NO_LAUNCHER, config(rank=0, size=1)), AloneProvider)
-
-
-def test_explicit_address():
-    settings = config(rank=1, size=4, addr="127.0.0.1:1", local_rank=1, local_size=2)
-    provider = select_provider(NO_LAUNCHER, settings)
-    assert isinstance(provider, RendezvousProvider)
-    assert (provider.rank, provider.size) == (1, 4)
-    assert (provider.local_rank, provider.local_size) == (1, 2)
-    provider.close()
-
-
-def test_every_call_begins_a_generation():
-    first = select_provider(NO_LAUNCHER, config())
-    assert select_provider(NO_LAUNCHER, config()).generation == first.generation + 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"rank": 0}, "AIACC_RANK is set without AIACC_SIZE"),
-        ({"size": 2}, "AIACC_SIZE is set without AIACC_RANK"),
-        ({"rank": 2, "size": 2, "addr": "a:1"}, "AIACC_RANK=2 and AIACC_SIZE=2"),
-        ({"rank": 0, "size": 0, "addr": "a:1"}, "AIACC_SIZE=0"),
-        ({"rank": -2, "size": 2, "addr": "a:1"}, "AIACC_RANK=-2"),
-        ({"rank": 0, "size": 2}, "without AIACC_ADDR or AIACC_RENDEZVOUS_FILE"),
-        ({"rank": 0, "size": 2, "addr": "nonsense"}, "AIACC_ADDR='nonsense'"),
-        ({"addr": "a:1"}, "AIACC_ADDR is set without AIACC_RANK"),
-        ({"rendezvous_file": "/x"}, "AIACC_RENDEZVOUS_FILE is set without AIACC_RANK"),
-    ],
-)
-def test_settings_that_cannot_work(changes, text):
-    with pytest.raises(BootstrapError, match=text):
-        select_provider(NO_LAUNCHER, config(**changes))
+    return provider
 
 
 SLURM = {
@@ -109,22 +56,57 @@ def test_whose_word_counts(variables, name):
     assert name is None or expected is not None
 
 
-def test_slurm_gives_address_and_place_and_explicit_settings_replace_them():
-    environment = launcher_environment(SLURM)
-    for settings in (config(), config(addr="127.0.0.1:1"), config(rank=1, size=4)):
-        provider = select_provider(environment, settings)
-        assert isinstance(provider, SlurmProvider)
-        assert (provider.name, provider.rank, provider.size) == ("slurm", 1, 4)
-        provider.close()
-    explicit = select_provider(environment, config(rank=0, size=2, addr="127.0.0.1:1"))
-    assert (explicit.name, explicit.rank, explicit.size) == ("rendezvous", 0, 2)
-    explicit.close()
-    assert select_provider(environment, config(rank=0, size=1)).size == 1
+@pytest.mark.parametrize(
+    ("variables", "settings", "name", "place"),
+    [
+        ({}, {}, "alone", (0, 1)),
+        ({}, {"rank": 0, "size": 1}, "alone", (0, 1)),
+        ({}, {"rank": 1, "size": 4, "addr": "127.0.0.1:1"}, "rendezvous", (1, 4)),
+        ({}, {"rank": 1, "size": 4, "rendezvous_file": "/x"}, "file", (1, 4)),
+        (SLURM, {}, "slurm", (1, 4)),
+        (SLURM, {"addr": "127.0.0.1:1"}, "slurm", (1, 4)),
+        (SLURM, {"rank": 1, "size": 4}, "slurm", (1, 4)),
+        # Settings that are complete replace what a launcher says.
+        (SLURM, {"rank": 0, "size": 2, "addr": "127.0.0.1:1"}, "rendezvous", (0, 2)),
+        (SLURM, {"rank": 0, "size": 1}, "alone", (0, 1)),
+        # Those that say the same need not be complete.
+        (HYDRA, {"size": 2}, "pmi", (1, 2)),
+        (HYDRA, {"rank": 1}, "pmi", (1, 2)),
+        (HYDRA, {"rank": 1, "size": 2}, "pmi", (1, 2)),
+    ],
+)
+def test_which_provider_a_process_gets(variables, settings, name, place):
+    provider = choose(variables, **settings)
+    assert (provider.name, (provider.rank, provider.size)) == (name, place)
+
+
+def test_who_is_alone_gathers_its_own():
+    provider = choose({})
+    assert isinstance(provider, AloneProvider)
+    assert provider.all_gather(b"mine", timeout_s=0) == [b"mine"]
+
+
+def test_explicit_places_on_a_host_are_passed_on():
+    provider = choose({}, rank=1, size=4, addr="127.0.0.1:1", local_rank=1, local_size=2)
+    assert (provider.local_rank, provider.local_size) == (1, 2)
+
+
+def test_every_call_begins_a_generation():
+    assert choose({}).generation + 1 == choose({}).generation
 
 
 @pytest.mark.parametrize(
-    ("variables", "changes", "text"),
+    ("variables", "settings", "text"),
     [
+        ({}, {"rank": 0}, "AIACC_RANK is set without AIACC_SIZE"),
+        ({}, {"size": 2}, "AIACC_SIZE is set without AIACC_RANK"),
+        ({}, {"rank": 2, "size": 2, "addr": "a:1"}, "AIACC_RANK=2 and AIACC_SIZE=2"),
+        ({}, {"rank": 0, "size": 0, "addr": "a:1"}, "AIACC_SIZE=0"),
+        ({}, {"rank": -2, "size": 2, "addr": "a:1"}, "AIACC_RANK=-2"),
+        ({}, {"rank": 0, "size": 2}, "without AIACC_ADDR or AIACC_RENDEZVOUS_FILE"),
+        ({}, {"rank": 0, "size": 2, "addr": "nonsense"}, "AIACC_ADDR='nonsense'"),
+        ({}, {"addr": "a:1"}, "AIACC_ADDR is set without AIACC_RANK"),
+        ({}, {"rendezvous_file": "/x"}, "AIACC_RENDEZVOUS_FILE is set without AIACC_RANK"),
         (HYDRA, {"size": 5}, "AIACC_SIZE=5, but mpirun says 2 processes"),
         (HYDRA, {"size": 5, "rank": 1}, "AIACC_SIZE=5, but mpirun says 2 processes"),
         (HYDRA, {"rank": 0}, "AIACC_RANK=0, but mpirun says that this is rank 1"),
@@ -135,24 +117,16 @@ def test_slurm_gives_address_and_place_and_explicit_settings_replace_them():
         (HYDRA, {"size": 2, "addr": "a:1"}, "AIACC_SIZE is set without AIACC_RANK"),
     ],
 )
-def test_settings_that_contradict_the_launcher(variables, changes, text):
+def test_settings_that_cannot_work_or_contradict_the_launcher(variables, settings, text):
     with pytest.raises(BootstrapError, match=text):
-        select_provider(launcher_environment(variables), config(**changes))
+        choose(variables, **settings)
 
 
-def test_settings_that_say_the_same_as_the_launcher():
-    for settings in ({"size": 2}, {"rank": 1}, {"rank": 1, "size": 2}):
-        assert select_provider(launcher_environment(HYDRA), config(**settings)).name == "pmi"
-
-
-def test_complete_settings_count_and_rank_0_says_so(caplog):
-    settings = config(rank=0, size=4, addr="127.0.0.1:1")
-    select_provider(launcher_environment(HYDRA), settings).close()
-    assert "AIACC_SIZE=4, but mpirun says 2 processes; the former counts" in caplog.text
-    caplog.clear()
-    settings = config(rank=1, size=4, addr="127.0.0.1:1")
-    select_provider(launcher_environment(HYDRA), settings).close()
-    assert not caplog.text
+@pytest.mark.parametrize("rank", [0, 1])
+def test_complete_settings_count_and_rank_0_says_so(rank, caplog):
+    choose(HYDRA, rank=rank, size=4, addr="127.0.0.1:1")
+    said = "AIACC_SIZE=4, but mpirun says 2 processes; the former counts" in caplog.text
+    assert said == bool(caplog.text) == (rank == 0)
 
 
 def test_generations_only_grow():

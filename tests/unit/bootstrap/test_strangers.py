@@ -12,49 +12,53 @@ import threading
 import pytest
 
 from aiacc.bootstrap import frames, rendezvous_server
-from aiacc.exceptions import BootstrapError
 from tests.support.rendezvous import (
     PATIENT_S,
     SHORT_S,
+    ByHand,
     Ranks,
     dial,
     gather,
     message,
     outcome,
     run_all,
-    wait_message,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
+
+BOTH = [b"from 0", b"from 1"]
+
+
+def hello(body):
+    return message(
+        frames.Kind.HELLO, body if isinstance(body, bytes) else json.dumps(body).encode()
+    )
 
 
 def hello_of(**changes):
     """A hello of rank 1 with a proof that fits to nothing, and with fields of a stranger's."""
     fields = {"rank": 1, "size": 2, "generation": 0, "label": "x", "challenge": "00"} | changes
-    return message(
-        frames.Kind.HELLO, json.dumps({"fields": json.dumps(fields), "proof": "00"}).encode()
-    )
+    return hello({"fields": json.dumps(fields), "proof": "00"})
 
 
+#: What they send first.
 STRANGERS = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "garbage": os.urandom(4096),
     "silence": b"",
-    "truncated": message(frames.Kind.HELLO, b"x" * 100)[:50],
+    "truncated": hello(b"x" * 100)[:50],
     "huge": struct.pack("!4sHHI", b"AIRV", 1, frames.Kind.HELLO, 0xFFFFFFFF),
-    "old version": struct.pack("!4sHHI", b"AIRV", 99, frames.Kind.HELLO, 4) + b"abcd",
+    "old version": message(frames.Kind.HELLO, b"abcd", version=99),
     "unknown kind": message(77, b""),
-    "not json": message(frames.Kind.HELLO, b"\xff\xfe{"),
-    "deep json": message(frames.Kind.HELLO, b"[" * 4000),
-    "wrong types": message(frames.Kind.HELLO, json.dumps({"fields": 3, "proof": []}).encode()),
+    "not json": hello(b"\xff\xfe{"),
+    "deep json": hello(b"[" * 4000),
+    "wrong types": hello({"fields": 3, "proof": []}),
     "number as challenge": hello_of(challenge=7),
     "lone surrogate as challenge": hello_of(challenge="\ud800"),
     "lone surrogate as label": hello_of(label="\ud800"),
     "list as label": hello_of(label=[1]),
-    "number as fields": message(frames.Kind.HELLO, b'{"fields": 7, "proof": "00"}'),
-    "deep json as fields": message(
-        frames.Kind.HELLO, json.dumps({"fields": "[" * 3900, "proof": "00"}).encode()
-    ),
+    "number as fields": hello({"fields": 7, "proof": "00"}),
+    "deep json as fields": hello({"fields": "[" * 3900, "proof": "00"}),
     "payload first": message(frames.Kind.PAYLOAD, b"\0\0\0\0abc"),
 }
 
@@ -69,41 +73,24 @@ def test_a_stranger_does_not_disturb_the_ranks(kind, stays, port):
         if not stays:
             stranger.close()
         one = ranks.start(gather, 1, 2, port)
-        assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+        assert outcome(zero) == outcome(one) == BOTH
 
 
 def test_proper_hellos_with_wrong_fields_end_nothing(port):
     """The job has no token, so that the proof of each of them is right."""
-    wrong: list[dict] = [
-        {"challenge": 7},
-        {"challenge": "\ud800"},
-        {"label": "\ud800"},
-        {"label": 7},
-    ]
     with Ranks(2) as ranks:
         zero = ranks.start(gather, 0, 2, port)
-        for changes in wrong:
-            with dial(port) as sock:
-                channel = frames.Channel(sock.dup(), limit=1 << 20)
-                challenge = wait_message(channel).body
-                hello = frames.Hello(1, 2, 0, "by hand", "00")._replace(**changes)
-                channel.queue(frames.Kind.HELLO, hello.encode("", challenge))
-                channel.flush()
-                assert wait_message(channel).kind == frames.Kind.REFUSE
-                channel.close()
+        for field, value in itertools.product(("challenge", "label"), (7, "\ud800")):
+            with ByHand(port) as stranger:
+                assert stranger.introduce(1, 2, **{field: value}).kind == frames.Kind.REFUSE
         one = ranks.start(gather, 1, 2, port)
-        assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
-
-
-def test_a_name_that_cannot_be_a_hosts(port):
-    with pytest.raises(BootstrapError, match=r"AIACC_ADDR cannot be the name of a host"):
-        gather(1, 2, port, timeout_s=PATIENT_S, host="a" * 70)
+        assert outcome(zero) == outcome(one) == BOTH
 
 
 def test_a_silent_stranger_is_dropped_and_mentioned(port, monkeypatch):
     monkeypatch.setattr(rendezvous_server, "_HELLO_PATIENCE_S", 0.05)
     with Ranks(1) as ranks:
-        zero = ranks.start(lambda: gather(0, 2, port, timeout_s=1.0))
+        zero = ranks.start(gather, 0, 2, port, timeout_s=1.0)
         with dial(port) as stranger:
             while stranger.recv(4096):
                 pass
@@ -117,30 +104,34 @@ def test_many_strangers_do_not_keep_a_rank_out(port, monkeypatch):
         for _ in range(20):
             stack.enter_context(dial(port))
         one = ranks.start(gather, 1, 2, port)
-        assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+        assert outcome(zero) == outcome(one) == BOTH
+
+
+def scarce(monkeypatch, number, function, when=lambda: True):
+    """Let sockets fail as the kernel says that there is no room, whenever ``when()`` is true."""
+    owner = socket if function == "create_connection" else socket.socket
+    genuine = getattr(owner, function)
+
+    def fail(*args, **options):
+        if when():
+            raise OSError(number, os.strerror(number))
+        return genuine(*args, **options)
+
+    monkeypatch.setattr(owner, function, fail)
 
 
 #: How the kernel says that there is no room for another socket, and what the error names then.
-SCARCE = [
-    (errno.EMFILE, "files and sockets open (its limit is"),
-    (errno.ENFILE, "sysctl fs.file-max"),
-    (errno.ENOBUFS, "no memory left for another socket"),
-]
+no_room = pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.EMFILE, "files and sockets open (its limit is"),
+        (errno.ENFILE, "sysctl fs.file-max"),
+        (errno.ENOBUFS, "no memory left for another socket"),
+    ],
+)
 
 
-def accept_fails(monkeypatch, when, number=errno.EMFILE):
-    """Descriptors have run out whenever ``when()`` is true."""
-    genuine = socket.socket.accept
-
-    def accept(listener):
-        if when():
-            raise OSError(number, os.strerror(number))
-        return genuine(listener)
-
-    monkeypatch.setattr(socket.socket, "accept", accept)
-
-
-@pytest.mark.parametrize(("number", "text"), SCARCE)
+@no_room
 def test_a_rank_0_without_descriptors_says_so_to_those_who_are_in(number, text, port, monkeypatch):
     genuine, someone_is_in = rendezvous_server.RendezvousServer._admit, threading.Event()
 
@@ -149,11 +140,11 @@ def test_a_rank_0_without_descriptors_says_so_to_those_who_are_in(number, text, 
         someone_is_in.set()
 
     monkeypatch.setattr(rendezvous_server.RendezvousServer, "_admit", admit)
-    accept_fails(monkeypatch, someone_is_in.is_set, number)
+    scarce(monkeypatch, number, "accept", someone_is_in.is_set)
     with Ranks(3) as ranks:
         zero, one = (ranks.start(gather, rank, 3, port) for rank in (0, 1))
         assert someone_is_in.wait(PATIENT_S)
-        two = ranks.start(lambda: gather(2, 3, port, timeout_s=SHORT_S))
+        two = ranks.start(gather, 2, 3, port, timeout_s=SHORT_S)
         for future in (zero, one):
             assert text in outcome(future)
         assert "rank 0 not reached" in outcome(two) or "no result" in outcome(two)
@@ -161,20 +152,17 @@ def test_a_rank_0_without_descriptors_says_so_to_those_who_are_in(number, text, 
 
 def test_descriptors_that_strangers_have_are_taken_from_them(port, monkeypatch):
     turn = itertools.count()
-    accept_fails(monkeypatch, lambda: next(turn) == 1)
+    scarce(monkeypatch, errno.EMFILE, "accept", lambda: next(turn) == 1)
     with Ranks(2) as ranks:
         zero = ranks.start(gather, 0, 2, port)
         with dial(port) as stranger:
             assert stranger.recv(1)  # it is in
             one = ranks.start(gather, 1, 2, port)
-            assert outcome(zero) == outcome(one) == [b"from 0", b"from 1"]
+            assert outcome(zero) == outcome(one) == BOTH
 
 
-@pytest.mark.parametrize(("number", "text"), SCARCE)
+@no_room
 def test_a_rank_without_descriptors_says_so_at_once(number, text, port, monkeypatch):
-    def connect(*_args, **_kwargs):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(socket, "create_connection", connect)
+    scarce(monkeypatch, number, "create_connection")
     (said,) = run_all([lambda: gather(1, 2, port)])
     assert text in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -14,30 +15,22 @@ import pytest
 from aiacc.bootstrap import frames
 from aiacc.bootstrap.job_plan import Contribution, JobPlan, agree
 from aiacc.bootstrap.providers import torchrun
+from aiacc.bootstrap.providers.store import StoreProvider
 from aiacc.bootstrap.providers.torchrun import TorchrunProvider
 from aiacc.bootstrap.reach import Candidate, Presence
 from aiacc.bootstrap.records import Record
 from aiacc.bootstrap.untrusted import check_fields, read_object
 from aiacc.config import TorchrunEnvironment
 from aiacc.exceptions import BootstrapError
+from tests.support.rendezvous import SHORT_S, message
+from tests.unit.bootstrap.rows import job
 
 CHALLENGE = bytes(16)
 HELLO = frames.Hello(1, 2, 0, "host pid 1", "00" * 16, pid=1, space="boot/pid:[1]")
 RECORD = Record(1, 2, 0, nonce="ab", seen={"0": "cd"}, label="host pid 1")
-ROW = Contribution(
-    rank=0,
-    size=1,
-    host="a/boot",
+(ROW,) = job(
+    "a",
     presence=Presence("a", 5000, [Candidate("eth0", "10.0.0.1", 24)], ["10.0.0.2"]),
-    engine="auto",
-    gpu_engine="auto",
-    engines={"local": "", "tcp": ""},
-    lanes=0,
-    unit_bytes=1 << 20,
-    version="1",
-    launcher="rendezvous",
-    generation=0,
-    token=bytes(16),
     gpus=["0000:1a:00.0"],
     command=["train.py", "--lr=0.1"],
     equal={"AIACC_CACHE_CAPACITY": 4096},
@@ -110,109 +103,80 @@ def hello_mutations(draw):
     return mutated(outer, draw) if draw.random() < 0.5 else outer
 
 
-def test_hellos_are_read_or_refused():
-    draw = random.Random(1)
-    read = 0
-    for _ in range(3000):
-        try:
-            hello, known = frames.Hello.decode(hello_mutations(draw), "secret", CHALLENGE)
-        except frames.ProtocolError:
-            continue
-        assert not known
-        hello.encode("secret", CHALLENGE)
-        assert hello.label.isprintable()
-        frames.proof("secret", b"", hello.challenge)
-        read += 1
-    assert read > 10
+def read_hello(draw):
+    hello, known = frames.Hello.decode(hello_mutations(draw), "secret", CHALLENGE)
+    assert not known
+    hello.encode("secret", CHALLENGE)
+    assert hello.label.isprintable()
+    frames.proof("secret", b"", hello.challenge)
 
 
-def test_records_are_read_or_refused():
-    draw = random.Random(2)
-    read = 0
+def read_record(draw):
     header, _, payload = RECORD.encode(b"payload").partition(b"\n")
-    for _ in range(3000):
-        try:
-            record, rest = Record.decode(mutated(header, draw) + b"\n" + payload)
-        except ValueError:
-            continue
-        assert record.encode(rest)
-        try:
-            record.check_against(RECORD, 1)
-        except BootstrapError as error:
-            str(error).encode()
-        read += 1
-    assert read > 10
+    record, rest = Record.decode(mutated(header, draw) + b"\n" + payload)
+    assert record.encode(rest)
+    with contextlib.suppress(BootstrapError):
+        record.check_against(RECORD, 1)
 
 
-def test_rows_are_read_and_agreed_on_or_refused():
-    draw = random.Random(3)
-    agreed = 0
-    for _ in range(3000):
-        try:
-            row = Contribution.decode(mutated(ROW.encode(), draw))
-            plan = agree([row])
-        except BootstrapError as error:
-            str(error).encode()
-            continue
-        assert isinstance(plan, JobPlan)
-        assert 0 <= plan.epoch < 1 << 32
-        assert len(plan.token) == len(ROW.token)
-        if plan.reach is not None:
-            plan.reach.seen_by(0)[0].encode()
-        agreed += 1
-    assert agreed > 10
+def read_row(draw):
+    plan = agree([Contribution.decode(mutated(ROW.encode(), draw))])
+    assert isinstance(plan, JobPlan)
+    assert 0 <= plan.epoch < 1 << 32
+    assert len(plan.token) == len(ROW.token)
+    if plan.reach is not None:
+        plan.reach.seen_by(0)[0].encode()
 
 
-def test_frames_are_cut_right_or_refused():
-    draw = random.Random(4)
-    whole = b"".join(
-        frames._HEADER.pack(b"AIRV", 1, kind, len(body)) + body
-        for kind in frames.Kind
-        for body in (b"", b"x" * 50)
+def read_result(draw):
+    data = bytearray(frames.encode_result(7, [b"ab", b"", b"cde"]))
+    data[draw.randrange(len(data))] = draw.randrange(256)
+    _, payloads = frames.decode_result(bytes(data), 3)
+    assert sum(map(len, payloads)) == 5
+
+
+def read_frames(draw):
+    data = bytearray(
+        b"".join(message(kind, body) for kind in frames.Kind for body in (b"", b"x" * 50))
     )
-    for _ in range(500):
-        data = bytearray(whole)
-        for _ in range(draw.choice((1, 1, 3))):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-        ours, theirs = socket.socketpair()
-        channel = frames.Channel(ours, limit=frames.MAX_HELLO_BYTES)
+    for _ in range(draw.choice((1, 1, 3))):
+        data[draw.randrange(len(data))] = draw.randrange(256)
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(frames.Channel(ours, limit=frames.MAX_HELLO_BYTES)) as channel:
         with theirs:
             theirs.sendall(data)
+        while True:
+            assert all(len(one.body) <= frames.MAX_HELLO_BYTES for one in channel.receive())
+
+
+#: (reads something that is wrong in random places, the errors for what it refuses, least read)
+READERS = [
+    (read_hello, frames.ProtocolError, 10),
+    (read_record, ValueError, 10),
+    (read_row, BootstrapError, 10),
+    (read_result, frames.ProtocolError, 1),
+    (read_frames, (frames.ProtocolError, frames.ConnectionGoneError), 0),
+]
+
+
+@pytest.mark.parametrize(("read", "refusals", "least"), READERS)
+def test_what_is_wrong_in_random_places_is_read_or_refused(read, refusals, least):
+    draw = random.Random(read.__name__)
+    count = 0
+    for _ in range(500 if read is read_frames else 3000):
         try:
-            while True:
-                for message in channel.receive():
-                    assert len(message.body) <= frames.MAX_HELLO_BYTES
-        except (frames.ProtocolError, frames.ConnectionGoneError):
-            pass
-        finally:
-            channel.close()
+            read(draw)
+        except refusals as error:
+            str(error).encode()
+        else:
+            count += 1
+    assert count >= least
 
 
-def test_results_are_read_or_refused():
-    draw = random.Random(5)
-    whole = frames.encode_result(7, [b"ab", b"", b"cde"])
-    for _ in range(2000):
-        data = bytearray(whole)
-        data[draw.randrange(len(data))] = draw.randrange(256)
-        try:
-            _, payloads = frames.decode_result(bytes(data), 3)
-        except frames.ProtocolError:
-            continue
-        assert sum(map(len, payloads)) == 5
+NO_OBJECTS = [DEEP, b'{"a":' * 50_000, b"\xff\xfe{", b"{\xff}", b"9" * 5000, b"null", b""]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(DEEP, id="deep"),
-        pytest.param(b'{"a":' * 50_000, id="deep object"),
-        pytest.param(b"\xff\xfe{", id="half of UTF-16"),
-        pytest.param(b"{\xff}", id="no UTF-8"),
-        pytest.param(b"9" * 5000, id="long number"),
-        b"null",
-        b"",
-    ],
-)
+@pytest.mark.parametrize("data", NO_OBJECTS, ids=range(len(NO_OBJECTS)))
 def test_what_is_no_object(data):
     with pytest.raises(ValueError, match=r"."):
         read_object(data)
@@ -224,13 +188,17 @@ def test_what_is_no_object(data):
         frames.Hello.decode(data, "", CHALLENGE)
 
 
-def test_a_wrong_type_is_named():
-    with pytest.raises(ValueError, match=r"challenge is 7 \(expected str\)"):
-        check_fields(frames.Hello, HELLO._asdict() | {"challenge": 7})
-    with pytest.raises(ValueError, match=r"gpus is \[1\] \(expected .*Sequence\[str\]"):
-        check_fields(Contribution, {"gpus": [1]})
-    with pytest.raises(ValueError, match="unknown field 'colour'"):
-        check_fields(Record, {"colour": "blue"})
+@pytest.mark.parametrize(
+    ("kind", "fields", "text"),
+    [
+        (frames.Hello, HELLO._asdict() | {"challenge": 7}, r"challenge is 7 \(expected str\)"),
+        (Contribution, {"gpus": [1]}, r"gpus is \[1\] \(expected .*Sequence\[str\]"),
+        (Record, {"colour": "blue"}, "unknown field 'colour'"),
+    ],
+)
+def test_a_wrong_type_is_named(kind, fields, text):
+    with pytest.raises(ValueError, match=text):
+        check_fields(kind, fields)
     check_fields(Contribution, vars(ROW) | {"local_rank": None})
 
 
@@ -255,30 +223,34 @@ def under_torchrun():
     return TorchrunProvider(place, generation=0)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [pytest.param(DEEP, id="deep"), pytest.param(b"\xff", id="no UTF-8"), b'{"rank": 1}', b"[]"],
-)
-def test_an_entry_in_a_store_that_cannot_be_read(entry, monkeypatch):
-    monkeypatch.setattr(torchrun, "_connect", lambda *_: Store(entry + b"\n", b"{}"))
-    with pytest.raises(BootstrapError, match="entry of rank 1 cannot be read"):
-        under_torchrun().all_gather(b"", timeout_s=0.2)
+#: (what a store holds as entry of rank 1, as what it has seen, and the error)
+STORED = [
+    *(
+        (entry + b"\n", b"{}", "entry of rank 1 cannot be read")
+        for entry in (DEEP, b"\xff", b'{"rank": 1}', b"[]")
+    ),
+    # What cannot be read confirms nothing.
+    *(
+        (RECORD.encode(b""), seen, "rank 1 of 2 did not come")
+        for seen in (DEEP, b"\xff", b"[]", b'{"nonce": "ab", "seen": 3}', b'{"nonce": "ab"}')
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [
-        pytest.param(DEEP, id="deep"),
-        pytest.param(b"\xff", id="no UTF-8"),
-        b"[]",
-        b'{"nonce": "ab", "seen": 3}',
-        b'{"nonce": "ab"}',
-    ],
-)
-def test_a_confirmation_in_a_store_that_cannot_be_read_confirms_nothing(seen, monkeypatch):
-    monkeypatch.setattr(torchrun, "_connect", lambda *_: Store(RECORD.encode(b""), seen))
-    with pytest.raises(BootstrapError, match="rank 1 of 2 did not come"):
-        under_torchrun().all_gather(b"", timeout_s=0.2)
+@pytest.mark.parametrize(("entry", "seen", "text"), STORED, ids=range(len(STORED)))
+def test_what_a_store_holds_and_cannot_be_read(entry, seen, text, monkeypatch):
+    monkeypatch.setattr(torchrun, "_connect", lambda *_: Store(entry, seen))
+    with pytest.raises(BootstrapError, match=text):
+        under_torchrun().all_gather(b"", timeout_s=SHORT_S)
+
+
+def test_a_lost_store_is_an_error():
+    class Broken:
+        def set(self, key, value):
+            raise RuntimeError("Connection reset by peer\nstack")
+
+    with pytest.raises(BootstrapError, match=r"lost the store.*Connection reset by peer;"):
+        StoreProvider(Broken(), 0, 2).all_gather(b"x", timeout_s=20)
 
 
 def test_a_thread_that_cannot_be_made(monkeypatch):
