@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import aiacc.torch as hvd
-from tests.parallel.compression.test_auto_compression import _join_as
 from tests.parallel.planning.test_auto_plan import STEPS, _buckets, _net, _same_everywhere
+from tests.support.coded import join_as
 from tests.support.ranks import run_ranks
 
 #: Steps that the first rank ends in another way: some step, and those that end a phase.
@@ -83,7 +83,7 @@ def _train(profile, hosts, arguments):
     """Further optimizers have files of their own: net.2.json and so on."""
     os.environ["AIACC_PROFILE"] = str(profile)
     torch.set_num_threads(1)
-    _join_as(hosts)
+    join_as(hosts)
     for step in _WAYS:
         model = _net()
         sgd = torch.optim.SGD(model.parameters(), 0.001)

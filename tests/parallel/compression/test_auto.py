@@ -1,0 +1,396 @@
+"""compression="auto": a job that finds out what codecs save, and what must not lead it astray."""
+
+import contextlib
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import aiacc.torch as hvd
+from aiacc.autotune import tuner
+from aiacc.compression import buckets as buckets_of_a_job
+from aiacc.compression.codecs import BF16, NONE, Cast, MSTopK, Quantised
+from aiacc.compression.watch import CHOSEN, CompressionWatch
+from aiacc.torch import auto_compression
+from tests.support.coded import check_same, join_as
+from tests.support.ranks import run_ranks
+
+_STEPS = 60
+#: Costs of a network so slow that all pays, of one so fast that nothing does, and between.
+_SLOW, _FAST, _USUAL = (1e-9, 1e-3), (0.0, 1e-15), (1e-4, 1e-8)
+
+
+class _Watch(CompressionWatch):
+    """Finds what was chosen faster for as long as ``good``."""
+
+    good = True
+
+    def add(self, seconds):
+        del seconds
+        super().add(0.5 if (self.current == CHOSEN) == type(self).good else 1.0)
+
+
+class _Auto:
+    """A model, and what trains it with a compression that is found."""
+
+    def __init__(self, compression="auto", **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[nn.Linear(160, 160) for _ in range(4)])
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=0.01),
+            self.model.named_parameters(),
+            compression=compression,
+            **options,
+        )
+        self.said = ""
+        torch.manual_seed(1 + hvd.rank())
+
+    @property
+    def found(self):
+        """The one that finds it, which has no public statistics."""
+        return self.optimizer._plan
+
+    @property
+    def settled(self):
+        return self.found._watch.settled
+
+    @property
+    def codecs(self):
+        """How gradients travel, by name."""
+        feedback = self.optimizer.feedback
+        return {
+            name: str(feedback.policy_of(name).codec) for name, _ in self.model.named_parameters()
+        }
+
+    @property
+    def keeps(self):
+        return any(one.any() for one in self.optimizer.feedback.residuals.values())
+
+    def step(self, count=1):
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            self.model(torch.randn(8, 160)).square().mean().backward()
+            self.optimizer.step()
+
+    def settle(self, until=True):
+        """Until all ranks have compared, or begin to compare anew."""
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            while self.settled != until and not self.found._over:
+                self.step()
+        self.said += said.getvalue()
+        return self
+
+    def check_same(self):
+        check_same(torch.cat([p.detach().flatten() for p in self.model.parameters()]))
+
+
+def _pretend(costs=_USUAL, hosts="ab", chosen=None, watch=_Watch):
+    """Join, with costs of operations that nobody measures.
+
+    ``chosen``: what a codec of each bucket is replaced by, in the place of what is chosen.
+    """
+    join_as(hosts)
+    auto_compression.CompressionWatch = watch
+    auto_compression.fit_steps = lambda steps: costs
+    if chosen is None:
+        return
+
+    def choose_each(buckets, *args, **options):
+        found = buckets_of_a_job.choose_each(buckets, *args, **options)
+        pairs = zip(found.chosen, chosen(list(buckets)), strict=True)
+        return found._replace(chosen=tuple(one._replace(codec=codec) for one, codec in pairs))
+
+    auto_compression.choose_each = choose_each
+
+
+def _train(hosts):
+    join_as(hosts)
+    job = _Auto()
+    start = job.model[0].weight.detach().clone()
+    job.step(_STEPS)
+    assert not torch.equal(start, job.model[0].weight)
+    job.check_same()
+    job.optimizer.feedback.flush()
+    job.step()
+    assert not job.keeps
+    hvd.shutdown()
+    return job.codecs
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aabb"])
+def test_ranks_choose_alike(hosts):
+    chosen = run_ranks(len(hosts), _train, hosts, env={"AIACC_TEST_PACE_BYTES": "4000000"})
+    assert all(one == chosen[0] for one in chosen)
+
+
+def _on_one_host(costs):
+    join_as("aa")
+    if costs is not None:
+        auto_compression.fit_steps = lambda steps: costs
+    job = _Auto().settle()
+    job.step()
+    hvd.shutdown()
+    return job.said, set(job.codecs.values())
+
+
+def test_nothing_is_coded_on_one_host():
+    (said, codecs), (nothing, same) = run_ranks(2, _on_one_host, None)
+    assert "all ranks share one host, where nothing is coded" in said
+    assert codecs == same == {"none"}
+    assert nothing == ""
+
+
+def test_ranks_of_one_host_that_share_no_memory_choose_too():
+    (said, _), (nothing, _) = run_ranks(2, _on_one_host, _USUAL, env={"AIACC_ENGINE": "tcp"})
+    assert " on 2 x 1 ranks, predicted " in said
+    assert "two_level" not in said
+    assert nothing == ""
+
+
+def _each_as_it_was_chosen():
+    """Three buckets that travel in three ways; then steps get slower."""
+    seen = []
+
+    def chosen(buckets):
+        seen.append(buckets)
+        return [MSTopK(density=0.1), BF16, Quantised("int8"), NONE]
+
+    _pretend(chosen=chosen)
+    auto_compression.FUSED_BYTES = 160 * 160 * 4
+    auto_compression.WATCHED = 2
+    job = _Auto().settle()
+    assert seen == ([[160 * 160] * 4] if hvd.rank() == 0 else [])
+    assert job.codecs == {
+        **dict.fromkeys([f"{layer}.bias" for layer in range(4)], "none"),
+        "3.weight": "mstopk:density=0.1",  # its gradient comes first
+        "2.weight": "bf16",
+        "1.weight": "int8",
+        "0.weight": "none",
+    }
+    lines = [line for line in job.said.splitlines() if "compression" in line]
+    assert len(lines) == (hvd.rank() == 0)
+    for line in lines:
+        assert "compression: chosen (measured steps: none 1 s, bf16 1 s, chosen 0.5 s)" in line
+        assert " on 2 x 1 ranks, predicted " in line
+    job.step()
+    assert set(job.optimizer.feedback.residuals) == {"3.weight"}
+    assert job.keeps
+    job.check_same()
+    _Watch.good = False
+    job.settle(until=False).settle()
+    assert set(job.codecs.values()) == {"none"}
+    job.step()
+    assert not job.keeps
+    job.check_same()
+    hvd.shutdown()
+
+
+def test_every_bucket_travels_as_was_chosen_for_it():
+    run_ranks(2, _each_as_it_was_chosen)
+
+
+def _with_a_newcomer():
+    """After `init` some ranks have residuals of a choice that others never made."""
+    codecs = [MSTopK(density=0.1)]
+    _pretend(chosen=lambda buckets: codecs * len(buckets))
+    job = _Auto()
+    job.step(_STEPS)
+    assert job.keeps
+    hvd.shutdown()
+    codecs[0] = Quantised("int8")
+    hvd.init()
+    if hvd.rank() == 1:
+        job = _Auto()
+    job.step(_STEPS)
+    assert "int8" in job.codecs.values()
+    hvd.shutdown()
+    return len(job.optimizer.feedback.residuals)
+
+
+def test_ranks_that_come_anew_go_along():
+    assert run_ranks(2, _with_a_newcomer) == [0, 0]  # and nothing is left of the first choice
+
+
+def _copied():
+    _pretend((1e-4, 1e-6))
+    job = _Auto().settle()
+    job.step()
+    assert job.optimizer.feedback.residuals
+    other = copy.deepcopy(job)
+    assert set(other.codecs.values()) == {"none"}
+    other.step()
+    assert not other.keeps
+    other.settle()
+    assert other.codecs == job.codecs
+    other.check_same()
+    hvd.shutdown()
+
+
+def test_a_copy_chooses_anew():
+    run_ranks(2, _copied)
+
+
+def _of_what_is_allowed():
+    """Nothing but what the user names is tried, chosen or measured."""
+    _pretend(_SLOW, watch=CompressionWatch)
+    visited = set()
+    job = _Auto("auto:int8:block=512")
+    while not job.settled:
+        visited.add(job.found._watch.current)
+        job.step()
+    assert visited == {"none", CHOSEN}
+    assert {str(codec) for _, codec in job.found._chosen} == {"int8:block=512"}
+    hvd.barrier()
+    text = ("auto:int8", "auto:bf16")[hvd.rank()]
+    job = _Auto(text)
+    with pytest.raises(ValueError, match=rf"different compression: .*this one '{text}"):
+        job.step()
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def test_users_say_what_may_be_chosen():
+    run_ranks(2, _of_what_is_allowed)
+
+
+def _in_process_sets():
+    """Ranks of a set lie on hosts in another way than those of the job."""
+    _pretend(hosts="aabb", watch=CompressionWatch)
+    across = [hvd.add_process_set([0, 2]), hvd.add_process_set([1, 3])]
+    inside = [hvd.add_process_set([0, 1]), hvd.add_process_set([2, 3])]
+    seen = []
+
+    def choose_each(buckets, cluster, *args, **options):
+        seen.append((cluster.hosts, cluster.local))
+        return buckets_of_a_job.choose_each(buckets, cluster, *args, **options)
+
+    auto_compression.choose_each = choose_each
+    for sets in (across, inside):
+        (mine,) = [one for one in sets if one.included()]
+        job = _Auto(process_set=mine)
+        while job.found._chosen is None:
+            job.step()
+        assert seen == ([(2, 1)] if hvd.rank() < 2 else []), "the first rank of each set decides"
+    hvd.barrier()
+    hvd.shutdown()
+
+
+def test_a_process_set_counts_its_own_hosts():
+    run_ranks(4, _in_process_sets)
+
+
+def _with_costs(costs, descriptors):
+    """Each rank has costs of its own; None: it does not know any."""
+    _pretend()
+    mine = costs[hvd.rank()]
+
+    def fit_steps(steps):
+        del steps
+        if mine is None:
+            raise ValueError("no operations")
+        return mine
+
+    auto_compression.fit_steps = fit_steps
+    auto_compression.busy_s = lambda steps: sum(mine or (0.0, 0.0))
+    assert 0 < auto_compression._free_descriptors() <= 1 << 20
+    if descriptors is not None and hvd.rank() == 1:
+        auto_compression._free_descriptors = lambda: descriptors
+    job = _Auto("auto:int8").settle()
+    hvd.shutdown()
+    return job.said
+
+
+@pytest.mark.parametrize(
+    ("costs", "descriptors", "text"),
+    [
+        ((_SLOW, _SLOW), None, "chosen: int8 for 1 bucket"),
+        # A rank that waits for another does not decide.
+        ((_SLOW, _FAST), None, "chosen: none for 1 bucket"),
+        ((_FAST, _SLOW), None, "chosen: none for 1 bucket"),
+        ((_SLOW, None), None, "these steps send nothing that compression would shorten"),
+        # One rank may hardly open anything more: codes need more sockets.
+        ((_SLOW, _SLOW), 70, "chosen: none for 1 bucket"),
+    ],
+)
+def test_what_all_ranks_see_decides(costs, descriptors, text):
+    said, _ = run_ranks(2, _with_costs, costs, descriptors)
+    assert text in said
+
+
+def _where_choosing_fails():
+    def chosen(buckets):
+        raise MemoryError("no room")
+
+    _pretend(_SLOW, chosen=chosen)
+    job = _Auto().settle()
+    job.step(3)
+    assert set(job.codecs.values()) == {"none"}
+    hvd.shutdown()
+    return job.said
+
+
+def test_a_choice_that_fails_lets_nobody_wait():
+    said, nothing = run_ranks(2, _where_choosing_fails)
+    assert "compression: choosing failed, MemoryError: no room" in said
+    assert nothing == ""
+
+
+def _that_chooses_again():
+    """Each comparison begins with what the network costs now."""
+    _pretend(_SLOW)
+    auto_compression.WATCHED = 2
+    job = _Auto("auto:int8").settle()
+    job.step()
+    assert "int8" in job.codecs.values()
+    auto_compression.fit_steps = lambda steps: _FAST
+    _Watch.good = False
+    job.settle(until=False)
+    _Watch.good = True
+    job.settle()
+    job.step()
+    assert set(job.codecs.values()) == {"none"}
+    hvd.shutdown()
+
+
+def test_a_network_that_has_changed_is_measured_anew():
+    run_ranks(2, _that_chooses_again)
+
+
+def _while_lanes_are_looked_for():
+    _pretend(_SLOW, watch=CompressionWatch)
+    searches = [hvd.rank() == 1]
+    tuner.searches = lambda: searches[0]
+    job = _Auto()
+    job.step(30)
+    assert job.found._chosen is None
+    searches[0] = False
+    job.settle()
+    assert job.found._chosen
+    hvd.shutdown()
+
+
+def test_it_waits_for_the_number_of_lanes():
+    run_ranks(2, _while_lanes_are_looked_for)
+
+
+def _refused():
+    hvd.init()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for options, text in (
+        ({"groups": 2}, "compression='auto' with plan, groups"),
+        ({"op": hvd.Adasum}, r"op=Adasum with compression='auto' \(expected none, fp16 or bf16"),
+        ({"schedule": "decoupled", "model": model}, r"decoupled' with compression='auto' "),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, compression="auto", **options)
+    feedback = hvd.DistributedOptimizer(optimizer, compression="auto").feedback
+    assert isinstance(feedback.policy.codec, Cast)
+    hvd.shutdown()
+
+
+def test_buckets_of_the_user_are_refused():
+    run_ranks(1, _refused, launcher="python")
