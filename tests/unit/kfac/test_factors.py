@@ -12,18 +12,6 @@ from tests.unit.kfac.networks import factors_of, record
 from tests.unit.kfac.oracle import their_factors
 
 
-class LastAxis(nn.Module):
-    """Logits of each token with classes on axis 1, as a cross entropy wants them."""
-
-    def forward(self, values):
-        return values.movedim(-1, 1)
-
-
-class MeanOfTokens(nn.Module):
-    def forward(self, values):
-        return values.mean(1)
-
-
 def image_network(convolution, size=9):
     torch.manual_seed(0)
     first = convolution.double()
@@ -37,16 +25,16 @@ def image_network(convolution, size=9):
     ).double()
 
 
-def compare(model, inputs, targets, loss, approx="expand", rtol=1e-9, **of_loss):
+def compare(model, inputs, targets, loss, approx="expand", rtol=1e-9, theirs=1.0, **of_loss):
+    """Factors beside those of curvlinops; its G is ``theirs`` times ours."""
     ours = factors_of(model, inputs, lambda o: loss(o, targets).backward(), approx, **of_loss)
     inputs_of, gradients_of = their_factors(model, inputs, targets, loss, approx)
     assert set(ours) == set(inputs_of)
     for name, (a, g) in ours.items():
         assert (tuple(a.shape), tuple(g.shape)) == factor_shapes(model.get_submodule(name))
-        torch.testing.assert_close(a, inputs_of[name], rtol=rtol, atol=rtol * float(a.abs().max()))
-        torch.testing.assert_close(
-            g, gradients_of[name], rtol=rtol, atol=rtol * float(g.abs().max())
-        )
+        for found, expected in ((a, inputs_of[name]), (theirs * g, gradients_of[name])):
+            atol = 1e-12 if rtol == 1e-9 else rtol * float(found.abs().max())
+            torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
@@ -66,67 +54,53 @@ def compare(model, inputs, targets, loss, approx="expand", rtol=1e-9, **of_loss)
     ids=str,
 )
 def test_convolutions_as_curvlinops(convolution, approx):
-    inputs = torch.randn(5, 2, 9, 9).double()
-    compare(
-        image_network(convolution),
-        inputs,
-        torch.tensor([0, 1, 2, 1, 0]),
-        nn.CrossEntropyLoss(),
-        approx,
-    )
+    inputs, targets = torch.randn(5, 2, 9, 9).double(), torch.tensor([0, 1, 2, 1, 0])
+    compare(image_network(convolution), inputs, targets, nn.CrossEntropyLoss(), approx)
+
+
+class Tokens(nn.Module):
+    """The mean over tokens, or their classes on axis 1, as a cross entropy wants them."""
+
+    def __init__(self, mean):
+        super().__init__()
+        self.mean = mean
+
+    def forward(self, values):
+        return values.mean(1) if self.mean else values.movedim(-1, 1)
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_linear_layers_on_sequences_as_curvlinops(approx, reduction):
+@pytest.mark.parametrize(("reduction", "scale"), [("mean", 1.0), ("sum", 6.0)])
+def test_linear_layers_on_sequences_as_curvlinops(approx, reduction, scale):
     torch.manual_seed(1)
-    model = nn.Sequential(
-        nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6, bias=False), MeanOfTokens(), nn.Linear(6, 3)
-    ).double()
+    hidden = nn.Linear(5, 6, bias=False)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), hidden, Tokens(True), nn.Linear(6, 3))
     inputs, targets = torch.randn(6, 7, 4).double(), torch.tensor([0, 1, 2, 1, 0, 2])
     loss = nn.CrossEntropyLoss(reduction=reduction)
-    scale = {"mean": 1.0, "sum": 6.0}[reduction]
-    ours = factors_of(
-        model, inputs, lambda o: loss(o, targets).backward(), approx, loss_scale=scale
-    )
-    inputs_of, gradients_of = their_factors(model, inputs, targets, loss, approx)
-    for name, (a, g) in ours.items():
-        torch.testing.assert_close(a, inputs_of[name], rtol=1e-9, atol=1e-12)
-        # Theirs is of the sum over examples, ours of the mean.
-        torch.testing.assert_close(g * scale, gradients_of[name], rtol=1e-9, atol=1e-12)
+    # Theirs is of the sum over examples, ours of the mean.
+    compare(model.double(), inputs, targets, loss, approx, theirs=scale, loss_scale=scale)
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
 def test_a_loss_of_each_token_has_as_many_terms(approx):
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), LastAxis()).double()
-    inputs = torch.randn(6, 7, 4).double()
-    compare(
-        model,
-        inputs,
-        torch.randint(3, (6, 7)),
-        nn.CrossEntropyLoss(),
-        approx,
-        loss_terms=42,
-    )
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), Tokens(False)).double()
+    inputs, targets = torch.randn(6, 7, 4).double(), torch.randint(3, (6, 7))
+    compare(model, inputs, targets, nn.CrossEntropyLoss(), approx, loss_terms=42)
 
 
 def test_float32_to_1e_5():
     model = image_network(nn.Conv2d(3, 8, 3, padding=1)).float()
-    inputs = torch.randn(16, 3, 9, 9)
-    compare(model, inputs, torch.randint(3, (16,)), nn.CrossEntropyLoss(), rtol=1e-5)
+    inputs, targets = torch.randn(16, 3, 9, 9), torch.randint(3, (16,))
+    compare(model, inputs, targets, nn.CrossEntropyLoss(), rtol=1e-5)
 
 
 def test_squared_errors_as_curvlinops_but_for_its_factor():
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     inputs, targets = torch.randn(6, 4).double(), torch.randn(6, 3).double()
-    loss = nn.MSELoss()
-    ours = factors_of(model, inputs, lambda o: loss(o, targets).backward())
-    _, gradients_of = their_factors(model, inputs, targets, loss)
-    for name, (_, g) in ours.items():
-        # It multiplies the loss with the root of the number of outputs.
-        torch.testing.assert_close(3 * g, gradients_of[name], rtol=1e-9, atol=1e-12)
+    # It multiplies the loss with the root of the number of outputs.
+    compare(model, inputs, targets, nn.MSELoss(), theirs=3)
 
 
 @pytest.mark.parametrize("approx", ["expand", "reduce"])
@@ -296,9 +270,6 @@ def test_the_average_starts_at_the_first_value():
     old = average(None, first, 0.75)
     torch.testing.assert_close(old, torch.ones(2, 2))
     torch.testing.assert_close(average(old, second, 0.75), torch.full((2, 2), 1.5))
-    for decay in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="expected 0 <= decay < 1"):
-            average(None, first, decay)
 
 
 def test_frozen_parameters():
@@ -325,17 +296,21 @@ def test_what_has_no_factors_is_said(module, text):
         factor_shapes(module)
 
 
-def test_bad_arguments():
-    module = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="expected one of expand, reduce"):
-        input_factor(module, torch.randn(4, 3), approx="shrink")
-    with pytest.raises(ValueError, match="expected one of expand, reduce"):
-        gradient_factor(module, torch.randn(4, 2), approx="shrink")
-    with pytest.raises(ValueError, match="expected one example"):
-        input_factor(module, torch.randn(0, 3))
-    with pytest.raises(ValueError, match="expected one example"):
-        gradient_factor(module, torch.randn(0, 2))
-    with pytest.raises(ValueError, match="loss_terms 0"):
-        gradient_factor(module, torch.randn(4, 2), loss_terms=0)
-    with pytest.raises(ValueError, match="weight 0"):
-        MicroBatches().add(torch.ones(2, 2), 0)
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda m: input_factor(m, torch.ones(4, 3), approx="shrink"), "one of expand, reduce"),
+        (lambda m: gradient_factor(m, torch.ones(4, 2), approx="shrink"), "one of expand, reduce"),
+        (lambda m: input_factor(m, torch.ones(0, 3)), "expected one example"),
+        (lambda m: gradient_factor(m, torch.ones(0, 2)), "expected one example"),
+        (lambda m: gradient_factor(m, torch.ones(4, 2), loss_terms=0), "loss_terms 0"),
+        (lambda m: MicroBatches().add(torch.ones(2, 2), 0), "weight 0"),
+        *(
+            (lambda m, decay=decay: average(None, torch.ones(2, 2), decay), "0 <= decay < 1")
+            for decay in (-0.1, 1.0, float("nan"))
+        ),
+    ],
+)
+def test_bad_arguments_are_named(call, text):
+    with pytest.raises(ValueError, match=text):
+        call(nn.Linear(3, 2))

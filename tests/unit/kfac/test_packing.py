@@ -1,14 +1,10 @@
 import pytest
 import torch
-from torch import nn
 
 import aiacc
 from aiacc import _core
 from aiacc.kfac.kernels import Entry
 from aiacc.kfac.packing import average_packed, pack, packed_size, unpack
-from aiacc.kfac.rows import factor_shapes
-from aiacc.planning.models import MODELS
-from aiacc.planning.models.kronecker import layers_of
 
 #: Beyond 256 triangles are cut into squares of 128, with a rest or without.
 FORMS = [(1, 1), (5, 5), (7,), (3, 4, 4), (256, 256), (257, 257), (2, 300, 300), (384, 384), (5, 5)]
@@ -80,17 +76,6 @@ def test_a_gpu_that_is_not_there_packs_nothing():
         queue = getattr(_core, f"{work}_factors_on_gpu")
         with pytest.raises((ValueError, aiacc.EngineError)):
             queue([], float64=False, device=1000, stream=0)
-
-
-def test_sizes_of_resnet_50():
-    sizes = [0, 0]
-    for layer in layers_of(MODELS["resnet50"].parameters()):
-        out, width = layer.g_dim, layer.a_dim
-        bias = len(layer.parameters) > 1
-        module = nn.Linear(width - bias, out, bias=bias, device="meta")
-        for kind, shape in enumerate(factor_shapes(module)):
-            sizes[kind] += packed_size(shape)
-    assert sizes == [62_348_671, 14_618_356]
 
 
 def test_bad_sizes():

@@ -93,18 +93,15 @@ def test_longest_first_is_within_grahams_bound():
         )
         assert makespan(dims, owners, ranks, Linear()) <= (4 / 3 - 1 / (3 * ranks)) * best + 1e-9
 
-
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_grahams_worst_case_is_reached(ranks):
-    dims = [size for size in range(ranks + 1, 2 * ranks) for _ in range(2)] + [ranks] * 3
-    owners = placement.longest_first(dims, ranks, Linear())
-    assert makespan(dims, owners, ranks, Linear()) == 4 * ranks - 1  # 3 * ranks would do
+    for ranks in (2, 3, 4):  # his worst case is reached; 3 * ranks would do
+        dims = [size for size in range(ranks + 1, 2 * ranks) for _ in range(2)] + [ranks] * 3
+        owners = placement.longest_first(dims, ranks, Linear())
+        assert makespan(dims, owners, ranks, Linear()) == 4 * ranks - 1
 
 
 def test_factors_that_everybody_inverts_add_the_same_to_every_rank():
-    costs = StageCosts(Linear(), Affine(0.0, 0.0))
-    owners = (0, None, 1, None)
-    assert stage([5, 3, 4, 2], owners, 2, costs).compute_s == 5 + 3 + 2
+    found = stage([5, 3, 4, 2], (0, None, 1, None), 2, StageCosts(Linear(), Affine(0.0, 0.0)))
+    assert found.compute_s == 5 + 3 + 2
 
 
 @pytest.mark.parametrize("gathered", [False, True])
@@ -182,19 +179,19 @@ def test_eigenvectors_take_twice_as_long_to_send_and_their_placement_counts_that
     assert place([20, 20], 2, whole).owners == (None, None)
 
 
-def test_where_nothing_hides_anything_inverses_are_sent_when_all_are_computed():
-    costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=0.0)
+@pytest.mark.parametrize(
+    ("overlap", "sent", "finish_s"),
+    [
+        (0.0, [((1,), 8.0, 9.0), ((0,), 9.0, 10.0)], (5 + 3) + 2 * 1.0),
+        # Each takes 1 s of what is hidden, and that is half of the time.
+        (0.5, [((1,), 4.0, 6.0), ((0,), 6.0, 8.0)], 8.0),
+    ],
+)
+def test_inverses_leave_as_early_as_the_computation_hides_them(overlap, sent, finish_s):
+    costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=overlap)
     found = stage([5, 4, 3], (0, 1, None), 2, costs)
-    assert found.finish_s == (5 + 3) + 2 * 1.0
-    assert [(sent.factors, sent.start_s) for sent in found.sent] == [((1,), 8.0), ((0,), 9.0)]
-
-
-def test_where_half_of_the_computation_hides_something_inverses_leave_in_between():
-    costs = StageCosts(Linear(), Affine(1.0, 0.0, {BROADCAST: (1.0, 0.0)}), overlap=0.5)
-    found = stage([5, 4, 3], (0, 1, None), 2, costs)
-    # Each takes 1 s of what is hidden, and that is half of the time.
-    assert [(sent.start_s, sent.end_s) for sent in found.sent] == [(4.0, 6.0), (6.0, 8.0)]
-    assert found.finish_s == 8.0
+    assert [(one.factors, one.start_s, one.end_s) for one in found.sent] == sent
+    assert found.finish_s == finish_s
 
 
 def test_one_rank_sends_nothing():
@@ -203,17 +200,13 @@ def test_one_rank_sends_nothing():
 
 
 def test_startups_decide_which_factors_have_an_owner():
-    free = StageCosts(Linear(), Affine(0.0, 0.0))
+    free, dear = (StageCosts(Linear(), Affine(a, 0.0)) for a in (0.0, 100.0))
     assert None not in place([9, 9, 1, 1], 2, free).owners
-    dear = StageCosts(Linear(), Affine(100.0, 0.0))
     assert place([9, 9, 1, 1], 2, dear).owners == (None,) * 4
     between = StageCosts(Linear(), Affine(2.0, 0.0, {BROADCAST: (2.0, 0.0)}))
     assert place([9, 9, 1, 1], 2, between).owners == (0, 1, None, None)
-
-
-def test_a_placement_for_those_who_know_no_costs():
-    costs = StageCosts(Linear(), Affine(2.0, 0.0, {BROADCAST: (2.0, 0.0)}))
-    assert placement.placing(costs)([9, 9, 1, 1], 2) == (0, 1, None, None)
+    # For those who know no costs.
+    assert placement.placing(between)([9, 9, 1, 1], 2) == (0, 1, None, None)
 
 
 def test_the_papers_placements():
@@ -222,17 +215,6 @@ def test_the_papers_placements():
     assert owners == (0, None, 1, None, 1)
     # Loads are sums of dimensions: 1500 + 1400 is more than 2000.
     assert placement.by_dimension([2000, 1500, 1400, 1400], 2) == (0, 1, 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("dims", "ranks", "text"),
-    [([], 2, "expected one or more"), ([3, 0], 2, r"\[3, 0\]"), ([3], 0, "0 ranks .expected >= 1")],
-)
-def test_bad_instances_are_named(dims, ranks, text):
-    with pytest.raises(ValueError, match=text):
-        place(dims, ranks, StageCosts(Linear(), Affine(0.0, 0.0)))
-    with pytest.raises(ValueError, match=text):
-        placement.in_turn(dims, ranks)
 
 
 def test_packed_sizes():
@@ -250,19 +232,6 @@ def test_tables_are_monotone_and_go_on():
     assert table.seconds(80) == pytest.approx(64.0)
     times = table.seconds(np.arange(1, 200))
     assert (np.diff(times) >= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("points", "text"),
-    [
-        ((), "expected one or more"),
-        (((20, 1.0), (10, 1.0)), "ascending"),
-        (((10, 0.0),), "0.0 s for dimension 10"),
-    ],
-)
-def test_bad_tables_are_named(points, text):
-    with pytest.raises(ValueError, match=text):
-        InversionTable(points)
 
 
 def test_a_fit_finds_the_polynomial_that_made_the_samples():
@@ -284,18 +253,33 @@ def test_no_coefficient_of_a_fit_is_negative():
     assert found.seconds(400) == pytest.approx(70e-3, rel=0.2)
 
 
-@pytest.mark.parametrize("samples", [[], [([], 1.0)], [([3], 0.0)], [([3], float("inf"))]])
-def test_fits_of_nothing_are_refused(samples):
-    with pytest.raises(ValueError, match="finite, positive time"):
-        fit(samples)
-
-
 def test_the_published_exponential():
     assert PUBLISHED_EXPONENTIAL.seconds(1000) == pytest.approx(3.64e-3 * np.exp(0.477))
-    with pytest.raises(ValueError, match="expected a > 0"):
-        Exponential(0.0, 1.0)
-    with pytest.raises(ValueError, match="expected finite, >= 0"):
-        Polynomial(-1.0, 0.0, 0.0)
+
+
+BAD_WORK = [([], 2, "one or more"), ([3, 0], 2, r"\[3, 0\]"), ([3], 0, "0 ranks .expected >= 1")]
+FREE = StageCosts(Linear(), Affine(0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "text"),
+    [
+        *((place, (dims, ranks, FREE), text) for dims, ranks, text in BAD_WORK),
+        *((placement.in_turn, (dims, ranks), text) for dims, ranks, text in BAD_WORK),
+        (InversionTable, [()], "expected one or more"),
+        (InversionTable, [((20, 1.0), (10, 1.0))], "ascending"),
+        (InversionTable, [((10, 0.0),)], "0.0 s for dimension 10"),
+        *(
+            (fit, [samples], "finite, positive time")
+            for samples in ([], [([], 1.0)], [([3], 0.0)], [([3], float("inf"))])
+        ),
+        (Exponential, (0.0, 1.0), "expected a > 0"),
+        (Polynomial, (-1.0, 0.0, 0.0), "expected finite, >= 0"),
+    ],
+)
+def test_bad_arguments_are_named(call, arguments, text):
+    with pytest.raises(ValueError, match=text):
+        call(*arguments)
 
 
 @pytest.mark.parametrize("beta", [1e-9, 1e-8, 3e-8])
