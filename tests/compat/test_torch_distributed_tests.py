@@ -22,7 +22,7 @@ def test_results_say_what_became_of_every_test():
     assert counts["aiacc"].get("failed", 0) == len(WRITTEN["failed"]["aiacc"]) == 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", RANKS)
 def test_torchs_own_tests(ranks):
     names = PASSED[str(ranks)]

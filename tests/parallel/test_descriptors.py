@@ -14,6 +14,8 @@ import aiacc.array as hvd
 from tests.support import footprint
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.alone  # counts descriptors, threads and memory
+
 
 def _exchange(process_set=hvd.global_process_set):
     size = process_set.size()
