@@ -7,12 +7,13 @@
 
 namespace aiacc {
 
-/// GPU 0 with a stream, for programs that check or measure kernels. Throws Error where there is
-/// none. Threads: one.
+/// GPU 0 with a stream, for programs and tests that check or measure kernels; the driver may be a
+/// fake. Throws Error where there is none. Threads: one.
 class GpuRig {
  public:
-  GpuRig() : device_(Device::open(process_cuda_driver(), 0)), scope_(*device_) {
-    AIACC_CUDA_CHECK(driver(), stream_create, &stream_, kCudaStreamNonBlocking, 0);
+  explicit GpuRig(const CudaDriver& driver = process_cuda_driver())
+      : device_(Device::open(driver, 0)), scope_(*device_) {
+    AIACC_CUDA_CHECK(driver, stream_create, &stream_, kCudaStreamNonBlocking, 0);
   }
   ~GpuRig() { AIACC_CUDA_LOG(driver(), stream_destroy, stream_); }
   GpuRig(const GpuRig&) = delete;

@@ -5,16 +5,15 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/kernels/gpu/selection_body.h"
-#include "tests/cpp/kernels/selection/distributions.h"
+#include "tests/cpp/kernels/gpu/gpu_kernels.h"
+#include "tests/cpp/kernels/gpu/selection_check.h"
 
 namespace aiacc {
 namespace {
@@ -91,66 +90,32 @@ void select_by_threads(const SelectPlan& plan, std::uint32_t resident) {
   launch(blocks, [&](auto& grid) { finish_selection(grid, plan); });
 }
 
-/// What differs from the CPU's selection in some steps of a buffer, or "".
-std::string difference(std::size_t count, std::size_t k, SelectMode mode, Shape shape) {
-  std::vector<float> residuals[2] = {std::vector<float>(count), std::vector<float>(count)};
-  std::vector<float> expected_residual(count);
-  std::vector<unsigned char> workspace(select_workspace_bytes(count, k));
-  SelectState state = {};
-  ThresholdTrack track;
-  SelectScratch scratch;
-  for (std::uint32_t step = 0; step < 4; ++step) {
-    std::vector<float> in = elements_of(shape, count, step);
-    if (step == 2) {
-      in[count / 2] = INFINITY;
-    }
-    std::vector<std::uint32_t> expected(2 * k);
-    select_largest(expected.data(),
-                   in.data(),
-                   expected_residual.data(),
-                   count,
-                   k,
-                   0.5F,
-                   mode,
-                   step,
-                   track,
-                   scratch);
-    std::vector<std::uint32_t> wire(2 * k);
-    std::vector<float>& residual = residuals[1 - step % 2];
-    select_by_threads(plan_selection(wire.data(),
-                                     in.data(),
-                                     residuals[step % 2].data(),
-                                     residual.data(),
-                                     count,
-                                     k,
-                                     0.5F,
-                                     mode,
-                                     step,
-                                     &state,
-                                     workspace.data()),
-                      4);
-    if (expected != wire) {
-      return "pairs of step " + std::to_string(step);
-    }
-    if (std::memcmp(expected_residual.data(), residual.data(), count * sizeof(float)) != 0) {
-      return "residual of step " + std::to_string(step);
+class SelectionRacesTest : public GpuKernelsTest {
+ protected:
+  void check(const SelectionCase& job, Shape shape) {
+    SelectionOfBoth both(rig_, job);
+    for (std::uint32_t step = 0; step < 4; ++step) {
+      std::vector<float> in = elements_of(shape, job.count, step);
+      if (step == 2) {
+        in[job.count / 2] = INFINITY;
+      }
+      ASSERT_EQ("", both.step(in, [](const SelectPlan& plan) { select_by_threads(plan, 4); }))
+          << "shape " << static_cast<int>(shape);
     }
   }
-  return "";
-}
+};
 
-TEST(SelectionRaces, BlocksThatRunAtWillGiveTheBitsOfTheCpu) {
-  for (const SelectMode mode : {SelectMode::kTracked, SelectMode::kExact, SelectMode::kReference}) {
+TEST_F(SelectionRacesTest, BlocksThatRunAtWillGiveTheBitsOfTheCpu) {
+  for (const SelectMode mode : select_modes()) {
     for (const Shape shape : {Shape::kGaussian, Shape::kFewValues, Shape::kZero}) {
-      EXPECT_EQ("", difference(20011, 200, mode, shape))
-          << static_cast<int>(mode) << " " << static_cast<int>(shape);
+      check({mode, 20011, 200}, shape);
     }
   }
 }
 
-TEST(SelectionRaces, AlsoWhereASampleForetellsTheThreshold) {
-  EXPECT_EQ("", difference(kSelectLeastSampled + 5, 2000, SelectMode::kTracked, Shape::kLayers));
-  EXPECT_EQ("", difference(kSelectLeastSampled + 5, 2000, SelectMode::kExact, Shape::kGaussian));
+TEST_F(SelectionRacesTest, AlsoWhereASampleForetellsTheThreshold) {
+  check({SelectMode::kTracked, kSelectLeastSampled + 5, 2000}, Shape::kLayers);
+  check({SelectMode::kExact, kSelectLeastSampled + 5, 2000}, Shape::kGaussian);
 }
 
 }  // namespace

@@ -1,137 +1,49 @@
-// The bodies of the CUDA kernels that pack factors, run on the host.
+// The kernels that pack factors: their bodies on the host, and launched on a GPU in software. What
+// they have to give is in factor_check.h.
 
 #include "csrc/kernels/gpu/optim/factor_packing.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "tests/cpp/kernels/gpu/optim/factors.h"
+#include "tests/cpp/kernels/gpu/gpu_kernels.h"
+#include "tests/cpp/kernels/gpu/optim/factor_check.h"
 
 namespace aiacc {
 namespace {
 
 template <class T>
-constexpr DataType kType = sizeof(T) == sizeof(float) ? DataType::kFloat32 : DataType::kFloat64;
-
-template <class T>
-void run(FactorWork work,
-         const std::vector<FactorStack>& stacks,
-         std::uint32_t blocks = 7,
-         bool backwards = false) {
-  FactorBatch batch;
-  plan_factors(kType<T>, stacks.data(), stacks.size(), batch);
-  const FactorKernel& kernel = factor_kernels()[choose_factor_kernel(work, kType<T>)];
-  kernel.run(batch, std::min(blocks, batch.chunks), backwards);
-}
-
-template <class T>
-class FactorPacking : public testing::Test {
- protected:
-  /// Tiles have 64 rows, squares 128, and from 257 on matrices are cut.
-  static Factors<T> made() {
-    return Factors<T>({{1, 1},
-                       {5, 3},
-                       {64, 1},
-                       {0, 2},
-                       {65, 2},
-                       {4, 0},
-                       {130, 1},
-                       {256, 1},
-                       {257, 1},
-                       {300, 2},
-                       {384, 1},
-                       {460, 1}});
-  }
-};
+class FactorPackingTest : public GpuKernelsTest {};
 using Types = testing::Types<float, double>;
-TYPED_TEST_SUITE(FactorPacking, Types);
+TYPED_TEST_SUITE(FactorPackingTest, Types);
 
-TYPED_TEST(FactorPacking, PacksUpperTrianglesAndReadsNothingElse) {
-  using T = TypeParam;
-  Factors<T> factors = this->made();
-  Factors<T> expected = this->made();
-  for (Factors<T>* one : {&factors, &expected}) {
-    one->each([](T& upper, T& lower, T&, std::size_t place) {
-      lower = std::numeric_limits<T>::infinity();
-      upper = static_cast<T>(value_of(place));
-    });
-  }
-  expected.each([](T& upper, T&, T& packed, std::size_t) { packed = upper; });
-  run<T>(FactorWork::kPack, factors.stacks());
-  EXPECT_EQ(expected.packed(), factors.packed());
-  EXPECT_EQ(expected.matrices(), factors.matrices());
-}
-
-TYPED_TEST(FactorPacking, UnpacksBothTrianglesAndWritesNothingElse) {
-  using T = TypeParam;
-  Factors<T> factors = this->made();
-  Factors<T> expected = this->made();
-  for (Factors<T>* one : {&factors, &expected}) {
-    one->each(
-        [](T&, T&, T& packed, std::size_t place) { packed = static_cast<T>(value_of(place)); });
-  }
-  expected.each([](T& upper, T& lower, T& packed, std::size_t) { upper = lower = packed; });
-  run<T>(FactorWork::kUnpack, factors.stacks());
-  EXPECT_EQ(expected.packed(), factors.packed());
-  EXPECT_EQ(expected.matrices(), factors.matrices());
-}
-
-TYPED_TEST(FactorPacking, WhatIsPackedEntersAMeanByItsUpperTriangle) {
-  using T = TypeParam;
-  for (const double enters : {0.25, 0.75, 1.0}) {
-    Factors<T> factors = this->made();
-    Factors<T> expected = this->made();
-    for (Factors<T>* one : {&factors, &expected}) {
-      one->each([&](T& upper, T& lower, T& packed, std::size_t place) {
-        packed = static_cast<T>(value_of(place));
-        lower = std::numeric_limits<T>::quiet_NaN();
-        // One that has full weight is the first: nothing is there yet.
-        upper = enters == 1 ? lower : static_cast<T>(value_of(3 * place));
-      });
-    }
-    // Of these numbers everything is exact.
-    expected.each([&](T& upper, T& lower, T& packed, std::size_t) {
-      const double mean = enters == 1 ? 0 : static_cast<double>(upper);
-      upper = static_cast<T>(mean + enters * (0.5 * static_cast<double>(packed) - mean));
-      lower = upper;
-    });
-    std::vector<FactorStack> stacks = factors.stacks();
-    for (FactorStack& stack : stacks) {
-      stack.scale = 0.5;
-      stack.enters = enters;
-    }
-    run<T>(FactorWork::kAverage, stacks);
-    EXPECT_EQ(expected.packed(), factors.packed());
-    EXPECT_EQ(expected.matrices(), factors.matrices()) << enters;
-  }
-}
-
-TYPED_TEST(FactorPacking, BlocksOfAnyNumberAndOrderDoTheSame) {
-  using T = TypeParam;
-  for (const FactorWork work : {FactorWork::kPack, FactorWork::kUnpack, FactorWork::kAverage}) {
-    std::vector<Factors<T>> done;
-    for (const std::uint32_t blocks : {1U, 2U, 5U, 31U, 100000U}) {
+TYPED_TEST(FactorPackingTest, BlocksOfAnyNumberAndOrderReadAndWriteNothingElse) {
+  for (const FactorJob& job : kFactorJobs) {
+    for (const std::uint32_t blocks : {1U, 5U, 100000U}) {
       for (const bool backwards : {false, true}) {
-        Factors<T>& factors = done.emplace_back(this->made());
-        factors.each([](T& upper, T&, T& packed, std::size_t place) {
-          upper = static_cast<T>(value_of(place));
-          packed = static_cast<T>(value_of(7 * place));
-        });
-        std::vector<FactorStack> stacks = factors.stacks();
-        for (FactorStack& stack : stacks) {
-          stack.enters = 0.3;
-        }
-        run<T>(work, stacks, blocks, backwards);
-        ASSERT_EQ(done[0].packed(), factors.packed()) << blocks;
-        ASSERT_EQ(done[0].matrices(), factors.matrices()) << blocks;
+        const FactorTwin twin = {blocks, backwards};
+        EXPECT_EQ("", check_factors<TypeParam>(this->rig_, twin, factor_shapes(), job)) << blocks;
       }
+    }
+  }
+}
+
+TYPED_TEST(FactorPackingTest, ALaunchForUpTo73Stacks) {
+  DeviceFactors device(this->driver(), this->image());
+  int launches = 0;
+  const auto queued = [&](FactorWork work, DataType dtype, const std::vector<FactorStack>& stacks) {
+    launches = this->launches_of([&] { device.run(this->rig_.stream(), work, dtype, stacks); });
+  };
+  for (const FactorJob& job : kFactorJobs) {
+    for (const std::size_t number : {1, 73, 74, 146}) {
+      const FactorShapes shapes(number, {66, 1});
+      EXPECT_EQ("", check_factors<TypeParam>(this->rig_, queued, shapes, job));
+      EXPECT_EQ(number <= 73 ? 1 : 2, launches);
     }
   }
 }
