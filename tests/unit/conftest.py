@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from tests.support.ranks import free_port
 from tests.support.footprint import descriptors
+from tests.support.ranks import free_port
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -13,9 +12,13 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from tests.support.needed import needs
+from tests.support.programs import run_program
 from tests.support.ranks import ROOT, run_ranks
 
+pytestmark = pytest.mark.alone
 _needed = needs("" if shutil.which("cc") else "no cc on PATH")
+
+nightly = pytest.mark.nightly
 
 _LANES = 2
 #: What `init` reserves for itself: background thread, lanes and express lane.
@@ -31,7 +34,7 @@ def few_threads():
         library = Path(folder) / "few_threads.so"
         source = ROOT / "tests" / "support" / "few_threads.c"
         flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
-        subprocess.run(["cc", *flags, "-o", library, source, "-ldl"], check=True, timeout=60)
+        run_program(["cc", *flags, "-o", library, source, "-ldl"], check=True)
         yield str(library)
 
 
@@ -65,8 +68,10 @@ def _work(poor_rank, count, live):
     return ""
 
 
-def _check(texts, count):
-    """Whether the job has worked; if not, every rank must have the text."""
+def _works(library, size, poor_rank, count, *, live, launcher="explicit", **env):
+    """Whether a job whose poor rank gets so many threads works; if not, all must have the text."""
+    env = {"LD_PRELOAD": library, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "tcp", **env}
+    texts = run_ranks(size, _work, poor_rank, count, live, env=env, launcher=launcher)
     if not any(texts):
         return True
     for text in texts:
@@ -75,43 +80,42 @@ def _check(texts, count):
         assert "expected room for one more" in text
         assert "ulimit -u" in text
         assert "--pids-limit" in text
+    if "AIACC_TIMELINE" in env:
+        assert "(aiacc timeline)" in texts[poor_rank]
     return False
 
 
-@pytest.mark.parametrize(("size", "poor_rank"), [(2, 0), (2, 1), (3, 1)])
+@pytest.mark.parametrize(("size", "poor_rank"), [(2, 0), (3, 1), pytest.param(2, 1, marks=nightly)])
 def test_a_limit_of_threads_ends_the_job_with_its_text_or_is_enough(few_threads, size, poor_rank):
-    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "tcp"}
-    works = [
-        _check(run_ranks(size, _work, poor_rank, count, True, env=env), count)
-        for count in range(_RESERVED + 3)
-    ]
+    counts = range(_RESERVED + 3)
+    works = [_works(few_threads, size, poor_rank, count, live=True) for count in counts]
     assert not any(works[:_RESERVED])
     assert works[-1]
 
 
-@pytest.mark.parametrize("engine", ["tcp", "hierarchical"])
-@pytest.mark.parametrize("poor_rank", [0, 1])
+@pytest.mark.parametrize(
+    ("engine", "poor_rank"),
+    [
+        ("tcp", 0),
+        ("hierarchical", 1),
+        pytest.param("tcp", 1, marks=nightly),
+        pytest.param("hierarchical", 0, marks=nightly),
+    ],
+)
 def test_threads_that_fail_after_the_reserve_was_there(few_threads, engine, poor_rank):
-    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": engine}
-    works = []
     # The reserve takes some for good: so each thread of the job fails once.
-    for count in range(_RESERVED, 2 * _RESERVED + 2):
-        texts = run_ranks(3, _work, poor_rank, count, False, env=env)
-        works.append(_check(texts, count))
+    counts = range(_RESERVED, 2 * _RESERVED + 2)
+    works = [
+        _works(few_threads, 3, poor_rank, count, live=False, AIACC_ENGINE=engine)
+        for count in counts
+    ]
     assert works == [False] * (_RESERVED + 1) + [True]
 
 
 @pytest.mark.parametrize("poor_rank", [0, 1])
 def test_the_thread_of_the_timeline(few_threads, tmp_path, poor_rank):
-    env = {
-        "LD_PRELOAD": few_threads,
-        "AIACC_LANES": str(_LANES),
-        "AIACC_ENGINE": "tcp",
-        "AIACC_TIMELINE": str(tmp_path / "timeline.json"),
-    }
-    texts = run_ranks(2, _work, poor_rank, _RESERVED, False, env=env)
-    assert not _check(texts, _RESERVED)
-    assert "(aiacc timeline)" in texts[poor_rank]
+    timeline = str(tmp_path / "timeline.json")
+    assert not _works(few_threads, 2, poor_rank, _RESERVED, live=False, AIACC_TIMELINE=timeline)
 
 
 def _start_timeline_later(path):
@@ -133,25 +137,23 @@ def test_a_timeline_that_one_rank_cannot_start_leaves_the_job_alone(few_threads,
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("poor_rank", [0, 1])
+@pytest.mark.parametrize("poor_rank", [0, pytest.param(1, marks=nightly)])
 def test_threads_that_fail_after_the_reserve_was_there_under_mpirun(few_threads, poor_rank):
-    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "mpi"}
-    env["AIACC_CONNECT_TIMEOUT_S"] = "3"  # for which the others wait inside MPI
-    reserved = _RESERVED + _OF_MPI
-    works = []
     # MPI's own thread is there; then fail those of a call, the job's, and the one that makes sets.
-    for count in range(reserved + 1, reserved + 9, 3):
-        texts = run_ranks(3, _work, poor_rank, count, False, env=env, launcher="mpirun")
-        works.append(_check(texts, count))
+    # The others wait for the limit of time inside MPI.
+    env = {"AIACC_ENGINE": "mpi", "AIACC_CONNECT_TIMEOUT_S": "3"}
+    reserved = _RESERVED + _OF_MPI
+    works = [
+        _works(few_threads, 3, poor_rank, count, live=False, launcher="mpirun", **env)
+        for count in range(reserved + 1, reserved + 9, 3)
+    ]
     assert not any(works[:2])
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("launcher", "size", "poor_rank"), [("mpirun", 2, 1), ("openmpi", 3, 0)])
-def test_under_mpirun(few_threads, launcher, size, poor_rank):
-    env = {"LD_PRELOAD": few_threads, "AIACC_LANES": str(_LANES), "AIACC_ENGINE": "mpi"}
-    works = []
+def test_a_limit_of_threads_under_mpirun(few_threads, launcher, size, poor_rank):
     for count in (0, _RESERVED, _RESERVED + _OF_MPI - 1):
-        texts = run_ranks(size, _work, poor_rank, count, True, env=env, launcher=launcher)
-        works.append(_check(texts, count))
-    assert not any(works)
+        assert not _works(
+            few_threads, size, poor_rank, count, live=True, launcher=launcher, AIACC_ENGINE="mpi"
+        )

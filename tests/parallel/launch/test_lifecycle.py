@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,17 +18,13 @@ import aiacc
 import aiacc.array as hvd
 from aiacc import _core
 from tests.support import footprint
-from tests.support.ranks import ROOT, rank_environment, run_ranks
+from tests.support.programs import run_program
+from tests.support.ranks import rank_environment, run_ranks
 
 
 def _open_things():
     """Descriptors by kind, shared memory by name and by mapping of this process."""
-    descriptors = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            descriptors.append(str(entry.readlink()).partition(":")[0])
-        except OSError:  # that of the listing
-            continue
+    descriptors = [what.partition(":")[0] for what in footprint.descriptors().values()]
     files = sorted(path.name for path in Path("/dev/shm").glob("*aiacc*"))
     mapped = Path("/proc/self/maps").read_text().count("memfd:aiacc")
     return sorted(descriptors), files, mapped
@@ -52,12 +47,12 @@ def _init_and_shut_down(times):
     assert footprint.threads_after_join(threads) == threads
 
 
-def test_initialise_and_shut_down_many_times_leaves_nothing():
-    run_ranks(2, _init_and_shut_down, 200, timeout=100)
-
-
-def test_initialise_and_shut_down_of_three_ranks_leaves_nothing():
-    run_ranks(3, _init_and_shut_down, 5)
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("size", "times"), [(2, 20), (3, 5), pytest.param(2, 200, marks=pytest.mark.nightly)]
+)
+def test_initialise_and_shut_down_many_times_leaves_nothing(size, times):
+    run_ranks(size, _init_and_shut_down, times, timeout=100)
 
 
 def _idle(seconds):
@@ -104,7 +99,7 @@ def _who_am_i():
     return answer
 
 
-@pytest.mark.parametrize("launcher", ["explicit", "mpirun", "torchrun", "aiaccrun"])
+@pytest.mark.parametrize("launcher", ["explicit", "mpirun", "torchrun", "aiaccrun", "srun"])
 def test_ranks_and_sizes(launcher):
     answers = run_ranks(2, _who_am_i, launcher=launcher)
     assert answers == [(0, 2, 0, 2, 0, 1), (1, 2, 1, 2, 0, 1)]
@@ -146,15 +141,8 @@ print("done", flush=True)
 
 
 def test_process_that_forgets_shutdown_ends_cleanly():
-    ended = subprocess.run(
-        [sys.executable, "-c", _NO_SHUTDOWN],
-        env=rank_environment({}),
-        cwd=ROOT,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"done\n", b"")
+    ended = run_program([sys.executable, "-c", _NO_SHUTDOWN], env=rank_environment({}))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
 
 
 def _fork_and_exit():
@@ -212,7 +200,7 @@ def test_forked_child_knows_its_rank_and_leaves_the_connections_alone():
 
 
 def test_importing_aiacc_imports_no_framework_and_no_mpi():
-    subprocess.run([sys.executable, "-c", _IMPORTS], cwd=ROOT, env=rank_environment({}), check=True)
+    run_program([sys.executable, "-c", _IMPORTS], env=rank_environment({}), check=True)
 
 
 class _AlarmError(Exception):

@@ -5,7 +5,6 @@ Builds nothing: the C++ tests (`make test-cpp`) and the plug-in have to be there
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ import pytest
 from aiacc import mpi_library
 from aiacc.config import child_environment
 from tests.support.needed import missing
+from tests.support.programs import run_program
 from tests.support.ranks import ROOT, mpirun
 
 PROGRAM = "tests/cpp/engines_mpi_mpi_engine_test"
-TIMEOUT_S = 110
 
 #: MPICH pretends that the ranks of this machine are on several.
 ONE_NODE: dict[str, str] = {}
@@ -29,37 +28,31 @@ FOUR_INTERFACES = {
 }
 
 
+nightly = pytest.mark.nightly
+
+
 @pytest.mark.mpi
+@pytest.mark.alone  # looks at all of /dev/shm
 @pytest.mark.parametrize(
     ("flavour", "size", "shape"),
     [
         pytest.param("mpich", 1, ONE_NODE, id="alone"),
         pytest.param("mpich", 2, ONE_NODE, id="two"),
-        pytest.param("mpich", 3, ONE_NODE, id="three"),
+        pytest.param("mpich", 3, ONE_NODE, id="three", marks=nightly),
         pytest.param("mpich", 4, TWO_NODES, id="four on two nodes"),
-        pytest.param("mpich", 3, TWO_NODES, id="three on unequal nodes"),
-        pytest.param("mpich", 2, EVERY_RANK_A_NODE, id="two nodes"),
+        pytest.param("mpich", 3, TWO_NODES, id="three on unequal nodes", marks=nightly),
+        pytest.param("mpich", 2, EVERY_RANK_A_NODE, id="two nodes", marks=nightly),
         pytest.param("mpich", 3, FOUR_INTERFACES, id="three nodes, four interfaces"),
         # Open MPI does not pretend to have several nodes.
-        pytest.param("openmpi", 1, ONE_NODE, id="alone, Open MPI"),
+        pytest.param("openmpi", 1, ONE_NODE, id="alone, Open MPI", marks=nightly),
         pytest.param("openmpi", 3, ONE_NODE, id="three, Open MPI"),
     ],
 )
 def test_engine(flavour, size: int, shape: dict[str, str]) -> None:
     launcher, library, program = _needed(flavour)
     before = _shared_memory()
-    done = subprocess.run(
-        [
-            *[*launcher, "-np", str(size), program, mpi_library.plugin(flavour), library],
-            "--gtest_brief=1",
-        ],
-        env=child_environment(shape),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command = [*launcher, "-np", str(size), program, mpi_library.plugin(flavour), library]
+    done = run_program([*command, "--gtest_brief=1"], env=child_environment(shape), merged=True)
     assert done.returncode == 0, done.stdout
     assert f"{size} ranks" in done.stdout
     assert done.stdout.count("PASSED") == size, done.stdout

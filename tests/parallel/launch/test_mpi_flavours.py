@@ -6,7 +6,6 @@ Between hosts with a fabric: without one, and within a host, MPI has nothing to 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -14,9 +13,12 @@ import pytest
 from aiacc import mpi_library
 from aiacc.bootstrap.job_plan import default_lanes
 from aiacc.run.programs import mpi_launchers
-from tests.support.ranks import ROOT, mpirun, rank_environment
+from tests.parallel.launch.helpers import run_under_mpirun
+from tests.support.programs import run_program
+from tests.support.ranks import mpirun
 
 pytestmark = pytest.mark.mpi
+nightly = pytest.mark.nightly
 
 FLAVOURS = ["mpich", "openmpi"]
 OTHER = {"mpich": "openmpi", "openmpi": "mpich"}
@@ -30,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import aiacc, aiacc.array as hvd
 from aiacc import mpi_library
-from tests.parallel.launch.test_launchers import loaded_mpi
+from tests.parallel.launch.helpers import loaded_mpi
 
 mpi_library._FOLDER = Path(sys.argv[1])
 for step in sys.argv[2:]:
@@ -57,17 +59,8 @@ if sys.argv[2:] and sys.argv[2].endswith("-init"):
 
 
 def _run(flavour, folder, *steps, env=None):
-    done = subprocess.run(
-        [*mpirun(flavour), "-np", "2", sys.executable, "-c", PROGRAM, str(folder), *steps],
-        env=rank_environment(env or {}),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    command = (sys.executable, "-c", PROGRAM, folder, *steps)
+    return run_under_mpirun(*command, flavour=flavour, env=env)
 
 
 def _build(folder, flavours):
@@ -78,28 +71,35 @@ def _build(folder, flavours):
     return folder
 
 
-def _said(output):
-    """What the ranks say, in their order."""
-    return sorted(re.findall(r"<\d of 2 on .*?>", output))
-
-
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("built", [[], ["mpich"], ["openmpi"], FLAVOURS], ids="+".join)
-def test_the_launcher_chooses_among_the_plugins(tmp_path, flavour, built):
-    status, output = _run(flavour, _build(tmp_path, built))
-    engine, started = ("mpi", [flavour]) if flavour in built else ("tcp", [])
+def _check(run, engine, started=()):
+    """Assert that both ranks say so; the output of the job."""
+    status, output = run
     assert status == 0, output
-    assert _said(output) == [f"<{n} of 2 on {engine}, started: {started}>" for n in range(2)]
-    lines = [line for line in output.splitlines() if "tensors travel by" in line]
-    if engine == "mpi":
-        assert lines == []
+    said = sorted(re.findall(r"<\d of 2 on .*?>", output))
+    assert said == [f"<{n} of 2 on {engine}, started: {list(started)}>" for n in range(2)]
+    return output
+
+
+@pytest.mark.parametrize(
+    ("flavour", "built"),
+    [
+        *(("mpich", built) for built in ([], ["mpich"], ["openmpi"], FLAVOURS)),
+        ("openmpi", FLAVOURS),
+        *(pytest.param("openmpi", built, marks=nightly) for built in ([], ["mpich"], ["openmpi"])),
+    ],
+)
+def test_the_launcher_chooses_among_the_plugins(tmp_path, flavour, built):
+    run = _run(flavour, _build(tmp_path, built))
+    if flavour in built:
+        assert "tensors travel by" not in _check(run, "mpi", [flavour])
     else:
-        (line,) = lines
+        lines = _check(run, "tcp").splitlines()
+        (line,) = [line for line in lines if "tensors travel by" in line]
         assert f"{mpi_library.NAMES[flavour]}'s mpirun started this process" in line
         assert "rebuild aiacc" in line
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=nightly)])
 @pytest.mark.parametrize("built", [[], FLAVOURS], ids="+".join)
 @pytest.mark.parametrize(
     ("env", "engine"),
@@ -109,46 +109,34 @@ def test_the_launcher_chooses_among_the_plugins(tmp_path, flavour, built):
     ],
 )
 def test_a_job_without_use_for_mpi_leaves_it_alone(tmp_path, flavour, built, env, engine):
-    status, output = _run(flavour, _build(tmp_path, built), env=env)
-    assert status == 0, output
-    assert _said(output) == [f"<{n} of 2 on {engine}, started: []>" for n in range(2)]
+    output = _check(_run(flavour, _build(tmp_path, built), env=env), engine)
     assert "tensors travel by" not in output
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_an_mpi_that_is_loaded_or_initialised_already_is_used(tmp_path, flavour):
-    folder = _build(tmp_path, FLAVOURS)
-    for step in (flavour, f"{flavour}-init"):
-        status, output = _run(flavour, folder, step)
-        assert status == 0, output
-        assert _said(output) == [f"<{n} of 2 on mpi, started: ['{flavour}']>" for n in range(2)]
+@pytest.mark.parametrize("step", ["", "-init"], ids=["loaded", "initialised"])
+def test_an_mpi_that_is_there_already_is_used(tmp_path, flavour, step):
+    _check(_run(flavour, _build(tmp_path, FLAVOURS), flavour + step), "mpi", [flavour])
 
 
 @pytest.mark.parametrize("netmod", ["ofi", "ucx"])
 def test_a_script_may_finalise_an_mpi_that_is_between_nodes(tmp_path, netmod):
     env = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": netmod}
-    status, output = _run("mpich", _build(tmp_path, FLAVOURS), "mpich-init", env=env)
-    assert status == 0, output
-    assert _said(output) == [f"<{n} of 2 on mpi, started: ['mpich']>" for n in range(2)]
+    _check(_run("mpich", _build(tmp_path, FLAVOURS), "mpich-init", env=env), "mpi", ["mpich"])
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=nightly)])
 def test_an_mpi_of_the_other_kind_in_the_process_is_left_alone(tmp_path, flavour):
-    status, output = _run(flavour, _build(tmp_path, FLAVOURS), OTHER[flavour])
-    assert status == 0, output
-    assert _said(output) == [f"<{n} of 2 on tcp, started: []>" for n in range(2)]
+    output = _check(_run(flavour, _build(tmp_path, FLAVOURS), OTHER[flavour]), "tcp")
     assert output.count("already loaded in this process, is ") == 1
     assert output.count("mpirun of the MPI that is loaded") == 1
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", ["mpich", pytest.param("openmpi", marks=nightly)])
 def test_a_named_library_of_the_other_kind_is_refused(tmp_path, flavour):
     folder = _build(tmp_path, FLAVOURS)
-    library = next(mpi_library._candidates(OTHER[flavour]))
-    env = {"AIACC_MPI_LIBRARY": library}
-    status, output = _run(flavour, folder, env=env)
-    assert status == 0, output
-    assert _said(output) == [f"<{n} of 2 on tcp, started: []>" for n in range(2)]
+    env = {"AIACC_MPI_LIBRARY": next(mpi_library._candidates(OTHER[flavour]))}
+    output = _check(_run(flavour, folder, env=env), "tcp")
     assert f"(expected {mpi_library.NAMES[flavour]}, for which" in output
     status, output = _run(flavour, folder, env={**env, "AIACC_ENGINE": "mpi"})
     assert status != 0
@@ -157,22 +145,16 @@ def test_a_named_library_of_the_other_kind_is_refused(tmp_path, flavour):
 
 
 def test_check_build_names_what_is_served():
-    done = subprocess.run(
-        [sys.executable, "-m", "aiacc.run", "--check-build"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    said = run_program([sys.executable, "-m", "aiacc.run", "--check-build"], check=True).stdout
     served = mpi_library.built()
     for flavour, name in mpi_library.NAMES.items():
         mark = "X" if flavour in served else " "
-        (line,) = re.findall(rf"^  \[(.)\] {name}  +(.*)$", done.stdout, re.MULTILINE)
+        (line,) = re.findall(rf"^  \[(.)\] {name}  +(.*)$", said, re.MULTILINE)
         assert line[0] == mark
         assert served.get(flavour, mpi_library.HEADERS[flavour]) in line[1]
     for launcher in mpi_launchers():
         mark = "X" if launcher.flavour in served else " "
-        assert re.search(rf"\[{mark}\] mpirun +{re.escape(launcher.program)} \(", done.stdout)
+        assert re.search(rf"\[{mark}\] mpirun +{re.escape(launcher.program)} \(", said)
     lanes = [*(default_lanes(hosts, tuned=False) for hosts in (1, 2)), default_lanes(2, tuned=True)]
-    said = "  lanes: {} on one host, {} on several, up to {} with --autotune".format(*lanes)
-    assert said in done.stdout
+    text = "  lanes: {} on one host, {} on several, up to {} with --autotune".format(*lanes)
+    assert text in said

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 from aiacc.planning.network import network_of
 from aiacc.run.plan import main
-from tests.support.ranks import ROOT, rank_environment
+from tests.support.programs import run_program
+from tests.support.ranks import rank_environment
 
 
 def _run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        env=rank_environment({}),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    command = [sys.executable, "-m", *arguments]
+    return run_program(command, env=rank_environment({}), merged=True)
 
 
 def test_two_ranks_measure_a_network(tmp_path, capsys):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.ranks import ROOT, mpirun, rank_environment
-
-FLAVOURS = ["mpich", "openmpi"]
+from tests.support.programs import run_program
+from tests.support.ranks import launch_command, rank_environment
 
 #: Rank 0 outlives rank 1, which ends as its argument says, by a second.
 PROGRAM = """
@@ -25,8 +22,7 @@ if hvd.rank() == 1:
         pipe = open(path, "w")  # closed when the process has ended
     exec(how)
 elif not path:
-    threading.Event().wait(25)
-    print("rank 0 was left alone", flush=True)
+    signal.pause()  # until the launcher ends it
 else:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of aiaccrun, which may be faster
     pipe = open(path)
@@ -39,38 +35,40 @@ else:
         threading.Event().wait(1.0)  # until mpirun has had time to end rank 0: no event tells
     print("rank 0 lives", flush=True)
 """
+RAISES = "ZeroDivisionError: division by zero"
 
 
-def _run(command, how, path="", engine="auto"):
+def _run(launcher, how, path="", engine="auto"):
     """Status and output of the program; with a ``path`` rank 0 waits for rank 1."""
     if path:
         os.mkfifo(path)
-    done = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM, str(path), how],
-        env=rank_environment({"AIACC_ENGINE": engine}),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    command = launch_command(launcher, 2, ["-c", PROGRAM, str(path), how])
+    done = run_program(command, env=rank_environment({"AIACC_ENGINE": engine}), merged=True)
     return done.returncode, done.stdout
 
 
+def _under_mpirun(*usually):
+    """Launchers and engines, of which some are tried usually, the others each night."""
+    pairs = [(launcher, engine) for launcher in ("mpirun", "openmpi") for engine in ("mpi", "tcp")]
+    return pytest.mark.parametrize(
+        ("launcher", "engine"),
+        [
+            pytest.param(*pair, marks=[] if pair in usually else pytest.mark.nightly)
+            for pair in pairs
+        ],
+    )
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("engine", ["mpi", "tcp"])
-def test_mpirun_ends_the_job_of_a_rank_that_raises(flavour, engine):
-    status, output = _run([*mpirun(flavour), "-np", "2"], "1 / 0", engine=engine)
-    assert "ZeroDivisionError: division by zero" in output
-    assert "rank 0 was left alone" not in output
+@_under_mpirun(("mpirun", "mpi"), ("mpirun", "tcp"), ("openmpi", "tcp"))
+def test_mpirun_ends_the_job_of_a_rank_that_raises(launcher, engine):
+    status, output = _run(launcher, "1 / 0", engine=engine)
+    assert RAISES in output
     assert status != 0
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("engine", ["mpi", "tcp"])
+@_under_mpirun(("mpirun", "mpi"), ("openmpi", "tcp"))
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -80,9 +78,8 @@ def test_mpirun_ends_the_job_of_a_rank_that_raises(flavour, engine):
     ],
     ids=["ends", "catches", "shuts down"],
 )
-def test_mpirun_leaves_a_job_alone_whose_rank_ends_in_order(tmp_path, flavour, engine, how, words):
-    command = [*mpirun(flavour), "-np", "2"]
-    status, output = _run(command, how, tmp_path / "pipe", engine)
+def test_mpirun_leaves_a_job_alone_whose_rank_ends_in_order(tmp_path, launcher, engine, how, words):
+    status, output = _run(launcher, how, tmp_path / "pipe", engine)
     assert words in output
     assert "rank 0 lives" in output
     assert status == 0, output
@@ -92,9 +89,8 @@ def test_mpirun_leaves_a_job_alone_whose_rank_ends_in_order(tmp_path, flavour, e
 @pytest.mark.parametrize("engine", ["mpi", "tcp"])
 def test_mpirun_leaves_a_job_alone_whose_rank_raises_after_shutdown(tmp_path, engine):
     # Open MPI's ends a job for any exit code but 0.
-    how = "hvd.shutdown(); 1 / 0"
-    _, output = _run([*mpirun("mpich"), "-np", "2"], how, tmp_path / "pipe", engine)
-    assert "ZeroDivisionError: division by zero" in output
+    _, output = _run("mpirun", "hvd.shutdown(); 1 / 0", tmp_path / "pipe", engine)
+    assert RAISES in output
     assert "rank 0 lives" in output
 
 
@@ -102,11 +98,10 @@ def test_mpirun_leaves_a_job_alone_whose_rank_raises_after_shutdown(tmp_path, en
     ("how", "words"),
     [
         ("pass", "rank 1's script has ended; call as many operations on every rank"),
-        ("1 / 0", "rank 1's script has ended by ZeroDivisionError: division by zero; look at its"),
+        ("1 / 0", f"rank 1's script has ended by {RAISES}; look at its"),
         ("hvd.shutdown()", "rank 1 has shut down; call init on every rank to go on"),
     ],
 )
 def test_the_others_are_told_how_a_script_has_ended(tmp_path, how, words):
-    command = [sys.executable, "-m", "aiacc.run", "-np", "2"]
-    _, output = _run(command, how, tmp_path / "pipe")
+    _, output = _run("aiaccrun", how, tmp_path / "pipe")
     assert f"rank 0 saw: [core] {words}" in output

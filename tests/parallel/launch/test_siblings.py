@@ -11,6 +11,7 @@ import warnings
 import pytest
 
 import aiacc
+from tests.support.programs import run_program
 from tests.support.ranks import ROOT, rank_environment, run_ranks
 
 CHILDREN = 3
@@ -52,13 +53,15 @@ def test_one_of_several_at_once_is_told(method):
     assert "AIACC_ADDR=127.0.0.1:<a free port>" in text
 
 
-def test_one_after_the_other_is_none_of_our_business():
-    assert run_ranks(1, start_children, "fork", False, launcher="python") == [[]]
-
-
-def test_who_asks_to_be_alone_is_not_told():
-    settings = {"AIACC_RANK": "0", "AIACC_SIZE": "1"}
-    texts = run_ranks(1, start_children, "fork", True, launcher="python", env=settings)
+@pytest.mark.parametrize(
+    ("at_once", "settings"),
+    [
+        pytest.param(False, {}, id="one after the other"),
+        pytest.param(True, {"AIACC_RANK": "0", "AIACC_SIZE": "1"}, id="asked to be alone"),
+    ],
+)
+def test_nobody_else_is_told(at_once, settings):
+    texts = run_ranks(1, start_children, "fork", at_once, launcher="python", env=settings)
     assert texts == [[]]
 
 
@@ -102,13 +105,5 @@ def test_workers_that_import_a_script_which_initialises(tmp_path):
             """
         )
     )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=rank_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    done = run_program([sys.executable, str(script)], env=rank_environment({}))
+    assert (done.returncode, done.stderr) == (0, "")

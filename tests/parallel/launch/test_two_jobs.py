@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,24 +12,8 @@ import pytest
 import aiacc
 import aiacc.array as hvd
 from aiacc.exceptions import BootstrapError
+from tests.parallel.launch.helpers import pipes, tell, wait_for
 from tests.support.ranks import free_port, run_ranks
-
-SHORT_S = "0.5"
-
-
-def tell(path):
-    """Let go on whoever waits at ``path``, a named pipe."""
-    os.close(os.open(path, os.O_WRONLY))
-
-
-def wait_for(path):
-    Path(path).read_bytes()
-
-
-def pipes(folder, *names):
-    for name in names:
-        os.mkfifo(folder / name)
-    return str(folder)
 
 
 def join(job, rank, port, **changes):
@@ -42,55 +25,49 @@ def join(job, rank, port, **changes):
     assert everyone == [job, job], "two jobs are mixed"
 
 
-def second_job_while_the_first_lives(port, folder):
-    """Ranks 0 and 1 are a job, rank 2 is rank 0 of another; text of its error."""
+def come_late(port, folder, rank):
+    """Ranks 0 and 1 are a job, rank 2 comes later as ``rank`` of another; text of its error."""
     number = int(os.environ["AIACC_RANK"])
-    if number < 2:
-        join(0, number, port)
-        if number == 0:
-            tell(f"{folder}/up")
-            wait_for(f"{folder}/refused")
-        total = hvd.allreduce(np.ones(3), op=hvd.Sum, name="unharmed")
-        aiacc.shutdown()
-        return (os.getpid(), total.tolist())
-    wait_for(f"{folder}/up")
-    with pytest.raises(BootstrapError) as raised:
-        join(1, 0, port)
-    tell(f"{folder}/refused")
-    return str(raised.value)
+    if number == 2:
+        wait_for(f"{folder}/up")
+        with pytest.raises(BootstrapError) as raised:
+            join(1, rank, port, AIACC_CONNECT_TIMEOUT_S="0.5")
+        tell(f"{folder}/refused")
+        return str(raised.value)
+    join(0, number, port)
+    if number == 0:
+        tell(f"{folder}/up")
+        wait_for(f"{folder}/refused")
+    assert hvd.allreduce(np.ones(3), op=hvd.Sum, name="unharmed").tolist() == [2.0] * 3
+    aiacc.shutdown()
+    return os.getpid()
 
 
-def test_a_second_job_is_refused_while_the_first_lives_which_goes_on(tmp_path):
+@pytest.mark.parametrize(
+    ("rank", "texts"),
+    [
+        (
+            0,
+            [
+                "process {pid} (",
+                "is rank 0 of a running job at {address}",
+                "AIACC_TOKEN of its own",
+            ],
+        ),
+        (
+            1,
+            [
+                "A job that has gathered its ranks there runs on this host",
+                "somebody else came as rank 1",
+            ],
+        ),
+    ],
+)
+def test_who_finds_a_job_complete_is_told_and_the_job_goes_on(tmp_path, rank, texts):
     folder, port = pipes(tmp_path, "up", "refused"), free_port()
-    first, other, text = run_ranks(3, second_job_while_the_first_lives, port, folder)
-    assert first[1] == other[1] == [2.0] * 3
-    assert f"process {first[0]} (" in text
-    assert f"is rank 0 of a running job at 127.0.0.1:{port}" in text
-    assert "AIACC_TOKEN of its own" in text
-
-
-def rank_too_many(port, folder):
-    """Ranks 0 and 1 are a job, rank 2 came as rank 1 of it, too late."""
-    number = int(os.environ["AIACC_RANK"])
-    if number < 2:
-        join(0, number, port)
-        if number == 0:
-            tell(f"{folder}/up")
-            wait_for(f"{folder}/refused")
-        aiacc.shutdown()
-        return ""
-    wait_for(f"{folder}/up")
-    with pytest.raises(BootstrapError) as raised:
-        join(1, 1, port, AIACC_CONNECT_TIMEOUT_S=SHORT_S)
-    tell(f"{folder}/refused")
-    return str(raised.value)
-
-
-def test_a_rank_that_finds_its_job_complete_is_told(tmp_path):
-    folder = pipes(tmp_path, "up", "refused")
-    *_, text = run_ranks(3, rank_too_many, free_port(), folder)
-    assert "A job that has gathered its ranks there runs on this host" in text
-    assert "somebody else came as rank 1" in text
+    pid, _, said = run_ranks(3, come_late, port, folder, rank)
+    for text in texts:
+        assert text.format(pid=pid, address=f"127.0.0.1:{port}") in said
 
 
 def one_after_the_other(port, folder, token):
@@ -120,14 +97,10 @@ def one_after_the_other(port, folder, token):
     aiacc.shutdown()
 
 
-def test_a_new_rank_0_waits_for_the_one_before_it_to_leave(tmp_path):
+@pytest.mark.parametrize("token", ["", "of the second"], ids=["waits for the first", "has a token"])
+def test_a_second_job_at_the_address_of_the_first(tmp_path, token):
     folder = pipes(tmp_path, "up", "up too", "begins", "done")
-    run_ranks(4, one_after_the_other, free_port(), folder, "")
-
-
-def test_tokens_tell_jobs_apart_that_live_at_once(tmp_path):
-    folder = pipes(tmp_path, "up", "up too", "begins", "done")
-    run_ranks(4, one_after_the_other, free_port(), folder, "of the second")
+    run_ranks(4, one_after_the_other, free_port(), folder, token)
 
 
 def several_times(port):
