@@ -15,23 +15,14 @@ std::vector<std::size_t> ones(const BitVector& bits) {
   return result;
 }
 
-TEST(BitVector, StartsEmptyAndGrowsByWords) {
+TEST(BitVector, GrowsByWordsAndKeepsWhatWasSet) {
   BitVector bits;
   EXPECT_EQ(bits.words(), 0U);
-  bits.grow(1);
-  EXPECT_EQ(bits.words(), 1U);
-  bits.grow(64);
-  EXPECT_EQ(bits.words(), 1U);
-  bits.grow(65);
-  EXPECT_EQ(bits.words(), 2U);
-  bits.grow(3);
-  EXPECT_EQ(bits.words(), 2U) << "it must not shrink";
-  EXPECT_TRUE(ones(bits).empty());
-}
-
-TEST(BitVector, GrowingKeepsWhatWasSet) {
-  BitVector bits;
-  bits.grow(64);
+  for (const auto& [size, words] : {std::pair(1U, 1U), {64U, 1U}, {65U, 2U}, {3U, 2U}}) {
+    bits.grow(size);
+    EXPECT_EQ(bits.words(), words) << size;
+    EXPECT_TRUE(ones(bits).empty());
+  }
   bits.set(0);
   bits.set(63);
   bits.grow(1000);
@@ -40,23 +31,27 @@ TEST(BitVector, GrowingKeepsWhatWasSet) {
 
 TEST(BitVector, BehavesAsASetOfNumbers) {
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
     std::mt19937 random(seed);
-    BitVector bits;
-    bits.grow(300);
-    std::set<std::size_t> expected;
-    for (int i = 0; i < 500; ++i) {
+    BitVector bits[2];
+    std::set<std::size_t> expected[2];
+    for (int i = 0; i < 1000; ++i) {
+      BitVector& mine = bits[i % 2];
+      mine.grow(300);
       const std::size_t bit = random() % 300;
       if (random() % 2 == 0) {
-        bits.set(bit);
-        expected.insert(bit);
+        mine.set(bit);
+        expected[i % 2].insert(bit);
       } else {
-        bits.clear(bit);
-        expected.erase(bit);
+        mine.clear(bit);
+        expected[i % 2].erase(bit);
       }
-      ASSERT_EQ(bits.test(bit), expected.count(bit) == 1) << "seed " << seed;
+      ASSERT_EQ(mine.test(bit), expected[i % 2].count(bit) == 1);
     }
-    EXPECT_EQ(ones(bits), std::vector<std::size_t>(expected.begin(), expected.end()))
-        << "seed " << seed;
+    EXPECT_EQ(ones(bits[0]), std::vector<std::size_t>(expected[0].begin(), expected[0].end()));
+    bits[0].merge(bits[1]);
+    expected[0].insert(expected[1].begin(), expected[1].end());
+    EXPECT_EQ(ones(bits[0]), std::vector<std::size_t>(expected[0].begin(), expected[0].end()));
   }
 }
 
@@ -68,19 +63,6 @@ TEST(BitVector, WordsAreWhatTravels) {
   EXPECT_EQ(bits.word(0), 0U);
   bits.assign(1, 0);
   EXPECT_EQ(bits.words(), 1U);
-}
-
-TEST(BitVector, MergeSetsWhatEitherHas) {
-  BitVector a;
-  BitVector b;
-  a.grow(130);
-  b.grow(130);
-  a.set(0);
-  a.set(64);
-  b.set(64);
-  b.set(129);
-  a.merge(b);
-  EXPECT_EQ(ones(a), (std::vector<std::size_t>{0, 64, 129}));
 }
 
 }  // namespace

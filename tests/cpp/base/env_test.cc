@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -32,117 +35,112 @@ std::string error_of(const Variables& variables) {
   return "";
 }
 
-TEST(Env, DefaultsWithoutVariables) {
-  const Config config = config_of({});
-  EXPECT_EQ(config.engine, "auto");
-  EXPECT_EQ(config.lanes, 0);
-  EXPECT_EQ(config.unit_bytes, 0U);
-  EXPECT_EQ(config.rank, -1);
-  EXPECT_EQ(config.cross_size, -1);
-  EXPECT_EQ(config.addr, "");
-  EXPECT_DOUBLE_EQ(config.connect_timeout_s, 30);
-  EXPECT_DOUBLE_EQ(config.peer_timeout_s, 4);
-  EXPECT_EQ(config.cache_capacity, 4096);
-  EXPECT_EQ(config.linger_us, 500);
-  EXPECT_EQ(config.spin_us, 50);
-  EXPECT_EQ(config.log_level, "warning");
-  EXPECT_FALSE(config.timeline_mark_cycles);
-  EXPECT_DOUBLE_EQ(config.stall_warn_s, 60);
-  EXPECT_DOUBLE_EQ(config.stall_fail_s, 0);
-}
+struct Accepted {
+  Variables variables;
+  std::string name;
+  ConfigValue value;
+};
 
-TEST(Env, OwnNameWinsOverHorovods) {
-  EXPECT_EQ(config_of({{"HOROVOD_RANK", "3"}}).rank, 3);
-  EXPECT_EQ(config_of({{"HOROVOD_RANK", "3"}, {"AIACC_RANK", "1"}}).rank, 1);
-}
-
-TEST(Env, AlgorithmsForGpus) {
-  EXPECT_EQ(config_of({}).gpu_algorithm, "auto");
-  EXPECT_EQ(config_of({{"AIACC_GPU_ALGORITHM", "Ring"}}).gpu_algorithm, "ring");
-  const std::string text = error_of({{"AIACC_GPU_ALGORITHM", "star"}});
-  EXPECT_NE(text.find("AIACC_GPU_ALGORITHM=\"star\" (expected one of auto, ring, tree)"),
-            std::string::npos)
-      << text;
-}
-
-TEST(Env, EmptyCountsAsUnset) {
-  EXPECT_EQ(config_of({{"AIACC_LANES", ""}}).lanes, 0);
-  EXPECT_EQ(config_of({{"AIACC_LANES", ""}, {"HOROVOD_NUM_NCCL_STREAMS", "5"}}).lanes, 5);
-}
-
-TEST(Env, SizesTakeSuffixes) {
-  const auto bytes = [](const std::string& value) {
-    return config_of({{"AIACC_UNIT_BYTES", value}}).unit_bytes;
-  };
-  EXPECT_EQ(bytes("4096"), 4096U);
-  EXPECT_EQ(bytes("4096B"), 4096U);
-  EXPECT_EQ(bytes("64K"), 65536U);
-  EXPECT_EQ(bytes("64KiB"), 65536U);
-  EXPECT_EQ(bytes("64KB"), 65536U);
-  EXPECT_EQ(bytes("1MB"), 1048576U);
-  EXPECT_EQ(bytes("3M"), 3145728U);
-  EXPECT_EQ(bytes("3mib"), 3145728U);
-  EXPECT_EQ(bytes("1GiB"), 1073741824U);
-}
-
-TEST(Env, ASizeOfZeroLeavesItToUsAndLessThanTheLeastIsRefused) {
-  EXPECT_EQ(config_of({{"AIACC_UNIT_BYTES", "0"}}).unit_bytes, 0U);
-  EXPECT_EQ(config_of({{"AIACC_UNIT_BYTES", "256"}}).unit_bytes, 256U);
-  try {
-    config_of({{"AIACC_UNIT_BYTES", "255"}});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string::npos, std::string(error.what()).find("256 .. 1GiB, or 0"))
-        << error.what();
+void expect_accepted(const std::vector<Accepted>& table) {
+  for (const Accepted& row : table) {
+    const auto values = values_of(config_of(row.variables));
+    const auto found = std::find_if(
+        values.begin(), values.end(), [&](const auto& value) { return value.first == row.name; });
+    ASSERT_NE(found, values.end()) << row.name;
+    std::string given;
+    for (const auto& [name, value] : row.variables) {
+      given += name + "=" + value + " ";
+    }
+    EXPECT_TRUE(found->second == row.value) << row.name << " with " << given;
   }
-  EXPECT_THROW(config_of({{"AIACC_GPU_UNIT_BYTES", "0"}}), Error);
 }
 
-TEST(Env, BooleansAndChoicesIgnoreCase) {
-  EXPECT_TRUE(config_of({{"HOROVOD_TIMELINE_MARK_CYCLES", "1"}}).timeline_mark_cycles);
-  EXPECT_TRUE(config_of({{"AIACC_TIMELINE_MARK_CYCLES", "Yes"}}).timeline_mark_cycles);
-  EXPECT_FALSE(config_of({{"AIACC_TIMELINE_MARK_CYCLES", "off"}}).timeline_mark_cycles);
-  EXPECT_EQ(config_of({{"AIACC_ENGINE", "TCP"}}).engine, "tcp");
+TEST(Env, DefaultsWithoutVariables) {
+  expect_accepted({
+      {{}, "engine", "auto"},
+      {{}, "lanes", 0},
+      {{}, "unit_bytes", std::size_t{0}},
+      {{}, "rank", -1},
+      {{}, "cross_size", -1},
+      {{}, "addr", ""},
+      {{}, "connect_timeout_s", 30.0},
+      {{}, "peer_timeout_s", 4.0},
+      {{}, "cache_capacity", 4096},
+      {{}, "linger_us", 500},
+      {{}, "spin_us", 50},
+      {{}, "log_level", "warning"},
+      {{}, "timeline_mark_cycles", false},
+      {{}, "stall_warn_s", 60.0},
+      {{}, "stall_fail_s", 0.0},
+      {{}, "gpu_algorithm", "auto"},
+  });
 }
 
-TEST(Env, HorovodsDynamicTimelineIsNotAFile) {
-  EXPECT_EQ(config_of({{"HOROVOD_TIMELINE", "DYNAMIC"}}).timeline, "");
-  EXPECT_EQ(config_of({{"HOROVOD_TIMELINE", "/tmp/t.json"}}).timeline, "/tmp/t.json");
-  EXPECT_EQ(config_of({{"AIACC_TIMELINE", "DYNAMIC"}}).timeline, "DYNAMIC");
-}
-
-TEST(Env, HorovodsFusionThresholdIsNoUnit) {
-  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "0"}}).unit_bytes, 0U);
-  EXPECT_EQ(config_of({{"HOROVOD_FUSION_THRESHOLD", "134217728"}}).unit_bytes, 0U);
+TEST(Env, NamesAliasesChoicesAndSwitches) {
+  expect_accepted({
+      {{{"HOROVOD_RANK", "3"}}, "rank", 3},
+      {{{"HOROVOD_RANK", "3"}, {"AIACC_RANK", "1"}}, "rank", 1},
+      // Empty counts as unset.
+      {{{"AIACC_LANES", ""}}, "lanes", 0},
+      {{{"AIACC_LANES", ""}, {"HOROVOD_NUM_NCCL_STREAMS", "5"}}, "lanes", 5},
+      {{{"AIACC_GPU_ALGORITHM", "Ring"}}, "gpu_algorithm", "ring"},
+      {{{"AIACC_ENGINE", "TCP"}}, "engine", "tcp"},
+      {{{"HOROVOD_TIMELINE_MARK_CYCLES", "1"}}, "timeline_mark_cycles", true},
+      {{{"AIACC_TIMELINE_MARK_CYCLES", "Yes"}}, "timeline_mark_cycles", true},
+      {{{"AIACC_TIMELINE_MARK_CYCLES", "off"}}, "timeline_mark_cycles", false},
+      // What Horovod means by the same name.
+      {{{"HOROVOD_TIMELINE", "DYNAMIC"}}, "timeline", ""},
+      {{{"HOROVOD_TIMELINE", "/tmp/t.json"}}, "timeline", "/tmp/t.json"},
+      {{{"AIACC_TIMELINE", "DYNAMIC"}}, "timeline", "DYNAMIC"},
+      {{{"HOROVOD_FUSION_THRESHOLD", "0"}}, "unit_bytes", std::size_t{0}},
+      {{{"HOROVOD_FUSION_THRESHOLD", "134217728"}}, "unit_bytes", std::size_t{0}},
+  });
 }
 
 TEST(Env, HorovodsSwitchForTheStallCheck) {
-  const auto seconds = [](const Variables& variables) { return config_of(variables).stall_warn_s; };
-  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", "1"}}), 0);
-  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", "0"}}), 60);
-  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", ""}}), 60);
-  EXPECT_DOUBLE_EQ(
-      seconds({{"HOROVOD_STALL_CHECK_DISABLE", "1"}, {"HOROVOD_STALL_CHECK_TIME_SECONDS", "9"}}),
-      0);
-  EXPECT_DOUBLE_EQ(seconds({{"HOROVOD_STALL_CHECK_DISABLE", "1"}, {"AIACC_STALL_WARN_S", "7"}}), 7);
-  const std::string text = error_of({{"HOROVOD_STALL_CHECK_DISABLE", "maybe"}});
-  EXPECT_NE(text.find("HOROVOD_STALL_CHECK_DISABLE=\"maybe\""), std::string::npos) << text;
+  const std::string off = "HOROVOD_STALL_CHECK_DISABLE";
+  expect_accepted({
+      {{{off, "1"}}, "stall_warn_s", 0.0},
+      {{{off, "0"}}, "stall_warn_s", 60.0},
+      {{{off, ""}}, "stall_warn_s", 60.0},
+      {{{off, "1"}, {"HOROVOD_STALL_CHECK_TIME_SECONDS", "9"}}, "stall_warn_s", 0.0},
+      {{{off, "1"}, {"AIACC_STALL_WARN_S", "7"}}, "stall_warn_s", 7.0},
+  });
 }
 
-TEST(Env, ErrorNamesVariableValueAndExpectation) {
-  const std::string text = error_of({{"AIACC_LANES", "many"}});
-  EXPECT_NE(text.find("AIACC_LANES=\"many\""), std::string::npos) << text;
-  EXPECT_NE(text.find("whole number, 0 .. 64"), std::string::npos) << text;
-
-  const std::string choice = error_of({{"AIACC_ENGINE", "gloo"}});
-  EXPECT_NE(choice.find("auto, local, shm, tcp, mpi, hierarchical, hierarchical-mpi"),
-            std::string::npos)
-      << choice;
+/// Also 0, which leaves it to us.
+TEST(Env, SizesTakeSuffixes) {
+  const std::map<std::string, std::size_t> sizes = {{"0", 0},
+                                                    {"256", 256},
+                                                    {"4096", 4096},
+                                                    {"4096B", 4096},
+                                                    {"64K", 65536},
+                                                    {"64KiB", 65536},
+                                                    {"64KB", 65536},
+                                                    {"1MB", 1048576},
+                                                    {"3M", 3145728},
+                                                    {"3mib", 3145728},
+                                                    {"1GiB", 1073741824}};
+  for (const auto& [text, bytes] : sizes) {
+    EXPECT_EQ(config_of({{"AIACC_UNIT_BYTES", text}}).unit_bytes, bytes) << text;
+  }
 }
 
-TEST(Env, ErrorNamesTheAliasThatWasSet) {
-  const std::string text = error_of({{"HOROVOD_CACHE_CAPACITY", "(None,)"}});
-  EXPECT_NE(text.find("HOROVOD_CACHE_CAPACITY=\"(None,)\""), std::string::npos) << text;
+TEST(Env, ErrorsNameTheVariableThatWasSetItsValueAndWhatIsExpected) {
+  const std::vector<std::pair<std::pair<std::string, std::string>, std::string>> errors = {
+      {{"AIACC_LANES", "many"}, " (expected whole number, 0 .. 64)"},
+      {{"AIACC_UNIT_BYTES", "255"}, "256 .. 1GiB, or 0)"},
+      {{"AIACC_GPU_ALGORITHM", "star"}, " (expected one of auto, ring, tree)"},
+      {{"AIACC_ENGINE", "gloo"}, "auto, local, shm, tcp, mpi, hierarchical, hierarchical-mpi"},
+      {{"HOROVOD_CACHE_CAPACITY", "(None,)"}, " (expected whole number"},
+      {{"HOROVOD_STALL_CHECK_DISABLE", "maybe"}, ""},
+  };
+  for (const auto& [variable, expected] : errors) {
+    const auto& [name, value] = variable;
+    const std::string text = error_of({{name, value}});
+    EXPECT_NE(text.find(name + "=\"" + value + "\""), std::string::npos) << text;
+    EXPECT_NE(text.find(expected), std::string::npos) << text;
+  }
 }
 
 TEST(Env, RejectsWhatDoesNotParse) {
@@ -150,6 +148,7 @@ TEST(Env, RejectsWhatDoesNotParse) {
       {"AIACC_LANES", {"1.5", " 1", "1 ", "0x2", "-1", "65", "99999999999999999999"}},
       {"AIACC_RANK", {"-2", "65536", "one"}},
       {"AIACC_UNIT_BYTES", {"255", "-1", "M", "2 MiB", "2Mbit", "2T", "1025MiB", "1e6"}},
+      {"AIACC_GPU_UNIT_BYTES", {"0"}},
       {"AIACC_PEER_TIMEOUT_S", {"0", "nan", "inf", "-4", "4s", "1,5"}},
       {"AIACC_SPIN_US", {"51", "-1"}},
       {"AIACC_TIMELINE_MARK_CYCLES", {"2", "maybe"}},
@@ -167,17 +166,18 @@ TEST(Env, TextsThatPythonCannotTakeAreRefusedInWordsThatItCan) {
        {"plain", "\xC3\xA9", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_EQ(config_of({{"AIACC_TOKEN", good}}).token, good);
   }
-  for (const char* bad : {"a\xFF",
-                          "\x80",
-                          "\xC3",
-                          "\xC3z",
-                          "\xC1\x81",
-                          "\xE0\x9F\x80",
-                          "\xED\xA0\x80",
-                          "\xF0\x8F\x80\x80",
-                          "\xF4\x90\x80\x80",
-                          "\xF5\x80\x80\x80"}) {
-    const std::string text = error_of({{"AIACC_TOKEN", bad}});
+  const std::string bad[] = {"a\xFF",
+                             "\x80",
+                             "\xC3",
+                             "\xC3z",
+                             "\xC1\x81",
+                             "\xE0\x9F\x80",
+                             "\xED\xA0\x80",
+                             "\xF0\x8F\x80\x80",
+                             "\xF4\x90\x80\x80",
+                             "\xF5\x80\x80\x80"};
+  for (const std::string& value : bad) {
+    const std::string text = error_of({{"AIACC_TOKEN", value}});
     EXPECT_NE(text.find("expected text in UTF-8"), std::string::npos) << text;
     EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](char c) { return c > 0; })) << text;
   }
@@ -185,11 +185,13 @@ TEST(Env, TextsThatPythonCannotTakeAreRefusedInWordsThatItCan) {
   EXPECT_NE(error_of({{"AIACC_LANES", "\xFF"}}).find(R"(AIACC_LANES="\xff")"), std::string::npos);
 }
 
-TEST(Env, TableAndValuesHaveTheSameOrder) {
+/// Every variable once, in the order of the values; given as a variable, its default is no change.
+TEST(Env, TheTableTellsEveryVariable) {
   const auto rows = environment_table();
   const auto values = values_of(config_of({}));
   ASSERT_EQ(rows.size(), values.size());
   std::set<std::string> names;
+  std::map<std::string, std::string> types;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::string upper = "AIACC_";
     for (const char c : values[i].first) {
@@ -198,25 +200,13 @@ TEST(Env, TableAndValuesHaveTheSameOrder) {
     EXPECT_EQ(upper, rows[i].name);
     EXPECT_TRUE(names.insert(rows[i].name).second) << rows[i].name << " appears twice";
     EXPECT_FALSE(rows[i].meaning.empty()) << rows[i].name;
+    EXPECT_EQ(values_of(config_of({{rows[i].name, rows[i].default_value}})), values)
+        << rows[i].name;
+    types[rows[i].name] = rows[i].type;
   }
-}
-
-TEST(Env, EveryDefaultParsesWhenGiven) {
-  for (const VariableText& row : environment_table()) {
-    EXPECT_EQ(values_of(config_of({{row.name, row.default_value}})), values_of(config_of({})))
-        << row.name;
-  }
-}
-
-TEST(Env, TypeTextShowsRange) {
-  for (const VariableText& row : environment_table()) {
-    if (row.name == "AIACC_UNIT_BYTES") {
-      EXPECT_EQ(row.type, "bytes, suffixes K M G (also KB, KiB: 1024 bytes), 256 .. 1GiB, or 0");
-    }
-    if (row.name == "AIACC_PEER_TIMEOUT_S") {
-      EXPECT_EQ(row.type, "number, 0.1 .. 3600");
-    }
-  }
+  EXPECT_EQ(types["AIACC_UNIT_BYTES"],
+            "bytes, suffixes K M G (also KB, KiB: 1024 bytes), 256 .. 1GiB, or 0");
+  EXPECT_EQ(types["AIACC_PEER_TIMEOUT_S"], "number, 0.1 .. 3600");
 }
 
 }  // namespace

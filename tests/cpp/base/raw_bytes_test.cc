@@ -18,23 +18,19 @@ void* only_block(std::size_t bytes) {
   return memory;
 }
 
-TEST(RawBytesTest, MemoryOfAboutTheSameSizeIsUsedAgain) {
+TEST(RawBytesTest, MemoryOfAboutTheSameSizeIsUsedAgainUnlessItIsInUse) {
   void* const block = only_block(kMiB);
-  for (const std::size_t bytes : {kMiB, kMiB - 1000, kMiB}) {
+  for (const auto& [bytes, again] : {std::pair(kMiB, true),
+                                     {kMiB - 1000, true},
+                                     {kMiB, true},
+                                     {kMiB + 1, false},
+                                     {kMiB / 2, false}}) {
     void* const memory = acquire_memory(bytes);
-    EXPECT_EQ(block, memory);
+    EXPECT_EQ(block == memory, again) << bytes;
     release_memory(memory, bytes);
   }
-  for (const std::size_t bytes : {kMiB + 1, kMiB / 2}) {
-    void* const memory = acquire_memory(bytes);
-    EXPECT_NE(block, memory);
-    release_memory(memory, bytes);
-  }
-}
-
-TEST(RawBytesTest, WhatIsInUseIsNotGivenAway) {
-  only_block(kMiB);
-  void* const first = acquire_memory(kMiB);
+  void* const first = only_block(kMiB);
+  EXPECT_EQ(acquire_memory(kMiB), first);
   void* const second = acquire_memory(kMiB);
   EXPECT_NE(first, second);
   release_memory(first, kMiB);

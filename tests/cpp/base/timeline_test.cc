@@ -42,6 +42,7 @@ class TimelineTest : public testing::Test {
     return text.str();
   }
   bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
+  void expect_room(Timeline& timeline) const;
 
  private:
   std::filesystem::path folder_;
@@ -58,6 +59,14 @@ std::size_t count(const std::string& text, const std::string& part) {
     ++found;
   }
   return found;
+}
+
+void TimelineTest::expect_room(Timeline& timeline) const {
+  timeline.start(path("t.json"), false);
+  record(timeline, "x");
+  timeline.stop();
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
 }
 
 TEST_F(TimelineTest, IsValidJsonWithEverythingThatWasRecorded) {
@@ -92,14 +101,6 @@ TEST_F(TimelineTest, TellsTheTimeOfDayAtWhichItsClockStarts) {
   EXPECT_NEAR(seconds, std::chrono::duration<double>(started).count(), 60.0);
 }
 
-TEST_F(TimelineTest, AnEmptyOneIsValidToo) {
-  Timeline timeline(0);
-  timeline.start(path("t.json"), false);
-  EXPECT_FALSE(timeline.marks_rounds());
-  timeline.stop();
-  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
-}
-
 TEST_F(TimelineTest, OffItRecordsNothingAndHasNoThread) {
   const std::string writer = "aiacc timeline";
   Timeline timeline(0);
@@ -118,41 +119,32 @@ TEST_F(TimelineTest, OffItRecordsNothingAndHasNoThread) {
   EXPECT_EQ(read("t.json").find("\"x\""), std::string::npos);
 }
 
-TEST_F(TimelineTest, StartsAndStopsAgainAndAgain) {
+TEST_F(TimelineTest, StartsAgainGoesOnAndMovesToAnotherFile) {
   Timeline timeline(0);
-  for (int i = 0; i < 50; ++i) {
+  for (std::size_t events = 0; events < 50; ++events) {  // an empty one first
     timeline.start(path("t.json"), false);
-    record(timeline, "run" + std::to_string(i));
+    EXPECT_FALSE(timeline.marks_rounds());
+    for (std::size_t i = 0; i < events % 3; ++i) {
+      record(timeline, "run" + std::to_string(events));
+    }
     timeline.stop();
     const std::string text = read("t.json");
     ASSERT_TRUE(JsonChecker::valid(text)) << text;
-    ASSERT_NE(text.find("\"run" + std::to_string(i) + "\""), std::string::npos);
-    ASSERT_EQ(count(text, R"("ph": "X")"), 1U) << text;
+    ASSERT_EQ(count(text, "\"run" + std::to_string(events) + "\""), events % 3);
+    ASSERT_EQ(count(text, R"("ph": "X")"), events % 3) << text;
   }
-}
-
-TEST_F(TimelineTest, AnotherOneEndsTheOneThatIsOn) {
-  Timeline timeline(0);
-  timeline.start(path("t.json"), false);
-  record(timeline, "first");
-  timeline.start(path("other.json"), false);
-  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
-  record(timeline, "second");
-  timeline.stop();
-  EXPECT_EQ(count(read("t.json"), "first"), 1U);
-  EXPECT_EQ(count(read("t.json"), "second"), 0U);
-  EXPECT_EQ(count(read("other.json"), "second"), 1U);
-}
-
-TEST_F(TimelineTest, TheSameOneGoesOn) {
-  Timeline timeline(0);
   timeline.start(path("t.json"), false);
   record(timeline, "first");
   timeline.start(path("t.json"), true);
   EXPECT_TRUE(timeline.marks_rounds());
   record(timeline, "second");
+  timeline.start(path("other.json"), false);
+  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
+  record(timeline, "third");
   timeline.stop();
   EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 2U);
+  EXPECT_EQ(count(read("other.json"), R"("ph": "X")"), 1U);
+  EXPECT_EQ(count(read("other.json"), "third"), 1U);
 }
 
 TEST_F(TimelineTest, APathThatCannotBeWrittenIsAnError) {
@@ -270,7 +262,7 @@ TEST_F(TimelineTest, WhereThereIsNoRoomItEndsWithItsLastWholeEvent) {
   }
 }
 
-TEST_F(TimelineTest, AFullDeviceIsOneWarning) {
+TEST_F(TimelineTest, AFullDeviceIsOneWarningAndAnotherFileGoesOn) {
   Timeline timeline(0);
   const std::string errors = errors_of([&] {
     timeline.start("/dev/full", false);
@@ -281,15 +273,12 @@ TEST_F(TimelineTest, AFullDeviceIsOneWarning) {
   });
   EXPECT_EQ(count(errors, "'/dev/full' ends here"), 1U) << errors;
   EXPECT_EQ(count(errors, "(errno 28)"), 1U) << errors;
-  timeline.start(path("t.json"), false);
-  record(timeline, "x");
-  timeline.stop();
-  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
+  expect_room(timeline);
 }
 
 TEST_F(TimelineTest, TheSameFileBeginsAnewWhenThereIsRoomAgain) {
   Timeline timeline(0);
-  const std::string errors = errors_of([&] {
+  errors_of([&] {
     const FileLimit limit(8);
     timeline.start(path("t.json"), false);
     while (timeline.on()) {  // until the writer has found out
@@ -297,11 +286,7 @@ TEST_F(TimelineTest, TheSameFileBeginsAnewWhenThereIsRoomAgain) {
     }
   });
   EXPECT_EQ(read("t.json"), "");
-  timeline.start(path("t.json"), false);
-  record(timeline, "x");
-  timeline.stop();
-  EXPECT_TRUE(JsonChecker::valid(read("t.json")));
-  EXPECT_EQ(count(read("t.json"), R"("ph": "X")"), 1U);
+  expect_room(timeline);
 }
 
 TEST_F(TimelineTest, ThreadsRecordWhileItStartsAndStops) {
