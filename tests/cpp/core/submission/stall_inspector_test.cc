@@ -43,14 +43,10 @@ TEST(StallInspector, NeverAsksWithoutReason) {
   EXPECT_FALSE(inspector.should_ask({{"x", at(0)}}, at(9.9)));
 }
 
-TEST(StallInspector, SwitchedOffItNeverAsks) {
+TEST(StallInspector, SwitchedOffItNeverAsksAndReportsNothingThatOthersAskedFor) {
   StallInspector inspector(0, 0);
   EXPECT_EQ(inspector.next_check({{"x", at(0)}}), Clock::time_point::max());
   EXPECT_FALSE(inspector.should_ask({{"x", at(0)}}, at(1e6)));
-}
-
-TEST(StallInspector, SwitchedOffItReportsNothingThatOthersAskedFor) {
-  const StallInspector inspector(0, 0);
   EXPECT_TRUE(inspector.inspect({{"x", at(0)}}, answers_of({{"x"}, {}}), kSets, at(1)).empty());
 }
 
@@ -71,11 +67,7 @@ TEST(StallInspector, AsksWhenTheLimitOfFailureIsReached) {
   EXPECT_EQ(inspector.next_check(pending), at(100)) << "not a whole warning period later";
   EXPECT_TRUE(inspector.should_ask(pending, at(100)));
   EXPECT_EQ(inspector.next_check(pending), at(160)) << "it was not fatal: go on warning";
-}
-
-TEST(StallInspector, FailureAloneIsCheckedToo) {
-  StallInspector inspector(0, 3);
-  EXPECT_EQ(inspector.next_check({{"x", at(1)}}), at(4));
+  EXPECT_EQ(StallInspector(0, 3).next_check({{"x", at(1)}}), at(4)) << "failure alone";
 }
 
 TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
@@ -94,24 +86,19 @@ TEST(StallInspector, NamesWhoHasAndWhoHasNotSubmitted) {
   EXPECT_TRUE(inspector.is_fatal(later[0]));
 }
 
-TEST(StallInspector, OnlyMembersOfTheProcessSetCanBeMissing) {
+TEST(StallInspector, OnlyMembersOfTheProcessSetThatHaveNotJoinedCanBeMissing) {
   ProcessSetTable sets(4);
   const std::uint32_t id = sets.add({1, 3});
-  const StallInspector inspector(10, 0);
   const std::string label = label_of(id, "x");
-  const auto stalls = inspector.inspect(
-      {{label, at(0), id}}, answers_of({{}, {label}, {"x"}, {"x"}}), sets, at(20));
-  ASSERT_EQ(stalls.size(), 1U);
+  const StallInspector inspector(10, 0);
+  const auto stalls = inspector.inspect({{label, at(0), id}, {"y", at(1)}},
+                                        answers_of({{"join"}, {label, "y"}, {"x"}, {"x"}}),
+                                        sets,
+                                        at(20));
+  ASSERT_EQ(stalls.size(), 2U);
   EXPECT_EQ(stalls[0].submitted, std::vector<int>{1});
   EXPECT_EQ(stalls[0].missing, std::vector<int>{3});
-}
-
-TEST(StallInspector, ARankThatHasJoinedIsNotMissing) {
-  const StallInspector inspector(10, 0);
-  const auto stalls =
-      inspector.inspect({{"x", at(0)}}, answers_of({{"x"}, {"join"}, {}}), kSets, at(20));
-  ASSERT_EQ(stalls.size(), 1U);
-  EXPECT_EQ(stalls[0].missing, std::vector<int>{2});
+  EXPECT_EQ(stalls[1].missing, (std::vector<int>{2, 3}));
 }
 
 /// Of a name beyond the end of an incomplete list nobody knows who has submitted it.

@@ -17,12 +17,28 @@ namespace {
 
 const Status kGone(Code::kPeerLost, "[test] rank 3 is gone");
 
-Handle submit(TensorTable& table, const std::string& name, OpKind kind = OpKind::kAllreduce) {
+/// What submit tells besides the handle.
+struct Queue {
+  std::uint64_t bytes = 0;
+  bool was_empty = false;
+};
+
+Handle submit(TensorTable& table,
+              const Request& request,
+              std::unique_ptr<Completion> completion = nullptr,
+              Queue* queue = nullptr) {
+  Queue ignored;
+  Queue& told = queue != nullptr ? *queue : ignored;
   auto operation = table.acquire();
-  operation->request = make_request(name, kind, {4});
-  std::uint64_t queued = 0;
-  bool first = false;
-  return table.submit(std::move(operation), queued, first);
+  operation->request = request;
+  operation->completion = std::move(completion);
+  return table.submit(std::move(operation), told.bytes, told.was_empty);
+}
+
+Handle submit(TensorTable& table, const std::string& name, std::uint32_t process_set = 0) {
+  Request request = make_request(name);
+  request.process_set = process_set;
+  return submit(table, request);
 }
 
 std::vector<Operation*> drain(TensorTable& table) {
@@ -31,31 +47,27 @@ std::vector<Operation*> drain(TensorTable& table) {
   return out;
 }
 
-Code code_of(const std::function<void()>& call) {
+Status status_of(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
-    return error.code();
+    return error.status();
   }
-  return Code::kOk;
+  return {};
 }
+
+Code code_of(const std::function<void()>& call) { return status_of(call).code(); }
 
 TEST(TensorTable, CountsWhatIsQueuedAndInFlight) {
   TensorTable table;
   EXPECT_FALSE(table.has_queued());
-  std::uint64_t queued = 0;
-  bool first = false;
   const auto add = [&](const std::string& name) {
-    auto operation = table.acquire();
-    operation->request = make_request(name, {10});
-    table.submit(std::move(operation), queued, first);
+    Queue queue;
+    submit(table, make_request(name, {10}), nullptr, &queue);
+    return std::pair(queue.bytes, queue.was_empty);
   };
-  add("a");
-  EXPECT_TRUE(first);
-  EXPECT_EQ(queued, 40U);
-  add("b");
-  EXPECT_FALSE(first);
-  EXPECT_EQ(queued, 80U);
+  EXPECT_EQ(add("a"), std::pair(std::uint64_t{40}, true));
+  EXPECT_EQ(add("b"), std::pair(std::uint64_t{80}, false));
   EXPECT_EQ(table.queued_bytes(), 80U);
   EXPECT_EQ(table.in_flight(), 2U);
   const auto drained = drain(table);
@@ -63,126 +75,80 @@ TEST(TensorTable, CountsWhatIsQueuedAndInFlight) {
   EXPECT_EQ(drained[0]->request.name, "a");
   EXPECT_FALSE(table.has_queued());
   EXPECT_EQ(table.in_flight(), 2U);
-  add("c");
-  EXPECT_TRUE(first) << "the queue was empty again";
+  EXPECT_EQ(add("c"), std::pair(std::uint64_t{40}, true)) << "the queue was empty again";
   table.complete(drained, {});
   EXPECT_EQ(table.in_flight(), 1U);
 }
 
-TEST(TensorTable, ANameIsInFlightOnce) {
-  TensorTable table;
-  const Handle handle = submit(table, "w");
-  try {
-    submit(table, "w");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::kInvalidArgument);
-    EXPECT_NE(std::string(error.what()).find("'w'"), std::string::npos);
-  }
-  EXPECT_EQ(table.in_flight(), 1U);
-  table.complete(drain(table), {});
-  EXPECT_NE(submit(table, "w"), handle) << "handles are never used again";
-}
-
-TEST(TensorTable, NamesThatAreNotGivenAreCountedPerKind) {
-  TensorTable table;
-  for (const char* expected :
-       {"allreduce.noname.0.0", "allreduce.noname.0.1", "broadcast.noname.0.0"}) {
-    submit(table, "", std::string(expected)[0] == 'a' ? OpKind::kAllreduce : OpKind::kBroadcast);
-    const Operation* operation = drain(table)[0];
-    EXPECT_EQ(operation->request.name, expected);
-    EXPECT_FALSE(operation->request.cacheable);
-  }
-  submit(table, "named");
-  EXPECT_TRUE(drain(table)[0]->request.cacheable);
-}
-
-Operation* submit_in(TensorTable& table, std::uint32_t process_set, OpKind kind) {
-  auto operation = table.acquire();
-  operation->request = make_request("", kind, {1});
-  operation->request.process_set = process_set;
-  std::uint64_t queued = 0;
-  bool first = false;
-  table.submit(std::move(operation), queued, first);
-  return drain(table)[0];
-}
-
-TEST(TensorTable, EveryProcessSetAndGenerationCountsForItself) {
-  TensorTable table;
-  EXPECT_EQ(submit_in(table, 0, OpKind::kAlltoall)->request.name, "alltoall.noname.0.0");
-  EXPECT_EQ(submit_in(table, 2, OpKind::kAlltoall)->request.name, "alltoall.noname.0.0");
-  EXPECT_EQ(submit_in(table, 2, OpKind::kAlltoall)->request.name, "alltoall.noname.0.1");
-  table.next_generation();
-  EXPECT_EQ(submit_in(table, 2, OpKind::kAlltoall)->request.name, "alltoall.noname.1.0");
-  EXPECT_EQ(submit_in(table, 0, OpKind::kJoin)->request.name, "join");
-}
-
-/// A rank that adds a set must not wait for one that removes one.
-TEST(TensorTable, ChangesOfProcessSetsShareACount) {
-  TensorTable table;
-  EXPECT_EQ(submit_in(table, 0, OpKind::kAddProcessSet)->request.name, "process_set.noname.0.0");
-  EXPECT_EQ(submit_in(table, 0, OpKind::kRemoveProcessSet)->request.name, "process_set.noname.0.1");
-}
-
 TEST(TensorTable, ANameIsInFlightOncePerProcessSet) {
   TensorTable table;
-  const auto submit_named = [&](std::uint32_t process_set) {
-    auto operation = table.acquire();
-    operation->request = make_request("w");
-    operation->request.process_set = process_set;
-    std::uint64_t queued = 0;
-    bool first = false;
-    table.submit(std::move(operation), queued, first);
-  };
-  submit_named(0);
-  submit_named(1);
+  const Handle handle = submit(table, "w");
+  submit(table, "w", 1);
+  const Status status = status_of([&] { submit(table, "w"); });
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("'w'"), std::string::npos);
+  EXPECT_EQ(code_of([&] { submit(table, "w", 1); }), Code::kInvalidArgument);
   EXPECT_EQ(table.in_flight(), 2U);
-  EXPECT_EQ(code_of([&] { submit_named(1); }), Code::kInvalidArgument);
   const auto pending = table.undispatched();
   ASSERT_EQ(pending.size(), 2U);
   EXPECT_EQ(pending[1].name, "w (process set 1)");
   EXPECT_EQ(pending[1].process_set, 1U);
   table.complete(drain(table), {});
   EXPECT_EQ(table.in_flight(), 0U);
-  submit_named(1);
+  EXPECT_NE(submit(table, "w"), handle) << "handles are never used again";
+  submit(table, "w", 1);
 }
 
-TEST(TensorTable, AnUnknownHandleIsAnError) {
+/// Counted for each kind, process set and generation; changes of process sets share a count, since
+/// a rank that adds a set must not wait for one that removes one.
+TEST(TensorTable, NamesThatAreNotGivenAreCounted) {
+  TensorTable table;
+  const auto name_of = [&](OpKind kind, std::uint32_t process_set, const std::string& name = "") {
+    Request request = make_request(name, kind, {1});
+    request.process_set = process_set;
+    submit(table, request);
+    const Operation* operation = drain(table)[0];
+    EXPECT_EQ(operation->request.cacheable, !name.empty());
+    return operation->request.name;
+  };
+  EXPECT_EQ(name_of(OpKind::kAllreduce, 0), "allreduce.noname.0.0");
+  EXPECT_EQ(name_of(OpKind::kAllreduce, 0, "named"), "named");
+  EXPECT_EQ(name_of(OpKind::kAllreduce, 0), "allreduce.noname.0.1");
+  EXPECT_EQ(name_of(OpKind::kBroadcast, 0), "broadcast.noname.0.0");
+  EXPECT_EQ(name_of(OpKind::kAlltoall, 0), "alltoall.noname.0.0");
+  EXPECT_EQ(name_of(OpKind::kAlltoall, 2), "alltoall.noname.0.0");
+  EXPECT_EQ(name_of(OpKind::kAlltoall, 2), "alltoall.noname.0.1");
+  EXPECT_EQ(name_of(OpKind::kAddProcessSet, 0), "process_set.noname.0.0");
+  EXPECT_EQ(name_of(OpKind::kRemoveProcessSet, 0), "process_set.noname.0.1");
+  table.next_generation();
+  EXPECT_EQ(name_of(OpKind::kAlltoall, 2), "alltoall.noname.1.0");
+  EXPECT_EQ(name_of(OpKind::kJoin, 0), "join");
+}
+
+TEST(TensorTable, AHandleInFlightCannotBeForgottenAndOneThatIsUnknownIsAnError) {
   TensorTable table;
   EXPECT_EQ(code_of([&] { table.find(1); }), Code::kInvalidArgument);
-  const Handle handle = submit(table, "w");
-  table.complete(drain(table), {});
-  table.release(handle);
-  EXPECT_EQ(code_of([&] { table.find(handle); }), Code::kInvalidArgument);
-  table.release(handle);  // forgetting twice is harmless
-}
-
-TEST(TensorTable, AHandleInFlightCannotBeForgotten) {
-  TensorTable table;
   const Handle handle = submit(table, "w");
   EXPECT_EQ(code_of([&] { table.release(handle); }), Code::kInvalidArgument);
   const auto drained = drain(table);
   EXPECT_EQ(drained[0]->request.name, "w") << "the progress thread still works with it";
   table.complete(drained, {});
   table.release(handle);
+  EXPECT_EQ(code_of([&] { table.find(handle); }), Code::kInvalidArgument);
+  table.release(handle);  // forgetting twice is harmless
 }
 
-TEST(TensorTable, ResultsArePublishedWithTheirStatus) {
+TEST(TensorTable, ResultsArePublishedWithTheirStatusAndWaitKeepsItsDeadline) {
   TensorTable table;
   const Handle good = submit(table, "good");
   const Handle bad = submit(table, "bad");
   const auto drained = drain(table);
+  EXPECT_FALSE(table.wait(*table.find(good), Clock::now()));
   table.complete({drained[0]}, {});
   table.complete({drained[1]}, kGone);
   EXPECT_TRUE(table.wait(*table.find(good), Clock::time_point::max()));
   EXPECT_TRUE(table.find(good)->status.ok());
   EXPECT_EQ(table.find(bad)->status.message(), kGone.message());
-}
-
-TEST(TensorTable, WaitKeepsItsDeadline) {
-  TensorTable table;
-  const Handle handle = submit(table, "w");
-  EXPECT_FALSE(table.wait(*table.find(handle), Clock::now()));
 }
 
 TEST(TensorTable, CloseFailsEverythingInFlightAndAllThatFollows) {
@@ -219,12 +185,7 @@ class Witness final : public Completion {
 };
 
 Handle submit(TensorTable& table, const std::string& name, bool told, Witness::Told on_done) {
-  auto operation = table.acquire();
-  operation->request = make_request(name, {4});
-  operation->completion = std::make_unique<Witness>(told, std::move(on_done));
-  std::uint64_t queued = 0;
-  bool first = false;
-  return table.submit(std::move(operation), queued, first);
+  return submit(table, make_request(name), std::make_unique<Witness>(told, std::move(on_done)));
 }
 
 TEST(TensorTable, WhoWantsItIsToldOnceAndHasNoHandle) {
