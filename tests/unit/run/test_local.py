@@ -2,15 +2,13 @@
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import termios
-import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +16,9 @@ from aiacc.run.cause import Ending, first_cause, left_before
 from aiacc.run.command import Launch, local_environment
 from aiacc.run.local import free_port, run_local
 from aiacc.run.output import Output
+from tests.support.programs import run_program
+from tests.unit.run.jobs import aiaccrun, line_of, wait_until_gone
 
-ROOT = Path(__file__).resolve().parents[3]
 FOREVER = "import signal; signal.pause()"
 
 
@@ -33,21 +32,6 @@ def run(ranks, program, **options):
         lambda rank, address, token: {**base, **local_environment(rank, launch, address, token)},
         **options,
     )
-
-
-def is_running(pid):
-    """Whether a process exists and is not a zombie that somebody else has to reap."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # it went before it was opened, or read
-        return False
-
-
-def wait_until_gone(pid):
-    deadline = time.monotonic() + 20
-    while is_running(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.01)
 
 
 def test_rank_0_has_a_port_that_the_kernel_gives_to_nobody(tmp_path):
@@ -137,17 +121,6 @@ def test_program_that_cannot_be_started(capfd):
     assert "rank 0 could not be started" in capfd.readouterr().err
 
 
-def aiaccrun(*arguments, **options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "aiacc.run", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
 PRINT_PID = (
     "import os, signal, sys; sys.stdout.write(str(os.getpid()) + '\\n'); sys.stdout.flush(); "
     "signal.pause()"
@@ -156,21 +129,23 @@ PRINT_PID = (
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_go_on_to_the_ranks(number, code):
-    with aiaccrun("-np", "2", "--", sys.executable, "-c", PRINT_PID) as job:
-        pids = [int(job.stdout.readline()) for _ in range(2)]
+    with aiaccrun(2, PRINT_PID) as job:
+        ranks = [os.pidfd_open(int(job.stdout.readline())) for _ in range(2)]
         job.send_signal(number)
-        job.communicate(timeout=60)
+        job.communicate()
+        over = select.select(ranks, [], [], 0)[0]
     assert job.returncode == code
-    assert not any(is_running(pid) for pid in pids)
+    assert over == ranks
+    for rank in ranks:
+        os.close(rank)
 
 
 def test_ranks_die_with_a_killed_launcher():
-    with aiaccrun("-np", "2", "--", sys.executable, "-c", PRINT_PID) as job:
+    with aiaccrun(2, PRINT_PID) as job:
         pids = [int(job.stdout.readline()) for _ in range(2)]
         job.kill()
-        job.communicate(timeout=60)
-    for pid in pids:
-        wait_until_gone(pid)
+        job.communicate()
+    wait_until_gone(*pids)
 
 
 def test_tagged_output_and_exit_code():
@@ -178,36 +153,14 @@ def test_tagged_output_and_exit_code():
         "import os, sys; r = os.environ['AIACC_RANK']\n"
         "print('out', r); print('half', r, end=''); print('err', r, file=sys.stderr)"
     )
-    with aiaccrun("-np", "2", "--tag-output", sys.executable, "-c", program) as job:
-        out, err = job.communicate(timeout=60)
-    assert job.returncode == 0
-    assert sorted(out.splitlines()) == [
+    done = run_program(line_of(2, program, "--tag-output"), check=True)
+    assert sorted(done.stdout.splitlines()) == [
         "[1,0]<stdout>:half 0",
         "[1,0]<stdout>:out 0",
         "[1,1]<stdout>:half 1",
         "[1,1]<stdout>:out 1",
     ]
-    assert sorted(err.splitlines()) == ["[1,0]<stderr>:err 0", "[1,1]<stderr>:err 1"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["-np", "2"], "no command"),
-        (["python", "x.py"], "how many ranks"),
-        (["-np", "0", "python"], "how many ranks"),
-        (["-np", "2", "no-such-program"], "'no-such-program' was not found"),
-        (["-np", "2", "-H", "far:2", sys.executable], "use --mpi"),
-        (["-np", "3", "-H", "localhost:2", sys.executable], "2 slots"),
-        (["-np", "2", "--torchrun", "-H", "far:2", sys.executable], "this machine only"),
-    ],
-)
-def test_wrong_use_is_explained(arguments, text):
-    with aiaccrun(*arguments) as job:
-        _, err = job.communicate(timeout=60)
-    assert job.returncode == 2
-    assert text in err
-    assert "Traceback" not in err
+    assert sorted(done.stderr.splitlines()) == ["[1,0]<stderr>:err 0", "[1,1]<stderr>:err 1"]
 
 
 def test_lines_of_ranks_never_merge_in_a_pipe():
@@ -220,9 +173,7 @@ def test_lines_of_ranks_never_merge_in_a_pipe():
         "    os.sched_yield()\n"
         "    os.write(1, rank.encode() * 50 + b'\\n')"
     )
-    with aiaccrun("-np", "3", "--", sys.executable, "-c", program) as job:
-        out, _ = job.communicate(timeout=60)
-    assert job.returncode == 0
+    out = run_program(line_of(3, program), check=True).stdout
     assert sorted(out.splitlines()) == [str(rank) * 100 for rank in range(3) for _ in range(500)]
 
 
@@ -237,11 +188,11 @@ WAITS = (
 
 
 def test_an_interrupt_is_one_line():
-    with aiaccrun("-np", "3", "--", sys.executable, "-c", WAITS) as job:
+    with aiaccrun(3, WAITS, text=True) as job:
         for _ in range(3):
             assert job.stdout.readline() == "ready\n"
         job.send_signal(signal.SIGINT)
-        out, err = job.communicate(timeout=60)
+        out, err = job.communicate()
     assert (job.returncode, out) == (130, "")
     assert err == "aiaccrun: SIGINT received; all 3 ranks have ended\n"
 
@@ -252,10 +203,10 @@ def test_what_goes_wrong_while_ranks_are_interrupted_is_shown():
         "try:\n    print('ready', flush=True); time.sleep(60)\n"
         "finally:\n    raise ValueError('no space left for the checkpoint')"
     )
-    with aiaccrun("-np", "1", "--", sys.executable, "-c", program) as job:
+    with aiaccrun(1, program, text=True) as job:
         assert job.stdout.readline() == "ready\n"
         job.send_signal(signal.SIGINT)
-        _, err = job.communicate(timeout=60)
+        _, err = job.communicate()
     assert "ValueError: no space left for the checkpoint" in err
     assert "During handling of the above exception" in err
 
@@ -268,12 +219,10 @@ def test_the_first_cause_is_the_last_line():
         "from aiacc.array import barrier\n"
         "while True: barrier()"
     )
-    with aiaccrun("-np", "3", "--", sys.executable, "-c", program) as job:
-        _, err = job.communicate(timeout=60)
-    assert job.returncode == 1
-    assert (
-        err.splitlines()[-1] == "aiaccrun: rank 1 failed first, with exit code 1: ValueError: boom"
-    )
+    done = run_program(line_of(3, program))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "aiaccrun: rank 1 failed first, with exit code 1: ValueError: boom"
 
 
 def test_files_have_the_cause_too(tmp_path, capfd):
@@ -304,11 +253,10 @@ def test_on_a_terminal_rank_0_draws_its_bar_below_the_lines_of_others(tmp_path):
         os.mkfifo(pipe)
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, 77, 0, 0))
-    command = (sys.executable, "-m", "aiacc.run", "-np", "2", "--", sys.executable, "-c")
-    arguments = (*command, ON_A_TERMINAL, str(tmp_path / "go"))
+    program = ON_A_TERMINAL.replace("sys.argv[1]", repr(str(tmp_path / "go")))
     bar = b"\r[##..] tty True 77"
     redrawn = b"\r\033[Ka line of rank 1 False\r\n" + bar.strip()
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=slave, stderr=slave) as job:
+    with aiaccrun(2, program, stdout=slave, stderr=slave) as job:
         os.close(slave)
         try:
             assert _read(master, len(bar)) == bar
@@ -316,7 +264,7 @@ def test_on_a_terminal_rank_0_draws_its_bar_below_the_lines_of_others(tmp_path):
             assert _read(master, len(redrawn)) == redrawn
             go[0].write_text("")
             assert _read(master) == b"\r[####] done\r\n"
-            assert job.wait(60) == 0
+            assert job.wait() == 0
         finally:
             job.kill()
             os.close(master)
@@ -331,64 +279,55 @@ def _read(terminal, count=1 << 20):
     return seen
 
 
+def endings(*each):
+    """Of ranks: (exit code or name of a signal, whether it was asked to end, last words)."""
+    return [
+        Ending(
+            number,
+            code if isinstance(code, int) else 128 + signal.Signals[code],
+            f"exit code {code}" if isinstance(code, int) else f"signal {code}",
+            asked,
+            words,
+        )
+        for number, (code, asked, words) in enumerate(each)
+    ]
+
+
+_LEFT = "aiacc.exceptions.ShutdownError: rank 1 has shut down"
+_LOST = "aiacc.exceptions.PeerLostError: lost rank 1"
+
+
 @pytest.mark.parametrize(
-    ("endings", "rank"),
+    ("ended", "rank"),
     [
         ([], None),
-        ([("exit code 0", 0, False, "")], None),
-        ([("exit code 1", 1, False, "ValueError: a"), ("exit code 1", 1, True, "OSError: b")], 0),
+        ([(0, False, "")], None),
+        ([(1, False, "ValueError: a"), (1, True, "OSError: b")], 0),
         # A rank that is told of a failure may end before the one that failed.
-        (
-            [
-                ("exit code 1", 1, False, "aiacc.exceptions.ShutdownError: rank 1 has shut down"),
-                ("signal SIGTERM", 143, True, "ValueError: boom"),
-            ],
-            1,
-        ),
+        ([(1, False, _LEFT), ("SIGTERM", True, "ValueError: boom")], 1),
         # One that was killed leaves no words.
-        (
-            [
-                ("exit code 1", 1, False, "aiacc.exceptions.PeerLostError: lost rank 1"),
-                ("signal SIGKILL", 137, False, ""),
-            ],
-            1,
-        ),
+        ([(1, False, _LOST), ("SIGKILL", False, "")], 1),
         # Killed because it did not end when it was asked.
-        (
-            [
-                ("exit code 1", 1, False, "aiacc.exceptions.ShutdownError: rank 1 has shut down"),
-                ("signal SIGKILL", 137, True, ""),
-            ],
-            0,
-        ),
+        ([(1, False, _LEFT), ("SIGKILL", True, "")], 0),
     ],
 )
-def test_which_rank_is_the_cause(endings, rank):
-    found = first_cause(
-        [
-            Ending(number, code, how, asked, words)
-            for number, (how, code, asked, words) in enumerate(endings)
-        ]
-    )
+def test_which_rank_is_the_cause(ended, rank):
+    found = first_cause(endings(*ended))
     assert (found.rank if found else None) == rank
 
 
 @pytest.mark.parametrize(
     ("codes", "words", "ranks"),
     [
-        ([0, 0, 1], "aiacc.exceptions.ShutdownError: rank 1 has shut down", [0, 1]),
-        ([1], "aiacc.exceptions.ShutdownError: rank 1 has shut down", []),
+        ([0, 0, 1], _LEFT, [0, 1]),
+        ([1], _LEFT, []),
         ([0, 1], "ValueError: boom", []),
         ([0, 1], "", []),
     ],
 )
 def test_which_ranks_had_left_before_it(codes, words, ranks):
-    endings = [
-        Ending(number, code, f"exit code {code}", False, words if code else "")
-        for number, code in enumerate(codes)
-    ]
-    cause = first_cause(endings)
-    assert [ending.rank for ending in left_before(endings, cause)] == ranks
+    ended = endings(*((code, False, words if code else "") for code in codes))
+    assert [one.rank for one in left_before(ended, first_cause(ended))] == ranks
 
 
 def test_a_rank_that_left_early_is_named(tmp_path, capfd):
@@ -419,39 +358,47 @@ class Sink:
         self.text += lines
 
 
+def printed(pieces, *tag):
+    """What is written of an output that comes in these pieces."""
+    sink = Sink()
+    output = Output(sink, *tag)
+    for piece in pieces:
+        output.write(piece)
+        if tag:
+            assert not sink.text or sink.text.endswith((b"\n", b"\r")), "a line is split"
+    output.close()
+    return sink.text
+
+
 def test_a_line_may_be_long_and_come_in_small_pieces():
     """Quadratic costs would take hours here."""
-    sink = Sink()
-    output = Output(sink)
-    for _ in range(1 << 8):
-        output.write(b"x" * (1 << 12))
-    for _ in range(100_000):
-        output.write(b".")
-    output.write(b"\n")
-    output.close()
-    assert sink.text.replace(b"x", b"") == b"." * 100_000 + b"\n"
-    assert sink.text.count(b"x") == 1 << 20
+    text = printed([*[b"x" * (1 << 12)] * (1 << 8), *[b"."] * 100_000, b"\n"])
+    assert text == b"x" * (1 << 20) + b"." * 100_000 + b"\n"
 
 
-def test_carriage_returns_at_the_ends_of_pieces():
-    for pieces in ([b"a\r", b"\nb\r", b"c\r"], [b"a\r\n", b"b", b"\r", b"c", b"\r"]):
-        sink = Sink()
-        tagger = Output(sink, "T:")
-        for piece in pieces:
-            tagger.write(piece)
-        tagger.close()
-        assert sink.text.rstrip() == b"T:a\r\nT:b\rT:c"
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ([b"a\r", b"\nb\r", b"c\r"], b"T:a\r\nT:b\rT:c\r\n"),
+        ([b"a\r\n", b"b", b"\r", b"c", b"\r"], b"T:a\r\nT:b\rT:c\r\n"),
+        (
+            [b"on", b"e\ntw", b"o\r", b"\nthree\r", b"four"],
+            b"T:one\nT:two\r\nT:three\rT:four\n",
+        ),
+    ],
+)
+def test_lines_and_carriage_returns_at_the_ends_of_pieces(pieces, text):
+    assert printed(pieces, "T:") == text
 
 
 def test_nothing_is_lost_where_stdout_does_not_block():
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    command = [sys.executable, "-m", "aiacc.run", "-np", "1", "--", "seq", "1", "100000"]
-    job = subprocess.Popen(command, cwd=ROOT, stdout=writer)
+    job = aiaccrun(1, "for n in range(1, 100_001): print(n)", stdout=writer, stderr=None)
     os.close(writer)
     with os.fdopen(reader, "rb") as lines:
         seen = lines.read().split()
-    assert job.wait(60) == 0
+    assert job.wait() == 0
     assert seen == [str(number).encode() for number in range(1, 100_001)]
 
 
@@ -464,22 +411,12 @@ def test_the_job_ends_when_nobody_reads_any_more(tmp_path):
         "signal.signal(signal.SIGTERM, end)\n"
         "while True: print(os.environ['AIACC_RANK'], flush=True); time.sleep(0.001)"
     )
-    with aiaccrun("-np", "2", "--", sys.executable, "-c", program) as job:
+    with aiaccrun(2, program, text=True) as job:
         seen = set()
         while len(seen) < 2:
             seen.add(job.stdout.readline())
         job.stdout.close()
         err = job.stderr.read()
-        assert job.wait(60) == 128 + signal.SIGPIPE
+        assert job.wait() == 128 + signal.SIGPIPE
     assert err == "aiaccrun: SIGPIPE received; all 2 ranks have ended\n"
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
-
-
-def test_tagger_never_splits_a_line():
-    sink = Sink()
-    tagger = Output(sink, "T:")
-    for chunk in (b"on", b"e\ntw", b"o\r", b"\nthree\r", b"four"):
-        tagger.write(chunk)
-        assert not sink.text or sink.text.endswith((b"\n", b"\r"))
-    tagger.close()
-    assert sink.text == b"T:one\nT:two\r\nT:three\rT:four\n"

@@ -32,25 +32,21 @@ def times_by_rank(events):
     }
 
 
-def test_hosts_are_aligned_by_the_time_of_day():
-    # Host b came up 1 s after host a: its clock is behind by that.
-    merged = merge_events(
-        {
-            "a": timeline(0, 5_000_000, "boot-a", 100.5, 300),
-            "b": timeline(1, 6_000_000, "boot-b", 100.5),
-        }
-    )
-    assert times_by_rank(merged) == {0: [0, 199.5], 1: [1_000_000]}
-
-
-def test_ranks_of_one_host_share_its_clock_although_the_time_of_day_was_set():
-    merged = merge_events(
-        {
-            "a": timeline(0, 5_000_000, "boot", 100),
-            "b": timeline(1, 99_000_000, "boot", 101),
-        }
-    )
-    assert times_by_rank(merged) == {0: [0], 1: [1]}
+@pytest.mark.parametrize(
+    ("timelines", "times"),
+    [
+        # Host b came up 1 s after host a: its clock is behind by that.
+        (
+            [(0, 5_000_000, "boot-a", 100.5, 300), (1, 6_000_000, "boot-b", 100.5)],
+            {0: [0, 199.5], 1: [1_000_000]},
+        ),
+        # Ranks of one host share its clock although the time of day was set.
+        ([(0, 5_000_000, "boot", 100), (1, 99_000_000, "boot", 101)], {0: [0], 1: [1]}),
+    ],
+)
+def test_hosts_are_aligned_by_the_time_of_day(timelines, times):
+    merged = merge_events({str(one[0]): timeline(*one) for one in timelines})
+    assert times_by_rank(merged) == times
 
 
 def test_the_command_writes_one_trace_with_a_process_per_rank(tmp_path, capsys):

@@ -3,22 +3,13 @@
 import os
 import selectors
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from aiacc.run.streams import Streams
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def start(program, *arguments, stdout, ranks=2, stderr=subprocess.PIPE):
-    command = [sys.executable, "-m", "aiacc.run", "-np", str(ranks), *arguments, "--"]
-    return subprocess.Popen(
-        [*command, sys.executable, "-c", program], cwd=ROOT, stdout=stdout, stderr=stderr
-    )
+from tests.unit.run.jobs import aiaccrun
 
 
 @pytest.fixture
@@ -53,13 +44,13 @@ def test_a_failed_rank_is_seen_and_the_others_are_killed(full_pipe, tmp_path):
     lines, end = full_pipe
     os.mkfifo(tmp_path / "go")
     program = FIRST_FAILS.replace("sys.argv[1]", repr(str(tmp_path / "go")))
-    with start(program, "--grace-s", "0.1", stdout=end) as job:
+    with aiaccrun(2, program, "--grace-s", "0.1", stdout=end) as job:
         end.close()
         said = [job.stderr.readline() for _ in range(2)]  # before anything of stdout is read
         assert b"ended with exit code 3; ending the other 1" in said[0]
         assert b"some ranks ignored the request" in said[1]
         seen = [line for line in lines.read().splitlines() if set(line) != set(b".")]
-        assert job.wait(60) == 3
+        assert job.wait() == 3
     assert seen == [b"out", b"out"]
 
 
@@ -78,38 +69,33 @@ while True:
 
 def test_signals_reach_the_ranks_and_end_the_job(full_pipe):
     _, end = full_pipe
-    with start(UNTIL_ASKED, stdout=end) as job:
+    with aiaccrun(2, UNTIL_ASKED, stdout=end) as job:
         assert [job.stderr.readline() for _ in range(2)] == [b"ready\n"] * 2
         job.send_signal(signal.SIGTERM)
         assert [job.stderr.readline() for _ in range(2)] == [b"asked\n"] * 2
         assert job.stderr.readline() == b"aiaccrun: SIGTERM received; all 2 ranks have ended\n"
         job.send_signal(signal.SIGTERM)  # ends the wait for a reader
         assert job.stderr.read().startswith(b"aiaccrun: nobody has read the last ")
-        assert job.wait(60) == 128 + signal.SIGTERM
+        assert job.wait() == 128 + signal.SIGTERM
 
 
-FOR_EVER = """
-import os, sys
-print("ready", file=sys.stderr, flush=True)
-while True:
-    os.write(1, b"x" * 100 + b"\\n")
-"""
+FOR_EVER = UNTIL_ASKED.replace("signal.signal(signal.SIGTERM, end)", "")
 
 
 def test_a_signalled_job_waits_for_a_reader_as_long_as_it_is_told(full_pipe):
     _, end = full_pipe
-    with start(FOR_EVER, "--grace-s", "0.1", stdout=end) as job:
+    with aiaccrun(2, FOR_EVER, "--grace-s", "0.1", stdout=end) as job:
         assert [job.stderr.readline() for _ in range(2)] == [b"ready\n"] * 2
         job.send_signal(signal.SIGTERM)
         assert b"aiaccrun: nobody has read the last " in job.stderr.read()
-        assert job.wait(60) == 128 + signal.SIGTERM
+        assert job.wait() == 128 + signal.SIGTERM
 
 
 def test_a_signal_ends_the_wait_for_a_reader(full_pipe, tmp_path):
     _, end = full_pipe
     go = tmp_path / "go"
     os.mkfifo(go)
-    with start(f"open({str(go)!r}).close(); print('out')", stdout=end, ranks=1) as job:
+    with aiaccrun(1, f"open({str(go)!r}).close(); print('out')", stdout=end) as job:
         # A rank whose process is gone has been waited for: only the reader is missing.
         go.open("w").close()  # waits for the rank
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
@@ -117,18 +103,18 @@ def test_a_signal_ends_the_wait_for_a_reader(full_pipe, tmp_path):
             os.sched_yield()
         job.send_signal(signal.SIGINT)
         said = job.stderr.read()
-        assert job.wait(60) == 128 + signal.SIGINT
+        assert job.wait() == 128 + signal.SIGINT
     assert said == b"aiaccrun: nobody has read the last 4 bytes of output; they are lost\n"
 
 
 def test_a_reader_that_goes_away_while_output_waits(full_pipe):
     lines, end = full_pipe
-    with start(UNTIL_ASKED, stdout=end) as job:
+    with aiaccrun(2, UNTIL_ASKED, stdout=end) as job:
         assert [job.stderr.readline() for _ in range(2)] == [b"ready\n"] * 2
         end.close()
         lines.close()
         said = job.stderr.read().splitlines()
-        assert job.wait(60) == 128 + signal.SIGPIPE
+        assert job.wait() == 128 + signal.SIGPIPE
     assert said == [b"asked", b"asked", b"aiaccrun: SIGPIPE received; all 2 ranks have ended"]
 
 
@@ -142,10 +128,10 @@ for number in range(3000):
 
 def test_lines_of_both_streams_never_merge_where_they_share_a_pipe(full_pipe):
     lines, end = full_pipe
-    with start(BOTH, stdout=end, stderr=end, ranks=3) as job:
+    with aiaccrun(3, BOTH, stdout=end, stderr=end) as job:
         end.close()
         seen = sorted(line for line in lines.read().splitlines() if set(line) != set(b"."))
-        assert job.wait(60) == 0
+        assert job.wait() == 0
     assert seen == [str(rank).encode() * 100 for rank in range(3) for _ in range(3000)]
 
 
