@@ -21,7 +21,7 @@ from tests.support.ranks import run_ranks
 #: Options of `DistributedOptimizer`; None: a hook of `DistributedDataParallel`.
 WAYS: dict[str, dict[str, Any] | None] = {
     "optimizer": {},
-    "group": {"groups": 1},
+    "groups": {"groups": 2},
     "views": {"gradient_as_bucket_view": True},
     "hook": None,
 }

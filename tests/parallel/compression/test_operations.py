@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aiacc.torch as hvd
-from aiacc.compression.codecs import Quantised, parse
+from aiacc.compression.codecs import parse
 from aiacc.compression.feedback import Residual
 from aiacc.compression.policy import Policy
 from tests.support.coded import WAYS, Job, check_same, run_in_ddp, run_over_tcp, values_of
@@ -155,8 +155,9 @@ def overflow():
         assert not result[1500].isfinite()
         assert result[0].isfinite()
     # So are gradients, of which nothing is kept then, whether anybody looks for it or not.
-    for name, way in itertools.product(("int8", "fp8"), ("optimizer", "views")):
-        policy = Policy(Quantised(name), feedback=Residual(), least_elements=64)
+    codecs = ("int8", "fp8", "powersgd:rank=2") if torch.ones(1).is_cpu else ("int8", "fp8")
+    for codec, way in itertools.product(codecs, ("optimizer", "views")):
+        policy = Policy(parse(codec), feedback=Residual(), least_elements=64)
         job = Job(policy, {"first": (64, 64), "second": (64, 64)}, way)
         for step in range(4):
             gradients = {
@@ -167,7 +168,8 @@ def overflow():
                 gradients["first"][3] = torch.inf
             results = job.step(gradients)
             assert results["first"].isfinite().all() == (step != 2)
-            assert results["second"].isfinite().all()
+            # PowerSGD has but the sum of a bucket to know it by.
+            assert results["second"].isfinite().all() or (step == 2 and "power" in codec)
             assert all(kept.isfinite().all() for kept in job.feedback.residuals.values())
             for one in results.values():
                 check_same(one.nan_to_num())

@@ -23,7 +23,12 @@ def _grouped(tensor, **options):
     return hvd.grouped_allreduce([tensor], **options)
 
 
+def _grouped_scatter(tensor, **options):
+    return hvd.grouped_reducescatter([tensor], **options)
+
+
 _POLICY = r"Policy.*\(expected .*DistributedOptimizer"
+_SCATTERED = r"Policy.* of a reduce-scatter .*use Compression\.bf"
 _REFUSED = [
     *(
         (hvd.allreduce, {"op": op, "compression": "int8"}, rf"{text}.*use Compression\.bf16")
@@ -33,6 +38,8 @@ _REFUSED = [
     (hvd.allreduce, {"compression": Policy(MSTopK())}, _POLICY),
     (hvd.allreduce_, {"compression": Policy(MSTopK())}, _POLICY),
     (_grouped, {"compression": Policy(MSTopK())}, _POLICY),
+    (hvd.reducescatter, {"compression": Policy(MSTopK())}, _SCATTERED),
+    (_grouped_scatter, {"compression": Policy(MSTopK())}, _SCATTERED),
     (hvd.reducescatter, {"compression": "int8"}, r"compression=int8.*use Compression\.bf16"),
     (hvd.allreduce, {"compression": "powersgd"}, r"powersgd of an operation .*DistributedOptim"),
 ]

@@ -21,6 +21,13 @@ E4M3, E5M2 = hvd.Compression.fp8_e4m3, hvd.Compression.fp8_e5m2
 SINGLE, HALF, DOUBLE, WHOLE = torch.float32, torch.float16, torch.float64, torch.int64
 
 
+@pytest.fixture
+def _job_of_one():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
 class Derived(FP16):
     """A compressor of somebody else's."""
 
@@ -67,44 +74,33 @@ def test_what_travels_how(compression, dtypes, wire):
         (0.01, r"compression=0\.01 \(expected"),
     ],
 )
+@pytest.mark.usefixtures("_job_of_one")
 def test_what_is_no_compressor_is_named_at_once(compression, text):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
     with pytest.raises(ValueError, match=text):
         choose(compression, [SINGLE], hvd.Average)
-    if not str(compression).startswith("auto"):
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
-        hvd.init()
-        with pytest.raises(ValueError, match=text):
-            hvd.DistributedOptimizer(optimizer, compression=compression)
-        hvd.shutdown()
     with pytest.raises(ValueError, match=text):
         hvd.HookState(compression=compression)
+    if not str(compression).startswith("auto"):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(optimizer, compression=compression)
 
 
-def test_a_hook_given_a_codec_for_its_process_set_says_so():
-    text = r"process_set {} .*HookState\(compression="
-    with pytest.raises(ValueError, match=text.format("'int8'")):
-        hvd.HookState("int8")
-    with pytest.raises(ValueError, match=text.format(r"CodedCompressor\(int8\)")):
-        hvd.HookState(hvd.Compression.int8)
+@pytest.mark.parametrize(
+    ("codec", "name"),
+    [("int8", "'int8'"), (hvd.Compression.int8, r"CodedCompressor\(int8\)")],
+)
+def test_a_hook_given_a_codec_for_its_process_set_says_so(codec, name):
+    with pytest.raises(ValueError, match=rf"process_set {name} .*HookState\(compression="):
+        hvd.HookState(codec)
 
 
 def test_with_adasum_a_cast_stands_for_the_format_if_there_is_one():
     for compression, dtype in itertools.product((FP16, BF16, Derived), (SINGLE, HALF, WHOLE)):
         assert choose(compression, [dtype], hvd.Adasum) is None
-    assert choose(E4M3, [SINGLE], hvd.Adasum) == 3, "for the core to refuse"
     assert choose(E4M3, [WHOLE], hvd.Adasum) == AS_THEY_ARE
-
-
-def test_what_has_a_cast():
-    assert [has_cast(one) for one in (FP16, Derived, [])] == [True, True, True]
-    assert [has_cast(one) for one in (E4M3, E5M2)] == [False, False]
-
-
-@pytest.fixture
-def _job_of_one():
-    hvd.init()
-    yield
-    hvd.shutdown()
+    assert all(map(has_cast, (FP16, Derived, [])))
+    assert not any(map(has_cast, (E4M3, E5M2)))
 
 
 def _submit(wire, op=hvd.Sum):
@@ -117,54 +113,49 @@ def _submit(wire, op=hvd.Sum):
 
 
 @pytest.mark.usefixtures("_job_of_one")
-def test_numbers_are_the_cores():
-    third = torch.tensor(1 / 3)
-    assert _submit(AS_THEY_ARE) == third
-    for compression, name in {FP16: "float16", BF16: "bfloat16"}.items():
-        wire = choose(compression, [SINGLE], hvd.Sum)
-        assert _submit(wire) == third, "one rank sends nothing"
-        with pytest.raises(ValueError, match=rf"'allreduce.w': wire format {name} .*not Adasum"):
-            _submit(wire, hvd.Adasum)
-    for compression, name in {E4M3: "float8_e4m3", E5M2: "float8_e5m2"}.items():
-        wire = choose(compression, [SINGLE], hvd.Sum)
-        with pytest.raises(ValueError, match=rf"'allreduce.w': wire format {name} in host memory"):
-            _submit(wire)
-    for wrong in (-1, 10, 255, 2**31):
-        with pytest.raises(ValueError, match=rf"wire format {wrong} \(expected 0\.\.9, plus 256"):
-            _submit(wrong)
+@pytest.mark.parametrize(
+    ("wire", "op", "text"),
+    [
+        (1, hvd.Adasum, r"'allreduce.w': wire format float16 .*not Adasum"),
+        (2, hvd.Adasum, r"'allreduce.w': wire format bfloat16 .*not Adasum"),
+        (3, hvd.Sum, r"'allreduce.w': wire format float8_e4m3 in host memory"),
+        (4, hvd.Sum, r"'allreduce.w': wire format float8_e5m2 in host memory"),
+        *(
+            (wrong, hvd.Sum, rf"wire format {wrong} \(expected 0\.\.9, plus 256")
+            for wrong in (-1, 10, 255, 2**31)
+        ),
+    ],
+)
+def test_numbers_are_the_cores(wire, op, text):
+    with pytest.raises(ValueError, match=text):
+        _submit(wire, op)
+    assert choose(E4M3, [SINGLE], hvd.Adasum) == 3, "for the core to refuse"
+    for sent in (AS_THEY_ARE, 1, 2):
+        assert _submit(sent) == torch.tensor(1 / 3), "one rank sends nothing"
+
+
+def _group(call):
+    return lambda tensor, **options: call([tensor], **options)
 
 
 @pytest.mark.usefixtures("_job_of_one")
 @pytest.mark.parametrize("compression", [E4M3, E5M2])
-@pytest.mark.parametrize(
-    "call",
-    [
-        hvd.allreduce,
-        hvd.allreduce_,
-        hvd.allreduce_async,
-        hvd.allreduce_async_,
-        lambda tensor, **options: hvd.grouped_allreduce([tensor], **options),
-        lambda tensor, **options: hvd.grouped_allreduce_([tensor], **options),
-        lambda tensor, **options: hvd.grouped_allreduce_async([tensor], **options),
-        lambda tensor, **options: hvd.grouped_allreduce_async_([tensor], **options),
-    ],
-)
-def test_8_bits_are_refused_in_host_memory_where_they_are_submitted(call, compression):
+def test_8_bits_are_refused_in_host_memory_where_they_are_submitted(compression):
     text = r"allreduce\.bad': wire format float8_.*in host memory.*use Compression\.bf16"
-    with pytest.raises(ValueError, match=text):
-        call(torch.ones(4), name="bad", compression=compression)
-    assert not pending
-
-
-@pytest.mark.usefixtures("_job_of_one")
-def test_8_bits_are_refused_where_nothing_travels_so():
-    for call in (hvd.reducescatter, lambda one, **rest: hvd.grouped_reducescatter([one], **rest)):
-        with pytest.raises(ValueError, match=r"FP8E4M3.*float32.*expected an all-reduce.*bf16"):
-            call(torch.ones(4), compression=E4M3)
+    for call in (
+        *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_),
+        *(_group(hvd.grouped_allreduce), _group(hvd.grouped_allreduce_)),
+        *(_group(hvd.grouped_allreduce_async), _group(hvd.grouped_allreduce_async_)),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call(torch.ones(4), name="bad", compression=compression)
+        assert not pending
+    for call in (hvd.reducescatter, _group(hvd.grouped_reducescatter)):
+        with pytest.raises(ValueError, match=r"FP8E.*float32.*expected an all-reduce.*bf16"):
+            call(torch.ones(4), compression=compression)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-    with pytest.raises(ValueError, match=r"op=Adasum with compression=FP8E5M2.*bf16"):
-        hvd.DistributedOptimizer(optimizer, compression=E5M2, op=hvd.Adasum)
+    with pytest.raises(ValueError, match=r"op=Adasum with compression=FP8E.*bf16"):
+        hvd.DistributedOptimizer(optimizer, compression=compression, op=hvd.Adasum)
     whole = torch.arange(4)
-    for compression in (E4M3, E5M2):
-        assert hvd.allreduce(whole, compression=compression).equal(whole)
-        assert hvd.reducescatter(whole, compression=compression).equal(whole)
+    assert hvd.allreduce(whole, compression=compression).equal(whole)
+    assert hvd.reducescatter(whole, compression=compression).equal(whole)
