@@ -28,17 +28,11 @@ def test_affine():
     assert cost.time(REDUCE_SCATTER, 10) == 3.0
     assert cost.time(ALL_GATHER, 10) == pytest.approx(2.1)
     assert cost.time(ALL_REDUCE, np.array([0, 2])).tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError, match="operation 'reduce'"):
-        cost.time("reduce", 1)
-    with pytest.raises(ValueError, match="expected finite, >= 0"):
-        Affine(-1.0, 0.0)
 
 
 def test_two_at_a_time_cost_half_as_much_again():
     cost = Affine(1.0, 2.0, contention=Contention(4 / 3))
     assert [cost.time(ALL_REDUCE, 3, lanes) for lanes in (1, 2, 4)] == [7.0, 10.0, 19.0]
-    with pytest.raises(ValueError, match="capacity 0"):
-        Contention(0.5)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +53,6 @@ def test_algorithms_at_8_ranks(algorithm, a, b):
 def test_one_rank_has_nobody_to_talk_to():
     for algorithm in ALGORITHMS:
         assert Analytic(algorithm, 1.0, 1.0, 1.0, 1).time(ALL_REDUCE, MIB) == 0.0
-    with pytest.raises(ValueError, match="algorithm 'star'"):
-        Analytic("star", 1.0, 1.0, 1.0, 2)
 
 
 def test_tables_rise():
@@ -82,28 +74,6 @@ def test_tables_rise():
 def test_tables_of_several_lanes():
     table = Table({(ALL_REDUCE, 1): [(1, 1.0), (2, 2.0)], (ALL_REDUCE, 4): [(1, 3.0), (2, 6.0)]})
     assert [table.time(ALL_REDUCE, 2, lanes) for lanes in (1, 2, 4, 8)] == [2.0, 2.0, 6.0, 12.0]
-
-
-def test_what_no_model_can_answer_is_named():
-    table = Table({(ALL_REDUCE, 1): [(1, 1.0), (2, 2.0)]})
-    with pytest.raises(ValueError, match=r"lanes 0 \(expected >= 1\)"):
-        table.time(ALL_REDUCE, 1, 0)
-    with pytest.raises(ValueError, match=r"expected some of all_reduce"):
-        Table({(ALL_GATHER, 1): [(1, 1.0), (2, 2.0)]})
-    with pytest.raises(ValueError, match=r"all_reduce, 0 lanes \(expected >= 1\)"):
-        Table({(ALL_REDUCE, 0): [(1, 1.0), (2, 2.0)]})
-    with pytest.raises(ValueError, match=r"local 0 \(expected >= 1 rank"):
-        Hierarchical(table, table, 0)
-
-
-def test_bad_tables_are_named():
-    for points, text in (
-        ([(1, 1.0)], "two or more"),
-        ([(2, 1.0), (1, 1.0)], "ascending"),
-        ([(1, 1.0), (2, math.nan)], "finite and positive"),
-    ):
-        with pytest.raises(ValueError, match=f"all_reduce, 1 lanes: .*{text}"):
-            Table({(ALL_REDUCE, 1): points})
 
 
 def test_a_hierarchy_sends_shares_across():
@@ -160,15 +130,34 @@ def test_a_fit_is_never_negative():
     assert b > 0
 
 
+#: Of an all-reduce with one lane.
+LINE = [(1, 1.0), (2, 2.0)]
+
+
+def of_all_reduce(points, lanes=1):
+    return Table({(ALL_REDUCE, lanes): points})
+
+
 @pytest.mark.parametrize(
-    ("samples", "text"),
+    ("call", "text"),
     [
-        ([], "0 samples of 0 sizes"),
-        ([(8, 1.0), (8, 2.0)], "2 samples of 1 sizes"),
-        ([(8, 1.0), (16, 0.0)], "expected positive times"),
-        ([(8, 2.0), (16, 1.0), (1 << 20, 1e-3)], "times do not grow"),
+        (lambda: Affine(1.0, 0.5).time("reduce", 1), "operation 'reduce'"),
+        (lambda: Affine(-1.0, 0.0), "expected finite, >= 0"),
+        (lambda: Contention(0.5), "capacity 0"),
+        (lambda: Analytic("star", 1.0, 1.0, 1.0, 2), "algorithm 'star'"),
+        (lambda: of_all_reduce(LINE).time(ALL_REDUCE, 1, 0), r"lanes 0 \(expected >= 1\)"),
+        (lambda: of_all_reduce(LINE, 0), r"all_reduce, 0 lanes \(expected >= 1\)"),
+        (lambda: Table({(ALL_GATHER, 1): LINE}), "expected some of all_reduce"),
+        (lambda: Hierarchical(Affine(1, 1), Affine(1, 1), 0), r"local 0 \(expected >= 1 rank"),
+        (lambda: of_all_reduce([(1, 1.0)]), "all_reduce, 1 lanes: .*two or more"),
+        (lambda: of_all_reduce([(2, 1.0), (1, 1.0)]), "all_reduce, 1 lanes: .*ascending"),
+        (lambda: of_all_reduce([(1, 1.0), (2, math.nan)]), "1 lanes: .*finite and positive"),
+        (lambda: fit_affine([]), "0 samples of 0 sizes"),
+        (lambda: fit_affine([(8, 1.0), (8, 2.0)]), "2 samples of 1 sizes"),
+        (lambda: fit_affine([(8, 1.0), (16, 0.0)]), "expected positive times"),
+        (lambda: fit_affine([(8, 2.0), (16, 1.0), (1 << 20, 1e-3)]), "times do not grow"),
     ],
 )
-def test_samples_that_say_nothing(samples, text):
+def test_what_no_model_can_answer_is_named(call, text):
     with pytest.raises(ValueError, match=text):
-        fit_affine(samples)
+        call()

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import random
@@ -124,8 +125,6 @@ def test_a_plan_of_other_tensors_is_refused(schedule):
 
 def _later(trace, seconds):
     """The same with every gradient later, in the same order."""
-    import dataclasses
-
     clock, tensors = 0.0, []
     for tensor, more in zip(trace.tensors, seconds, strict=True):
         clock = max(clock, tensor.ready_s + more)
