@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from pathlib import Path
@@ -35,12 +36,44 @@ def _place(sizes):
 def _open(folder, place, size="4MB", origin=None):
     memory = Path(folder) / f"node{place.node}"
     memory.mkdir(exist_ok=True)
-    origin = origin or Origin()
-    return CachedDataset(origin, (memory, size), shard="neighbour", requests=4, fingerprint="o")
+    return CachedDataset(
+        origin or Origin(), (memory, size), shard="neighbour", requests=4, fingerprint="o"
+    )
+
+
+def on_two_nodes(function):
+    """``function(place, cached, *others)`` in a job of two ranks, each a node of its own.
+
+    It is called with the folder and a size of memory, or None, first.
+    """
+
+    @functools.wraps(function)
+    def call(folder, size, *others):
+        hvd.init()
+        place = _place((1, 1))
+        cached = _open(folder, place, size)
+        result = function(place, cached, *others)
+        hvd.barrier()
+        hvd.shutdown()
+        cached.close()
+        return result
+
+    return call
 
 
 def _read(cached, indices):
     return all(torch.equal(cached[index], Origin()[index]) for index in indices)
+
+
+def _counted(cached, sampler, number, read=_read):
+    """Read an epoch; what this rank's node has counted in it."""
+    hvd.barrier()
+    before = cached.statistics()
+    hvd.barrier()
+    sampler.set_epoch(number)
+    assert read(cached, sampler)
+    hvd.barrier()
+    return cached.statistics().since(before)
 
 
 def _epochs(folder, sizes):
@@ -48,43 +81,36 @@ def _epochs(folder, sizes):
     place = _place(sizes)
     cached = _open(folder, place)
     sampler = cached.sampler(seed=1, ahead=8, topology=place)
-    indices, epochs = [], []
-    for number in range(3):
-        hvd.barrier()
-        before = cached.statistics()
-        hvd.barrier()
-        sampler.set_epoch(number)
-        if number < 2:
-            assert _read(cached, taken := list(sampler))
-        else:
-            loader = DataLoader(cached, batch_size=4, sampler=sampler, num_workers=1)
-            taken = []
-            for batch in loader:
-                taken += [int(sample.sum()) for sample in batch]
-        indices.append(taken)
-        hvd.barrier()
-        epochs.append(cached.statistics().since(before))
+    taken = []
+
+    def read(cached, sampler):
+        taken.append(list(sampler))
+        return _read(cached, taken[-1])
+
+    def by_a_loader(cached, sampler):
+        loader = DataLoader(cached, batch_size=4, sampler=sampler, num_workers=1)
+        taken.append([int(sample.sum()) for batch in loader for sample in batch])
+        return True
+
+    epochs = [_counted(cached, sampler, n, read if n < 2 else by_a_loader) for n in range(3)]
     hvd.barrier()
     cached.close()
     hvd.shutdown()
-    return place.node, place.local_rank, indices, epochs
+    return place.local_rank, taken, epochs
 
 
 def test_every_sample_is_fetched_once_by_all_nodes_together(tmp_path):
     found = run_ranks(3, _epochs, str(tmp_path), (2, 1))
-    for number in range(2):
-        read = [index for _, _, indices, _ in found for index in indices[number]]
-        assert sorted(read) == list(range(SAMPLES))
     sums = sorted(int(Origin()[index].sum()) for index in range(SAMPLES))
-    assert sorted(one for _, _, indices, _ in found for one in indices[2]) == sums
-    nodes = [epochs for _, local, _, epochs in found if local == 0]
+    for number, wanted in enumerate([list(range(SAMPLES))] * 2 + [sums]):
+        assert sorted(one for _, taken, _ in found for one in taken[number]) == wanted
+    nodes = [epochs for local, _, epochs in found if local == 0]
     assert len(nodes) == 2
-    assert sum(epochs[0].fetched for epochs in nodes) == SAMPLES
     for number in range(3):
+        fetched = sum(epochs[number].fetched for epochs in nodes)
+        assert fetched == (SAMPLES if number == 0 else 0)
         assert sum(epochs[number].received for epochs in nodes) > SAMPLES / 4
         assert sum(epochs[number].samples for epochs in nodes) == SAMPLES
-    for number in (1, 2):
-        assert sum(epochs[number].fetched for epochs in nodes) == 0
     assert list(tmp_path.glob("node*/*")) == []
 
 
@@ -129,27 +155,10 @@ def test_nobody_waits_for_what_another_one_fetches(tmp_path):
     assert run_ranks(2, _one_origin_stands_still, str(gate), str(tmp_path)) == [SAMPLES // 2] * 2
 
 
-def _counted(cached, sampler, number):
-    """Read an epoch; what this rank's node has counted in it."""
-    hvd.barrier()
-    before = cached.statistics()
-    hvd.barrier()
-    sampler.set_epoch(number)
-    assert _read(cached, sampler)
-    hvd.barrier()
-    return cached.statistics().since(before)
-
-
-def _with_little_memory(folder, size):
-    hvd.init()
-    place = _place((1, 1))
-    cached = _open(folder, place, size)
+@on_two_nodes
+def _with_little_memory(place, cached):
     sampler = cached.sampler(seed=1, ahead=8, topology=place)
-    epochs = [_counted(cached, sampler, number) for number in range(3)]
-    hvd.barrier()
-    hvd.shutdown()
-    cached.close()
-    return epochs
+    return [_counted(cached, sampler, number) for number in range(3)]
 
 
 def test_what_a_node_has_no_room_for_is_fetched_by_its_readers(tmp_path):
@@ -162,10 +171,8 @@ def test_what_a_node_has_no_room_for_is_fetched_by_its_readers(tmp_path):
         assert sum(one.received for one in nodes) < SAMPLES / 2  # hardly any goes home in vain
 
 
-def _broken_off(folder):
-    hvd.init()
-    place = _place((1, 1))
-    cached = _open(folder, place)
+@on_two_nodes
+def _broken_off(place, cached):
     sampler = cached.sampler(seed=1, ahead=8, topology=place)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -173,39 +180,29 @@ def _broken_off(folder):
             assert _read(cached, [index])
             if count == (12 if place.node else 5):
                 break
-        for number in range(1, 4):
-            found = _counted(cached, sampler, number)
-    hvd.barrier()
-    hvd.shutdown()
-    cached.close()
-    return found
+        return [_counted(cached, sampler, number) for number in range(1, 4)][-1]
 
 
 def test_after_an_epoch_broken_off_at_different_places_the_next_is_as_ever(tmp_path):
-    found = run_ranks(2, _broken_off, str(tmp_path))
+    found = run_ranks(2, _broken_off, str(tmp_path), "4MB")
     assert sum(one.fetched for one in found) == 0
     assert sum(one.received for one in found) > SAMPLES / 4
 
 
-def _one_leaves(folder):
-    hvd.init()
-    place = _place((1, 1))
-    cached = _open(folder, place)
+@on_two_nodes
+def _one_leaves(place, cached):
     sampler = cached.sampler(ahead=5, topology=place, patience_s=0.2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for count, index in enumerate(sampler):
-            assert torch.equal(cached[index], Origin()[index])
+            assert _read(cached, [index])
             if place.node and count == 3:
                 break
-    hvd.barrier()
-    hvd.shutdown()
-    cached.close()
     return count + 1, [str(one.message) for one in caught]
 
 
 def test_a_rank_that_leaves_an_epoch_is_not_waited_for(tmp_path):
-    (left, _), (stayed, said) = sorted(run_ranks(2, _one_leaves, str(tmp_path)))
+    (left, _), (stayed, said) = sorted(run_ranks(2, _one_leaves, str(tmp_path), "4MB"))
     assert (left, stayed) == (4, SAMPLES // 2)
     assert any("read equally many samples" in text for text in said)
 

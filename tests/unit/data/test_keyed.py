@@ -7,6 +7,8 @@ import torch
 
 from aiacc.data import CachedIterable, CachedKeys
 from aiacc.data.fingerprint import key_of
+from aiacc.data.record import encode
+from tests.unit.data.stores import mapped
 from tests.unit.data.test_record import same
 
 
@@ -55,10 +57,22 @@ class Numbers(torch.utils.data.IterableDataset):
 
 
 @pytest.fixture
-def cached(tmp_path):
-    made = CachedIterable(Numbers(), (tmp_path, "1MB"))
-    yield made
-    made.close()
+def opened(tmp_path):
+    """Opens caches of 1 MB in memory, by default of iterables."""
+    made = []
+
+    def opened(source, *name, kind=CachedIterable, **options):
+        made.append(kind(source, *name, memory=(tmp_path, "1MB"), **options))
+        return made[-1]
+
+    yield opened
+    for cached in made:
+        cached.close()
+
+
+@pytest.fixture
+def cached(opened):
+    return opened(Numbers())
 
 
 def test_the_second_pass_reads_nothing(cached):
@@ -78,22 +92,20 @@ def test_a_pass_that_was_left_is_taken_up(cached):
     assert len(cached.source.passes) == 2
 
 
-def test_what_has_no_room_comes_from_the_source(tmp_path):
+def test_what_has_no_room_comes_from_the_source(opened):
     samples = [np.full(20_000, number) for number in range(20)]
-    cached = CachedIterable(lambda: iter(samples), (tmp_path, "1MB"), fingerprint="large")
+    cached = opened(lambda: iter(samples), fingerprint="large")
     for _ in range(2):
         assert same(list(cached), samples)
     assert cached.statistics().memory_hits > 0
     assert cached.statistics().refused > 0
-    cached.close()
 
 
-def test_a_damaged_record_comes_from_the_source(cached):
+def test_a_damaged_record_comes_from_the_source(cached, tmp_path):
     list(cached)
-    arena = cached._cached._arena
-    key = key_of(cached.fingerprint, "  5")
-    (begin,) = [entry.begin for _, entry in arena._entries(key) if entry.key == key]
-    arena._file.map[begin] ^= 1
+    (path,) = tmp_path.iterdir()
+    with mapped(path) as data:
+        data[data.find(encode(torch.tensor(5)))] ^= 1
     assert [int(number) for number in cached] == list(range(10))
     assert cached.statistics().corrupt == 1
 
@@ -105,29 +117,23 @@ def test_workers_have_passes_of_their_own(cached):
     assert cached.statistics().fetched == 12
 
 
-def test_parts_are_kept_apart(tmp_path):
-    parts = [
-        CachedIterable([rank], (tmp_path, "1MB"), part=f"{rank} of 2", fingerprint="parts")
-        for rank in range(2)
-    ]
+def test_parts_are_kept_apart(opened):
+    parts = [opened([rank], part=f"{rank} of 2", fingerprint="parts") for rank in range(2)]
     for _ in range(2):
         assert [list(part) for part in parts] == [[0], [1]]
-    for part in parts:
-        part.close()
 
 
-def test_other_samples_than_before_are_noticed(tmp_path):
+def test_other_samples_than_before_are_noticed(opened):
     order = [1, 2, 3]
-    cached = CachedIterable(lambda: iter(order), (tmp_path, "1MB"), fingerprint="order")
+    cached = opened(lambda: iter(order), fingerprint="order")
     assert list(cached) == order
     cached._cached._arena.forget(key_of(cached.fingerprint, "  0"))
     order.reverse()
     with pytest.warns(UserWarning, match="shuffle and augment behind the cache"):
         assert list(cached) == [3, 2, 3]
-    cached.close()
 
 
-def test_tf_data(tmp_path):
+def test_tf_data(opened):
     reads = []
 
     def count(number):
@@ -141,8 +147,8 @@ def test_tf_data(tmp_path):
         }
     )
     with pytest.raises(ValueError, match="expected a name for it"):
-        CachedIterable(numbers, (tmp_path, "1MB"))
-    cached = CachedIterable(numbers, (tmp_path, "1MB"), fingerprint="numbers")
+        opened(numbers)
+    cached = opened(numbers, fingerprint="numbers")
     signature = numbers.element_spec
     again = tf.data.Dataset.from_generator(lambda: iter(cached), output_signature=signature)
     for _ in range(2):
@@ -151,36 +157,37 @@ def test_tf_data(tmp_path):
         assert names == [b"0", b"1", b"2", b"3", b"4", b"5"]
         assert all(batch["x"].shape == (2, 2, 2) for batch in found)
     assert len(reads) == 6
-    cached.close()
 
 
-def test_tf_data_by_key(tmp_path):
+def test_tf_data_by_key(opened):
     asked = []
 
     def read(key):
         asked.append(key)
         return np.full(2, key[0])
 
-    cached = CachedKeys(read, "keys", (tmp_path, "1MB"))
+    cached = opened(read, "keys", kind=CachedKeys)
     names = tf.data.Dataset.from_tensor_slices([b"abc", b"bcd"])
     images = names.map(lambda name: tf.numpy_function(cached.__getitem__, [name], tf.int64))
     for _ in range(2):
         assert [image.tolist() for image in images.as_numpy_iterator()] == [[97, 97], [98, 98]]
     assert set(asked) == {b"abc", b"bcd"}
     assert cached.statistics().memory_hits == 2
-    cached.close()
-    cached = CachedKeys(lambda key: np.full(2, key), "numbers", (tmp_path, "1MB"))
+    cached = opened(lambda key: np.full(2, key), "numbers", kind=CachedKeys)
     numbers = tf.data.Dataset.range(2)
     images = numbers.map(lambda key: tf.numpy_function(cached.__getitem__, [key], tf.int64))
     assert [image.tolist() for image in images.as_numpy_iterator()] == [[0, 0], [1, 1]]
-    cached.close()
 
 
-def test_sources_without_a_name_are_refused(tmp_path):
-    for name in ("", None):
-        with pytest.raises(ValueError, match=r"fingerprint=.*expected a name"):
-            CachedKeys(len, name, (tmp_path, "1MB"))
-    with pytest.raises(TypeError, match="read is a dict"):
-        CachedKeys({}, "names", (tmp_path, "1MB"))
-    with pytest.raises(ValueError, match=r"a generator, .*pass the function"):
-        CachedIterable((number for number in range(3)), (tmp_path, "1MB"))
+@pytest.mark.parametrize(
+    ("kind", "arguments", "error", "text"),
+    [
+        (CachedKeys, (len, ""), ValueError, r"fingerprint=.*expected a name"),
+        (CachedKeys, (len, None), ValueError, r"fingerprint=.*expected a name"),
+        (CachedKeys, ({}, "names"), TypeError, "read is a dict"),
+        (CachedIterable, ((n for n in "abc"),), ValueError, "a generator, .*pass the function"),
+    ],
+)
+def test_sources_without_a_name_are_refused(kind, arguments, error, text, opened):
+    with pytest.raises(error, match=text):
+        opened(*arguments, kind=kind)

@@ -65,15 +65,6 @@ def test_epochs_are_orders_of_their_own(cached):
     assert sorted(first) == list(cached.sampler(shuffle=False)) == list(range(24))
 
 
-@pytest.mark.parametrize("shard", ["replicas", "node"])
-def test_ranks_divide_an_epoch(tmp_path, shard):
-    cached = cache(tmp_path, shard=shard)
-    found = [list(one) for one in ranks_of(cached, (2, 2))]
-    assert sorted(itertools.chain(*found)) == list(range(24))
-    assert [len(one) for one in ranks_of(cached, (2, 2))] == [6] * 4
-    cached.close()
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("before", "after"), [((1, 1), (1,)), ((1,), (2, 1)), ((2, 2), (2, 2))])
 def test_another_number_of_ranks_goes_on_in_the_middle_of_an_epoch(cached, workers, before, after):
