@@ -53,18 +53,29 @@ list(APPEND AIACC_NVCC_TARGETS -gencode arch=compute_${newest},code=compute_${ne
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
 list(APPEND AIACC_KERNEL_SOURCES csrc/kernels/device_image.cc)
 
+if(AIACC_WERROR)
+  list(APPEND AIACC_NVCC_FLAGS -Werror all-warnings)
+endif()
+
 # aiacc_device_image(csrc/kernels/gpu/block_code.cu BLOCK_CODE): AIACC_BLOCK_CODE_IMAGE is the image's path there.
 # Only device code is made of it, so a host compiler that is newer than nvcc expects does no harm.
 # Compressed, because most of it is zeros: the space that is reserved for arguments.
+# Kept for tests/unit/test_cuda_kernels.py: what ptxas says of registers (.ptxas), and a folder with the
+# intermediate code.
 function(aiacc_device_image source name)
   set(source ${CMAKE_SOURCE_DIR}/${source})
   get_filename_component(stem ${source} NAME_WE)
   set(image ${CMAKE_BINARY_DIR}/generated/${stem}.fatbin)
+  set(report ${CMAKE_BINARY_DIR}/generated/${stem}.ptxas)
+  set(kept ${CMAKE_BINARY_DIR}/generated/${stem})
+  file(MAKE_DIRECTORY ${kept})
   add_custom_command(
     OUTPUT ${image}
-    COMMAND ${AIACC_NVCC} -fatbin ${AIACC_NVCC_FLAGS} ${AIACC_NVCC_TARGETS}
-            -ccbin ${CMAKE_CXX_COMPILER} -allow-unsupported-compiler
-            -Xfatbin=-compress-all -MD -MF ${image}.d -o ${image} ${source}
+    BYPRODUCTS ${report}
+    COMMAND sh -c "\"$@\" 2>${report} || { cat ${report} >&2; exit 1; }" sh
+            ${AIACC_NVCC} -fatbin ${AIACC_NVCC_FLAGS} ${AIACC_NVCC_TARGETS}
+            -ccbin ${CMAKE_CXX_COMPILER} -allow-unsupported-compiler -Xptxas -v
+            --keep --keep-dir ${kept} -Xfatbin=-compress-all -MD -MF ${image}.d -o ${image} ${source}
     DEPENDS ${source}
     DEPFILE ${image}.d
     COMMENT "Compiling the CUDA kernels of ${stem}"
