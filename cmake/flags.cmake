@@ -42,7 +42,20 @@ if(AIACC_SANITIZE)
   target_link_options(aiacc_flags INTERFACE ${AIACC_SANITIZE_FLAGS})
 endif()
 
-# Much of the time to compile is theirs, with AIACC_PRECOMPILE once.
+# ccache, where it is there and nobody has named another launcher. What a precompiled header defines
+# is in its hash; neither the folder of the tree nor times of files matter.
+find_program(AIACC_CCACHE ccache)
+mark_as_advanced(AIACC_CCACHE)
+if(AIACC_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+    CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${AIACC_CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # ccache asks for it
+  endif()
+endif()
+
+# Much of the time to compile is theirs: once, in a precompiled header.
 set(AIACC_STD_HEADERS
   <algorithm> <chrono> <condition_variable> <functional> <map> <memory> <mutex> <optional> <string>
   <thread> <vector>)
