@@ -48,21 +48,52 @@ demo: build  ## train on real digits, two ranks
 	$(BIN)/aiaccrun -np 2 python examples/digits.py
 
 .PHONY: test
-test: test-cpp test-python  ## C++ and Python tests
+test:  ## C++ and Python tests; says how long each stage took
+	@$(PYTHON) .ci/stages.py "set-up!=make gtest build/stamps/package" "build!=make build" \
+	  "C++ tests, build=make test-cpp-build" "C++ tests=make test-cpp" "Python tests=make test-python"
+
+.PHONY: quick
+quick: $(STAMPS)/package  ## in two minutes: unit tests, one job of ranks per front-end; builds no C++
+	$(BIN)/python .ci/python_tests.py --markers "fast and not nightly" $(PYTEST_ARGS)
+
+.PHONY: nightly
+nightly:  ## all that is too slow for every change, see tests/README.md
+	@$(PYTHON) .ci/stages.py "set-up!=make gtest build/stamps/package" "build!=make build" \
+	  "C++ tests=make test-cpp-nightly" "Python tests=make test-python-nightly" \
+	  "clang-tidy of all=make tidy TIDY_ARGS=" \
+	  "ThreadSanitizer of all=make tsan SANITIZER_FLAGS=-DAIACC_TSAN_ALL=ON" \
+	  "torch's own tests=make torch-tests" "every TensorFlow=make tf-versions" \
+	  "oldest and newest=make versions" "wheels=make wheel wheel-check" "images=make docker-check"
 
 .PHONY: build
 build: $(STAMPS)/package  ## the core, in place (aiacc/*.so)
 	$(call cmake,dev)
 	@sed -n 's/^-- aiacc: //p' build/dev.log
 
+.PHONY: test-cpp-build
+test-cpp-build: gtest $(STAMPS)/package
+	$(call cmake,dev,-DAIACC_TESTS=ON -DAIACC_NIGHTLY=OFF)
+
 .PHONY: test-cpp
-test-cpp: gtest $(STAMPS)/package  ## C++ tests
-	$(call cmake,dev,-DAIACC_TESTS=ON)
+test-cpp: test-cpp-build  ## C++ tests
+	$(BIN)/ctest --preset dev -j $(CTEST_JOBS)
+
+.PHONY: test-cpp-nightly
+test-cpp-nightly: gtest $(STAMPS)/package
+	$(call cmake,dev,-DAIACC_TESTS=ON -DAIACC_NIGHTLY=ON)
 	$(BIN)/ctest --preset dev -j $(CTEST_JOBS)
 
 .PHONY: test-python
 test-python: build  ## Python tests, PYTEST_ARGS are passed on
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python .ci/python_tests.py $(PYTEST_ARGS)
+
+.PHONY: test-python-nightly
+test-python-nightly: build
+	$(BIN)/python .ci/python_tests.py --markers nightly $(PYTEST_ARGS)
+
+.PHONY: versions
+versions: build  ## tests on the oldest and the newest torch and Python that pyproject.toml allows
+	$(BIN)/python -m tests.compat.versions
 
 .PHONY: torch-tests
 torch-tests: build  ## torch's own tests for process groups, on aiacc and gloo; writes the counts
@@ -80,7 +111,7 @@ asan tsan: %: %-build  ## C++ tests under sanitizers
 
 .PHONY: asan-build tsan-build
 asan-build tsan-build: gtest $(STAMPS)/tools
-	$(call cmake,$(@:-build=))
+	$(call cmake,$(@:-build=),$(SANITIZER_FLAGS))
 
 # With the interpreter that has torch for CUDA, not with .venv: see .ci/gpu_check.py.
 GPU_PYTHON ?= $(PYTHON)
@@ -108,9 +139,11 @@ format: $(STAMPS)/package  ## rewrite the files as the formatters want them
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+TIDY_ARGS ?= --changed
+
 .PHONY: tidy
-tidy: $(STAMPS)/tidy build  ## clang-tidy over the C++ sources
-	$(BIN)/python .ci/tidy.py --jobs $(JOBS)
+tidy: $(STAMPS)/tidy build  ## clang-tidy over what has changed since main (TIDY_ARGS= all of csrc)
+	$(BIN)/python .ci/tidy.py --jobs $(JOBS) $(TIDY_ARGS)
 
 # A built checkout of an earlier commit, whose jobs alternate with this one's: the rows of before and
 # after need it.

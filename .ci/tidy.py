@@ -1,10 +1,15 @@
-"""Runs clang-tidy over the C++ sources of the `dev` build, several files at a time."""
+"""Runs clang-tidy over the C++ sources of the `dev` build, several files at a time.
+
+With --changed over those that differ from the main branch, or on it from what it was a day ago, and
+over those that include what does. Without a history to compare with these are all of them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "dev")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--changed", action="store_true", help="only what has changed, see above")
     parser.add_argument("files", nargs="*", type=Path, help="default: all of csrc")
     options = parser.parse_args()
 
@@ -30,10 +36,13 @@ def main() -> int:
     files = [
         path for path in known if (path in wanted if wanted else (ROOT / "csrc") in path.parents)
     ]
+    if options.changed and (base := base_commit()):
+        affected = including(changed_since(base))
+        files = [path for path in files if path in affected]
 
     def check(path: Path) -> tuple[Path, int, str]:
         done = subprocess.run(
-            # What GCC has compiled before (AIACC_PRECOMPILE) clang-tidy reads as text.
+            # What GCC has precompiled clang-tidy reads as text.
             [TIDY, "--quiet", "--extra-arg=-Wno-ignored-gch", "-p", str(options.build), str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -50,6 +59,44 @@ def main() -> int:
                 sys.stdout.write(f"{path.relative_to(ROOT)}:\n{text}\n")
     sys.stdout.write(f"clang-tidy: {len(files)} files, {failed} with findings\n")
     return 1 if failed else 0
+
+
+def git(*arguments: str) -> str:
+    """What git prints, "" if it fails."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    return done.stdout.strip()
+
+
+def base_commit() -> str:
+    """The commit that the tree is compared with, "" if there is none."""
+    fork = git("merge-base", "HEAD", "origin/main")
+    if fork and fork != git("rev-parse", "HEAD"):
+        return fork
+    return git("rev-list", "-1", "--first-parent", "--before=1 day ago", "HEAD")
+
+
+def changed_since(base: str) -> set[Path]:
+    """Files of csrc that differ from the commit; all of them if the checks do."""
+    names = git("diff", "--name-only", base).splitlines()
+    if ".clang-tidy" in names:
+        return set((ROOT / "csrc").rglob("*.*"))
+    return {ROOT / name for name in names if name.startswith("csrc/")}
+
+
+def including(changed: set[Path]) -> set[Path]:
+    """The files, and all of csrc that include one of them, however far away."""
+    includers: dict[Path, set[Path]] = {}
+    for path in (ROOT / "csrc").rglob("*.*"):
+        for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE):
+            includers.setdefault(ROOT / name, set()).add(path)
+    found: set[Path] = set()
+    more = set(changed)
+    while more:
+        found |= more
+        more = set().union(*(includers.get(path, set()) for path in more)) - found
+    return found
 
 
 if __name__ == "__main__":

@@ -24,6 +24,19 @@ _NOT_OURS = ("PYTEST_", "TORCHINDUCTOR_")
 _OF_TORCH = "tqdm_monitor"
 
 
+_TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what a folder says of its tests."""
+    for item in items:
+        if _TESTS / "parallel" in item.path.parents:
+            item.add_marker("ranks")
+        elif _TESTS / "unit" in item.path.parents and item.get_closest_marker("alone") is None:
+            item.add_marker("fast")
+
+
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
 
