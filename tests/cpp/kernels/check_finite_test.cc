@@ -1,6 +1,5 @@
 #include "csrc/kernels/check_finite.h"
 
-#include <cstring>
 #include <limits>
 #include <string>
 #include <tuple>
@@ -9,8 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "csrc/kernels/vector/level.h"
-#include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/kernels/placed.h"
 
 namespace aiacc {
 namespace {
@@ -50,23 +48,18 @@ const std::vector<DataType>& floats() {
 }
 
 /// Elements of a dtype at an address of any alignment.
-class Array {
+class Array : public Placed {
  public:
   Array(DataType dtype, std::size_t count, std::size_t offset, std::uint64_t value)
-      : size_(size_of(dtype)), offset_(offset), bytes_(count * size_ + offset) {
+      : Placed(count * size_of(dtype), offset), size_(size_of(dtype)) {
     for (std::size_t i = 0; i < count; ++i) {
       set(i, value);
     }
   }
-  void set(std::size_t index, std::uint64_t value) {
-    std::memcpy(bytes_.data() + offset_ + index * size_, &value, size_);
-  }
-  const void* data() const { return bytes_.data() + offset_; }
+  void set(std::size_t index, std::uint64_t value) { Placed::set(index, value, size_); }
 
  private:
   std::size_t size_;
-  std::size_t offset_;
-  std::vector<unsigned char> bytes_;
 };
 
 using Case = std::tuple<const VectorLevel*, DataType>;
@@ -102,15 +95,11 @@ TEST_P(LargestMagnitude, OfNothingIsZero) {
 
 INSTANTIATE_TEST_SUITE_P(All,
                          LargestMagnitude,
-                         testing::Combine(testing::ValuesIn(runnable_vector_levels()),
-                                          testing::ValuesIn(floats())),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)->name) + "_" +
-                                  name_of(std::get<1>(test.param));
-                         });
+                         testing::Combine(every_level(), testing::ValuesIn(floats())),
+                         NameOfCase());
 
 /// "n", "i", "o" for what is set in a report.
-std::string met(const Array& array,
+std::string met(Array& array,
                 std::size_t count,
                 DataType dtype,
                 double factor = 1.0,
@@ -153,9 +142,7 @@ TEST_P(CheckFinite, TellsWhatScalingMakesTooLarge) {
   EXPECT_EQ("o", met(array, 1, dtype, std::numeric_limits<double>::infinity()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Floats, CheckFinite, testing::ValuesIn(floats()), [](const auto& test) {
-  return std::string(name_of(test.param));
-});
+INSTANTIATE_TEST_SUITE_P(Floats, CheckFinite, testing::ValuesIn(floats()), NameOfCase());
 
 /// The largest float32 that is rounded to a finite number, and the next one.
 TEST(CheckFiniteApi, TellsWhatNarrowingMakesTooLarge) {

@@ -121,6 +121,18 @@ bool is_nan(T value) {
   }
 }
 
+/// A float by the rules of kernels/scale.h: divided by 3 or 7 where the factor is the reciprocal of
+/// those.
+template <class Float>
+Float times(Float value, double factor) {
+  for (const int divisor : {3, 7}) {
+    if (factor == 1.0 / divisor) {
+      return value / static_cast<Float>(divisor);
+    }
+  }
+  return value * static_cast<Float>(factor);
+}
+
 /// Same bits, or both NaN.
 template <class T>
 bool same(T a, T b) {

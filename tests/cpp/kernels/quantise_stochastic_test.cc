@@ -11,9 +11,9 @@
 #include <gtest/gtest.h>
 
 #include "csrc/kernels/quantise.h"
-#include "csrc/kernels/vector/level.h"
 #include "tests/cpp/kernels/blocks.h"
 #include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/kernels/placed.h"
 
 namespace aiacc {
 namespace {
@@ -180,12 +180,8 @@ TEST_P(QuantiseStochasticTest, DrawsAreIndependent) {
 
 INSTANTIATE_TEST_SUITE_P(All,
                          QuantiseStochasticTest,
-                         testing::Combine(testing::ValuesIn(runnable_vector_levels()),
-                                          testing::ValuesIn(block_formats())),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)->name) + "_" +
-                                  name_of(std::get<1>(test.param));
-                         });
+                         testing::Combine(every_level(), testing::ValuesIn(block_formats())),
+                         NameOfCase());
 
 TEST(QuantiseLevels, GiveTheSameBits) {
   for (const VectorLevel* level : runnable_vector_levels()) {

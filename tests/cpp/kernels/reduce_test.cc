@@ -1,64 +1,37 @@
 #include "csrc/kernels/reduce.h"
 
-#include <algorithm>
-#include <string>
+#include <cstdint>
 #include <tuple>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "csrc/base/error.h"
-#include "csrc/kernels/vector/level.h"
 #include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/kernels/placed.h"
 
 namespace aiacc {
 namespace {
 
-constexpr unsigned char kGuard = 0xa5;
-
-/// Bytes at a chosen misalignment with guards on both sides.
-class Guarded {
- public:
-  Guarded(std::size_t bytes, std::size_t offset)
-      : bytes_(bytes), start_(64 + offset), storage_(start_ + bytes + 64, kGuard) {}
-  unsigned char* data() { return storage_.data() + start_; }
-  bool intact() const {
-    const auto is_guard = [](unsigned char byte) { return byte == kGuard; };
-    const auto begin = storage_.begin();
-    const auto start = static_cast<std::ptrdiff_t>(start_);
-    return std::all_of(begin, begin + start, is_guard) &&
-           std::all_of(
-               begin + start + static_cast<std::ptrdiff_t>(bytes_), storage_.end(), is_guard);
-  }
-
- private:
-  std::size_t bytes_;
-  std::size_t start_;
-  std::vector<unsigned char> storage_;
-};
-
-using Case = std::tuple<const VectorLevel*, DataType, ReduceOp>;
-
-class ReduceTest : public testing::TestWithParam<Case> {
+class ReduceTest
+    : public testing::TestWithParam<std::tuple<const VectorLevel*, DataType, ReduceOp>> {
  protected:
+  /// NaN and infinity are among the elements, on either side.
   template <class T>
-  static void check(std::size_t count, std::size_t offset, bool in_place) {
+  static void check(const std::vector<T>& a, const std::vector<T>& b, std::size_t offset) {
     const auto [level, dtype, op] = GetParam();
-    const std::vector<T> a = any_elements<T>(count, 1);
-    const std::vector<T> b = any_elements<T>(count, 2);
-    const std::size_t bytes = count * sizeof(T);
-    Guarded left(bytes, offset);
-    Guarded right(bytes, offset / 2);
-    Guarded out(bytes, offset);
-    std::copy_n(reinterpret_cast<const unsigned char*>(a.data()), bytes, left.data());
-    std::copy_n(reinterpret_cast<const unsigned char*>(b.data()), bytes, right.data());
-    Guarded& result = in_place ? left : out;
-    level->reduce_into(result.data(), left.data(), right.data(), count, dtype, op);
-    ASSERT_TRUE(result.intact()) << count;
-    for (std::size_t i = 0; i < count; ++i) {
-      T got;
-      std::memcpy(&got, result.data() + i * sizeof(T), sizeof got);
-      ASSERT_TRUE(same(combine_plainly(a[i], b[i], op), got))
-          << "element " << i << " of " << count << ", offset " << offset;
+    for (const bool in_place : {false, true}) {
+      Placed left(a, offset);
+      Placed right(b, offset / 2);
+      Placed out(a.size() * sizeof(T), offset);
+      Placed& result = in_place ? left : out;
+      level->reduce_into(result.data(), left.data(), right.data(), a.size(), dtype, op);
+      ASSERT_TRUE(result.intact()) << a.size();
+      const std::vector<T> got = result.values<T>();
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        ASSERT_TRUE(same(combine_plainly(a[i], b[i], op), got[i]))
+            << "element " << i << " of " << a.size() << ", offset " << offset;
+      }
     }
   }
 };
@@ -67,70 +40,37 @@ TEST_P(ReduceTest, EqualsThePlainReference) {
   visit_dtype(std::get<1>(GetParam()), [](auto element) {
     using T = decltype(element);
     for (std::size_t count = 0; count <= 70; ++count) {
-      check<T>(count, count % 5, count % 2 == 0);
+      check(any_elements<T>(count, 1), any_elements<T>(count, 2), count % 5);
     }
     for (const std::size_t count : {127, 255, 511, 512, 513, 1024, 5003}) {
       for (const std::size_t offset : {0, 1, 2, 3, 8, 17}) {
-        check<T>(count, offset, false);
-        check<T>(count, offset, true);
+        check(any_elements<T>(count, 1), any_elements<T>(count, 2), offset);
       }
     }
   });
 }
 
 TEST_P(ReduceTest, EveryPatternOf16Bits) {
-  const auto [level, dtype, op] = GetParam();
-  if (dtype != DataType::kFloat16 && dtype != DataType::kBFloat16) {
-    return;  // the random patterns above cover the others
-  }
-  visit_dtype(dtype, [level = level, dtype = dtype, op = op](auto element) {
+  visit_dtype(std::get<1>(GetParam()), [](auto element) {
     using T = decltype(element);
-    if constexpr (kIs16Bit<T>) {
+    if constexpr (kIs16Bit<T>) {  // the random patterns above cover the others
       std::vector<T> a(65536);
       std::vector<T> b(65536);
       for (std::uint32_t i = 0; i < 65536; ++i) {
         a[i].bits = static_cast<std::uint16_t>(i);
         b[i].bits = static_cast<std::uint16_t>(i * 40503u + 12345u);
       }
-      std::vector<T> out(65536);
-      level->reduce_into(out.data(), a.data(), b.data(), out.size(), dtype, op);
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        ASSERT_TRUE(same(combine_plainly(a[i], b[i], op), out[i]))
-            << std::hex << a[i].bits << " with " << b[i].bits << " gave " << out[i].bits;
-      }
+      check(a, b, 0);
     }
   });
-}
-
-TEST_P(ReduceTest, NanWins) {
-  const auto [level, dtype, op] = GetParam();
-  visit_dtype(dtype, [level = level, dtype = dtype, op = op](auto element) {
-    using T = decltype(element);
-    if constexpr (std::is_floating_point_v<T>) {
-      // Long enough for the vector body and the tail, NaN on either side.
-      const std::size_t count = 67;
-      std::vector<T> numbers(count, T(3));
-      std::vector<T> nans(count, T(NAN));
-      std::vector<T> out(count);
-      level->reduce_into(out.data(), numbers.data(), nans.data(), count, dtype, op);
-      EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](T x) { return std::isnan(x); }));
-      level->reduce_into(out.data(), nans.data(), numbers.data(), count, dtype, op);
-      EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](T x) { return std::isnan(x); }));
-    }
-  });
-}
-
-std::string name_of_case(const testing::TestParamInfo<Case>& test) {
-  const auto [level, dtype, op] = test.param;
-  return std::string(level->name) + "_" + name_of(dtype) + "_" + name_of(op);
 }
 
 INSTANTIATE_TEST_SUITE_P(All,
                          ReduceTest,
-                         testing::Combine(testing::ValuesIn(runnable_vector_levels()),
+                         testing::Combine(every_level(),
                                           testing::ValuesIn(all_dtypes()),
                                           testing::ValuesIn(engine_ops())),
-                         name_of_case);
+                         NameOfCase());
 
 TEST(ReduceApiTest, AccumulatesIntoTheFirst) {
   std::vector<float> acc = {1, 2, 3};

@@ -1,28 +1,16 @@
 #include "csrc/kernels/scale.h"
 
-#include <algorithm>
 #include <limits>
-#include <string>
 #include <tuple>
+#include <vector>
 
 #include <gtest/gtest.h>
 
-#include "csrc/kernels/vector/level.h"
 #include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/kernels/placed.h"
 
 namespace aiacc {
 namespace {
-
-/// Times `factor`; divided by 3 or 7 where it is the reciprocal of those.
-template <class Float>
-Float times(Float value, double factor) {
-  for (const int divisor : {3, 7}) {
-    if (factor == 1.0 / divisor) {
-      return value / static_cast<Float>(divisor);
-    }
-  }
-  return value * static_cast<Float>(factor);
-}
 
 template <class T>
 T scale_plainly(T value, double factor) {
@@ -59,23 +47,18 @@ TEST_P(ScaleTest, EqualsThePlainReference) {
       for (const std::size_t count : {0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 511, 513, 3001}) {
         for (const std::size_t offset : {0, 1, 5}) {
           const std::vector<T> in = any_elements<T>(count, 7);
-          const std::size_t bytes = count * sizeof(T);
-          std::vector<unsigned char> source(bytes + offset + 1, 0x5a);
-          std::copy_n(
-              reinterpret_cast<const unsigned char*>(in.data()), bytes, source.data() + offset);
-          std::vector<unsigned char> out(bytes + offset + 1, 0x5a);
-          level->scale(out.data() + offset, source.data() + offset, count, dtype, factor);
-          level->scale(source.data() + offset, source.data() + offset, count, dtype, factor);
+          Placed source(in, offset);
+          Placed out(count * sizeof(T), offset);
+          level->scale(out.data(), source.data(), count, dtype, factor);
+          level->scale(source.data(), source.data(), count, dtype, factor);
+          const std::vector<T> got = out.values<T>();
+          const std::vector<T> in_place = source.values<T>();
           for (std::size_t i = 0; i < count; ++i) {
-            T got;
-            T in_place;
-            std::memcpy(&got, out.data() + offset + i * sizeof(T), sizeof got);
-            std::memcpy(&in_place, source.data() + offset + i * sizeof(T), sizeof in_place);
             const T expected = scale_plainly(in[i], factor);
-            ASSERT_TRUE(same(expected, got)) << "element " << i << " times " << factor;
-            ASSERT_TRUE(same(expected, in_place)) << "element " << i << " times " << factor;
+            ASSERT_TRUE(same(expected, got[i])) << "element " << i << " times " << factor;
+            ASSERT_TRUE(same(expected, in_place[i])) << "element " << i << " times " << factor;
           }
-          ASSERT_EQ(0x5a, out.back());
+          ASSERT_TRUE(out.intact() && source.intact());
         }
       }
     }
@@ -111,12 +94,8 @@ TEST_P(ScaleTest, ReciprocalsDivideIntegersExactly) {
 
 INSTANTIATE_TEST_SUITE_P(All,
                          ScaleTest,
-                         testing::Combine(testing::ValuesIn(runnable_vector_levels()),
-                                          testing::ValuesIn(all_dtypes())),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)->name) + "_" +
-                                  name_of(std::get<1>(test.param));
-                         });
+                         testing::Combine(every_level(), testing::ValuesIn(all_dtypes())),
+                         NameOfCase());
 
 TEST(ScaleApiTest, IntegersTruncateTowardZero) {
   // Horovod's average over two ranks of [1,2,3] and [2,4,6].

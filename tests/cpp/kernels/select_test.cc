@@ -12,29 +12,12 @@
 
 #include "csrc/base/error.h"
 #include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/kernels/placed.h"
 #include "tests/cpp/kernels/selection/distributions.h"
 #include "tests/cpp/kernels/selection/selected.h"
 
 namespace aiacc {
 namespace {
-
-const std::vector<SelectMode>& all_modes() {
-  static const std::vector<SelectMode> modes = {
-      SelectMode::kTracked, SelectMode::kExact, SelectMode::kReference};
-  return modes;
-}
-
-const char* name_of(SelectMode mode) {
-  switch (mode) {
-    case SelectMode::kTracked:
-      return "tracked";
-    case SelectMode::kExact:
-      return "exact";
-    case SelectMode::kReference:
-      return "reference";
-  }
-  return "?";
-}
 
 using Case = std::tuple<const VectorLevel*, SelectMode>;
 
@@ -203,12 +186,8 @@ TEST_P(SelectTest, FewerNonZerosThanKAreAllChosen) {
 
 INSTANTIATE_TEST_SUITE_P(All,
                          SelectTest,
-                         testing::Combine(testing::ValuesIn(runnable_vector_levels()),
-                                          testing::ValuesIn(all_modes())),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)->name) + "_" +
-                                  name_of(std::get<1>(test.param));
-                         });
+                         testing::Combine(every_level(), testing::ValuesIn(select_modes())),
+                         NameOfCase());
 
 TEST(SelectedCount, IsTheDensityRoundedUp) {
   EXPECT_EQ(0U, selected_count(0, 0.5));

@@ -8,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/kernels/vector/level.h"
 #include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/kernels/placed.h"
 
 namespace aiacc {
 namespace {
@@ -122,10 +122,7 @@ TEST_P(VectorSelect, AddsMagnitudesInEightSums) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels,
-                         VectorSelect,
-                         testing::ValuesIn(runnable_vector_levels()),
-                         [](const auto& test) { return std::string(test.param->name); });
+INSTANTIATE_TEST_SUITE_P(Levels, VectorSelect, every_level(), NameOfCase());
 
 }  // namespace
 }  // namespace aiacc

@@ -12,6 +12,7 @@
 
 #include "csrc/kernels/gpu/selection.h"
 #include "tests/cpp/kernels/selection/distributions.h"
+#include "tests/cpp/kernels/selection/selected.h"
 #include "tests/gpu/mirrored.h"
 
 namespace aiacc {
@@ -27,18 +28,6 @@ struct SelectionCase {
   std::size_t shift = 0;  ///< of floats, from an aligned address
   float factor = -0.7F;
 };
-
-inline const std::vector<SelectMode>& select_modes() {
-  static const std::vector<SelectMode> modes = {
-      SelectMode::kTracked, SelectMode::kExact, SelectMode::kReference};
-  return modes;
-}
-
-inline const char* name_of(SelectMode mode) {
-  return mode == SelectMode::kTracked ? "tracked"
-         : mode == SelectMode::kExact ? "exact"
-                                      : "reference";
-}
 
 /// One buffer on both sides, step by step.
 class SelectionOfBoth {

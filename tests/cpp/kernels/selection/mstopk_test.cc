@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "csrc/kernels/vector/level.h"
 #include "tests/cpp/kernels/elements.h"
+#include "tests/cpp/kernels/placed.h"
 #include "tests/cpp/kernels/selection/distributions.h"
 
 namespace aiacc {
@@ -125,10 +125,7 @@ TEST_P(MstopkTest, NotFiniteIsTold) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Levels,
-                         MstopkTest,
-                         testing::ValuesIn(runnable_vector_levels()),
-                         [](const auto& test) { return std::string(test.param->name); });
+INSTANTIATE_TEST_SUITE_P(Levels, MstopkTest, every_level(), NameOfCase());
 
 }  // namespace
 }  // namespace aiacc

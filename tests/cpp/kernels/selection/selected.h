@@ -9,6 +9,18 @@
 
 namespace aiacc {
 
+inline const std::vector<SelectMode>& select_modes() {
+  static const std::vector<SelectMode> modes = {
+      SelectMode::kTracked, SelectMode::kExact, SelectMode::kReference};
+  return modes;
+}
+
+inline const char* name_of(SelectMode mode) {
+  return mode == SelectMode::kTracked ? "tracked"
+         : mode == SelectMode::kExact ? "exact"
+                                      : "reference";
+}
+
 /// A selection with everything that it wrote.
 struct Selected {
   Selection told;
