@@ -1,8 +1,7 @@
 /*
  * A front-end in C, in a job that Python has started: tests/parallel/test_c_api.py loads this
  * library and calls its functions on every rank. Each returns 0, or 1 with a text in `failure`.
- * Here: the life of submissions. What they compute is in c_api_job_collectives.c and
- * c_api_job_sets.c.
+ * Here: the life of submissions. What they compute is in c_api_job_collectives.c.
  */
 #define _GNU_SOURCE /* pthread_timedjoin_np */
 
