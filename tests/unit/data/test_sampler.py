@@ -36,16 +36,24 @@ class Numbers:
         return torch.tensor(index)
 
 
-def cache(folder, dataset=None, **others):
-    dataset = Numbers() if dataset is None else dataset
-    return CachedDataset(dataset, (folder, "1MB"), fingerprint="numbers", **others)
+@pytest.fixture
+def opened(tmp_path):
+    """Opens caches of 1 MB, by default of `Numbers`."""
+    made = []
+
+    def opened(dataset=None, fingerprint="numbers", **options):
+        dataset = Numbers() if dataset is None else dataset
+        made.append(CachedDataset(dataset, (tmp_path, "1MB"), fingerprint=fingerprint, **options))
+        return made[-1]
+
+    yield opened
+    for cached in made:
+        cached.close()
 
 
 @pytest.fixture
-def cached(tmp_path):
-    made = cache(tmp_path)
-    yield made
-    made.close()
+def cached(opened):
+    return opened()
 
 
 def ranks_of(cached, sizes, **others):
@@ -107,24 +115,21 @@ def test_samples_that_were_used_are_a_number(cached):
             sampler.state_dict(consumed=wrong)
     assert sampler.state_dict(consumed=np.int64(8)) == sampler.state_dict(consumed=8)
     later = cached.sampler()
-    later.load_state_dict(
-        sampler.state_dict(consumed=32)
-    )  # batches * batch_size, the last half full
+    # Batches * batch_size, the last of which is half full.
+    later.load_state_dict(sampler.state_dict(consumed=32))
     assert list(later) == []
 
 
-def test_states_of_others_are_refused(cached, tmp_path):
+def test_states_of_others_are_refused(cached, opened):
     state = cached.sampler().state_dict()
-    other = CachedDataset(Numbers(), (tmp_path, "1MB"), fingerprint="others")
+    other = opened(fingerprint="others")
     for mine in (other, other.sampler()):
         with pytest.raises(ValueError, match=r"a state of dataset .* \(expected"):
             mine.load_state_dict(state)
-    shorter = CachedDataset(Numbers(23), (tmp_path, "2MB"), fingerprint="numbers")
+    shorter = opened(Numbers(23))
     with pytest.raises(ValueError, match=r"24 samples \(expected 23\)"):
         shorter.sampler().load_state_dict(state)
     cached.load_state_dict(cached.state_dict())
-    other.close()
-    shorter.close()
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -188,9 +193,9 @@ class Together(Numbers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_first_epoch_has_more_requests_in_flight_than_workers(tmp_path, workers):
+def test_the_first_epoch_has_more_requests_in_flight_than_workers(workers, opened):
     """One of the reasons for which torch has no such cache: it gains nothing in epoch 1."""
-    cached = cache(tmp_path, Together(8), requests=8)
+    cached = opened(Together(8), requests=8)
     cached._store.count("compared", 3)
     sampler = cached.sampler(ahead=12)
     loader = DataLoader(cached, batch_size=1, sampler=sampler, num_workers=workers)
@@ -200,7 +205,6 @@ def test_the_first_epoch_has_more_requests_in_flight_than_workers(tmp_path, work
     assert found.fetched == cached.dataset.fetches.value == 24  # nobody fetched what another did
     assert found.ahead >= 7
     assert found.samples == 24
-    cached.close()
 
 
 def test_a_dead_fetcher_is_not_missed(cached):
@@ -215,21 +219,20 @@ def test_a_dead_fetcher_is_not_missed(cached):
     sampler.close()
 
 
-def test_a_fetcher_that_is_spawned(tmp_path):
-    cached = CachedDataset(list(range(24)), (tmp_path, "1MB"), requests=2)
+def test_a_fetcher_that_is_spawned(opened):
+    cached = opened(list(range(24)), None, requests=2)
     sampler = cached.fetching_ahead(range(24), 24, start_method="spawn")
     assert [cached[number] for number in sampler] == list(range(24))
     sampler.close()
-    cached.close()
 
 
-def test_what_does_not_stay_is_fetched_ahead_into_a_window(tmp_path):
+def test_what_does_not_stay_is_fetched_ahead_into_a_window(opened):
     class Large(Numbers):
         def __getitem__(self, index):
             super().__getitem__(index)
             return torch.full((10_000,), index, dtype=torch.uint8)
 
-    cached = cache(tmp_path, Large(200), requests=2)
+    cached = opened(Large(200), requests=2)
     for index in range(200):
         cached[index]
     before = cached.statistics()
@@ -243,7 +246,6 @@ def test_what_does_not_stay_is_fetched_ahead_into_a_window(tmp_path):
     found = cached.statistics().since(before)
     assert found.samples == found.fetched == found.ahead == len(missing)  # each once
     assert found.refused == 0
-    cached.close()
 
 
 def test_how_far():
@@ -269,8 +271,8 @@ def test_epochs_are_logged_in_a_line(cached, caplog):
 
 
 @pytest.mark.parametrize("shard", ["replicas", "node"])
-def test_warmup_brings_what_the_node_keeps(tmp_path, shard, capsys):
-    cached = cache(tmp_path, shard=shard, requests=4)
+def test_warmup_brings_what_the_node_keeps(shard, capsys, opened):
+    cached = opened(shard=shard, requests=4)
     seen = []
     places = [Topology((2, 1), 0, local) for local in range(2)]
     for place in places:
@@ -285,7 +287,6 @@ def test_warmup_brings_what_the_node_keeps(tmp_path, shard, capsys):
     assert cached.statistics().fetched == mine
     assert cached.statistics().hit_ratio == 1
     assert capsys.readouterr() == ("", "")
-    cached.close()
 
 
 def test_warmup_of_some(cached):
@@ -297,15 +298,14 @@ def test_warmup_of_some(cached):
     assert cached.statistics().fetched == 3
 
 
-def test_warmup_raises_what_the_dataset_does(tmp_path):
+def test_warmup_raises_what_the_dataset_does(opened):
     class Broken(Numbers):
         def __getitem__(self, index):
             raise KeyError(index)
 
-    cached = cache(tmp_path, Broken(), requests=3)
+    cached = opened(Broken(), requests=3)
     with pytest.raises(KeyError):
         cached.warmup()
-    cached.close()
 
 
 def test_the_bar():
@@ -343,9 +343,9 @@ def test_nothing_is_fetched_ahead_to_nowhere():
     cached.close()
 
 
-def test_no_other_shards(tmp_path):
+def test_no_other_shards(tmp_path, opened):
     with pytest.raises(ValueError, match="shard='half'"):
-        cache(tmp_path, shard="half")
+        opened(shard="half")
     assert not list(Path(tmp_path).iterdir())
 
 
