@@ -22,6 +22,7 @@ def arenas():
     return set(Path("/dev/shm").glob(f"{PREFIX}*"))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("launcher", "size"), [("python", 1), ("aiaccrun", 2)])
 def test_it_learns_and_asks_the_store_once(launcher, size):
     before = arenas()

@@ -73,7 +73,9 @@ def _every_distribution(solve, kinds, alike, apart, tokens):
         (CHOLESKY, 2, ["kaisa:0.5", "kaisa:1"]),
         (EIGH, 2, ["kaisa:0.5", "kaisa:1"]),
         (EIGH, 3, ["kaisa:0.3333", "kaisa:1"]),
-        (CHOLESKY, 4, ["kaisa:0.25", "kaisa:0.5", "kaisa:1"]),
+        pytest.param(
+            CHOLESKY, 4, ["kaisa:0.25", "kaisa:0.5", "kaisa:1"], marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_every_distribution_trains_as_one_process_does(solve, size, kinds):

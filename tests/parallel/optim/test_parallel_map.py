@@ -199,7 +199,7 @@ def _errors(rank):
     _check(tensors, _inverse, name="bad", divide=True)  # the job goes on
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_parallel_map(size):
     run_ranks(size, _maps)
 
