@@ -1,4 +1,4 @@
-"""Codecs as the core numbers them."""
+"""Codecs on the wire: bytes, what they are for, and their numbers in the core."""
 
 from __future__ import annotations
 
@@ -7,21 +7,60 @@ from pathlib import Path
 
 import pytest
 
-from aiacc.compression.codecs import (
-    KNOWN,
-    MOST_DENSITY,
-    Cast,
-    MSTopK,
-    PowerSGD,
-    Quantised,
-    RandomK,
-    Sparse,
-)
+from aiacc.compression.codecs import KNOWN, MOST_DENSITY, MSTopK, PowerSGD, parse
 from aiacc.compression.wire import is_coded, wire_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FORMATS = ROOT.joinpath("csrc/base/dtype.h").read_text().split("enum class WireFormat")[1]
 CODING = ROOT.joinpath("csrc/engines/coding.h").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "elements", "nbytes"),
+    [
+        ("none", 1000, 4000),
+        ("fp16", 1001, 2002),
+        ("bf16", 0, 0),
+        ("int8", 1024, 1024 + 4 * 4),
+        ("int8", 1025, 1025 + 4 * 5),
+        ("fp8:block=1024", 1025, 1025 + 4 * 2),
+        ("int4", 1025, 513 + 4 * 5),
+        ("int4:block=128", 0, 0),
+        ("mstopk", 1000, 8 * 10),
+        ("mstopk", 1001, 8 * 11),
+        ("topk:density=0.001", 1, 8),
+        ("randomk", 0, 0),
+        ("randomk", 1001, 4 * 11),
+        ("powersgd:rank=2", 10_000, 4 * 2 * 2 * 100),
+        ("powersgd", 4, 4 * 4),  # never more than all
+    ],
+)
+def test_bytes_on_the_wire(text, elements, nbytes):
+    assert parse(text).wire_bytes(elements) == nbytes
+
+
+def test_elements_that_no_codec_takes():
+    for codec in KNOWN.values():
+        with pytest.raises(ValueError, match=r"-1 elements \(expected 0 or more"):
+            codec.wire_bytes(-1)
+    assert parse("topk").kept(2**31 - 1) == 21474837
+
+
+@pytest.mark.parametrize(
+    ("shape", "takes"),
+    [
+        ((100, 100), True),
+        ((64, 8, 3, 3), True),  # 64 x 72
+        ((16, 16), False),
+        ((4, 100_000), False),
+        ((10_000,), False),
+        ((), False),
+        ((0, 1000), False),
+    ],
+)
+def test_powersgd_takes_what_it_halves(shape, takes):
+    assert PowerSGD().takes(shape) == takes
+    assert parse("int8").takes(shape)
 
 
 def _format(name):
@@ -30,50 +69,45 @@ def _format(name):
 
 
 def _flag(name):
-    """A constant of struct Coding."""
-    return 1 << int(re.search(rf"\b{name} = 1U << (\d+);", CODING)[1])
+    """A constant of struct Coding; "": none."""
+    return 1 << int(re.search(rf"\b{name} = 1U << (\d+);", CODING)[1]) if name else 0
 
 
 @pytest.mark.parametrize(
-    ("codec", "name"),
-    [("none", "kTensor"), ("fp16", "kFloat16"), ("bf16", "kBFloat16")],
+    ("text", "name", "number", "flag"),
+    [
+        ("none", "kTensor", 0, ""),
+        ("fp16", "kFloat16", 0, ""),
+        ("bf16", "kBFloat16", 0, ""),
+        *(
+            (f"{codec}:block={block}{chance}", name, block, "kStochastic" if chance else "")
+            for codec, name in (
+                ("int8", "kInt8Blocks"),
+                ("int4", "kInt4Blocks"),
+                ("fp8", "kFloat8Blocks"),
+            )
+            for block in (128, 256, 512, 1024)
+            for chance in ("", ",stochastic=true")
+        ),
+        ("mstopk:density=0.001", "kLargest", 1000, ""),
+        ("mstopk:density=0.001,mode=exact", "kLargest", 1000, "kExact"),
+        ("mstopk:density=0.001,mode=reference", "kLargest", 1000, "kReference"),
+        ("topk:density=0.001", "kLargest", 1000, "kExact"),
+        ("randomk:density=0.05", "kRandom", 50000, ""),
+        ("randomk:density=0.05,unbiased=true", "kRandom", 50000, "kUnbiased"),
+        # Densities are rounded up to millionths.
+        ("mstopk:density=1e-9", "kLargest", 1, ""),
+        ("mstopk:density=1e-6", "kLargest", 1, ""),
+        ("mstopk:density=1.1e-6", "kLargest", 2, ""),
+        ("mstopk:density=0.0123456", "kLargest", 12346, ""),
+        ("mstopk:density=0.1", "kLargest", 100000, ""),
+    ],
 )
-def test_casts_have_no_numbers(codec, name):
-    assert wire_of(Cast(codec)) == _format(name)
-    assert not is_coded(Cast(codec))
-
-
-@pytest.mark.parametrize(
-    ("codec", "name"),
-    [("int8", "kInt8Blocks"), ("int4", "kInt4Blocks"), ("fp8", "kFloat8Blocks")],
-)
-@pytest.mark.parametrize("block", [128, 256, 512, 1024])
-def test_blocks(codec, name, block):
-    nearest, chance = Quantised(codec, block), Quantised(codec, block, stochastic=True)
-    assert divmod(wire_of(nearest), 256) == (block, _format(name))
-    assert divmod(wire_of(chance), 256) == (block + _flag("kStochastic"), _format(name))
-    assert is_coded(nearest)
-
-
-def test_the_largest():
-    largest = _format("kLargest")
-    for mode, flag in {
-        "tracked": 0,
-        "exact": _flag("kExact"),
-        "reference": _flag("kReference"),
-    }.items():
-        wire = wire_of(MSTopK(density=0.001, mode=mode))
-        assert divmod(wire, 256) == (1000 + flag, largest)
-    assert wire_of(Sparse("topk", 0.001)) == wire_of(MSTopK(density=0.001, mode="exact"))
-    assert is_coded(MSTopK())
-
-
-@pytest.mark.parametrize(
-    ("density", "millionths"),
-    [(1e-9, 1), (1e-6, 1), (1.1e-6, 2), (0.0123456, 12346), (0.1, 100000)],
-)
-def test_densities_are_rounded_up_to_millionths(density, millionths):
-    assert wire_of(MSTopK(density=density)) // 256 == millionths
+def test_numbers_are_those_of_the_core(text, name, number, flag):
+    codec = parse(text)
+    assert divmod(wire_of(codec), 256) == (number + _flag(flag), _format(name))
+    assert wire_of(codec) < 2**31
+    assert is_coded(codec) == (number > 0)
 
 
 def test_densities_of_few_digits_are_sent_as_they_are_written():
@@ -86,17 +120,8 @@ def test_no_density_is_more_than_the_core_takes():
     assert wire_of(MSTopK(density=MOST_DENSITY)) // 256 == int(most.replace("'", ""))
 
 
-def test_random_ones():
-    for unbiased, flag in {False: 0, True: _flag("kUnbiased")}.items():
-        wire = wire_of(RandomK(density=0.05, unbiased=unbiased))
-        assert divmod(wire, 256) == (50000 + flag, _format("kRandom"))
-        assert wire < 2**31
-    assert is_coded(RandomK())
-
-
-def test_every_codec_but_powersgd_has_a_number_below_2_to_the_31():
+def test_every_codec_but_powersgd_has_a_number():
     wires = {name: wire_of(codec) for name, codec in KNOWN.items() if name != "powersgd"}
     assert len(set(wires.values())) == len(wires)
-    assert max(wires.values()) < 2**31
     with pytest.raises(ValueError, match=r"powersgd of an operation .*DistributedOptimizer"):
         wire_of(PowerSGD())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import aiacc.torch as hvd
-from aiacc.compression.codecs import BF16, MSTopK, Quantised, RandomK
+from aiacc.compression.codecs import BF16, MSTopK, Quantised
 from aiacc.compression.feedback import NoFeedback, Residual
 from aiacc.compression.policy import Policy
 from aiacc.compression.wire import wire_of
@@ -76,13 +76,6 @@ def test_what_stands_for_a_policy():
     assert feedback_of(Compression.int8).policy.keeps == NoFeedback()
     assert feedback_of(Compression.mstopk()).policy.keeps == Residual()
     assert feedback_of(TOPK).policy is TOPK
-
-
-def test_what_an_unbiased_codec_loses_is_not_kept():
-    assert Policy(RandomK(unbiased=True)).keeps == NoFeedback()
-    assert Policy(RandomK()).keeps == Residual()
-    with pytest.raises(ValueError, match=r"residual with randomk:unbiased=true \(expected"):
-        Policy(RandomK(unbiased=True), feedback=Residual())
 
 
 def test_patterns_that_match_no_parameter_are_said():

@@ -1,0 +1,236 @@
+"""Codecs, feedback and policies as users write them: read, spelled, and refused by name."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from aiacc.compression import codecs, feedback
+from aiacc.compression.codecs import (
+    BF16,
+    Cast,
+    MSTopK,
+    PowerSGD,
+    Quantised,
+    RandomK,
+    Sparse,
+    parse,
+)
+from aiacc.compression.compressor import ALLOWED, CodedCompressor, allowed_of, compressor_of
+from aiacc.compression.feedback import EF21, Momentum, NoFeedback, Residual
+from aiacc.compression.policy import Policy
+
+CODECS = {
+    "none": Cast("none"),
+    "fp16": Cast("fp16"),
+    "bf16": Cast("bf16"),
+    "int8": Quantised("int8"),
+    "int8:block=512": Quantised("int8", block=512),
+    "int4:block=128,stochastic=true": Quantised("int4", 128, stochastic=True),
+    "fp8": Quantised("fp8"),
+    "mstopk": MSTopK(),
+    "mstopk:density=0.001": MSTopK(density=0.001),
+    "mstopk:density=1e-05,mode=exact": MSTopK(density=1e-5, mode="exact"),
+    "topk:density=0.1": Sparse("topk", 0.1),
+    "randomk": RandomK(),
+    "powersgd": PowerSGD(),
+    "powersgd:rank=2": PowerSGD(rank=2),
+    "randomk:density=0.02,unbiased=true": RandomK(density=0.02, unbiased=True),
+}
+FEEDBACK = {
+    "none": NoFeedback(),
+    "residual": Residual(),
+    "residual:beta=0.9": Residual(0.9),
+    "momentum": Momentum(),
+    "momentum:momentum=0.5,masking=false": Momentum(0.5, masking=False),
+    "momentum:nesterov=true": Momentum(nesterov=True),
+    "ef21": EF21(),
+}
+
+
+@pytest.mark.parametrize(("module", "texts"), [(codecs, CODECS), (feedback, FEEDBACK)])
+def test_texts_there_and_back(module, texts):
+    for text, meant in texts.items():
+        assert module.parse(text) == meant
+        assert str(meant) == text
+    assert {name: str(one) for name, one in module.KNOWN.items()} == {n: n for n in module.KNOWN}
+
+
+def test_a_text_is_canonical():
+    assert str(parse(" int8:stochastic=false,block=256 ")) == "int8"
+    assert str(parse("int8:stochastic=true,block=512")) == "int8:block=512,stochastic=true"
+    assert str(parse("int8: block = 512, stochastic=true")) == "int8:block=512,stochastic=true"
+    assert str(Policy(MSTopK())) == "Policy(mstopk)"
+    policy = Policy(MSTopK(0.001), feedback=Momentum(0.5), exclude=("*.bias",), least_elements=1)
+    assert str(policy) == (
+        "Policy(mstopk:density=0.001, feedback=momentum:momentum=0.5, exclude=('*.bias',), "
+        "least_elements=1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "error"),
+    [
+        (parse, "int7", "codec 'int7' (expected one of none, fp16, bf16, int8"),
+        (parse, "", "codec '' (expected one of none"),
+        (parse, "none:block=256", "option 'block' (none takes none)"),
+        (parse, "int8:blocks=256", "option 'blocks' (expected block, stochastic)"),
+        (parse, "int8:name=fp8", "option 'name' (expected block, stochastic)"),
+        (parse, "int8:", "option '' (expected block, stochastic)"),
+        (parse, "int8:block=512:stochastic=true", "block=512:stochastic=true (expected a comma"),
+        (parse, "int8:block=256,block=512", "option 'block' comes twice"),
+        (parse, "int8:block=100", "block 100 of int8 (expected 128, 256, 512 or 1024"),
+        (parse, "int8:block=2048", "block 2048 of int8 (expected 128"),
+        (parse, "int8:block=2.5", "block=2.5 (expected a whole number)"),
+        (parse, "int8:stochastic=yes", "stochastic=yes (expected true or false)"),
+        (parse, "int8:stochastic", "stochastic= (expected true or false)"),
+        (parse, "mstopk:density=much", "density=much (expected a number)"),
+        (parse, "mstopk:density=0", "density 0.0 of mstopk (expected more than 0"),
+        (parse, "mstopk:density=nan", "density nan of mstopk (expected more than 0"),
+        (parse, "topk:density=0.11", "at most 0.1; to send more use none, bf16 or int8)"),
+        (parse, "topk:mode=exact", "option 'mode' (expected density)"),
+        (parse, "mstopk:mode=fast", "mode 'fast' of mstopk (expected one of tracked, exact, ref"),
+        (parse, "powersgd:rank=0", "rank 0 of powersgd (expected 1 or more"),
+        (Cast, "int8", "codec 'int8' (expected one of none, fp16, bf16 for"),
+        (Sparse, "mstopk", "codec 'mstopk' (expected one of topk for"),
+        (feedback.parse, "ef22", "feedback 'ef22' (expected one of none, residual, momentum, ef21"),
+        (feedback.parse, "ef21:beta=1", "option 'beta' (ef21 takes none"),
+        (feedback.parse, "residual:beta=0", "beta 0.0 of residual (expected more than 0 and at"),
+        (feedback.parse, "residual:beta=1.5", "at most 1; to forget what is lost use none)"),
+        (feedback.parse, "momentum:momentum=1", "momentum 1.0 (expected 0 or more and less than 1"),
+        (feedback.parse, "momentum:momentum=-1", "momentum -1.0 (expected 0 or more and less than"),
+        (feedback.parse, "momentum:masking=no", "masking=no (expected true or false"),
+        (allowed_of, "auto:", "compression='auto:': codec ''"),
+        (allowed_of, "auto:int9", "compression='auto:int9': codec 'int9'"),
+        (allowed_of, "auto:int9", "name codecs as in 'auto:bf16+int8'"),
+        (allowed_of, "auto:int8,bf16", "compression='auto:int8,bf16': codec 'int8,bf16'"),
+        (allowed_of, "auto:int8:bits=3", "'bits' (expected block"),
+        (allowed_of, "auto:powersgd", "compression='auto:powersgd' (expected codecs that the core"),
+        (allowed_of, "auto:int8+int8:block=512", "each codec once"),
+        (allowed_of, "auto:none", "besides none"),
+    ],
+)
+def test_bad_texts_are_named(read, text, error):
+    with pytest.raises(ValueError, match=re.escape(error)):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "error"),
+    [
+        (MSTopK, {"density": "0.01"}, r"density '0\.01' of mstopk .*float, such as 0\.01"),
+        (MSTopK, {"mode": None}, r"mode None of mstopk .*str, such as 'tracked'"),
+        (PowerSGD, {"rank": 2.5}, r"rank 2\.5 of powersgd .*int, such as 4"),
+        (Quantised, {"name": "int8", "block": 256.0}, r"block 256\.0 of int8"),
+        (Quantised, {"name": "int8", "stochastic": 1}, r"stochastic 1 of int8 .*bool"),
+        (Residual, {"beta": "x"}, r"beta 'x' of residual \(expected a number"),
+        (Residual, {"beta": True}, r"beta True of residual \(expected a number"),
+        (Momentum, {"momentum": "0.9"}, r"momentum '0\.9' of momentum \(expected a number"),
+        (Momentum, {"masking": "no"}, r"masking 'no' of momentum \(expected True or False"),
+        (Momentum, {"nesterov": 1}, r"nesterov 1 of momentum \(expected True or False"),
+        (Policy, {"codec": "int8"}, r"codec 'int8' of a policy .*codecs\.parse"),
+        (Policy, {"dense": "bf16"}, r"dense 'bf16' of a policy"),
+        (Policy, {"dense": Quantised("int8")}, r"dense Quantised.* of a policy .*bf16"),
+        (Policy, {"feedback": "ef21"}, r"feedback 'ef21' of a policy .*Residual"),
+        (Policy, {"dense_steps": 1.5}, r"dense_steps 1\.5 of a policy"),
+        (Policy, {"stages": None}, r"stages None of a policy"),
+        (Policy, {"dense_steps": True}, r"dense_steps True of a policy \(expected a whole numb"),
+        (Policy, {"least_elements": 1.5}, r"least_elements 1\.5 of a policy \(expected a whole"),
+        (Policy, {"first_density": "0.1"}, r"first_density '0\.1' of a policy \(expected a num"),
+        (Policy, {"exclude": "bias"}, r"exclude 'bias' \(expected a sequence .*\('bias',\)"),
+        (Policy, {"include": [1]}, r"include \[1\] \(expected a sequence .*\('\*\.embedding"),
+        (Policy, {"include": None}, r"include None \(expected a sequence of patterns"),
+        (Policy, {"least_elements": 0}, r"least_elements 0 \(expected 1 or more\)"),
+        (Policy, {"dense_steps": -1}, r"dense_steps -1 \(expected 0 or more\)"),
+        (Policy, {"stages": 0}, r"stages 0 \(expected 1 or more\)"),
+        (Policy, {"stage_steps": -1}, r"stage_steps -1 \(expected 0 or more\)"),
+        (Policy, {"first_density": 0.25}, r"first_density 0.25 \(expected more .* at most 0.1"),
+        (Policy, {"first_density": 0.002}, r"first_density 0.002 with mstopk \(expected its"),
+        (
+            Policy,
+            {"codec": Quantised("int8"), "feedback": Momentum()},
+            r"feedback momentum with int8 \(expected masking=False",
+        ),
+        (
+            Policy,
+            {"codec": RandomK(unbiased=True), "feedback": Residual()},
+            r"residual with randomk:unbiased=true \(expected none",
+        ),
+    ],
+)
+def test_arguments_that_nothing_takes_are_named(make, arguments, error):
+    codec = {"codec": MSTopK()} if make is Policy else {}
+    with pytest.raises((TypeError, ValueError), match=error) as refused:
+        make(**{**codec, **arguments})
+    of_type = make in (Residual, Momentum) or " of a policy" in error or "sequence" in error
+    assert refused.type is (TypeError if of_type else ValueError)
+
+
+def test_numbers_of_numpy_are_numbers():
+    for kind in (np.float16, np.float32, np.float64):
+        assert repr(Residual(kind(0.5))) == repr(Residual(0.5))
+        assert repr(Momentum(kind(0.5))) == repr(Momentum(0.5))
+        assert type(MSTopK(kind(0.0625)).density) is float
+        assert MSTopK(kind(0.0625)) == MSTopK(0.0625)
+    # In float32 this would be another number, and not what the core has.
+    single = np.float32(0.01)
+    assert MSTopK(single).kept(1 << 30) == math.ceil(float(single) * (1 << 30))
+    assert str(Quantised("int8", np.int64(512))) == "int8:block=512"
+    policy = Policy(
+        MSTopK(single),
+        least_elements=np.int64(500),
+        stages=np.int32(2),
+        first_density=np.float32(0.0625),
+    )
+    plain = Policy(MSTopK(float(single)), least_elements=500, stages=2, first_density=0.0625)
+    assert repr(policy) == repr(plain)
+
+
+# --- what an argument ``compression`` may be
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("auto", ALLOWED),
+        ("auto:bf16+int8", (BF16, Quantised("int8"))),
+        (
+            "auto:int8:block=512+mstopk:density=0.001,mode=exact",
+            (Quantised("int8", block=512), MSTopK(density=0.001, mode="exact")),
+        ),
+        ("auto:none+bf16", (BF16,)),
+        ("int8", None),
+        (BF16, None),
+        (None, None),
+    ],
+)
+def test_what_a_chooser_may_take(text, allowed):
+    assert allowed_of(text) == allowed
+
+
+class _Ours(CodedCompressor):
+    front_end = "ours"
+
+
+class _Theirs(CodedCompressor):
+    front_end = "theirs"
+
+
+class _Cast:
+    front_end = "theirs"
+
+    def compress(self, tensor):
+        return tensor, None
+
+    decompress = compress
+
+
+def test_one_of_another_front_end_is_named():
+    for compression, name in ((_Theirs(BF16), "bf16"), (_Cast, "_Cast")):
+        with pytest.raises(
+            ValueError, match=rf"compression={name} of aiacc\.theirs .*aiacc\.ours.*\"bf16\""
+        ):
+            compressor_of(compression, {}, _Ours)
+    ours = _Ours(BF16)
+    assert compressor_of(ours, {}, _Ours) is ours
