@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -36,32 +35,7 @@ TEST_P(FakeEngineTest, DoesEveryOperation) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, FakeEngineTest, testing::Values(1, 2, 3, 4));
-
-TEST(FakeEngineSplitTest, PartsOverlap) {
-  with_engines(3, [](int rank, Engine& engine) {
-    std::vector<std::unique_ptr<Engine>> parts;
-    if (rank < 2) {
-      parts.push_back(engine.split({0, 1}, 0));
-      check_every_operation(*parts.back(), 0, rank, 2);
-    }
-    if (rank > 0) {
-      parts.push_back(engine.split({1, 2}, 1));
-      check_every_operation(*parts.back(), 1, rank - 1, 2);
-    }
-    check_every_operation(engine, 0, rank, 3);
-  });
-}
-
-TEST(FakeEngineSplitTest, AbortEndsTheWaitForOthers) {
-  with_engines(2, [](int rank, Engine& engine) {
-    if (rank == 0) {
-      std::thread other([&] { engine.abort(Status(Code::kShutdown, "stop now")); });
-      EXPECT_THROW(engine.split({0, 1}, 0), Error);
-      other.join();
-    }
-  });
-}
+INSTANTIATE_TEST_SUITE_P(Sizes, FakeEngineTest, testing::Values(1, 3));
 
 TEST(FakeEngineOrderTest, PiecesThatDoNotFitAreAnError) {
   try {

@@ -324,16 +324,16 @@ void FakeCuda::fill_table() {
     return *blocks = 2, kCudaSuccess;
   };
   driver_.launch = [](CudaFunction function,
-                      unsigned blocks,
-                      unsigned blocks_y,
-                      unsigned blocks_z,
-                      unsigned threads,
-                      unsigned threads_y,
-                      unsigned threads_z,
-                      unsigned shared_bytes,
-                      CudaStream stream,
-                      void** arguments,
-                      void** extra) {
+                      auto blocks,
+                      auto blocks_y,
+                      auto blocks_z,
+                      auto threads,
+                      auto threads_y,
+                      auto threads_z,
+                      auto shared_bytes,
+                      auto stream,
+                      auto arguments,
+                      auto extra) {
     const auto& kernel = *reinterpret_cast<const Kernel*>(function);
     const bool fits = blocks > 0 && blocks_y == 1 && blocks_z == 1 && threads == kernel.threads &&
                       threads_y == 1 && threads_z == 1 && shared_bytes == 0 && extra == nullptr;
@@ -343,27 +343,8 @@ void FakeCuda::fill_table() {
     ++self().launches_;
     return self().enqueue(stream, kernel.launch(arguments[0], blocks));
   };
-  driver_.launch_cooperative = [](CudaFunction function,
-                                  unsigned blocks,
-                                  unsigned blocks_y,
-                                  unsigned blocks_z,
-                                  unsigned threads,
-                                  unsigned threads_y,
-                                  unsigned threads_z,
-                                  unsigned shared_bytes,
-                                  CudaStream stream,
-                                  void** arguments) {
-    return self().driver_.launch(function,
-                                 blocks,
-                                 blocks_y,
-                                 blocks_z,
-                                 threads,
-                                 threads_y,
-                                 threads_z,
-                                 shared_bytes,
-                                 stream,
-                                 arguments,
-                                 nullptr);
+  driver_.launch_cooperative = [](auto... arguments) {
+    return self().driver_.launch(arguments..., nullptr);
   };
 }
 

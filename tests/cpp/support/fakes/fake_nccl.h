@@ -77,8 +77,8 @@ class FakeNccl {
       std::size_t bytes;
       int peer;
     };
-    std::vector<Message> sends;
-    std::vector<Message> receives;
+    std::vector<Message> sends = {};
+    std::vector<Message> receives = {};
   };
   struct Meeting {
     std::vector<std::optional<Call>> calls;

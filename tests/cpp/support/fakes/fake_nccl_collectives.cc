@@ -251,24 +251,19 @@ void FakeNccl::fill_collectives() {
         return kNcclSuccess;
       };
   api_.destroy_op = [](NcclRedOp, NcclComm) { return kNcclSuccess; };
-  api_.all_reduce = [](const void* send,
-                       void* recv,
-                       std::size_t count,
-                       NcclDataType dtype,
-                       NcclRedOp op,
-                       NcclComm comm,
-                       CudaStream stream) {
-    return self().issue_reduction(
-        comm, stream, "all_reduce", {"", send, recv, count, dtype, op, 0, 1, {}, {}});
-  };
-  api_.all_reduce_config = [](const void* send,
-                              void* recv,
-                              std::size_t count,
-                              NcclDataType dtype,
-                              NcclRedOp op,
-                              NcclComm comm,
-                              CudaStream stream,
-                              const NcclCollConfig* config) {
+  api_.all_reduce =
+      [](auto send, auto recv, auto count, auto dtype, auto op, auto comm, auto stream) {
+        return self().issue_reduction(
+            comm, stream, "all_reduce", {"", send, recv, count, dtype, op});
+      };
+  api_.all_reduce_config = [](auto send,
+                              auto recv,
+                              auto count,
+                              auto dtype,
+                              auto op,
+                              auto comm,
+                              auto stream,
+                              auto config) {
     const char* algorithms = config->algorithms != nullptr ? config->algorithms : "any";
     {
       const std::lock_guard lock(self().mutex_);
@@ -277,69 +272,38 @@ void FakeNccl::fill_collectives() {
     return self().issue_reduction(comm,
                                   stream,
                                   std::string("all_reduce by ") + algorithms,
-                                  {"", send, recv, count, dtype, op, 0, 1, {}, {}});
+                                  {"", send, recv, count, dtype, op});
   };
-  api_.reduce_scatter = [](const void* send,
-                           void* recv,
-                           std::size_t count,
-                           NcclDataType dtype,
-                           NcclRedOp op,
-                           NcclComm comm,
-                           CudaStream stream) {
-    return self().issue_reduction(
-        comm, stream, "reduce_scatter", {"", send, recv, count, dtype, op, 0, 1, {}, {}});
-  };
-  api_.reduce = [](const void* send,
-                   void* recv,
-                   std::size_t count,
-                   NcclDataType dtype,
-                   NcclRedOp op,
-                   int root,
-                   NcclComm comm,
-                   CudaStream stream) {
-    return self().issue_reduction(comm,
-                                  stream,
-                                  "reduce to " + std::to_string(root),
-                                  {"", send, recv, count, dtype, op, root, 1, {}, {}});
-  };
-  api_.broadcast = [](const void* send,
-                      void* recv,
-                      std::size_t count,
-                      NcclDataType dtype,
-                      int root,
-                      NcclComm comm,
-                      CudaStream stream) {
-    const std::string what = "broadcast of " + std::to_string(count * nccl_size_of(dtype)) +
-                             " bytes from " + std::to_string(root);
-    return self().issue(comm, stream, {what, send, recv, count, dtype, kNcclSum, root, 1, {}, {}});
-  };
-  api_.all_gather = [](const void* send,
-                       void* recv,
-                       std::size_t count,
-                       NcclDataType dtype,
-                       NcclComm comm,
-                       CudaStream stream) {
+  api_.reduce_scatter =
+      [](auto send, auto recv, auto count, auto dtype, auto op, auto comm, auto stream) {
+        return self().issue_reduction(
+            comm, stream, "reduce_scatter", {"", send, recv, count, dtype, op});
+      };
+  api_.reduce =
+      [](auto send, auto recv, auto count, auto dtype, auto op, auto root, auto comm, auto stream) {
+        return self().issue_reduction(comm,
+                                      stream,
+                                      "reduce to " + std::to_string(root),
+                                      {"", send, recv, count, dtype, op, root});
+      };
+  api_.broadcast =
+      [](auto send, auto recv, auto count, auto dtype, auto root, auto comm, auto stream) {
+        const std::string what = "broadcast of " + std::to_string(count * nccl_size_of(dtype)) +
+                                 " bytes from " + std::to_string(root);
+        return self().issue(comm, stream, {what, send, recv, count, dtype, kNcclSum, root});
+      };
+  api_.all_gather = [](auto send, auto recv, auto count, auto dtype, auto comm, auto stream) {
     const std::string what =
         "all_gather of " + std::to_string(count * nccl_size_of(dtype)) + " bytes";
-    return self().issue(comm, stream, {what, send, recv, count, dtype, kNcclSum, 0, 1, {}, {}});
+    return self().issue(comm, stream, {what, send, recv, count, dtype});
   };
-  api_.send = [](const void* buffer,
-                 std::size_t count,
-                 NcclDataType dtype,
-                 int peer,
-                 NcclComm comm,
-                 CudaStream stream) {
+  api_.send = [](auto buffer, auto count, auto dtype, auto peer, auto comm, auto stream) {
     Call call;
     call.what = "messages";
     call.sends = {{const_cast<void*>(buffer), count * nccl_size_of(dtype), peer}};
     return self().issue(comm, stream, std::move(call));
   };
-  api_.receive = [](void* buffer,
-                    std::size_t count,
-                    NcclDataType dtype,
-                    int peer,
-                    NcclComm comm,
-                    CudaStream stream) {
+  api_.receive = [](auto buffer, auto count, auto dtype, auto peer, auto comm, auto stream) {
     Call call;
     call.what = "messages";
     call.receives = {{buffer, count * nccl_size_of(dtype), peer}};
