@@ -58,39 +58,34 @@ def sent_across(hosts, local, messages):
     return crossing / (hosts * local)
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize(("hosts", "local"), SHAPES)
-def test_bytes_across_hosts_by_counting_messages(hosts, local):
+def test_bytes_across_hosts_by_counting_messages(hosts, local, exchange):
     where, ranks = cluster(hosts, local), hosts * local
     pairs = [(one, other) for one in range(ranks) for other in range(ranks) if one != other]
     peers = [(one, other) for one, other in pairs if one % local == other % local]
+    flat = exchange == FLAT
+
+    def check(text, messages, **tolerance):
+        found = predict(parse(text), ELEMENTS, where, exchange=exchange)
+        expected = sent_across(hosts, local, messages)
+        assert found.across_bytes == pytest.approx(expected, **tolerance)
+
+    def sent(text):
+        return parse(text).wire_bytes(ELEMENTS if flat else ELEMENTS // local)
+
     for text in ("int8", "int4:block=128", "fp8:block=1024"):
-        codec = parse(text)
-        whole, shard = codec.wire_bytes(ELEMENTS), codec.wire_bytes(ELEMENTS // local)
         # Shards to their owners, and the sums from them: across hosts once for each rank there is.
-        numbers = [(one, other, whole / ranks) for one, other in pairs]
-        sums = [(one, other, whole / local / hosts) for one, other in peers]
-        found = predict(codec, ELEMENTS, where, exchange=FLAT)
-        assert found.across_bytes == pytest.approx(sent_across(hosts, local, numbers + sums))
-        both = [(one, other, shard / hosts) for one, other in peers] * 2
-        found = predict(codec, ELEMENTS, where, exchange=TWO_LEVEL)
-        assert found.across_bytes == pytest.approx(sent_across(hosts, local, both))
-    codec = parse("powersgd")
-    for exchange in EXCHANGES:
-        found = predict(codec, ELEMENTS, where, exchange=exchange)
-        parts = [(one, other, codec.wire_bytes(ELEMENTS) / ranks) for one, other in peers] * 2
-        assert found.across_bytes == pytest.approx(sent_across(hosts, local, parts))
-    codec = parse("randomk")
-    for exchange, elements in ((FLAT, ELEMENTS), (TWO_LEVEL, ELEMENTS // local)):
-        found = predict(codec, ELEMENTS, where, exchange=exchange)
-        parts = [(one, other, codec.wire_bytes(elements) / hosts) for one, other in peers] * 2
-        if exchange == FLAT:  # the ranks of a host have a part each
-            parts = [(one, other, nbytes / local) for one, other, nbytes in parts]
-        assert found.across_bytes == pytest.approx(sent_across(hosts, local, parts), rel=1e-3)
-    codec = parse("mstopk:density=0.005")
-    for exchange, elements in ((FLAT, ELEMENTS), (TWO_LEVEL, ELEMENTS // local)):
-        found = predict(codec, ELEMENTS, where, exchange=exchange)
-        gathered = [(one, other, codec.wire_bytes(elements)) for one, other in peers]
-        assert found.across_bytes == pytest.approx(sent_across(hosts, local, gathered))
+        to_owners = [(*pair, sent(text) / ranks) for pair in pairs]
+        of_a_shard = [(*pair, sent(text) / hosts) for pair in peers]
+        sums = [(*pair, sent(text) / local / hosts) for pair in peers]
+        check(text, to_owners + sums if flat else 2 * of_a_shard)
+    whole = parse("powersgd").wire_bytes(ELEMENTS)
+    check("powersgd", [(*pair, whole / ranks) for pair in peers] * 2)
+    # The ranks of a host have a part each.
+    part = sent("randomk") / hosts / (local if flat else 1)
+    check("randomk", [(*pair, part) for pair in peers] * 2, rel=1e-3)
+    check("mstopk:density=0.005", [(*pair, sent("mstopk:density=0.005")) for pair in peers])
 
 
 @pytest.mark.parametrize(("hosts", "local"), [(16, 1), (16, 8), (1000, 1)])
@@ -102,18 +97,13 @@ def test_pairs_beyond_the_break_even_density_cost_what_a_dense_all_reduce_does(h
         assert found == predict(NONE, ELEMENTS, where, exchange=exchange)
 
 
-@pytest.mark.parametrize("text", ["int8", "topk"])
-def test_exchanges_are_the_same_with_one_rank_on_each_host(text):
-    where = cluster(8, alpha=1e-5)
-    assert len({predict(parse(text), 1000, where, exchange=name) for name in EXCHANGES}) == 1
-
-
-def test_a_single_host_gains_nothing():
-    where = cluster(1, 8)
-    for text in ("bf16", "int8", "topk"):
-        found = predict(parse(text), ELEMENTS, where, Speeds(1e9, 1e9))
-        assert found.across_bytes == found.across_s == 0
-        assert found.seconds > predict(NONE, ELEMENTS, where).seconds
+@pytest.mark.parametrize("text", ["bf16", "int8", "topk"])
+def test_where_exchanges_are_the_same_and_nothing_is_gained(text):
+    codec, one_each, one_host = parse(text), cluster(8, alpha=1e-5), cluster(1, 8)
+    assert len({predict(codec, 1000, one_each, exchange=name) for name in EXCHANGES}) == 1
+    found = predict(codec, ELEMENTS, one_host, Speeds(1e9, 1e9))
+    assert found.across_bytes == found.across_s == 0
+    assert found.seconds > predict(NONE, ELEMENTS, one_host).seconds
 
 
 def test_coding_counts_what_is_read():
@@ -189,13 +179,14 @@ def test_a_codec_of_fewer_startups_and_more_bytes_pays_above_a_bandwidth():
         assert (sparse.seconds < dense.seconds) == pays
 
 
+PLAIN = Affine(1e-3, 1e-9)
+LEVELS = Hierarchical(Affine(1e-6, 1e-11), PLAIN, 4)
+
+
 def test_clusters_of_costs():
-    plain, levels = Affine(1e-3, 1e-9), Hierarchical(Affine(1e-6, 1e-11), Affine(1e-3, 1e-9), 4)
-    assert cluster_of(plain, 8) == Cluster(8, 1, plain)
-    assert cluster_of(levels, 8) == Cluster(2, 4, levels.between, levels.inside)
-    assert cluster_of(levels, 3) == Cluster(1, 3, levels.between, levels.inside)
-    with pytest.raises(ValueError, match=r"6 ranks on hosts of 4 \(expected a multiple of 4\)"):
-        cluster_of(levels, 6)
+    assert cluster_of(PLAIN, 8) == Cluster(8, 1, PLAIN)
+    assert cluster_of(LEVELS, 8) == Cluster(2, 4, LEVELS.between, LEVELS.inside)
+    assert cluster_of(LEVELS, 3) == Cluster(1, 3, LEVELS.between, LEVELS.inside)
 
 
 def test_flat_exchanges_are_the_sum_of_their_terms():
@@ -214,19 +205,24 @@ def test_flat_exchanges_are_the_sum_of_their_terms():
     assert found.coding_s == pytest.approx(4 * ELEMENTS * 33 / 32 / 2e9 + 2 * wire / 5e8)
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match=r"-1 elements \(expected 0 or more\)"):
-        predict(NONE, -1, cluster(2, 8))
-    with pytest.raises(ValueError, match=r"hosts 1 \(expected 2 or more"):
-        break_even_density(1)
-    with pytest.raises(ValueError, match=r"exchange 'ring' \(expected one of flat, two_level\)"):
-        predict(NONE, 1, cluster(2), exchange="ring")
-    with pytest.raises(ValueError, match=r"speeds of 0 and 1 bytes/s \(expected more than 0"):
-        Speeds(0, 1)
-    with pytest.raises(ValueError, match=r"0 hosts with 1 ranks \(expected 1 or more\)"):
-        Cluster(0, 1, Affine(0, 1))
-    with pytest.raises(ValueError, match=r"no costs inside hosts of 2 ranks \(expected a cost"):
-        Cluster(2, 2, Affine(0, 1))
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: predict(NONE, -1, cluster(2, 8)), r"-1 elements \(expected 0 or more\)"),
+        (lambda: break_even_density(1), r"hosts 1 \(expected 2 or more"),
+        (
+            lambda: predict(NONE, 1, cluster(2), exchange="ring"),
+            r"exchange 'ring' \(expected one of flat, two_level\)",
+        ),
+        (lambda: Speeds(0, 1), r"speeds of 0 and 1 bytes/s \(expected more than 0"),
+        (lambda: Cluster(0, 1, PLAIN), r"0 hosts with 1 ranks \(expected 1 or more\)"),
+        (lambda: Cluster(2, 2, PLAIN), r"no costs inside hosts of 2 ranks \(expected a cost"),
+        (lambda: cluster_of(LEVELS, 6), r"6 ranks on hosts of 4 \(expected a multiple of 4\)"),
+    ],
+)
+def test_bad_input_is_named(call, text):
+    with pytest.raises(ValueError, match=text):
+        call()
 
 
 def test_speeds_count_what_a_rank_reads_each_way():
