@@ -8,23 +8,13 @@ from aiacc.kfac import published
 from aiacc.kfac.costs import InversionTable, Polynomial, inversion_of
 from aiacc.run.plan import main
 
-
-def run(capsys, *arguments):
-    """Exit status, standard output and standard error."""
-    status = main(("simulate", *arguments))
-    output = capsys.readouterr()
-    return status, output.out, output.err
+KFAC = ("simulate", "resnet50", "--kfac")
 
 
-def rows_of(out):
-    return [line.split() for line in out.splitlines()[2:]]
-
-
-def test_the_published_cluster(capsys):
-    status, out, _ = run(capsys, "resnet50", "--kfac")
-    assert status == 0
+def test_the_published_cluster(plan):
+    out = plan.out(*KFAC)
     assert "simulated" in out.splitlines()[0]
-    rows = rows_of(out)
+    rows = plan.rows(*KFAC)
     assert [row[1] for row in rows] == ["D-KFAC", "MPD-KFAC", "SPD-KFAC", "ours"]
     for row, seconds in zip(rows, published.MEASURED["resnet50"].totals_s, strict=False):
         assert float(row[2]) == pytest.approx(seconds * 1e3, rel=0.1)
@@ -33,67 +23,60 @@ def test_the_published_cluster(capsys):
     assert float(rows[3][2]) < min(float(row[2]) for row in rows[:3])
 
 
-def test_parts_make_up_the_step(capsys):
-    _, out, _ = run(capsys, "resnet50", "--kfac")
-    for row in rows_of(out):
+def test_parts_make_up_the_step(plan):
+    for row in plan.rows(*KFAC):
         step, exposed, inverting, sending = map(float, row[2:6])
         assert step == pytest.approx(132.0 + 211.5 + exposed + inverting + sending, abs=0.3)
 
 
-def test_other_networks_and_numbers_of_ranks(capsys):
-    status, out, _ = run(
-        capsys, "resnet50", "--kfac", "--net", "alpha=30e-6,gbit=10", "--world", "1,4"
-    )
-    assert status == 0
-    rows = rows_of(out)
+def test_other_networks_and_numbers_of_ranks(plan):
+    out = plan.out(*KFAC, "--net", "alpha=30e-6,gbit=10", "--world", "1,4")
+    rows = [line.split() for line in out.splitlines()[2:]]
     assert [row[0] for row in rows] == ["1"] * 4 + ["4"] * 4
     assert len({row[2] for row in rows[:4]}) == 1  # nothing to distribute
     assert "published" not in out.splitlines()[1]
-    _, alone, _ = run(capsys, "resnet50", "--kfac", "--net", "a=1e-3,b=1e-9,world=4")
-    assert [row[0] for row in rows_of(alone)] == ["4"] * 4
+    alone = plan.rows(*KFAC, "--net", "a=1e-3,b=1e-9,world=4")
+    assert [row[0] for row in alone] == ["4"] * 4
 
 
-def test_nothing_is_hidden_without_overlap(capsys):
-    arguments = ("resnet50", "--kfac", "--net", "a=1e-3,b=1e-9,world=4")
-    exposed = [
-        float(rows_of(run(capsys, *arguments, "--overlap", share)[1])[2][3])
-        for share in ("0", "0.5", "1")
-    ]
+def test_nothing_is_hidden_without_overlap(plan):
+    arguments = (*KFAC, "--net", "a=1e-3,b=1e-9,world=4", "--overlap")
+    exposed = [float(plan.rows(*arguments, share)[2][3]) for share in ("0", "0.5", "1")]
     assert exposed == sorted(exposed, reverse=True)
     assert exposed[0] > exposed[2]
 
 
-def test_inversions_from_a_file(capsys, tmp_path):
-    path = tmp_path / "inversions.json"
-    path.write_text("[[64, 1e-4], [5000, 1e-4]]")
-    _, out, _ = run(capsys, "resnet50", "--kfac", "--inversion", str(path))
-    assert float(rows_of(out)[0][4]) == pytest.approx(108 * 0.1, abs=0.06)
+def test_inversions_from_a_file(plan):
+    path = plan.file("inversions.json", "[[64, 1e-4], [5000, 1e-4]]")
+    rows = plan.rows(*KFAC, "--inversion", path)
+    assert float(rows[0][4]) == pytest.approx(108 * 0.1, abs=0.06)
     assert inversion_of(str(path)) == InversionTable(((64, 1e-4), (5000, 1e-4)))
     assert inversion_of("c0=1e-4,c2=0,c3=1e-13") == Polynomial(1e-4, 0.0, 1e-13)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["vgg16", "--kfac"], "model 'vgg16' (expected one of resnet50, resnet152, densenet201"),
-        (["resnet50", "--kfac", "--world", "4"], "the published cluster has 64 ranks"),
-        (["resnet50", "--kfac", "--net", "a=1,b=1e-9"], "does not tell the number of ranks"),
-        (["resnet50", "--kfac", "--planner", "optimal"], "leave out --planner"),
-        (["resnet50", "--kfac", "--overlap", "2"], "overlap 2.0 (expected 0 to 1)"),
-        (["resnet50", "--kfac", "--inversion", "c0=1"], "c2 (expected c0, c2 and c3, once each)"),
-        (["resnet50", "--kfac", "--inversion", "c0=x"], "c0=x (expected a number"),
-        (["resnet50", "--kfac", "--inversion", "none"], "inversion 'none' (expected a file, or"),
-        (["resnet50", "--kfac", "--every", "10"], "--every 10 (expected two numbers, as in"),
-        (["resnet50", "--kfac", "--every", "10,5"], "the second a multiple of the first"),
-        (["resnet50", "--kfac", "--every", "0,5"], "--every 0,5 (expected two numbers >= 1"),
-        (["resnet50"], "--net is missing"),
-        (["resnet50", "--net", "10gbe-64", "--every", "1,1"], "--every has no meaning"),
-        (["resnet50", "--net", "10gbe-64", "--overlap", "1"], "--overlap has no meaning without"),
-        (["resnet50", "--net", "10gbe-64", "--inversion", "x"], "--inversion has no meaning"),
-    ],
-)
-def test_bad_input_is_named(capsys, arguments, text):
-    status, _, err = run(capsys, *arguments)
+#: (arguments of simulate, text of the error)
+REFUSED = [
+    ("vgg16 --kfac", "model 'vgg16' (expected one of resnet50, resnet152, densenet201"),
+    ("resnet50 --kfac --world 4", "the published cluster has 64 ranks"),
+    ("resnet50 --kfac --net a=1,b=1e-9", "does not tell the number of ranks"),
+    ("resnet50 --kfac --planner optimal", "leave out --planner"),
+    ("resnet50 --kfac --overlap 2", "overlap 2.0 (expected 0 to 1)"),
+    ("resnet50 --kfac --inversion c0=1", "c2 (expected c0, c2 and c3, once each)"),
+    ("resnet50 --kfac --inversion c0=x", "c0=x (expected a number"),
+    ("resnet50 --kfac --inversion none", "inversion 'none' (expected a file, or"),
+    ("resnet50 --kfac --every 10", "--every 10 (expected two numbers, as in"),
+    ("resnet50 --kfac --every 10,5", "the second a multiple of the first"),
+    ("resnet50 --kfac --every 0,5", "--every 0,5 (expected two numbers >= 1"),
+    ("resnet50", "--net is missing"),
+    ("resnet50 --net 10gbe-64 --every 1,1", "--every has no meaning"),
+    ("resnet50 --net 10gbe-64 --overlap 1", "--overlap has no meaning without"),
+    ("resnet50 --net 10gbe-64 --inversion x", "--inversion has no meaning"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), REFUSED)
+def test_bad_options_are_named(plan, arguments, text):
+    status, _, err = plan("simulate", *arguments.split())
     assert status == 2
     assert text in err
     assert len(err.splitlines()) == 1
@@ -108,9 +91,8 @@ def test_bad_input_is_named(capsys, arguments, text):
         ("[[64, -1]]", "-1.0 s for dimension 64"),
     ],
 )
-def test_bad_files_of_inversions_name_file_and_problem(tmp_path, text, problem):
-    path = tmp_path / "inversions.json"
-    path.write_text(text)
+def test_bad_files_of_inversions_name_file_and_problem(plan, text, problem):
+    path = plan.file("inversions.json", text)
     with pytest.raises(ValueError, match=problem) as raised:
         inversion_of(str(path))
     assert str(path) in str(raised.value)
@@ -126,12 +108,12 @@ def test_help_names_what_may_be_asked(capsys):
     assert "--inversion" in capsys.readouterr().out
 
 
-def test_rare_factors_and_inverses(capsys):
-    _, often, _ = run(capsys, "resnet50", "--kfac")
-    _, out, _ = run(capsys, "resnet50", "--kfac", "--every", "10,100")
+def test_rare_factors_and_inverses(plan):
+    out = plan.out(*KFAC, "--every", "10,100")
     assert "every 10 and inverses every 100 steps" in out
     assert "published" not in out.splitlines()[1]
-    for one, other in zip(rows_of(often), rows_of(out), strict=True):
+    rows = [line.split() for line in out.splitlines()[2:]]
+    for one, other in zip(plan.rows(*KFAC), rows, strict=True):
         assert float(other[4]) == pytest.approx(float(one[4]) / 100, abs=0.06)
         assert float(other[5]) == pytest.approx(float(one[5]) / 100, abs=0.06)
         # SGD's step and a tenth of what factors take, built and sent.
@@ -141,19 +123,17 @@ def test_rare_factors_and_inverses(capsys):
         assert float(other[2]) == pytest.approx(expected, abs=0.3)
 
 
-def test_a_timeline_of_ours(capsys, tmp_path):
-    path = tmp_path / "kfac.json"
-    _, out, _ = run(
-        capsys, "resnet50", "--kfac", "--net", "a=1e-3,b=1e-9,world=2", "--chrome", str(path)
-    )
+def test_a_timeline_of_ours(plan):
+    path = plan.folder / "kfac.json"
+    rows = plan.rows(*KFAC, "--net", "a=1e-3,b=1e-9,world=2", "--chrome", path)
     events = json.loads(path.read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["ph"] == "M"]
     assert sorted(names) == ["compute", "network", "rank 0", "rank 1"]
     end_us = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
-    assert end_us / 1e3 == pytest.approx(float(rows_of(out)[3][2]), abs=0.06)
+    assert end_us / 1e3 == pytest.approx(float(rows[3][2]), abs=0.06)
 
 
-def test_a_picture(capsys, tmp_path):
-    path = tmp_path / "kfac.svg"
-    assert run(capsys, "resnet50", "--kfac", "--plot", str(path))[0] == 0
+def test_a_picture(plan):
+    path = plan.folder / "kfac.svg"
+    plan.out(*KFAC, "--plot", path)
     assert "<svg" in path.read_text()
