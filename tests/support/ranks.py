@@ -31,12 +31,11 @@ from typing import Any, NamedTuple
 
 from aiacc.run.programs import mpi_launchers
 from tests.support.needed import missing
+from tests.support.programs import LIMIT_S, run_program
 from tests.support.rank_forks import ForkedRank, fork
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_TIMEOUT_S = 60.0
-#: For processes to start in.
-_START_S = 60.0
+DEFAULT_TIMEOUT_S = LIMIT_S
 
 #: Below those of the kernel: /proc/sys/net/ipv4/ip_local_port_range.
 _PORTS_FROM = 16000
@@ -157,29 +156,13 @@ def launch_command(launcher: str, size: int, program: list[str]) -> list[str]:
 
 
 def run_example(
-    launcher: str,
-    size: int,
-    example: str,
-    *options: str,
-    env: Mapping[str, str] | None = None,
-    timeout: float = 110,
+    launcher: str, size: int, example: str, *options: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a file of examples/, unchanged, with the aiacc that is installed.
-
-    For a longer ``timeout``, pytest's has to be longer, too.
-    """
+    """Run a file of examples/, unchanged, with the aiacc that is installed."""
     variables = rank_environment({"TF_CPP_MIN_LOG_LEVEL": "2", **(env or {})})
     variables.pop("PYTHONPATH")
     command = launch_command(launcher, size, [f"examples/{example}", *options])
-    return subprocess.run(
-        command,
-        env=variables,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return run_program(command, env=variables)
 
 
 def mpirun(flavour: str) -> list[str]:
@@ -254,7 +237,7 @@ class _Run:
 
     def results(self, timeout: float) -> list[Any]:
         everybody = set(range(self._size))
-        self._await(everybody, self._begun, max(timeout, _START_S))
+        self._await(everybody, self._begun, LIMIT_S)
         for rank in self._ranks.values():
             with contextlib.suppress(OSError):  # it has died; its end tells how
                 rank.connection.send(None)

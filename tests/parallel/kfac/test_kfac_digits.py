@@ -20,7 +20,7 @@ PLATEAU = 26.8
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("launcher", "size"), [("python", 1), ("aiaccrun", 2)])
 def test_second_order_steps_leave_the_plateau_first(launcher, size):
-    ended = run_example(launcher, size, "kfac_digits.py", "--steps", "160", timeout=290)
+    ended = run_example(launcher, size, "kfac_digits.py", "--steps", "160")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {name: (float(loss), int(ranks)) for name, loss, ranks in SUMMARY.findall(ended.stdout)}
     assert found.keys() == {"K-FAC", "Adam"}, ended.stdout + ended.stderr
