@@ -83,6 +83,11 @@ class AutoPlan:
         basics.at_init(self._restart)
         after_join(self._count_anew)
 
+    @property
+    def phase(self) -> str:
+        """What steps are for: "record", "visit", "watch", or "nothing"."""
+        return self._phase.__name__.lstrip("_")
+
     def step_done(self) -> None:
         """Note that gradients were reduced, which ends a step.
 

@@ -85,6 +85,17 @@ class DistributedOptimizerMixin(ReducingOptimizer):
         self._synchronized, self._settled = False, True
 
     @property
+    def buckets(self) -> list[list[str]]:
+        """Names of the gradients that are reduced as one operation each, in this step."""
+        names = [name for name, _ in self._reducer.named]
+        return [[names[index] for index in bucket.members] for bucket in self._reducer.buckets]
+
+    @property
+    def plan_phase(self) -> str:
+        """What ``plan="auto"`` does with steps now: "record", "visit", "watch" or "nothing"."""
+        return self._plan.phase if isinstance(self._plan, AutoPlan) else "nothing"
+
+    @property
     def unplanned(self) -> list[tuple[str, torch.Tensor]]:
         """Names and parameters, if each gradient is reduced by itself and nobody is to plan."""
         free = self._plan is None and self.feedback is None and self._reducer.single

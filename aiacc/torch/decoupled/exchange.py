@@ -108,6 +108,10 @@ class Exchange:
             bucket.scattered for bucket in self.buckets
         )
 
+    def names_of(self, bucket: Bucket) -> list[str]:
+        """Names of the parameters in ``bucket``."""
+        return [self.named[index][0] for index in bucket.members]
+
     def set_passes(self, passes: int) -> None:
         """Accumulate this many backward passes before a bucket is reduced.
 

@@ -45,6 +45,22 @@ class DecoupledDistributed(ReducingOptimizer):
     def _options(self) -> ReductionOptions:
         return self._setup.options
 
+    @property
+    def buckets(self) -> list[list[str]]:
+        """Names of the parameters that travel together, in the order of the forward pass."""
+        if self._exchange is None:
+            return []
+        return [self._exchange.names_of(bucket) for bucket in self._exchange.buckets]
+
+    @property
+    def awaited(self) -> list[str]:
+        """Names of the parameters that are under way: whoever uses one waits for its bucket."""
+        exchange = self._exchange
+        if exchange is None:
+            return []
+        under_way = [bucket for bucket in exchange.buckets if bucket.gathering]
+        return [name for bucket in under_way for name in exchange.names_of(bucket)]
+
     def synchronize(self) -> None:
         """Wait until this rank's part of the gradients is reduced, for example to unscale them.
 
